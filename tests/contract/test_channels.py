@@ -22,10 +22,8 @@ from tests.support.asking import (
     get,
     next_delivery,
     publish,
-    read_content,
 )
-from tests.support.peer import Peer
-from tests.support.raw import ConnectionEnded, RawClient, publish_frames
+from tests.support.raw import ConnectionEnded, RawClient, message, session
 
 PERSISTENT = properties.build({Property.DELIVERY_MODE: b"\x02"})
 MANDATORY, IMMEDIATE = 1, 2
@@ -33,7 +31,7 @@ MANDATORY, IMMEDIATE = 1, 2
 
 @pytest.fixture
 def client(either_url: str) -> Iterator[RawClient]:
-    with RawClient(either_url) as connected:
+    with session(either_url) as connected:
         connected.open(1)
         yield connected
 
@@ -54,14 +52,14 @@ def test_a_message_comes_out_as_it_went_in(client: RawClient, queue: bytes, size
     body = secrets.token_bytes(size)
     raw = properties.build({Property.MESSAGE_ID: b"m", Property.TYPE: b"t\xff"}, {b"key": b"\x00value"})
     publish(client, queue, body, properties=raw)
-    client.send(1, methods.BasicGet(queue).encode())
+    client.say(1, methods.BasicGet(queue).encode())
     method = methods.BasicGetOk.decode(client.read_method(1, methods.BasicGetOk.KEY))
     kind, _, header = client.read()
     assert (kind, content.header(header)) == (HEADER, (60, size, raw))
     assert (method.exchange, method.routing_key, method.redelivered, method.message_count) == (b"", queue, False, 0)
     found = b""
     while len(found) < size:
-        found += client.read()[2]
+        found += client.read().payload
     assert found == body
 
 
@@ -78,22 +76,22 @@ def test_an_empty_queue_gives_nothing(client: RawClient, queue: bytes) -> None:
 
 
 def test_a_publish_to_an_exchange_that_is_not_there_closes_the_channel(client: RawClient) -> None:
-    client.send_frames(publish_frames(1, "key", exchange="not-there"))
+    client.send_raw(message(1, b"key", exchange=b"not-there"))
     refusal = client.refused(1)
     assert (refusal.code, refusal.class_id, refusal.method_id) == (404, 60, 40)
 
 
 def test_what_is_sent_behind_an_exception_is_discarded_until_close_ok(client: RawClient, queue: bytes) -> None:
     """AMQP 0-9-1, 1.5.2.5: "after sending this method, any received methods except … MUST be discarded"."""
-    client.send_frames(publish_frames(1, "key", exchange="not-there"))
+    client.send_raw(message(1, b"key", exchange=b"not-there"))
     publish(client, queue, b"late")
-    client.send(1, methods.QueueDeclare(b"", exclusive=True).encode())
+    client.say(1, methods.QueueDeclare(b"", exclusive=True).encode())
     assert client.refused(1).code == 404
     assert declare(client, queue, passive=True).message_count == 0
 
 
 def test_immediate_is_not_implemented(client: RawClient, queue: bytes) -> None:
-    assert code_after(client, publish_frames(1, queue.decode(), flags=IMMEDIATE)) == 540
+    assert code_after(client, message(1, queue, flags=IMMEDIATE)) == 540
 
 
 @pytest.mark.parametrize("value", [b"-1", b"a", b"1.5", b"", b" 1"])
@@ -107,7 +105,7 @@ def test_a_publish_to_an_internal_exchange_is_refused(client: RawClient) -> None
     # auto-delete and internal: bits 2 and 3
     payload = methods.ExchangeDeclare.HEAD + b"\x00\x00" + put_short(name) + put_short(b"fanout")
     ask(client, 1, payload + b"\x0c" + put_long(b""), methods.ExchangeDeclareOk.KEY)
-    client.send_frames(publish_frames(1, "key", exchange=name.decode()))
+    client.send_raw(message(1, b"key", exchange=name))
     assert client.refused(1).code == 403
     ask(client, 1, _exchange_delete(name), methods.ExchangeDeleteOk.KEY)
 
@@ -126,12 +124,12 @@ def test_a_copy_goes_to_each_key_of_cc_and_bcc_and_bcc_is_not_seen(client: RawCl
     table = entry(b"CC", b"A", keys_in(second)) + entry(b"BCC", b"A", keys_in(third))
     publish(client, queue, b"copied", properties=properties.put(properties.EMPTY, Property.HEADERS, table))
     for name in (queue, second, third):
-        client.send(1, methods.BasicGet(name, no_ack=True).encode())
+        client.say(1, methods.BasicGet(name, no_ack=True).encode())
         client.read_method(1, methods.BasicGetOk.KEY)
-        raw = content.header(client.read()[2]).properties
+        raw = content.header(client.read().payload).properties
         assert properties.has_header(raw, b"CC")
         assert not properties.has_header(raw, b"BCC")
-        assert client.read()[2] == b"copied"
+        assert client.read().payload == b"copied"
 
 
 # -- frames that have no place -----------------------------------------------------------------------------------------
@@ -160,7 +158,7 @@ def test_a_method_on_a_channel_that_is_not_open_ends_the_connection(client: RawC
 
 
 def test_one_channel_too_many_ends_the_connection(either_url: str) -> None:
-    with Peer(either_url) as peer:
+    with RawClient(either_url) as peer:
         peer.log_in(channel_max=2)
         peer.open(1, 2)
         peer.say(3, methods.ChannelOpen().encode())
@@ -184,7 +182,7 @@ def test_what_is_requeued_comes_again_first_and_says_so(client: RawClient, queue
     publish(client, queue, b"1", b"2")
     got = get(client, queue)
     assert got is not None
-    client.send(1, methods.BasicNack(got[0].delivery_tag, requeue=True).encode())
+    client.say(1, methods.BasicNack(got[0].delivery_tag, requeue=True).encode())
     again = get(client, queue)
     assert again is not None
     assert (again[1], again[0].redelivered, again[0].delivery_tag) == (b"1", True, 2)
@@ -194,8 +192,8 @@ def test_acknowledged_messages_are_gone_and_the_others_return_with_the_channel(c
     publish(client, queue, b"1", b"2", b"3", b"4")
     for _ in range(4):
         get(client, queue)
-    client.send(1, methods.BasicAck(2, multiple=True).encode())
-    client.send(1, methods.BasicReject(4, requeue=False).encode())
+    client.say(1, methods.BasicAck(2, multiple=True).encode())
+    client.say(1, methods.BasicReject(4, requeue=False).encode())
     client.close_channel(1)
     client.open(1)
     got = get(client, queue)
@@ -241,7 +239,7 @@ def test_a_prefetch_holds_back_what_is_beyond_it(client: RawClient, queue: bytes
     consume(client, queue)
     assert [next_delivery(client)[1] for _ in range(2)] == [b"1", b"2"]
     assert declare(client, queue, passive=True).message_count == 2
-    client.send(1, methods.BasicAck(1).encode())
+    client.say(1, methods.BasicAck(1).encode())
     assert next_delivery(client)[1] == b"3"
 
 
@@ -255,7 +253,7 @@ def test_a_global_prefetch_is_shared_by_the_consumers_of_a_channel(client: RawCl
     assert next_delivery(client)[0].consumer_tag == b"a"
     fill(client, second, b"2")
     assert declare(client, second, passive=True).message_count == 1
-    client.send(1, methods.BasicAck(1).encode())
+    client.say(1, methods.BasicAck(1).encode())
     assert next_delivery(client)[0].consumer_tag == b"b"
 
 
@@ -263,7 +261,7 @@ def test_a_consumer_that_is_cancelled_gets_what_was_published_before(client: Raw
     consume(client, queue, b"high", arguments=entry(b"x-priority", b"I", b"\x00\x00\x00\x0a"))
     consume(client, queue, b"low")
     publish(client, queue, *(b"%d" % number for number in range(100)))
-    client.send(1, methods.BasicCancel(b"high").encode())
+    client.say(1, methods.BasicCancel(b"high").encode())
     assert {next_delivery(client)[0].consumer_tag for _ in range(100)} == {b"high"}
     client.read_method(1, methods.BasicCancelOk.KEY)
 
@@ -273,7 +271,7 @@ def test_a_consumer_that_comes_gets_nothing_published_before(client: RawClient, 
     consume(client, queue, b"low")
     publish(client, queue, b"1")
     high = entry(b"x-priority", b"I", b"\x00\x00\x00\x0a")
-    client.send(1, methods.BasicConsume(queue, b"high", no_wait=True, arguments=high).encode())
+    client.say(1, methods.BasicConsume(queue, b"high", no_wait=True, arguments=high).encode())
     assert next_delivery(client)[0].consumer_tag == b"low"
     publish(client, queue, b"2")
     assert next_delivery(client)[0].consumer_tag == b"high"
@@ -374,7 +372,7 @@ def test_without_one_an_empty_name_is_not_found(client: RawClient) -> None:
 def test_an_exclusive_queue_is_locked_for_others_and_goes_with_its_connection(
     client: RawClient, either_url: str, queue: bytes
 ) -> None:
-    with RawClient(either_url) as other:
+    with session(either_url) as other:
         other.open(1)
         assert other.refusal_of(1, methods.BasicGet(queue).encode()).code == 405
         client.close()
@@ -386,7 +384,7 @@ def test_purge_removes_what_is_ready(client: RawClient, queue: bytes) -> None:
     get(client, queue)
     answer = ask(client, 1, methods.QueuePurge(queue).encode(), methods.QueuePurgeOk.KEY)
     assert answer[4:] == b"\x00\x00\x00\x02"
-    client.send(1, methods.BasicNack(1).encode())
+    client.say(1, methods.BasicNack(1).encode())
     assert bodies(client, queue) == [b"1"]
 
 
@@ -418,18 +416,18 @@ def test_a_delete_that_is_conditional_spares_what_is_not_empty_or_in_use(client:
 
 def test_a_binding_routes_and_an_unbinding_does_not(client: RawClient, queue: bytes) -> None:
     ask(client, 1, methods.QueueBind(queue, b"amq.direct", queue).encode(), methods.QueueBindOk.KEY)
-    client.send_frames(publish_frames(1, queue.decode(), b"bound", exchange="amq.direct"))
+    client.send_raw(message(1, queue, b"bound", exchange=b"amq.direct"))
     assert bodies(client, queue) == [b"bound"]
     unbind = methods.QueueUnbind.HEAD + b"\x00\x00"
     unbind += put_short(queue) + put_short(b"amq.direct") + put_short(queue) + put_long(b"")
     ask(client, 1, unbind, methods.QueueUnbindOk.KEY)
-    client.send_frames(publish_frames(1, queue.decode(), b"unbound", exchange="amq.direct"))
+    client.send_raw(message(1, queue, b"unbound", exchange=b"amq.direct"))
     assert bodies(client, queue) == []
 
 
 def test_methods_without_answers_are_done_in_order_nevertheless(client: RawClient) -> None:
     name = f"silent-{secrets.token_hex(4)}".encode()
-    client.send(
+    client.say(
         1,
         methods.QueueDeclare(name, exclusive=True, no_wait=True).encode(),
         methods.BasicConsume(name, b"t", no_wait=True).encode(),
@@ -451,16 +449,16 @@ def test_publishes_are_confirmed(client: RawClient, queue: bytes) -> None:
 def test_an_unroutable_message_is_returned_and_then_confirmed(client: RawClient) -> None:
     """RabbitMQ, Confirms: "the basic.return is sent to the client before basic.ack"."""
     ask(client, 1, methods.ConfirmSelect().encode(), methods.ConfirmSelectOk.KEY)
-    client.send_frames(publish_frames(1, "nowhere", b"body", flags=MANDATORY))
+    client.send_raw(message(1, b"nowhere", b"body", flags=MANDATORY))
     back = methods.BasicReturn.decode(client.read_method(1))
     assert back == methods.BasicReturn(312, b"NO_ROUTE", b"", b"nowhere")
-    assert read_content(client, 1) == b"body"
+    assert client.read_content(1) == b"body"
     assert methods.BasicAck.decode(client.read_method(1, methods.BasicAck.KEY)).delivery_tag == 1
 
 
 def test_an_unroutable_message_that_nobody_misses_is_confirmed(client: RawClient) -> None:
     ask(client, 1, methods.ConfirmSelect().encode(), methods.ConfirmSelectOk.KEY)
-    client.send_frames(publish_frames(1, "nowhere", b"body"))
+    client.send_raw(message(1, b"nowhere", b"body"))
     assert methods.BasicAck.decode(client.read_method(1, methods.BasicAck.KEY)).delivery_tag == 1
 
 
@@ -506,10 +504,10 @@ def test_acknowledgements_count_when_they_are_committed(client: RawClient, queue
     ask(client, 2, methods.TxSelect().encode(), methods.TxSelectOk.KEY)
     assert get(client, queue, 2) is not None
     assert get(client, queue, 2) is not None
-    client.send(2, methods.BasicAck(1).encode())
+    client.say(2, methods.BasicAck(1).encode())
     ask(client, 2, methods.TxRollback().encode(), methods.TxRollbackOk.KEY)
     assert get(client, queue) is None
-    client.send(2, methods.BasicAck(1).encode())
+    client.say(2, methods.BasicAck(1).encode())
     ask(client, 2, methods.TxCommit().encode(), methods.TxCommitOk.KEY)
     client.close_channel(2)
     assert bodies(client, queue) == [b"2"]
@@ -520,7 +518,7 @@ def test_a_rejection_in_a_transaction_waits_for_its_commit(client: RawClient, qu
     client.open(2)
     ask(client, 2, methods.TxSelect().encode(), methods.TxSelectOk.KEY)
     get(client, queue, 2)
-    client.send(2, methods.BasicReject(1, requeue=True).encode())
+    client.say(2, methods.BasicReject(1, requeue=True).encode())
     assert get(client, queue) is None
     ask(client, 2, methods.TxCommit().encode(), methods.TxCommitOk.KEY)
     assert bodies(client, queue) == [b"1"]
@@ -532,17 +530,17 @@ def test_a_transaction_dies_with_its_channel(client: RawClient, queue: bytes) ->
     ask(client, 2, methods.TxSelect().encode(), methods.TxSelectOk.KEY)
     publish(client, queue, b"2", channel=2)
     get(client, queue, 2)
-    client.send(2, methods.BasicAck(1).encode())
+    client.say(2, methods.BasicAck(1).encode())
     client.close_channel(2)
     assert bodies(client, queue) == [b"1"]
 
 
 def test_an_unroutable_message_is_returned_at_the_commit(client: RawClient) -> None:
     ask(client, 1, methods.TxSelect().encode(), methods.TxSelectOk.KEY)
-    client.send_frames(publish_frames(1, "nowhere", b"body", flags=MANDATORY))
-    client.send(1, methods.TxCommit().encode())
+    client.send_raw(message(1, b"nowhere", b"body", flags=MANDATORY))
+    client.say(1, methods.TxCommit().encode())
     assert methods.BasicReturn.decode(client.read_method(1)).reply_code == 312
-    assert read_content(client, 1) == b"body"
+    assert client.read_content(1) == b"body"
     client.read_method(1, methods.TxCommitOk.KEY)
 
 
@@ -566,7 +564,7 @@ def test_transactions_and_confirms_exclude_each_other(client: RawClient) -> None
 
 def test_a_new_secret_is_taken(client: RawClient, queue: bytes) -> None:
     """RabbitMQ passes it to those who judge the login, which do not look at passwords again."""
-    client.send(0, methods.ConnectionUpdateSecret.HEAD + put_long(b"new") + put_short(b"renewed"))
+    client.say(0, methods.ConnectionUpdateSecret.HEAD + put_long(b"new") + put_short(b"renewed"))
     assert client.read_method(0, methods.ConnectionUpdateSecretOk.KEY)[4:] == b""
     assert declare(client, queue, passive=True).queue == queue
 
@@ -585,7 +583,7 @@ def test_what_was_sent_before_a_close_is_done(client: RawClient, either_url: str
     declare(client, name)
     publish(client, name, *(b"%d" % number for number in range(50)))
     client.close()
-    with RawClient(either_url) as other:
+    with session(either_url) as other:
         other.open(1)
         answer = ask(other, 1, methods.QueueDelete(name).encode(), methods.QueueDeleteOk.KEY)
         assert answer[4:] == b"\x00\x00\x00\x32"
@@ -594,21 +592,21 @@ def test_what_was_sent_before_a_close_is_done(client: RawClient, either_url: str
 def test_both_sides_may_close_a_channel_at_once(client: RawClient) -> None:
     """AMQP 0-9-1, 1.5.2.5: each side answers the other's close."""
     close = methods.ChannelClose(200, b"done").encode()
-    client.send(1, methods.BasicGet(b"not-there").encode(), close)
+    client.say(1, methods.BasicGet(b"not-there").encode(), close)
     client.read_method(1, methods.ChannelClose.KEY)
     client.read_method(1, methods.ChannelCloseOk.KEY)
-    client.send(1, methods.ChannelCloseOk().encode())  # a RabbitMQ that has read it may forget its own
+    client.say(1, methods.ChannelCloseOk().encode())  # a RabbitMQ that has read it may forget its own
     client.open(1)
 
 
 def test_a_wrong_password_is_refused(either_url: str) -> None:
     with pytest.raises(ConnectionEnded):
-        RawClient(either_url.replace("guest:guest", "guest:wrong"))
+        RawClient(either_url.replace("guest:guest", "guest:wrong")).log_in()
 
 
 def test_a_vhost_that_is_not_there_is_not_allowed(either_url: str) -> None:
     with pytest.raises(ConnectionEnded, match="530"):
-        RawClient(either_url[: either_url.rindex("/")] + "/not-there")
+        RawClient(either_url[: either_url.rindex("/")] + "/not-there").log_in()
 
 
 def test_frames_of_a_type_that_does_not_exist_end_the_connection(client: RawClient) -> None:

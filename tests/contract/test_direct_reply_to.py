@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from dtx.wire.amqp09 import content, methods, properties
+from dtx.wire.amqp09.frames import HEADER
 from dtx.wire.amqp09.properties import Property
 from tests.support.asking import (
     ask,
@@ -15,9 +16,8 @@ from tests.support.asking import (
     get,
     next_delivery,
     publish,
-    read_content,
 )
-from tests.support.raw import HEADER, RawClient, publish_frames
+from tests.support.raw import RawClient, message, session
 from tests.support.service import DtxService
 
 REPLY_TO = b"amq.rabbitmq.reply-to"
@@ -28,7 +28,7 @@ MANDATORY = 1
 @pytest.fixture
 def asker(either_url: str) -> Iterator[RawClient]:
     """A client whose channel 1 waits for replies."""
-    with RawClient(either_url) as client:
+    with session(either_url) as client:
         client.open(1)
         consume(client, REPLY_TO, b"replies", no_ack=True)
         yield client
@@ -37,7 +37,7 @@ def asker(either_url: str) -> Iterator[RawClient]:
 @pytest.fixture
 def answerer(either_url: str) -> Iterator[RawClient]:
     """Another client, which has the queue for questions."""
-    with RawClient(either_url) as client:
+    with session(either_url) as client:
         client.open(1)
         yield client
 
@@ -48,13 +48,13 @@ def question(asker: RawClient, answerer: RawClient) -> bytes:
     ask(asker, 1, methods.ConfirmSelect().encode(), methods.ConfirmSelectOk.KEY)
     publish(asker, queue, b"question", properties=ASKING)
     confirmed(asker, 1)
-    answerer.send(1, methods.BasicGet(queue, no_ack=True).encode())
+    answerer.say(1, methods.BasicGet(queue, no_ack=True).encode())
     answerer.read_method(1, methods.BasicGetOk.KEY)
-    kind, _, header = answerer.read()
-    assert kind == HEADER
-    view = properties.read(content.header(header).properties)
+    header = answerer.read()
+    assert header.key == HEADER
+    view = properties.read(content.header(header.payload).properties)
     assert view.correlation_id == b"7"
-    assert answerer.read()[2] == b"question"
+    assert answerer.read().payload == b"question"
     ask(answerer, 1, methods.QueueDelete(queue).encode(), methods.QueueDeleteOk.KEY)
     address = view.reply_to
     assert address is not None
@@ -77,7 +77,7 @@ def test_a_reply_is_not_a_routed_message(asker: RawClient, answerer: RawClient) 
     ask(answerer, 1, methods.ConfirmSelect().encode(), methods.ConfirmSelectOk.KEY)
     publish(answerer, address, b"reply", flags=MANDATORY)
     assert methods.BasicReturn.decode(answerer.read_method(1)) == (methods.BasicReturn(312, b"NO_ROUTE", b"", address))
-    assert read_content(answerer, 1) == b"reply"
+    assert answerer.read_content(1) == b"reply"
     confirmed(answerer, 1)
     assert next_delivery(asker)[1] == b"reply"
 
@@ -133,7 +133,7 @@ def test_a_channel_has_one_consumer_of_replies(asker: RawClient) -> None:
 
 def test_its_tag_is_used_once(standalone_service: DtxService) -> None:
     """basic.consume: "The client MUST NOT specify a tag that refers to an existing consumer"; RabbitMQ lets it."""
-    with RawClient(standalone_service.url()) as asker:
+    with session(standalone_service.url()) as asker:
         asker.open(1)
         consume(asker, REPLY_TO, b"replies", no_ack=True)
         assert (
@@ -147,6 +147,6 @@ def test_the_pseudo_queue_cannot_be_asked_for_a_message(asker: RawClient) -> Non
 
 def test_an_address_that_was_made_up_reaches_nobody(asker: RawClient, answerer: RawClient) -> None:
     queue = declare(answerer).queue
-    answerer.send_frames(publish_frames(1, REPLY_TO.decode() + ".made-up") + publish_frames(1, queue.decode()))
+    answerer.send_raw(message(1, REPLY_TO + b".made-up") + message(1, queue))
     assert get(answerer, queue) is not None
     ask(answerer, 1, methods.QueueDelete(queue).encode(), methods.QueueDeleteOk.KEY)

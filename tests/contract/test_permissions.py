@@ -12,9 +12,8 @@ from dtx.wire.amqp09 import methods, properties
 from dtx.wire.amqp09.frames import method_frame
 from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp09.tables import put_long, put_short
-from tests.support.peer import Peer
 from tests.support.processes import wait_until
-from tests.support.raw import ConnectionEnded, RawClient, publish_frames
+from tests.support.raw import ConnectionEnded, RawClient, message, session
 from tests.support.topology import table
 from tests.support.users import Users, outcome, refusal
 
@@ -124,10 +123,10 @@ OPERATIONS: Final = {
     "exchange.unbind": operation(exchange_bind(methods.ExchangeUnbind.KEY, DESTINATION, SOURCE), *LINKING),
     "exchange.delete": operation(exchange_delete(SOURCE), (CONFIGURE, SOURCE)),
     "exchange.delete of one that is not there": operation(exchange_delete(MISSING), (CONFIGURE, MISSING)),
-    "basic.publish": Operation(publish_frames(1, "key", exchange="p-source"), frozenset([(WRITE, SOURCE)])),
-    "basic.publish to the default exchange": Operation(publish_frames(1, "p-queue"), frozenset([(WRITE, DEFAULT)])),
+    "basic.publish": Operation(message(1, b"key", exchange=b"p-source"), frozenset([(WRITE, SOURCE)])),
+    "basic.publish to the default exchange": Operation(message(1, b"p-queue"), frozenset([(WRITE, DEFAULT)])),
     "basic.publish to an exchange that is not there": Operation(
-        publish_frames(1, "key", exchange="p-missing"), frozenset([(WRITE, MISSING)]), 404
+        message(1, b"key", exchange=b"p-missing"), frozenset([(WRITE, MISSING)]), 404
     ),
     "basic.consume": operation(methods.BasicConsume(QUEUE, b"tag").encode(), (READ, QUEUE)),
     "basic.consume from a queue that is not there": operation(
@@ -144,7 +143,7 @@ class Stage:
     """The exchanges and queues of the operations, as guest sets them up anew for each."""
 
     def __init__(self, users: Users) -> None:
-        self._guest = RawClient(users.url())
+        self._guest = RawClient(users.url()).log_in()
         self._guest.open(1)
 
     def close(self) -> None:
@@ -167,7 +166,7 @@ class Stage:
         self._ask(methods.QueueDeclare(QUEUE_WITH_LETTERS, arguments=DEAD).encode())
 
     def _ask(self, payload: bytes) -> None:
-        self._guest.send(1, payload)
+        self._guest.say(1, payload)
         assert not self._guest.next_method(1).startswith(methods.ChannelClose.HEAD)
 
 
@@ -193,7 +192,7 @@ def test_an_operation_needs_its_permissions_and_no_others(users: Users, alice: s
         stage.set()
         for missing in [*each.needs, None]:
             users.permit(alice, **patterns(each.needs - {missing}))
-            with RawClient(users.url(alice)) as client:
+            with session(users.url(alice)) as client:
                 code = outcome(client, each.frames)
             if code != (each.code if missing is None else 403):
                 differences.append((name, missing, code))
@@ -203,7 +202,7 @@ def test_an_operation_needs_its_permissions_and_no_others(users: Users, alice: s
 # -- what nobody may, whatever the permissions -------------------------------------------------------------------------
 
 NOBODYS: Final = {
-    "publish to an internal exchange": publish_frames(1, "key", exchange="p-internal"),
+    "publish to an internal exchange": message(1, b"key", exchange=b"p-internal"),
     "declare the default exchange": method_frame(1, exchange_declare(b"")),
     "delete the default exchange": method_frame(1, exchange_delete(b"")),
     "bind to the default exchange": methods.QueueBind(QUEUE, b"", b"key").frame(1),
@@ -218,7 +217,7 @@ NOBODYS: Final = {
 
 def test_what_is_the_servers_own_is_refused_to_everybody(users: Users, alice: str, stage: Stage) -> None:
     stage.set()
-    with RawClient(users.url(alice)) as client:
+    with session(users.url(alice)) as client:
         codes = {name: outcome(client, frames) for name, frames in NOBODYS.items()}
     assert codes == dict.fromkeys(NOBODYS, 403)
 
@@ -239,16 +238,16 @@ def test_a_message_says_who_published_it_or_nothing(users: Users, said: str, tag
     users.add(name, *tags)
     users.permit(name)
     raw = properties.build({Property.USER_ID: said.replace("alice", name).encode()})
-    with RawClient(users.url(name)) as client:
-        assert outcome(client, publish_frames(1, "nowhere", properties=raw)) == code
+    with session(users.url(name)) as client:
+        assert outcome(client, message(1, b"nowhere", properties=raw)) == code
     users.remove(name)
 
 
 def test_a_refusal_names_the_default_exchange_as_patterns_have_to(users: Users, alice: str) -> None:
     """RabbitMQ, Access Control: "the default exchange … is amq.default"; a pattern for no name at all would not do."""
     users.permit(alice, write="^other$")
-    with RawClient(users.url(alice)) as client:
-        close = refusal(client, publish_frames(1, "nowhere"))
+    with session(users.url(alice)) as client:
+        close = refusal(client, message(1, b"nowhere"))
     assert close is not None
     assert close.reply_code == 403
     assert "access to exchange 'amq.default' in vhost '/' refused for user" in close.reply_text.decode()
@@ -261,7 +260,7 @@ TELL_ME: Final = table({"capabilities": {"authentication_failure_close": True}})
 
 def refused_login(url: str) -> methods.ConnectionClose:
     """How a client is refused that wants to hear of it."""
-    with Peer(url) as peer:
+    with RawClient(url) as peer:
         peer.begin()
         peer.say(0, peer.start_ok(properties=TELL_ME))
         end = peer.end()
@@ -278,7 +277,7 @@ def test_a_wrong_password_is_told_to_who_wants_to_hear_it(users: Users, alice: s
 
 
 def test_who_does_not_is_cut_off(users: Users, alice: str) -> None:
-    with Peer(users.url(alice, "wrong")) as peer:
+    with RawClient(users.url(alice, "wrong")) as peer:
         peer.begin()
         peer.say(0, peer.start_ok())
         assert peer.end() is None
@@ -294,7 +293,7 @@ def test_logins_are_read_alike(users: Users, alice: str) -> None:
     )
     welcome = []
     for mechanism, response in responses:
-        with Peer(users.url()) as peer:
+        with RawClient(users.url()) as peer:
             peer.begin()
             peer.say(0, peer.start_ok(mechanism, response, TELL_ME))
             frame = peer.frame()
@@ -305,28 +304,28 @@ def test_logins_are_read_alike(users: Users, alice: str) -> None:
 def test_a_vhost_is_entered_with_a_permission_only(users: Users, alice: str) -> None:
     """AMQP 0-9-1, connection.open: "the server MUST check that the client has permission"."""
     with pytest.raises(ConnectionEnded, match=r"^530"):
-        RawClient(users.url(alice, vhost="nowhere"))
+        RawClient(users.url(alice, vhost="nowhere")).log_in()
     users.permit(alice, configure="", write="", read="")
-    RawClient(users.url(alice)).close()
+    RawClient(users.url(alice)).log_in().close()
     users.revoke(alice)
     with pytest.raises(ConnectionEnded, match=r"^530"):
-        RawClient(users.url(alice))
+        RawClient(users.url(alice)).log_in()
 
 
 # -- changes while somebody is connected -------------------------------------------------------------------------------
 
 
 def test_a_renewed_password_counts_for_the_next_login_and_cuts_nobody(users: Users, alice: str) -> None:
-    with RawClient(users.url(alice)) as client:
+    with session(users.url(alice)) as client:
         users.renew(alice, "new")
         assert refused_login(users.url(alice, alice)).reply_code == 403
-        RawClient(users.url(alice, "new")).close()
-        assert outcome(client, publish_frames(1, "nowhere")) == 0
+        RawClient(users.url(alice, "new")).log_in().close()
+        assert outcome(client, message(1, b"nowhere")) == 0
 
 
 def test_a_permission_that_is_taken_away_is_missed_soon(users: Users, alice: str) -> None:
-    with RawClient(users.url(alice)) as client:
-        publish = publish_frames(1, "nowhere")
+    with session(users.url(alice)) as client:
+        publish = message(1, b"nowhere")
         assert outcome(client, publish) == 0
         users.permit(alice, write="")
         wait_until(lambda: outcome(client, publish) == 403, what="the refusal")
@@ -339,7 +338,7 @@ def test_a_user_that_is_removed_is_disconnected(users: Users) -> None:
     name = f"alice-{secrets.token_hex(4)}"
     users.add(name)
     users.permit(name)
-    with Peer(users.url(name)) as peer:
+    with RawClient(users.url(name)) as peer:
         peer.log_in()
         users.remove(name)
         end = peer.end()

@@ -11,7 +11,7 @@ from dtx.wire.amqp09.frames import method_frame
 from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp09.tables import put_long, put_short
 from tests.support.processes import wait_until
-from tests.support.raw import RawClient, publish_frames
+from tests.support.raw import message, session
 from tests.support.topology import table
 from tests.support.users import Users, outcome, refusal
 
@@ -21,7 +21,7 @@ KEYS: Final = ("", "a", "a.b", "b", "c.d.b", "#", "*", "a.*", "x")
 
 
 def publish(key: str, exchange: str = TOPIC, raw: bytes = b"\x00\x00") -> bytes:
-    return publish_frames(1, key, exchange=exchange, properties=raw)
+    return message(1, key.encode(), exchange=exchange.encode(), properties=raw)
 
 
 def unbind(queue: str, exchange: str, key: str) -> bytes:
@@ -42,17 +42,17 @@ def link(key: int, destination: str, source: str, routing_key: str) -> bytes:
 def queue(users: Users, alice: str) -> Iterator[str]:
     """One that goes with its connection."""
     name = f"topics-{secrets.token_hex(4)}"
-    with RawClient(users.url(alice)) as client:
+    with session(users.url(alice)) as client:
         client.open(1)
-        client.send(1, methods.QueueDeclare(name.encode()).encode())
+        client.say(1, methods.QueueDeclare(name.encode()).encode())
         client.read_method(1, methods.QueueDeclareOk.KEY)
         yield name
-        client.send(1, methods.QueueDelete(name.encode()).encode())
+        client.say(1, methods.QueueDelete(name.encode()).encode())
         client.read_method(1, methods.QueueDeleteOk.KEY)
 
 
 def codes(users: Users, alice: str, *frames: bytes) -> list[int]:
-    with RawClient(users.url(alice)) as client:
+    with session(users.url(alice)) as client:
         return [outcome(client, each) for each in frames]
 
 
@@ -88,7 +88,7 @@ def test_a_pattern_is_searched_in_the_routing_key(users: Users, alice: str, queu
         for permission in ("write", "read"):
             others = {"write": "", "read": ""} | {permission: pattern}
             users.permit_topic(alice, TOPIC, **others)
-            with RawClient(users.url(alice)) as client:
+            with session(users.url(alice)) as client:
                 for key in KEYS:
                     frames = publish(key) if permission == "write" else bind(queue, TOPIC, key)
                     code = outcome(client, frames)
@@ -146,7 +146,7 @@ def test_other_recipients_are_not_judged(users: Users, alice: str) -> None:
 def test_a_refusal_names_the_topic(users: Users, alice: str) -> None:
     users.permit_topic(alice, TOPIC, write="", read="")
     operations = {"a.b": publish("a.b"), "k": link(methods.ExchangeBind.KEY, "amq.fanout", TOPIC, "k")}
-    with RawClient(users.url(alice)) as client:
+    with session(users.url(alice)) as client:
         for key, frames in operations.items():
             close = refusal(client, frames)
             assert close is not None
@@ -156,7 +156,7 @@ def test_a_refusal_names_the_topic(users: Users, alice: str) -> None:
 
 
 def test_a_topic_permission_counts_for_open_connections_and_is_lifted(users: Users, alice: str) -> None:
-    with RawClient(users.url(alice)) as client:
+    with session(users.url(alice)) as client:
         assert outcome(client, publish("a")) == 0
         users.permit_topic(alice, TOPIC, write="^b", read="")
         wait_until(lambda: outcome(client, publish("a")) == 403, what="the refusal")

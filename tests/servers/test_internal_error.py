@@ -24,7 +24,7 @@ from tests.support.broker import MODES, Broker, Mode, StandaloneBroker
 from tests.support.client import bodies, fresh_queue, new_xid
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitNode
-from tests.support.raw import RawClient
+from tests.support.raw import RawClient, session
 from tests.support.seed import heuristic, seed
 from tests.support.service import DtxService
 
@@ -80,7 +80,7 @@ def test_an_error_is_541_and_the_branch_stays_as_it_was(
     specified Xid may or may not have been prepared".
     """
     prepare, commit, one_phase, rollback, consumed, unknown = (new_xid() for _ in range(6))
-    with RawClient(own_service.url()) as client:
+    with session(own_service.url()) as client:
         client.open(1, select=True)
         client.publish(1, own_queue, b"consumed")
         client.ask(1, DtxStart(xid=consumed))
@@ -104,7 +104,7 @@ def test_an_error_is_541_and_the_branch_stays_as_it_was(
         ]
         for channel, (call, _) in enumerate(calls, 10):
             client.open(channel)
-            client.send(channel, call.encode())
+            client.say(channel, call.encode())
         for channel, (call, method) in enumerate(calls, 10):
             refusal = client.refused(channel)
             assert (refusal.code, refusal.class_id, refusal.method_id) == (541, 105, method), call
@@ -131,7 +131,7 @@ def test_an_error_is_541_and_the_branch_stays_as_it_was(
 def _insist(client: RawClient, call: DtxCall) -> object:
     """Ask again as long as the answer is 541; the flag, or 404 with "completed" or 503 where it was done before."""
     while True:
-        client.send(2, call.encode())
+        client.say(2, call.encode())
         payload = client.next_method(2)
         client.unread(2, payload)
         if payload[:4] != b"\x00\x14\x00\x28":

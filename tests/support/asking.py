@@ -2,9 +2,9 @@
 
 from typing import Any, Final
 
-from dtx.wire.amqp09 import content, methods
-from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
-from tests.support.raw import ConnectionEnded, RawClient, publish_frames
+from dtx.wire.amqp09 import methods
+from dtx.wire.amqp09.frames import method_frame
+from tests.support.raw import ConnectionEnded, RawClient, message
 
 FILLING: Final = 100
 """The channel of :func:`fill`."""
@@ -12,7 +12,7 @@ FILLING: Final = 100
 
 def ask(client: RawClient, channel: int, payload: bytes, answer: int) -> bytes:
     """Send a method, and return its answer."""
-    client.send(channel, payload)
+    client.say(channel, payload)
     return client.read_method(channel, answer)
 
 
@@ -25,8 +25,8 @@ def declare(client: RawClient, name: bytes = b"", *, channel: int = 1, **options
 
 def publish(client: RawClient, queue: bytes, *bodies: bytes, channel: int = 1, **options: Any) -> None:
     """Publish through the default exchange."""
-    frames = [publish_frames(channel, queue.decode(), body, **options) for body in bodies]
-    client.send_frames(b"".join(frames))
+    frames = [message(channel, queue, body, **options) for body in bodies]
+    client.send_raw(b"".join(frames))
 
 
 def fill(client: RawClient, queue: bytes, *bodies: bytes) -> None:
@@ -52,36 +52,21 @@ def confirmed(client: RawClient, count: int, channel: int = 1) -> int:
     return frames
 
 
-def read_content(client: RawClient, channel: int) -> bytes:
-    """The body of the content that comes next."""
-    left, body = -1, b""
-    while left:
-        kind, number, payload = client.read()
-        assert number == channel
-        if kind == HEADER:
-            left = content.header(payload).body_size
-        else:
-            assert kind == BODY
-            body += payload
-            left -= len(payload)
-    return body
-
-
 def next_delivery(client: RawClient, channel: int = 1) -> tuple[methods.BasicDeliver, bytes]:
     """The delivery that comes next, and its body."""
     method = methods.BasicDeliver.decode(client.read_method(channel, methods.BasicDeliver.KEY))
-    return method, read_content(client, channel)
+    return method, client.read_content(channel)
 
 
 def get(
     client: RawClient, queue: bytes, channel: int = 1, *, no_ack: bool = False
 ) -> tuple[methods.BasicGetOk, bytes] | None:
     """basic.get; ``None`` where the queue is empty."""
-    client.send(channel, methods.BasicGet(queue, no_ack).encode())
+    client.say(channel, methods.BasicGet(queue, no_ack).encode())
     payload = client.read_method(channel, methods.BasicGetOk.KEY, methods.BasicGetEmpty.KEY)
     if payload[:4] == methods.BasicGetEmpty.HEAD:
         return None
-    return methods.BasicGetOk.decode(payload), read_content(client, channel)
+    return methods.BasicGetOk.decode(payload), client.read_content(channel)
 
 
 def bodies(client: RawClient, queue: bytes) -> list[bytes]:
@@ -99,7 +84,7 @@ def code_of_end(client: RawClient, *payloads: bytes, channel: int = 1) -> int:
 
 def code_after(client: RawClient, frames: bytes) -> int:
     """Send frames that end the connection; the reply code."""
-    client.send_frames(frames)
+    client.send_raw(frames)
     try:
         while True:
             client.read()

@@ -27,7 +27,7 @@ from pika import spec
 from dtx.client.pika_methods import DtxCoordination, DtxDemarcation
 from dtx.wire.amqp09.frames import BODY, HEADER, HEARTBEAT, METHOD
 from tests.support.client import new_xid
-from tests.support.peer import Frame, Peer
+from tests.support.raw import Frame, RawClient
 
 _CLASSES: Final[list[Any]] = [
     method
@@ -156,7 +156,7 @@ class Conversation:
         split: how what is sent becomes packets.
     """
 
-    def __init__(self, peer: Peer, split: Split) -> None:
+    def __init__(self, peer: RawClient, split: Split) -> None:
         self._peer = peer
         self._split = split
         self._names = Names()
@@ -177,7 +177,7 @@ class Conversation:
     def _send(self, data: bytes) -> None:
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):  # what comes back tells
             for piece in self._split(data):
-                self._peer.send(piece)
+                self._peer.send_raw(piece)
 
     def _hear(self, line: Line) -> None:
         if line.words == ["end"]:

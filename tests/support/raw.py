@@ -1,16 +1,32 @@
-"""A client of AMQP 0-9-1 that hides nothing: every frame as it comes, every channel exception as a value."""
+"""A client of AMQP 0-9-1 that hides nothing and may say anything.
+
+The engine of dtx opens and closes the connection. Between, and instead of that, frames come and go as they are: in any
+order, malformed, the handshake step by step or not at all.
+"""
 
 import contextlib
 import socket
+import ssl
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.frames import METHOD, body_frames, header_frame, method_frame
+from dtx.wire.amqp09 import content, handshake, methods
+from dtx.wire.amqp09.codec import Method
+from dtx.wire.amqp09.connection import ConnectionEngine
+from dtx.wire.amqp09.events import (
+    ConnectionClosed,
+    ConnectionClosing,
+    ConnectionOpened,
+    EngineEvent,
+    ServerStarted,
+    TuneReceived,
+)
+from dtx.wire.amqp09.frames import BODY, FRAME_END, HEADER, HEARTBEAT, METHOD, OVERHEAD, method_frame
 from dtx.wire.amqp09.methods import (
     DtxCall,
     DtxEnd,
@@ -24,14 +40,57 @@ from dtx.wire.amqp09.methods import (
     DtxSetTimeoutOk,
     DtxStart,
 )
+from dtx.wire.amqp09.settings import End, EngineSettings
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 
-HEADER: Final = 2
-HEARTBEAT: Final = 8
-FRAME_END: Final = 0xCE
+NO_PROPERTIES: Final = b"\x00\x00"
+FRAME_MAX: Final = 131_072
+_READ_SIZE: Final = 65_536
 PATIENCE: Final = 30.0
 """Seconds for an answer: a test that waits longer has failed."""
+E = TypeVar("E", bound=EngineEvent)
+
+
+class Frame(NamedTuple):
+    """One frame. ``key``: class << 16 | method, or the frame's type."""
+
+    key: int
+    channel: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where to connect, as which user; picklable."""
+
+    host: str
+    port: int
+    user: str
+    password: str
+    vhost: str
+
+    @classmethod
+    def of(cls, url: str) -> Self:
+        """Read ``amqp://user:password@host:port/vhost``."""
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        user, password = (unquote("guest" if word is None else word) for word in (parts.username, parts.password))
+        vhost = unquote(parts.path[1:]) or "/"
+        return cls(host=parts.hostname, port=parts.port or 5672, user=user, password=password, vhost=vhost)
+
+    def start_ok(
+        self, mechanism: bytes = handshake.PLAIN, response: bytes | None = None, properties: bytes = b""
+    ) -> methods.ConnectionStartOk:
+        """connection.start-ok."""
+        if response is None:
+            response = handshake.plain(self.user.encode(), self.password.encode())
+        return methods.ConnectionStartOk(properties, mechanism, response, b"en_US")
+
+    @property
+    def open(self) -> methods.ConnectionOpen:
+        """connection.open."""
+        return methods.ConnectionOpen(self.vhost.encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,158 +103,301 @@ class Refusal:
     method_id: int
 
 
-class ConnectionEnded(Exception):
+class Refused(AssertionError):
+    """The server answered with something else than what was asked for."""
+
+
+class ConnectionEnded(Refused):
     """The server closed the connection, with its words if it had any."""
 
 
 class RawClient:
-    """A connection with a login by PLAIN.
+    """A connection. Everything that waits gives up after *patience* seconds. Use as a context manager, or ``abort``.
 
     Args:
-        url: where to, with user, password and vhost.
-        frame_max: to agree on, octets.
+        address: of the server, or its URL; user and vhost are used by :meth:`log_in`.
+        tls: for amqps.
     """
 
-    def __init__(self, url: str, frame_max: int = 131072) -> None:
-        parts = urlsplit(url)
-        assert parts.hostname is not None
-        self._socket = socket.create_connection((parts.hostname, parts.port or 5672), PATIENCE)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._input = self._socket.makefile("rb")
+    def __init__(
+        self, address: Address | str, *, patience: float = PATIENCE, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.address = address = Address.of(address) if isinstance(address, str) else address
+        self.socket: socket.socket = socket.create_connection((address.host, address.port), patience)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname=address.host)
+        self.start = methods.ConnectionStart(0, 9, b"", b"", b"")
+        self.offered = methods.ConnectionTune(0, 0, 0)
         self.largest = 0
         """Octets of the largest frame that came."""
+        self._engine = ConnectionEngine(EngineSettings(), End.CLIENT)
         self._selected: set[int] = set()
-        self._buffered: list[tuple[int, int, bytes]] = []
-        try:
-            user, password = (unquote(word or "").encode() for word in (parts.username, parts.password))
-            self._log_in(user, password, unquote(parts.path[1:]).encode(), frame_max)
-        except BaseException:
-            self.abort()
-            raise
-
-    def _log_in(self, user: bytes, password: bytes, vhost: bytes, frame_max: int) -> None:
-        self._socket.sendall(b"AMQP\x00\x00\x09\x01")
-        self.read_method(0, methods.ConnectionStart.KEY)
-        response = b"\x00" + user + b"\x00" + password
-        start_ok = struct.pack(">II", methods.ConnectionStartOk.KEY, 0) + b"\x05PLAIN"
-        self.send(0, start_ok + struct.pack(">I", len(response)) + response + b"\x05en_US")
-        tune = self.read_method(0, methods.ConnectionTune.KEY)
-        channels, offered, _ = struct.unpack(">HIH", tune[4:])
-        self.frame_max = min(frame_max, offered)
-        self.send(0, struct.pack(">IHIH", methods.ConnectionTuneOk.KEY, channels, self.frame_max, 0))
-        self.send(0, struct.pack(">IB", methods.ConnectionOpen.KEY, len(vhost)) + vhost + b"\x00\x00")
-        self.read_method(0, methods.ConnectionOpenOk.KEY)
+        self._input = bytearray()
+        """What was read behind the last frame."""
+        self._kept: deque[Frame] = deque()
+        """Frames that came before one that was waited for."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """connection.close, and the answer to it."""
-        with contextlib.suppress(OSError, ConnectionEnded):
-            self.send(0, methods.ConnectionClose(200, b"done").encode())
-            self.read_method(0, methods.ConnectionCloseOk.KEY)
         self.abort()
 
     def abort(self) -> None:
         """Close the socket."""
-        self._input.close()
-        self._socket.close()
+        self.socket.close()
+
+    # -- opening and closing
+
+    def begin(self) -> None:
+        """Header, up to connection.start."""
+        self._engine.start()
+        self.start = self._event(ServerStarted).start
+
+    def authenticate(
+        self, mechanism: bytes = handshake.PLAIN, response: bytes | None = None, properties: bytes = b""
+    ) -> None:
+        """Header, up to connection.tune.
+
+        Raises:
+            ConnectionEnded: the server lets nobody in who says this.
+        """
+        self.begin()
+        self._engine.log_in(self.start_ok(mechanism, response, properties))
+        self.offered = self._event(TuneReceived).tune
+
+    def log_in(
+        self,
+        *,
+        channel_max: int | None = None,
+        frame_max: int | None = None,
+        heartbeat: int = 0,
+        properties: bytes = b"",
+    ) -> Self:
+        """The whole handshake; what is not given is as offered.
+
+        Raises:
+            ConnectionEnded: the server refuses it; the socket is closed.
+        """
+        try:
+            self.authenticate(properties=properties)
+            tune_ok = self.tune_ok(channel_max, frame_max, heartbeat)
+            self._engine.tune_ok(tune_ok, self.address.vhost.encode())
+            self._event(ConnectionOpened)
+        except BaseException:
+            self.abort()
+            raise
+        return self
+
+    def start_ok(
+        self, mechanism: bytes = handshake.PLAIN, response: bytes | None = None, properties: bytes = b""
+    ) -> methods.ConnectionStartOk:
+        """connection.start-ok."""
+        return self.address.start_ok(mechanism, response, properties)
+
+    def tune_ok(
+        self, channel_max: int | None = None, frame_max: int | None = None, heartbeat: int = 0
+    ) -> methods.ConnectionTuneOk:
+        """connection.tune-ok; what is not given is as offered."""
+        return methods.ConnectionTuneOk(
+            self.offered.channel_max if channel_max is None else channel_max,
+            self.offered.frame_max if frame_max is None else frame_max,
+            heartbeat,
+        )
+
+    @property
+    def frame_max(self) -> int:
+        """As :meth:`log_in` has agreed on, octets."""
+        return self._engine.agreed.frame_max
+
+    def close(self) -> None:
+        """connection.close, and the answer to it; the end of the socket.
+
+        Raises:
+            ConnectionEnded, OSError: there is no answer.
+        """
+        self._engine.close(methods.ConnectionClose(200, b"done").frame(0))
+        with contextlib.closing(self.socket):
+            self._event(ConnectionClosed)
+
+    def _event(self, wanted: type[E]) -> E:
+        """What comes of what the engine says, which must be *wanted*."""
+        while True:
+            self.send_raw(*self._engine.data_to_send())
+            for event in self._engine.receive(self._octets()):
+                if isinstance(event, ConnectionClosing):
+                    raise _ended(event.close)
+                assert isinstance(event, wanted), event
+                return event
 
     # -- frames
 
-    def send(self, channel: int, *payloads: bytes) -> None:
-        """Send methods in one write."""
-        self.send_frames(b"".join(method_frame(channel, payload) for payload in payloads))
+    def send_raw(self, *data: bytes | memoryview) -> None:
+        """Send octets, which may be frames."""
+        self.socket.sendall(b"".join(data))
 
-    def send_frames(self, data: bytes) -> None:
-        """Send octets."""
-        self._socket.sendall(data)
+    def say(self, channel: int, *said: bytes | Method) -> None:
+        """Send methods, or payloads of methods, in one write."""
+        payloads = (one if isinstance(one, bytes) else one.encode() for one in said)
+        self.send_raw(*(method_frame(channel, payload) for payload in payloads))
 
-    def read(self) -> tuple[int, int, bytes]:
-        """The next frame that is no heartbeat: type, channel, payload.
+    def _octets(self) -> bytes:
+        """The next frame as it comes.
 
         Raises:
             ConnectionEnded: there is none.
         """
-        while True:
-            kind, channel, size = struct.unpack(">BHI", self._exactly(7))
-            payload = self._exactly(size)
-            self.largest = max(self.largest, size + 8)
-            assert self._exactly(1) == bytes((FRAME_END,))
-            if kind == METHOD and payload[:4] == methods.ConnectionClose.HEAD:
-                code, length = struct.unpack_from(">HB", payload, 4)
-                raise ConnectionEnded(f"{code} {payload[7 : 7 + length].decode()}")
-            if kind != HEARTBEAT:
-                return kind, channel, payload
-
-    def _exactly(self, size: int) -> bytes:
-        try:
-            data = self._input.read(size)
-        except ConnectionResetError:
-            # a server that closes with octets unread in its socket resets it, whatever it meant
-            raise ConnectionEnded("the server reset the socket") from None
-        if len(data) != size:
+        self._fetch(7)
+        if len(self._input) < 7:
             raise ConnectionEnded("the server closed the socket")
+        size = int.from_bytes(self._input[3:7], "big") + OVERHEAD
+        self._fetch(size)
+        data = bytes(self._input[:size])
+        assert len(data) == size, data
+        assert data[-1] == FRAME_END, data
+        del self._input[:size]
+        self.largest = max(self.largest, size)
         return data
+
+    def _fetch(self, size: int) -> None:
+        """Have that many octets, or fewer when the server has closed."""
+        while len(self._input) < size:
+            try:
+                data = self.socket.recv(_READ_SIZE)
+            except ConnectionResetError:
+                return  # a server that closes with octets unread in its socket resets it, whatever it meant
+            if not data:
+                return
+            self._input += data
+
+    def frame(self) -> Frame | None:
+        """The next frame; ``None`` when the server has closed."""
+        if self._kept:
+            return self._kept.popleft()
+        try:
+            data = self._octets()
+        except ConnectionEnded:
+            return None
+        kind, channel = struct.unpack_from(">BH", data)
+        key = int.from_bytes(data[7:11], "big") if kind == METHOD else kind
+        return Frame(key, channel, data[7:-1])
+
+    def read(self) -> Frame:
+        """The next frame that is no heartbeat.
+
+        Raises:
+            ConnectionEnded: there is none, or it is connection.close.
+        """
+        while (frame := self.frame()) is not None:
+            if frame.key == methods.ConnectionClose.KEY:
+                raise _ended(methods.ConnectionClose.decode(frame.payload))
+            if frame.key != HEARTBEAT:
+                return frame
+        raise ConnectionEnded("the server closed the socket")
+
+    def wait(self, *wanted: int, channel: int | None = None) -> Frame:
+        """The next frame that is one of *wanted*; what comes before is skipped, the end is a failure."""
+        while (frame := self.frame()) is not None:
+            if frame.key in wanted and channel in (None, frame.channel):
+                return frame
+            if frame.key in (methods.ConnectionClose.KEY, methods.ChannelClose.KEY):
+                raise Refused(methods.ChannelClose.decode(frame.payload))
+        raise ConnectionEnded(f"the server closed, instead of {[hex(key) for key in wanted]}")
+
+    def end(self) -> methods.ConnectionClose | None:
+        """How the server ends the connection: its connection.close, or ``None`` when it just closes the socket."""
+        while (frame := self.frame()) is not None:
+            if frame.key == methods.ConnectionClose.KEY:
+                with contextlib.suppress(OSError):
+                    self.say(0, methods.ConnectionCloseOk())
+                    self.drain()
+                return methods.ConnectionClose.decode(frame.payload)
+        return None
+
+    def channel_end(self, channel: int) -> methods.ChannelClose:
+        """How the server ends the channel."""
+        while (frame := self.read()).key != methods.ChannelClose.KEY or frame.channel != channel:
+            pass
+        return methods.ChannelClose.decode(frame.payload)
+
+    def drain(self) -> bytes:
+        """Everything up to the end of the stream."""
+        with contextlib.suppress(ConnectionResetError):
+            while data := self.socket.recv(_READ_SIZE):
+                self._input += data
+        return bytes(self._input)
 
     def read_method(self, channel: int, *wanted: int) -> bytes:
         """The next method on *channel*, which must be one of *wanted*; frames of other channels are kept for later."""
         payload = self.next_method(channel)
-        (key,) = struct.unpack_from(">I", payload)
-        assert not wanted or key in wanted, f"{payload!r} where {[hex(key) for key in wanted]} was to come"
+        key = int.from_bytes(payload[:4], "big")
+        if wanted and key not in wanted:
+            raise Refused(f"{payload!r} where {[hex(key) for key in wanted]} was to come")
         return payload
 
     def next_method(self, channel: int) -> bytes:
         """The next method on *channel*."""
-        for position, (kind, number, payload) in enumerate(self._buffered):
-            if kind == METHOD and number == channel:
-                del self._buffered[position]
-                return payload
-        while True:
-            kind, number, payload = self.read()
-            if kind == METHOD and number == channel:
-                return payload
-            self._buffered.append((kind, number, payload))
+        return self._next(lambda frame: frame.channel == channel and frame.key > HEARTBEAT).payload
+
+    def read_content(self, channel: int) -> bytes:
+        """The body of the content that comes next on *channel*."""
+        header = self._next(lambda frame: frame.channel == channel)
+        assert header.key == HEADER
+        left, body = content.header(header.payload).body_size, b""
+        while len(body) < left:
+            part = self._next(lambda frame: frame.channel == channel)
+            assert part.key == BODY
+            body += part.payload
+        assert len(body) == left
+        return body
+
+    def _next(self, wanted: Callable[[Frame], bool]) -> Frame:
+        """The next frame that is *wanted*; those before it are kept."""
+        before = []
+        try:
+            while not wanted(frame := self.read()):
+                before.append(frame)
+        finally:
+            self._kept.extendleft(reversed(before))
+        return frame
 
     def unheard(self, channel: int) -> int:
         """How many frames have come on *channel* that nobody has asked for."""
-        return sum(number == channel for _, number, _ in self._buffered)
+        return sum(frame.channel == channel for frame in self._kept)
 
     def unread(self, channel: int, payload: bytes) -> None:
         """Have a method come again."""
-        self._buffered.insert(0, (METHOD, channel, payload))
+        self._kept.appendleft(Frame(int.from_bytes(payload[:4], "big"), channel, payload))
 
     # -- channels
 
-    def open(self, channel: int, *, select: bool = False) -> int:
-        """Open *channel*; with *select* for distributed transactions."""
-        self.send(channel, methods.ChannelOpen().encode())
-        self.read_method(channel, methods.ChannelOpenOk.KEY)
-        self._selected.discard(channel)
-        if select:
-            self.ask(channel, DtxSelect())
-            self._selected.add(channel)
-        return channel
+    def open(self, *channels: int, select: bool = False) -> int:
+        """Open channels; with *select* for distributed transactions. The last of them."""
+        self.send_raw(*(methods.ChannelOpen().frame(channel) for channel in channels))
+        for channel in channels:
+            self.read_method(channel, methods.ChannelOpenOk.KEY)
+            self._selected.discard(channel)
+            if select:
+                self.ask(channel, DtxSelect())
+                self._selected.add(channel)
+        return channels[-1]
 
     def close_channel(self, channel: int) -> None:
         """channel.close, and the answer to it."""
-        self.send(channel, methods.ChannelClose(200, b"done").encode())
+        self.say(channel, methods.ChannelClose(200, b"done"))
         self.read_method(channel, methods.ChannelCloseOk.KEY)
 
     def ask(self, channel: int, call: DtxCall) -> XaFlag | int | Sequence[Xid] | None:
         """Send a dtx method: its flags, its timeout, its xids, or nothing. A refusal fails the test."""
-        self.send(channel, call.encode())
+        self.say(channel, call)
         return self.answer(channel, call)
 
     def answer(self, channel: int, call: DtxCall) -> XaFlag | int | Sequence[Xid] | None:
         """The answer to a dtx method that was sent before."""
         payload = self.next_method(channel)
-        (key,) = struct.unpack_from(">I", payload)
-        if key == methods.ChannelClose.KEY:
-            raise AssertionError(f"{call} was refused: {self._refused(payload)}")
+        if payload[:4] == methods.ChannelClose.HEAD:
+            raise Refused(f"{call} was refused: {_refusal(payload)}")
         return read_answer(payload)
 
     def refusal(self, channel: int, call: DtxCall) -> Refusal:
@@ -208,29 +410,24 @@ class RawClient:
 
     def refusal_of(self, channel: int, *payloads: bytes) -> Refusal:
         """The same for methods in their wire form; the last of them is answered."""
-        self.send(channel, *payloads)
+        self.say(channel, *payloads)
         return self.refused(channel)
 
     def refused(self, channel: int) -> Refusal:
         """The refusal of something that was sent before."""
-        payload = self.next_method(channel)
-        (key,) = struct.unpack_from(">I", payload)
-        assert key == methods.ChannelClose.KEY, f"answered with {key:#x} instead of being refused"
-        refusal = self._refused(payload)
-        self.send(channel, methods.ChannelCloseOk().encode())
+        refusal = _refusal(self.read_method(channel, methods.ChannelClose.KEY))
+        self.say(channel, methods.ChannelCloseOk())
         self.open(channel, select=channel in self._selected)
         return refusal
 
-    def _refused(self, payload: bytes) -> Refusal:
-        code, length = struct.unpack_from(">HB", payload, 4)
-        class_id, method_id = struct.unpack_from(">HH", payload, 7 + length)
-        return Refusal(code=code, text=payload[7 : 7 + length].decode(), class_id=class_id, method_id=method_id)
-
     # -- work
 
-    def publish(self, channel: int, routing_key: str, body: bytes = b"one", **options: Any) -> None:
-        """basic.publish and its content; see :func:`publish_frames`."""
-        self.send_frames(publish_frames(channel, routing_key, body, frame_max=self.frame_max, **options))
+    def publish(
+        self, channel: int, routing_key: str, body: bytes = b"one", *, exchange: str = "", **options: Any
+    ) -> None:
+        """basic.publish and its content; see :func:`message`."""
+        key, place = routing_key.encode(), exchange.encode()
+        self.send_raw(message(channel, key, body, exchange=place, frame_max=self.frame_max, **options))
 
     def get(self, channel: int, queue: str) -> int | None:
         """basic.get: the delivery tag, ``None`` where the queue is empty."""
@@ -242,30 +439,22 @@ class RawClient:
         got = self._get(channel, queue)
         if got is None:
             return None
-        self.send(channel, methods.BasicAck(got[0]).encode())
+        self.say(channel, methods.BasicAck(got[0]))
         return got[1]
 
     def _get(self, channel: int, queue: str) -> tuple[int, bytes] | None:
-        self.send(channel, methods.BasicGet(queue.encode()).encode())
+        self.say(channel, methods.BasicGet(queue.encode()))
         payload = self.read_method(channel, methods.BasicGetOk.KEY, methods.BasicGetEmpty.KEY)
         if payload[:4] == methods.BasicGetEmpty.HEAD:
             return None
-        left, body = -1, b""
-        while left:
-            kind, number, content = self.read()
-            assert number == channel
-            if kind == HEADER:
-                left = struct.unpack_from(">Q", content, 4)[0]
-            else:
-                left, body = left - len(content), body + content
-        return int(struct.unpack_from(">Q", payload, 4)[0]), body
+        return methods.BasicGetOk.decode(payload).delivery_tag, self.read_content(channel)
 
     def consume_one(self, channel: int, queue: str) -> None:
         """basic.get and basic.ack of one message that is there, or under way on the channel for publishes."""
         deadline = time.monotonic() + PATIENCE
         while (tag := self.get(channel, queue)) is None:
             assert time.monotonic() < deadline, f"no message came into {queue}"
-        self.send(channel, methods.BasicAck(tag).encode())
+        self.say(channel, methods.BasicAck(tag))
 
     def idle(self, channel: int, xid: Xid, *, queue: str | None = None, body: bytes = b"one") -> Xid:
         """Start and end a branch on a selected channel, with a publish to *queue* in it if there is one."""
@@ -290,20 +479,49 @@ class RawClient:
             batch = self.ask(channel, DtxRecover(startscan=False, endscan=False))
 
 
-def publish_frames(
+@contextlib.contextmanager
+def session(address: Address | str, frame_max: int | None = None) -> Iterator[RawClient]:
+    """A client from the handshake to connection.close, which the server may forestall."""
+    client = RawClient(address).log_in(frame_max=frame_max)
+    try:
+        yield client
+    finally:
+        with contextlib.suppress(OSError, ConnectionEnded):
+            client.close()
+
+
+@contextlib.contextmanager
+def logged_in(url: str) -> Iterator[RawClient]:
+    """A client after the handshake, with channel 1 open; at the end the socket is closed without a word."""
+    with RawClient(url) as client:
+        client.log_in()
+        client.open(1)
+        yield client
+
+
+def message(
     channel: int,
-    routing_key: str,
+    routing_key: bytes,
     body: bytes = b"one",
     *,
-    exchange: str = "",
-    properties: bytes = b"\x00\x00",
+    exchange: bytes = b"",
+    properties: bytes = NO_PROPERTIES,
     flags: int = 0,
-    frame_max: int = 4096,
+    frame_max: int = FRAME_MAX,
 ) -> bytes:
-    """The frames of one publish; *properties* from the property flags on."""
-    method = methods.BasicPublish(exchange.encode(), routing_key.encode(), flags).encode()
-    header = header_frame(channel, methods.BasicPublish.KEY >> 16, len(body), properties)
-    return b"".join((method_frame(channel, method), header, *body_frames(channel, body, frame_max)))
+    """basic.publish and its content as frames; *properties* from the property flags on."""
+    publish = methods.BasicPublish(exchange, routing_key, flags).frame(channel)
+    return content.message(publish, channel, properties, body, frame_max)
+
+
+def _ended(close: methods.ConnectionClose) -> ConnectionEnded:
+    return ConnectionEnded(f"{close.reply_code} {close.reply_text.decode()}")
+
+
+def _refusal(payload: bytes) -> Refusal:
+    close = methods.ChannelClose.decode(payload)
+    class_id, method_id = divmod(close.failed, 1 << 16)
+    return Refusal(code=close.reply_code, text=close.reply_text.decode(), class_id=class_id, method_id=method_id)
 
 
 def read_answer(payload: bytes) -> XaFlag | int | Sequence[Xid] | None:

@@ -109,16 +109,16 @@ class StandaloneUsers:
 def refusal(client: RawClient, frames: bytes) -> methods.ChannelClose | None:
     """The channel exception that *frames* end with on channel 1, if they do."""
     client.open(1)
-    client.send_frames(frames)
-    client.send(1, methods.BasicQos(0, 0).encode())  # which everybody may, behind what was asked for
+    client.send_raw(frames)
+    client.say(1, methods.BasicQos(0, 0).encode())  # which everybody may, behind what was asked for
     while True:
         payload = client.next_method(1)
         key = int.from_bytes(payload[:4], "big")
         if key == methods.ChannelClose.KEY:
-            client.send(1, methods.ChannelCloseOk().encode())
+            client.say(1, methods.ChannelCloseOk().encode())
             return methods.ChannelClose.decode(payload)
         if key == methods.BasicQosOk.KEY:
-            client.send(1, methods.ChannelClose(200, b"done").encode())
+            client.say(1, methods.ChannelClose(200, b"done").encode())
         elif key == methods.ChannelCloseOk.KEY:
             return None
 

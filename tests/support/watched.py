@@ -22,10 +22,9 @@ import pytest
 
 from dtx.server import service as served
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.frames import FrameSplitter
-from tests.support.peer import Peer, logged_in, message
 from tests.support.postgres import PostgresServer
 from tests.support.processes import unmeasured
+from tests.support.raw import RawClient, logged_in, message
 from tests.support.service import DtxService
 
 MOST_MILLISECONDS: Final = 50
@@ -179,38 +178,32 @@ def service(watched: WatchedService) -> Iterator[WatchedService]:
 # -- what fills a service to its limits --------------------------------------------------------------------------------
 
 
-def a_queue(peer: Peer, *, durable: bool = False, arguments: bytes = b"") -> bytes:
+def a_queue(peer: RawClient, *, durable: bool = False, arguments: bytes = b"") -> bytes:
     """A fresh queue, declared on channel 1."""
     queue = f"long-{secrets.token_hex(6)}".encode()
     ask(peer, methods.QueueDeclare(queue, durable=durable, arguments=arguments).encode(), methods.QueueDeclareOk.KEY)
     return queue
 
 
-def ask(peer: Peer, payload: bytes, answer: int, channel: int = 1) -> bytes:
+def ask(peer: RawClient, payload: bytes, answer: int, channel: int = 1) -> bytes:
     """Say something, and wait for the answer; its payload."""
     peer.say(channel, payload)
     return peer.wait(answer, channel=channel).payload
 
 
-def take(peer: Peer, count: int, wanted: int = methods.BasicDeliver.KEY) -> None:
-    """Read so many frames of a kind, quickly."""
-    splitter = FrameSplitter(0)
-    while count > 0:
-        data = peer.socket.recv(1 << 20)
-        assert data, "the server closed"
-        _, frames = splitter.feed(data)
-        for key, *_ in frames:
-            assert key not in (methods.ChannelClose.KEY, methods.ConnectionClose.KEY)
-            count -= key == wanted
+def take(peer: RawClient, count: int, wanted: int = methods.BasicDeliver.KEY) -> None:
+    """Read so many frames of a kind."""
+    for _ in range(count):
+        peer.wait(wanted)
 
 
-def fill(peer: Peer, queue: bytes, count: int, channel: int = 9) -> None:
+def fill(peer: RawClient, queue: bytes, count: int, channel: int = 9) -> None:
     """Messages that are there when this returns."""
     peer.open(channel)
     ask(peer, methods.ConfirmSelect.HEAD + b"\x00", methods.ConfirmSelectOk.KEY, channel)
     one = message(channel, queue, b"x")
     for start in range(0, count, 5000):
-        peer.send(one * min(5000, count - start))
+        peer.send_raw(one * min(5000, count - start))
         left = range(start + 1, min(start + 5000, count) + 1)
         while left:
             payload = peer.wait(methods.BasicAck.KEY, channel=channel).payload

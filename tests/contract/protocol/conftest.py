@@ -7,7 +7,7 @@ import pytest
 from dtx.xa.xid import Xid
 from tests.support.broker import Broker
 from tests.support.client import new_xid
-from tests.support.raw import RawClient
+from tests.support.raw import RawClient, session
 from tests.support.service import DtxService
 
 
@@ -22,7 +22,7 @@ def vhost(broker: Broker) -> Iterator[str]:
 @pytest.fixture
 def raw(service: DtxService, broker: Broker) -> Iterator[RawClient]:
     """A connection with channel 1 selected, channel 2 not, and channel 3 selected."""
-    with RawClient(service.url()) as client:
+    with session(service.url()) as client:
         client.open(1, select=True)
         client.open(2)
         client.open(3, select=True)

@@ -11,7 +11,7 @@ from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 from tests.support.broker import Broker, only_alongside, only_standalone
 from tests.support.client import bodies, fresh_queue, new_xid
-from tests.support.raw import RawClient
+from tests.support.raw import RawClient, session
 from tests.support.service import DtxService
 
 
@@ -240,7 +240,7 @@ def test_of_a_lost_connection_only_ended_branches_can_still_be_prepared(
 ) -> None:
     """Gone while associated: rollback-only, which the next call tells."""
     ended = new_xid()
-    lost = RawClient(service.url())
+    lost = RawClient(service.url()).log_in()
     lost.idle(lost.open(1, select=True), ended, queue=queue)
     lost.ask(1, DtxStart(xid=xid))
     lost.publish(1, queue)
@@ -256,7 +256,7 @@ def test_the_same_xid_lives_in_two_vhosts(
     """A vhost is one resource manager."""
     with broker.channel(vhost) as channel:
         channel.queue_declare(queue, durable=True)
-    with RawClient(service.url(vhost=vhost)) as other:
+    with session(service.url(vhost=vhost)) as other:
         other.prepared(other.open(1, select=True), xid, queue=queue, body=b"there")
         assert raw.refusal(2, DtxCommit(xid=xid)).code == 404
         raw.prepared(1, xid, queue=queue, body=b"here")

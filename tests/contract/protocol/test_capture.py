@@ -11,12 +11,11 @@ from dtx.wire.amqp09.methods import DtxCommit, DtxEnd, DtxPrepare, DtxRollback, 
 from dtx.wire.amqp09.tables import entry
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
-from tests.support.asking import read_content
 from tests.support.broker import Broker, Mode, only_alongside, only_standalone
 from tests.support.client import bodies, new_xid
 from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
-from tests.support.raw import RawClient
+from tests.support.raw import RawClient, session
 from tests.support.service import DtxService
 
 
@@ -45,9 +44,9 @@ def test_an_ack_outside_the_branch_never_takes_what_a_branch_holds(
     """Transactionality; ack with multiple is "up to and including", and yet not what is held."""
     tags = [raw.get(1, full) for _ in range(6)]
     raw.ask(1, DtxStart(xid=xid))
-    raw.send(1, methods.BasicAck(tags[1] or 0).encode(), methods.BasicAck(tags[3] or 0).encode())
+    raw.say(1, methods.BasicAck(tags[1] or 0).encode(), methods.BasicAck(tags[3] or 0).encode())
     raw.ask(1, DtxEnd(xid=xid))
-    raw.send(1, methods.BasicAck(tags[4] or 0, multiple=True).encode())
+    raw.say(1, methods.BasicAck(tags[4] or 0, multiple=True).encode())
     assert raw.ask(2, DtxRollback(xid=xid)) is XaFlag.OK
     raw.close_channel(1)
     assert sorted(bodies(broker, full)) == numbers(1, 3, 5, 6, 7, 8, 9)
@@ -58,10 +57,10 @@ def test_an_ack_of_all_within_the_branch_takes_what_is_not_settled(
 ) -> None:
     """Delivery tag 0 with multiple: "all outstanding messages"; those that were acked before are not among them."""
     tags = [raw.get(1, full) for _ in range(3)]
-    raw.send(1, methods.BasicAck(tags[0] or 0).encode())
+    raw.say(1, methods.BasicAck(tags[0] or 0).encode())
     raw.ask(1, DtxStart(xid=xid))
     assert raw.get(1, full) is not None
-    raw.send(1, methods.BasicAck(0, multiple=True).encode())
+    raw.say(1, methods.BasicAck(0, multiple=True).encode())
     raw.ask(1, DtxEnd(xid=xid))
     assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK
     assert raw.ask(2, DtxRollback(xid=xid)) is XaFlag.OK
@@ -96,9 +95,9 @@ def test_a_delivery_is_settled_before_all_of_it_has_come(
         channel.basic_publish("", queue, body)
     if within:
         raw.ask(1, DtxStart(xid=xid))
-    raw.send(1, methods.BasicGet(queue.encode()).encode())
+    raw.say(1, methods.BasicGet(queue.encode()).encode())
     tag = methods.BasicGetOk.decode(raw.read_method(1, methods.BasicGetOk.KEY)).delivery_tag
-    raw.send(1, settle(tag))
+    raw.say(1, settle(tag))
     if within:
         assert raw.ask(1, DtxEnd(xid=xid)) is XaFlag.OK
         assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK
@@ -115,7 +114,7 @@ def test_a_reject_within_the_branch_waits_for_its_end(
     """Rolled back it is undone with the rest; what is requeued returns in either case."""
     tags = [raw.get(1, full) or 0 for _ in range(3)]
     raw.ask(1, DtxStart(xid=xid))
-    raw.send(
+    raw.say(
         1,
         methods.BasicAck(tags[0]).encode(),
         methods.BasicReject(tags[1], requeue=False).encode(),
@@ -139,7 +138,7 @@ def test_a_branch_that_only_requeues_returns_messages_at_its_end(
 ) -> None:
     tag = raw.get(1, full) or 0
     raw.ask(1, DtxStart(xid=xid))
-    raw.send(1, methods.BasicNack(tag, multiple=True, requeue=True).encode())
+    raw.say(1, methods.BasicNack(tag, multiple=True, requeue=True).encode())
     raw.ask(1, DtxEnd(xid=xid))
     assert broker.count(full) == 9
     assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK
@@ -168,7 +167,7 @@ def dying(raw: RawClient, grave_arguments: bytes = b"") -> tuple[str, str]:
     queue = f"dying-{secrets.token_hex(4)}".encode()
     letters = entry(b"x-dead-letter-exchange", b"S", b"") + entry(b"x-dead-letter-routing-key", b"S", grave)
     for name, arguments in ((grave, grave_arguments), (queue, letters)):
-        raw.send(2, methods.QueueDeclare(name, exclusive=True, arguments=arguments).encode())
+        raw.say(2, methods.QueueDeclare(name, exclusive=True, arguments=arguments).encode())
         raw.read_method(2, methods.QueueDeclareOk.KEY)
     raw.publish(2, queue.decode(), b"rejected")
     return queue.decode(), grave.decode()
@@ -180,7 +179,7 @@ def test_a_branch_publishes_the_dead_letters_of_what_it_rejects(raw: RawClient, 
     queue, grave = dying(raw)
     tag = raw.get(1, queue) or 0
     raw.ask(1, DtxStart(xid=xid))
-    raw.send(1, methods.BasicReject(tag, requeue=False).encode())
+    raw.say(1, methods.BasicReject(tag, requeue=False).encode())
     raw.publish(1, grave, b"behind it")
     raw.ask(1, DtxEnd(xid=xid))
     assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK
@@ -198,7 +197,7 @@ def test_a_full_queue_for_dead_letters_spoils_the_branch(raw: RawClient, xid: Xi
     queue, grave = dying(raw, limits)
     tag = raw.get(1, queue) or 0
     raw.ask(1, DtxStart(xid=xid))
-    raw.send(1, methods.BasicReject(tag, requeue=False).encode())
+    raw.say(1, methods.BasicReject(tag, requeue=False).encode())
     raw.ask(1, DtxEnd(xid=xid))
     assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.RBROLLBACK
     assert [raw.take(2, name) for name in (queue, grave)] == [b"rejected", None]
@@ -209,9 +208,9 @@ def test_a_delivery_without_acknowledgement_belongs_to_no_branch(
 ) -> None:
     """No-ack: the server "assumes the delivery will succeed and immediately dequeues it"."""
     raw.ask(1, DtxStart(xid=xid))
-    raw.send(1, methods.BasicGet(full.encode(), no_ack=True).encode())
+    raw.say(1, methods.BasicGet(full.encode(), no_ack=True).encode())
     raw.read_method(1, methods.BasicGetOk.KEY)
-    assert read_content(raw, 1) == b"0"
+    assert raw.read_content(1) == b"0"
     raw.ask(1, DtxEnd(xid=xid))
     assert raw.ask(2, DtxRollback(xid=xid)) is XaFlag.OK
     assert bodies(broker, full) == numbers(*range(1, 10))
@@ -222,7 +221,7 @@ def test_a_branch_that_only_rejects_asks_for_the_decision(raw: RawClient, broker
     """Read-only is "no recoverable change": but the broker is still to hear of it."""
     tag = raw.get(1, full) or 0
     raw.ask(1, DtxStart(xid=xid))
-    raw.send(1, methods.BasicNack(tag, multiple=True, requeue=False).encode())
+    raw.say(1, methods.BasicNack(tag, multiple=True, requeue=False).encode())
     raw.ask(1, DtxEnd(xid=xid))
     assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK
     assert raw.ask(2, DtxRollback(xid=xid)) is XaFlag.OK
@@ -234,11 +233,11 @@ def test_a_client_that_leaves_leaves_its_rejects_to_the_branch(
     service: DtxService, raw: RawClient, broker: Broker, full: str, xid: Xid
 ) -> None:
     """Its connection to the broker stays until the branch has ended."""
-    with RawClient(service.url()) as worker:
+    with session(service.url()) as worker:
         worker.open(1, select=True)
         tag = worker.get(1, full) or 0
         worker.ask(1, DtxStart(xid=xid))
-        worker.send(1, methods.BasicReject(tag, requeue=False).encode())
+        worker.say(1, methods.BasicReject(tag, requeue=False).encode())
         worker.ask(1, DtxEnd(xid=xid))
     assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK
     assert broker.count(full) == 9
@@ -256,7 +255,7 @@ def test_a_reject_is_lost_with_its_channel_and_no_message_is(
     """The broker takes back what was not settled on a channel that ends; the branch commits all the same."""
     tag = raw.get(1, full) or 0
     raw.ask(1, DtxStart(xid=xid))
-    raw.send(1, methods.BasicReject(tag, requeue=False).encode())
+    raw.say(1, methods.BasicReject(tag, requeue=False).encode())
     raw.ask(1, DtxEnd(xid=xid))
     assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK
     assert raw.refusal_of(1, methods.BasicGet(b"no such queue").encode()).code == 404
@@ -273,7 +272,7 @@ def test_contents_of_rejected_messages_are_not_kept(raw: RawClient, broker: Brok
             channel.basic_publish("", queue, bytes((number,)) * 100_000)
     raw.ask(1, DtxStart(xid=xid))
     for _ in range(4):
-        raw.send(1, methods.BasicReject(raw.get(1, queue) or 0, requeue=False).encode())
+        raw.say(1, methods.BasicReject(raw.get(1, queue) or 0, requeue=False).encode())
     raw.consume_one(1, queue)
     assert raw.ask(1, DtxEnd(xid=xid)) is XaFlag.OK
     assert raw.ask(2, DtxRollback(xid=xid)) is XaFlag.OK
@@ -302,13 +301,13 @@ def test_the_broker_has_dead_letters_of_committed_branches_only(
     """A rejected message is dead when its branch has committed, and not before."""
     dying = f"{queue}-dying"
     letters = entry(b"x-dead-letter-exchange", b"S", b"") + entry(b"x-dead-letter-routing-key", b"S", queue.encode())
-    raw.send(2, methods.QueueDeclare(dying.encode(), exclusive=True, arguments=letters).encode())
+    raw.say(2, methods.QueueDeclare(dying.encode(), exclusive=True, arguments=letters).encode())
     raw.read_method(2, methods.QueueDeclareOk.KEY)
     raw.publish(2, dying, b"rejected")
     while (tag := raw.get(1, dying)) is None:  # published on another channel
         pass
     raw.ask(1, DtxStart(xid=xid))
-    raw.send(1, methods.BasicReject(tag, requeue=False).encode())
+    raw.say(1, methods.BasicReject(tag, requeue=False).encode())
     raw.ask(1, DtxEnd(xid=xid))
     assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK
     assert raw.ask(2, DtxCommit(xid=xid) if commits else DtxRollback(xid=xid)) is XaFlag.OK
@@ -325,8 +324,8 @@ def test_a_recover_reaches_only_what_is_not_held(raw: RawClient, broker: Broker,
     """basic.recover: "redeliver all unacknowledged messages"; a held one is acknowledged."""
     tags = [raw.get(1, full) or 0 for _ in range(3)]
     raw.ask(1, DtxStart(xid=xid))
-    raw.send(1, methods.BasicAck(tags[1]).encode())
-    raw.send(1, struct.pack(">IB", methods.BasicRecover.KEY, 1))
+    raw.say(1, methods.BasicAck(tags[1]).encode())
+    raw.say(1, struct.pack(">IB", methods.BasicRecover.KEY, 1))
     raw.read_method(1, methods.BasicRecoverOk.KEY)
     raw.ask(1, DtxEnd(xid=xid))
     assert raw.ask(2, DtxCommit(xid=xid, one_phase=True)) is XaFlag.OK
@@ -339,7 +338,7 @@ def test_deliveries_on_two_connections_are_one_branch(
 ) -> None:
     """Join: each connection takes its own in a unit of its own; the branch is committed or rolled back whole."""
     committed, rolled_back = new_xid(), new_xid()
-    with RawClient(service.url()) as second:
+    with session(service.url()) as second:
         second.open(1, select=True)
         for xid in (committed, rolled_back):
             raw.ask(1, DtxStart(xid=xid))
@@ -424,9 +423,9 @@ def test_an_ended_branch_keeps_the_exclusive_queue_of_a_client_that_is_gone(
     xids = [new_xid(), new_xid()]
     names = [f"{queue}-{number}".encode() for number in range(2)]
     for xid, name in zip(xids, names, strict=True):
-        worker = RawClient(service.url())
+        worker = RawClient(service.url()).log_in()
         worker.open(1, select=True)
-        worker.send(1, methods.QueueDeclare(name, exclusive=True).encode())
+        worker.say(1, methods.QueueDeclare(name, exclusive=True).encode())
         worker.read_method(1, methods.QueueDeclareOk.KEY)
         worker.publish(1, name.decode(), b"mine")
         worker.ask(1, DtxStart(xid=xid))
@@ -448,10 +447,10 @@ def test_what_a_gone_exclusive_queue_held_goes_with_it(
     service: DtxService, raw: RawClient, rabbitmq: RabbitNode, full: str, xid: Xid, declares_on: int
 ) -> None:
     """Nobody else could ever receive it, and without dtx the broker would have dropped it."""
-    with RawClient(service.url()) as worker:
+    with session(service.url()) as worker:
         worker.open(1, select=True)
         worker.open(2)
-        worker.send(declares_on, methods.QueueDeclare(b"", exclusive=True).encode())
+        worker.say(declares_on, methods.QueueDeclare(b"", exclusive=True).encode())
         exclusive = read_declared(worker, declares_on)
         worker.publish(declares_on, exclusive, b"mine")
         worker.ask(1, DtxStart(xid=xid))
@@ -466,7 +465,7 @@ def test_what_a_gone_exclusive_queue_held_goes_with_it(
 
 @only_alongside
 def test_an_exclusive_queue_that_lives_gets_its_message_back(raw: RawClient, broker: Broker, xid: Xid) -> None:
-    raw.send(1, methods.QueueDeclare(b"", exclusive=True).encode())
+    raw.say(1, methods.QueueDeclare(b"", exclusive=True).encode())
     exclusive = read_declared(raw, 1)
     raw.publish(1, exclusive, b"mine")
     raw.ask(1, DtxStart(xid=xid))
@@ -483,11 +482,11 @@ def test_only_what_an_exclusive_queue_held_may_go(
 ) -> None:
     """A queue of everybody's that is gone may come again, and its message is kept for that."""
     target = f"{queue}-gone".encode()
-    with RawClient(service.url()) as worker:
+    with session(service.url()) as worker:
         worker.open(1, select=True)
-        worker.send(1, methods.QueueDeclare(target).encode())
+        worker.say(1, methods.QueueDeclare(target).encode())
         read_declared(worker, 1)
-        worker.send(1, methods.QueueDeclare(b"", exclusive=True).encode())
+        worker.say(1, methods.QueueDeclare(b"", exclusive=True).encode())
         exclusive = read_declared(worker, 1)
         for name in (target.decode(), exclusive):
             worker.publish(1, name, name.encode())
@@ -496,16 +495,16 @@ def test_only_what_an_exclusive_queue_held_may_go(
         worker.consume_one(1, exclusive)
         worker.ask(1, DtxEnd(xid=xid))
         assert worker.ask(1, DtxPrepare(xid=xid)) is XaFlag.OK
-        worker.send(1, methods.QueueDelete(target).encode())
+        worker.say(1, methods.QueueDelete(target).encode())
         worker.read_method(1, methods.QueueDeleteOk.KEY)
     wait_until(lambda: exclusive not in rabbitmq.ctl("list_queues", "name"), what="the end of the queue")
     refusal = raw.refusal(2, DtxRollback(xid=xid))
     assert (refusal.code, "1 message(s) could not be put back" in refusal.text) == (541, True)
-    raw.send(2, methods.QueueDeclare(target).encode())
+    raw.say(2, methods.QueueDeclare(target).encode())
     read_declared(raw, 2)
     assert raw.ask(2, DtxRollback(xid=xid)) is XaFlag.OK
     assert bodies(rabbitmq, target.decode()) == [target]
-    raw.send(2, methods.QueueDelete(target).encode())
+    raw.say(2, methods.QueueDelete(target).encode())
 
 
 def test_what_is_published_keeps_its_order_its_properties_and_its_id(

@@ -9,7 +9,7 @@ from dtx.xa.xid import Xid
 from tests.support.broker import Broker
 from tests.support.client import bodies, fresh_queue, new_xid
 from tests.support.processes import wait_until
-from tests.support.raw import RawClient
+from tests.support.raw import RawClient, session
 from tests.support.service import DtxService
 
 TOKENS = 200
@@ -27,7 +27,7 @@ class Worker:
         self.left_prepared: list[Xid] = []
 
     def _connect(self) -> RawClient:
-        client = RawClient(self.url)
+        client = RawClient(self.url).log_in()
         client.open(1, select=True)
         client.open(2)
         return client
@@ -87,14 +87,14 @@ class Worker:
                 call = self.chance.choice(
                     (DtxPrepare(xid=xid), DtxCommit(xid=xid, one_phase=True), DtxRollback(xid=xid))
                 )
-                client.send(2, call.encode())
+                client.say(2, call.encode())
                 self._leave()
                 self.left_prepared.append(xid)
             case "doubt":
                 if client.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK:
                     self.left_prepared.append(xid)
             case "close":
-                client.send(2, DtxPrepare(xid=xid).encode())
+                client.say(2, DtxPrepare(xid=xid).encode())
                 client.close_channel(1)
                 client.open(1, select=True)
                 client.answer(2, DtxPrepare(xid=xid))
@@ -116,7 +116,7 @@ def test_whatever_clients_do_no_token_is_lost_or_doubled(service: DtxService, br
         workers = [Worker(service.url(), source, target, seed + number) for number in range(WORKERS)]
         with ThreadPoolExecutor(WORKERS) as threads:
             open_ends = [xid for left in threads.map(Worker.run, workers) for xid in left]
-        with RawClient(service.url()) as client:
+        with session(service.url()) as client:
             client.open(1)
             for xid in open_ends:
                 _finish(client, xid, commit=workers[0].chance.random() < 0.5)
@@ -132,7 +132,7 @@ def test_whatever_clients_do_no_token_is_lost_or_doubled(service: DtxService, br
 def _finish(client: RawClient, xid: Xid, *, commit: bool) -> None:
     """Complete a branch of which only its worker knew how far it was."""
     for call in (DtxPrepare(xid=xid), DtxCommit(xid=xid) if commit else DtxRollback(xid=xid)):
-        client.send(1, call.encode())
+        client.say(1, call.encode())
         payload = client.next_method(1)
         client.unread(1, payload)
         if payload[:2] == b"\x00\x14":

@@ -13,7 +13,7 @@ from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 from tests.support.broker import Broker, Mode
 from tests.support.client import bodies, new_xid
-from tests.support.raw import RawClient
+from tests.support.raw import RawClient, session
 from tests.support.service import DtxService
 
 THREADS = 50
@@ -22,10 +22,10 @@ ROUNDS = 6
 
 def attempt(client: RawClient, call: DtxCall) -> XaFlag | int:
     """The flag, or the code of the refusal, of a call on channel 1 of a connection that is for this call alone."""
-    client.send(1, call.encode())
+    client.say(1, call.encode())
     payload = client.next_method(1)
     if payload[:4] == b"\x00\x14\x00\x28":
-        client.send(1, methods.ChannelCloseOk().encode())
+        client.say(1, methods.ChannelCloseOk().encode())
         return int.from_bytes(payload[4:6], "big")
     return XaFlag(int.from_bytes(payload[4:6], "big"))
 
@@ -33,7 +33,7 @@ def attempt(client: RawClient, call: DtxCall) -> XaFlag | int:
 @pytest.fixture
 def pair(service: DtxService) -> Iterator[Callable[[DtxCall, DtxCall], list[XaFlag | int]]]:
     """Two calls at the same time, each on a connection of its own; their answers."""
-    clients = [RawClient(service.url()) for _ in range(2)]
+    clients = [RawClient(service.url()).log_in() for _ in range(2)]
     for client in clients:
         client.open(1)
 
@@ -63,7 +63,7 @@ def test_fifty_threads_do_two_phase_commits_with_joins(service: DtxService, brok
         channel.confirm_delivery()
         for number in range(THREADS * ROUNDS):
             channel.basic_publish("", source, f"{number}".encode())
-    clients = [RawClient(service.url()) for _ in range(THREADS)]
+    clients = [RawClient(service.url()).log_in() for _ in range(THREADS)]
     branches = [[new_xid() for _ in range(ROUNDS)] for _ in range(THREADS)]
     barrier = threading.Barrier(THREADS)
 
@@ -119,7 +119,7 @@ def test_a_commit_that_comes_while_another_runs_waits_and_is_ok(raw: RawClient, 
     raw.open(4)
     for _ in range(5):
         xid = raw.prepared(1, new_xid(), queue=queue)
-        raw.send_frames(_frame(2, DtxCommit(xid=xid)) + _frame(4, DtxCommit(xid=xid)))
+        raw.send_raw(_frame(2, DtxCommit(xid=xid)) + _frame(4, DtxCommit(xid=xid)))
         assert raw.answer(2, DtxCommit(xid=xid)) is XaFlag.OK
         assert raw.answer(4, DtxCommit(xid=xid)) is XaFlag.OK
     assert bodies(broker, queue) == [b"one"] * 5
@@ -135,7 +135,7 @@ def test_a_rollback_that_comes_while_another_runs_waits_and_is_ok(raw: RawClient
         raw.consume_one(1, queue)
         raw.ask(1, DtxEnd(xid=xid))
         assert raw.ask(1, DtxPrepare(xid=xid)) is XaFlag.OK
-        raw.send_frames(_frame(2, DtxRollback(xid=xid)) + _frame(4, DtxRollback(xid=xid)))
+        raw.send_raw(_frame(2, DtxRollback(xid=xid)) + _frame(4, DtxRollback(xid=xid)))
         assert raw.answer(2, DtxRollback(xid=xid)) is XaFlag.OK
         assert raw.answer(4, DtxRollback(xid=xid)) is XaFlag.OK
         assert bodies(broker, queue) == [b"back"]
@@ -157,7 +157,7 @@ def test_of_commit_and_rollback_at_once_one_wins_and_the_other_is_told(
         calls: list[DtxCall] = [DtxCommit(xid=xid), DtxRollback(xid=xid)]
         if first == "rollback":
             calls.reverse()
-        raw.send_frames(_frame(2, calls[0]) + _frame(4, calls[1]))
+        raw.send_raw(_frame(2, calls[0]) + _frame(4, calls[1]))
         assert raw.answer(2, calls[0]) is XaFlag.OK
         refusal = raw.refused(4)
         assert refusal.code in (404, 503)
@@ -182,13 +182,13 @@ def test_prepare_racing_the_end_of_the_channel_that_worked(
 ) -> None:
     """An ended branch does not need its channel; deliveries that it holds keep the connection to the broker."""
     raw.publish(1, queue, b"moved")
-    worker = RawClient(service.url())
+    worker = RawClient(service.url()).log_in()
     worker.open(1, select=True)
     worker.ask(1, DtxStart(xid=xid))
     worker.consume_one(1, queue)
     worker.publish(1, queue, b"result")
     worker.ask(1, DtxEnd(xid=xid))
-    raw.send(2, DtxPrepare(xid=xid).encode())
+    raw.say(2, DtxPrepare(xid=xid).encode())
     if _turn % 2:
         worker.abort()
     else:
@@ -207,21 +207,21 @@ def test_the_channel_that_asks_for_prepare_closes_before_the_answer(
 ) -> None:
     """The operation is the manager's, not the connection's: it goes on, and can be asked for again."""
     raw.publish(1, queue, b"moved")
-    worker = RawClient(service.url())
+    worker = RawClient(service.url()).log_in()
     worker.open(1, select=True)
     worker.ask(1, DtxStart(xid=xid))
     worker.consume_one(1, queue)
     worker.ask(1, DtxEnd(xid=xid))
-    worker.send(1, DtxPrepare(xid=xid).encode())
+    worker.say(1, DtxPrepare(xid=xid).encode())
     if how == "channel.close":
-        worker.send(1, methods.ChannelClose(200, b"done").encode())
+        worker.say(1, methods.ChannelClose(200, b"done").encode())
         while worker.next_method(1)[:4] != b"\x00\x14\x00\x29":
             """prepare-ok may still come first."""
     elif how == "connection.close":
-        worker.send(0, methods.ConnectionClose(200, b"done").encode())
+        worker.say(0, methods.ConnectionClose(200, b"done").encode())
     else:
         worker.abort()
-    with RawClient(service.url()) as another:
+    with session(service.url()) as another:
         another.open(1)
         assert attempt(another, DtxPrepare(xid=xid)) in (XaFlag.OK, 503)  # 503: it is prepared already
     assert raw.ask(2, DtxCommit(xid=xid)) is XaFlag.OK

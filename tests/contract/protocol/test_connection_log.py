@@ -1,13 +1,13 @@
 """What the log says of clients: whence each came, and that it left."""
 
-from tests.support.peer import Peer
 from tests.support.processes import wait_until
+from tests.support.raw import RawClient
 from tests.support.service import DtxService
 
 
-def said_of(service: DtxService, peer: Peer, lines: int, behind: int) -> list[str]:
+def said_of(service: DtxService, address: tuple[str, int], lines: int, behind: int) -> list[str]:
     """So many lines of the log, *behind* so many bytes, which name the client's address."""
-    host, port = peer.socket.getsockname()
+    host, port = address
 
     def found() -> list[str]:
         said = service.log_path.read_bytes()[behind:].decode()
@@ -24,11 +24,12 @@ def length(service: DtxService) -> int:
 
 def test_the_log_names_address_and_close_of_a_client(service: DtxService) -> None:
     before = length(service)
-    with Peer(service.url()) as peer:
+    with RawClient(service.url()) as peer:
         peer.log_in()
-        said_of(service, peer, 1, before)
+        address = peer.socket.getsockname()
+        said_of(service, address, 1, before)
         peer.close()
-        opened, closed = said_of(service, peer, 2, before)
+        opened, closed = said_of(service, address, 2, before)
     assert '"connection opened"' in opened
     assert '"connection closed"' in closed
     assert all('"AMQP 0-9-1"' in line and '"guest"' in line for line in (opened, closed))
@@ -37,10 +38,10 @@ def test_the_log_names_address_and_close_of_a_client(service: DtxService) -> Non
 def test_the_log_names_the_address_of_a_client_that_was_refused(service: DtxService) -> None:
     """A broker that refuses a login knows the address of dtx alone."""
     before = length(service)
-    with Peer(service.url()) as peer:
+    with RawClient(service.url()) as peer:
         peer.begin()
         peer.say(0, peer.start_ok(b"PLAIN", b"\0guest\0wrong"))
         peer.drain()
-        (closed,) = said_of(service, peer, 1, before)
+        (closed,) = said_of(service, peer.socket.getsockname(), 1, before)
     assert '"connection closed in its handshake"' in closed
     assert '"AMQP 0-9-1"' in closed

@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.broker import Mode
 from tests.support.conversation import Conversation, Script, Split, at_once, byte_by_byte, inside_frames, read
-from tests.support.peer import Peer
 from tests.support.rabbitmq import RabbitNode
+from tests.support.raw import RawClient
 from tests.support.service import DtxService
 
 FOLDER = Path(__file__).parent / "conversations"
@@ -20,7 +20,7 @@ SPLITS = (at_once, byte_by_byte, inside_frames)
 
 
 def hold(url: str, script: Script, split: Split) -> None:
-    with Peer(url) as peer:
+    with RawClient(url) as peer:
         peer.log_in()
         peer.open(*script.channels)
         Conversation(peer, split).hold(script.lines)

@@ -21,7 +21,7 @@ from dtx.xa.xid import Xid
 from tests.contract.conftest import DEFAULT_TIMEOUT
 from tests.support.broker import Broker
 from tests.support.client import bodies, new_xid
-from tests.support.raw import RawClient, Refusal
+from tests.support.raw import RawClient, Refusal, session
 from tests.support.service import DtxService
 
 METHODS = {DtxCommit: 10, DtxForget: 20, DtxGetTimeout: 30, DtxPrepare: 40, DtxRollback: 60, DtxSetTimeout: 70}
@@ -140,10 +140,10 @@ def test_obligation_1(service: DtxService, broker: Broker, queue: str) -> None:
     """Rule obligation1: "may be either committed or rolled back regardless of failures": here, of every channel."""
     committed, rolled_back = new_xid(), new_xid()
     for xid in (committed, rolled_back):
-        client = RawClient(service.url())
+        client = RawClient(service.url()).log_in()
         client.prepared(client.open(1, select=True), xid, queue=queue)
         client.abort()  # no channel.close, no connection.close
-    with RawClient(service.url()) as client:
+    with session(service.url()) as client:
         client.open(1)
         assert client.ask(1, DtxCommit(xid=committed)) is XaFlag.OK
         assert client.ask(1, DtxRollback(xid=rolled_back)) is XaFlag.OK

@@ -43,7 +43,7 @@ def consume(queue: str) -> bytes:
 
 @pytest.mark.parametrize("before", [tx_select, confirm_select])
 def test_select_is_refused_on_a_channel_with_another_mode(raw: RawClient, before: Callable[[str], bytes]) -> None:
-    raw.send(2, before(""))
+    raw.say(2, before(""))
     raw.next_method(2)
     check(raw.refusal(2, DtxSelect()), 406, "select on a channel", 101 << 16 | 10)
 
@@ -59,7 +59,7 @@ def test_what_was_delivered_before_select_can_be_part_of_a_branch(
     assert tag is not None
     raw.ask(2, DtxSelect())
     raw.ask(2, DtxStart(xid=xid))
-    raw.send(2, methods.BasicAck(tag).encode())
+    raw.say(2, methods.BasicAck(tag).encode())
     assert raw.ask(2, DtxEnd(xid=xid)) is XaFlag.OK
     assert raw.ask(1, DtxCommit(xid=xid, one_phase=True)) is XaFlag.OK
     raw.close_channel(2)
@@ -74,7 +74,7 @@ def test_select_is_refused_on_a_channel_with_deliveries(
     if before is get:
         raw.publish(3, queue)
         wait_until(lambda: broker.count(queue) == 1, what="a message")
-    raw.send(2, before(queue))
+    raw.say(2, before(queue))
     raw.next_method(2)
     check(raw.refusal(2, DtxSelect()), 406, "select on a channel", 101 << 16 | 10)
 
@@ -109,10 +109,10 @@ def test_deliveries_of_a_stream_cannot_be_part_of_a_branch(
         channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
         channel.confirm_delivery()
         channel.basic_publish("", stream, b"one")
-    raw.send(1, methods.BasicQos(0, 1).encode())
+    raw.say(1, methods.BasicQos(0, 1).encode())
     raw.read_method(1, methods.BasicQosOk.KEY)
     first = b"\x0fx-stream-offsetS" + struct.pack(">I", 5) + b"first"
-    raw.send(1, methods.BasicConsume(stream.encode(), b"tag", arguments=first).encode())
+    raw.say(1, methods.BasicConsume(stream.encode(), b"tag", arguments=first).encode())
     raw.read_method(1, methods.BasicConsumeOk.KEY)
     tag = struct.unpack_from(">Q", raw.read_method(1, methods.BasicDeliver.KEY), 8)[0]
     raw.ask(1, DtxStart(xid=xid))
@@ -171,9 +171,9 @@ def test_consumed_messages_count_too_and_are_back_afterwards(
     for _ in range(count):
         assert raw.get(1, queue) is not None
     if multiple:
-        raw.send(1, methods.BasicAck(0, multiple=True).encode())
+        raw.say(1, methods.BasicAck(0, multiple=True).encode())
     else:
-        raw.send(1, *(methods.BasicAck(tag).encode() for tag in range(1, count + 1)))
+        raw.say(1, *(methods.BasicAck(tag).encode() for tag in range(1, count + 1)))
     check(raw.refused(1), 506, "limits of a branch exceeded", methods.BasicAck.KEY)
     assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.RBROLLBACK
     raw.close_channel(1)
@@ -191,7 +191,7 @@ def test_a_delivery_whose_content_was_too_much_to_keep_cannot_be_consumed(
     tags = [raw.get(1, queue) for _ in range(9)]
     raw.ask(1, DtxStart(xid=xid))
     assert tags[0] is not None
-    raw.send(1, methods.BasicAck(tags[0]).encode())
+    raw.say(1, methods.BasicAck(tags[0]).encode())
     raw.ask(1, DtxEnd(xid=xid))
     assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK
     assert raw.ask(2, DtxCommit(xid=xid)) is XaFlag.OK
@@ -224,7 +224,7 @@ def test_a_delivery_is_settled_once(
     assert later is not None
     if within:
         raw.ask(1, DtxStart(xid=xid))
-    raw.send(1, methods.BasicAck(later).encode())
+    raw.say(1, methods.BasicAck(later).encode())
     check(
         raw.refusal_of(1, methods.BasicAck(later, multiple).encode()),
         406,

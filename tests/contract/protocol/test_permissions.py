@@ -26,7 +26,7 @@ from tests.contract.conftest import COORDINATOR
 from tests.support.broker import Broker, Mode, only_alongside
 from tests.support.client import bodies, new_xid
 from tests.support.rabbitmq import RabbitNode
-from tests.support.raw import RawClient
+from tests.support.raw import RawClient, session
 from tests.support.service import DtxService
 
 CLERK = "a clerk"
@@ -57,7 +57,7 @@ def users(mode: Mode, shared_broker: Broker) -> Iterator[None]:
 
 def connected(service: DtxService, user: str, **options: Any) -> RawClient:
     """A connection of *user* with channel 1 selected and channel 2 not."""
-    client = RawClient(service.url(user, **options))
+    client = RawClient(service.url(user, **options)).log_in()
     client.open(1, select=True)
     client.open(2)
     return client
@@ -155,7 +155,7 @@ def test_how_a_branch_ended_is_for_its_owner_and_coordinators(
 @pytest.mark.parametrize(("user", "words"), [("no lock", "dtx.lock"), ("no write", "amq.default")])
 def test_select_needs_the_permissions_that_receipts_need(service: DtxService, user: str, words: str) -> None:
     """403 with the reason; the connection and the channel's number live on."""
-    with RawClient(service.url(user)) as client:
+    with session(service.url(user)) as client:
         client.open(1)
         for _ in range(2):
             refusal = client.refusal(1, DtxSelect())
@@ -174,7 +174,7 @@ def test_a_login_by_token_passes_through_and_cannot_select(
     token = ".".join(b64encode(part).decode().rstrip("=") for part in (b'{"alg":"RS256"}', b'{"sub":"anna"}', b"sign"))
     rabbitmq.add_user("bearer", token)
     try:
-        with RawClient(service.url("bearer", token)) as client:
+        with session(service.url("bearer", token)) as client:
             client.open(1)
             for _ in range(2):
                 refusal = client.refusal(1, DtxSelect())
@@ -198,7 +198,7 @@ def test_select_says_that_dtx_itself_may_not_use_the_vhost(service: DtxService, 
     try:
         rabbitmq.set_permissions(CLERK, vhost=vhost)
         rabbitmq.api("DELETE", f"/api/permissions/{vhost}/guest")
-        with RawClient(service.url(CLERK, vhost=vhost)) as client:
+        with session(service.url(CLERK, vhost=vhost)) as client:
             client.open(1)
             refusal = client.refusal(1, DtxSelect())
             assert refusal.code == 541
@@ -301,7 +301,7 @@ def test_one_bad_publish_among_good_ones_dooms_its_own_branch_alone(
         for number in range(5):
             client.publish(1, f"good {number}", f"good {number}".encode(), exchange="ok-fanout")
             client.publish(3, f"bad {number}", b"bad", exchange="secret" if number == 2 else "ok-fanout")
-        client.send(1, DtxEnd(xid=good).encode())
+        client.say(1, DtxEnd(xid=good).encode())
         assert client.refusal(3, DtxEnd(xid=bad)).code == 403
         assert client.answer(1, DtxEnd(xid=good)) is XaFlag.OK
         assert client.ask(2, DtxPrepare(xid=bad)) is XaFlag.RBROLLBACK

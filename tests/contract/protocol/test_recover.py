@@ -24,7 +24,7 @@ from tests.support.broker import Mode, StandaloneBroker
 from tests.support.client import async_connected, connected, new_xid
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitNode
-from tests.support.raw import RawClient
+from tests.support.raw import RawClient, session
 from tests.support.seed import heuristic, in_doubt, seed
 from tests.support.service import DtxService
 
@@ -87,7 +87,7 @@ def seeded(
 @pytest.fixture
 def client(seeded: DtxService, many: str) -> Iterator[RawClient]:
     """A connection to the vhost of the many, with channels 1 and 2."""
-    with RawClient(seeded.url(vhost=many)) as raw:
+    with session(seeded.url(vhost=many)) as raw:
         raw.open(1)
         raw.open(2)
         yield raw
@@ -110,7 +110,7 @@ def test_a_scan_lists_each_branch_once_in_frames_that_fit(
     seeded: DtxService, many: str, xids: list[Xid], frame_max: int
 ) -> None:
     """Recover: "a list of transaction branches that are in a prepared or heuristically completed state"."""
-    with RawClient(seeded.url(vhost=many), frame_max) as client:
+    with session(seeded.url(vhost=many), frame_max) as client:
         client.open(1)
         batches = list(client.recover(1))
         assert frame_max - 135 < client.largest <= frame_max
@@ -188,7 +188,7 @@ def test_scans_that_are_never_ended_cost_nothing_lasting(seeded: DtxService, man
         return int(status.split("VmRSS:")[1].split()[0])
 
     def abandon() -> None:
-        with RawClient(seeded.url(vhost=many)) as client:
+        with session(seeded.url(vhost=many)) as client:
             for channel in range(1, 101):
                 batch(client, client.open(channel), START)
             for channel in range(1, 51):
@@ -245,7 +245,7 @@ def test_a_heuristic_outcome_is_told_until_it_is_forgotten(
 ) -> None:
     """Commit-ok, rollback-ok: "Due to a heuristic decision ..."; "recovery-outcome = ... C:FORGET S:FORGET-OK"."""
     xid = heuristics[outcome]
-    with RawClient(seeded.url()) as client:
+    with session(seeded.url()) as client:
         client.open(1, select=True)
         assert xid in everything(client)
         calls: list[DtxCall] = [

@@ -46,17 +46,17 @@ def test_a_whole_branch_octet_for_octet(mode: Mode, raw: RawClient, queue: str) 
         (method(105, 10, b"\x00\x00" + xid + b"\x00"), method(105, 11, b"\x00\x08")),
     ]
     for sent, expected in dialogue:
-        raw.send(7, sent)
+        raw.say(7, sent)
         if expected:
             assert raw.next_method(7) == expected
         else:
-            raw.send_frames(struct.pack(">BHIHHQHB", 2, 7, 14, 60, 0, 0, 0, 0xCE))
+            raw.send_raw(struct.pack(">BHIHHQHB", 2, 7, 14, 60, 0, 0, 0, 0xCE))
 
 
 def test_endscan_is_a_long(raw: RawClient, queue: str, xid: Xid) -> None:
     """Endscan has domain "long"; startscan is a bit, so it has an octet of its own."""
     raw.prepared(1, xid, queue=queue)
-    raw.send(2, method(105, 50, b"\x00\x00" + b"\x01" + b"\x00\x00\x00\x01"))
+    raw.say(2, method(105, 50, b"\x00\x00" + b"\x01" + b"\x00\x00\x00\x01"))
     answer = raw.read_method(2, 105 << 16 | 51)
     assert xid.to_wire() in answer
     # an octet with two bits, as if endscan were one, is a truncated recover
@@ -69,7 +69,7 @@ def test_recover_ok_is_a_table_with_one_long_string(raw: RawClient, queue: str) 
     """Recover-ok: xids has domain "table"; key ``xids``, type ``S``, each xid with its length octet before it."""
     first = raw.prepared(1, Xid(1, new_xid().gtrid, b"\x00\xff"), queue=queue)
     second = raw.prepared(1, Xid(0xFFFFFFFF, new_xid().gtrid), queue=queue)
-    raw.send(2, method(105, 50, b"\x00\x00" + b"\x01" + b"\x00\x00\x00\x01"))
+    raw.say(2, method(105, 50, b"\x00\x00" + b"\x01" + b"\x00\x00\x00\x01"))
     answer = raw.read_method(2, 105 << 16 | 51)
     (table,) = struct.unpack_from(">I", answer, 4)
     assert len(answer) == 8 + table
@@ -132,7 +132,7 @@ def test_calls_in_one_packet_are_answered_in_order(raw: RawClient, xid: Xid) -> 
     ]
     data = b"".join(method_frame(9, payload) for payload in payloads)
     for position in range(len(data)):
-        raw.send_frames(data[position : position + 1])
+        raw.send_raw(data[position : position + 1])
     answers = [raw.next_method(9)[:4] for _ in payloads]
     assert answers == [(int.from_bytes(payload[:4], "big") + 1).to_bytes(4, "big") for payload in payloads]
 
@@ -155,8 +155,8 @@ def test_what_was_sent_behind_a_refused_call_is_discarded(raw: RawClient, queue:
 def test_a_content_of_another_class_ends_the_connection(raw: RawClient, queue: str, xid: Xid) -> None:
     """4.2.6.1: "The class-id MUST match the method frame class id". The text has 501 for it; RabbitMQ answers 505."""
     raw.ask(1, DtxStart(xid=xid))
-    raw.send(1, methods.BasicPublish(b"", queue.encode()).encode())
-    raw.send_frames(header_frame(1, 70, 0, b"\x00\x00"))
+    raw.say(1, methods.BasicPublish(b"", queue.encode()).encode())
+    raw.send_raw(header_frame(1, 70, 0, b"\x00\x00"))
     with pytest.raises(ConnectionEnded, match="505 UNEXPECTED_FRAME"):
         raw.next_method(1)
 
@@ -179,7 +179,7 @@ def test_a_method_within_a_content_ends_the_connection(
     """2.3.5.2: "The content body frames of one channel are not intermixed with its methods"."""
     if within:
         raw.ask(1, DtxStart(xid=xid))
-    raw.send_frames(methods.BasicPublish(b"", queue.encode()).frame(1) + header + method_frame(1, payload))
+    raw.send_raw(methods.BasicPublish(b"", queue.encode()).frame(1) + header + method_frame(1, payload))
     with pytest.raises(ConnectionEnded, match="505 UNEXPECTED_FRAME"):
         raw.next_method(1)
 
@@ -190,19 +190,19 @@ def test_a_malformed_consume_behind_a_publish_ends_the_connection(raw: RawClient
     name = queue.encode()
     content = header_frame(1, 60, 0, b"\x00\x00")
     consume = methods.BasicConsume(name, b"", arguments=b"\x05short").frame(1)
-    raw.send_frames(methods.BasicPublish(b"", name).frame(1) + content + consume)
+    raw.send_raw(methods.BasicPublish(b"", name).frame(1) + content + consume)
     with pytest.raises(ConnectionEnded, match="502 SYNTAX_ERROR"):
         raw.next_method(1)
 
 
 def test_both_sides_close_the_channel_at_once(raw: RawClient, xid: Xid) -> None:
     """Channel.close of the client crosses that of the server: each is confirmed, and the number is free again."""
-    raw.send(1, method(105, 40, b"\x00\x00" + longstr(xid.to_wire())), methods.ChannelClose(200, b"").encode())
+    raw.say(1, method(105, 40, b"\x00\x00" + longstr(xid.to_wire())), methods.ChannelClose(200, b"").encode())
     seen = {raw.next_method(1)[:4]}
     while methods.ChannelCloseOk().encode() not in seen:
         seen.add(raw.next_method(1)[:4])
     if methods.ChannelClose.HEAD in seen:
-        raw.send(1, methods.ChannelCloseOk().encode())
+        raw.say(1, methods.ChannelCloseOk().encode())
     raw.open(1, select=True)
     raw.ask(1, DtxStart(xid=xid))
     assert raw.ask(2, DtxGetTimeout(xid=xid)) == 60

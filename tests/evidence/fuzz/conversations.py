@@ -20,7 +20,7 @@ from dtx.wire.amqp09.methods import (
     DtxStart,
 )
 from dtx.xa.xid import Xid
-from tests.support.peer import message
+from tests.support.raw import message
 
 Mutation = Callable[[random.Random, list[bytes]], list[bytes]]
 
@@ -62,7 +62,7 @@ def conversation(rng: random.Random, queue: bytes) -> list[bytes]:
         DtxStart(xid=xid).frame(2),
         rich,
         methods.BasicAck(1).frame(2),
-        message(2, queue, rng.randbytes(9000), size=4096),
+        message(2, queue, rng.randbytes(9000), frame_max=4096),
         DtxEnd(xid=xid).frame(2),
         DtxGetTimeout(xid=xid).frame(2),
         DtxSetTimeout(xid=xid, timeout=30).frame(2),

@@ -13,8 +13,8 @@ from typing import Final, Self
 
 import uvloop
 
-from tests.evidence.overload.links import Server
 from tests.evidence.overload.members import KINDS, Place
+from tests.support.raw import Address
 
 AT_ONCE: Final = 50
 """Members of one process that connect at the same time."""
@@ -26,7 +26,7 @@ class CrowdError(Exception):
     """A member of the crowd has met something that must not be."""
 
 
-async def _gather(pipe: Connection, server: Server, source: str, numbers: Mapping[str, range], every: float) -> None:
+async def _gather(pipe: Connection, server: Address, source: str, numbers: Mapping[str, range], every: float) -> None:
     """The life of one process: bring everybody into place, say so, stay until told to go, tell what was done."""
     loop = asyncio.get_running_loop()
     gate = asyncio.Semaphore(AT_ONCE)
@@ -67,7 +67,7 @@ async def _gather(pipe: Connection, server: Server, source: str, numbers: Mappin
             task.cancel()
 
 
-def _process(pipe: Connection, server: Server, source: str, numbers: Mapping[str, range], every: float) -> None:
+def _process(pipe: Connection, server: Address, source: str, numbers: Mapping[str, range], every: float) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -92,7 +92,7 @@ class Crowd:
     """
 
     def __init__(self, url: str, counts: Mapping[str, int], *, every: float = 4.0, processes: int = 4) -> None:
-        server = Server.of(url)
+        server = Address.of(url)
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []

@@ -22,7 +22,7 @@ from dtx.wire.amqp09.methods import (
 )
 from dtx.xa.xid import Xid
 from tests.evidence.overload.members import BODY, new_xid
-from tests.support.peer import logged_in, message
+from tests.support.raw import logged_in, message
 
 QUEUE: Final = b"overload-healthy"
 BESIDE: Final = b"overload-beside"
@@ -72,7 +72,7 @@ def _run(pipe: Connection, url: str) -> None:
             began = last = time.perf_counter()
             for name, call in zip(REQUESTS, calls(xid), strict=True):
                 if name == "end":
-                    peer.send(message(1, QUEUE, BODY))
+                    peer.send_raw(message(1, QUEUE, BODY))
                 peer.say(1, call.encode())
                 peer.wait(ANSWERS[name])
                 now = time.perf_counter()
@@ -95,7 +95,7 @@ def _run_beside(pipe: Connection, url: str) -> None:
         waits = Waits()
         while True:
             began = time.perf_counter()
-            peer.send(message(1, BESIDE, BODY))
+            peer.send_raw(message(1, BESIDE, BODY))
             peer.say(1, methods.TxCommit().encode())
             peer.wait(methods.TxCommitOk.KEY)
             waits.branches.append(time.perf_counter() - began)

@@ -3,15 +3,12 @@
 import asyncio
 import socket
 import struct
-from dataclasses import dataclass
 from typing import Final, Self, cast
-from urllib.parse import unquote, urlsplit
 
-from dtx.wire.amqp09 import handshake, methods
-from dtx.wire.amqp09.frames import BODY, HEARTBEAT, HEARTBEAT_FRAME, FrameSplitter, method_frame
-from tests.support.peer import HEADER_0_9_1
+from dtx.wire.amqp09 import methods
+from dtx.wire.amqp09.frames import BODY, HEARTBEAT, HEARTBEAT_FRAME, FrameSplitter, Protocol, method_frame
+from tests.support.raw import FRAME_MAX, Address
 
-FRAME_MAX: Final = 131_072
 PATIENCE: Final = 120.0
 """Seconds for one answer: far beyond what is measured, so that what hangs is told from what is slow."""
 RESET: Final = struct.pack("ii", 1, 0)
@@ -20,26 +17,6 @@ RESET: Final = struct.pack("ii", 1, 0)
 
 class Left(Exception):
     """The server has ended the connection or the channel, with these words."""
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """Where to connect, as whom; picklable."""
-
-    host: str
-    port: int
-    user: bytes
-    password: bytes
-    vhost: bytes
-
-    @classmethod
-    def of(cls, url: str) -> Self:
-        """Read ``amqp://user:password@host:port/vhost``."""
-        parts = urlsplit(url)
-        assert parts.hostname is not None
-        assert parts.port is not None
-        words = (unquote(word or "").encode() for word in (parts.username, parts.password, parts.path[1:]))
-        return cls(parts.hostname, parts.port, *words)
 
 
 class Link(asyncio.Protocol):
@@ -51,7 +28,7 @@ class Link(asyncio.Protocol):
 
     __slots__ = ("_answer", "_splitter", "_wanted", "delivered", "deliveries", "ended", "server", "transport")
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Address) -> None:
         self.server = server
         self.deliveries = 0
         """Bodies that came, of whatever message."""
@@ -64,7 +41,7 @@ class Link(asyncio.Protocol):
         self._answer: asyncio.Future[bytes] | None = None
 
     @classmethod
-    async def connect(cls, server: Server, source: str) -> Self:
+    async def connect(cls, server: Address, source: str) -> Self:
         """Connect from the address *source*, and no more."""
         loop = asyncio.get_running_loop()
         _, link = await loop.create_connection(lambda: cls(server), server.host, server.port, local_addr=(source, 0))
@@ -72,21 +49,16 @@ class Link(asyncio.Protocol):
 
     async def log_in(self, heartbeat: int = 0) -> Self:
         """The handshake, and a channel."""
-        self.transport.write(HEADER_0_9_1)
+        self.transport.write(Protocol.AMQP_0_9_1.value)
         await self.wait(methods.ConnectionStart.KEY)
-        offered = methods.ConnectionTune.decode(await self.ask(self.start_ok(), methods.ConnectionTune.KEY, 0))
+        offered = methods.ConnectionTune.decode(
+            await self.ask(self.server.start_ok().encode(), methods.ConnectionTune.KEY, 0)
+        )
         agreed = methods.ConnectionTuneOk(channel_max=offered.channel_max, frame_max=FRAME_MAX, heartbeat=heartbeat)
         self.say(agreed.encode(), 0)
-        await self.ask(methods.ConnectionOpen(self.server.vhost).encode(), methods.ConnectionOpenOk.KEY, 0)
+        await self.ask(self.server.open.encode(), methods.ConnectionOpenOk.KEY, 0)
         await self.ask(methods.ChannelOpen().encode(), methods.ChannelOpenOk.KEY)
         return self
-
-    def start_ok(self) -> bytes:
-        """The payload of connection.start-ok."""
-        response = handshake.plain(self.server.user, self.server.password)
-        return methods.ConnectionStartOk(
-            client_properties=b"", mechanism=handshake.PLAIN, response=response, locale=b"en_US"
-        ).encode()
 
     # -- asyncio.Protocol
 

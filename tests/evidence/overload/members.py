@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.frames import METHOD, method_frame
+from dtx.wire.amqp09.frames import METHOD, Protocol
 from dtx.wire.amqp09.methods import (
     DtxCommit,
     DtxCommitOk,
@@ -27,8 +27,8 @@ from dtx.wire.amqp09.methods import (
     DtxStartOk,
 )
 from dtx.xa.xid import Xid
-from tests.evidence.overload.links import Left, Link, Server
-from tests.support.peer import HEADER_0_9_1, message
+from tests.evidence.overload.links import Left, Link
+from tests.support.raw import Address, message
 
 BODY: Final = bytes(1024)
 HEARTBEAT: Final = 60
@@ -58,7 +58,7 @@ class Place:
         count: called for each piece of work done.
     """
 
-    server: Server
+    server: Address
     source: str
     number: int
     every: float
@@ -161,7 +161,7 @@ async def slow(place: Place) -> None:
     while place.number % 2:
         link = await Link.connect(place.server, place.source)
         place.in_place()
-        for octet in HEADER_0_9_1 + method_frame(0, link.start_ok()):
+        for octet in Protocol.AMQP_0_9_1.value + link.server.start_ok().frame(0):
             if link.ended.done():
                 place.count()
                 break

@@ -17,10 +17,10 @@ from dtx.wire.amqp09 import methods
 from tests.evidence.overload.crowd import Crowd
 from tests.evidence.overload.healthy import BESIDE, QUEUE, Healthy, Waits, percentile
 from tests.evidence.overload.members import BADLY, NUMBERS, PLENTY, queue_of
-from tests.support.peer import Peer, logged_in, message
 from tests.support.postgres import PostgresServer
 from tests.support.processes import resident, wait_until
 from tests.support.rabbitmq import RabbitNode
+from tests.support.raw import RawClient, logged_in, message
 from tests.support.service import DtxService
 from tests.support.watched import slowness
 
@@ -88,17 +88,17 @@ def open_files() -> Iterator[int]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def prepare(peer: Peer) -> None:
+def prepare(peer: RawClient) -> None:
     """The queues, and messages for those who take them and do nothing with them."""
     for queue in (*map(queue_of, range(NUMBERS)), PLENTY, QUEUE, BESIDE):
         peer.say(1, methods.QueueDeclare(queue, durable=True).encode())
         peer.wait(methods.QueueDeclareOk.KEY)
     for _ in range(2000):
-        peer.send(message(1, PLENTY, bytes(4 * KIB)))
+        peer.send_raw(message(1, PLENTY, bytes(4 * KIB)))
     assert depth(peer, QUEUE) == 0
 
 
-def depth(peer: Peer, queue: bytes) -> int:
+def depth(peer: RawClient, queue: bytes) -> int:
     """How many messages are ready."""
     peer.say(1, methods.QueueDeclare(queue, passive=True).encode())
     return methods.QueueDeclareOk.decode(peer.wait(methods.QueueDeclareOk.KEY).payload).message_count

@@ -13,7 +13,7 @@ from tests.servers.admin.conftest import orphan, somebody
 from tests.support.client import new_xid
 from tests.support.crash import Scene, StandaloneStage, work
 from tests.support.operator import Operator
-from tests.support.raw import RawClient
+from tests.support.raw import session
 
 
 def pages(ask: Callable[..., Any], path: str, of: str, **query: object) -> list[Any]:
@@ -112,7 +112,7 @@ def test_an_open_scan_is_seen_until_it_is_ended(alone: StandaloneStage) -> None:
         xids = [Xid(1, bytes([number]) * 64, b"b" * 64) for number in range(60)]
         for xid in xids:
             prepare(xa, xid)
-        with RawClient(alone.service.url(), frame_max=4096) as client:
+        with session(alone.service.url(), frame_max=4096) as client:
             client.open(1)
             handed_out = client.ask(1, DtxRecover(startscan=True, endscan=False))
             assert isinstance(handed_out, list)

@@ -14,7 +14,7 @@ from tests.conftest import ServiceFactory
 from tests.support.client import bodies, connected, new_xid
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitNode
-from tests.support.raw import ConnectionEnded, RawClient, publish_frames
+from tests.support.raw import ConnectionEnded, message, session
 
 
 def test_a_connection_that_only_coordinates_outlives_the_broker(
@@ -67,12 +67,12 @@ def test_nothing_is_said_behind_the_end_of_a_connection(
     network = proxy("127.0.0.1", rabbitmq.port)
     service = dtx_service(broker=rabbitmq.url().replace(f":{rabbitmq.port}", f":{network.port}"))
     xid = new_xid()
-    with RawClient(service.url()) as client:
+    with session(service.url()) as client:
         client.open(1, select=True)
         network.stall("down")
         sent = network.bytes["up"]
         start, end = (call.frame(1) for call in (DtxStart(xid=xid), DtxEnd(xid=xid)))
-        client.send_frames(start + publish_frames(1, "any") + end)
+        client.send_raw(start + message(1, b"any") + end)
         network.wait_for_bytes("up", sent + len(methods.BasicPublish(b"", b"any").encode()))
         client.read_method(1, DtxStartOk.KEY)
         network.cut()

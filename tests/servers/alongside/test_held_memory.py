@@ -36,7 +36,7 @@ def stage(shared_rabbitmq: RabbitNode, postgres: PostgresServer) -> Iterator[Sta
 
 def client(stage: Stage, *channels: int) -> RawClient:
     """A connection with selected channels."""
-    made = RawClient(stage.service.url(vhost=stage.vhost))
+    made = RawClient(stage.service.url(vhost=stage.vhost)).log_in()
     for channel in channels:
         made.open(channel, select=True)
     return made
@@ -48,11 +48,11 @@ def fits(observer: RawClient, size: int) -> bool:
     observer.ask(1, DtxStart(xid=xid))
     method, header = methods.BasicPublish(b"", b"out").encode(), header_frame(1, _BASIC, size, b"\x00\x00")
     body = body_frames(1, bytes(size), observer.frame_max)
-    observer.send_frames(b"".join((method_frame(1, method), header, *body)))
-    observer.send(1, DtxEnd(xid=xid).encode())
+    observer.send_raw(b"".join((method_frame(1, method), header, *body)))
+    observer.say(1, DtxEnd(xid=xid).encode())
     taken = observer.next_method(1)[:4] != methods.ChannelClose.HEAD
     if not taken:
-        observer.send(1, methods.ChannelCloseOk().encode())
+        observer.say(1, methods.ChannelCloseOk().encode())
         observer.open(1, select=True)
     observer.ask(1, DtxRollback(xid=xid))
     return taken
@@ -68,7 +68,7 @@ def test_a_delivery_counts_from_its_first_octet_to_the_end_of_its_connection(sta
     stage.fill("in", bytes(LARGE))
     with client(stage, 1) as observer, client(stage, 1) as slow:
         assert room(observer, HELD)()
-        slow.send(1, methods.BasicConsume(b"in", b"tag").encode())
+        slow.say(1, methods.BasicConsume(b"in", b"tag").encode())
         while slow.read()[0] != HEADER:
             pass
         assert room(observer, HELD - LARGE - PROPERTIES)()
@@ -103,11 +103,11 @@ def test_what_is_published_in_a_branch_that_is_lost_is_not_kept(stage: Stage) ->
             size = 60 * MIB
             frames = body_frames(channel, bytes(size - 1), publisher.frame_max)
             method = methods.BasicPublish(b"", b"out").frame(channel)
-            publisher.send_frames(b"".join((method, header_frame(channel, _BASIC, size, b"\x00\x00"), *frames)))
+            publisher.send_raw(b"".join((method, header_frame(channel, _BASIC, size, b"\x00\x00"), *frames)))
         publisher.ask(1, DtxGetTimeout(xid=xid))  # answered behind all of that
         assert resident(stage.service.pid) - before < 60 * MIB
         for channel in channels:
-            publisher.send_frames(b"".join(body_frames(channel, b"x", publisher.frame_max)))
+            publisher.send_raw(b"".join(body_frames(channel, b"x", publisher.frame_max)))
             assert publisher.ask(channel, DtxEnd(xid=xid)) is XaFlag.RBROLLBACK
         publisher.ask(1, DtxRollback(xid=xid))
     assert stage.bodies("out") == []
@@ -120,6 +120,6 @@ def doomed(publisher: RawClient, channels: tuple[int, ...]) -> Xid:
     for channel in channels:
         publisher.ask(channel, DtxStart(xid=xid, join=True))
     header = header_frame(1, _BASIC, HELD + 1, b"\x00\x00")
-    publisher.send_frames(methods.BasicPublish(b"", b"out").frame(1) + header)
+    publisher.send_raw(methods.BasicPublish(b"", b"out").frame(1) + header)
     assert publisher.refused(1).code == 506
     return xid

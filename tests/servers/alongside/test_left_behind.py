@@ -13,7 +13,7 @@ from tests.servers.amqp10.raw import Raw
 from tests.support.client import bodies, fresh_queue, new_xid
 from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
-from tests.support.raw import ConnectionEnded, RawClient
+from tests.support.raw import ConnectionEnded, session
 from tests.support.service import DtxService
 
 
@@ -28,7 +28,7 @@ def queue(rabbitmq: RabbitNode) -> Iterator[str]:
 
 def leave_a_branch(service: DtxService, queue: str, xid: Xid) -> None:
     """A client of AMQP 0-9 consumes in a branch, and goes."""
-    with RawClient(service.url()) as leaver:
+    with session(service.url()) as leaver:
         leaver.open(1, select=True)
         leaver.ask(1, DtxStart(xid=xid))
         leaver.consume_one(1, queue)
@@ -63,11 +63,11 @@ def test_whoever_leaves_branches_behind_has_as_many_connections_as_others(
     leave(service, queue, xid)
 
     def let_in() -> bool:
-        with contextlib.suppress(ConnectionEnded, OSError), RawClient(service.url()):
+        with contextlib.suppress(ConnectionEnded, OSError), session(service.url()):
             return True
         return False
 
-    with RawClient(service.url()) as manager:
+    with session(service.url()) as manager:
         manager.open(1)
         for _ in range(3):
             assert not let_in()

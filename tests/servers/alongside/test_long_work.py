@@ -17,11 +17,11 @@ from dtx.wire.amqp09.tables import entry
 from dtx.xa.codes import ReplyCode
 from dtx.xa.xid import Xid
 from tests.support.client import new_xid
-from tests.support.peer import NO_PROPERTIES, Peer, message
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitNode
+from tests.support.raw import NO_PROPERTIES, RawClient, message
 from tests.support.watched import WatchedService, a_queue, ask, fill, not_held, service, take
 
 __all__ = ["service"]
@@ -46,9 +46,9 @@ def watched(shared_rabbitmq: RabbitNode, postgres: PostgresServer) -> Iterator[W
 
 
 @pytest.fixture
-def peer(service: WatchedService) -> Iterator[Peer]:
+def peer(service: WatchedService) -> Iterator[RawClient]:
     """A client with channel 1."""
-    with Peer(service.url(), patience=PATIENCE) as one:
+    with RawClient(service.url(), patience=PATIENCE) as one:
         one.log_in()
         one.open(1)
         yield one
@@ -57,7 +57,7 @@ def peer(service: WatchedService) -> Iterator[Peer]:
 @pytest.fixture
 def queue(shared_rabbitmq: RabbitNode) -> Iterator[bytes]:
     """A queue that was declared at the broker."""
-    with Peer(shared_rabbitmq.url(), patience=PATIENCE) as direct:
+    with RawClient(shared_rabbitmq.url(), patience=PATIENCE) as direct:
         direct.log_in()
         direct.open(1)
         name = a_queue(direct, durable=True)
@@ -68,38 +68,38 @@ def queue(shared_rabbitmq: RabbitNode) -> Iterator[bytes]:
 @pytest.fixture
 def filled(shared_rabbitmq: RabbitNode, queue: bytes) -> bytes:
     """A queue with as many messages as a branch may consume."""
-    with Peer(shared_rabbitmq.url(), patience=PATIENCE) as direct:
+    with RawClient(shared_rabbitmq.url(), patience=PATIENCE) as direct:
         direct.log_in()
         fill(direct, queue, BRANCH_MESSAGES)
     return queue
 
 
-def settled(peer: Peer, queue: bytes) -> int:
+def settled(peer: RawClient, queue: bytes) -> int:
     """Messages that are ready, once all that was said before is done."""
     return int.from_bytes(
         ask(peer, methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)[-8:-4], "big"
     )
 
 
-def select(peer: Peer, channel: int = 1) -> None:
+def select(peer: RawClient, channel: int = 1) -> None:
     ask(peer, methods.DtxSelect().encode(), methods.DtxSelectOk.KEY, channel)
 
 
-def start(peer: Peer) -> Xid:
+def start(peer: RawClient) -> Xid:
     xid = new_xid()
     ask(peer, methods.DtxStart(xid=xid, join=False, resume=False).encode(), methods.DtxStartOk.KEY)
     return xid
 
 
-def end(peer: Peer, xid: Xid) -> None:
+def end(peer: RawClient, xid: Xid) -> None:
     ask(peer, methods.DtxEnd(xid=xid, fail=False, suspend=False).encode(), methods.DtxEndOk.KEY)
 
 
-def publish_largest(peer: Peer, queue: bytes) -> None:
-    peer.send(message(1, queue, b"x" * 100) * BRANCH_MESSAGES)
+def publish_largest(peer: RawClient, queue: bytes) -> None:
+    peer.send_raw(message(1, queue, b"x" * 100) * BRANCH_MESSAGES)
 
 
-def consume_largest(peer: Peer, queue: bytes) -> None:
+def consume_largest(peer: RawClient, queue: bytes) -> None:
     peer.say(1, methods.BasicConsume(queue, b"all").encode())
     take(peer, BRANCH_MESSAGES)
 
@@ -108,14 +108,14 @@ def consume_largest(peer: Peer, queue: bytes) -> None:
 
 
 @pytest.mark.parametrize("mode", ["passing", "selected", "mixed"])
-def test_all_frames_of_a_read_are_little_work_together(peer: Peer, queue: bytes, mode: str) -> None:
+def test_all_frames_of_a_read_are_little_work_together(peer: RawClient, queue: bytes, mode: str) -> None:
     peer.open(2)
     if mode == "selected":
         select(peer)
     one = message(1, queue, b"")
     if mode == "mixed":
         one += methods.QueueDeclare(queue, passive=True).frame(2)
-    peer.send(one * MANY)
+    peer.send_raw(one * MANY)
     if mode == "mixed":
         take(peer, MANY, methods.QueueDeclareOk.KEY)
     wait_until(lambda: settled(peer, queue) == MANY, seconds=PATIENCE, what="all messages, once")
@@ -126,7 +126,7 @@ def test_all_frames_of_a_read_are_little_work_together(peer: Peer, queue: bytes,
 @pytest.mark.parametrize(
     ("how", "part"), [("passing", 1), ("passing", 8), ("selected", 1), ("selected", 8), ("branch", 8)]
 )
-def test_a_body_comes_in_very_many_frames(peer: Peer, queue: bytes, how: str, part: int) -> None:
+def test_a_body_comes_in_very_many_frames(peer: RawClient, queue: bytes, how: str, part: int) -> None:
     if how != "passing":
         select(peer)
     if how == "branch":
@@ -134,34 +134,36 @@ def test_a_body_comes_in_very_many_frames(peer: Peer, queue: bytes, how: str, pa
     size = part * 200_000
     frames = body_frames(1, bytes(size), part + 8)
     header = header_frame(1, 60, size, NO_PROPERTIES)
-    peer.send(methods.BasicPublish(b"", queue).frame(1), header, *frames)
+    peer.send_raw(methods.BasicPublish(b"", queue).frame(1), header, *frames)
     wait_until(lambda: settled(peer, queue) == (how != "branch"), seconds=PATIENCE, what="the message")
 
 
-def test_frames_that_wait_behind_a_call_are_little_work_together(peer: Peer, queue: bytes) -> None:
+def test_frames_that_wait_behind_a_call_are_little_work_together(peer: RawClient, queue: bytes) -> None:
     """A select takes its time; what waits behind it is done afterwards."""
     one = message(1, queue, b"")
-    peer.send(methods.DtxSelect().frame(1), one * (MANY // 2))
+    peer.send_raw(methods.DtxSelect().frame(1), one * (MANY // 2))
     ask(peer, methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
 
 
 @pytest.mark.parametrize("kind", ["many", "nested"])
-def test_messages_of_a_branch_have_as_many_headers_as_may_be(peer: Peer, queue: bytes, kind: str) -> None:
+def test_messages_of_a_branch_have_as_many_headers_as_may_be(peer: RawClient, queue: bytes, kind: str) -> None:
     select(peer)
     xid = start(peer)
     headers = b"\x01aV" * (tables.MAX_ENTRIES - 2)
     if kind == "nested":
         headers = entry(b"k", b"A", b"V" * (tables.MAX_ENTRIES - 2)) + b"\x01aV" * (tables.MAX_ENTRIES - 4)
     properties = build({Property.HEADERS: headers})
-    peer.send((methods.BasicPublish(b"", queue).frame(1) + header_frame(1, 60, 0, properties)) * 20)
+    peer.send_raw((methods.BasicPublish(b"", queue).frame(1) + header_frame(1, 60, 0, properties)) * 20)
     end(peer, xid)
     ask(peer, methods.DtxCommit(xid=xid, one_phase=True).encode(), methods.DtxCommitOk.KEY)
 
 
 @pytest.mark.parametrize("end_of_it", ["commit", "rollback"])
-def test_a_branch_consumes_messages_with_as_many_headers_as_may_be(peer: Peer, queue: bytes, end_of_it: str) -> None:
+def test_a_branch_consumes_messages_with_as_many_headers_as_may_be(
+    peer: RawClient, queue: bytes, end_of_it: str
+) -> None:
     properties = build({Property.HEADERS: b"\x01aV" * (tables.MAX_ENTRIES - 10)})
-    peer.send((methods.BasicPublish(b"", queue).frame(1) + header_frame(1, 60, 0, properties)) * 50)
+    peer.send_raw((methods.BasicPublish(b"", queue).frame(1) + header_frame(1, 60, 0, properties)) * 50)
     settled(peer, queue)
     select(peer)
     peer.say(1, methods.BasicConsume(queue, b"all").encode())
@@ -176,7 +178,7 @@ def test_a_branch_consumes_messages_with_as_many_headers_as_may_be(peer: Peer, q
 # -- branches ----------------------------------------------------------------------------------------------------------
 
 
-def conclude(peer: Peer, xid: Xid, how: str) -> None:
+def conclude(peer: RawClient, xid: Xid, how: str) -> None:
     if how in ("commit", "one-phase"):
         ask(peer, methods.DtxCommit(xid=xid, one_phase=how == "one-phase").encode(), methods.DtxCommitOk.KEY)
     else:
@@ -185,7 +187,7 @@ def conclude(peer: Peer, xid: Xid, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["commit", "rollback", "one-phase"])
 @pytest.mark.parametrize("kind", ["publish", "consume", "reject"])
-def test_the_largest_branch_ends(peer: Peer, request: pytest.FixtureRequest, kind: str, how: str) -> None:
+def test_the_largest_branch_ends(peer: RawClient, request: pytest.FixtureRequest, kind: str, how: str) -> None:
     queue = request.getfixturevalue("queue" if kind == "publish" else "filled")
     select(peer)
     if kind != "publish":
@@ -210,7 +212,7 @@ def test_the_largest_branch_ends(peer: Peer, request: pytest.FixtureRequest, kin
 
 @pytest.mark.parametrize("how", ["channel", "disconnect"])
 @pytest.mark.parametrize("kind", ["publish", "consume", "reject", "deliveries"])
-def test_a_client_leaves_the_largest_branch(peer: Peer, filled: bytes, kind: str, how: str) -> None:
+def test_a_client_leaves_the_largest_branch(peer: RawClient, filled: bytes, kind: str, how: str) -> None:
     select(peer)
     if kind != "publish":
         consume_largest(peer, filled)
@@ -218,7 +220,7 @@ def test_a_client_leaves_the_largest_branch(peer: Peer, filled: bytes, kind: str
         start(peer)
     if kind == "publish":
         publish_largest(peer, filled)
-        peer.send(methods.QueueDeclare(filled, passive=True).frame(1))
+        peer.send_raw(methods.QueueDeclare(filled, passive=True).frame(1))
         peer.wait(methods.QueueDeclareOk.KEY)
     elif kind == "consume":
         peer.say(1, methods.BasicAck(0, multiple=True).encode())
@@ -232,7 +234,7 @@ def test_a_client_leaves_the_largest_branch(peer: Peer, filled: bytes, kind: str
 
 
 @pytest.mark.parametrize("how", ["ack", "nack", "reject", "recover"])
-def test_very_many_deliveries_are_settled_outside_a_branch(peer: Peer, filled: bytes, how: str) -> None:
+def test_very_many_deliveries_are_settled_outside_a_branch(peer: RawClient, filled: bytes, how: str) -> None:
     select(peer)
     consume_largest(peer, filled)
     peer.say(1, methods.BasicCancel(b"all").encode())
@@ -253,14 +255,14 @@ def test_very_many_deliveries_are_settled_outside_a_branch(peer: Peer, filled: b
 @pytest.fixture
 def overfull(shared_rabbitmq: RabbitNode, queue: bytes) -> bytes:
     """A queue with one message more than a channel may have unsettled."""
-    with Peer(shared_rabbitmq.url(), patience=PATIENCE) as direct:
+    with RawClient(shared_rabbitmq.url(), patience=PATIENCE) as direct:
         direct.log_in()
         fill(direct, queue, MAX_UNSETTLED + 1)
     return queue
 
 
 @pytest.mark.parametrize("how", ["ack", "close", "disconnect"])
-def test_a_channel_has_as_many_unsettled_deliveries_as_may_be(peer: Peer, overfull: bytes, how: str) -> None:
+def test_a_channel_has_as_many_unsettled_deliveries_as_may_be(peer: RawClient, overfull: bytes, how: str) -> None:
     """One is held by a branch, so that each of the others is settled by a method of its own."""
     peer.open(2)
     peer.say(2, methods.BasicGet(overfull, no_ack=True).encode())
@@ -284,7 +286,7 @@ def test_a_channel_has_as_many_unsettled_deliveries_as_may_be(peer: Peer, overfu
     wait_until(lambda: settled(peer, overfull) == wanted, seconds=PATIENCE, what=f"{wanted} messages")
 
 
-def test_channels_have_very_many_unsettled_deliveries_and_their_client_leaves(peer: Peer, overfull: bytes) -> None:
+def test_channels_have_very_many_unsettled_deliveries_and_their_client_leaves(peer: RawClient, overfull: bytes) -> None:
     for channel in range(2, 12):
         peer.open(channel)
         select(peer, channel)
@@ -294,10 +296,10 @@ def test_channels_have_very_many_unsettled_deliveries_and_their_client_leaves(pe
     peer.socket.close()
 
 
-def test_a_channel_with_more_unsettled_deliveries_than_may_be_is_closed(peer: Peer, overfull: bytes) -> None:
+def test_a_channel_with_more_unsettled_deliveries_than_may_be_is_closed(peer: RawClient, overfull: bytes) -> None:
     select(peer)
     peer.say(1, methods.BasicConsume(overfull, b"all").encode())
-    close = peer.refusal(1)
+    close = peer.channel_end(1)
     assert close.reply_code == ReplyCode.RESOURCE_ERROR
     assert close.reply_text == b"more than 200000 deliveries are not settled: consume with a prefetch (basic.qos)"
     peer.say(1, methods.ChannelCloseOk().encode())
@@ -312,15 +314,15 @@ def test_a_channel_with_more_unsettled_deliveries_than_may_be_is_closed(peer: Pe
 
 @pytest.mark.parametrize("how", ["close", "disconnect"])
 @pytest.mark.parametrize("mode", ["passing", "selected"])
-def test_a_client_has_as_many_channels_as_may_be(peer: Peer, mode: str, how: str) -> None:
+def test_a_client_has_as_many_channels_as_may_be(peer: RawClient, mode: str, how: str) -> None:
     numbers = range(2, min(peer.offered.channel_max, 1022) + 1)
-    peer.send(*(methods.ChannelOpen().frame(number) for number in numbers))
+    peer.send_raw(*(methods.ChannelOpen().frame(number) for number in numbers))
     take(peer, len(numbers), methods.ChannelOpenOk.KEY)
     if mode == "selected":
-        peer.send(*(methods.DtxSelect().frame(number) for number in numbers))
+        peer.send_raw(*(methods.DtxSelect().frame(number) for number in numbers))
         take(peer, len(numbers), methods.DtxSelectOk.KEY)
     if how == "close":
-        peer.send(*(method_frame(number, CLOSE) for number in numbers))
+        peer.send_raw(*(method_frame(number, CLOSE) for number in numbers))
         take(peer, len(numbers), methods.ChannelCloseOk.KEY)
     else:
         peer.socket.close()
@@ -328,10 +330,10 @@ def test_a_client_has_as_many_channels_as_may_be(peer: Peer, mode: str, how: str
 
 @pytest.mark.parametrize("how", ["close", "disconnect"])
 @pytest.mark.parametrize("mode", ["passing", "selected"])
-def test_a_channel_has_very_many_consumers(peer: Peer, queue: bytes, mode: str, how: str) -> None:
+def test_a_channel_has_very_many_consumers(peer: RawClient, queue: bytes, mode: str, how: str) -> None:
     if mode == "selected":
         select(peer)
-    peer.send(*(methods.BasicConsume(queue, b"%d" % number, no_wait=True).frame(1) for number in range(MANY // 4)))
+    peer.send_raw(*(methods.BasicConsume(queue, b"%d" % number, no_wait=True).frame(1) for number in range(MANY // 4)))
     ask(peer, methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
     if how == "close":
         ask(peer, CLOSE, methods.ChannelCloseOk.KEY)
@@ -348,7 +350,7 @@ def test_the_broker_leaves_the_largest_branch(
     with Proxy("127.0.0.1", int(url.rpartition(":")[2].partition("/")[0])) as between:
         broker = url.replace(f":{url.rpartition(':')[2].partition('/')[0]}", f":{between.port}")
         with WatchedService(broker=broker, database=database) as service, not_held(service), ExitStack() as stack:
-            peer = stack.enter_context(Peer(service.url(), patience=PATIENCE))
+            peer = stack.enter_context(RawClient(service.url(), patience=PATIENCE))
             peer.log_in()
             peer.open(1)
             select(peer)

@@ -15,10 +15,10 @@ from dtx.wire.amqp09.frames import Protocol, method_frame
 from dtx.wire.amqp09.methods import DtxEnd, DtxEndOk, DtxSelect, DtxSelectOk, DtxStart
 from tests.conftest import ServiceFactory
 from tests.support.client import new_xid
-from tests.support.peer import Peer, logged_in, message
 from tests.support.postgres import PostgresServer
 from tests.support.preview import Binding, Exchange, Execution
 from tests.support.rabbitmq import RabbitNode
+from tests.support.raw import RawClient, logged_in, message
 from tests.support.service import DtxService
 
 K = tables.entry(b"a", b"I", b"\x00\x00\x00\x01")
@@ -36,7 +36,7 @@ def service(shared_rabbitmq: RabbitNode, postgres: PostgresServer) -> Iterator[D
 
 
 @pytest.fixture
-def peer(service: DtxService, rabbitmq: RabbitNode) -> Iterator[Peer]:
+def peer(service: DtxService, rabbitmq: RabbitNode) -> Iterator[RawClient]:
     """A connection with channel 1 open."""
     with logged_in(service.url()) as opened:
         yield opened
@@ -87,38 +87,38 @@ def binding_query(exchange: str = "", queue: str = "", key: str = "", arguments:
 FLUSH = octets(Execution.Flush())
 
 
-def described(peer: Peer, name: str, channel: int = 1) -> Exchange.QueryOk:
+def described(peer: RawClient, name: str, channel: int = 1) -> Exchange.QueryOk:
     """Ask for an exchange."""
     peer.say(channel, exchange_query(name))
     return read_description(peer, channel)
 
 
-def read_description(peer: Peer, channel: int = 1) -> Exchange.QueryOk:
+def read_description(peer: RawClient, channel: int = 1) -> Exchange.QueryOk:
     return Exchange.QueryOk().decode(peer.wait(methods.ExchangeBindOk.KEY, channel=channel).payload[4:])
 
 
-def bits(peer: Peer, query: bytes, channel: int = 1) -> list[str]:
+def bits(peer: RawClient, query: bytes, channel: int = 1) -> list[str]:
     """Ask for a binding; the names of the bits that are set."""
     peer.say(channel, query)
     answer = Binding.QueryOk().decode(peer.wait(methods.BindingQueryOk.KEY, channel=channel).payload[4:])
     return [name for name, value in vars(answer).items() if value]
 
 
-def mark(peer: Peer, channel: int = 1) -> int:
+def mark(peer: RawClient, channel: int = 1) -> int:
     """execution.flush: the mark of the answer."""
     peer.say(channel, FLUSH)
     return read_mark(peer, channel)
 
 
-def read_mark(peer: Peer, channel: int = 1) -> int:
+def read_mark(peer: RawClient, channel: int = 1) -> int:
     frame = peer.wait(methods.ExecutionComplete.KEY, channel=channel)
     return Execution.Complete().decode(frame.payload[4:]).cumulative_execution_mark
 
 
-def refusal(peer: Peer, *payloads: bytes, channel: int = 1) -> methods.ChannelClose:
+def refusal(peer: RawClient, *payloads: bytes, channel: int = 1) -> methods.ChannelClose:
     """How the channel ends; it is opened again, by which the connection shows that it lives on."""
     peer.say(channel, *payloads)
-    close = peer.refusal(channel)
+    close = peer.channel_end(channel)
     peer.say(channel, methods.ChannelCloseOk().encode())
     peer.open(channel)
     return close
@@ -127,7 +127,7 @@ def refusal(peer: Peer, *payloads: bytes, channel: int = 1) -> methods.ChannelCl
 # -- exchange.query
 
 
-def test_an_exchange_is_described(peer: Peer, there: Names) -> None:
+def test_an_exchange_is_described(peer: RawClient, there: Names) -> None:
     """query-ok: "The type of the exchange", "the durability", "not known", "arguments"; with every bit of them."""
     found = described(peer, there.exchange)
     assert (found.kind, found.durable, found.not_found) == (b"headers", True, False)
@@ -143,7 +143,7 @@ def test_an_exchange_is_described(peer: Peer, there: Names) -> None:
     assert (gone.kind, gone.durable, gone.not_found, gone.arguments) == (b"", False, True, b"")
 
 
-def test_an_exchange_that_does_not_last_says_so(peer: Peer, rabbitmq: RabbitNode) -> None:
+def test_an_exchange_that_does_not_last_says_so(peer: RawClient, rabbitmq: RabbitNode) -> None:
     """durable: "if set the exchange is durable"."""
     name = f"transient-{secrets.token_hex(4)}"
     with rabbitmq.channel() as channel:
@@ -153,14 +153,14 @@ def test_an_exchange_that_does_not_last_says_so(peer: Peer, rabbitmq: RabbitNode
     assert (found.kind, found.durable, found.not_found) == (b"fanout", False, False)
 
 
-def test_the_default_exchange_is_implied(peer: Peer) -> None:
+def test_the_default_exchange_is_implied(peer: RawClient) -> None:
     """name: "If not specified explicitly the default exchange is implied"."""
     found = described(peer, "")
     assert (found.kind, found.durable, found.not_found, found.arguments) == (b"direct", True, False, b"")
 
 
 @pytest.mark.parametrize("name", [".", "..", "a/b", "%2F", "\u00fc?x=1#y"])
-def test_a_name_is_a_name_and_no_path(peer: Peer, rabbitmq: RabbitNode, name: str) -> None:
+def test_a_name_is_a_name_and_no_path(peer: RawClient, rabbitmq: RabbitNode, name: str) -> None:
     """Whatever a client calls its exchange, nothing else of the management API is asked for."""
     with rabbitmq.channel() as channel:
         channel.exchange_declare(name, "topic")
@@ -205,7 +205,7 @@ def test_a_name_is_a_name_and_no_path(peer: Peer, rabbitmq: RabbitNode, name: st
     ],
 )
 def test_a_binding_is_searched_for(
-    peer: Peer, there: Names, query: Callable[[Names], bytes], expected: Sequence[str]
+    peer: RawClient, there: Names, query: Callable[[Names], bytes], expected: Sequence[str]
 ) -> None:
     """query-ok has a bit for everything that is not there, and none where the binding of interest is."""
     assert bits(peer, query(there)) == expected
@@ -220,7 +220,7 @@ BOTH_CHANNELS = pytest.mark.parametrize("selected", [False, True], ids=["a chann
 
 @BOTH_CHANNELS
 @pytest.mark.parametrize("query", QUERIES, ids=["exchange", "binding"])
-def test_a_ticket_that_the_channel_was_not_given_is_refused(peer: Peer, selected: bool, query: bytes) -> None:
+def test_a_ticket_that_the_channel_was_not_given_is_refused(peer: RawClient, selected: bool, query: bytes) -> None:
     """ticket: "A valid ticket should be provided", on-failure "access-refused"."""
     if selected:
         peer.say(1, DtxSelect().encode())
@@ -232,7 +232,7 @@ def test_a_ticket_that_the_channel_was_not_given_is_refused(peer: Peer, selected
 
 @BOTH_CHANNELS
 @pytest.mark.parametrize("first", [False, True], ids=["after", "before"])
-def test_the_ticket_of_access_request_will_do(peer: Peer, selected: bool, first: bool) -> None:
+def test_the_ticket_of_access_request_will_do(peer: RawClient, selected: bool, first: bool) -> None:
     """Asked for before the channel is selected, or after."""
     request = methods.AccessRequest.HEAD + b"\x05realm\x1f"
     selects = [DtxSelect().encode()] if selected else []
@@ -258,7 +258,7 @@ def test_a_query_has_its_place_between_other_methods(service: DtxService, select
     delete = methods.ExchangeDelete.HEAD + b"\x00\x00" + tables.put_short(name) + b"\x00"
     flow = methods.ChannelFlow.HEAD + b"\x01"
     ask = exchange_query(name.decode())
-    with Peer(service.url()) as peer:
+    with RawClient(service.url()) as peer:
         peer.log_in()
         peer.open(number)
         if selected:
@@ -286,19 +286,19 @@ def test_a_query_has_its_place_between_other_methods(service: DtxService, select
         ]
 
 
-def test_a_query_may_come_within_a_branch_and_between_messages(peer: Peer, there: Names) -> None:
+def test_a_query_may_come_within_a_branch_and_between_messages(peer: RawClient, there: Names) -> None:
     """It is no work of the branch, and what is published before and behind it is."""
     xid = new_xid()
     peer.say(1, DtxSelect().encode(), DtxStart(xid=xid).encode())
-    peer.send(message(1, there.queue.encode(), b"one"))
+    peer.send_raw(message(1, there.queue.encode(), b"one"))
     peer.say(1, exchange_query(there.exchange))
-    peer.send(message(1, there.queue.encode(), b"two"))
+    peer.send_raw(message(1, there.queue.encode(), b"two"))
     peer.say(1, DtxEnd(xid=xid, fail=True).encode())
     assert read_description(peer).kind == b"headers"
     peer.wait(DtxEndOk.KEY)
 
 
-def test_a_query_behind_a_method_that_fails_is_not_answered(peer: Peer, there: Names) -> None:
+def test_a_query_behind_a_method_that_fails_is_not_answered(peer: RawClient, there: Names) -> None:
     """The channel has been closed by then; the connection goes on."""
     declare = methods.QueueDeclare.HEAD + b"\x00\x00\x04nope\x01\x00\x00\x00\x00"
     assert refusal(peer, declare, exchange_query(there.exchange), exchange_query("")).reply_code == 404
@@ -306,7 +306,7 @@ def test_a_query_behind_a_method_that_fails_is_not_answered(peer: Peer, there: N
 
 
 @pytest.mark.parametrize("selected", [False, True], ids=["a channel that passes", "a selected channel"])
-def test_a_client_may_close_its_channel_behind_a_query(peer: Peer, there: Names, selected: bool) -> None:
+def test_a_client_may_close_its_channel_behind_a_query(peer: RawClient, there: Names, selected: bool) -> None:
     """It waits no longer for the answer, and nothing is sent on a closed channel: the broker would drop the rest."""
     if selected:
         peer.say(1, DtxSelect().encode())
@@ -400,14 +400,14 @@ def test_without_a_management_api_that_can_tell_the_refusal_says_what_to_do(
 # -- class execution
 
 
-def test_a_flush_is_answered_when_all_has_been_done(peer: Peer, rabbitmq: RabbitNode) -> None:
+def test_a_flush_is_answered_when_all_has_been_done(peer: RawClient, rabbitmq: RabbitNode) -> None:
     """execution.complete: "All ids below this mark have been executed"."""
     queue = f"flush-{secrets.token_hex(4)}"
     declare = methods.QueueDeclare.HEAD + b"\x00\x00" + tables.put_short(queue.encode())
     declare += b"\x10\x00\x00\x00\x00"  # no-wait
     assert mark(peer) == 0
     peer.say(1, declare)
-    peer.send(message(1, queue.encode(), b"one" * 100_000))
+    peer.send_raw(message(1, queue.encode(), b"one" * 100_000))
     peer.say(1, FLUSH, exchange_query("amq.topic"), FLUSH)
     assert read_mark(peer) == 2
     assert read_mark(peer) == 3
@@ -415,13 +415,13 @@ def test_a_flush_is_answered_when_all_has_been_done(peer: Peer, rabbitmq: Rabbit
         assert channel.queue_delete(queue).method.message_count == 1
 
 
-def test_a_selected_channel_counts_each_command_once(peer: Peer, there: Names) -> None:
+def test_a_selected_channel_counts_each_command_once(peer: RawClient, there: Names) -> None:
     """Those too that wait for what went before them: a message, then a get."""
     peer.say(1, DtxSelect().encode())
-    peer.send(message(1, there.other.encode(), b"one"))
+    peer.send_raw(message(1, there.other.encode(), b"one"))
     get = methods.BasicGet(there.other.encode()).encode()
     peer.say(1, get)
-    peer.send(message(1, there.other.encode(), b"two"))
+    peer.send_raw(message(1, there.other.encode(), b"two"))
     peer.say(1, FLUSH, get, FLUSH)
     peer.wait(methods.BasicGetOk.KEY)
     assert read_mark(peer) == 4
@@ -431,7 +431,7 @@ def test_a_selected_channel_counts_each_command_once(peer: Peer, there: Names) -
     assert mark(peer) == 7
 
 
-def test_a_channel_whose_commands_passed_unseen_cannot_be_counted(peer: Peer) -> None:
+def test_a_channel_whose_commands_passed_unseen_cannot_be_counted(peer: RawClient) -> None:
     """A wrong mark would be worse than none."""
     qos = methods.BasicQos.HEAD + bytes(7)
     close = refusal(peer, qos, FLUSH)
@@ -441,8 +441,8 @@ def test_a_channel_whose_commands_passed_unseen_cannot_be_counted(peer: Peer) ->
 
 def test_who_speaks_amqp_0_9_may_flush_at_any_time(service: DtxService) -> None:
     """The class belongs to that protocol, so there nothing passes uncounted."""
-    with Peer(service.url()) as peer:
-        peer.send(Protocol.AMQP_0_9.value)
+    with RawClient(service.url()) as peer:
+        peer.send_raw(Protocol.AMQP_0_9.value)
         peer.wait(methods.ConnectionStart.KEY)
         peer.say(0, peer.start_ok())
         tune = peer.wait(methods.ConnectionTune.KEY)
@@ -467,14 +467,14 @@ def test_who_speaks_amqp_0_9_may_flush_at_any_time(service: DtxService) -> None:
         ((0x008C_0063).to_bytes(4, "big"), 540),
     ],
 )
-def test_methods_that_no_client_sends_close_the_channel_alone(peer: Peer, payload: bytes, code: int) -> None:
+def test_methods_that_no_client_sends_close_the_channel_alone(peer: RawClient, payload: bytes, code: int) -> None:
     """RabbitMQ would drop the connection with all its channels."""
     peer.open(2)
     assert refusal(peer, payload).reply_code == code
     assert described(peer, "", channel=2).kind == b"direct"
 
 
-def test_a_client_may_tell_how_far_it_has_come(peer: Peer) -> None:
+def test_a_client_may_tell_how_far_it_has_come(peer: RawClient) -> None:
     """execution.complete: chassis "server" MUST implement it; there is no answer to it."""
     peer.say(1, octets(Execution.Complete(7)))
     assert described(peer, "").kind == b"direct"
@@ -491,15 +491,15 @@ def test_a_client_may_tell_how_far_it_has_come(peer: Peer) -> None:
         FLUSH + b"\x00",
     ],
 )
-def test_malformed_queries_end_the_connection_with_502(peer: Peer, payload: bytes) -> None:
+def test_malformed_queries_end_the_connection_with_502(peer: RawClient, payload: bytes) -> None:
     """syntax-error: "illegal values for one or more fields"."""
-    peer.send(method_frame(1, payload))
+    peer.send_raw(method_frame(1, payload))
     close = peer.end()
     assert close is not None
     assert close.reply_code == 502
 
 
-def test_exchange_bind_passes(peer: Peer, there: Names) -> None:
+def test_exchange_bind_passes(peer: RawClient, there: Names) -> None:
     """It has the number of exchange.query."""
     bind = methods.ExchangeBind.HEAD + b"\x00\x00" + tables.put_short(b"amq.direct")
     bind += tables.put_short(there.exchange.encode()) + b"\x01m" + b"\x00" + tables.put_long(K)

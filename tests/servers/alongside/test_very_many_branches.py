@@ -8,10 +8,10 @@ from dtx.auth.operators import OperatorLog, Role
 from dtx.client import Xid
 from dtx.wire.amqp09 import methods
 from tests.support.operator import Operator
-from tests.support.peer import Peer
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
+from tests.support.raw import RawClient
 from tests.support.service import ADMIN
 from tests.support.watched import WatchedService, not_held, take
 
@@ -34,18 +34,18 @@ def test_a_client_leaves_very_many_branches_of_very_many_channels(service: Watch
     assert service.database is not None
     token = OperatorLog(service.database, RM).make_token("viewer", Role.VIEWER, "test")
     operator = Operator(service.admin_url, token=token)
-    with Peer(service.url(), patience=120) as peer:
+    with RawClient(service.url(), patience=120) as peer:
         peer.log_in()
         for first in range(1, CHANNELS + 1, 100):
             numbers = range(first, first + 100)
-            peer.send(*(methods.ChannelOpen().frame(number) for number in numbers))
+            peer.send_raw(*(methods.ChannelOpen().frame(number) for number in numbers))
             take(peer, len(numbers), methods.ChannelOpenOk.KEY)
-            peer.send(*(methods.DtxSelect().frame(number) for number in numbers))
+            peer.send_raw(*(methods.DtxSelect().frame(number) for number in numbers))
             take(peer, len(numbers), methods.DtxSelectOk.KEY)
             for number in numbers:
                 for count in range(EACH):
                     xid = Xid(7, b"%d" % number, b"%d" % count)
-                    peer.send(
+                    peer.send_raw(
                         methods.DtxStart(xid=xid, join=False, resume=False).frame(number)
                         + methods.DtxEnd(xid=xid, fail=False, suspend=True).frame(number)
                     )

@@ -29,9 +29,9 @@ from dtx.xa.xid import Xid
 from tests.servers.amqp10.raw import Raw, body
 from tests.support.broker import MODES
 from tests.support.client import new_xid
-from tests.support.peer import Peer, logged_in
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
+from tests.support.raw import RawClient, logged_in
 from tests.support.watched import WatchedService, a_queue, ask, fill, service
 
 __all__ = ["service"]
@@ -62,7 +62,7 @@ def watched(request: pytest.FixtureRequest, postgres: PostgresServer) -> Iterato
 @pytest.fixture(scope="module")
 def queue(watched: WatchedService) -> bytes:
     """A queue with as many messages as a link may have unsettled; the last test takes them."""
-    with Peer(watched.url(), patience=120) as peer:
+    with RawClient(watched.url(), patience=120) as peer:
         peer.log_in()
         peer.open(1)
         queue = a_queue(peer)
@@ -165,7 +165,7 @@ def test_the_largest_transaction_ends(service: WatchedService, own: bytes, kind:
 
 def conclude(service: WatchedService, xid: Xid) -> None:
     """Prepare and commit a branch, as its transaction manager does."""
-    with Peer(service.url(), patience=120) as peer:
+    with RawClient(service.url(), patience=120) as peer:
         peer.log_in()
         peer.open(1)
         ask(peer, methods.DtxSelect().encode(), methods.DtxSelectOk.KEY)

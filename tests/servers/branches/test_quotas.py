@@ -10,7 +10,7 @@ from tests.servers.admin.conftest import somebody
 from tests.servers.amqp10.raw import Raw
 from tests.servers.branches.conftest import MakeScene
 from tests.support.crash import Scene
-from tests.support.raw import ConnectionEnded, RawClient
+from tests.support.raw import ConnectionEnded, RawClient, session
 from tests.support.service import ADMIN
 
 
@@ -22,16 +22,16 @@ def stage(make_scene: MakeScene) -> Scene:
 
 def test_a_connection_beyond_the_quota_is_refused(stage: Scene) -> None:
     url = stage.service.url(vhost=stage.vhost)
-    with RawClient(url):
+    with session(url):
         for _ in range(2):
-            with RawClient(url), pytest.raises(ConnectionEnded, match="has 2 connections, its quota is 2"):
-                RawClient(url)
+            with session(url), pytest.raises(ConnectionEnded, match="has 2 connections, its quota is 2"):
+                RawClient(url).log_in()
 
 
 def test_a_channel_beyond_the_quota_ends_its_connection(stage: Scene) -> None:
     """RabbitMQ does the same where a user has as many channels as it may."""
     url = stage.service.url(vhost=stage.vhost)
-    with RawClient(url) as first, RawClient(url) as second:
+    with session(url) as first, session(url) as second:
         first.open(1)
         second.open(1)
         second.open(2)
@@ -44,7 +44,7 @@ def test_sessions_count_as_channels(stage: Scene) -> None:
     """One that is too much is refused; the connection goes on."""
     with (
         Raw(stage.service, hostname=f"vhost:{stage.vhost}") as raw,
-        RawClient(stage.service.url(vhost=stage.vhost)) as client,
+        session(stage.service.url(vhost=stage.vhost)) as client,
     ):
         sessions = [raw.opened().begin(), raw.begin()]
         client.open(1)
@@ -57,14 +57,14 @@ def test_sessions_count_as_channels(stage: Scene) -> None:
         sessions[0].end()
         raw.flush()
         raw.begin()
-    with RawClient(stage.service.url(vhost=stage.vhost)) as client:
+    with session(stage.service.url(vhost=stage.vhost)) as client:
         for number in (1, 2, 3):
             client.open(number)
 
 
 def test_a_connection_beyond_the_quota_is_told_so_in_amqp_10(stage: Scene) -> None:
     url = stage.service.url(vhost=stage.vhost)
-    with RawClient(url), RawClient(url), Raw(stage.service, hostname=f"vhost:{stage.vhost}") as raw:
+    with session(url), session(url), Raw(stage.service, hostname=f"vhost:{stage.vhost}") as raw:
         assert refusal(raw) == Condition.NOT_ALLOWED
 
 
@@ -79,7 +79,7 @@ def refusal(raw: Raw) -> str:
 def test_quotas_are_shown_beside_what_is_used(stage: Scene) -> None:
     """In the API and in the metrics; a virtual host without a quota has none there."""
     viewer = somebody(stage, Role.VIEWER)
-    with RawClient(stage.service.url(vhost=stage.vhost)) as client:
+    with session(stage.service.url(vhost=stage.vhost)) as client:
         client.open(1)
         status = viewer.get("/api/status")
         text = viewer.get("/metrics").decode()

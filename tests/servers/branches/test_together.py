@@ -17,8 +17,7 @@ from tests.servers.branches.conftest import MakeScene
 from tests.support.broker import Mode, only_alongside
 from tests.support.client import new_xid
 from tests.support.crash import Scene, Stage, work
-from tests.support.peer import NO_PROPERTIES
-from tests.support.raw import RawClient
+from tests.support.raw import NO_PROPERTIES, RawClient, session
 
 HELD = 64 * 1024
 BRANCHES = 4
@@ -41,7 +40,7 @@ def client(stage: Scene) -> Iterator[Make]:
     with contextlib.ExitStack() as stack:
 
         def make() -> RawClient:
-            made = stack.enter_context(RawClient(stage.service.url(vhost=stage.vhost)))
+            made = stack.enter_context(session(stage.service.url(vhost=stage.vhost)))
             made.open(1, select=True)
             return made
 
@@ -53,7 +52,7 @@ def fits(client: RawClient, size: int) -> bool:
     xid = new_xid()
     client.ask(1, DtxStart(xid=xid))
     client.publish(1, "out", bytes(size))
-    client.send(
+    client.say(
         1, methods.QueueDeclare(b"out", passive=True).encode()
     )  # answered behind the publish, or refused with it
     payload = client.next_method(1)
@@ -128,7 +127,7 @@ def test_a_delivery_that_was_kept_is_not_counted_twice(stage: Stage, client: Mak
     other = first.idle(1, new_xid(), queue="out", body=bytes(HELD - 4000))
     xid = new_xid()
     second.ask(1, DtxStart(xid=xid))
-    second.send(1, methods.BasicAck(tag).encode())
+    second.say(1, methods.BasicAck(tag).encode())
     assert second.ask(1, DtxEnd(xid=xid)) is XaFlag.OK
     for each in (xid, other):
         assert second.ask(1, DtxRollback(xid=each)) is XaFlag.OK
@@ -225,7 +224,7 @@ class Load:
     def rolled_back(self, xid: Xid) -> bool:
         """Roll *xid* back, unless dtx has not heard yet that its client is dead."""
         client = self.alive[0]
-        client.send(1, DtxRollback(xid=xid).encode())
+        client.say(1, DtxRollback(xid=xid).encode())
         payload = client.next_method(1)
         client.unread(1, payload)
         if payload[:4] == struct.pack(">I", methods.ChannelClose.KEY):
@@ -290,7 +289,7 @@ class Load:
         with self._client() as client:
             self.left.append(self.begin(client))
             body = bytes(3000)
-            client.send_frames(
+            client.send_raw(
                 b"".join(
                     (
                         methods.BasicPublish(b"", b"out", 0).frame(1),
@@ -321,7 +320,7 @@ class Load:
         client = self.any()
         tags = [client.get(1, "in") for _ in range(KEPT // 2048 + 1)]
         assert tags[-1] is not None
-        client.send(1, methods.BasicNack(tags[-1], multiple=True).encode())
+        client.say(1, methods.BasicNack(tags[-1], multiple=True).encode())
 
 
 @pytest.mark.parametrize("seed", [1])

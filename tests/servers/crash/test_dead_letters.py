@@ -12,7 +12,7 @@ from tests.support.client import new_xid
 from tests.support.dialogue import Dialogue, Got, unique
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
-from tests.support.raw import RawClient
+from tests.support.raw import session
 from tests.support.service import DtxService
 
 MESSAGES = 1000
@@ -96,7 +96,7 @@ def test_messages_that_are_rejected_are_moved_or_come_back(
 def test_a_message_that_a_prepared_branch_holds_expires_when_it_is_back(service: DtxService) -> None:
     """Not before: not by time, and not by a death of dtx."""
     queue, xid = unique(), new_xid()
-    with Dialogue(service.url()) as talk, RawClient(service.url()) as raw:
+    with Dialogue(service.url()) as talk, session(service.url()) as raw:
         talk.channel.queue_declare("dead", durable=True)
         table = {"x-message-ttl": 3000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
         talk.channel.queue_declare(queue, durable=True, arguments=table)
@@ -107,7 +107,7 @@ def test_a_message_that_a_prepared_branch_holds_expires_when_it_is_back(service:
         assert raw.ask(1, DtxEnd(xid=xid)) is XaFlag.OK
         assert raw.ask(1, DtxPrepare(xid=xid)) is XaFlag.OK
         service.restart()
-    with Dialogue(service.url()) as talk, RawClient(service.url()) as raw:
+    with Dialogue(service.url()) as talk, session(service.url()) as raw:
         raw.open(1, select=True)
         assert [got.body for got in talk.receive("dead")] == ["late"]
         assert (talk.count(queue), talk.count("dead")) == (0, 0)

@@ -19,7 +19,7 @@ from tests.support.crash import PERSISTENT, work
 from tests.support.obstacles import Lock, commits_that_do_not_return, wait_committed, waits
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
-from tests.support.raw import ConnectionEnded, RawClient
+from tests.support.raw import ConnectionEnded, RawClient, session
 from tests.support.service import DtxService
 
 DURABLE_MESSAGE = build({Property.DELIVERY_MODE: b"\x02"})
@@ -163,7 +163,7 @@ def begin(client: RawClient, case: Case) -> None:
     """Everything that comes before the act."""
     number = client.open(case.number, select=case.act is not Act.TX_COMMIT)
     if case.act is Act.TX_COMMIT:
-        client.send(number, TX_SELECT)
+        client.say(number, TX_SELECT)
         client.read_method(number)
     else:
         client.ask(number, DtxStart(xid=case.xid))
@@ -180,7 +180,7 @@ def begin(client: RawClient, case: Case) -> None:
 
 def ask(client: RawClient, case: Case) -> None:
     """The act, without waiting for the answer."""
-    client.send(case.number, TX_COMMIT if case.act is Act.TX_COMMIT else case.call.encode())
+    client.say(case.number, TX_COMMIT if case.act is Act.TX_COMMIT else case.call.encode())
 
 
 def hear(client: RawClient, case: Case) -> None:
@@ -194,7 +194,7 @@ def hear(client: RawClient, case: Case) -> None:
 def round_trip(client: RawClient, channel: int) -> None:
     """Return when dtx has handled all that was sent, and has begun what that asks for."""
     for _ in range(2):
-        client.send(channel, QOS)
+        client.say(channel, QOS)
         client.read_method(channel, QOS_OK)
 
 
@@ -220,13 +220,13 @@ class Scene:
         self._postgres = postgres
         self._stack = stack
         fill(service, "in-0", *(queue for case in self.table for queue in case.queues))
-        self._branches, self._plain, self._other = (stack.enter_context(RawClient(service.url())) for _ in range(3))
+        self._branches, self._plain, self._other = (stack.enter_context(session(service.url())) for _ in range(3))
         for case in self.table:
             begin(self._client(case), case)
         for client in (self._branches, self._plain, self._other):
             client.open(SPARE)
         self._plain.open(CONFIRMING)
-        self._plain.send(CONFIRMING, CONFIRM_SELECT)
+        self._plain.say(CONFIRMING, CONFIRM_SELECT)
         self._plain.read_method(CONFIRMING)
         self._wait_marked(service.database)
         messages = stack.enter_context(Lock(service.database, "message"))

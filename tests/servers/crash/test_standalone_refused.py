@@ -14,7 +14,7 @@ from tests.support.crash import PERSISTENT, work
 from tests.support.obstacles import Lock, refusing
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
-from tests.support.raw import RawClient
+from tests.support.raw import session
 from tests.support.service import DtxService
 
 REFUSED = "NEW.body = 'refused'"
@@ -220,21 +220,21 @@ DELETE = methods.QueueDelete(b"new").encode()
 def test_who_asks_for_the_same_is_not_answered_before_it_is_durable(
     service: DtxService, database: str, before: tuple[bytes, ...], first: bytes, second: bytes, table: str
 ) -> None:
-    with RawClient(service.url()) as one, RawClient(service.url()) as other:
+    with session(service.url()) as one, session(service.url()) as other:
         one.open(1)
         other.open(1)
         other.open(2)
         for payload in before:
-            one.send(1, payload)
+            one.say(1, payload)
             one.next_method(1)
         with Lock(database, table) as lock:
-            one.send(1, first)
+            one.say(1, first)
             lock.wait_felt()
-            other.send(1, second)
-            other.send(2, methods.BasicGet(b"none").encode())
+            other.say(1, second)
+            other.say(2, methods.BasicGet(b"none").encode())
             assert other.refused(2).code == 404  # all that came before it has been handled
             assert other.unheard(1) == 0
         answers = [one.next_method(1), other.next_method(1)]
         assert [answer[:4] for answer in answers] == [(int.from_bytes(first[:4], "big") + 1).to_bytes(4, "big")] * 2
-        one.send(1, DELETE)
+        one.say(1, DELETE)
         one.read_method(1, methods.QueueDeleteOk.KEY)

@@ -10,7 +10,7 @@ from dtx.wire.amqp09.methods import DtxCommit, DtxPrepare, DtxRecover, DtxStart
 from tests.support.client import connected, new_xid, take_all
 from tests.support.crash import PERSISTENT, work
 from tests.support.postgres import PostgresServer
-from tests.support.raw import ConnectionEnded, RawClient
+from tests.support.raw import ConnectionEnded, RawClient, session
 from tests.support.service import DtxService
 
 CONFIRM_SELECT = methods.ConfirmSelect.HEAD + b"\x00"
@@ -52,18 +52,18 @@ def test_a_predecessor_that_wakes_up_answers_nothing_that_its_successor_has_deci
             channel.basic_publish("", "q", body, PERSISTENT)
         xa, decided = work(connection.channel(), publish={"q": [b"decided elsewhere"]}, consume={"q": 1})
         assert xa.prepare(decided) is XaFlag.OK
-    with RawClient(active.url()) as client:
+    with session(active.url()) as client:
         for number in range(1, 6):
             client.open(number, select=number in (2, 3))
-        client.send(1, CONFIRM_SELECT)
+        client.say(1, CONFIRM_SELECT)
         client.read_method(1, methods.ConfirmSelectOk.KEY)
         idle = client.idle(2, new_xid(), queue="q", body=b"not prepared")
         active.pause()
         client.publish(1, "q", b"too late", properties=b"\x10\x00\x02")
-        client.send(2, DtxPrepare(xid=idle).encode())
-        client.send(3, DtxStart(xid=new_xid()).encode())
-        client.send(4, DtxCommit(xid=decided, one_phase=False).encode())
-        client.send(5, DtxRecover(startscan=True, endscan=True).encode())
+        client.say(2, DtxPrepare(xid=idle).encode())
+        client.say(3, DtxStart(xid=new_xid()).encode())
+        client.say(4, DtxCommit(xid=decided, one_phase=False).encode())
+        client.say(5, DtxRecover(startscan=True, endscan=True).encode())
         standby.wait_ready()
         with connected(standby.url()) as connection, Coordinator(connection) as coordinator:
             assert list(coordinator.recover()) == [decided]

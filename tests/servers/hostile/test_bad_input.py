@@ -20,8 +20,8 @@ from tests.servers.amqp10.test_connections import closed
 from tests.servers.hostile.conftest import StartService
 from tests.support.broker import Broker
 from tests.support.client import connected
-from tests.support.peer import NO_PROPERTIES, Peer, logged_in, message
 from tests.support.processes import resident, wait_until
+from tests.support.raw import NO_PROPERTIES, ConnectionEnded, RawClient, logged_in, message
 from tests.support.service import DtxService
 
 SELECT = method_frame(1, DtxSelect().encode())
@@ -89,9 +89,9 @@ def test_malformed_input_closes_the_connection_with_a_reason(
     data, codes = MALFORMED[name]
     with logged_in(service.url()) as peer:
         if selected:
-            peer.send(SELECT)
+            peer.send_raw(SELECT)
             peer.wait(DtxSelectOk.KEY)
-        peer.send(data)
+        peer.send_raw(data)
         end = peer.end()
         assert end is not None, "the socket was closed without a word"
         assert end.reply_code in codes, end
@@ -111,9 +111,9 @@ def test_what_the_broker_lets_pass_without_a_word_harms_nobody(
 ) -> None:
     with logged_in(service.url()) as peer:
         if selected:
-            peer.send(SELECT)
+            peer.send_raw(SELECT)
             peer.wait(DtxSelectOk.KEY)
-        peer.send(data)
+        peer.send_raw(data)
 
 
 BAD_CALLS = {
@@ -138,7 +138,7 @@ def test_bad_dtx_methods_close_the_channel_alone(service: DtxService, broker: Br
     with logged_in(service.url()) as peer:
         peer.open(2)
         peer.say(1, payload)
-        assert peer.refusal(1).reply_code == code
+        assert peer.channel_end(1).reply_code == code
         peer.say(1, methods.ChannelCloseOk().encode())
         peer.open(1)
         peer.say(2, methods.QueueDeclare(b"", exclusive=True).encode())
@@ -147,9 +147,9 @@ def test_bad_dtx_methods_close_the_channel_alone(service: DtxService, broker: Br
 
 def test_frames_on_a_refused_channel_are_dropped_until_its_close_is_confirmed(service: DtxService, queue: str) -> None:
     with logged_in(service.url()) as peer:
-        peer.send(method_frame(1, b"\x00\x65\x00\x63"), message(1, queue.encode(), b"dropped"))
-        peer.refusal(1)
-        peer.send(message(1, queue.encode(), b"dropped too"))
+        peer.send_raw(method_frame(1, b"\x00\x65\x00\x63"), message(1, queue.encode(), b"dropped"))
+        peer.channel_end(1)
+        peer.send_raw(message(1, queue.encode(), b"dropped too"))
         peer.say(1, methods.ChannelCloseOk().encode())
         peer.open(1)
         peer.say(1, methods.BasicGet(queue.encode()).encode())
@@ -159,7 +159,7 @@ def test_frames_on_a_refused_channel_are_dropped_until_its_close_is_confirmed(se
 def test_a_stream_octet_by_octet_is_read(service: DtxService, queue: str, broker: Broker) -> None:
     with logged_in(service.url()) as peer:
         for octet in message(1, queue.encode(), b"slowly"):
-            peer.send(bytes((octet,)))
+            peer.send_raw(bytes((octet,)))
         peer.close()
     assert broker.count(queue) == 1
 
@@ -167,7 +167,7 @@ def test_a_stream_octet_by_octet_is_read(service: DtxService, queue: str, broker
 def test_half_a_frame_and_an_end(service: DtxService, bystander: None) -> None:
     for cut in (3, 9, 20):
         with logged_in(service.url()) as peer:
-            peer.send(PUBLISH[:cut])
+            peer.send_raw(PUBLISH[:cut])
             peer.socket.shutdown(socket.SHUT_WR)
             peer.drain()
 
@@ -175,14 +175,14 @@ def test_half_a_frame_and_an_end(service: DtxService, bystander: None) -> None:
 def test_a_reset_in_the_midst(service: DtxService, bystander: None) -> None:
     for sent in (b"", SELECT, SELECT + PUBLISH):
         with logged_in(service.url()) as peer:
-            peer.send(sent)
+            peer.send_raw(sent)
             peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 # -- many, slow and deaf clients
 
 
-def ask_on(peer: Peer, call: bytes, seconds: float) -> int:
+def ask_on(peer: RawClient, call: bytes, seconds: float) -> int:
     """Send *call* again and again without reading; how many octets were taken before the service took no more."""
     peer.socket.settimeout(0.5)
     sent = 0
@@ -207,7 +207,7 @@ def test_a_client_that_never_reads_its_answers_costs_no_memory(
 ) -> None:
     before = resident(service.pid)
     with logged_in(service.url()) as peer:
-        peer.send(SELECT)
+        peer.send_raw(SELECT)
         peer.wait(DtxSelectOk.KEY)
         ask_on(peer, call * 5000, 6)
         assert resident(service.pid) - before < 64 << 20
@@ -234,7 +234,7 @@ def test_a_deaf_client_s_socket_is_not_kept_for_ever(start_service: StartService
         peer.say(1, methods.QueueDeclare(b"", exclusive=True).encode())
         queue = methods.QueueDeclareOk.decode(peer.wait(methods.QueueDeclareOk.KEY).payload).queue
         for _ in range(50):
-            peer.send(message(1, queue, bytes(1 << 20)))
+            peer.send_raw(message(1, queue, bytes(1 << 20)))
         peer.say(1, methods.BasicConsume(queue, b"deaf").encode(), b"\x12\x34\x00\x0a")
         wait_until(lambda: works(service.url()), seconds=60, what="room for another client")
 
@@ -252,12 +252,8 @@ def test_the_last_places_are_kept_for_coordinators(start_service: StartService) 
     """Of all protocols, a client that finds no place hears why."""
     service = start_service("--max-connections", "1", "--coordinator", "somebody")
     with connected(service.url()):
-        with Peer(service.url()) as peer:
-            peer.begin()
-            peer.say(0, peer.start_ok())
-            peer.offered = methods.ConnectionTune.decode(peer.wait(methods.ConnectionTune.KEY).payload)
-            peer.say(0, peer.tune_ok(), methods.ConnectionOpen(peer.vhost).encode())
-            assert b"connection limit reached" in peer.wait(methods.ConnectionClose.KEY).payload
+        with RawClient(service.url()) as peer, pytest.raises(ConnectionEnded, match="connection limit reached"):
+            peer.log_in()
         with Raw(service) as raw:
             assert closed(raw) == "amqp:resource-limit-exceeded"
     wait_until(lambda: works(service.url()), what="the place of the client that has left")

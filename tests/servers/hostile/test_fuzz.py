@@ -12,14 +12,13 @@ from typing import Final
 import pytest
 from pika.adapters.blocking_connection import BlockingConnection
 
-from dtx.wire.amqp09 import handshake, methods, tables
-from dtx.wire.amqp09.frames import method_frame
+from dtx.wire.amqp09 import handshake, tables
 from tests.evidence.fuzz import corpus
 from tests.evidence.fuzz.conversations import MUTATIONS, broker_of_its_own, conversation, flip
 from tests.support.broker import Broker, Mode
 from tests.support.client import bodies
-from tests.support.peer import Peer
 from tests.support.processes import resident
+from tests.support.raw import RawClient
 from tests.support.service import DtxService
 
 STREAMS = int(os.environ.get("DTX_FUZZ_STREAMS", "60"))
@@ -34,13 +33,13 @@ def speak(
     service: DtxService, rng: random.Random, queue: bytes, say: Callable[[random.Random, bytes], list[bytes]]
 ) -> None:
     """One client: a real conversation with one mutation, in pieces of any size."""
-    with Peer(service.url()) as peer, contextlib.suppress(OSError):
+    with RawClient(service.url()) as peer, contextlib.suppress(OSError):
         peer.log_in(frame_max=rng.choice((4096, 131072)))
         peer.open(1, 2)
         data = b"".join(rng.choice(MUTATIONS)(rng, say(rng, queue)))
         while data:
             size = rng.choice((1, 7, 100, 4096, len(data)))
-            peer.send(data[:size])
+            peer.send_raw(data[:size])
             data = data[size:]
         peer.socket.settimeout(rng.choice((0.01, 0.05, 0.2)))
         with contextlib.suppress(TimeoutError):
@@ -102,13 +101,13 @@ def test_what_fuzzing_has_found_harms_nobody(
     before = resident(service.pid)
 
     def client(path: Path, vhost: str) -> None:
-        with Peer(service.url(vhost=vhost)) as peer, contextlib.suppress(OSError):
+        with RawClient(service.url(vhost=vhost)) as peer, contextlib.suppress(OSError):
             if name == "opening":
                 peer.begin()
             else:
                 peer.log_in()
                 peer.open(1, 2)
-            peer.send(path.read_bytes()[1:])  # the first octet is the fuzzer's own
+            peer.send_raw(path.read_bytes()[1:])  # the first octet is the fuzzer's own
             peer.socket.settimeout(0.1)
             with contextlib.suppress(TimeoutError):
                 peer.drain()
@@ -136,27 +135,26 @@ def test_mutated_handshakes_harm_nobody(
 
     def client(number: int) -> None:
         rng = random.Random(f"{SEED} {step} {amqplain} {number}")
-        with Peer(service.url()) as peer, contextlib.suppress(OSError, AssertionError):
+        with RawClient(service.url()) as peer, contextlib.suppress(OSError, AssertionError):
             if step == "header":
                 said = flip(rng, [b"AMQP\x00\x00\x09\x01"])
             else:
-                said = rng.choice(MUTATIONS[:3])(rng, [method_frame(0, intact(peer))])
-            peer.send(*said)
+                said = rng.choice(MUTATIONS[:3])(rng, [intact(peer)])
+            peer.send_raw(*said)
             peer.socket.settimeout(0.1)
             peer.drain()
 
-    def intact(peer: Peer) -> bytes:
+    def intact(peer: RawClient) -> bytes:
         """What is said at this step, when all that comes before was said."""
-        peer.begin()
-        start_ok = peer.start_ok(handshake.AMQPLAIN, login) if amqplain else peer.start_ok()
+        mechanism, response = (handshake.AMQPLAIN, login) if amqplain else (handshake.PLAIN, None)
         if step == "start-ok":
-            return start_ok
-        peer.say(0, start_ok)
-        peer.offered = methods.ConnectionTune.decode(peer.wait(methods.ConnectionTune.KEY).payload)
+            peer.begin()
+            return peer.start_ok(mechanism, response).frame(0)
+        peer.authenticate(mechanism, response)
         if step == "tune-ok":
-            return peer.tune_ok()
+            return peer.tune_ok().frame(0)
         peer.say(0, peer.tune_ok())
-        return methods.ConnectionOpen(b"/").encode()
+        return peer.address.open.frame(0)
 
     together(client, range(25))
     healthy(service)

@@ -13,10 +13,11 @@ import pika
 import pytest
 
 from dtx.wire.amqp09 import methods
-from tests.support.peer import HEADER_0_9_1, Peer
+from dtx.wire.amqp09.frames import Protocol
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
+from tests.support.raw import RawClient
 from tests.support.service import DtxService
 
 Mode = Literal["alongside", "standalone", "standalone with TLS"]
@@ -63,7 +64,7 @@ def busy(service: DtxService) -> float:
     return (int(fields[11]) + int(fields[12])) / 100
 
 
-def use(peer: Peer) -> None:
+def use(peer: RawClient) -> None:
     """A queue of its own, a message there and back."""
     peer.say(1, methods.QueueDeclare(b"", exclusive=True, auto_delete=True).encode())
     queue = methods.QueueDeclareOk.decode(peer.wait(methods.QueueDeclareOk.KEY).payload).queue
@@ -75,7 +76,7 @@ def test_who_is_in_stays_in_and_others_come_in_later(
     service: DtxService, tls: ssl.SSLContext | None, wait_for_login: Callable[[], None]
 ) -> None:
     with ExitStack() as stack:
-        inside = stack.enter_context(Peer(service.url(), tls=tls)).log_in()
+        inside = stack.enter_context(RawClient(service.url(), tls=tls)).log_in()
         inside.open(1)
         use(inside)
         _, hard = resource.prlimit(service.pid, resource.RLIMIT_NOFILE)
@@ -85,7 +86,7 @@ def test_who_is_in_stays_in_and_others_come_in_later(
         for _ in range(10 * SPARE):
             one = stack.enter_context(socket.create_connection((service.host, service.port), 10))
             with contextlib.suppress(OSError):
-                one.sendall(HEADER_0_9_1 if tls is None else b"\x16\x03\x01")
+                one.sendall(Protocol.AMQP_0_9_1.value if tls is None else b"\x16\x03\x01")
             outside.append(one)
         wait_until(lambda: len(descriptors(service)) >= allowed - 3, what="no more files to open")
         spent = busy(service)
@@ -103,7 +104,7 @@ def test_who_is_in_stays_in_and_others_come_in_later(
 def wait_for_login(service: DtxService, tls: ssl.SSLContext | None) -> Callable[[], None]:
     def works() -> bool:
         try:
-            with Peer(service.url(), tls=tls) as peer:
+            with RawClient(service.url(), tls=tls) as peer:
                 peer.log_in().open(1)
                 use(peer)
         except (AssertionError, OSError, pika.exceptions.AMQPError):

@@ -10,9 +10,9 @@ import pytest
 from dtx.wire.amqp09 import methods, tables
 from dtx.wire.amqp09.frames import HEADER
 from tests.support.broker import Mode, only_standalone
-from tests.support.peer import Peer, logged_in, message
 from tests.support.postgres import PostgresServer
 from tests.support.processes import resident, wait_until
+from tests.support.raw import RawClient, logged_in, message
 from tests.support.service import DtxService
 
 pytestmark = only_standalone
@@ -36,12 +36,12 @@ def own_service(mode: Mode, database_server: PostgresServer) -> Iterator[DtxServ
         yield running
 
 
-def exclusive_queue(peer: Peer) -> bytes:
+def exclusive_queue(peer: RawClient) -> bytes:
     peer.say(1, methods.QueueDeclare(b"", exclusive=True).encode())
     return methods.QueueDeclareOk.decode(peer.wait(methods.QueueDeclareOk.KEY).payload).queue
 
 
-def push(peer: Peer, data: bytes, most: int, patience: float = 1.0) -> int:
+def push(peer: RawClient, data: bytes, most: int, patience: float = 1.0) -> int:
     """Send *data* again and again until the service takes no more for a while; octets that were taken."""
     peer.socket.settimeout(patience)
     sent = 0
@@ -74,7 +74,7 @@ def test_a_publisher_that_is_faster_than_the_database_waits_for_it(
         finally:
             database_server.resume()
         count = -(-sent // len(whole))
-        peer.send(whole[sent % len(whole) :] if sent % len(whole) else b"")
+        peer.send_raw(whole[sent % len(whole) :] if sent % len(whole) else b"")
         confirmed = 0
         while confirmed < count:
             settle = methods.BasicAck.decode(peer.wait(methods.BasicAck.KEY).payload)
@@ -86,7 +86,7 @@ def test_a_publisher_that_is_faster_than_the_database_waits_for_it(
 def test_a_publisher_is_told_that_it_is_blocked(own_service: DtxService, database_server: PostgresServer) -> None:
     """connection.blocked, for clients that say that they understand it."""
     blocked = tables.entry(b"connection.blocked", b"t", b"\x01")
-    with Peer(own_service.url()) as peer:
+    with RawClient(own_service.url()) as peer:
         peer.log_in(properties=tables.entry(b"capabilities", b"F", blocked))
         peer.open(1)
         whole = message(1, exclusive_queue(peer), bytes(64 * 1024))
@@ -96,7 +96,7 @@ def test_a_publisher_is_told_that_it_is_blocked(own_service: DtxService, databas
             peer.wait(methods.ConnectionBlocked.KEY)
         finally:
             database_server.resume()
-        peer.send(whole[sent % len(whole) :] if sent % len(whole) else b"")
+        peer.send_raw(whole[sent % len(whole) :] if sent % len(whole) else b"")
         peer.wait(methods.ConnectionUnblocked.KEY)
 
 
@@ -114,7 +114,7 @@ def test_many_publishers_together_have_a_limit(own_service: DtxService, database
         finally:
             database_server.resume()
         for peer, whole, octets in zip(peers, wholes, sent, strict=True):
-            peer.send(whole[octets % len(whole) :] if octets % len(whole) else b"")
+            peer.send_raw(whole[octets % len(whole) :] if octets % len(whole) else b"")
             peer.say(1, methods.BasicQos(0, 1).encode())
             peer.wait(methods.BasicQosOk.KEY)
 
@@ -127,12 +127,12 @@ def test_a_reader_that_is_slow_gets_everything_in_the_end(service: DtxService) -
         own = exclusive_queue(quick)
         before = resident(service.pid)
         for number in range(count):
-            slow.send(message(1, queue, number.to_bytes(4, "big") * (MEGABYTE // 4)))
+            slow.send_raw(message(1, queue, number.to_bytes(4, "big") * (MEGABYTE // 4)))
         slow.say(1, methods.BasicConsume(queue, b"slow").encode())
         quick.say(1, methods.BasicConsume(own, b"quick", no_ack=True).encode())
         started = time.monotonic()
         for number in range(20):
-            quick.send(message(1, own, b"%d" % number))
+            quick.send_raw(message(1, own, b"%d" % number))
             assert quick.wait(3).payload == b"%d" % number
         assert time.monotonic() - started < 60
         wait_until(lambda: resident(service.pid) - before < 300 * MEGABYTE, what="memory that is free again")
@@ -150,7 +150,7 @@ def test_clients_that_die_in_the_midst_of_a_frame_leave_nothing(own_service: Dtx
     before = resident(own_service.pid)
     for _ in range(150):
         with logged_in(own_service.url()) as peer:
-            peer.send(message(1, b"nowhere", bytes(MEGABYTE), size=2 * MEGABYTE)[:-1])
+            peer.send_raw(message(1, b"nowhere", bytes(MEGABYTE), frame_max=2 * MEGABYTE)[:-1])
             peer.socket.shutdown(socket.SHUT_WR)
             peer.drain()
     assert resident(own_service.pid) - before < 48 * MEGABYTE

@@ -14,9 +14,9 @@ from dtx.wire.amqp09.methods import DtxEnd, DtxEndOk, DtxSelect, DtxStart
 from dtx.xa.codes import XaFlag
 from tests.servers.proxy.channels import select
 from tests.support.client import bodies, connected, new_xid
-from tests.support.peer import Peer, logged_in
 from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
+from tests.support.raw import RawClient, logged_in
 from tests.support.service import DtxService
 
 REPLY_TO = "amq.rabbitmq.reply-to"
@@ -128,7 +128,7 @@ def question(channel: int, queue: str, body: bytes, properties: bytes = WANTS_RE
     return b"".join(parts)
 
 
-def waiting_for_replies(peer: Peer) -> None:
+def waiting_for_replies(peer: RawClient) -> None:
     peer.say(1, DtxSelect().encode(), methods.BasicConsume(REPLY_TO.encode(), b"tag", no_ack=True).encode())
     peer.wait(methods.BasicConsumeOk.KEY)
 
@@ -152,7 +152,7 @@ def test_questions_count_when_a_close_comes_behind_them(
                 peer.wait(DtxEndOk.KEY)
             before = question(1, target, b"before", b"\x00\x00") if number < 4 else b""
             close = row(200, b"bye").frame(close_of)
-            peer.send(before, question(1, target, body * 3000), close)
+            peer.send_raw(before, question(1, target, body * 3000), close)
             peer.wait(methods.ChannelCloseOk.KEY, methods.ConnectionCloseOk.KEY)
             expected += ([b"before"] if before else []) + [body * 3000]
             assert rabbitmq.count(target) == len(expected)
@@ -172,11 +172,11 @@ def test_half_a_question_harms_nobody(service: DtxService, queue: str, rabbitmq:
     for data in (method, method + header, method + header * 2, method + method, method + body_frames(1, b"x", 0)[0]):
         with logged_in(service.url()) as peer:
             waiting_for_replies(peer)
-            peer.send(data)
+            peer.send_raw(data)
     assert rabbitmq.count(queue) == 0
     with logged_in(service.url()) as peer:
         waiting_for_replies(peer)
-        peer.send(whole)
+        peer.send_raw(whole)
         wait_until(lambda: rabbitmq.count(queue) == 1, what="the question")
         peer.say(1, methods.BasicGet(queue.encode(), no_ack=True).encode())
         assert peer.wait(BODY).payload == b"question"

@@ -14,10 +14,10 @@ from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.frames import BODY, HEADER
 from dtx.wire.amqp09.methods import DtxSelect, DtxSelectOk
 from tests.conftest import ServiceFactory
-from tests.support.peer import Peer, logged_in, message
 from tests.support.processes import wait_until
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitNode
+from tests.support.raw import RawClient, logged_in, message
 from tests.support.service import DtxService
 
 MIB = 1 << 20
@@ -64,7 +64,7 @@ def test_a_message_of_200_mb_passes_through(
             peer.say(1, DtxSelect().encode())
             peer.wait(DtxSelectOk.KEY)
         body = b"".join(pieces(size))
-        peer.send(message(1, queue.encode(), body))
+        peer.send_raw(message(1, queue.encode(), body))
         peer.say(1, methods.BasicGet(queue.encode(), no_ack=not selected).encode())
         peer.wait(methods.BasicGetOk.KEY)
         peer.wait(HEADER)
@@ -101,7 +101,7 @@ def test_a_publisher_is_no_faster_than_the_broker(
         assert memory.growth < 16 * MIB
         between.resume()
         peer.socket.settimeout(30)
-        peer.send(one[sent % len(one) :])
+        peer.send_raw(one[sent % len(one) :])
         peer.close()
     messages = sent // len(one) + 1
     assert rabbitmq.count(queue) == messages
@@ -131,7 +131,7 @@ def test_both_directions_at_full_speed(service: DtxService, queue: str, memory: 
         consumer.say(1, methods.BasicConsume(queue.encode(), b"fast", no_ack=True).encode())
         consumer.wait(methods.BasicConsumeOk.KEY)
         one = message(1, queue.encode(), bytes(size))
-        sender = threading.Thread(target=producer.send, args=(one,) * count)
+        sender = threading.Thread(target=producer.send_raw, args=(one,) * count)
         sender.start()
         for _ in range(count):
             consumer.wait(BODY)
@@ -148,7 +148,7 @@ def test_a_blocked_publisher_loses_nothing_when_it_leaves(
     rabbitmq.memory_alarm(on=True)
     with logged_in(service.url()) as peer:
         for _ in range(50):
-            peer.send(message(1, queue.encode(), bytes(1000)))
+            peer.send_raw(message(1, queue.encode(), bytes(1000)))
     rabbitmq.memory_alarm(on=False)
     wait_until(lambda: rabbitmq.count(queue) == 50, what="50 messages")
 
@@ -158,7 +158,7 @@ def test_a_blocked_publisher_waits_for_the_answer_to_its_close(
 ) -> None:
     with logged_in(service.url()) as peer:
         rabbitmq.memory_alarm(on=True)
-        peer.send(message(1, queue.encode(), b"blocked"))
+        peer.send_raw(message(1, queue.encode(), b"blocked"))
         peer.say(0, methods.ConnectionClose(200, b"bye").encode())
         peer.socket.settimeout(7)
         with pytest.raises(TimeoutError):
@@ -170,7 +170,7 @@ def test_a_blocked_publisher_waits_for_the_answer_to_its_close(
 
 
 def test_an_idle_service_uses_no_processor(service: DtxService) -> None:
-    with Peer(service.url()) as peer:
+    with RawClient(service.url()) as peer:
         peer.log_in()
 
         def used() -> float:

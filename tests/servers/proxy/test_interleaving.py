@@ -6,8 +6,8 @@ from dtx.wire.amqp09 import content, methods
 from dtx.wire.amqp09.frames import BODY, HEADER
 from dtx.wire.amqp09.methods import DtxEnd, DtxRecover, DtxSelect, DtxSelectOk, DtxStart
 from tests.support.client import new_xid
-from tests.support.peer import logged_in
 from tests.support.rabbitmq import RabbitNode
+from tests.support.raw import logged_in
 from tests.support.service import DtxService
 
 MESSAGES = 10
@@ -36,7 +36,7 @@ def test_answers_of_dtx_never_come_between_the_frames_of_a_message(
                 calls = (
                     (DtxStart(xid=xid), DtxEnd(xid=xid)) if selected else (DtxRecover(startscan=True, endscan=True),)
                 )
-                peer.send(*(call.frame(1) for call in calls))
+                peer.send_raw(*(call.frame(1) for call in calls))
             frame = peer.frame()
             assert frame is not None
             if frame.key == methods.BasicDeliver.KEY:

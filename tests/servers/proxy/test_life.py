@@ -28,10 +28,10 @@ from dtx.xa.codes import XaFlag
 from tests.conftest import ServiceFactory
 from tests.servers.proxy.channels import fill, get, select
 from tests.support.client import bodies, connected, new_xid
-from tests.support.peer import Peer, logged_in, message
 from tests.support.processes import wait_until
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitNode
+from tests.support.raw import RawClient, logged_in, message
 from tests.support.service import DtxService
 
 GOODBYE = 320
@@ -76,7 +76,7 @@ def use(service: DtxService) -> None:
 
 def test_clients_are_told_of_the_end(dtx_service: ServiceFactory) -> None:
     service = dtx_service()
-    with logged_in(service.url()) as peer, logged_in(service.url()) as selected, Peer(service.url()) as silent:
+    with logged_in(service.url()) as peer, logged_in(service.url()) as selected, RawClient(service.url()) as silent:
         selected.say(1, DtxSelect().encode())
         selected.wait(DtxSelectOk.KEY)
         begun = time.monotonic()
@@ -120,7 +120,7 @@ def test_what_clients_sent_before_the_end_arrives(
 ) -> None:
     service = dtx_service()
     with logged_in(service.url()) as peer:
-        peer.send(*(message(1, queue.encode(), b"%d" % number) for number in range(2000)))
+        peer.send_raw(*(message(1, queue.encode(), b"%d" % number) for number in range(2000)))
         peer.say(1, methods.BasicQos(0, 1).encode())
         peer.wait(methods.BasicQosOk.KEY)
         service.signal(signal.SIGTERM)
@@ -149,7 +149,7 @@ def test_an_idle_branch_of_a_client_that_left_does_not_delay_the_end(
 
 
 @contextlib.contextmanager
-def hanging_commit(service: DtxService, between: Proxy, queue: str) -> Iterator[Peer]:
+def hanging_commit(service: DtxService, between: Proxy, queue: str) -> Iterator[RawClient]:
     """A commit on channel 1 that the broker does not get to hear of; channel 2 is selected too."""
     with logged_in(service.url()) as peer:
         peer.open(2)
@@ -157,7 +157,7 @@ def hanging_commit(service: DtxService, between: Proxy, queue: str) -> Iterator[
             peer.say(channel, DtxSelect().encode())
             peer.wait(DtxSelectOk.KEY)
         xid = new_xid()
-        peer.send(
+        peer.send_raw(
             DtxStart(xid=xid).frame(1),
             message(1, queue.encode(), b"committed"),
             DtxEnd(xid=xid).frame(1),
@@ -190,7 +190,7 @@ def test_a_commit_under_way_is_finished_first(
         service.signal(signal.SIGTERM)
         wait_until(lambda: not accepts(service), what="no more connections")
         peer.say(2, DtxStart(xid=new_xid()).encode())
-        assert peer.refusal(2).reply_code == 506
+        assert peer.channel_end(2).reply_code == 506
         between.resume()
         peer.wait(DtxCommitOk.KEY)
         end = peer.end()
@@ -244,7 +244,7 @@ def test_a_commit_that_cannot_finish_does_not_delay_the_end_for_ever(
 def test_a_client_that_leaves_during_the_handshake_is_no_news(dtx_service: ServiceFactory) -> None:
     """Port scans, health checks and impatient clients: nobody wants to read of each."""
     service = dtx_service("--log-level", "debug")
-    with Peer(service.url()) as peer:
+    with RawClient(service.url()) as peer:
         peer.begin()
     quiet = "the client left during the handshake"
     wait_until(lambda: quiet in service.log_path.read_text(), what="the end of the client")

@@ -14,9 +14,9 @@ from dtx.wire.amqp09.frames import HEARTBEAT, HEARTBEAT_FRAME, method_frame
 from dtx.wire.amqp09.methods import DtxEnd, DtxRollback, DtxRollbackOk, DtxSelect, DtxSelectOk, DtxStart
 from tests.conftest import ServiceFactory
 from tests.support.client import connected, new_xid
-from tests.support.peer import Peer, logged_in, message
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitNode
+from tests.support.raw import RawClient, logged_in, message
 from tests.support.service import DtxService
 
 
@@ -27,18 +27,18 @@ def entries(table: bytes) -> dict[bytes, bytes]:
 def test_the_server_s_properties_are_kept_and_dtx_is_among_its_capabilities(
     service: DtxService, rabbitmq: RabbitNode
 ) -> None:
-    with Peer(rabbitmq.url()) as direct, Peer(service.url()) as through:
+    with RawClient(rabbitmq.url()) as direct, RawClient(service.url()) as through:
         direct.begin()
         through.begin()
-        theirs, ours = entries(direct.server_properties), entries(through.server_properties)
+        theirs, ours = entries(direct.start.server_properties), entries(through.start.server_properties)
         assert entries(ours.pop(b"capabilities")) == {**entries(theirs.pop(b"capabilities")), b"dtx": b"\x01"}
         assert ours == theirs
-        assert set(through.mechanisms.split()) == {b"PLAIN", b"AMQPLAIN"}
+        assert set(through.start.mechanisms.split()) == {b"PLAIN", b"AMQPLAIN"}
 
 
 def test_amqp_0_9_is_spoken(url: str) -> None:
-    with Peer(url) as peer:
-        peer.send(b"AMQP\x01\x01\x00\x09")
+    with RawClient(url) as peer:
+        peer.send_raw(b"AMQP\x01\x01\x00\x09")
         start = methods.ConnectionStart.decode(peer.wait(methods.ConnectionStart.KEY).payload)
         assert (start.version_major, start.version_minor) == (0, 9)
         peer.say(0, peer.start_ok())
@@ -57,24 +57,22 @@ def test_amqp_0_9_is_spoken(url: str) -> None:
 )
 def test_another_protocol_is_told_what_is_spoken_here(service: DtxService, header: bytes) -> None:
     """AMQP 0-9-1, 4.2.2: the server "MUST write a valid protocol header to the socket, then close the socket"."""
-    with Peer(service.url()) as peer:
-        peer.send(header)
+    with RawClient(service.url()) as peer:
+        peer.send_raw(header)
         assert peer.drain() == b"AMQP\x00\x00\x09\x01"
 
 
 def test_tls_to_a_plain_port_is_closed(service: DtxService) -> None:
-    with Peer(service.url()) as peer:
-        peer.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500))
+    with RawClient(service.url()) as peer:
+        peer.send_raw(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500))
         assert peer.drain() == b"AMQP\x00\x00\x09\x01"
 
 
 def test_a_login_by_amqplain_tells_its_name(service: DtxService) -> None:
     response = tables.entry(b"LOGIN", b"S", b"guest")
     response += tables.entry(b"PASSWORD", b"S", b"guest")
-    with Peer(service.url()) as peer:
-        peer.begin()
-        peer.say(0, peer.start_ok(b"AMQPLAIN", response))
-        peer.offered = methods.ConnectionTune.decode(peer.wait(methods.ConnectionTune.KEY).payload)
+    with RawClient(service.url()) as peer:
+        peer.authenticate(b"AMQPLAIN", response)
         peer.say(0, peer.tune_ok(), methods.ConnectionOpen(b"/").encode())
         peer.wait(methods.ConnectionOpenOk.KEY)
         peer.open(1)
@@ -84,7 +82,7 @@ def test_a_login_by_amqplain_tells_its_name(service: DtxService) -> None:
 
 def test_a_mechanism_that_was_not_offered_ends_in_silence(service: DtxService) -> None:
     """connection.start-ok: "the server MUST close the connection without sending any further data"."""
-    with Peer(service.url()) as peer:
+    with RawClient(service.url()) as peer:
         peer.begin()
         peer.say(0, peer.start_ok(b"EXTERNAL", b""))
         assert peer.drain() == b""
@@ -93,7 +91,7 @@ def test_a_mechanism_that_was_not_offered_ends_in_silence(service: DtxService) -
 @pytest.mark.parametrize(("octets", "refused"), [(5_000, False), (131_000, False), (131_072, True)])
 def test_a_login_may_be_as_long_as_a_frame(service: DtxService, octets: int, refused: bool) -> None:
     """Tokens are longer than frame-min-size. What dtx takes is passed on, and the broker has a limit of its own."""
-    with Peer(service.url()) as peer:
+    with RawClient(service.url()) as peer:
         peer.begin()
         peer.say(0, peer.start_ok(properties=tables.entry(b"long", b"S", bytes(octets))))
         end = peer.end()
@@ -117,14 +115,14 @@ def test_a_missing_vhost_is_refused(url: str) -> None:
 
 @pytest.mark.parametrize("frame_max", [4096, 8192, 131072])
 def test_any_frame_size_can_be_agreed(url: str, frame_max: int) -> None:
-    with Peer(url) as peer:
+    with RawClient(url) as peer:
         peer.log_in(frame_max=frame_max)
         peer.open(1)
         peer.say(1, methods.QueueDeclare(b"", exclusive=True).encode())
         queue = peer.wait(methods.QueueDeclareOk.KEY).payload[5:]
         name = queue[: len(queue) - 8]
         body = bytes(range(256)) * 1200
-        peer.send(message(1, name, body, size=frame_max))
+        peer.send_raw(message(1, name, body, frame_max=frame_max))
         peer.say(1, methods.BasicGet(name, no_ack=True).encode())
         peer.wait(methods.BasicGetOk.KEY)
         received = bytearray()
@@ -142,10 +140,8 @@ def test_more_than_offered_is_not_agreed(service: DtxService, wanted: dict[str, 
     """connection.tune-ok: "If the client specifies a channel max that is higher than the value provided by the server,
     the server MUST close the connection without attempting a negotiated close."
     """
-    with Peer(service.url()) as peer:
-        peer.begin()
-        peer.say(0, peer.start_ok())
-        peer.offered = methods.ConnectionTune.decode(peer.wait(methods.ConnectionTune.KEY).payload)
+    with RawClient(service.url()) as peer:
+        peer.authenticate()
         peer.say(0, peer.tune_ok(**wanted), methods.ConnectionOpen(b"/").encode())
         end = peer.end()
         assert end is not None
@@ -154,7 +150,7 @@ def test_more_than_offered_is_not_agreed(service: DtxService, wanted: dict[str, 
 
 def test_all_channels_can_be_open_and_selected_at_once(service: DtxService) -> None:
     """A selected channel is two of the broker's, which has 2047, and needs two more beside it."""
-    with Peer(service.url()) as peer:
+    with RawClient(service.url()) as peer:
         peer.log_in()
         most = peer.offered.channel_max
         assert most == 1022
@@ -169,7 +165,7 @@ def test_all_channels_can_be_open_and_selected_at_once(service: DtxService) -> N
 
 
 def test_one_channel_too_many_is_refused(url: str) -> None:
-    with Peer(url) as peer:
+    with RawClient(url) as peer:
         peer.log_in(channel_max=10)
         peer.open(*range(1, 11))
         peer.say(11, methods.ChannelOpen().encode())
@@ -181,7 +177,7 @@ def test_one_channel_too_many_is_refused(url: str) -> None:
 def test_select_leaves_what_the_client_may_still_open(service: DtxService, filled: str) -> None:
     """Branches keep channels of a client that has closed its own: the next select is refused, and no open is."""
     xids = []
-    with Peer(service.url()) as peer:
+    with RawClient(service.url()) as peer:
         peer.log_in()
         most = peer.offered.channel_max
         for _ in range(3):
@@ -199,7 +195,7 @@ def test_select_leaves_what_the_client_may_still_open(service: DtxService, fille
             peer.say(channel, DtxSelect().encode())
             peer.wait(DtxSelectOk.KEY, channel=channel)
         peer.say(most, DtxSelect().encode())
-        refusal = peer.refusal(most)
+        refusal = peer.channel_end(most)
         assert refusal.reply_code == 506
         assert b"a selected channel needs two" in refusal.reply_text
         peer.say(most, methods.ChannelCloseOk().encode())
@@ -213,7 +209,7 @@ def test_select_leaves_what_the_client_may_still_open(service: DtxService, fille
 
 
 def test_a_silent_client_is_given_up(service: DtxService) -> None:
-    with Peer(service.url()) as peer:
+    with RawClient(service.url()) as peer:
         peer.log_in(heartbeat=1)
         begun = time.monotonic()
         peer.drain()
@@ -221,13 +217,13 @@ def test_a_silent_client_is_given_up(service: DtxService) -> None:
 
 
 def test_a_client_that_only_sends_heartbeats_is_kept_and_gets_them(service: DtxService) -> None:
-    with Peer(service.url()) as peer:
+    with RawClient(service.url()) as peer:
         peer.log_in(heartbeat=1)
         for _ in range(4):
             frame = peer.frame()
             assert frame is not None
             assert frame.key == HEARTBEAT
-            peer.send(HEARTBEAT_FRAME)
+            peer.send_raw(HEARTBEAT_FRAME)
 
 
 def test_a_client_without_heartbeats_is_left_alone_and_gets_none(dtx_service: ServiceFactory) -> None:
@@ -264,10 +260,10 @@ def test_a_silent_broker_is_noticed(
 @pytest.mark.parametrize(
     "early",
     [
-        lambda peer: (method_frame(0, peer.tune_ok(2047, 0)),),
+        lambda peer: (peer.tune_ok(2047, 0).frame(0),),
         lambda peer: (methods.ConnectionOpen(b"/").frame(0),),
-        lambda peer: (method_frame(0, peer.start_ok()), method_frame(0, peer.start_ok())),
-        lambda peer: (method_frame(0, peer.start_ok()), method_frame(0, peer.tune_ok(2047, 131072))),
+        lambda peer: (peer.start_ok().frame(0), peer.start_ok().frame(0)),
+        lambda peer: (peer.start_ok().frame(0), peer.tune_ok(2047, 131072).frame(0)),
         lambda peer: (methods.ChannelOpen().frame(1),),
         lambda peer: (method_frame(0, (101 << 16 | 10).to_bytes(4, "big")),),
         lambda peer: (method_frame(1, (105 << 16 | 50).to_bytes(4, "big") + bytes(7)),),
@@ -276,9 +272,9 @@ def test_a_silent_broker_is_noticed(
 )
 def test_what_is_not_the_next_step_of_the_handshake_is_refused(service: DtxService, early: object) -> None:
     assert callable(early)
-    with Peer(service.url()) as peer:
+    with RawClient(service.url()) as peer:
         peer.begin()
-        peer.send(*early(peer))
+        peer.send_raw(*early(peer))
         end = peer.end()
         assert end is not None
         assert end.reply_code in (503, 504)
@@ -287,10 +283,8 @@ def test_what_is_not_the_next_step_of_the_handshake_is_refused(service: DtxServi
 def test_nobody_becomes_somebody_else_behind_the_login(service: DtxService, rabbitmq: RabbitNode) -> None:
     """The name that branches belong to is the one that the broker let in: a second start-ok is refused at once."""
     rabbitmq.add_user("mallory")
-    with Peer(service.url("mallory")) as peer:
-        peer.begin()
-        peer.say(0, peer.start_ok())
-        peer.offered = methods.ConnectionTune.decode(peer.wait(methods.ConnectionTune.KEY).payload)
+    with RawClient(service.url("mallory")) as peer:
+        peer.authenticate()
         victim = peer.start_ok(response=handshake.plain(b"guest", b"unknown"))
         peer.say(0, peer.tune_ok(), methods.ConnectionOpen(b"/").encode(), victim)
         frame = peer.frame()
@@ -302,26 +296,26 @@ def test_nobody_becomes_somebody_else_behind_the_login(service: DtxService, rabb
 def test_a_slow_handshake_is_given_up(dtx_service: ServiceFactory) -> None:
     service = dtx_service("--handshake-timeout", "1", "--header-timeout", "1")
     for sent in (b"", b"AMQP", b"AMQP\x00\x00\x09\x01"):
-        with Peer(service.url()) as peer:
-            peer.send(sent)
+        with RawClient(service.url()) as peer:
+            peer.send_raw(sent)
             begun = time.monotonic()
             peer.drain()
             assert time.monotonic() - begun < 5
 
 
 def test_a_handshake_octet_by_octet_succeeds(service: DtxService) -> None:
-    with Peer(service.url()) as peer:
+    with RawClient(service.url()) as peer:
         for octet in b"AMQP\x00\x00\x09\x01":
-            peer.send(bytes((octet,)))
+            peer.send_raw(bytes((octet,)))
         peer.wait(methods.ConnectionStart.KEY)
-        for octet in method_frame(0, peer.start_ok()):
-            peer.send(bytes((octet,)))
+        for octet in peer.start_ok().frame(0):
+            peer.send_raw(bytes((octet,)))
         peer.wait(methods.ConnectionTune.KEY)
 
 
 def test_a_client_that_hangs_up_in_the_handshake_costs_nothing(service: DtxService) -> None:
     for sent in (b"AMQP", b"AMQP\x00\x00\x09\x01"):
-        with Peer(service.url()) as peer:
-            peer.send(sent)
+        with RawClient(service.url()) as peer:
+            peer.send_raw(sent)
             peer.socket.shutdown(socket.SHUT_WR)
             peer.drain()

@@ -11,9 +11,9 @@ from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.methods import DtxSelect, DtxSelectOk
 from tests.servers.proxy.channels import fill, get, get_body, numbers
 from tests.support.client import bodies, new_xid
-from tests.support.peer import logged_in, message
 from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
+from tests.support.raw import logged_in, message
 from tests.support.service import DtxService
 
 
@@ -171,7 +171,7 @@ def test_a_queue_takes_what_is_published_behind_its_declaration(service: DtxServ
         for number in range(100):
             name = b"pipelined-%d" % number
             declare = methods.QueueDeclare(name, exclusive=True).frame(1)
-            peer.send(declare, message(1, name, b"body"), methods.BasicGet(name, no_ack=True).frame(1))
+            peer.send_raw(declare, message(1, name, b"body"), methods.BasicGet(name, no_ack=True).frame(1))
             peer.wait(methods.QueueDeclareOk.KEY)
             answer = peer.wait(methods.BasicGetOk.KEY, methods.BasicGetEmpty.KEY)
             assert answer.key == methods.BasicGetOk.KEY, number

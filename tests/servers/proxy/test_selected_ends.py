@@ -15,9 +15,9 @@ from dtx.wire.amqp09.methods import DtxEnd, DtxEndOk, DtxSelect, DtxSelectOk, Dt
 from dtx.xa.codes import XaFlag
 from tests.servers.proxy.channels import fill, get, numbers, select
 from tests.support.client import bodies, connected, new_xid
-from tests.support.peer import logged_in, message
 from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
+from tests.support.raw import logged_in, message
 from tests.support.service import DtxService
 
 
@@ -130,7 +130,7 @@ def test_everything_sent_before_a_close_counts(service: DtxService, queue: str, 
     for close_of in (1, 0):
         row = methods.ChannelClose if close_of else methods.ConnectionClose
         with logged_in(service.url()) as peer:
-            peer.send(
+            peer.send_raw(
                 method_frame(1, DtxSelect().encode()),
                 message(1, queue.encode(), b"body"),
                 row(200, b"bye").frame(close_of),
@@ -164,7 +164,7 @@ def test_close_ok_comes_when_everything_is_done_beside_a_branch_that_stays(
         peer.say(1, DtxStart(xid=xid).encode(), patience, methods.BasicAck(1).encode(), DtxEnd(xid=xid).encode())
         peer.wait(DtxEndOk.KEY)
         rabbitmq.memory_alarm(on=True)
-        peer.send(message(publisher, target.encode(), b"blocked"))
+        peer.send_raw(message(publisher, target.encode(), b"blocked"))
         if closes != "connection":
             peer.say(1, methods.ChannelClose(200, b"bye").encode())
         if closes != "channel":
@@ -274,11 +274,11 @@ def test_what_waits_behind_a_publish_that_is_refused_waits_no_longer(service: Dt
         for _ in range(20):
             peer.say(1, DtxSelect().encode())
             peer.wait(DtxSelectOk.KEY)
-            peer.send(
+            peer.send_raw(
                 message(1, b"key", b"body", exchange=b"no such exchange"),
                 methods.QueueDeclare(queue.encode(), passive=True).frame(1),
             )
-            assert peer.refusal(1).reply_code == 404
+            assert peer.channel_end(1).reply_code == 404
             peer.say(1, methods.ChannelCloseOk().encode())
             peer.open(1)
 
@@ -286,11 +286,11 @@ def test_what_waits_behind_a_publish_that_is_refused_waits_no_longer(service: Dt
 def test_a_select_behind_a_publish_that_is_refused_costs_its_channel_alone(service: DtxService) -> None:
     with logged_in(service.url()) as peer:
         for _ in range(20):
-            peer.send(
+            peer.send_raw(
                 message(1, b"key", b"body", exchange=b"no such exchange"),
                 method_frame(1, DtxSelect().encode()),
             )
-            assert peer.refusal(1).reply_code == 404
+            assert peer.channel_end(1).reply_code == 404
             peer.say(1, methods.ChannelCloseOk().encode())
             peer.open(1)
 

@@ -11,9 +11,9 @@ from dtx.wire.amqp09.methods import DtxSelect, DtxSelectOk
 from dtx.xa.codes import XaFlag
 from tests.servers.proxy.channels import get, numbers
 from tests.support.client import bodies, new_xid
-from tests.support.peer import logged_in
 from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
+from tests.support.raw import logged_in
 from tests.support.service import DtxService
 
 
@@ -130,7 +130,7 @@ def test_a_select_pipelined_behind_consuming(service: DtxService, filled: str, r
     select = DtxSelect().encode()
     with logged_in(service.url()) as peer:
         peer.say(1, methods.BasicGet(filled.encode()).encode(), select)
-        assert b"not answered yet" in peer.refusal(1).reply_text
+        assert b"not answered yet" in peer.channel_end(1).reply_text
         peer.say(1, methods.ChannelCloseOk().encode())
         peer.open(1)
         peer.say(1, methods.BasicGet(filled.encode()).encode(), methods.BasicGet(filled.encode()).encode())

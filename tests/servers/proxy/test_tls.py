@@ -11,14 +11,15 @@ import pytest
 from pika.adapters.blocking_connection import BlockingConnection
 
 from dtx.client import XAResource
+from dtx.wire.amqp09.frames import Protocol
 from dtx.wire.amqp10.performatives import ACCEPTED
 from dtx.xa.codes import XaFlag
 from tests.conftest import ServiceFactory
 from tests.servers.amqp10.raw import Raw, body
 from tests.support.client import new_xid
-from tests.support.peer import HEADER_0_9_1, Peer, message
 from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
+from tests.support.raw import RawClient, message
 from tests.support.service import DtxService
 
 
@@ -87,14 +88,14 @@ def test_a_broker_that_nobody_vouches_for_is_refused(
 
 def test_plain_amqp_to_a_tls_port_is_closed(dtx_service: ServiceFactory, certificates: Path) -> None:
     service = dtx_service(*server_flags(certificates))
-    with Peer(service.url()) as peer:
-        peer.send(b"AMQP\x00\x00\x09\x01")
+    with RawClient(service.url()) as peer:
+        peer.send_raw(b"AMQP\x00\x00\x09\x01")
         assert b"AMQP" not in peer.drain()
 
 
 def test_a_client_that_never_shakes_hands_is_closed(dtx_service: ServiceFactory, certificates: Path) -> None:
     service = dtx_service(*server_flags(certificates), "--header-timeout", "1")
-    with Peer(service.url()) as peer:
+    with RawClient(service.url()) as peer:
         begun = time.monotonic()
         peer.drain()
         assert time.monotonic() - begun < 10
@@ -104,14 +105,14 @@ def test_a_socket_counts_before_its_handshake_is_over(dtx_service: ServiceFactor
     """Whoever opens sockets and says nothing gets no more of them than others."""
     service = dtx_service(*server_flags(certificates), "--max-connections", "2", "--header-timeout", "600")
     context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
-    with Peer(service.url()) as silent, Peer(service.url()) as stammering:
-        stammering.send(b"\x16\x03\x01\x02\x00")  # the beginning of a ClientHello
-        with Peer(service.url()) as third:
+    with RawClient(service.url()) as silent, RawClient(service.url()) as stammering:
+        stammering.send_raw(b"\x16\x03\x01\x02\x00")  # the beginning of a ClientHello
+        with RawClient(service.url()) as third:
             assert third.drain() == b""
 
         def let_in() -> bool:
             try:
-                with Peer(service.url(), tls=context) as peer:
+                with RawClient(service.url(), tls=context) as peer:
                     peer.log_in()
                     peer.close()
             except OSError:
@@ -129,10 +130,10 @@ def test_a_handshake_that_fails_makes_room_for_others(dtx_service: ServiceFactor
     service = dtx_service(*server_flags(certificates), "--max-connections", "1", "--header-timeout", "600")
     context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
     for _ in range(3):
-        with Peer(service.url()) as wrong:
-            wrong.send(b"GET / HTTP/1.1\r\n\r\n")
+        with RawClient(service.url()) as wrong:
+            wrong.send_raw(b"GET / HTTP/1.1\r\n\r\n")
             wrong.drain()
-    with Peer(service.url(), tls=context) as peer:
+    with RawClient(service.url(), tls=context) as peer:
         peer.log_in()
 
 
@@ -143,7 +144,7 @@ def test_what_comes_in_one_piece_with_the_end_of_the_handshake_is_read(
     service = dtx_service(*server_flags(certificates))
     context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
     for _ in range(5):
-        with Peer(service.url()) as peer:
+        with RawClient(service.url()) as peer:
             incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
             session = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
             while True:
@@ -151,10 +152,10 @@ def test_what_comes_in_one_piece_with_the_end_of_the_handshake_is_read(
                     session.do_handshake()
                     break
                 except ssl.SSLWantReadError:
-                    peer.send(outgoing.read())
+                    peer.send_raw(outgoing.read())
                     incoming.write(peer.socket.recv(65536))
-            session.write(HEADER_0_9_1)
-            peer.send(outgoing.read())
+            session.write(Protocol.AMQP_0_9_1.value)
+            peer.send_raw(outgoing.read())
             answer = b""
             while len(answer) < 7:
                 try:
@@ -176,9 +177,9 @@ def test_client_certificates_are_demanded(dtx_service: ServiceFactory, certifica
 def test_a_deaf_client_over_tls_is_let_go(dtx_service: ServiceFactory, certificates: Path) -> None:
     service = dtx_service(*server_flags(certificates))
     context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
-    with Peer(service.url(), tls=context) as peer:
+    with RawClient(service.url(), tls=context) as peer:
         peer.log_in()
         peer.open(1)
-        peer.send(message(1, b"nowhere", bytes(100_000)))
+        peer.send_raw(message(1, b"nowhere", bytes(100_000)))
         peer.socket.shutdown(socket.SHUT_RDWR)
     assert service.stop() == 0

@@ -10,7 +10,7 @@ from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 from tests.support.client import new_xid
 from tests.support.dialogue import Dialogue, connected
-from tests.support.raw import RawClient
+from tests.support.raw import RawClient, session
 from tests.support.service import DtxService
 
 
@@ -21,7 +21,7 @@ def talk(standalone: DtxService) -> Iterator[Dialogue]:
 
 @pytest.fixture
 def raw(standalone: DtxService) -> Iterator[RawClient]:
-    with RawClient(standalone.url()) as client:
+    with session(standalone.url()) as client:
         client.open(1, select=True)
         yield client
 

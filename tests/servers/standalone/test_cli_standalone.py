@@ -67,14 +67,14 @@ class Scene:
     def __init__(self, service: DtxService) -> None:
         self.url = service.database
         self.published, self.moved, self.over = new_xid(b"p"), new_xid(b"m"), new_xid(b"o")
-        self.client = RawClient(service.url())
+        self.client = RawClient(service.url()).log_in()
         client = self.client
         client.open(1, select=True)
         client.open(2)
         for queue in (b"orders", b"copies"):
-            client.send(2, methods.QueueDeclare(queue, durable=True).encode())
+            client.say(2, methods.QueueDeclare(queue, durable=True).encode())
             client.next_method(2)
-            client.send(2, methods.QueueBind(queue, b"amq.fanout", b"").encode())
+            client.say(2, methods.QueueBind(queue, b"amq.fanout", b"").encode())
             client.next_method(2)
         client.prepared(1, self.over, queue="orders", body=b"first")
         assert client.ask(2, DtxCommit(xid=self.over)) is XaFlag.OK
@@ -160,10 +160,10 @@ def test_show_remembers_what_is_over(dtx: Command, scene: Scene) -> None:
 
 def test_a_branch_whose_queue_is_gone_is_shown_still(scene: Scene, dtx: Command) -> None:
     client, xid = scene.client, new_xid(b"gone")
-    client.send(2, methods.QueueDeclare(b"short-lived", durable=True).encode())
+    client.say(2, methods.QueueDeclare(b"short-lived", durable=True).encode())
     client.next_method(2)
     client.prepared(1, xid, queue="short-lived")
-    client.send(2, methods.QueueDelete(b"short-lived").encode())
+    client.say(2, methods.QueueDelete(b"short-lived").encode())
     client.next_method(2)
     (shown,) = dtx.objects("show", str(xid))
     assert shown["in_log"]["publishes"] == 1

@@ -18,9 +18,9 @@ from dtx.wire.amqp10.errors import Condition
 from dtx.wire.amqp10.performatives import ACCEPTED, Rejected
 from dtx.xa.codes import ReplyCode
 from tests.servers.amqp10.raw import Raw
-from tests.support.peer import Peer, logged_in, message
 from tests.support.postgres import PostgresServer
 from tests.support.processes import resident
+from tests.support.raw import RawClient, logged_in, message
 from tests.support.service import DtxService
 from tests.support.watched import WatchedService, ask, not_held
 
@@ -29,7 +29,7 @@ QUEUES: Final = 2_800
 """Each of them needs properties of its own: 96 KiB of them, together, are more than one publish may have written."""
 
 
-def declare(peer: Peer, exchange: bytes, count: int, *, durable: bool = False) -> list[bytes]:
+def declare(peer: RawClient, exchange: bytes, count: int, *, durable: bool = False) -> list[bytes]:
     """An exchange of type fanout, and queues that are bound to it."""
     ask(peer, methods.ExchangeDeclare(exchange, b"fanout").encode(), methods.ExchangeDeclareOk.KEY)
     names = [exchange + b"-%d" % number for number in range(count)]
@@ -41,16 +41,16 @@ def declare(peer: Peer, exchange: bytes, count: int, *, durable: bool = False) -
     return names
 
 
-def ready(peer: Peer, queue: bytes) -> int:
+def ready(peer: RawClient, queue: bytes) -> int:
     """Messages that are ready."""
     payload = ask(peer, methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
     return int.from_bytes(payload[-8:-4], "big")
 
 
 @pytest.fixture(scope="module")
-def exchange(standalone: DtxService) -> Iterator[tuple[Peer, bytes]]:
+def exchange(standalone: DtxService) -> Iterator[tuple[RawClient, bytes]]:
     """An exchange with many queues, and the connection that has them."""
-    with Peer(standalone.url(), patience=PATIENCE) as peer:
+    with RawClient(standalone.url(), patience=PATIENCE) as peer:
         peer.log_in()
         peer.open(1)
         name = f"fan-{token_hex(4)}".encode()
@@ -59,27 +59,27 @@ def exchange(standalone: DtxService) -> Iterator[tuple[Peer, bytes]]:
         ask(peer, methods.ExchangeDelete(name).encode(), methods.ExchangeDeleteOk.KEY)
 
 
-def test_a_publish_that_takes_too_much_is_refused(standalone: DtxService, exchange: tuple[Peer, bytes]) -> None:
+def test_a_publish_that_takes_too_much_is_refused(standalone: DtxService, exchange: tuple[RawClient, bytes]) -> None:
     owner, name = exchange
     size = MAX_FAN_OUT // QUEUES
     headers = build({Property.HEADERS: entry(b"k", b"S", bytes(size))})
     before = ready(owner, name + b"-0")
     with logged_in(standalone.url()) as peer:
         method = methods.BasicPublish(name, b"").encode()
-        peer.send(method_frame(1, method), header_frame(1, methods.BasicPublish.KEY >> 16, 0, headers))
-        close = peer.refusal(1)
+        peer.send_raw(method_frame(1, method), header_frame(1, methods.BasicPublish.KEY >> 16, 0, headers))
+        close = peer.channel_end(1)
         assert close.reply_code == ReplyCode.RESOURCE_ERROR
         assert close.reply_text.endswith(f"queues are too much for one publish, the limit is {MAX_FAN_OUT}".encode())
         peer.say(1, methods.ChannelCloseOk().encode())
         peer.open(1)
         ask(peer, methods.ConfirmSelect().encode(), methods.ConfirmSelectOk.KEY)
-        peer.send(message(1, b"", b"small", exchange=name))
+        peer.send_raw(message(1, b"", b"small", exchange=name))
         peer.wait(methods.BasicAck.KEY)
     assert ready(owner, name + b"-0") == before + 1
 
 
 def test_a_publish_that_takes_too_much_is_refused_in_amqp_10(
-    standalone: DtxService, exchange: tuple[Peer, bytes]
+    standalone: DtxService, exchange: tuple[RawClient, bytes]
 ) -> None:
     """What is no body is kept twice: as it came, and as AMQP 0-9 has it."""
     owner, name = exchange
@@ -148,7 +148,7 @@ def test_a_large_message_is_held_once_for_all_its_queues(postgres: PostgresServe
     with (
         WatchedService(database=database, options=("--lease-ttl", "3")) as service,
         not_held(service),
-        Peer(service.url(), patience=PATIENCE) as peer,
+        RawClient(service.url(), patience=PATIENCE) as peer,
     ):
         peer.log_in()
         peer.open(1)
@@ -156,7 +156,7 @@ def test_a_large_message_is_held_once_for_all_its_queues(postgres: PostgresServe
         ask(peer, methods.ConfirmSelect().encode(), methods.ConfirmSelectOk.KEY)
         before = resident(service.pid)
         with Watch(service, database) as seen:
-            peer.send(publish(b"large", body))
+            peer.send_raw(publish(b"large", body))
             peer.wait(methods.BasicAck.KEY)
             for name in names:
                 ask(peer, methods.BasicGet(name, no_ack=True).encode(), methods.BasicGetOk.KEY)
@@ -176,7 +176,7 @@ def publish(exchange: bytes, body: bytes) -> bytes:
     return frames.replace(plain, header_frame(1, methods.BasicPublish.KEY >> 16, len(body), PERSISTENT))
 
 
-def take_body(peer: Peer) -> bytes:
+def take_body(peer: RawClient) -> bytes:
     """The body of the message that is coming."""
     found: list[bytes] = []
     while sum(map(len, found)) < BODY_BYTES:

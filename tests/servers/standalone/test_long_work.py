@@ -15,8 +15,8 @@ from dtx.wire.amqp09.frames import BODY, header_frame
 from dtx.wire.amqp09.properties import Property, build
 from dtx.wire.amqp09.tables import entry, put_short
 from tests.support.client import new_xid
-from tests.support.peer import Peer, logged_in, message
 from tests.support.processes import wait_until
+from tests.support.raw import RawClient, logged_in, message
 from tests.support.standalone import arguments
 from tests.support.watched import WatchedService, a_queue, ask, fill, not_held, service, take, watched
 
@@ -29,9 +29,9 @@ BRANCH_MESSAGES: Final = 10_000
 
 
 @pytest.fixture
-def peer(service: WatchedService) -> Iterator[Peer]:
+def peer(service: WatchedService) -> Iterator[RawClient]:
     """A client with channel 1."""
-    with Peer(service.url(), patience=PATIENCE) as one:
+    with RawClient(service.url(), patience=PATIENCE) as one:
         one.log_in()
         one.open(1)
         yield one
@@ -40,7 +40,7 @@ def peer(service: WatchedService) -> Iterator[Peer]:
 # -- consumers ---------------------------------------------------------------------------------------------------------
 
 
-def consume_often(peer: Peer, queue: Callable[[int], bytes], priority: Callable[[int], int]) -> None:
+def consume_often(peer: RawClient, queue: Callable[[int], bytes], priority: Callable[[int], int]) -> None:
     for number in range(MAX_CONSUMERS):
         table = arguments(priority=priority(number)) if priority(number) else b""
         peer.say(
@@ -54,7 +54,7 @@ def consume_often(peer: Peer, queue: Callable[[int], bytes], priority: Callable[
 
 @pytest.mark.parametrize("end", ["close", "disconnect", "delete"])
 @pytest.mark.parametrize("kind", ["single", "plain", "priorities"])
-def test_many_consumers_of_a_queue_end(service: WatchedService, peer: Peer, kind: str, end: str) -> None:
+def test_many_consumers_of_a_queue_end(service: WatchedService, peer: RawClient, kind: str, end: str) -> None:
     queue = a_queue(peer, arguments=SINGLE if kind == "single" else b"")
     consume_often(peer, lambda _: queue, lambda number: number if kind == "priorities" else 0)
     if end == "close":
@@ -66,18 +66,18 @@ def test_many_consumers_of_a_queue_end(service: WatchedService, peer: Peer, kind
             ask(other, methods.QueueDelete(queue).encode(), methods.QueueDeleteOk.KEY)
 
 
-def test_the_next_active_consumer_gets_messages_in_order(service: WatchedService, peer: Peer) -> None:
+def test_the_next_active_consumer_gets_messages_in_order(service: WatchedService, peer: RawClient) -> None:
     """Those that the former one had first, however long it takes until all that were behind it have left."""
     had, left = 1000, 1000
     queue = a_queue(peer, arguments=SINGLE)
     ask(peer, methods.BasicQos(0, had).encode(), methods.BasicQosOk.KEY)
     consume_often(peer, lambda _: queue, lambda _: 0)
-    with Peer(service.url(), patience=PATIENCE) as other:
+    with RawClient(service.url(), patience=PATIENCE) as other:
         other.log_in()
         other.open(1)
         ask(other, methods.BasicConsume(queue, b"next").encode(), methods.BasicConsumeOk.KEY)
         for number in range(had + left):
-            other.send(message(1, queue, b"%d" % number))
+            other.send_raw(message(1, queue, b"%d" % number))
         take(peer, had)
         ask(peer, methods.ChannelClose(200, b"").encode(), methods.ChannelCloseOk.KEY)
         assert [int(other.wait(BODY).payload) for _ in range(had + left)] == list(range(had + left))
@@ -105,7 +105,7 @@ def test_very_many_deliveries_are_settled_or_return(service: WatchedService) -> 
     ready = MAX_UNACKED
     for how, said, left in ways:
         print(how)
-        with not_held(service), Peer(service.url(), patience=PATIENCE) as peer:
+        with not_held(service), RawClient(service.url(), patience=PATIENCE) as peer:
             peer.log_in()
             peer.open(1)
             peer.say(1, methods.BasicConsume(queue, b"all").encode())
@@ -124,7 +124,7 @@ def test_very_many_deliveries_are_settled_or_return(service: WatchedService) -> 
 
 
 @pytest.mark.parametrize("how", ["purge", "delete"])
-def test_very_many_messages_are_removed(service: WatchedService, peer: Peer, how: str) -> None:
+def test_very_many_messages_are_removed(service: WatchedService, peer: RawClient, how: str) -> None:
     queue = a_queue(peer)
     fill(peer, queue, MAX_UNACKED // 2)
     if how == "purge":
@@ -132,21 +132,21 @@ def test_very_many_messages_are_removed(service: WatchedService, peer: Peer, how
     ask(peer, methods.QueueDelete(queue).encode(), methods.QueueDeleteOk.KEY)
 
 
-def test_all_frames_of_a_read_are_little_work_together(service: WatchedService, peer: Peer) -> None:
+def test_all_frames_of_a_read_are_little_work_together(service: WatchedService, peer: RawClient) -> None:
     queue = a_queue(peer)
     many = methods.BasicConsume(queue, b"one", no_wait=True).frame(1) + methods.BasicCancel(b"one", True).frame(1)
-    peer.send(many * 20_000, methods.QueueDeclare(queue, passive=True).frame(1))
+    peer.send_raw(many * 20_000, methods.QueueDeclare(queue, passive=True).frame(1))
     peer.wait(methods.QueueDeclareOk.KEY)
-    peer.send(message(1, queue, b"") * 30_000, methods.QueueDeclare(queue, passive=True).frame(1))
+    peer.send_raw(message(1, queue, b"") * 30_000, methods.QueueDeclare(queue, passive=True).frame(1))
     peer.wait(methods.QueueDeclareOk.KEY)
 
 
-def test_frames_that_wait_behind_a_method_are_little_work_together(service: WatchedService, peer: Peer) -> None:
+def test_frames_that_wait_behind_a_method_are_little_work_together(service: WatchedService, peer: RawClient) -> None:
     queue = a_queue(peer)
     one = message(1, queue, b"")
     get = methods.QueueDeclare(queue, passive=True).frame(1)
     for _ in range(5):
-        peer.send(
+        peer.send_raw(
             one,
             get,
             methods.BasicConsume(queue, b"one", no_wait=True).frame(1)
@@ -161,7 +161,7 @@ def test_frames_that_wait_behind_a_method_are_little_work_together(service: Watc
 
 @pytest.mark.parametrize("end", ["commit", "rollback", "one-phase", "unvoted"])
 @pytest.mark.parametrize("kind", ["publish", "consume"])
-def test_the_largest_branch_ends(service: WatchedService, peer: Peer, kind: str, end: str) -> None:
+def test_the_largest_branch_ends(service: WatchedService, peer: RawClient, kind: str, end: str) -> None:
     queue = a_queue(peer, durable=True)
     xid = new_xid()
     ask(peer, methods.DtxSelect().encode(), methods.DtxSelectOk.KEY)
@@ -174,7 +174,7 @@ def test_the_largest_branch_ends(service: WatchedService, peer: Peer, kind: str,
         service.reset()
         peer.say(1, methods.BasicAck(0, multiple=True).encode())
     else:
-        peer.send(message(1, queue, b"x" * 100) * BRANCH_MESSAGES)
+        peer.send_raw(message(1, queue, b"x" * 100) * BRANCH_MESSAGES)
     ask(peer, methods.DtxEnd(xid=xid, fail=False, suspend=False).encode(), methods.DtxEndOk.KEY)
     service.reset()
     if end in ("commit", "rollback"):
@@ -190,13 +190,13 @@ def test_the_largest_branch_ends(service: WatchedService, peer: Peer, kind: str,
 
 @pytest.mark.parametrize("end", ["commit", "rollback", "close"])
 @pytest.mark.parametrize("how", ["publish", "ack", "nack"])
-def test_the_largest_local_transaction_ends(service: WatchedService, peer: Peer, how: str, end: str) -> None:
+def test_the_largest_local_transaction_ends(service: WatchedService, peer: RawClient, how: str, end: str) -> None:
     queue = a_queue(peer, durable=True)
     if how != "publish":
         fill(peer, queue, BRANCH_MESSAGES)
     ask(peer, methods.TxSelect().encode(), methods.TxSelectOk.KEY)
     if how == "publish":
-        peer.send(message(1, queue, b"x" * 100) * BRANCH_MESSAGES)
+        peer.send_raw(message(1, queue, b"x" * 100) * BRANCH_MESSAGES)
     else:
         peer.say(1, methods.BasicConsume(queue, b"all").encode())
         take(peer, BRANCH_MESSAGES)
@@ -233,14 +233,14 @@ def with_headers(queue: bytes, exchange: bytes, headers: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["many", "nested"])
-def test_a_message_has_as_many_headers_as_may_be(service: WatchedService, peer: Peer, kind: str) -> None:
+def test_a_message_has_as_many_headers_as_may_be(service: WatchedService, peer: RawClient, kind: str) -> None:
     queue = a_queue(peer)
     table = entry(b"k", b"V", b"")
     ask(peer, methods.QueueBind(queue, b"amq.headers", b"", arguments=table).encode(), methods.QueueBindOk.KEY)
     headers = b"\x00V" * (tables.MAX_ENTRIES - 2)
     if kind == "nested":
         headers = entry(b"k", b"A", b"V" * (tables.MAX_ENTRIES - 2)) + b"\x00V" * (tables.MAX_ENTRIES - 4)
-    peer.send(with_headers(b"", b"amq.headers", entry(b"CC", b"A", b"") + headers) * 5)
+    peer.send_raw(with_headers(b"", b"amq.headers", entry(b"CC", b"A", b"") + headers) * 5)
     ask(peer, methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
     ask(peer, methods.QueueDelete(queue).encode(), methods.QueueDeleteOk.KEY)
 
@@ -250,7 +250,7 @@ MANY = 10_000
 
 @pytest.mark.parametrize("kind", [b"headers", b"topic", b"fanout"])
 @pytest.mark.parametrize("end", ["queue", "exchange"])
-def test_very_many_bindings_go(service: WatchedService, peer: Peer, kind: bytes, end: str) -> None:
+def test_very_many_bindings_go(service: WatchedService, peer: RawClient, kind: bytes, end: str) -> None:
     queue, exchange = a_queue(peer), secrets.token_hex(6).encode()
     ask(peer, methods.ExchangeDeclare(exchange, kind).encode(), methods.ExchangeDeclareOk.KEY)
     for number in range(MANY):
@@ -259,7 +259,7 @@ def test_very_many_bindings_go(service: WatchedService, peer: Peer, kind: bytes,
     for _ in range(MANY):
         peer.wait(methods.QueueBindOk.KEY)
     service.reset()
-    peer.send(with_headers(b"a.b.k7", exchange, entry(b"k7", b"S", b"v")) * 5)
+    peer.send_raw(with_headers(b"a.b.k7", exchange, entry(b"k7", b"S", b"v")) * 5)
     ask(peer, methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
     service.reset()
     if end == "exchange":
@@ -268,7 +268,7 @@ def test_very_many_bindings_go(service: WatchedService, peer: Peer, kind: bytes,
     ask(peer, methods.QueueDelete(queue).encode(), methods.QueueDeleteOk.KEY)
 
 
-def test_very_many_queues_go_with_their_connection(service: WatchedService, peer: Peer) -> None:
+def test_very_many_queues_go_with_their_connection(service: WatchedService, peer: RawClient) -> None:
     names = [secrets.token_hex(6).encode() for _ in range(5000)]
     for name in names:
         peer.say(1, methods.QueueDeclare(name, exclusive=True, no_wait=True).encode())
@@ -278,7 +278,7 @@ def test_very_many_queues_go_with_their_connection(service: WatchedService, peer
     peer.close()
 
 
-def test_a_message_goes_to_very_many_queues(service: WatchedService, peer: Peer) -> None:
+def test_a_message_goes_to_very_many_queues(service: WatchedService, peer: RawClient) -> None:
     names = [secrets.token_hex(6).encode() for _ in range(2000)]
     for name in names:
         peer.say(1, methods.QueueDeclare(name, exclusive=True, no_wait=True).encode())
@@ -287,12 +287,12 @@ def test_a_message_goes_to_very_many_queues(service: WatchedService, peer: Peer)
     for _ in names:
         peer.wait(methods.QueueBindOk.KEY)
     service.reset()
-    peer.send(message(1, b"", b"x" * 100, exchange=b"amq.fanout"))
+    peer.send_raw(message(1, b"", b"x" * 100, exchange=b"amq.fanout"))
     take(peer, len(names))
 
 
 @pytest.mark.parametrize("why", ["expired", "rejected"])
-def test_very_many_messages_leave_their_queue(service: WatchedService, peer: Peer, why: str) -> None:
+def test_very_many_messages_leave_their_queue(service: WatchedService, peer: RawClient, why: str) -> None:
     grave = a_queue(peer)
     options: dict[str, int | str] = {"dead_letter_exchange": "", "dead_letter_routing_key": grave.decode()}
     if why == "expired":

@@ -5,7 +5,7 @@ import threading
 
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
-from tests.support.raw import RawClient
+from tests.support.raw import session
 from tests.support.service import DtxService
 
 CYCLES = 1_000
@@ -17,9 +17,9 @@ def method(key: int, arguments: bytes = b"") -> bytes:
 
 def test_a_thousand_methods_behind_one_that_takes_time_are_done_in_order(standalone: DtxService) -> None:
     """Each tx.commit waits for the disk, and everything that was sent behind it for the commit."""
-    with RawClient(standalone.url("guest", "guest")) as client:
+    with session(standalone.url("guest", "guest")) as client:
         client.open(1)
-        client.send(1, method(methods.QueueDeclare.KEY, b"\0\0\x04many\x02\0\0\0\0"), method(methods.TxSelect.KEY))
+        client.say(1, method(methods.QueueDeclare.KEY, b"\0\0\x04many\x02\0\0\0\0"), method(methods.TxSelect.KEY))
         client.read_method(1, methods.QueueDeclareOk.KEY)
         client.read_method(1, methods.TxSelectOk.KEY)
         publish = method_frame(1, method(methods.BasicPublish.KEY, b"\0\0\0\x04many\0"))
@@ -29,12 +29,12 @@ def test_a_thousand_methods_behind_one_that_takes_time_are_done_in_order(standal
             publish + header_frame(1, 60, len(body), b"\0\0") + body_frames(1, body, 4096)[0] + commit
             for body in bodies
         ]
-        sender = threading.Thread(target=client.send_frames, args=(b"".join(cycles),))
+        sender = threading.Thread(target=client.send_raw, args=(b"".join(cycles),))
         sender.start()
         for _ in bodies:
             client.read_method(1, methods.TxCommitOk.KEY)
         sender.join()
         assert client.take(1, "many") == bodies[0]
-        client.send(1, method(methods.QueueDeclare.KEY, b"\0\0\x04many\x02\0\0\0\0"))
+        client.say(1, method(methods.QueueDeclare.KEY, b"\0\0\x04many\x02\0\0\0\0"))
         declared = client.read_method(1, methods.QueueDeclareOk.KEY)
         assert struct.unpack(">I", declared[9:13]) == (CYCLES - 1,)

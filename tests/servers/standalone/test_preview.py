@@ -29,9 +29,9 @@ from dtx.wire.amqp09.methods import (
 from dtx.wire.amqp09.tables import put_long, put_short
 from dtx.xa.xid import Xid
 from tests.support.client import new_xid
-from tests.support.peer import Peer, logged_in, message
 from tests.support.postgres import PostgresServer
 from tests.support.preview import with_ticket
+from tests.support.raw import RawClient, logged_in, message
 from tests.support.service import DtxService
 from tests.support.topology import table
 from tests.support.users import StandaloneUsers
@@ -51,13 +51,13 @@ class Names(NamedTuple):
 
 
 @pytest.fixture
-def peer(standalone: DtxService) -> Iterator[Peer]:
+def peer(standalone: DtxService) -> Iterator[RawClient]:
     with logged_in(standalone.url()) as connected:
         yield connected
 
 
 @pytest.fixture
-def names(peer: Peer) -> Names:
+def names(peer: RawClient) -> Names:
     made = Names(*(f"{word}-{secrets.token_hex(4)}".encode() for word in ("exchange", "queue", "other")))
     declare = methods.ExchangeDeclare.HEAD + b"\0\0" + put_short(made.exchange) + put_short(b"topic")
     # auto-delete: it goes with its bindings, and they with the exclusive queues, and these with the connection
@@ -82,16 +82,16 @@ def binding_query(
     return struct.pack(">IH", methods.BindingQuery.KEY, ticket) + words + put_long(arguments)
 
 
-def asked(peer: Peer, payload: bytes, answer: int) -> bytes:
+def asked(peer: RawClient, payload: bytes, answer: int) -> bytes:
     """The arguments of the answer, octet by octet."""
     peer.say(1, payload)
     return peer.wait(answer, channel=1).payload[4:]
 
 
-def refusal(peer: Peer, *payloads: bytes) -> methods.ChannelClose:
+def refusal(peer: RawClient, *payloads: bytes) -> methods.ChannelClose:
     """How channel 1 ends; it is open again afterwards."""
     peer.say(1, *payloads)
-    close = peer.refusal(1)
+    close = peer.channel_end(1)
     peer.say(1, methods.ChannelCloseOk().encode())
     peer.open(1)
     return close
@@ -102,7 +102,7 @@ def refusal(peer: Peer, *payloads: bytes) -> methods.ChannelClose:
 DURABLE, NOT_FOUND = b"\x01", b"\x02"
 
 
-def test_an_exchange_is_described(peer: Peer, names: Names) -> None:
+def test_an_exchange_is_described(peer: RawClient, names: Names) -> None:
     """exchange.query-ok: type, durable, not-found, arguments; "if not specified … the default exchange is implied"."""
     arguments = put_long(table({"alternate-exchange": "amq.fanout"}))
     for name, answer in (
@@ -138,7 +138,7 @@ QUERIES: Final[list[tuple[Callable[[Names], bytes], int]]] = [
 ]
 
 
-def test_a_binding_is_searched_for(peer: Peer, names: Names) -> None:
+def test_a_binding_is_searched_for(peer: RawClient, names: Names) -> None:
     """binding.query-ok: one bit for what is not known, or not matched by what was asked for."""
     for query, bits in QUERIES:
         payload = query(names)
@@ -183,7 +183,7 @@ def test_who_may_not_see_does_not_learn(
         assert answer.key in (methods.ExchangeBindOk.KEY, methods.BindingQueryOk.KEY)
 
 
-def test_queries_keep_their_order(peer: Peer, names: Names) -> None:
+def test_queries_keep_their_order(peer: RawClient, names: Names) -> None:
     """Pipelined between declarations, each sees what came before it and nothing that comes after."""
     delete = methods.QueueDelete(names.queue).encode()
     query = binding_query(names.exchange, names.queue)
@@ -211,13 +211,13 @@ def test_truncated_queries_end_the_connection(standalone: DtxService) -> None:
 # -- execution ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_flush_tells_how_many_commands_have_been_executed(peer: Peer) -> None:
+def test_a_flush_tells_how_many_commands_have_been_executed(peer: RawClient) -> None:
     """execution.complete: "the low-water mark for executed command-ids"."""
     queue = f"flush-{secrets.token_hex(4)}".encode()
     assert asked(peer, FLUSH, methods.ExecutionComplete.KEY) == bytes(4)
     peer.say(1, methods.QueueDeclare(queue, exclusive=True).encode())
     for number in range(3):
-        peer.send(message(1, queue, b"%d" % number))
+        peer.send_raw(message(1, queue, b"%d" % number))
     peer.say(1, DtxSelect().encode(), FLUSH, methods.QueueDeclare(queue, passive=True).encode(), FLUSH)
     assert peer.wait(methods.ExecutionComplete.KEY).payload[4:] == struct.pack(">I", 5)
     declared = methods.QueueDeclareOk.decode(peer.wait(methods.QueueDeclareOk.KEY).payload)
@@ -225,7 +225,7 @@ def test_a_flush_tells_how_many_commands_have_been_executed(peer: Peer) -> None:
     assert peer.wait(methods.ExecutionComplete.KEY).payload[4:] == struct.pack(">I", 6)
 
 
-def test_commands_are_counted_on_their_channel(peer: Peer) -> None:
+def test_commands_are_counted_on_their_channel(peer: RawClient) -> None:
     peer.open(2)
     peer.say(1, methods.BasicQos(0, 1).encode(), methods.BasicQos(0, 2).encode(), FLUSH)
     assert peer.wait(methods.ExecutionComplete.KEY, channel=1).payload[4:] == struct.pack(">I", 2)
@@ -233,7 +233,7 @@ def test_commands_are_counted_on_their_channel(peer: Peer) -> None:
     assert peer.wait(methods.ExecutionComplete.KEY, channel=2).payload[4:] == bytes(4)
 
 
-def test_a_flush_in_a_branch_waits_for_what_came_before_it(peer: Peer) -> None:
+def test_a_flush_in_a_branch_waits_for_what_came_before_it(peer: RawClient) -> None:
     xid = new_xid()
     calls: list[DtxCall] = [DtxSelect(), DtxStart(xid=xid), DtxEnd(xid=xid), DtxRollback(xid=xid)]
     peer.say(1, *(call.encode() for call in calls), FLUSH)
@@ -276,7 +276,7 @@ def strict(postgres: PostgresServer) -> Iterator[DtxService]:
     postgres.drop_database(database)
 
 
-def granted(peer: Peer) -> int:
+def granted(peer: RawClient) -> int:
     """access.request: the ticket."""
     return int.from_bytes(asked(peer, ACCESS, methods.AccessRequestOk.KEY), "big")
 
@@ -308,7 +308,7 @@ def test_with_its_ticket_a_channel_works(strict: DtxService) -> None:
             peer.wait(methods.ExchangeBindOk.KEY, methods.BindingQueryOk.KEY)
         peer.say(1, methods.QueueDeclare(queue, exclusive=True).encode(), DtxSelect().encode())
         peer.say(1, with_ticket(DtxStart(xid=xid), ticket))
-        peer.send(message(1, queue, b"one"))
+        peer.send_raw(message(1, queue, b"one"))
         calls: list[DtxCall] = [DtxSetTimeout(xid=xid, timeout=5), DtxEnd(xid=xid), DtxPrepare(xid=xid)]
         calls += [DtxRecover(startscan=True, endscan=True), DtxCommit(xid=xid)]
         peer.say(1, *(with_ticket(call, ticket) for call in calls))
@@ -322,7 +322,7 @@ def test_a_ticket_is_for_its_channel(strict: DtxService) -> None:
         ticket = granted(peer)
         peer.open(2)
         peer.say(2, exchange_query(b"amq.direct", ticket))
-        assert peer.refusal(2).reply_code == 403
+        assert peer.channel_end(2).reply_code == 403
         peer.say(1, exchange_query(b"amq.direct", ticket))
         peer.wait(methods.ExchangeBindOk.KEY)
 
@@ -335,7 +335,7 @@ def test_select_and_get_timeout_have_no_ticket(strict: DtxService) -> None:
         assert refusal(peer, DtxGetTimeout(xid=new_xid()).encode()).reply_code == 404
 
 
-def test_where_none_is_required_ticket_0_will_do_and_a_wrong_one_will_not(peer: Peer) -> None:
+def test_where_none_is_required_ticket_0_will_do_and_a_wrong_one_will_not(peer: RawClient) -> None:
     for query in QUERIES_WITH:
         peer.say(1, query(0))
         peer.wait(methods.ExchangeBindOk.KEY, methods.BindingQueryOk.KEY)

@@ -14,8 +14,8 @@ from dtx.client import XAResource
 from dtx.wire.amqp09 import handshake, methods
 from dtx.xa.codes import XaFlag
 from tests.support.client import new_xid
-from tests.support.peer import Peer
 from tests.support.postgres import PostgresServer
+from tests.support.raw import RawClient
 from tests.support.service import DtxService
 from tests.support.topology import table
 from tests.support.users import StandaloneUsers
@@ -66,17 +66,17 @@ def test_a_branch_over_tls(service: DtxService, certificates: Path) -> None:
 def test_a_client_without_a_certificate_is_refused(service: DtxService, certificates: Path) -> None:
     with pytest.raises((AMQPError, ssl.SSLError, OSError)):
         BlockingConnection(encrypted(service, context(certificates, None)))
-    with Peer(service.url()) as peer:
-        peer.send(b"AMQP\x00\x00\x09\x01")
+    with RawClient(service.url()) as peer:
+        peer.send_raw(b"AMQP\x00\x00\x09\x01")
         assert b"AMQP" not in peer.drain()
     BlockingConnection(encrypted(service, context(certificates))).close()
 
 
 def test_a_certificate_is_no_login(service: DtxService, certificates: Path) -> None:
     """It is demanded besides the password."""
-    with Peer(service.url("client", "client"), tls=context(certificates)) as peer:
+    with RawClient(service.url("client", "client"), tls=context(certificates)) as peer:
         peer.begin()
-        assert sorted(peer.mechanisms.split()) == [b"AMQPLAIN", b"PLAIN"]
+        assert sorted(peer.start.mechanisms.split()) == [b"AMQPLAIN", b"PLAIN"]
         peer.say(0, peer.start_ok(properties=table({"capabilities": {"authentication_failure_close": True}})))
         end = peer.end()
         assert end is not None
@@ -100,7 +100,7 @@ def test_no_password_is_in_the_log(service: DtxService, certificates: Path) -> N
         (b"AMQPLAIN", amqplain[:-1], methods.ConnectionClose.KEY),
         (b"EXTERNAL", WRONG.encode(), methods.ConnectionClose.KEY),
     ):
-        with Peer(service.url(), tls=context(certificates)) as peer:
+        with RawClient(service.url(), tls=context(certificates)) as peer:
             peer.begin()
             capable = table({"capabilities": {"authentication_failure_close": True}})
             peer.say(0, peer.start_ok(mechanism, response, capable))

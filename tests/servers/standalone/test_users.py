@@ -31,10 +31,9 @@ from dtx.wire.amqp09.properties import Property
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 from tests.support.client import connected, new_xid
-from tests.support.peer import Peer
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
-from tests.support.raw import ConnectionEnded, RawClient
+from tests.support.raw import ConnectionEnded, RawClient, session
 from tests.support.service import ADMIN, DtxService
 from tests.support.topology import table
 from tests.support.users import StandaloneUsers
@@ -93,7 +92,7 @@ def clerk(users: StandaloneUsers) -> Iterator[str]:
 
 def bodies(service: DtxService, queue: str) -> list[bytes]:
     found = []
-    with RawClient(service.url()) as client:
+    with session(service.url()) as client:
         client.open(1)
         while (body := client.take(1, queue)) is not None:
             found.append(body)
@@ -141,7 +140,7 @@ def test_who_may_not_enter_any_more_is_disconnected(users: StandaloneUsers) -> N
     """Unlike RabbitMQ, where such a client keeps its consumers until it leaves."""
     users.add("bob")
     users.permit("bob")
-    with Peer(users.url("bob")) as peer:
+    with RawClient(users.url("bob")) as peer:
         peer.log_in()
         users.revoke("bob")
         end = peer.end()
@@ -157,13 +156,13 @@ def test_who_is_in_a_vhost_that_is_removed_is_disconnected(service: DtxService, 
     editor = AccountEditor(service.database, "dtx")
     editor.add_vhost("shop")
     editor.grant("guest", "shop", read="")
-    with RawClient(users.url(vhost="shop")) as client:
+    with session(users.url(vhost="shop")) as client:
         client.open(1)
         editor.remove_vhost("shop")
         with pytest.raises(ConnectionEnded, match=r"^320"):
             client.read()
     with pytest.raises(ConnectionEnded, match=r"^530 .*not found"):
-        RawClient(users.url(vhost="shop"))
+        RawClient(users.url(vhost="shop")).log_in()
 
 
 def test_tags_count_for_who_is_connected(users: StandaloneUsers, clerk: str) -> None:
@@ -172,12 +171,12 @@ def test_tags_count_for_who_is_connected(users: StandaloneUsers, clerk: str) -> 
     def may_pretend() -> bool:
         client.open(1)
         client.publish(1, "nowhere", properties=raw)
-        client.send(1, methods.BasicQos(0, 0).encode())
+        client.say(1, methods.BasicQos(0, 0).encode())
         refused = client.next_method(1).startswith(methods.ChannelClose.HEAD)
-        client.send(1, methods.ChannelCloseOk().encode()) if refused else client.close_channel(1)
+        client.say(1, methods.ChannelCloseOk().encode()) if refused else client.close_channel(1)
         return not refused
 
-    with RawClient(users.url(clerk)) as client:
+    with session(users.url(clerk)) as client:
         assert not may_pretend()
         users.tag(clerk, "impersonator")
         wait_until(may_pretend, what="the tag")
@@ -194,7 +193,7 @@ def test_guest_comes_in_from_this_machine_only(
         return
     elsewhere = service.ready_line.partition(",")[2].split()[0]
     for user in ("guest", clerk):
-        with Peer(users.url(user).replace(f"127.0.0.1:{service.port}", elsewhere)) as peer:
+        with RawClient(users.url(user).replace(f"127.0.0.1:{service.port}", elsewhere)) as peer:
             peer.begin()
             peer.say(0, peer.start_ok(properties=TELL_ME))
             if user == clerk:
@@ -204,7 +203,7 @@ def test_guest_comes_in_from_this_machine_only(
             assert end is not None
             assert end.reply_code == 403
             assert b"can only connect from" in end.reply_text
-    RawClient(users.url()).close()
+    RawClient(users.url()).log_in().close()
 
 
 # -- many attempts -----------------------------------------------------------------------------------------------------
@@ -213,22 +212,22 @@ def test_guest_comes_in_from_this_machine_only(
 def test_wrong_passwords_for_one_name_keep_nobody_else_waiting(users: StandaloneUsers, clerk: str, queue: str) -> None:
     users.add("victim")
     users.permit("victim")
-    with RawClient(users.url()) as client, ExitStack() as stack:
+    with session(users.url()) as client, ExitStack() as stack:
         client.open(1)
         flood = []
         for number in range(50):
-            peer = stack.enter_context(Peer(users.url("victim", f"wrong {number}")))
+            peer = stack.enter_context(RawClient(users.url("victim", f"wrong {number}")))
             peer.begin()
             peer.say(0, peer.start_ok(properties=TELL_ME))
             flood.append(peer)
         flood[0].wait(methods.ConnectionClose.KEY)
         client.publish(1, queue)
         client.consume_one(1, queue)
-        RawClient(users.url(clerk)).close()
+        RawClient(users.url(clerk)).log_in().close()
         answered, _, _ = select.select([peer.socket for peer in flood[1:]], [], [], 0)
         assert len(answered) < 25
     # Whoever sent them has gone, and what is not verified yet with him.
-    RawClient(users.url("victim")).close()
+    RawClient(users.url("victim")).log_in().close()
     users.remove("victim")
 
 
@@ -236,11 +235,11 @@ def test_a_client_that_comes_back_with_its_old_password_does_not_wait(users: Sta
     """Nor does one with the right one, although the name is the same: a wrong one is verified once."""
     users.renew(clerk, "new")
     for _ in range(40):
-        with Peer(users.url(clerk, clerk)) as peer:
+        with RawClient(users.url(clerk, clerk)) as peer:
             peer.begin()
             peer.say(0, peer.start_ok(properties=TELL_ME))
             peer.wait(methods.ConnectionClose.KEY)
-    RawClient(users.url(clerk, "new")).close()
+    RawClient(users.url(clerk, "new")).log_in().close()
 
 
 # -- branches and users ------------------------------------------------------------------------------------------------
@@ -257,7 +256,7 @@ def test_what_may_not_be_published_in_a_branch_dooms_it(
     if what == "topic":
         users.permit(clerk, configure="", write=r"^amq\.(default|topic)$")
         users.permit_topic(clerk, "amq.topic", write=r"^permitted\.")
-    with RawClient(users.url(clerk)) as client:
+    with session(users.url(clerk)) as client:
         client.open(1, select=True)
         client.open(2)
         client.ask(1, DtxStart(xid=xid))
@@ -297,7 +296,7 @@ def test_a_branch_is_its_users_and_the_coordinators(
 ) -> None:
     """Rule security: "restricting which users are allowed to control which transactions"."""
     idle, first, second = new_xid(), new_xid(), new_xid()
-    with RawClient(users.url(clerk)) as owner, RawClient(users.url()) as stranger, RawClient(users.url("tm")) as tm:
+    with session(users.url(clerk)) as owner, session(users.url()) as stranger, session(users.url("tm")) as tm:
         owner.open(1, select=True)
         for client in (owner, stranger, tm):
             client.open(2)
@@ -321,7 +320,7 @@ def test_a_branch_outlives_its_user(service: DtxService, users: StandaloneUsers,
     users.add("leaver")
     users.permit("leaver")
     prepared, idle = new_xid(), new_xid()
-    with RawClient(users.url("leaver")) as client:
+    with session(users.url("leaver")) as client:
         client.open(1, select=True)
         client.prepared(1, prepared, queue=queue)
         client.idle(1, idle, queue=queue)
@@ -329,7 +328,7 @@ def test_a_branch_outlives_its_user(service: DtxService, users: StandaloneUsers,
         assert "branches in doubt that it has started: 1; only users named by --coordinator" in said.stderr
         with pytest.raises(ConnectionEnded, match=r"^320"):
             client.read()
-    with RawClient(users.url("tm")) as tm:
+    with session(users.url("tm")) as tm:
         tm.open(2)
         assert prepared in recovered(tm)
         assert tm.ask(2, DtxCommit(xid=prepared)) is XaFlag.OK
@@ -339,10 +338,10 @@ def test_a_branch_outlives_its_user(service: DtxService, users: StandaloneUsers,
 
 def may_get(client: RawClient, queue: str) -> bool:
     """Whether channel 2, which is open afterwards, may get from an empty queue."""
-    client.send(2, methods.BasicGet(queue.encode()).encode())
+    client.say(2, methods.BasicGet(queue.encode()).encode())
     if client.next_method(2).startswith(methods.BasicGetEmpty.HEAD):
         return True
-    client.send(2, methods.ChannelCloseOk().encode())
+    client.say(2, methods.ChannelCloseOk().encode())
     client.open(2)
     return False
 
@@ -350,18 +349,18 @@ def may_get(client: RawClient, queue: str) -> bool:
 def test_a_consumer_keeps_what_it_was_given_until_it_leaves(users: StandaloneUsers, clerk: str, queue: str) -> None:
     """RabbitMQ judges a consumer when it comes; so does dtx. What it has in hand it may acknowledge in a branch too."""
     xid = new_xid()
-    with RawClient(users.url(clerk)) as client, RawClient(users.url()) as guest:
+    with session(users.url(clerk)) as client, session(users.url()) as guest:
         client.open(1, select=True)
         client.open(2)
         guest.open(1)
-        client.send(1, methods.BasicConsume(queue.encode(), b"tag").encode())
+        client.say(1, methods.BasicConsume(queue.encode(), b"tag").encode())
         client.read_method(1, methods.BasicConsumeOk.KEY)
         users.permit(clerk, configure="", write="", read="")
         wait_until(lambda: not may_get(client, queue), what="the refusal")
         guest.publish(1, queue)
         tag = methods.BasicDeliver.decode(client.read_method(1, methods.BasicDeliver.KEY)).delivery_tag
         client.ask(1, DtxStart(xid=xid))
-        client.send(1, methods.BasicAck(tag).encode())
+        client.say(1, methods.BasicAck(tag).encode())
         assert client.ask(1, DtxEnd(xid=xid)) is XaFlag.OK
         assert client.ask(1, DtxPrepare(xid=xid)) is XaFlag.OK
         assert client.ask(1, DtxCommit(xid=xid)) is XaFlag.OK

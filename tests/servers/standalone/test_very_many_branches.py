@@ -10,10 +10,9 @@ from dtx.client import Xid
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.recovery import MAX_XIDS
 from tests.support.operator import Operator
-from tests.support.peer import Peer
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
-from tests.support.raw import RawClient
+from tests.support.raw import RawClient, session
 from tests.support.seed import in_doubt, seed
 from tests.support.service import ADMIN
 from tests.support.watched import WatchedService, ask, not_held, take
@@ -45,11 +44,11 @@ def database(postgres: PostgresServer) -> Iterator[str]:
     postgres.drop_database(database)
 
 
-def open_all(peer: Peer, xids: list[Xid]) -> None:
+def open_all(peer: RawClient, xids: list[Xid]) -> None:
     """One channel works for each of them a while, and suspends it."""
     for start in range(0, len(xids), AT_ONCE):
         for xid in xids[start : start + AT_ONCE]:
-            peer.send(
+            peer.send_raw(
                 methods.DtxStart(xid=xid, join=False, resume=False).frame(1)
                 + methods.DtxEnd(xid=xid, fail=False, suspend=True).frame(1)
             )
@@ -67,7 +66,7 @@ def test_very_many_branches_time_out_lose_their_client_and_are_forgotten(databas
     options = (*ADMIN, "--default-timeout", str(SECONDS), "--tombstone-ttl", "5")
     with (
         WatchedService(database=database, options=options) as service,
-        Peer(service.url(), patience=PATIENCE) as peer,
+        RawClient(service.url(), patience=PATIENCE) as peer,
     ):
         operator = Operator(service.admin_url)
         peer.log_in()
@@ -80,7 +79,7 @@ def test_very_many_branches_time_out_lose_their_client_and_are_forgotten(databas
             (channel,) = operator.get(f"/api/connections/{connection['id']}")["channels"]
             assert len(channel["branches"]) == 1000
             assert len(operator.get("/api/associations", limit=1000)["associations"]) == 1000
-            with RawClient(service.url()) as coordinator:
+            with session(service.url()) as coordinator:
                 coordinator.open(1)
                 assert coordinator.ask(1, methods.DtxRecover(startscan=True, endscan=True)) == []
         with not_held(service):
@@ -98,7 +97,7 @@ def test_very_many_branches_in_doubt_are_listed(database: str, xids: list[Xid]) 
     with (
         WatchedService(database=database, options=("--frame-max", "2MiB")) as service,
         not_held(service),
-        RawClient(service.url(), 2 << 20) as client,
+        session(service.url()) as client,
     ):
         client.open(1)
         pages = [*client.recover(1)]

@@ -25,7 +25,7 @@ from tests.evidence.fuzz.server import (
     leave,
     whole,
 )
-from tests.support.peer import message
+from tests.support.raw import message
 
 XID = Xid(1, b"gtrid", b"bqual")
 LETTERS = entry(b"x-dead-letter-exchange", b"S", b"") + entry(b"x-dead-letter-routing-key", b"S", b"grave")
