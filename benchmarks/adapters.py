@@ -31,7 +31,6 @@ import pika
 import pytest
 import transaction
 
-from benchmarks.support.amqp import Address
 from benchmarks.support.branch_player import BranchPlayer
 from benchmarks.support.dialogue import Cycle
 from benchmarks.support.load import Load
@@ -44,6 +43,7 @@ from dtx.client.zope import join
 from tests.servers.interop.c.programs import Driver
 from tests.servers.interop.java_programs import Java, compiled
 from tests.support.postgres import PostgresServer
+from tests.support.raw import Address
 from tests.support.service import DtxService
 
 BODY = bytes(100)

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.support import pgbench
-from benchmarks.support.amqp import Address, RawConnection
+from benchmarks.support.amqp import RawConnection
 from benchmarks.support.branch_player import BranchPlayer
 from benchmarks.support.broker_player import BrokerPlayer
 from benchmarks.support.dialogue import Cycle
@@ -29,6 +29,7 @@ from benchmarks.support.report import Table, machine, percentile
 from benchmarks.support.servers import Servers
 from benchmarks.support.streams import fill
 from tests.support.postgres import PostgresServer
+from tests.support.raw import Address
 
 AIM_RATE = {False: (32, 2000), True: (32, 5000)}
 """Standalone or not: connections, and branches per second with them, on two processors."""

@@ -18,12 +18,13 @@ from typing import Final, Self
 import psycopg
 
 from benchmarks.support import processor
-from benchmarks.support.amqp import CHANNEL, Address, RawConnection, Refused, message_frames
+from benchmarks.support.amqp import CHANNEL, RawConnection, message_frames
 from benchmarks.support.pauses import Probe
 from benchmarks.support.report import Table, machine
 from benchmarks.support.servers import Servers
 from dtx.client import Xid
 from dtx.wire.amqp09 import methods
+from dtx.wire.amqp09.codec import Method
 from dtx.wire.amqp09.methods import (
     DtxCall,
     DtxCommit,
@@ -39,6 +40,7 @@ from dtx.wire.amqp09.methods import (
 )
 from dtx.wire.amqp09.tables import entry
 from dtx.xa.codes import XaFlag
+from tests.support.raw import Address, Refused
 from tests.support.service import DtxService
 
 _STAMP: Final = Struct(">Q")
@@ -150,34 +152,31 @@ class Client(RawConnection):
     def confirm(self, count: int) -> None:
         """Wait until so many are confirmed: dtx confirms in order."""
         while self._confirmed < count:
-            self._confirmed = _SETTLED.unpack_from(self.expect(methods.BasicAck.KEY))[0]
+            self._confirmed = _SETTLED.unpack_from(self.read_method(CHANNEL, methods.BasicAck.KEY))[0]
 
-    def take(self, queue: bytes, count: int, *, prefetch: int, ack: bool) -> int:
+    def consume(self, queue: bytes, count: int, *, prefetch: int, ack: bool) -> int:
         """Consume messages from the head on, numbered from 0; the tag of the last.
 
         Raises:
             Refused: one has another body, or came out of turn.
         """
-        self.call(methods.BasicQos(0, prefetch).encode(), methods.BasicQosOk.KEY)
-        self.call(methods.BasicConsume(queue, _CONSUMER).encode(), methods.BasicConsumeOk.KEY)
+        self.call(methods.BasicQos(0, prefetch), methods.BasicQosOk)
+        self.call(methods.BasicConsume(queue, _CONSUMER), methods.BasicConsumeOk)
         rest = bytes(self._size - _STAMP.size)
-        for number in range(count):
-            payload = self.next_frame()[1]
-            while not payload.endswith(rest) or len(payload) != self._size:
-                payload = self.next_frame()[1]
-            if payload[: _STAMP.size] != _STAMP.pack(number):
-                raise Refused(f"expected message {number} and got {_STAMP.unpack_from(payload)[0]}")
+        for number, body in enumerate(self.bodies(count)):
+            if body != _STAMP.pack(number) + rest:
+                raise Refused(f"expected message {number} and got {body[:80].hex(' ')}")
             if ack and ((number + 1) % (prefetch // 4) == 0 or number + 1 == count):
-                self.send(methods.BasicAck(number + 1, multiple=True).encode())
+                self.say(CHANNEL, methods.BasicAck(number + 1, multiple=True))
         return count
 
-    def run(self, call: DtxCall, answer: int) -> None:
+    def run(self, call: DtxCall, answer: type[Method]) -> None:
         """Do something with a branch.
 
         Raises:
             Refused: the answer is not xa-ok.
         """
-        flags = self.call(call.encode(), answer)[-2:]
+        flags = self.call(call, answer)[-2:]
         if flags != XaFlag.OK.to_bytes(2, "big"):
             raise Refused(f"{call} was answered {flags.hex()}")
 
@@ -190,7 +189,7 @@ def backlog(bench: Bench) -> None:
         with bench.measured("publish", count):
             client.fill(b"deep", count)
     with Client(bench.address, size) as client, bench.measured("consume, ack in order", count):
-        client.take(b"deep", count, prefetch=_PREFETCH, ack=True)
+        client.consume(b"deep", count, prefetch=_PREFETCH, ack=True)
         if client.depth(b"deep"):
             raise Refused("the queue should be empty")
 
@@ -202,7 +201,7 @@ def removals(bench: Bench) -> None:
         client.declare(b"deep")
         client.fill(b"deep", count)
         with bench.measured("purge", count):
-            client.call(methods.QueuePurge(b"deep").encode(), methods.QueuePurgeOk.KEY)
+            client.call(methods.QueuePurge(b"deep"), methods.QueuePurgeOk)
         if client.depth(b"deep"):
             raise Refused("the queue should be empty")
     with Client(bench.address, size) as client:
@@ -218,34 +217,34 @@ def branches(bench: Bench) -> None:
     with Client(bench.address, size) as client:
         client.select_dtx()
         for name, outcome, answer in (
-            ("commit", DtxCommit, DtxCommitOk.KEY),
-            ("rollback", DtxRollback, DtxRollbackOk.KEY),
+            ("commit", DtxCommit, DtxCommitOk),
+            ("rollback", DtxRollback, DtxRollbackOk),
         ):
             client.declare(b"branch")
             xid = Xid(1, os.urandom(16), b"deep")
-            client.run(DtxStart(xid=xid), DtxStartOk.KEY)
+            client.run(DtxStart(xid=xid), DtxStartOk)
             with bench.measured("publish into a branch", _BRANCH):
                 client.socket.sendall(client.messages(b"branch", 0, _BRANCH))
-                client.run(DtxEnd(xid=xid), DtxEndOk.KEY)
+                client.run(DtxEnd(xid=xid), DtxEndOk)
             with bench.measured("prepare a branch that published", _BRANCH):
-                client.run(DtxPrepare(xid=xid), DtxPrepareOk.KEY)
+                client.run(DtxPrepare(xid=xid), DtxPrepareOk)
             with bench.measured(f"{name} of it", _BRANCH):
                 client.run(outcome(xid=xid), answer)
     for name, outcome, answer in (
-        ("rollback", DtxRollback, DtxRollbackOk.KEY),
-        ("commit", DtxCommit, DtxCommitOk.KEY),
+        ("rollback", DtxRollback, DtxRollbackOk),
+        ("commit", DtxCommit, DtxCommitOk),
     ):
         with Client(bench.address, size) as client:
             client.select_dtx()
-            client.take(b"branch", _BRANCH, prefetch=_BRANCH, ack=False)
+            client.consume(b"branch", _BRANCH, prefetch=_BRANCH, ack=False)
             xid = Xid(1, os.urandom(16), b"deep")
             with bench.measured("consume in a branch", _BRANCH):
-                client.run(DtxStart(xid=xid), DtxStartOk.KEY)
-                client.send(methods.BasicAck(_BRANCH, multiple=True).encode())
-                client.run(DtxEnd(xid=xid), DtxEndOk.KEY)
-            client.call(methods.BasicCancel(_CONSUMER).encode(), methods.BasicCancelOk.KEY)
+                client.run(DtxStart(xid=xid), DtxStartOk)
+                client.say(CHANNEL, methods.BasicAck(_BRANCH, multiple=True))
+                client.run(DtxEnd(xid=xid), DtxEndOk)
+            client.call(methods.BasicCancel(_CONSUMER), methods.BasicCancelOk)
             with bench.measured("prepare a branch that consumed", _BRANCH):
-                client.run(DtxPrepare(xid=xid), DtxPrepareOk.KEY)
+                client.run(DtxPrepare(xid=xid), DtxPrepareOk)
             with bench.measured(f"{name} of it", _BRANCH):
                 client.run(outcome(xid=xid), answer)
             if client.depth(b"branch") != (_BRANCH if name == "rollback" else 0):
@@ -254,11 +253,11 @@ def branches(bench: Bench) -> None:
         client.declare(b"branch")
         client.fill(b"branch", _BRANCH)
     with Client(bench.address, size) as client:
-        client.take(b"branch", _BRANCH, prefetch=_BRANCH, ack=False)
+        client.consume(b"branch", _BRANCH, prefetch=_BRANCH, ack=False)
         with bench.measured("end of a channel with unacknowledged", _BRANCH):
             client.close()
     with Client(bench.address, size) as client, bench.measured("get again", _BRANCH):
-        client.take(b"branch", _BRANCH, prefetch=_BRANCH, ack=True)
+        client.consume(b"branch", _BRANCH, prefetch=_BRANCH, ack=True)
 
 
 def flood(bench: Bench) -> None:
@@ -268,9 +267,7 @@ def flood(bench: Bench) -> None:
     life = entry(b"x-message-ttl", b"l", (1).to_bytes(8, "big"))
     for name, arguments in ((b"x-max-length 1", length), (b"x-message-ttl 1 ms", life)):
         with Client(bench.address, size) as client:
-            client.call(
-                methods.QueueDeclare(name, durable=True, arguments=arguments).encode(), methods.QueueDeclareOk.KEY
-            )
+            client.call(methods.QueueDeclare(name, durable=True, arguments=arguments), methods.QueueDeclareOk)
             with bench.measured(f"publish, {name.decode()}", count):
                 client.fill(name, count)
             client.delete(name)

@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-from benchmarks.support.amqp import PERSISTENT, TRANSIENT, Address, RawConnection, Refused, message_frames
+from benchmarks.support.amqp import PERSISTENT, TRANSIENT, RawConnection, message_frames
 from benchmarks.support.processor import Meter, Usage
 from benchmarks.support.relay import Relay
 from benchmarks.support.report import Table, machine, percentile, spread
 from benchmarks.support.servers import Servers
 from benchmarks.support.streams import WINDOW, consume, ping_pong, publish
+from tests.support.raw import Address, Refused
 
 QUEUE: Final = b"bench-passthrough"
 DIRECT: Final = "direct"

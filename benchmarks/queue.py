@@ -13,11 +13,12 @@ from statistics import median
 from threading import Thread
 from typing import Final
 
-from benchmarks.support.amqp import PERSISTENT, Address, RawConnection, Refused, message_frames
+from benchmarks.support.amqp import PERSISTENT, RawConnection, message_frames
 from benchmarks.support.processor import Meter
 from benchmarks.support.report import Table, machine, percentile, spread
 from benchmarks.support.servers import Servers
 from benchmarks.support.streams import WINDOW, consume, ping_pong, publish
+from tests.support.raw import Address, Refused
 
 DTX: Final = "dtx"
 RABBIT: Final = "rabbitmq"

@@ -19,7 +19,7 @@ from typing import Final
 import pika
 
 from benchmarks.support import backlog, processor
-from benchmarks.support.amqp import PERSISTENT, Address, RawConnection
+from benchmarks.support.amqp import PERSISTENT, RawConnection
 from benchmarks.support.processor import resident
 from benchmarks.support.report import Table, machine
 from benchmarks.support.servers import Servers
@@ -28,6 +28,7 @@ from dtx.db import migrate
 from dtx.log.postgres import PostgresLog
 from dtx.log.records import BranchRecord, Insert, JournalEntry, JournalEvent, LogState, Work, WorkKind
 from dtx.manager.entry import new_branch_id
+from tests.support.raw import Address
 from tests.support.service import DtxService
 
 AIM_SECONDS: Final = 5.0

@@ -3,12 +3,13 @@
 import contextlib
 import socket
 
-from benchmarks.support.amqp import Address, RawConnection
+from benchmarks.support.amqp import RawConnection
 from benchmarks.support.dialogue import Cycle, Dialogue, Phase, got_tag, is_answer
 from benchmarks.support.load import LoadError
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.errors import FrameError, WireError
 from dtx.wire.amqp09.frames import FrameSplitter
+from tests.support.raw import Address
 
 
 class BranchPlayer:

@@ -2,10 +2,11 @@
 
 import socket
 
-from benchmarks.support.amqp import CHANNEL, TRANSIENT, Address, RawConnection, message_frames
+from benchmarks.support.amqp import CHANNEL, TRANSIENT, RawConnection, message_frames
 from benchmarks.support.dialogue import STAMP, Phase
 from benchmarks.support.load import LoadError
 from dtx.wire.amqp09 import methods
+from tests.support.raw import Address
 
 _PLACE = b"\xf1stamp\xf1\xf1"
 _COMMITTED = methods.TxCommitOk().frame(CHANNEL)
@@ -30,7 +31,7 @@ class BrokerPlayer:
     def __init__(self, queue: bytes, receipts: bytes, size: int, address: Address, number: int, run: bytes) -> None:
         del run
         self._raw = RawConnection(address)
-        self._raw.call(methods.TxSelect().encode(), methods.TxSelectOk.KEY)
+        self._raw.call(methods.TxSelect(), methods.TxSelectOk)
         self.socket: socket.socket = self._raw.socket
         self.number = number
         self.count = 0

@@ -12,8 +12,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Final, Protocol, Self
 
-from benchmarks.support.amqp import Address, Refused
 from benchmarks.support.dialogue import Phase
+from tests.support.raw import Address, Refused
 
 PATIENCE_SECONDS: Final = 60.0
 """How long an answer may take before the run has failed."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from benchmarks.support.amqp import Address, RawConnection
+from benchmarks.support.amqp import RawConnection
 from benchmarks.support.load import Load, LoadError, Play, Tally
 from benchmarks.support.processor import Meter, Usage
 from benchmarks.support.profile import Profiler
@@ -14,6 +14,7 @@ from benchmarks.support.report import milliseconds
 from benchmarks.support.servers import Servers
 from benchmarks.support.streams import drain
 from tests.support.postgres import PostgresServer
+from tests.support.raw import Address
 from tests.support.service import DtxService
 
 HEADS = (

@@ -12,7 +12,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final, Self
 
-from benchmarks.support.amqp import Address, RawConnection
+from benchmarks.support.amqp import RawConnection
+from tests.support.raw import Address
 
 _EVERY: Final = 0.002
 _QUEUE: Final = b"bench-probe"

@@ -14,7 +14,7 @@ import threading
 from dataclasses import replace
 from typing import Final, Self
 
-from benchmarks.support.amqp import Address
+from tests.support.raw import Address
 
 COPY: Final = "copy"
 SPLICE: Final = "splice"

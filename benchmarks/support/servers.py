@@ -9,10 +9,10 @@ from typing import Self
 
 import structlog
 
-from benchmarks.support.amqp import Address
 from tests.support.postgres import PostgresServer
 from tests.support.processes import short_directory
 from tests.support.rabbitmq import RabbitNode
+from tests.support.raw import Address
 from tests.support.service import DtxService
 
 

@@ -5,10 +5,11 @@ from array import array
 from struct import Struct
 from typing import Final
 
-from benchmarks.support.amqp import BASIC, CHANNEL, FRAME_MAX, READ_SIZE, RawConnection, Refused, message_frames
+from benchmarks.support.amqp import BASIC, CHANNEL, READ_SIZE, RawConnection, message_frames
 from benchmarks.support.dialogue import STAMP
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.frames import BODY, FRAME_END, METHOD, OVERHEAD, body_frames, header_frame
+from dtx.wire.amqp09.frames import FRAME_END, METHOD, OVERHEAD, body_frames, header_frame
+from tests.support.raw import FRAME_MAX, Refused
 
 WINDOW: Final = 500
 """Publishes that are not confirmed yet, or deliveries that are not acked yet, at most."""
@@ -109,9 +110,9 @@ def consume(connection: RawConnection, queue: bytes, size: int, properties: byte
         count: how many there are.
         window: prefetch.
     """
-    connection.call(methods.BasicQos(0, window).encode(), methods.BasicQosOk.KEY)
+    connection.call(methods.BasicQos(0, window), methods.BasicQosOk)
     # no_wait: from here on the stream holds nothing but deliveries, and all of them are of one size
-    connection.send(methods.BasicConsume(queue, _CONSUMER, no_wait=True).encode())
+    connection.say(CHANNEL, methods.BasicConsume(queue, _CONSUMER, no_wait=True))
     method = OVERHEAD + 4 + 1 + len(_CONSUMER) + 8 + 1 + 1 + 1 + len(queue)
     header = len(header_frame(CHANNEL, BASIC, size, properties))
     unit = method + header + sum(map(len, body_frames(CHANNEL, bytes(size), FRAME_MAX)))
@@ -135,7 +136,7 @@ def consume(connection: RawConnection, queue: bytes, size: int, properties: byte
         ]
         connection.socket.sendall(b"".join(acks))
         acked = complete
-    connection.call(methods.BasicQos(0, window).encode(), methods.BasicQosOk.KEY)
+    connection.call(methods.BasicQos(0, window), methods.BasicQosOk)
 
 
 def fill(connection: RawConnection, queue: bytes, count: int, size: int) -> None:
@@ -151,10 +152,7 @@ def drain(connection: RawConnection, queue: bytes) -> "array[int]":
     stamps = array("Q")
     if not count:
         return stamps
-    connection.call(methods.BasicConsume(queue, _CONSUMER, no_ack=True).encode(), methods.BasicConsumeOk.KEY)
-    while len(stamps) < count:
-        key, payload = connection.next_frame()
-        if key == BODY:
-            stamps.append(STAMP.unpack_from(payload)[0])
-    connection.call(methods.BasicCancel(_CONSUMER).encode(), methods.BasicCancel.KEY + 1)
+    connection.call(methods.BasicConsume(queue, _CONSUMER, no_ack=True), methods.BasicConsumeOk)
+    stamps.extend(STAMP.unpack_from(body)[0] for body in connection.bodies(count))
+    connection.call(methods.BasicCancel(_CONSUMER), methods.BasicCancelOk)
     return stamps

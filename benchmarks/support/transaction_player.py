@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
-from benchmarks.support.amqp import Address, Refused
 from benchmarks.support.dialogue import STAMP, Phase
 from benchmarks.support.load import LoadError
 from dtx.wire.amqp10 import message
@@ -41,6 +40,7 @@ from dtx.wire.amqp10.performatives import (
     read_performative,
     read_sasl,
 )
+from tests.support.raw import Address, Refused
 
 _CONTROL: Final = 0
 _POSTING: Final = 1
