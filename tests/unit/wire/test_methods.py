@@ -1,5 +1,6 @@
 """Every row: read and written as pika does, as bytes, and to the last byte."""
 
+import struct
 from copy import copy
 from dataclasses import fields
 
@@ -244,6 +245,11 @@ def test_a_name_that_is_too_long_cannot_be_written() -> None:
     ):
         with pytest.raises(WireError, match="short string of 256 octets"):
             method.encode()
+
+
+def test_a_number_that_is_too_large_beside_a_name_cannot_be_written() -> None:
+    with pytest.raises(struct.error):
+        methods.QueueDeclareOk(b"q", 1 << 32, 0).encode()
 
 
 def test_a_name_that_is_no_text_stays_what_it_is() -> None:
