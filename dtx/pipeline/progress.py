@@ -3,20 +3,21 @@
 On a terminal one line that changes; else a line now and then, for logs.
 """
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TextIO
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+from rich.console import Console
+from rich.text import Text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _TERMINAL_SECONDS: Final = 0.5
 _LOG_SECONDS: Final = 15.0
-_CLEAR: Final = "\r\x1b[2K"
 
 
 class Work(NamedTuple):
@@ -38,17 +39,17 @@ class Progress:
     Args:
         spark: the session; ``None``: there is none, or it tells nothing.
         title: what runs.
-        output: where it is shown.
-        every: seconds between two looks; ``None``: as suits the output.
+        console: where it is shown; stderr if ``None``.
+        every: seconds between two looks; ``None``: as suits the console.
     """
 
     def __init__(
-        self, spark: "SparkSession | None", title: str, *, output: TextIO | None = None, every: float | None = None
+        self, spark: "SparkSession | None", title: str, *, console: Console | None = None, every: float | None = None
     ) -> None:
         self._title = title
-        self._output = sys.stderr if output is None else output
-        self._terminal = self._output.isatty()
-        self._every = every or (_TERMINAL_SECONDS if self._terminal else _LOG_SECONDS)
+        self._console = console or Console(stderr=True)
+        self._status = self._console.status(title) if self._console.is_terminal else None
+        self._every = every or (_LOG_SECONDS if self._status is None else _TERMINAL_SECONDS)
         self._look, self._unhook = _looker(spark)
         self._doing = ""
         self._rows: int | None = None
@@ -58,6 +59,8 @@ class Progress:
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
     def __enter__(self) -> Self:
+        if self._status is not None:
+            self._status.start()
         self._thread.start()
         return self
 
@@ -67,9 +70,8 @@ class Progress:
         self._ended.set()
         self._thread.join()
         self._unhook()
-        if self._terminal:
-            self._output.write(_CLEAR)
-            self._output.flush()
+        if self._status is not None:
+            self._status.stop()
 
     def note(self, doing: str, rows: int | None = None) -> None:
         """Say what it is at now.
@@ -82,8 +84,7 @@ class Progress:
 
     def tell(self, line: str) -> None:
         """Say something that stays, above what changes."""
-        self._output.write(f"{_CLEAR if self._terminal else ''}{line}\n")
-        self._output.flush()
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _run(self) -> None:
         while not self._ended.wait(self._every):
@@ -109,8 +110,10 @@ class Progress:
         return " · ".join(words)
 
     def _show(self, line: str) -> None:
-        self._output.write(f"{_CLEAR}{line}" if self._terminal else f"{line}\n")
-        self._output.flush()
+        if self._status is None:
+            self.tell(line)
+        else:
+            self._status.update(Text(line))
 
 
 def _clock(seconds: float) -> str:

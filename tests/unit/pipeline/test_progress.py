@@ -5,19 +5,18 @@ import threading
 import time
 
 import pytest
+from rich.console import Console
 
 from dtx.pipeline import progress as module
 from dtx.pipeline.progress import Progress, Work
 
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+ERASED = "\r\x1b[1A\x1b[2K"
+"""A terminal goes up and erases that line."""
 
 
 def test_a_line_says_what_runs_how_far_and_how_long_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
-    progress = Progress(None, "archive", output=io.StringIO())
+    progress = Progress(None, "archive", console=Console(file=io.StringIO()))
     progress.note("3 of 5 databases", 1_234_567)
     assert progress.line(1000.0, Work(1, 0, 40)) == (
         "archive · 3 of 5 databases · 1,234,567 rows · 1 stage, 0 of 40 tasks · 0:00 gone"
@@ -28,19 +27,22 @@ def test_a_line_says_what_runs_how_far_and_how_long_it_may_take(monkeypatch: pyt
 
 
 def test_a_terminal_has_one_line_that_is_gone_at_the_end() -> None:
-    output = Terminal()
-    shown = threading.Event()
-    with Progress(None, "report", output=output, every=0.001) as progress:
+    output = io.StringIO()
+    asked = threading.Event()
+    with Progress(None, "report", console=Console(file=output, force_terminal=True), every=0.001) as progress:
         original = progress.line
 
         def line(now: float, work: Work) -> str:
-            shown.set()
+            asked.set()
             return original(now, work)
 
         progress.line = line  # type: ignore[method-assign]
-        assert shown.wait(60)
-    assert "\n" not in output.getvalue()
-    assert output.getvalue().endswith("\r\x1b[2K")
+        assert asked.wait(60)
+        progress.tell("one database is away")
+    shown = output.getvalue()
+    assert "report · 0:00 gone" in shown
+    assert "one database is away\n" in shown
+    assert shown.endswith(ERASED)
 
 
 def test_a_session_that_fails_to_tell_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,6 +54,6 @@ def test_a_session_that_fails_to_tell_stops_nobody(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(module, "_looker", lambda _: (look, lambda: None))
     output = io.StringIO()
-    with Progress(None, "report", output=output, every=0.001):
+    with Progress(None, "report", console=Console(file=output), every=0.001):
         assert asked.wait(60)
     assert output.getvalue() == ""
