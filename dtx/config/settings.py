@@ -499,6 +499,13 @@ class Settings(BaseSettings):
                 found["broker"] = (
                     f"passwords and messages are readable on the way to {address}: give --broker an amqps:// URL"
                 )
+        management = urlsplit(self.management_url or "")
+        if management.scheme == "http":
+            address = Address(management.hostname or "localhost", management.port or 80)
+            if not address.is_loopback:
+                found["management"] = (
+                    f"passwords are readable on the way to {address}: give --management an https:// URL"
+                )
         return found
 
     @property

@@ -283,8 +283,10 @@ def test_passwords_are_taken_out_of_any_text(text: str, expected: str) -> None:
         ({"admin_listen": "0.0.0.0:15673", "admin_tls_cert": "c", "admin_tls_key": "k"}, []),
         ({"admin_listen": "0.0.0.0:15673", "admin_proxy": "10.0.0.1"}, []),
         ({"broker": "amqp://user:password@[::1]:5672/"}, []),
-        ({"broker": "amqp://user:password@broker.example"}, ["broker"]),
-        ({"broker": "amqps://user:password@broker.example"}, []),
+        ({"broker": "amqp://user:password@broker.example"}, ["broker", "management"]),
+        ({"broker": "amqps://user:password@broker.example"}, ["management"]),
+        ({"broker": "amqps://user:password@broker.example", "management": "http://[::1]:15672"}, []),
+        ({"broker": "amqps://user:password@broker.example", "management": "https://broker.example:15671"}, []),
     ],
 )
 def test_addresses_that_others_reach_without_tls_are_named(given: dict[str, object], named: list[str]) -> None:
@@ -296,7 +298,8 @@ def test_addresses_that_others_reach_without_tls_are_named(given: dict[str, obje
 def test_a_broker_without_tls_is_named_without_its_password() -> None:
     found = Settings.load({"broker": "amqp://user:secret@[fd00::1]"}).unencrypted()
     assert found == {
-        "broker": "passwords and messages are readable on the way to [fd00::1]:5672: give --broker an amqps:// URL"
+        "broker": "passwords and messages are readable on the way to [fd00::1]:5672: give --broker an amqps:// URL",
+        "management": "passwords are readable on the way to [fd00::1]:15672: give --management an https:// URL",
     }
 
 
