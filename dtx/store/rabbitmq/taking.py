@@ -308,7 +308,7 @@ class TakingChannel:
 
     def _in_order(self) -> Iterable[Delivery]:
         if not self._sorted:
-            self._open, self._sorted = dict(sorted(self._open.items())), True
+            self._open, self._sorted = {tag: self._open[tag] for tag in sorted(self._open)}, True
         return self._open.values()
 
     def incoming(self, settle: Settle) -> "asyncio.Future[bytes] | None":
