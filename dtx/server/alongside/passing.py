@@ -19,10 +19,11 @@ from operator import itemgetter
 from typing import Final, cast
 
 from dtx.server.alongside.channel import ChannelOwner
-from dtx.store.rabbitmq.upstream import MOST_AT_ONCE, Upstream
+from dtx.store.rabbitmq.upstream import Upstream
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.codec import Sender
 from dtx.wire.amqp09.frames import HEARTBEAT, Frame, FrameSplitter
+from dtx.wire.amqp09.settings import MOST_AT_ONCE
 
 ROOM: Final = 1 << 20
 """Octets that one read takes at most: the larger it is, the less often the processes wake each other."""

@@ -24,7 +24,6 @@ from dtx.server.front import ClientTransport
 from dtx.server.limits import MAX_UNSENT, SessionLimits
 from dtx.store.rabbitmq.store import RabbitStore
 from dtx.store.rabbitmq.taking import TakingChannel
-from dtx.store.rabbitmq.upstream import MOST_AT_ONCE
 from dtx.store.slices import SLICE_SECONDS, Slices
 from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09 import closes, methods
@@ -32,6 +31,7 @@ from dtx.wire.amqp09.codec import ChannelMode, Sender
 from dtx.wire.amqp09.errors import FrameError, HardCode, WireError
 from dtx.wire.amqp09.frames import HEARTBEAT, OPENING_FRAME, Frame, FrameSplitter, method_frame
 from dtx.wire.amqp09.handshake import NotOffered
+from dtx.wire.amqp09.settings import MOST_AT_ONCE
 from dtx.xa.codes import XaError
 
 _log = get_logger(part="session")

@@ -35,8 +35,6 @@ _MOST_EXCLUSIVE: Final = 10_000
 """Exclusive queues that one connection remembers."""
 MOST_UNSENT: Final = 1 << 20
 """Octets that wait to be sent on one socket before whoever writes is stopped: several frames of the usual size."""
-MOST_AT_ONCE: Final = 1000
-"""Frames that are cut out of what was read before the first of them is handled: a millisecond's work."""
 
 
 class UpstreamLost(Exception):

@@ -7,7 +7,7 @@ channel that is not open any more is dropped, since nothing that is sent behind 
 
 from collections import deque
 from collections.abc import Callable
-from enum import Flag
+from enum import Enum, Flag, auto
 from typing import Final, NamedTuple
 
 from dtx.wire.amqp09 import closes, content, methods
@@ -87,6 +87,17 @@ _QUERY: Final = _rule(methods.ExchangeQuery)
 _QUERY_OK: Final = _rule(methods.ExchangeQueryOk)
 
 
+class Passing(Enum):
+    """What is told of the frames of a channel."""
+
+    NOT = auto()
+    """What they mean."""
+    SINGLY = auto()
+    """That they are there: the shell deals with all of them, closes included."""
+    JOINED = auto()
+    """The same, those in a row as one. What a proxy looks at (``methods.watched``, dtx) is still told singly."""
+
+
 class Shared:
     """What the channels of a connection have in common.
 
@@ -96,7 +107,7 @@ class Shared:
         memory: see :attr:`ConnectionEngine.memory`.
     """
 
-    __slots__ = ("channels", "confirming", "end", "frame_max", "heavy", "memory", "out", "ready", "settings")
+    __slots__ = ("channels", "confirming", "end", "frame_max", "heavy", "joined", "memory", "out", "ready", "settings")
 
     def __init__(self, settings: EngineSettings, end: End, memory: Memory) -> None:
         self.settings = settings
@@ -112,6 +123,8 @@ class Shared:
         """Those with so many of them that nothing more is to be read."""
         self.confirming: dict[ChannelEngine, None] = {}
         """Those that have a confirm to send."""
+        self.joined: set[int] = set()
+        """Numbers of those whose frames pass joined, and need not wait."""
 
 
 class ChannelEngine:
@@ -125,7 +138,6 @@ class ChannelEngine:
         state: where it is in its life.
         mode: what it was selected for; see :meth:`become`.
         held: later frames wait.
-        passes: frames are not looked at, but told one by one; the shell deals with all of them, closes included.
     """
 
     __slots__ = (
@@ -139,6 +151,7 @@ class ChannelEngine:
         "_left",
         "_method",
         "_parts",
+        "_passes",
         "_properties",
         "_rules",
         "_shared",
@@ -146,7 +159,6 @@ class ChannelEngine:
         "held",
         "mode",
         "number",
-        "passes",
         "state",
     )
 
@@ -157,7 +169,7 @@ class ChannelEngine:
         self.state = EndpointState.OPENING if shared.end is End.CLIENT else EndpointState.OPEN
         self.mode = ChannelMode.PLAIN
         self.held = False
-        self.passes = False
+        self._passes = Passing.NOT
         self.backlog_size = 0
         """Bytes of frames that wait."""
         self._backlog: deque[tuple[int, bytes]] = deque()
@@ -191,7 +203,10 @@ class ChannelEngine:
             XaError: the channel cannot go on; the connection engine closes it.
             WireError: nor can the connection.
         """
-        if self.passes:
+        if self._passes is not Passing.NOT:
+            if self.held and not self._overtakes(key):
+                self._wait(key, buffer[start:end])
+                return None
             return FramePassed(self.number, key, buffer, start, end)
         state = self.state
         if state is not EndpointState.OPEN and (
@@ -362,13 +377,28 @@ class ChannelEngine:
 
     # -- what the shell says
 
+    def pass_frames(self, passes: Passing) -> None:
+        """Tell so much of the frames from now on."""
+        self._passes = passes
+        self._sort()
+
+    def _sort(self) -> None:
+        if self.state is EndpointState.GONE:
+            return  # the number may be another's by now
+        if self._passes is Passing.JOINED and not self.held:
+            self._shared.joined.add(self.number)
+        else:
+            self._shared.joined.discard(self.number)
+
     def hold(self) -> None:
         """Keep the frames that come from now on, until :meth:`release`."""
         self.held = True
+        self._sort()
 
     def release(self) -> None:
         """Let the frames that waited be handled: by the iteration that runs, else by ``ConnectionEngine.events``."""
         self.held = False
+        self._sort()
         if self._backlog:
             self._shared.ready[self] = None
 
@@ -480,6 +510,7 @@ class ChannelEngine:
         shared.heavy.discard(self)
         shared.ready.pop(self, None)
         shared.confirming.pop(self, None)
+        shared.joined.discard(self.number)
         del shared.channels[self.number]
 
 

@@ -11,7 +11,8 @@ and every close at a client's end. At a server's end a close-ok promises that al
 it is a call of the shell.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 from dtx.wire.amqp09 import closes, methods
@@ -28,6 +29,7 @@ from dtx.wire.amqp09.events import (
     ConnectionMethodReceived,
     ConnectionOpened,
     EngineEvent,
+    FramesPassed,
     LoginReceived,
     PeerSilent,
     SecureReceived,
@@ -36,7 +38,7 @@ from dtx.wire.amqp09.events import (
     TuneReceived,
     VhostRequested,
 )
-from dtx.wire.amqp09.frames import BODY, HEARTBEAT, HEARTBEAT_FRAME, MIN_FRAME, Frame, FrameSplitter, Protocol
+from dtx.wire.amqp09.frames import BODY, HEADER, HEARTBEAT, HEARTBEAT_FRAME, MIN_FRAME, Frame, FrameSplitter, Protocol
 from dtx.wire.amqp09.handshake import capabilities
 from dtx.wire.amqp09.methods import (
     BasicPublish,
@@ -52,7 +54,7 @@ from dtx.wire.amqp09.methods import (
     ConnectionTune,
     ConnectionTuneOk,
 )
-from dtx.wire.amqp09.settings import MAX_EFFORT, End, EngineSettings, Memory, Unbounded
+from dtx.wire.amqp09.settings import MAX_EFFORT, MOST_AT_ONCE, End, EngineSettings, Memory, Unbounded
 from dtx.xa.codes import ReplyCode, XaError
 
 _HEADER_SIZE: Final = 8
@@ -68,6 +70,8 @@ _ON_ZERO: Final[dict[End, dict[int, type[Method]]]] = {
     End.CLIENT: {row.KEY: row for row in (*_WORDS, methods.ConnectionUpdateSecretOk) if row.SENT_BY & Sender.SERVER},
 }
 """What the peer of each end may send on channel 0 when the connection is open, close apart."""
+_JOINED: Final = methods.unwatched(Sender.CLIENT) | {HEADER, BODY}
+"""What is joined of a channel whose frames pass so."""
 
 
 class ConnectionEngine:
@@ -92,14 +96,19 @@ class ConnectionEngine:
         self.capabilities: frozenset[bytes] = frozenset()
         self._end = end
         self._shared = Shared(settings, end, Unbounded())
-        self._splitter = FrameSplitter(settings.opening_frame)
+        self._splitter = FrameSplitter(settings.opening_frame, MOST_AT_ONCE)
         self._header: bytes | None = b""
         """The client's protocol header as far as it has come; ``None`` behind it."""
         self._awaited = _NOTHING
         """What the peer says next in the handshake, as class << 16 | method."""
         self._offer = ConnectionTune(0, 0, 0)
         self._buffer = b""
+        self._read: list[Frame] = []
+        """What lies in the buffer."""
         self._frames: Iterator[Frame] = iter(())
+        """Those that have not been looked at,"""
+        self._kept: Frame | None = None
+        """and one that comes before them."""
         self._more = False
         """Some of these frames may have been left."""
         self._failure: FrameError | None = None
@@ -148,7 +157,7 @@ class ConnectionEngine:
     def events(self) -> Iterator[EngineEvent]:
         """Tell what has become of calls (see ``ChannelEngine.release``), and of frames that were left."""
         shared = self._shared
-        channels, ready = shared.channels, shared.ready
+        channels, ready, joined = shared.channels, shared.ready, shared.joined
         asked = False
         for _ in range(MAX_EFFORT):
             if ready:
@@ -158,13 +167,15 @@ class ConnectionEngine:
                 asked = True
                 event = self._close_if_nothing_waits()
             else:
-                frame = next(self._frames, None)
+                frame, self._kept = self._kept or next(self._frames, None), None
                 if frame is None:
                     if not self._more:
                         return
                     event = self._at_end_of_frames()
                 elif self._closing is not None:
                     continue  # behind its close nothing counts
+                elif frame[1] in joined and frame[0] in _JOINED:
+                    event = self._join(frame)
                 else:
                     key, number, start, end = frame
                     channel = channels.get(number)
@@ -177,6 +188,19 @@ class ConnectionEngine:
                         event = self._failed(channel, error, key)
             if event is not None:
                 yield event
+
+    def _join(self, first: Frame) -> FramesPassed:
+        """What comes in a row on channels whose frames pass joined."""
+        joined, unseen = self._shared.joined, _JOINED
+        _, _, start, end_of_run = first
+        for frame in self._frames:
+            key, number, _, end = frame
+            if number in joined and key in unseen:
+                end_of_run = end
+                continue
+            self._kept = frame
+            break
+        return FramesPassed(self._buffer, start, end_of_run, self._read)
 
     @property
     def behind(self) -> bool:
@@ -196,11 +220,14 @@ class ConnectionEngine:
     def _cut(self, data: bytes) -> None:
         if self._header is not None:
             data = self._take_header(data)
+        self._take(partial(self._splitter.feed, data))
+
+    def _take(self, cut: Callable[[], tuple[bytes, list[Frame]]]) -> None:
         try:
-            self._buffer, frames = self._splitter.feed(data)
+            self._buffer, self._read = cut()
         except FrameError as error:
-            self._buffer, frames, self._failure = error.buffer, error.frames, error
-        self._frames = iter(frames)
+            self._buffer, self._read, self._failure = error.buffer, error.frames, error
+        self._frames = iter(self._read)
         self._more = True
 
     def _take_header(self, data: bytes) -> bytes:
@@ -219,15 +246,17 @@ class ConnectionEngine:
 
     def _at_end_of_frames(self) -> EngineEvent | None:
         failure, self._failure = self._failure, None
-        unread, self._unread = self._unread, b""
         if failure is not None:
             self._more = False
             return None if self._closing is not None else self._fail(failure, 0)
-        if unread:
+        if self._splitter.has_more:
+            self._take(self._splitter.more)
+        elif self._unread:
+            unread, self._unread = self._unread, b""
             self._cut(unread)
         else:
             self._more = False
-            self._buffer = b""
+            self._buffer, self._read = b"", []
         return None
 
     def _next_of(self, channel: ChannelEngine) -> EngineEvent | None:
@@ -486,7 +515,8 @@ class ConnectionEngine:
         self.state = EndpointState.GONE
         self._end_channels()
         self._closing = self._failure = None
-        self._frames, self._more, self._buffer, self._unread = iter(()), False, b"", b""
+        self._read, self._frames, self._kept, self._more = [], iter(()), None, False
+        self._buffer = self._unread = b""
         self._splitter = FrameSplitter()
 
     def _end_channels(self) -> None:

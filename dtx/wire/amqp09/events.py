@@ -1,13 +1,17 @@
 """What the engine tells its shell: one closed union. Channels are named by their numbers.
 
-All of them own their bytes. The shell handles an event before the engine looks at the next frame. They are not frozen:
-that doubles what it costs to make one.
+The shell handles an event before the engine looks at the next frame. All own their bytes, but for
+:class:`FramesPassed`, which is for now only. They are not frozen: that doubles what it costs to make one.
 """
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import Final
 
 from dtx.wire.amqp09.codec import Method
 from dtx.wire.amqp09.errors import WireError
+from dtx.wire.amqp09.frames import Frame
 from dtx.wire.amqp09.methods import (
     ChannelClose,
     ConnectionClose,
@@ -17,6 +21,9 @@ from dtx.wire.amqp09.methods import (
     ConnectionTuneOk,
 )
 from dtx.xa.codes import XaError
+
+_START: Final = itemgetter(2)
+_END: Final = itemgetter(3)
 
 # -- the handshake
 
@@ -128,6 +135,21 @@ class FramePassed:
     end: int
 
 
+@dataclass(slots=True)
+class FramesPassed:
+    """``buffer[start:end]`` is all that came in a row, on channels whose frames pass joined; ``read`` is around it."""
+
+    buffer: bytes
+    start: int
+    end: int
+    read: list[Frame]
+
+    @property
+    def frames(self) -> list[Frame]:
+        """Where the frames lie in the buffer."""
+        return self.read[bisect_left(self.read, self.start, key=_START) : bisect_right(self.read, self.end, key=_END)]
+
+
 # -- ends
 
 
@@ -182,6 +204,7 @@ ChannelEvent = ContentReceived | MethodReceived | ChannelOpened | ChannelClosing
 EngineEvent = (
     ChannelEvent
     | FramePassed
+    | FramesPassed
     | ChannelFailed
     | ConnectionMethodReceived
     | ServerStarted

@@ -125,6 +125,11 @@ class FrameSplitter:
             self._parts.clear()
         return chunk, self._split(chunk, 0, len(chunk))
 
+    @property
+    def has_more(self) -> bool:
+        """Whether :meth:`more` has something, frames or an error."""
+        return self._uncut is not None
+
     def more(self) -> tuple[bytes, list[Frame]]:
         """The next frames of what was fed last: all have to be asked for, up to an empty list, before more is fed.
 

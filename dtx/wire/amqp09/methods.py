@@ -723,6 +723,12 @@ def watched(sender: Sender) -> frozenset[int]:
     return frozenset(key for key, row in METHODS.items() if row.FACTS & Fact.WATCHED and row.SENT_BY & sender)
 
 
+def unwatched(sender: Sender) -> frozenset[int]:
+    """Those that brokers know, and no proxy looks at."""
+    apart = Fact.WATCHED | Fact.LOCAL
+    return frozenset(key for key, row in METHODS.items() if not row.FACTS & apart and row.SENT_BY & sender)
+
+
 DTX_CLASSES: Final = frozenset((DtxSelect.KEY >> 16, DtxCommit.KEY >> 16))
 DtxCall = (
     DtxSelect

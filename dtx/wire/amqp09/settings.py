@@ -12,6 +12,9 @@ MAX_EFFORT: Final = 5000
 """Frames that are looked at before others get their turn: 5 ms where each is part of a content. The shell, which knows
 what an event costs, may stop earlier."""
 
+MOST_AT_ONCE: Final = 1000
+"""Frames that are cut out of what was read before the first of them is handled: a millisecond's work."""
+
 
 class End(Enum):
     """Which of the two peers this is."""

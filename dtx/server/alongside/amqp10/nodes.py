@@ -26,6 +26,7 @@ from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, UpstreamLost
 from dtx.store.rabbitmq.validation import Validator
 from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09 import handshake, methods
+from dtx.wire.amqp09.channel import Passing
 from dtx.wire.amqp09.handshake import Credentials
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.performatives import PLAIN, Login, SaslCode
@@ -200,7 +201,7 @@ class BrokerNodes:
                 else:
                     shown = of_queue(queue)
             channel = await OwnChannel(self.upstream).open()
-            channel.engine.passes = True
+            channel.engine.pass_frames(Passing.SINGLY)
             taking = TakingChannel(self.upstream, channel.number, self._max_kept, self.home.budget, queue, self)
             await taking.start_tx()
             if is_stream:

@@ -12,17 +12,19 @@ The first line that is no comment says what the engine is, for example ``server,
     > 1 queue.declare-ok "q" 0 0  a frame that it sends
 
 A line names as many fields as matter; the rest may have any value, or is as its row has it by default. A call between
-two events is made while the engine is being iterated. Nothing may be told or sent that no line names.
+two events is made while the engine is being iterated. Nothing may be told or sent that no line names. What passes has
+a line for each frame, ``= FramesPassed 1 basic.publish``, however many frames are told at once.
 """
 
 import shlex
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, cast, get_args, get_type_hints
 
 from dtx.wire.amqp09 import events, methods
-from dtx.wire.amqp09.channel import ChannelEngine
+from dtx.wire.amqp09.channel import ChannelEngine, Passing
 from dtx.wire.amqp09.closes import close_frame
 from dtx.wire.amqp09.codec import ChannelMode, Method
 from dtx.wire.amqp09.connection import ConnectionEngine
@@ -99,8 +101,16 @@ def words_of(said: Method) -> list[str]:
     return [said.NAME, *found]
 
 
+def words_of_frame(key: int) -> str:
+    """What kind of frame *key* means."""
+    return {HEADER: "header", BODY: "body"}.get(key) or methods.METHODS[key].NAME
+
+
 def words_of_event(event: events.EngineEvent) -> list[str]:
     """The same for an event."""
+    if isinstance(event, events.FramePassed):
+        assert event.end <= len(event.buffer)
+        return [str(event.channel), "FramePassed", words_of_frame(event.key)]
     channel, words = "", [type(event).__name__]
     for each in fields(event):
         name, value = each.name, getattr(event, each.name)
@@ -147,7 +157,9 @@ class Dialogue:
         self._lines = lines
         self._reads: list[bytes] = []
         self._events: Iterator[events.EngineEvent] = iter(())
-        self._early: events.EngineEvent | None = None
+        self._joined: deque[list[str]] = deque()
+        """What else was told at once."""
+        self._early: list[str] | None = None
         """What was told before its line was read: the engine was iterated to see what it sends."""
         self._sent: list[list[str]] = []
         self._now = 0.0
@@ -213,7 +225,7 @@ class Dialogue:
                 case "=":
                     event = self._next_event()
                     assert event is not None, f"{where}: nothing is told"
-                    _compare(rest, words_of_event(event), where)
+                    _compare(rest, event, where)
                 case ">":
                     self._expect_sent(rest, where)
                 case "@":
@@ -234,16 +246,24 @@ class Dialogue:
             while self.engine.behind:
                 yield from self.engine.receive(b"")
 
-    def _next_event(self) -> events.EngineEvent | None:
-        event, self._early = self._early, None
-        if event is None:
-            event = next(self._events, None)
-        return next(self.engine.events(), None) if event is None else event
+    def _next_event(self) -> list[str] | None:
+        words, self._early = self._early, None
+        if words is not None:
+            return words
+        if self._joined:
+            return self._joined.popleft()
+        event = next(self._events, None) or next(self.engine.events(), None)
+        if isinstance(event, events.FramesPassed):
+            frames = event.frames
+            assert (event.start, event.end) == (frames[0][2], frames[-1][3])
+            self._joined += [["FramesPassed", str(number), words_of_frame(key)] for key, number, _, _ in frames]
+            return self._joined.popleft()
+        return None if event is None else words_of_event(event)
 
     def _finish(self, where: str) -> None:
         left = []
         while (event := self._next_event()) is not None:
-            left.append(words_of_event(event))
+            left.append(event)
         assert not left, f"{where}: {left} was told as well"
         self._collect()
         assert not self._sent, f"{where}: {self._sent} was sent as well"
@@ -324,8 +344,8 @@ class Dialogue:
         match name:
             case "become":
                 channel.become(ChannelMode(rest[0]))
-            case "passes":
-                channel.passes = True
+            case "pass_frames":
+                channel.pass_frames(Passing[rest[0].upper()])
             case "confirm":
                 channel.confirm(int(rest[0]), safe=rest[1] == "safe")
             case "refuse":

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from dtx.wire.amqp09 import content, methods, settings, tables
-from dtx.wire.amqp09.channel import ChannelEngine
+from dtx.wire.amqp09.channel import ChannelEngine, Passing
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.connection import ConnectionEngine
 from dtx.wire.amqp09.endpoint import TRANSITIONS, EndpointState, EndpointStep
@@ -14,11 +14,13 @@ from dtx.wire.amqp09.events import (
     ConnectionFailed,
     ContentReceived,
     EngineEvent,
+    FramePassed,
+    FramesPassed,
     MethodReceived,
     SecureReceived,
 )
 from dtx.wire.amqp09.frames import BODY, HEADER, FrameSplitter, Protocol, body_frames
-from dtx.wire.amqp09.settings import MAX_BACKLOG, MAX_EFFORT, End, EngineSettings, Unbounded
+from dtx.wire.amqp09.settings import MAX_BACKLOG, MAX_EFFORT, MOST_AT_ONCE, End, EngineSettings, Unbounded
 from tests.unit.wire.amqp09.dialogue import Few
 
 QOS = methods.BasicQos(0, 1).frame(1)
@@ -145,6 +147,46 @@ def test_a_channel_is_held_again_before_the_next_of_its_frames(engine: Connectio
     channel.hold()
     assert not all_of(engine.events())
     assert channel.waits
+
+
+# -- frames that pass --------------------------------------------------------------------------------------------------
+
+
+def test_frames_in_a_row_are_one_event_without_a_copy(engine: ConnectionEngine) -> None:
+    first_channel(engine).pass_frames(Passing.JOINED)
+    data = QOS + BEAT + QOS + QOS + DECLARE
+    _, event, declare = engine.receive(data)
+    assert isinstance(event, FramesPassed)
+    assert event.buffer is data
+    assert (event.start, event.end) == (len(QOS + BEAT), len(data) - len(DECLARE))
+    assert [frame[2] - event.start for frame in event.frames] == [0, len(QOS)]
+    assert isinstance(declare, FramePassed)
+
+
+def test_the_frame_behind_a_row_is_kept_while_others_have_their_turn(engine: ConnectionEngine) -> None:
+    first_channel(engine).pass_frames(Passing.JOINED)
+    assert isinstance(next(engine.receive(QOS + DECLARE)), FramesPassed)
+    engine.receive(QOS)
+    told = all_of(engine.receive(b""))
+    assert [type(event) for event in told] == [FramePassed, FramesPassed]
+
+
+def test_a_channel_that_is_gone_lets_no_frames_of_its_successor_pass(engine: ConnectionEngine) -> None:
+    channel = first_channel(engine)
+    channel.pass_frames(Passing.JOINED)
+    channel.hold()
+    channel.end()
+    all_of(engine.receive(methods.ChannelOpen().frame(1)))
+    channel.release()
+    assert isinstance(next(engine.receive(QOS)), MethodReceived)
+
+
+def test_a_very_long_row_is_cut(engine: ConnectionEngine) -> None:
+    """Only so many frames are cut out of what was read at once."""
+    first_channel(engine).pass_frames(Passing.JOINED)
+    told = all_of(engine.receive(QOS * (2 * MOST_AT_ONCE + 1)))
+    assert [len(event.frames) for event in told if isinstance(event, FramesPassed)] == [MOST_AT_ONCE, MOST_AT_ONCE, 1]
+    assert not engine.behind
 
 
 # -- what is sent ------------------------------------------------------------------------------------------------------
