@@ -12,7 +12,6 @@ from enum import Enum
 from dtx.manager.entry import Entry
 from dtx.manager.scan import Scan
 from dtx.server.alongside import queries
-from dtx.server.alongside.backlog import Backlog
 from dtx.server.alongside.client import ProxiedClient
 from dtx.server.alongside.order import Fence
 from dtx.server.alongside.queries import Preview
@@ -23,11 +22,11 @@ from dtx.store.rabbitmq.upstream import Declares
 from dtx.store.slices import advance, finish
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import closes, methods
+from dtx.wire.amqp09.channel import ChannelEngine, Passing
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.frames import METHOD, method_frame, with_channel
 from dtx.wire.amqp09.methods import ChannelClose
-from dtx.wire.amqp09.settings import MAX_BACKLOG
 from dtx.xa.codes import ReplyCode, XaError
 from dtx.xa.model import Association
 
@@ -65,10 +64,6 @@ class ChannelOwner(ProxiedClient, Keeper):
     """By number."""
 
     @abstractmethod
-    def sort(self, channel: "Channel") -> None:
-        """A channel has changed: its frames pass unseen, or not any more."""
-
-    @abstractmethod
     def select(self, channel: "Channel") -> Awaitable[bytes]:
         """dtx-demarcation.select; returns the answering frame.
 
@@ -77,8 +72,8 @@ class ChannelOwner(ProxiedClient, Keeper):
         """
 
     @abstractmethod
-    def replay(self, channel: "Channel", backlog: Backlog) -> None:
-        """Frames that waited behind a call of their channel, until one makes those behind it wait again."""
+    def go_on(self) -> None:
+        """A channel may go on with what waited."""
 
     @abstractmethod
     def forget(self, channel: "Channel") -> None:
@@ -123,7 +118,7 @@ class Channel:
 
     Args:
         session: the connection.
-        number: of the channel, as the client knows it.
+        engine: the channel, as the client knows it.
         upstream_number: as the broker knows it; reserved when not given.
 
     Raises:
@@ -132,9 +127,10 @@ class Channel:
 
     mode = ChannelMode.PLAIN
 
-    def __init__(self, session: ChannelOwner, number: int, upstream_number: int | None = None) -> None:
+    def __init__(self, session: ChannelOwner, engine: ChannelEngine, upstream_number: int | None = None) -> None:
         self.session = session
-        self.number = number
+        self.engine = engine
+        self.number = number = engine.number
         self.phase = Phase.OPEN
         reserved = upstream_number is None
         self.upstream_number = session.upstream.allocate(number) if upstream_number is None else upstream_number
@@ -152,7 +148,7 @@ class Channel:
         self._running = Running.NOTHING
         self._refused_as: ChannelClose | None = None
         """The broker's words for the end of the channel, while an answer comes first."""
-        self._backlog = Backlog()
+        self._sort()
         if reserved and self.upstream_number != number:
             session.upstream.handlers[self.upstream_number] = self
 
@@ -179,11 +175,7 @@ class Channel:
     def passes(self) -> bool:
         """Whether its frames may pass unseen; its first one never does."""
         return (
-            self.used
-            and self.phase is Phase.OPEN
-            and self._running is Running.NOTHING
-            and not self.preview.counting
-            and self.upstream_number == self.number
+            self.used and self.phase is Phase.OPEN and not self.preview.counting and self.upstream_number == self.number
         )
 
     @property
@@ -191,33 +183,18 @@ class Channel:
         """Whether the channel needs no broker: it has coordinated, and done nothing else."""
         return self.coordinated and not self.used
 
-    @property
-    def waits(self) -> bool:
-        """Whether frames of the client wait behind a call."""
-        return bool(self._backlog)
+    def _sort(self) -> None:
+        """Let its frames pass unseen, or not any more."""
+        self.engine.pass_frames(Passing.JOINED if self.passes else Passing.SINGLY)
 
-    def takes(self, key: int) -> bool:
-        """Whether a frame from the client has its turn: no call is running, or the client waits no longer for one.
-
-        What it asked for goes on when it closes the channel; what it sent behind that would have to come first.
-        """
-        closes = key == methods.ChannelClose.KEY and self.phase is Phase.OPEN and not self._backlog
-        return closes or self._running is Running.NOTHING
-
-    def rest(self) -> None:
-        """Let others have their turn before the next frame."""
-        if self._running is Running.NOTHING:
-            self._begin(asyncio.sleep(0, b""), 0)
-
-    def wait(self, backlog: Backlog) -> None:
-        """Frames for which it is not the turn yet; behind those that wait here already."""
-        backlog.put_before(self._backlog)
-        self._backlog = backlog
-        self._hold_if_much_waits()
-
-    def _hold_if_much_waits(self) -> None:
-        if self._backlog.size > MAX_BACKLOG:
-            self.session.hold_client(self)
+    def _leave(self, phase: Phase, frame: bytes = b"") -> None:
+        """The channel is open no more: nothing waits for a call, though that may go on."""
+        self.phase = phase
+        self._sort()
+        if frame:
+            self.session.to_client(frame)
+        self.engine.release()
+        self.session.go_on()
 
     def client_frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
         """A frame from the client that does not pass unseen.
@@ -225,13 +202,6 @@ class Channel:
         Raises:
             WireError: the connection cannot go on.
         """
-        if not self.takes(key):
-            self._backlog.add(key, buffer[start:end])
-            self._hold_if_much_waits()
-            return
-        if self._running is not Running.NOTHING:
-            self.close(buffer[start + 7 : end - 1])
-            return
         if self.phase is not Phase.OPEN:
             self._late(key, buffer, start, end)
             return
@@ -288,7 +258,7 @@ class Channel:
             raise WireError(HardCode.CONNECTION_FORCED, "the broker is away, only dtx-coordination goes on")
         if not self.used:
             self.used = True
-            self.session.sort(self)
+            self._sort()
 
     def _consume(self, key: int, payload: bytes) -> None:
         self.tally = self.tally or Tally()
@@ -311,10 +281,10 @@ class Channel:
             if self.phase is Phase.CLOSING:
                 self.session.upstream.crossed(self.upstream_number)
                 return
-            self.phase = Phase.CLOSED_BY_BROKER
-            self.session.sort(self)
             self._drop_fence()
-        elif key == methods.ChannelCloseOk.KEY:
+            self._leave(Phase.CLOSED_BY_BROKER, with_channel(buffer[start:end], self.number))
+            return
+        if key == methods.ChannelCloseOk.KEY:
             self._drop_fence()
             self.session.upstream.free(self.upstream_number)
             self.session.forget(self)
@@ -343,8 +313,7 @@ class Channel:
             self.session.to_client(methods.ChannelCloseOk().frame(self.number))
             self.session.forget(self)
             return
-        self.phase = Phase.CLOSING
-        self.session.sort(self)
+        self._leave(Phase.CLOSING)
         handler = self.session.upstream.handlers.get(self.upstream_number)
         if isinstance(handler, TakingChannel):  # it was being selected
             handler.close()
@@ -356,9 +325,7 @@ class Channel:
         if self.phase is Phase.CLOSING:
             self.upstream_close_ok()
         elif self.phase is Phase.OPEN:
-            self.phase = Phase.REFUSED
-            self.session.sort(self)
-            self.session.to_client(close.frame(self.number))
+            self._leave(Phase.REFUSED, close.frame(self.number))
 
     def upstream_close_ok(self) -> None:
         """The broker has confirmed a close while the channel was being selected."""
@@ -492,7 +459,7 @@ class Channel:
 
     def _occupy(self, running: Running) -> None:
         self._running = running
-        self.session.sort(self)
+        self.engine.hold()
 
     def _finish(self, frame: bytes = b"", *, error: XaError | None = None, key: int = 0) -> None:
         """The running call is answered: go on with what waited behind it."""
@@ -504,10 +471,8 @@ class Channel:
                 self.session.to_client(frame)
             if self._refused_as is not None:
                 self.refuse_as(self._refused_as)
-        successor = self.session.channels.get(self.number, self)
-        backlog, self._backlog = self._backlog, Backlog()
-        self.session.release_client(self)
-        self.session.replay(successor, backlog)
+        self.engine.release()
+        self.session.go_on()
 
     # -- the end by an exception
 
@@ -528,10 +493,8 @@ class Channel:
     def _refuse(self, frame: bytes) -> None:
         if self.phase is not Phase.OPEN:
             return
-        self.phase = Phase.REFUSED
-        self.session.sort(self)
         self._drop_fence()
-        self.session.to_client(frame)
+        self._leave(Phase.REFUSED, frame)
         self.close_upstream()
 
     def close_upstream(self) -> None:

@@ -6,6 +6,7 @@ over it. A broker writes each message in one piece, so it is enough to know whet
 one.
 """
 
+import asyncio
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Final
@@ -15,12 +16,13 @@ from dtx.server.alongside.unsettled import Unsettled
 from dtx.server.connection import BaseClient
 from dtx.server.front import ClientTransport
 from dtx.server.limits import MAX_UNSENT, SessionLimits
-from dtx.store.rabbitmq.pulse import Pulse
 from dtx.store.rabbitmq.store import RabbitStore
 from dtx.store.rabbitmq.upstream import Upstream
 from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09 import content, methods
-from dtx.wire.amqp09.frames import BODY, HEADER, HEARTBEAT_FRAME, OVERHEAD, Frame, Protocol
+from dtx.wire.amqp09.connection import ConnectionEngine
+from dtx.wire.amqp09.frames import BODY, HEADER, OPENING_FRAME, OVERHEAD, Frame, Protocol
+from dtx.wire.amqp09.settings import End, EngineSettings
 
 _log = get_logger(part="session")
 _CONNECTION: Final = b"\x00\x00"
@@ -51,47 +53,58 @@ class ProxiedClient(BaseClient):
         header: bytes,
     ) -> None:
         super().__init__(manager, transport)
+        opening_frame = min(limits.frame_max or OPENING_FRAME, OPENING_FRAME)
+        self.engine = ConnectionEngine(EngineSettings(opening_frame=opening_frame), End.SERVER)
+        for _ in self.engine.receive(header):
+            raise AssertionError("a header means nothing else")
         self.store = store
         self.metrics = metrics
         self.limits = limits
-        self.speaks_0_9 = header == Protocol.AMQP_0_9.value
-        """Whether the client has announced AMQP 0-9, whose preview has class execution, and not 0-9-1."""
         self.user: str | None = None
         """The login's name; ``None`` when it does not tell one."""
-        self.frame_max = 0
-        """Agreed with the client, octets."""
         self.unsettled = Unsettled()
         self.passing = False
         """Frames of the broker are being passed on at the moment: what is sent now is between whole ones."""
-        self._pulse = Pulse(lambda: self.to_client(HEARTBEAT_FRAME), self._client_is_dead)
+        self._beat: asyncio.TimerHandle | None = None
         self._missing = 0
         """Octets of the message that was passed on last that are still to come; 1 while its header is."""
-        self._late: list[bytes] = []
+        self._late: list[bytes | memoryview] = []
         """What waits for the end of that message."""
         self._late_octets = 0
 
+    @property
+    def speaks_0_9(self) -> bool:
+        """Whether the client has announced AMQP 0-9, whose preview has class execution, and not 0-9-1."""
+        return self.engine.protocol is Protocol.AMQP_0_9
+
+    @property
+    def frame_max(self) -> int:
+        """Agreed with the client, octets."""
+        return self.engine.agreed.frame_max
+
     # -- to the client
 
-    def to_client(self, data: bytes) -> None:
+    def to_client(self, data: bytes | memoryview) -> None:
         """Send whole frames of one channel, now or behind the message that is on its way."""
-        if self._missing and not self.passing and data[1:3] != _CONNECTION:
-            self._late.append(data)
-            self._late_octets += len(data)
-            if self._late_octets > MAX_UNSENT:
-                self.hold_client(_LATE)
-        else:
-            self._write(data)
+        self.engine.send_raw(data)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the engine has to send."""
+        for data in self.engine.data_to_send():
+            if self._missing and not self.passing and data[1:3] != _CONNECTION:
+                self._late.append(data)
+                self._late_octets += len(data)
+                if self._late_octets > MAX_UNSENT:
+                    self.hold_client(_LATE)
+            elif self._transport is not None:
+                self._transport.write(data)
 
     def pass_to_client(self, buffer: bytes, start: int, end: int) -> None:
         """Send a slice of what the broker sent."""
         if self._transport is not None:
             self.metrics.traffic.to_client += end - start
-            self._write(memoryview(buffer)[start:end])  # a view also of the whole: it may be a scratch buffer
-
-    def _write(self, data: bytes | memoryview) -> None:
-        if self._transport is not None:
-            self._pulse.wrote = True
-            self._transport.write(data)
+            self.to_client(memoryview(buffer)[start:end])  # a view also of the whole: it may be a scratch buffer
 
     def passed(self, buffer: bytes, frames: Sequence[Frame]) -> None:
         """These frames of the broker were passed on."""
@@ -117,23 +130,32 @@ class ProxiedClient(BaseClient):
         late, self._late = self._late, []
         self._missing = self._late_octets = 0
         self.release_client(_LATE)
-        for data in late:
-            self._write(data)
+        if self._transport is not None:
+            for data in late:
+                self._transport.write(data)
 
     @property
     def client_is_behind(self) -> bool:
         """Whether something waits to be sent to the client."""
         return self._transport is not None and self._transport.unsent > 0
 
-    def _reads(self, reads: bool) -> None:
-        self._pulse.paused = not reads
-        self._pulse.read |= reads
+    def _reads(self, reads: bool) -> None:  # noqa: ARG002 - either way, silence says nothing
+        self.engine.excuse()
+
+    def _tick(self) -> None:
+        """Heartbeats, both ways."""
+        loop = asyncio.get_running_loop()
+        if self._holding:
+            self.engine.excuse()
+        at, silent = self.engine.tick(loop.time())
+        self.flush()
+        if silent:
+            _log.info("client missed its heartbeats", connection=self.id)
+            self.abort()
+        elif at is not None:
+            self._beat = loop.call_at(at, self._tick)
 
     # -- the end
-
-    def _client_is_dead(self) -> None:
-        _log.info("client missed its heartbeats", connection=self.id)
-        self.abort()
 
     def abort(self) -> None:
         """See :class:`BaseClient`."""

@@ -96,7 +96,7 @@ class SelectedChannel(Channel):
     mode = ChannelMode.DTX
 
     def __init__(self, before: Channel, taking: TakingChannel, publishing: int, validator: Validator) -> None:
-        super().__init__(before.session, before.number, before.upstream_number)
+        super().__init__(before.session, before.engine, before.upstream_number)
         self.coordination = before.coordination
         self.preview = before.preview
         # From here on it sees every command; before, it did as long as nothing was for the broker.
@@ -142,7 +142,7 @@ class SelectedChannel(Channel):
         Raises:
             WireError: the connection cannot go on.
         """
-        if key > BODY and self.phase is Phase.OPEN and self.takes(key) and (self._capture is not None or self._passing):
+        if key > BODY and self.phase is Phase.OPEN and (self._capture is not None or self._passing):
             raise WireError(HardCode.UNEXPECTED_FRAME, f"method frame in the midst of content on channel {self.number}")
         super().client_frame(key, buffer, start, end)
 
@@ -210,7 +210,7 @@ class SelectedChannel(Channel):
         """Do first what was sent first: *frame* and what follows it wait."""
         self.preview.commands -= queries.is_command(key)  # it is counted again when it has its turn
         self._begin(done, key)
-        self._backlog.add(key, frame)
+        self.engine.put_back(key, frame)
 
     def forward(self, buffer: bytes, start: int, end: int) -> None:
         """Pass a frame of T on to the client."""
@@ -248,8 +248,8 @@ class SelectedChannel(Channel):
                 self._pass_publish(method)
             elif not self.published.passed:
                 self._end_capture()
+                self.engine.put_back(key, header)
                 self._wait_for(self.published.wait(), methods.BasicPublish.KEY, method_frame(self.number, method))
-                self._backlog.add(key, header)
                 return
         if self._capture is not None:
             self._captured(self._capture, key, buffer[start + 7 : end - 1])
@@ -466,7 +466,7 @@ class SelectedChannel(Channel):
             return
         self._stop_work()
         self.lose_branches()
-        self.phase = Phase.CLOSING
+        self._leave(Phase.CLOSING)
         if self._taking.holds:  # T stays, for the branches
             self._taking.detach()
             then = self.upstream_close_ok

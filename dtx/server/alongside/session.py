@@ -4,17 +4,13 @@ The handshake passes through: who the client is, the broker decides; dtx learns 
 frames of channels that did not select dtx are passed on as slices of what was read.
 """
 
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from enum import Enum
-from functools import partial
 from typing import Final
 
 from dtx.manager import TransactionManager, Who
 from dtx.manager.limits import Resource
-from dtx.server.alongside.backlog import Backlog
 from dtx.server.alongside.channel import Channel, ChannelOwner, Drain
 from dtx.server.alongside.opening import Opening
 from dtx.server.alongside.passing import ChannelZero, ProxyUpstream
@@ -24,46 +20,31 @@ from dtx.server.front import ClientTransport
 from dtx.server.limits import MAX_UNSENT, SessionLimits
 from dtx.store.rabbitmq.store import RabbitStore
 from dtx.store.rabbitmq.taking import TakingChannel
-from dtx.store.slices import SLICE_SECONDS, Slices
+from dtx.store.slices import Slices
 from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09 import closes, methods
-from dtx.wire.amqp09.codec import ChannelMode, Sender
-from dtx.wire.amqp09.errors import FrameError, HardCode, WireError
-from dtx.wire.amqp09.frames import HEARTBEAT, OPENING_FRAME, Frame, FrameSplitter, method_frame
+from dtx.wire.amqp09.channel import ChannelEngine, Passing
+from dtx.wire.amqp09.codec import ChannelMode
+from dtx.wire.amqp09.endpoint import EndpointState
+from dtx.wire.amqp09.errors import HardCode, WireError
+from dtx.wire.amqp09.events import (
+    ChannelOpened,
+    ConnectionClosed,
+    ConnectionClosing,
+    ConnectionFailed,
+    ConnectionMethodReceived,
+    EngineEvent,
+    FramePassed,
+    FramesPassed,
+)
+from dtx.wire.amqp09.frames import with_channel
 from dtx.wire.amqp09.handshake import NotOffered
-from dtx.wire.amqp09.settings import MOST_AT_ONCE
 from dtx.xa.codes import XaError
 
 _log = get_logger(part="session")
 
-_TO_BROKER: Final = methods.watched(Sender.CLIENT) | {methods.ExchangeBindOk.KEY}
-"""Methods of a client that do not pass unseen."""
-_ON_ZERO: Final = frozenset(
-    {
-        methods.ConnectionBlocked.KEY,
-        methods.ConnectionUnblocked.KEY,
-        methods.ConnectionUpdateSecret.KEY,
-        methods.ConnectionCloseOk.KEY,
-    }
-)
-"""Methods of a client on channel 0 that the broker gets once the connection is open."""
-_NO_BROKERS: Final = 101 << 16
-"""From here on classes are dtx's, the preview's, or nobody's: the last one that brokers know is 90."""
 _CLOSE_PATIENCE: Final = 5.0
 """Seconds that a client has to confirm connection.close."""
-
-
-class Stage(Enum):
-    """Where a connection is in its life."""
-
-    OPENING = "opening"
-    RUNNING = "running"
-    CUT_OFF = "cut off"
-    """The broker is gone, and the client only coordinates: that goes on."""
-    CLOSING = "closing"
-    """One of the sides has said connection.close."""
-    DETACHED = "detached"
-    """The client is gone; branches still need the connection to the broker."""
 
 
 class Session(ChannelOwner):
@@ -80,24 +61,20 @@ class Session(ChannelOwner):
     ) -> None:
         super().__init__(manager, store, metrics, limits, transport, header)
         self.channels = {}
-        self._plain: set[int] = set()
-        """Channels whose frames pass unseen."""
-        self._late_opens: deque[tuple[int, bytes]] = deque()
+        self._late_opens: deque[ChannelEngine] = deque()
+        """Channels that wait for a number at the broker."""
         self.upstream = upstream = ProxyUpstream(self, self._unopened, self.upstream_lost)
         self._agree_with_broker = upstream.agreed
         self.upstream.handlers[0] = ChannelZero(self._broker_said)
-        self.stage = Stage.OPENING
-        self._opening = Opening(store.broker, limits.max_channels, limits.frame_max)
+        self._opening = Opening(self.engine, store.broker, limits)
         self._selecting = Selecting(self)
-        self._header = header
-        self._splitter = FrameSplitter(min(limits.frame_max or OPENING_FRAME, OPENING_FRAME), MOST_AT_ONCE)
         self._slices = Slices(self.refuse)
         """What was read from the client and is not handled yet."""
         self._slow = False
-        self._goodbye: bytes | None = None
-        """The client's connection.close, until it is passed on or answered."""
-        self._leaving = False
-        """The client has said connection.close."""
+        self._goodbye = False
+        """The client has closed the connection, and that is to be passed on or answered."""
+        self._detached = False
+        """The client is gone; branches may still need the connection to the broker."""
         self._left = False
         """The broker was told that nobody is left."""
 
@@ -118,38 +95,44 @@ class Session(ChannelOwner):
             return
         if self._transport is None:
             self.upstream.end("the client left during the handshake")
-        self.upstream.write(self._header)
+        self.upstream.write(self.engine.protocol.value)
 
     def _unopened(self) -> int:
-        return self._opening.client.channel_max - len(self.channels)
+        return self.engine.agreed.channel_max - len(self.channels)
 
     def _broker_said(self, key: int, frame: bytes) -> None:
         match key:
             case methods.ConnectionStart.KEY | methods.ConnectionSecure.KEY | methods.ConnectionTune.KEY:
-                self.to_client(self._opening.from_broker(key, frame))
+                self._opening.from_broker(key, frame[7:-1])
             case methods.ConnectionOpenOk.KEY:
-                if self.stage is Stage.OPENING and self._opened():  # else the client was refused, and stays so
-                    self.to_client(frame)
+                if self.engine.state is EndpointState.OPENING and self._opened():  # else the client was refused
+                    self.engine.open_ok()
             case methods.ConnectionClose.KEY:
                 self.upstream.write(methods.ConnectionCloseOk().frame(0))
-                self.stage = Stage.CLOSING if self.stage is not Stage.DETACHED else self.stage
-                self.to_client(frame)
-                self._expect_end()
+                if self.engine.state is EndpointState.CLOSE_RECEIVED:
+                    self._confirm_close()
+                else:
+                    self.engine.close(frame)
+                    self._expect_end()
             case methods.ConnectionCloseOk.KEY:
-                self.to_client(frame)
+                self.engine.close_ok()
+                self.flush()
                 self.upstream.end("closed by the client")
                 self._end_client()
             case methods.ConnectionBlocked.KEY | methods.ConnectionUnblocked.KEY:
                 self.upstream.blocked = key == methods.ConnectionBlocked.KEY
-                self.to_client(frame)
+                self.engine.send(frame)
             case _:
-                self.to_client(frame)
+                self.engine.send(frame)
+        self.flush()
 
-    def _tuned(self) -> None:
-        agreed, client = self._opening.upstream, self._opening.client
-        self._agree_with_broker(agreed)
-        self.frame_max = self._splitter.max_frame = client.frame_max
-        self._pulse.start(client.heartbeat)
+    def _client_said(self, event: EngineEvent) -> None:
+        """The next step of the handshake."""
+        method = self._opening.from_client(event)
+        self.upstream.write(method.frame(0))
+        if isinstance(method, methods.ConnectionTuneOk):
+            self._agree_with_broker(method)
+            self._tick()
 
     def _opened(self) -> bool:
         self.user = self._opening.user
@@ -163,7 +146,6 @@ class Session(ChannelOwner):
         if self._transport is None or not self._transport.opened(who):
             self.refuse(WireError(HardCode.NOT_ALLOWED, "connection limit reached (--max-connections)"))
             return False
-        self.stage = Stage.RUNNING
         self._cancel_timer()
         return True
 
@@ -171,140 +153,122 @@ class Session(ChannelOwner):
 
     def client_data(self, data: bytes) -> None:
         """Octets from the client."""
-        self._pulse.read = True
         if self._slow and self._transport is not None and self._transport.unsent > MAX_UNSENT:
             self.hold_client(self)
-        self._slices.run(self._read(data))
+        self._run(self.engine.receive(data))
+
+    def go_on(self) -> None:
+        """A channel may go on with what waited."""
+        if self.engine.behind and not self._slices.busy:
+            self._run(self.engine.events())
+
+    def _run(self, events: Iterator[EngineEvent]) -> None:
+        self._slices.run(self._handle(events))
         if self._slices.busy:
             self.hold_client(self._slices)
             self._slices.then(lambda: self.release_client(self._slices))
 
-    def _read(self, data: bytes) -> Iterator[None]:
-        split = partial(self._splitter.feed, data)
+    def _handle(self, events: Iterator[EngineEvent]) -> Iterator[None]:
+        engine = self.engine
         while True:
             try:
-                buffer, frames = split()
-            except FrameError as error:
-                yield from self._handle(error.buffer, error.frames)
+                for event in events:
+                    if isinstance(event, FramesPassed):
+                        self._pass_to_broker(event)
+                    elif isinstance(event, FramePassed):
+                        self._receive(event)
+                    else:
+                        self._on(event)
+                    if engine.wants_to_send:
+                        self.flush()  # now, since what comes from the broker may begin a message
+                    yield
+            except NotOffered as error:
+                _log.info("login refused", connection=self.id, reason=str(error))
+                self._end_client()
+            except Exception as error:  # noqa: BLE001 - what is no WireError is logged
                 self.refuse(error)
+            if engine.wants_to_send:
+                self.flush()
+            if engine.wants_pause:
+                self.hold_client(engine)
+            elif self._holding:
+                self.release_client(engine)
+            if not engine.behind:
                 return
-            if not frames:
-                return
-            yield from self._handle(buffer, frames)
             yield
-            split = partial(self._splitter.more)
+            events = engine.receive(b"")
 
-    def _handle(self, buffer: bytes, frames: Sequence[Frame]) -> Iterator[None]:
-        try:
-            yield from self._client_frames(buffer, frames)
-        except NotOffered as error:
-            _log.info("login refused", connection=self.id, reason=str(error))
-            self._end_client()
-        except Exception as error:  # noqa: BLE001 - what is no WireError is logged
-            self.refuse(error)
-
-    def _client_frames(self, buffer: bytes, frames: Sequence[Frame]) -> Iterator[None]:
+    def _pass_to_broker(self, event: FramesPassed) -> None:
+        buffer, start, end = event.buffer, event.start, event.end
         if self.unsettled.by_number:
-            self.unsettled.from_client(buffer, frames)
-        plain = self._plain
-        begin = end_of_run = frames[0][2] if frames else 0
-        for key, channel, start, end in frames:
-            if channel in plain and key not in _TO_BROKER and key < _NO_BROKERS:
-                end_of_run = end
-                continue
-            if end_of_run > begin:
-                self._pass_to_broker(buffer, begin, end_of_run)
-            begin = end_of_run = end
-            self._client_frame(key, channel, buffer, start, end)
-            yield
-        if end_of_run > begin:
-            self._pass_to_broker(buffer, begin, end_of_run)
-
-    def _pass_to_broker(self, buffer: bytes, start: int, end: int) -> None:
+            self.unsettled.from_client(buffer, event.frames)
         self.metrics.traffic.to_broker += end - start
         whole = start == 0 and end == len(buffer)
         self.upstream.write(buffer if whole else memoryview(buffer)[start:end])
 
-    def _client_frame(self, key: int, number: int, buffer: bytes, start: int, end: int) -> None:
-        if number == 0:
-            self._client_said(key, buffer[start:end])
-            return
-        if self.stage not in (Stage.RUNNING, Stage.CUT_OFF):
-            if self.stage is Stage.OPENING:
-                raise WireError(HardCode.CHANNEL_ERROR, f"channel {number} before connection.open")
-            return
+    def _receive(self, event: FramePassed) -> None:
+        number = event.channel
+        if self.unsettled.by_number:
+            self.unsettled.from_client(event.buffer, ((event.key, number, event.start, event.end),))
         channel = self.channels.get(number)
         if channel is not None:
-            channel.client_frame(key, buffer, start, end)
-        elif key == methods.ChannelOpen.KEY:
-            self._open_channel(number, buffer[start + 7 : end - 1])
-        else:
-            raise WireError(HardCode.CHANNEL_ERROR, f"channel {number} is not open")
+            channel.client_frame(event.key, event.buffer, event.start, event.end)
+        else:  # it has waited for a number at the broker
+            self._open_channel(number)
 
-    def _client_said(self, key: int, frame: bytes) -> None:
-        if key == HEARTBEAT:
-            return
-        if self.stage is Stage.OPENING and key != methods.ConnectionClose.KEY:
-            self.upstream.write(self._opening.from_client(key, frame))
-            if key == methods.ConnectionTuneOk.KEY:
-                self._tuned()
-        elif self.stage is Stage.CLOSING:
-            if key == methods.ConnectionCloseOk.KEY:
+    def _on(self, event: EngineEvent) -> None:
+        match event:
+            case ChannelOpened(number):
+                self._open_channel(number)
+            case ConnectionMethodReceived(method):
+                self.upstream.write(method.frame(0))
+            case ConnectionClosing():
+                self._client_closes()
+            case ConnectionFailed(error):
+                _log.info("connection refused", connection=self.id, reason=str(error))
+                self.stop(b"")
+            case ConnectionClosed():
                 self._end_client()
-            elif key == methods.ConnectionClose.KEY:
-                self.to_client(methods.ConnectionCloseOk().frame(0))
-        elif key == methods.ConnectionClose.KEY:
-            self._client_closes(frame)
-        elif key in _ON_ZERO:
-            self.upstream.write(frame)
-        else:
-            raise WireError(HardCode.COMMAND_INVALID, "method on channel 0 that has no place there")
+            case _:
+                self._client_said(event)
 
-    def _open_channel(self, number: int, payload: bytes) -> None:
-        granted = self._opening.client.channel_max
-        if number > granted:  # "Usable channel numbers are in the range 1..channel-max"
-            raise WireError(HardCode.NOT_ALLOWED, f"channel {number} is above the negotiated channel_max ({granted})")
+    def _open_channel(self, number: int) -> None:
         reason = self.manager.quotas.excess(self.who.user, self.who.vhost, Resource.CHANNELS)
         if reason is not None:
             raise WireError(HardCode.NOT_ALLOWED, f"channel refused: {reason}")
+        engine, frame = self.engine.channel(number), methods.ChannelOpen().frame(number)
         try:
-            channel = Channel(self, number)
+            channel = Channel(self, engine)
         except XaError as error:
-            if self._drains():
-                self._late_opens.append((number, payload))  # a number is about to be free
-                return
-            raise WireError(HardCode.RESOURCE_ERROR, error.reason) from error
+            if not self._drains():
+                raise WireError(HardCode.RESOURCE_ERROR, error.reason) from error
+            self._late_opens.append(engine)  # a number is about to be free
+            engine.pass_frames(Passing.SINGLY)
+            engine.hold()
+            engine.put_back(methods.ChannelOpen.KEY, frame)
+            return
         self.channels[number] = channel
         self.metrics.channels.inc()
         self.manager.quotas.add(self.who.user, self.who.vhost, Resource.CHANNELS)
-        if self.stage is Stage.CUT_OFF:
-            self.to_client(methods.ChannelOpenOk().frame(number))
+        if self.upstream.is_lost:
+            engine.open_ok()
         else:
-            self.upstream.write(method_frame(channel.upstream_number, payload))
+            self.upstream.write(with_channel(frame, channel.upstream_number))
 
     # -- channels
 
     def drained(self) -> None:
         """An upstream channel number has become free."""
-        if self._late_opens and self.stage is Stage.RUNNING:
-            try:
-                self._open_channel(*self._late_opens.popleft())
-            except WireError as error:
-                self.refuse(error)
+        if self._late_opens:
+            self._late_opens.popleft().release()
+            self.go_on()
         self._say_goodbye()
-
-    def sort(self, channel: Channel) -> None:
-        """A channel has changed: its frames pass unseen, or not any more."""
-        if channel.passes:
-            self._plain.add(channel.number)
-        else:
-            self._plain.discard(channel.number)
 
     def forget(self, channel: Channel) -> None:
         """A channel is closed on both sides."""
         if self.channels.get(channel.number) is channel:
             del self.channels[channel.number]
-            self._plain.discard(channel.number)
+            channel.engine.end()
             self._discount(channel)
         self._end_if_done()
 
@@ -318,29 +282,6 @@ class Session(ChannelOwner):
     def _unwatch(self, channel: Channel) -> None:
         if channel.tally is not None:
             self.unsettled.drop(channel.number, channel.upstream_number, channel.tally)
-
-    def replay(self, channel: Channel, backlog: Backlog) -> None:
-        """Frames that waited behind a call of their channel, until one makes those behind it wait again."""
-        until = time.monotonic() + SLICE_SECONDS
-        try:
-            while backlog:
-                current = self.channels.get(channel.number)
-                if current is not None and time.monotonic() >= until:
-                    current.rest()
-                if current is not None and not current.takes(backlog.first):
-                    current.wait(backlog)
-                    break
-                key, frame = backlog.next()
-                if current is not None:
-                    current.client_frame(key, frame, 0, len(frame))
-                elif key == methods.ChannelOpen.KEY:
-                    self._open_channel(channel.number, frame[7:-1])
-        except Exception as error:  # noqa: BLE001 - what is no WireError is logged
-            self.refuse(error)
-        current = self.channels.get(channel.number)
-        if current is not None:
-            self.sort(current)
-        self._say_goodbye()
 
     async def select(self, channel: Channel) -> bytes:
         """dtx-demarcation.select; returns the answering frame.
@@ -390,38 +331,35 @@ class Session(ChannelOwner):
         if not isinstance(error, WireError):
             _log.error("connection failed", connection=self.id, exc_info=error)
             error = WireError(HardCode.INTERNAL_ERROR, "internal error")
-        if self.stage in (Stage.CLOSING, Stage.DETACHED):
-            return
-        _log.info("connection refused", connection=self.id, reason=str(error))
-        self.stop(closes.close_frame(error, 0))
+        if self.engine.state in (EndpointState.OPENING, EndpointState.OPEN):
+            _log.info("connection refused", connection=self.id, reason=str(error))
+            self.stop(closes.close_frame(error, 0))
 
     def stop(self, frame: bytes) -> None:
         """End the connection with connection.close; what branches hold is kept for them."""
-        if self.stage is Stage.DETACHED:
+        if self._detached:
             if self._takings():
                 self.upstream.abort("dtx ends, and the branches that have not voted with it")
             return
-        self.stage = Stage.CLOSING
-        self.to_client(frame)
+        self.engine.close(frame)
+        self.flush()
         self._let_channels_go()
         self._expect_end()
 
     def _expect_end(self) -> None:
+        self.release_client(self.engine)  # no channel waits any more, and the client's close-ok is to be read
         self._set_timer(_CLOSE_PATIENCE, self.abort)
 
-    def _client_closes(self, frame: bytes) -> None:
-        opening = self.stage is Stage.OPENING
-        self.stage = Stage.CLOSING
-        self._leaving = True
-        if opening:
+    def _client_closes(self) -> None:
+        if self._admitted is None:
             self._confirm_close()
         else:
-            self._goodbye = frame
+            self._goodbye = True
             self._say_goodbye()
 
     def _say_goodbye(self) -> None:
-        """The client wants to leave: what it sent before that comes first, and branches keep the connection."""
-        if self._goodbye is None or any(channel.waits for channel in self.channels.values()):
+        """The client wants to leave, and branches keep the connection."""
+        if not self._goodbye:
             return
         takings = self._takings()
         selected = any(channel.mode is ChannelMode.DTX for channel in self.channels.values())
@@ -430,14 +368,15 @@ class Session(ChannelOwner):
             takings = self._takings()
         if not all(taking.rests for taking in takings) or (takings and self._drains()):
             return
-        frame, self._goodbye = self._goodbye, None
+        self._goodbye = False
         if takings or self.upstream.is_lost:
             self._confirm_close()
         else:
-            self.upstream.write(frame)  # its answer passes back
+            self.upstream.write(methods.ConnectionClose(200, b"bye").frame(0))  # its answer is the client's
 
     def _confirm_close(self) -> None:
-        self.to_client(methods.ConnectionCloseOk().frame(0))
+        self.engine.close_ok()
+        self.flush()
         self._end_client()
 
     def _takings(self) -> list[TakingChannel]:
@@ -449,14 +388,16 @@ class Session(ChannelOwner):
 
     def client_gone(self) -> None:
         """The client's socket is closed."""
-        self._transport = self._goodbye = None
+        self._transport, self._goodbye = None, False
         self._slices.then(self._detach)  # what the client has sent comes first
 
     def _detach(self) -> None:
-        if self.stage is not Stage.DETACHED:
-            opening = self.stage is Stage.OPENING
-            self.stage = Stage.DETACHED
-            self._pulse.stop()
+        if not self._detached:
+            self._detached = True
+            opening = self.engine.state is EndpointState.OPENING
+            self.engine.end()
+            if self._beat is not None:
+                self._beat.cancel()
             self._cancel_timer()
             self.upstream.resume_reading(self)
             if opening:
@@ -475,7 +416,6 @@ class Session(ChannelOwner):
                 for channel in reversed(channels):
                     every.callback(self._let_go, channel)
                 self.channels.clear()
-                self._plain.clear()
         finally:
             Slices(self.refuse).run(self._lose_branches(channels))
 
@@ -492,7 +432,7 @@ class Session(ChannelOwner):
         channel.let_go()
 
     def _end_if_done(self) -> None:
-        if self.stage is not Stage.DETACHED:
+        if not self._detached:
             return
         if self.upstream.is_lost:
             self._over()
@@ -506,14 +446,13 @@ class Session(ChannelOwner):
         """The connection to the broker is gone: associations and held deliveries went with it."""
         self.release_client(self.upstream)
         self.send_late()
-        if self._transport is not None and self.stage is Stage.RUNNING:
+        if self._transport is not None and self.engine.state is EndpointState.OPEN:
             _log.warning("connection to the broker lost", connection=self.id, reason=reason)
             if self.channels and all(channel.only_coordinates for channel in self.channels.values()):
-                self.stage = Stage.CUT_OFF
                 return
             error = WireError(HardCode.CONNECTION_FORCED, f"the connection to the broker is gone: {reason}")
             self.stop(closes.close_frame(error, 0))
-        elif self._transport is not None and (self.stage is Stage.OPENING or self._leaving):
+        elif self.engine.state in (EndpointState.OPENING, EndpointState.CLOSE_RECEIVED):
             self._end_client()
-        if self.stage is Stage.DETACHED:
+        if self._detached:
             self._over()

@@ -395,6 +395,11 @@ class ChannelEngine:
         self.held = True
         self._sort()
 
+    def put_back(self, key: int, frame: bytes) -> None:
+        """Handle a frame that came last once more, before all that wait; the channel is held until then."""
+        self._backlog.appendleft((key, frame))
+        self.backlog_size += len(frame)
+
     def release(self) -> None:
         """Let the frames that waited be handled: by the iteration that runs, else by ``ConnectionEngine.events``."""
         self.held = False
@@ -487,10 +492,11 @@ class ChannelEngine:
             self._confirm_close()
 
     def end(self) -> None:
-        """Nothing more comes or goes: the connection ends, or the peer's close is done."""
-        self.state = EndpointState.GONE
-        self._drop_content()
-        self._forget()
+        """Nothing more comes or goes: the connection ends, or the peer's close is done. Idempotent."""
+        if self.state is not EndpointState.GONE:
+            self.state = EndpointState.GONE
+            self._drop_content()
+            self._forget()
 
     def _go(self, step: EndpointStep) -> bool:
         following = TRANSITIONS.get((self.state, step))

@@ -55,7 +55,7 @@ def server_properties(texts: Mapping[bytes, bytes], capabilities: Iterable[bytes
     return b"".join(parts)
 
 
-def advertise(payload: bytes) -> bytes:
+def advertise(payload: bytes) -> ConnectionStart:
     """A broker's connection.start as dtx passes it on.
 
     Adds ``dtx: true`` to ``capabilities`` among the server's properties, keeping everything else, and offers only the
@@ -74,7 +74,7 @@ def advertise(payload: bytes) -> bytes:
     capabilities = b"".join((*kept, tables.entry(CAPABILITY, b"t", _TRUE)))
     parts = [entry.raw for entry in properties if entry.key != _CAPABILITIES]
     parts.append(tables.entry(_CAPABILITIES, b"F", capabilities))
-    return replace(start, server_properties=b"".join(parts), mechanisms=b" ".join(mechanisms)).encode()
+    return replace(start, server_properties=b"".join(parts), mechanisms=b" ".join(mechanisms))
 
 
 def capabilities(properties: bytes) -> frozenset[bytes]:

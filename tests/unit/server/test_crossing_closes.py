@@ -13,8 +13,10 @@ from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import OwnChannel, Upstream
 from dtx.store.work import Budget
 from dtx.wire.amqp09 import methods
+from dtx.wire.amqp09.connection import ConnectionEngine
 from dtx.wire.amqp09.frames import FrameSplitter
 from dtx.wire.amqp09.methods import ChannelClose, ChannelCloseOk
+from dtx.wire.amqp09.settings import End, EngineSettings
 
 CLOSE = ChannelClose(404, b"NOT_FOUND - no queue", methods.QueueDeclare.KEY)
 
@@ -63,8 +65,9 @@ def drained(rig: Rig) -> None:
 
 
 def passed_through(rig: Rig) -> None:
-    session = SimpleNamespace(upstream=rig.upstream, speaks_0_9=False, sort=nothing, forget=nothing, to_client=nothing)
-    channel = Channel(cast("Any", session), 1, rig.number)
+    session = SimpleNamespace(upstream=rig.upstream, speaks_0_9=False, go_on=nothing, forget=nothing, to_client=nothing)
+    engine = ConnectionEngine(EngineSettings(), End.CLIENT).open_channel(1)
+    channel = Channel(cast("Any", session), engine, rig.number)
     rig.upstream.handlers[rig.number] = channel
     channel.close(ChannelClose(200, b"bye").encode())
 

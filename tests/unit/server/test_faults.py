@@ -8,16 +8,16 @@ import pytest
 
 from dtx.manager import Who
 from dtx.manager.limits import Quotas
-from dtx.server.alongside.backlog import Backlog
-from dtx.server.alongside.session import Session, Stage
+from dtx.server.alongside.session import Session
 from dtx.server.limits import SessionLimits
 from dtx.server.standalone.connection import Connection
 from dtx.store.work import Budget
 from dtx.telemetry import Metrics
 from dtx.wire.amqp09 import methods
+from dtx.wire.amqp09.channel import Passing
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.endpoint import EndpointState
-from dtx.wire.amqp09.frames import Protocol, method_frame
+from dtx.wire.amqp09.frames import Protocol
 from dtx.wire.amqp09.methods import DtxSelect
 from tests.evidence.fuzz.server import ENTER, START_OK, TWO_CHANNELS, Wire, hear, whole
 
@@ -58,7 +58,7 @@ def running(socket: Socket) -> Session:
         max_channels=9, frame_max=131_072, max_message_bytes=1, max_kept_bytes=1, handshake_timeout=60
     )
     session = Session(nothing, nothing, Metrics(), limits, socket, Protocol.AMQP_0_9_1.value)
-    session.stage = Stage.RUNNING
+    session.engine.adopt(methods.ConnectionTuneOk(9, 131_072, 0))
     return session
 
 
@@ -82,20 +82,19 @@ async def test_an_unforeseen_error_is_logged_and_the_client_hears_internal_error
             raise RuntimeError("a secret of ours")
 
     broken: Any = SimpleNamespace(
-        client_frame=fail, takes=lambda _: True, let_go=lambda: None, mode=ChannelMode.PLAIN, tally=None, number=1
+        client_frame=fail, let_go=lambda: None, lose_branches=lambda: None, mode=ChannelMode.PLAIN, tally=None, number=1
     )
+    list(session.engine.receive(methods.ChannelOpen().frame(1)))
+    channel = session.engine.channel(1)
+    channel.pass_frames(Passing.SINGLY)
     session.channels[1] = broken
-    frames = [
-        (methods.BasicQos.KEY, methods.BasicQos(0, 1).encode()),
-        (methods.BasicGet.KEY, methods.BasicGet(b"queue").encode()),
-    ]
     if waited:
-        backlog = Backlog()
-        for key, payload in frames:
-            backlog.add(key, method_frame(1, payload))
-        session.replay(broken, backlog)
-    else:
-        session.client_data(b"".join(method_frame(1, payload) for _, payload in frames))
+        channel.hold()
+    session.client_data(methods.BasicQos(0, 1).frame(1) + methods.BasicGet(b"queue").frame(1))
+    if waited:
+        assert not came
+        channel.release()
+        session.go_on()
     assert came == [methods.BasicQos.KEY, methods.BasicGet.KEY]
     said = methods.ConnectionClose.decode(socket.sent[7:-1])
     assert (said.reply_code, said.reply_text) == (541, b"INTERNAL_ERROR - internal error")

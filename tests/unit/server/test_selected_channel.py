@@ -1,20 +1,23 @@
 """A selected channel whose channel at the broker ends, without a broker behind it."""
 
 import asyncio
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from dtx.server.alongside.backlog import Backlog
 from dtx.server.alongside.channel import Channel
 from dtx.server.alongside.selected import SelectedChannel
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import ExclusiveQueues
 from dtx.store.work import Budget
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.frames import BODY, HEADER, FrameSplitter, body_frames, header_frame, method_frame
+from dtx.wire.amqp09.connection import ConnectionEngine
+from dtx.wire.amqp09.events import EngineEvent, FramePassed
+from dtx.wire.amqp09.frames import BODY, HEADER, FrameSplitter, Protocol, body_frames, header_frame, method_frame
 from dtx.wire.amqp09.methods import DtxPrepare, DtxPrepareOk
+from dtx.wire.amqp09.settings import End, EngineSettings
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 
@@ -55,14 +58,17 @@ class Rig:
             who=None,
             frame_max=4096,
             speaks_0_9=False,
-            sort=nothing,
             forget=nothing,
             drained=nothing,
-            replay=self._replay,
+            go_on=self._go_on,
             release_client=nothing,
             to_client=self.said.append,
         )
-        before = Channel(cast("Any", self.session), 1, 1)
+        self.engine = ConnectionEngine(EngineSettings(), End.SERVER)
+        for data in (Protocol.AMQP_0_9_1.value, methods.ChannelOpen().frame(1)):
+            list(self.engine.receive(data))
+            self.engine.adopt(methods.ConnectionTuneOk(9, 4096, 0))
+        before = Channel(cast("Any", self.session), self.engine.channel(1), 1)
         keeper: Any = SimpleNamespace(taking_ended=nothing, release_client=nothing)
         taking = TakingChannel(upstream, 1, 1000, manager.budget, b"", keeper)
         self.channel = SelectedChannel(before, taking, P, cast("Any", None))
@@ -72,15 +78,17 @@ class Rig:
     def _run(self, _call: object, _who: object, _frame_max: int, finish: object) -> None:
         self.finish = finish
 
-    def _replay(self, channel: SelectedChannel, backlog: Backlog) -> None:
-        while backlog:
-            key, frame = backlog.next()
-            channel.client_frame(key, frame, 0, len(frame))
+    def _go_on(self) -> None:
+        self._handle(self.engine.events())
+
+    def _handle(self, events: Iterator[EngineEvent]) -> None:
+        for event in events:
+            assert isinstance(event, FramePassed)
+            self.channel.client_frame(event.key, event.buffer, event.start, event.end)
 
     def client(self, payload: bytes) -> None:
         """The client sends a method."""
-        frame = method_frame(1, payload)
-        self.channel.client_frame(key_of(frame), frame, 0, len(frame))
+        self._handle(self.engine.receive(method_frame(1, payload)))
 
     def broker(self, number: int, payload: bytes) -> None:
         """The broker sends a method."""
@@ -177,7 +185,7 @@ async def test_a_settlement_waits_for_none_that_begins_meanwhile(getting: Rig, n
     sent = [key for data in getting.sent for key, _, _, _ in FrameSplitter(0).feed(data)[1]]
     assert sent == [methods.BasicAck.KEY if name == "ack all" else methods.BasicNack.KEY, methods.TxCommit.KEY]
     getting.client(SETTLEMENTS[name])
-    assert not getting.channel.takes(methods.BasicQos.KEY), "the next one waits for the second delivery"
+    assert getting.channel.engine.held, "the next one waits for the second delivery"
 
 
 async def test_a_settlement_of_another_delivery_does_not_wait(getting: Rig) -> None:

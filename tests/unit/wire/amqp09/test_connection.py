@@ -178,6 +178,7 @@ def test_a_channel_that_is_gone_lets_no_frames_of_its_successor_pass(engine: Con
     channel.end()
     all_of(engine.receive(methods.ChannelOpen().frame(1)))
     channel.release()
+    channel.end()
     assert isinstance(next(engine.receive(QOS)), MethodReceived)
 
 
