@@ -20,11 +20,12 @@ from dtx.wire.amqp09.events import (
     ChannelClosing,
     ChannelOpened,
     ContentReceived,
+    ContentStarted,
     EngineEvent,
     FramePassed,
     MethodReceived,
 )
-from dtx.wire.amqp09.frames import BODY, HEADER
+from dtx.wire.amqp09.frames import BODY, HEADER, OVERHEAD
 from dtx.wire.amqp09.methods import METHODS, ChannelClose, ChannelCloseOk, ChannelOpen, ChannelOpenOk
 from dtx.wire.amqp09.settings import MAX_BACKLOG, End, EngineSettings, Memory
 from dtx.xa.codes import ReplyCode, XaError
@@ -98,6 +99,16 @@ class Passing(Enum):
     """The same, those in a row as one. What a proxy looks at (``methods.watched``, dtx) is still told singly."""
 
 
+class _Fate(Enum):
+    """What becomes of a body."""
+
+    TOLD = auto()
+    """It is put together."""
+    PASSED = auto()
+    """Its frames are told one by one."""
+    DROPPED = auto()
+
+
 class Shared:
     """What the channels of a connection have in common.
 
@@ -138,6 +149,7 @@ class ChannelEngine:
         state: where it is in its life.
         mode: what it was selected for; see :meth:`become`.
         held: later frames wait.
+        announces: contents are told of before their bodies come, see :class:`ContentStarted`.
     """
 
     __slots__ = (
@@ -146,6 +158,7 @@ class ChannelEngine:
         "_commands",
         "_confirms",
         "_crossed",
+        "_fate",
         "_last",
         "_last_payload",
         "_left",
@@ -155,6 +168,7 @@ class ChannelEngine:
         "_properties",
         "_rules",
         "_shared",
+        "announces",
         "backlog_size",
         "held",
         "mode",
@@ -169,6 +183,7 @@ class ChannelEngine:
         self.state = EndpointState.OPENING if shared.end is End.CLIENT else EndpointState.OPEN
         self.mode = ChannelMode.PLAIN
         self.held = False
+        self.announces = False
         self._passes = Passing.NOT
         self.backlog_size = 0
         """Bytes of frames that wait."""
@@ -186,6 +201,7 @@ class ChannelEngine:
         self._left = -1
         """Bytes of the body that are still to come; -1 while its header is."""
         self._properties = b""
+        self._fate = _Fate.TOLD
         self._parts: list[bytes] = []
         self._charged = 0
 
@@ -216,9 +232,9 @@ class ChannelEngine:
         if self.held and not self._overtakes(key):
             self._wait(key, buffer[start:end])
             return None
-        payload = buffer[start + 7 : end - 1]
         if key == BODY:
-            return self._on_body(payload)
+            return self._on_body(buffer, start, end)
+        payload = buffer[start + 7 : end - 1]
         if key == HEADER:
             return self._on_header(payload)
         return self._on_method(key, payload)
@@ -325,19 +341,34 @@ class ChannelEngine:
             raise XaError(
                 ReplyCode.PRECONDITION_FAILED, f"message size {size} is larger than configured max size {limit}"
             )
+        if self.announces:
+            return self._announce(method, properties, size)
         if not size:
             return self._complete(method, properties, b"")
         self._properties = properties
         self._left = size
         return None
 
-    def _on_body(self, payload: bytes) -> EngineEvent | None:
+    def _announce(self, method: Method, properties: bytes, size: int) -> EngineEvent:
+        if size:
+            self._properties, self._left, self._fate = properties, size, _Fate.DROPPED
+        else:
+            self._drop_content()
+        return ContentStarted(self.number, method, size, properties)
+
+    def _on_body(self, buffer: bytes, start: int, end: int) -> EngineEvent | None:
         method = self._method
         if method is None or self._left < 0:
             raise self._unexpected("content body without a header")
-        self._left -= len(payload)
+        self._left -= end - start - OVERHEAD
         if self._left < 0:
             raise WireError(HardCode.FRAME_ERROR, f"more content than announced on channel {self.number}")
+        if self._fate is not _Fate.TOLD:
+            passed = self._fate is _Fate.PASSED
+            if not self._left:
+                self._drop_content()
+            return FramePassed(self.number, BODY, buffer, start, end) if passed else None
+        payload = buffer[start + 7 : end - 1]
         if not self._left:
             if self._parts:
                 self._parts.append(payload)
@@ -348,12 +379,16 @@ class ChannelEngine:
         return None
 
     def _keep(self, part: bytes) -> None:
-        memory = self._shared.memory
-        if not memory.has_room(len(part)):
-            raise XaError(ReplyCode.RESOURCE_ERROR, f"no memory for the message: {memory.excess(len(part))}")
-        memory.charge(len(part))
-        self._charged += len(part)
+        if not self.announces:  # else it is charged already
+            memory = self._shared.memory
+            if not memory.has_room(len(part)):
+                raise XaError(ReplyCode.RESOURCE_ERROR, f"no memory for the message: {memory.excess(len(part))}")
+            self._charge(len(part))
         self._parts.append(part)
+
+    def _charge(self, size: int) -> None:
+        self._shared.memory.charge(size)
+        self._charged += size
 
     def _complete(self, method: Method, properties: bytes, body: bytes) -> EngineEvent:
         self._drop_content()
@@ -367,9 +402,9 @@ class ChannelEngine:
         self._method = None
         self._properties = b""
         self._left = -1
+        self._fate = _Fate.TOLD
         if self._charged:
-            self._shared.memory.charge(-self._charged)
-            self._charged = 0
+            self._charge(-self._charged)
             self._parts.clear()
 
     def _unexpected(self, what: str) -> WireError:
@@ -395,8 +430,21 @@ class ChannelEngine:
         self.held = True
         self._sort()
 
+    def take_content(self) -> None:
+        """Put the content together that begins; its size is charged at once, and the shell sees that there is room."""
+        self._fate = _Fate.TOLD
+        self._charge(self._left)
+
+    def pass_content(self) -> None:
+        """Tell the frames of the body that begins one by one."""
+        self._fate = _Fate.PASSED
+
     def put_back(self, key: int, frame: bytes) -> None:
-        """Handle a frame that came last once more, before all that wait; the channel is held until then."""
+        """Handle a frame that came last once more, before all that wait; the channel is held until then.
+
+        A content that has begun is forgotten: the frames of its method and its header are put back together.
+        """
+        self._drop_content()
         self._backlog.appendleft((key, frame))
         self.backlog_size += len(frame)
 

@@ -125,8 +125,25 @@ class ContentReceived:
 
 
 @dataclass(slots=True)
+class ContentStarted:
+    """A content begins, on a channel that ``announces`` them: ``size`` bytes come behind it, if any.
+
+    They are dropped unless ``take_content`` or ``pass_content`` is called: then :class:`ContentReceived` follows, or a
+    :class:`FramePassed` for each part. Without any, nothing follows.
+    """
+
+    channel: int
+    method: Method
+    size: int
+    properties: bytes
+
+
+@dataclass(slots=True)
 class FramePassed:
-    """``buffer[start:end]`` is a frame of a channel that passes; ``key`` is class << 16 | method, or its kind."""
+    """``buffer[start:end]`` is a frame of a channel, or of a content, that passes.
+
+    ``key`` is class << 16 | method, or its kind.
+    """
 
     channel: int
     key: int
@@ -200,7 +217,7 @@ class PeerSilent:
     """Nothing has come for two heartbeat intervals: "the peer should close the connection" (AMQP 0-9-1, 4.2.7)."""
 
 
-ChannelEvent = ContentReceived | MethodReceived | ChannelOpened | ChannelClosing | ChannelClosed
+ChannelEvent = ContentReceived | ContentStarted | MethodReceived | ChannelOpened | ChannelClosing | ChannelClosed
 EngineEvent = (
     ChannelEvent
     | FramePassed

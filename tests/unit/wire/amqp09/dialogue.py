@@ -348,8 +348,11 @@ class Dialogue:
                 channel.pass_frames(Passing[rest[0].upper()])
             case "confirm":
                 channel.confirm(int(rest[0]), safe=rest[1] == "safe")
+            case "announce":
+                channel.announces = True
             case "put_back":
-                channel.put_back(method(rest).KEY, octets([str(channel.number), *rest]))
+                key = {"header": HEADER}.get(rest[0]) or method(rest).KEY
+                channel.put_back(key, octets([str(channel.number), *rest]))
             case "refuse":
                 key = BY_NAME[rest[2]].KEY if len(rest) > 2 else 0
                 channel.refuse(XaError(ReplyCode(int(rest[0])), rest[1]), key)
