@@ -25,6 +25,7 @@ from dtx.wire.amqp09 import closes, methods
 from dtx.wire.amqp09.channel import ChannelEngine, Passing
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.errors import HardCode, WireError
+from dtx.wire.amqp09.events import ChannelEvent, ChannelFailed, FramePassed
 from dtx.wire.amqp09.frames import METHOD, method_frame, with_channel
 from dtx.wire.amqp09.methods import ChannelClose
 from dtx.xa.codes import ReplyCode, XaError
@@ -196,26 +197,31 @@ class Channel:
         self.engine.release()
         self.session.go_on()
 
-    def client_frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
-        """A frame from the client that does not pass unseen.
+    def receive(self, event: ChannelEvent | ChannelFailed | FramePassed) -> None:
+        """What the client has sent, and does not pass unseen.
 
         Raises:
             WireError: the connection cannot go on.
         """
+        assert isinstance(event, FramePassed), "no selected channel"
+        key, buffer, start, end = event.key, event.buffer, event.start, event.end
         if self.phase is not Phase.OPEN:
             self._late(key, buffer, start, end)
             return
         self.preview.commands += queries.is_command(key)
-        if key >> 16 in methods.DTX_CLASSES:
-            self._call(key, buffer[start + 7 : end - 1])
-        elif queries.is_query(key, buffer, start, end):
-            self._query(key, buffer[start + 7 : end - 1])
-        elif key == methods.ChannelOpen.KEY:
-            raise WireError(HardCode.CHANNEL_ERROR, f"channel {self.number} is open already")
-        elif key == methods.ChannelClose.KEY:
-            self.close(buffer[start + 7 : end - 1])
-        else:
-            self.work(key, buffer, start, end)
+        try:
+            if key >> 16 in methods.DTX_CLASSES:
+                self._execute(methods.decode_call(buffer[start + 7 : end - 1]))
+            elif queries.is_query(key, buffer, start, end):
+                self._ask(*queries.decode(key, buffer[start + 7 : end - 1]))
+            elif key == methods.ChannelOpen.KEY:
+                raise WireError(HardCode.CHANNEL_ERROR, f"channel {self.number} is open already")
+            elif key == methods.ChannelClose.KEY:
+                self.close(buffer[start + 7 : end - 1])
+            else:
+                self._work(key, buffer, start, end)
+        except XaError as error:
+            self.refuse(error, key)
 
     def _late(self, key: int, buffer: bytes, start: int, end: int) -> None:
         """A frame on a channel that is not open any more."""
@@ -228,7 +234,7 @@ class Channel:
             # Both sides closed at once: each confirms the other's close (AMQP 0-9-1, 1.5.2.5).
             self.session.to_client(methods.ChannelCloseOk().frame(self.number))
 
-    def work(self, key: int, buffer: bytes, start: int, end: int) -> None:
+    def _work(self, key: int, buffer: bytes, start: int, end: int) -> None:
         """A frame for the broker."""
         self.need_broker()
         match key:
@@ -346,45 +352,40 @@ class Channel:
 
     # -- dtx methods
 
-    def _call(self, key: int, payload: bytes) -> None:
+    def _execute(self, call: methods.DtxCall) -> None:
         """Run a dtx method.
 
         Raises:
-            WireError: the connection cannot go on.
+            XaError: the channel cannot go on.
+            WireError: nor can the connection.
         """
-        try:
-            self._execute(methods.decode_call(payload), key)
-        except XaError as error:
-            self.refuse(error, key)
-
-    def _execute(self, call: methods.DtxCall, key: int) -> None:
         match call:
             case methods.DtxStart() | methods.DtxEnd():
-                self.demarcate(call, key)
+                self.demarcate(call)
             case methods.DtxSelect():
-                self.select(key)
+                self.select()
             case _:
-                self._coordinate(call, key)
+                self._coordinate(call)
 
-    def select(self, key: int) -> None:
+    def select(self) -> None:
         """dtx-demarcation.select: the session makes another channel of this one."""
-        self._begin(self.session.select(self), key)
+        self._begin(self.session.select(self), methods.DtxSelect.KEY)
 
-    def demarcate(self, call: methods.DtxStart | methods.DtxEnd, key: int) -> None:  # noqa: ARG002
+    def demarcate(self, call: methods.DtxStart | methods.DtxEnd) -> None:
         """Start and end need a select before ("The client must use this method at least once")."""
         raise XaError(
             ReplyCode.COMMAND_INVALID,
             f"{call.NAME} on a channel without dtx-demarcation.select (xid {call.xid})",
         )
 
-    def _coordinate(self, call: Call, key: int) -> None:
+    def _coordinate(self, call: Call) -> None:
         if not isinstance(call, methods.DtxGetTimeout | methods.DtxSetTimeout):
             self.coordinated = True
         session = self.session
         if self.coordination is None:
             self.coordination = Coordination(session.manager, session.metrics, self.number, session.id)
         self._occupy(Running.COORDINATION)
-        self.coordination.run(call, session.who, session.frame_max, lambda answer: self._answered(answer, key))
+        self.coordination.run(call, session.who, session.frame_max, lambda answer: self._answered(answer, call.KEY))
 
     def _answered(self, answer: bytes | XaError, key: int) -> None:
         if isinstance(answer, XaError):
@@ -394,21 +395,13 @@ class Channel:
 
     # -- queries
 
-    def _query(self, key: int, payload: bytes) -> None:
-        """A method of the preview that no broker may see.
-
-        Raises:
-            WireError: the connection cannot go on.
-        """
-        if key in queries.ABOUT_THE_BROKER:
+    def _ask(self, query: queries.Query, ticket: int) -> None:
+        """A method of the preview that no broker may see; raises as :meth:`_execute`."""
+        if isinstance(query, methods.ExchangeQuery | methods.BindingQuery):
             self.need_broker()
-        try:
-            answer = self.preview.answer(key, payload, self.executed, used=self.used)
-        except XaError as error:
-            self.refuse(error, key)
-        else:
-            if answer is not None:
-                self._begin(answer, key)
+        answer = self.preview.answer(query, ticket, self.executed, used=self.used)
+        if answer is not None:
+            self._begin(answer, query.KEY)
 
     async def executed(self) -> bool:
         """Wait until the broker has done what it was sent on the channel, or that is no more; whether it is open."""

@@ -14,8 +14,7 @@ from dtx.wire.amqp09 import methods
 from dtx.xa.codes import ReplyCode, XaError
 
 _Executed = Callable[[], Awaitable[bool]]
-ABOUT_THE_BROKER: Final = frozenset((methods.ExchangeBind.KEY, methods.BindingQuery.KEY))
-"""Queries that need it."""
+Query = methods.ExchangeQuery | methods.BindingQuery | methods.ExecutionFlush | methods.ExecutionComplete
 _PREVIEW: Final = frozenset((methods.BindingQuery.KEY >> 16, methods.ExecutionFlush.KEY >> 16))
 _BINDS: Final = frozenset((methods.ExchangeBind.KEY, methods.ExchangeBindOk.KEY))
 """Methods of RabbitMQ's whose numbers the preview gave to exchange.query and its answer."""
@@ -36,6 +35,28 @@ def is_query(key: int, buffer: bytes, start: int, end: int) -> bool:
         methods.ExchangeBind.decode(payload)
         return False
     return True
+
+
+def decode(key: int, payload: bytes) -> tuple[Query, int]:
+    """Read a method of the preview's: what it says, and with which access ticket, if any.
+
+    Raises:
+        XaError: 503 for a method that only servers send, 540 for one that there is not.
+        WireError: 502, the arguments are malformed.
+    """
+    match key:
+        case methods.ExchangeBind.KEY:
+            return methods.ExchangeQuery.decode(payload), methods.ticket(payload)
+        case methods.BindingQuery.KEY:
+            return methods.BindingQuery.decode(payload), methods.ticket(payload)
+        case methods.ExecutionFlush.KEY:
+            return methods.ExecutionFlush.decode(payload), 0
+        case methods.ExecutionComplete.KEY:
+            return methods.ExecutionComplete.decode(payload), 0
+        case methods.ExchangeBindOk.KEY | methods.BindingQueryOk.KEY:
+            raise XaError(ReplyCode.COMMAND_INVALID, "an answer to a query is sent by servers only")
+        case _:
+            raise XaError(ReplyCode.NOT_IMPLEMENTED, f"class {key >> 16} has no method {key & 0xFFFF}")
 
 
 def is_command(key: int) -> bool:
@@ -61,12 +82,12 @@ class Preview:
         self.ticket = 0
         """The ticket that access.request was answered with."""
 
-    def answer(self, key: int, payload: bytes, executed: _Executed, *, used: bool) -> Awaitable[bytes] | None:
+    def answer(self, query: Query, ticket: int, executed: _Executed, *, used: bool) -> Awaitable[bytes] | None:
         """What answers a query: it returns the frame, none when the channel has been closed meanwhile.
 
         Args:
-            key: class << 16 | method.
-            payload: of its frame.
+            query: the method.
+            ticket: that came with it.
             executed: waits until all that was sent before it has been done; whether the channel is still open then.
             used: whether something was sent to the broker before it.
 
@@ -74,39 +95,29 @@ class Preview:
             ``None`` where nothing is to be answered.
 
         Raises:
-            XaError: 503 for a method that only servers send, 540 for one that there is not, or that dtx cannot answer;
-                403 for a ticket that the channel was not given.
-            WireError: 502, the arguments are malformed.
+            XaError: 540 for what dtx cannot answer, 403 for a ticket that the channel was not given.
         """
-        match key:
-            case methods.ExchangeBind.KEY:
-                name = methods.ExchangeQuery.decode(payload).exchange
-                self._check_ticket("exchange.query", payload)
-                return self._exchange(name, executed)
-            case methods.BindingQuery.KEY:
-                asked = methods.BindingQuery.decode(payload)
-                self._check_ticket("binding.query", payload)
-                return self._binding(asked, from_table(asked.arguments), executed)
-            case methods.ExecutionFlush.KEY:
-                methods.ExecutionFlush.decode(payload)
+        match query:
+            case methods.ExchangeQuery():
+                self._check_ticket(query, ticket)
+                return self._exchange(query.exchange, executed)
+            case methods.BindingQuery():
+                self._check_ticket(query, ticket)
+                return self._binding(query, from_table(query.arguments), executed)
+            case methods.ExecutionFlush():
                 return self._complete(self._commands_so_far(used), executed)
-            case methods.ExecutionComplete.KEY:
+            case methods.ExecutionComplete():
                 return None  # an answer to a flush that dtx never sends: there is nothing to it
-            case methods.ExchangeBindOk.KEY | methods.BindingQueryOk.KEY:
-                raise XaError(ReplyCode.COMMAND_INVALID, "an answer to a query is sent by servers only")
-            case _:
-                raise XaError(ReplyCode.NOT_IMPLEMENTED, f"class {key >> 16} has no method {key & 0xFFFF}")
 
-    def _check_ticket(self, name: str, payload: bytes) -> None:
+    def _check_ticket(self, query: Query, ticket: int) -> None:
         """Judge the ticket of a query: "a valid ticket should be provided".
 
         That is the one that the broker gave to this channel, or 0: no broker demands any.
         """
-        ticket = methods.ticket(payload)
         if ticket not in (0, self.ticket):
             raise XaError(
                 ReplyCode.ACCESS_REFUSED,
-                f"{name} with ticket {ticket}, which this channel was not given: send access.request first",
+                f"{query.NAME} with ticket {ticket}, which this channel was not given: send access.request first",
             )
 
     def _commands_so_far(self, used: bool) -> int:

@@ -7,7 +7,7 @@ start and end, publishes and settlements are captured instead of passed on; outs
 import asyncio
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, get_args
 
 from dtx.log.records import Work
 from dtx.manager.entry import Entry
@@ -25,42 +25,29 @@ from dtx.store.rabbitmq.validation import Validator
 from dtx.store.work import Delivery, HeldPublish, HeldWork
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import content, methods, properties
-from dtx.wire.amqp09.codec import ChannelMode
-from dtx.wire.amqp09.errors import HardCode, WireError
-from dtx.wire.amqp09.frames import BODY, HEADER, method_frame, with_channel
+from dtx.wire.amqp09.channel import Passing
+from dtx.wire.amqp09.codec import ChannelMode, Method
+from dtx.wire.amqp09.content import BASIC
+from dtx.wire.amqp09.endpoint import EndpointState
+from dtx.wire.amqp09.events import (
+    ChannelClosed,
+    ChannelClosing,
+    ChannelEvent,
+    ChannelFailed,
+    ContentReceived,
+    ContentStarted,
+    FramePassed,
+    MethodReceived,
+)
+from dtx.wire.amqp09.frames import HEADER, header_frame, method_frame, with_channel
 from dtx.wire.amqp09.methods import MANDATORY, BasicPublish, ChannelClose, Settle
 from dtx.xa.codes import ReplyCode, XaError
 from dtx.xa.model import Association, State
 
 _log = get_logger(part="channel")
-_BASIC: Final = methods.BasicReturn.KEY >> 16
-_SETTLE: Final[dict[int, type[Settle]]] = {
-    each.KEY: each for each in (methods.BasicAck, methods.BasicNack, methods.BasicReject)
-}
+_OWN: Final = frozenset((*get_args(methods.DtxCall), *get_args(queries.Query)))
+"""What no broker sees."""
 _ALL: Final = methods.BasicNack(0, multiple=True)
-
-
-def _requeues(recover: bytes) -> bool:
-    return methods.BasicRecover.decode(recover).requeue
-
-
-class _Capture:
-    """A publish whose content is still coming in.
-
-    Args:
-        publish: the method.
-        entry: the branch that it is part of; ``None`` outside of one, when it may want direct replies.
-    """
-
-    __slots__ = ("charged", "entry", "left", "parts", "publish", "raw")
-
-    def __init__(self, publish: BasicPublish, entry: Entry | None) -> None:
-        self.publish = publish
-        self.entry = entry
-        self.raw = b""
-        self.left = -1
-        self.parts: list[bytes] = []
-        self.charged = 0
 
 
 class _PublishChannel:
@@ -102,13 +89,14 @@ class SelectedChannel(Channel):
         # From here on it sees every command; before, it did as long as nothing was for the broker.
         self.preview.counting |= not before.used
         self.used = True
+        self.engine.become(ChannelMode.DTX)
+        self.engine.announces = True
         self._taking = taking
         self._validator = validator
         self._publishing: int | None = publishing
         self._demarcation = Demarcation(self.session.manager, self.session.metrics, self.number, self)
-        self._capture: _Capture | None = None
-        self._passing = 0
-        """Octets of a content to P that are still to come; -1 while its header is."""
+        self._branch: Entry | None = None
+        """What the content that is coming in belongs to; ``None`` outside of branches, where it asks for a reply."""
         self._judgements: set[asyncio.Future[ChannelClose | None]] = set()
         self._waited = False
         """Whether the next settlement has waited for the delivery that was coming in."""
@@ -125,92 +113,87 @@ class SelectedChannel(Channel):
         return self._demarcation.ties
 
     @property
-    def passes(self) -> bool:
-        """Never: its frames are looked at, one by one."""
-        return False
-
-    @property
     def only_coordinates(self) -> bool:
         """Never: its consumers and deliveries are gone with the broker, and the client has to hear of it."""
         return False
 
-    # -- frames from the client
+    # -- from the client
 
-    def client_frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
-        """See :class:`Channel`; a content that has begun must be whole before any method.
+    def _sort(self) -> None:
+        """Its frames are looked at, and contents put together."""
+        self.engine.pass_frames(Passing.NOT)
 
-        Raises:
-            WireError: the connection cannot go on.
-        """
-        if key > BODY and self.phase is Phase.OPEN and (self._capture is not None or self._passing):
-            raise WireError(HardCode.UNEXPECTED_FRAME, f"method frame in the midst of content on channel {self.number}")
-        super().client_frame(key, buffer, start, end)
+    def receive(self, event: ChannelEvent | ChannelFailed | FramePassed) -> None:
+        """See :class:`Channel`."""
+        match event:
+            case MethodReceived() | ContentStarted() | ContentReceived():
+                try:
+                    self._receive(event)
+                except XaError as error:
+                    self.refuse(error, event.method.KEY)
+            case FramePassed() if self._publishing is not None:  # a part of a body
+                frame = event.buffer[event.start : event.end]
+                self.session.upstream.write(with_channel(frame, self._publishing))
+            case ChannelClosing():
+                self._closes()
+            case ChannelFailed():
+                self._refuse(b"")
+            case ChannelClosed():
+                self.session.forget(self)
+            case _:
+                pass
 
-    def work(self, key: int, buffer: bytes, start: int, end: int) -> None:
-        """A frame that is no dtx method.
-
-        Raises:
-            WireError: the connection cannot go on.
-        """
-        try:
-            self._work(key, buffer, start, end)
-        except XaError as error:
-            self.refuse(error, key if key > BODY else methods.BasicPublish.KEY)
-
-    def _work(self, key: int, buffer: bytes, start: int, end: int) -> None:
-        if key in (HEADER, BODY):
-            self._content(key, buffer, start, end)
+    def _receive(self, event: MethodReceived | ContentStarted | ContentReceived) -> None:
+        if isinstance(event, ContentReceived):
+            self._complete(event.method, event.properties, event.body)
             return
-        payload = buffer[start + 7 : end - 1]
-        match key:
-            case methods.BasicPublish.KEY:
-                if self._demarcation.branch is not None:
-                    self._capture = _Capture(methods.BasicPublish.decode(payload), self._demarcation.branch)
-                elif not self._asked.passed:
-                    self._wait_for(self._asked.wait(), key, buffer[start:end])
-                elif self._publishing is not None and self._taking.gets_replies:
-                    # its header tells which way it goes
-                    self._capture = _Capture(methods.BasicPublish.decode(payload), None)
-                else:
-                    self._pass_publish(payload)
-            case methods.BasicAck.KEY | methods.BasicNack.KEY | methods.BasicReject.KEY:
-                settle = _SETTLE[key].decode(payload)
-                if self._waits_until_whole(settle, key, buffer[start:end]):
-                    return
-                if isinstance(settle, methods.BasicAck):
-                    self._ack(settle)
-                else:
-                    self._nack(settle)
-            case methods.BasicRecover.KEY | methods.BasicRecoverAsync.KEY if _requeues(payload):
-                if self._waits_until_whole(_ALL, key, buffer[start:end]):
+        method = event.method
+        self.preview.commands += queries.is_command(method.KEY)
+        if isinstance(event, ContentStarted):
+            self._start(event)
+        elif type(method) not in _OWN:
+            self._do(method)
+        elif isinstance(method, methods.DtxCall):
+            self._execute(method)
+        elif isinstance(method, queries.Query):
+            self._ask(method, event.ticket)
+
+    def _do(self, method: Method) -> None:
+        """What is no dtx method, and has no content."""
+        match method:
+            case methods.BasicAck():
+                if not self._waits_until_whole(method, method):
+                    self._ack(method)
+            case methods.BasicNack() | methods.BasicReject():
+                if not self._waits_until_whole(method, method):
+                    self._nack(method)
+            case methods.BasicRecover(requeue=True) | methods.BasicRecoverAsync(requeue=True):
+                if self._waits_until_whole(_ALL, method):
                     return
                 self._taking.recover()
-                if key == methods.BasicRecover.KEY:
+                if isinstance(method, methods.BasicRecover):
                     self.session.to_client(methods.BasicRecoverOk().frame(self.number))
-            case methods.ConfirmSelect.KEY | methods.TxSelect.KEY | methods.TxCommit.KEY | methods.TxRollback.KEY:
-                raise XaError(
-                    ReplyCode.PRECONDITION_FAILED,
-                    "this channel is selected for distributed transactions; open another one for tx or confirm",
-                )
-            case _ if depends_on_publishes(key) and not self.published.passed:
-                self._wait_for(self.published.wait(), key, buffer[start:end])
+            case _ if depends_on_publishes(method.KEY) and not self.published.passed:
+                self._wait_for(self.published.wait(), method)
             case _:
-                self._asked.sent(key)
-                self._taking.request(key, payload)
+                self._asked.sent(method.KEY)
+                self._taking.request(method.KEY, method.encode())
 
-    def _waits_until_whole(self, settle: Settle, key: int, frame: bytes) -> bool:
-        """Whether *frame* settles a delivery that is coming in; it does not wait for those that begin meanwhile."""
+    def _waits_until_whole(self, settle: Settle, method: Method) -> bool:
+        """Whether *method* settles a delivery that is coming in; it does not wait for those that begin meanwhile."""
         whole = None if self._waited else self._taking.incoming(settle)
         self._waited = whole is not None
         if whole is not None:
-            self._wait_for(whole, key, frame)
+            self._wait_for(whole, method)
         return self._waited
 
-    def _wait_for(self, done: Awaitable[bytes], key: int, frame: bytes) -> None:
-        """Do first what was sent first: *frame* and what follows it wait."""
-        self.preview.commands -= queries.is_command(key)  # it is counted again when it has its turn
-        self._begin(done, key)
-        self.engine.put_back(key, frame)
+    def _wait_for(self, done: Awaitable[bytes], method: Method, header: bytes = b"") -> None:
+        """Do first what was sent first: *method*, its content and what follows it wait."""
+        self.preview.commands -= queries.is_command(method.KEY)  # it is counted again when it has its turn
+        self._begin(done, method.KEY)
+        if header:
+            self.engine.put_back(HEADER, header)
+        self.engine.put_back(method.KEY, method.frame(self.number))
 
     def forward(self, buffer: bytes, start: int, end: int) -> None:
         """Pass a frame of T on to the client."""
@@ -233,91 +216,68 @@ class SelectedChannel(Channel):
 
     # -- publish
 
-    def _pass_publish(self, payload: bytes) -> None:
-        if self._publishing is not None:
-            self.published.sent(methods.BasicPublish.KEY)
-            self._passing = -1
-            self.session.upstream.write(method_frame(self._publishing, payload))
-
-    def _content(self, key: int, buffer: bytes, start: int, end: int) -> None:
-        capture = self._capture
-        if capture is not None and capture.entry is None and key == HEADER:
-            method, header = capture.publish.encode(), buffer[start:end]
-            if not _wants_reply(header):
-                self._end_capture()
-                self._pass_publish(method)
-            elif not self.published.passed:
-                self._end_capture()
-                self.engine.put_back(key, header)
-                self._wait_for(self.published.wait(), methods.BasicPublish.KEY, method_frame(self.number, method))
-                return
-        if self._capture is not None:
-            self._captured(self._capture, key, buffer[start + 7 : end - 1])
-        elif self._passing and (key == HEADER) == (self._passing < 0):
-            if key == HEADER:
-                self._passing = content.header(buffer[start + 7 : end - 1]).body_size
-            else:
-                self._passing = max(0, self._passing - (end - start - 8))
-            if self._publishing is not None:
-                self.session.upstream.write(with_channel(buffer[start:end], self._publishing))
-        else:
-            raise WireError(HardCode.UNEXPECTED_FRAME, f"content without a publish on channel {self.number}")
-
-    def _captured(self, capture: _Capture, key: int, payload: bytes) -> None:
-        if (key == HEADER) != (capture.left < 0):
-            raise WireError(HardCode.UNEXPECTED_FRAME, f"content frames out of order on channel {self.number}")
-        if key == HEADER:
-            header = content.header(payload)
-            if header.class_id != _BASIC:
-                raise WireError(
-                    HardCode.UNEXPECTED_FRAME,
-                    f"expected content header for class {_BASIC}, got one for class {header.class_id} instead",
-                )
-            capture.left, capture.raw = header.body_size, header.properties
-            self._admit(capture, header.body_size)
-        else:
-            capture.left -= len(payload)
-            if capture.left < 0:
-                raise WireError(HardCode.FRAME_ERROR, f"more content than announced on channel {self.number}")
-            if capture.charged:  # else its branch is lost, and nobody will ever have it
-                capture.parts.append(payload)
-        if capture.left == 0:
-            self._end_capture()
-            if capture.entry is not None:
-                self._hold(capture, capture.entry)
-            else:
-                self._request(capture)
-
-    def _end_capture(self) -> None:
-        """No content is coming in any more: what was set aside for it is free, or about to be charged to the branch."""
-        if self._capture is not None:
-            self.session.budget.charge(-self._capture.charged)
-            self._capture = None
-
-    def _admit(self, capture: _Capture, size: int) -> None:
-        """Judge a publish by its header, before its body fills the memory."""
-        limits = self.session.limits
-        if size > limits.max_message_bytes:
-            raise XaError(
-                ReplyCode.PRECONDITION_FAILED,
-                f"message size {size} is larger than configured max size {limits.max_message_bytes}",
-            )
-        entry, budget = capture.entry, self.session.budget
-        if entry is None:
-            if not budget.has_room(size):
-                raise XaError(ReplyCode.RESOURCE_ERROR, f"no memory for the message: {budget.excess(size)}")
-            capture.charged = size
-            budget.charge(size)
+    def _start(self, started: ContentStarted) -> None:
+        """A publish is judged by its header, before its body fills the memory; outside a branch it goes to P."""
+        branch = self._branch = self._demarcation.branch
+        if branch is not None:
+            self._admit(branch, started)
+        elif not self._asked.passed:
+            self._start_behind(self._asked, started)
+        elif self._publishing is None:
             return
+        elif not (self._taking.gets_replies and _wants_reply(started.properties)):
+            self._pass_publish(started, self._publishing)
+        elif not self.published.passed:
+            self._start_behind(self.published, started)
+        else:
+            self._demand_size(started.size)
+            if not self.session.budget.has_room(started.size):
+                reason = f"no memory for the message: {self.session.budget.excess(started.size)}"
+                raise XaError(ReplyCode.RESOURCE_ERROR, reason)
+            self._take(started)
+
+    def _start_behind(self, fence: Fence, started: ContentStarted) -> None:
+        header = header_frame(self.number, BASIC, started.size, started.properties)
+        self._wait_for(fence.wait(), started.method, header)
+
+    def _pass_publish(self, started: ContentStarted, number: int) -> None:
+        self.published.sent(started.method.KEY)
+        self.engine.pass_content()
+        header = header_frame(number, BASIC, started.size, started.properties)
+        self.session.upstream.write(started.method.frame(number) + header)
+
+    def _admit(self, entry: Entry, started: ContentStarted) -> None:
+        self._demand_size(started.size)
         work = entry.work
         if work is None or entry.branch.state is not State.ACTIVE:
-            return
-        if not work.fits(size):
-            self._overflow(entry, work.excess(size))
-        capture.charged = size
-        budget.charge(size)
-        target, store = capture.publish, self.session.store
-        check_publish(self._lane, store.broker.user, target.exchange, target.routing_key, capture.raw)
+            return  # it can only be rolled back: nobody will ever have what is published in it
+        if not work.fits(started.size):
+            self._overflow(entry, work.excess(started.size))
+        publish = _publish(started.method)
+        check_publish(
+            self._lane, self.session.store.broker.user, publish.exchange, publish.routing_key, started.properties
+        )
+        self._take(started)
+
+    def _demand_size(self, size: int) -> None:
+        most = self.session.limits.max_message_bytes
+        if size > most:
+            raise XaError(
+                ReplyCode.PRECONDITION_FAILED, f"message size {size} is larger than configured max size {most}"
+            )
+
+    def _take(self, started: ContentStarted) -> None:
+        if started.size:
+            self.engine.take_content()
+        else:
+            self._complete(started.method, started.properties, b"")
+
+    def _complete(self, method: Method, raw: bytes, body: bytes) -> None:
+        branch, self._branch = self._branch, None
+        if branch is not None:
+            self._hold(branch, _publish(method), raw, body)
+        else:
+            self._request(_publish(method), raw, body)
 
     @property
     def _lane(self) -> Lane:
@@ -327,28 +287,24 @@ class SelectedChannel(Channel):
         self.session.manager.doom(entry, reason)
         raise XaError(ReplyCode.RESOURCE_ERROR, f"{reason}; the branch is rolled back (xid {entry.xid})")
 
-    def _request(self, capture: _Capture) -> None:
+    def _request(self, publish: BasicPublish, raw: bytes, body: bytes) -> None:
         """Publish on T: the broker sends direct replies to the channel that asked, and T has their consumer."""
-        number, body = self.upstream_number, b"".join(capture.parts)
-        self._asked.sent(methods.BasicPublish.KEY)  # what is published next waits until T has done it
-        method = capture.publish.frame(number)
-        self._taking.publish(content.message(method, number, capture.raw, body, self.session.frame_max))
+        number = self.upstream_number
+        self._asked.sent(publish.KEY)  # what is published next waits until T has done it
+        self._taking.publish(content.message(publish.frame(number), number, raw, body, self.session.frame_max))
 
-    def _hold(self, capture: _Capture, entry: Entry) -> None:
+    def _hold(self, entry: Entry, publish: BasicPublish, raw: bytes, body: bytes) -> None:
         work = entry.work
         if work is None or entry.branch.state is not State.ACTIVE:
             return  # it can only be rolled back: what is published in it is gone already
-        publish = capture.publish
-        judgement, metrics = self._validator.judge(publish, capture.raw), self.session.metrics
+        judgement, metrics = self._validator.judge(publish, raw), self.session.metrics
         (metrics.validation_hits if judgement is None else metrics.validation_misses).inc()
         if judgement is not None:
             self._judgements.add(judgement)
             judgement.add_done_callback(self._judged)
-        parts = capture.parts
-        body = parts[0] if len(parts) == 1 else b"".join(parts)
         mandatory = bool(publish.flags & MANDATORY)
         origin = self if mandatory else None
-        work.add_publish(HeldPublish(publish.exchange, publish.routing_key, mandatory, capture.raw, body, origin))
+        work.add_publish(HeldPublish(publish.exchange, publish.routing_key, mandatory, raw, body, origin))
 
     def returned(self, work: Work, code: int, text: bytes) -> None:
         """A mandatory message could not be routed when its branch was committed: basic.return."""
@@ -433,11 +389,11 @@ class SelectedChannel(Channel):
 
     # -- demarcation
 
-    def select(self, key: int) -> None:  # noqa: ARG002
+    def select(self) -> None:
         """Selected already: "must use this method at least once"."""
         self.session.to_client(replying(methods.DtxSelectOk().frame(self.number)))
 
-    def demarcate(self, call: methods.DtxStart | methods.DtxEnd, key: int) -> None:
+    def demarcate(self, call: methods.DtxStart | methods.DtxEnd) -> None:
         """Start and end.
 
         Raises:
@@ -445,11 +401,11 @@ class SelectedChannel(Channel):
         """
         who = self.session.who
         if isinstance(call, methods.DtxEnd) and self._judgements and self._demarcation.branch is not None:
-            self._begin(self._end_when_judged(call), key)
+            self._begin(self._end_when_judged(call), call.KEY)
         elif (frame := self._demarcation.run(call, who)) is not None:
             self.session.to_client(frame)
         else:
-            self._begin(self._demarcation.run_later(call, who, self.is_open), key)
+            self._begin(self._demarcation.run_later(call, who, self.is_open), call.KEY)
 
     async def _end_when_judged(self, call: methods.DtxEnd) -> bytes:
         while self._judgements:
@@ -459,11 +415,19 @@ class SelectedChannel(Channel):
 
     # -- the end
 
-    def close(self, payload: bytes) -> None:
+    def _closes(self) -> None:
         """The client closes the channel: what was sent on P first comes first."""
         if self._taking.holds and not self._asked.passed:  # T stays, so its close cannot show that it has done it all
-            self._wait_for(self._asked.wait(), methods.ChannelClose.KEY, method_frame(self.number, payload))
-            return
+            self.session.manager.spawn(self._close_behind(self._asked.wait()))
+        else:
+            self._close()
+
+    async def _close_behind(self, done: Awaitable[bytes]) -> None:
+        await done
+        if self.phase is Phase.OPEN:
+            self._close()
+
+    def _close(self) -> None:
         self._stop_work()
         self.lose_branches()
         self._leave(Phase.CLOSING)
@@ -482,7 +446,8 @@ class SelectedChannel(Channel):
 
     def upstream_close_ok(self) -> None:
         """T is closed: so is the channel."""
-        self.session.to_client(methods.ChannelCloseOk().frame(self.number))
+        self.engine.close_ok()
+        self.session.flush()
         self.session.forget(self)
 
     def upstream_closed(self, close: ChannelClose) -> None:
@@ -498,9 +463,16 @@ class SelectedChannel(Channel):
         self.refuse_as(close)
 
     def _refuse(self, frame: bytes) -> None:
+        if self.phase is not Phase.OPEN:
+            return
         self._stop_work()
         self.lose_branches()
-        super()._refuse(frame)
+        self.engine.close(frame)  # where neither the client nor the engine has
+        self.session.flush()
+        self._leave(Phase.REFUSED)
+        self.close_upstream()
+        if self.engine.state is EndpointState.CLOSE_RECEIVED:
+            self.upstream_close_ok()
 
     def close_upstream(self) -> None:
         """Let T go when branches need it no more, close P."""
@@ -518,8 +490,7 @@ class SelectedChannel(Channel):
             self.phase = Phase.GONE
 
     def _stop_work(self) -> None:
-        self._end_capture()
-        self._passing = 0
+        self._branch = None
         self.published.drop()  # or what waits for an answer of a closed channel would wait for ever
         self._asked.drop()
 
@@ -528,6 +499,11 @@ class SelectedChannel(Channel):
         self._demarcation.lose()
 
 
-def _wants_reply(frame: bytes) -> bool:
-    """Whether a header frame asks for a direct reply."""
-    return REPLY_TO in frame and properties.read(content.header(frame[7:-1]).properties).reply_to == REPLY_TO
+def _publish(method: Method) -> BasicPublish:
+    assert isinstance(method, BasicPublish), "clients send no other content"
+    return method
+
+
+def _wants_reply(raw: bytes) -> bool:
+    """Whether a message with these properties asks for a direct reply."""
+    return REPLY_TO in raw and properties.read(raw).reply_to == REPLY_TO

@@ -28,14 +28,20 @@ from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.endpoint import EndpointState
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.events import (
+    ChannelClosed,
+    ChannelClosing,
+    ChannelFailed,
     ChannelOpened,
     ConnectionClosed,
     ConnectionClosing,
     ConnectionFailed,
     ConnectionMethodReceived,
+    ContentReceived,
+    ContentStarted,
     EngineEvent,
     FramePassed,
     FramesPassed,
+    MethodReceived,
 )
 from dtx.wire.amqp09.frames import with_channel
 from dtx.wire.amqp09.handshake import NotOffered
@@ -143,6 +149,7 @@ class Session(ChannelOwner):
             self.refuse(WireError(HardCode.NOT_ALLOWED, error.reason))
             return False
         self.who = who
+        self.engine.memory = self.budget
         if self._transport is None or not self._transport.opened(who):
             self.refuse(WireError(HardCode.NOT_ALLOWED, "connection limit reached (--max-connections)"))
             return False
@@ -212,12 +219,16 @@ class Session(ChannelOwner):
             self.unsettled.from_client(event.buffer, ((event.key, number, event.start, event.end),))
         channel = self.channels.get(number)
         if channel is not None:
-            channel.client_frame(event.key, event.buffer, event.start, event.end)
+            channel.receive(event)
         else:  # it has waited for a number at the broker
             self._open_channel(number)
 
     def _on(self, event: EngineEvent) -> None:
         match event:
+            case MethodReceived() | ContentStarted() | ContentReceived():
+                self.channels[event.channel].receive(event)
+            case ChannelClosing() | ChannelClosed() | ChannelFailed():
+                self.channels[event.channel].receive(event)
             case ChannelOpened(number):
                 self._open_channel(number)
             case ConnectionMethodReceived(method):

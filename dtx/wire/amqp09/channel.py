@@ -30,7 +30,6 @@ from dtx.wire.amqp09.methods import METHODS, ChannelClose, ChannelCloseOk, Chann
 from dtx.wire.amqp09.settings import MAX_BACKLOG, End, EngineSettings, Memory
 from dtx.xa.codes import ReplyCode, XaError
 
-_BASIC: Final = 60
 _DTX_CLASSES: Final = frozenset((methods.DtxSelect.KEY >> 16, methods.DtxPrepare.KEY >> 16))
 
 _OPEN: Final = ChannelOpen.KEY
@@ -334,7 +333,7 @@ class ChannelEngine:
         if method is None or self._left >= 0:
             raise self._unexpected("content header without a publish")
         class_id, size, properties = content.header(payload)
-        if class_id != _BASIC:
+        if class_id != content.BASIC:
             raise self._unexpected(f"content of class {class_id}")
         limit = self._shared.settings.max_message
         if size > limit > 0:

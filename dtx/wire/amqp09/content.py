@@ -9,7 +9,7 @@ from dtx.wire.amqp09.frames import BODY, FRAME_END, HEADER, OVERHEAD
 _HEADER: Final = Struct(">HHQ")
 _HEADER_FRAME: Final = Struct(">BHIHHQ")
 _BODY_FRAME: Final = Struct(">BBHI")
-_BASIC: Final = 60
+BASIC: Final = 60
 _END: Final = b"\xce"
 
 
@@ -44,7 +44,7 @@ def message(method: bytes, channel: int, properties: bytes, body: bytes, frame_m
         frame_max: agreed with the peer, octets; 0 for none.
     """
     size = len(body)
-    head = _HEADER_FRAME.pack(HEADER, channel, 12 + len(properties), _BASIC, 0, size)
+    head = _HEADER_FRAME.pack(HEADER, channel, 12 + len(properties), BASIC, 0, size)
     if not size:
         return b"".join((method, head, properties, _END))
     if not frame_max or size <= frame_max - OVERHEAD:

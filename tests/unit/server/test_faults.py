@@ -17,6 +17,7 @@ from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.channel import Passing
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.endpoint import EndpointState
+from dtx.wire.amqp09.events import FramePassed
 from dtx.wire.amqp09.frames import Protocol
 from dtx.wire.amqp09.methods import DtxSelect
 from tests.evidence.fuzz.server import ENTER, START_OK, TWO_CHANNELS, Wire, hear, whole
@@ -76,13 +77,13 @@ async def test_an_unforeseen_error_is_logged_and_the_client_hears_internal_error
     session = running(socket)
     came = []
 
-    def fail(key: int, *_: object) -> None:
-        came.append(key)
-        if key == methods.BasicGet.KEY:
+    def fail(event: FramePassed) -> None:
+        came.append(event.key)
+        if event.key == methods.BasicGet.KEY:
             raise RuntimeError("a secret of ours")
 
     broken: Any = SimpleNamespace(
-        client_frame=fail, let_go=lambda: None, lose_branches=lambda: None, mode=ChannelMode.PLAIN, tally=None, number=1
+        receive=fail, let_go=lambda: None, lose_branches=lambda: None, mode=ChannelMode.PLAIN, tally=None, number=1
     )
     list(session.engine.receive(methods.ChannelOpen().frame(1)))
     channel = session.engine.channel(1)

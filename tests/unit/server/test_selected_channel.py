@@ -14,7 +14,7 @@ from dtx.store.rabbitmq.upstream import ExclusiveQueues
 from dtx.store.work import Budget
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.connection import ConnectionEngine
-from dtx.wire.amqp09.events import EngineEvent, FramePassed
+from dtx.wire.amqp09.events import EngineEvent
 from dtx.wire.amqp09.frames import BODY, HEADER, FrameSplitter, Protocol, body_frames, header_frame, method_frame
 from dtx.wire.amqp09.methods import DtxPrepare, DtxPrepareOk
 from dtx.wire.amqp09.settings import End, EngineSettings
@@ -62,14 +62,15 @@ class Rig:
             drained=nothing,
             go_on=self._go_on,
             release_client=nothing,
-            to_client=self.said.append,
+            to_client=self._to_client,
+            flush=self._flush,
         )
         self.engine = ConnectionEngine(EngineSettings(), End.SERVER)
         for data in (Protocol.AMQP_0_9_1.value, methods.ChannelOpen().frame(1)):
             list(self.engine.receive(data))
             self.engine.adopt(methods.ConnectionTuneOk(9, 4096, 0))
         before = Channel(cast("Any", self.session), self.engine.channel(1), 1)
-        keeper: Any = SimpleNamespace(taking_ended=nothing, release_client=nothing)
+        keeper: Any = SimpleNamespace(taking_ended=nothing, release_client=nothing, held_lost=nothing)
         taking = TakingChannel(upstream, 1, 1000, manager.budget, b"", keeper)
         self.channel = SelectedChannel(before, taking, P, cast("Any", None))
         self.session.channels[1] = self.channel
@@ -83,8 +84,15 @@ class Rig:
 
     def _handle(self, events: Iterator[EngineEvent]) -> None:
         for event in events:
-            assert isinstance(event, FramePassed)
-            self.channel.client_frame(event.key, event.buffer, event.start, event.end)
+            self.channel.receive(cast("Any", event))
+        self._flush()
+
+    def _to_client(self, data: bytes) -> None:
+        self.engine.send_raw(data)
+        self._flush()
+
+    def _flush(self) -> None:
+        self.said += [bytes(data) for data in self.engine.data_to_send()]
 
     def client(self, payload: bytes) -> None:
         """The client sends a method."""
@@ -199,3 +207,35 @@ async def test_nobody_waits_for_a_delivery_whose_channel_has_ended(getting: Rig)
     for _ in range(3):
         await asyncio.sleep(0)
     assert getting.keys[-1] == methods.ChannelClose.KEY
+
+
+@pytest.fixture
+async def closing(getting: Rig) -> Rig:
+    """A channel that a branch needs, which has asked for something, and whose client closes it."""
+    getting.broker_frame(1, HEADER, header_frame(1, 60, 0, b"\x00\x00"))
+    taking = getting.channel._taking
+    taking.hold(taking.select(methods.BasicAck(7)), "a branch")
+    getting.client(methods.QueueDeclare(b"queue").encode())
+    getting.said.clear()
+    getting.sent.clear()
+    getting.client(methods.ChannelClose(200, b"bye").encode())
+    await asyncio.sleep(0)
+    assert not getting.said
+    return getting
+
+
+async def test_a_close_waits_for_what_was_asked_of_a_channel_that_stays(closing: Rig) -> None:
+    closing.broker(1, methods.QueueDeclareOk(b"queue", 0, 0).encode())
+    closing.broker(1, methods.ChannelFlowOk(active=True).encode())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert key_of(closing.sent[-1]) == methods.ChannelClose.KEY
+    closing.broker(P, methods.ChannelCloseOk().encode())
+    assert closing.keys == [methods.QueueDeclareOk.KEY, methods.ChannelCloseOk.KEY]
+
+
+async def test_a_close_that_waits_is_confirmed_when_the_broker_closes_the_channel_first(closing: Rig) -> None:
+    closing.broker(1, CLOSE)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert closing.keys == [methods.ChannelCloseOk.KEY]
