@@ -48,16 +48,6 @@ class Phase(Enum):
     """Its connection ends: nothing is said on it any more."""
 
 
-class Running(Enum):
-    """What later frames of the channel wait for."""
-
-    NOTHING = "nothing"
-    WAIT = "wait"
-    """A call that ends with the channel."""
-    COORDINATION = "coordination"
-    """A call of dtx-coordination: it goes on without the channel, and the client is told what it has decided."""
-
-
 class ChannelOwner(ProxiedClient, Keeper):
     """The connection, as its channels see it."""
 
@@ -146,7 +136,8 @@ class Channel:
         self._declares = Declares(session.upstream.exclusive)
         self.coordination: Coordination | None = None
         """Made at the first call of dtx-coordination."""
-        self._running = Running.NOTHING
+        self._coordinates = False
+        """A call of dtx-coordination runs: it goes on without the channel, and the client hears what it has decided."""
         self._refused_as: ChannelClose | None = None
         """The broker's words for the end of the channel, while an answer comes first."""
         self._sort()
@@ -173,20 +164,15 @@ class Channel:
     # -- frames
 
     @property
-    def passes(self) -> bool:
-        """Whether its frames may pass unseen; its first one never does."""
-        return (
-            self.used and self.phase is Phase.OPEN and not self.preview.counting and self.upstream_number == self.number
-        )
-
-    @property
     def only_coordinates(self) -> bool:
         """Whether the channel needs no broker: it has coordinated, and done nothing else."""
         return self.coordinated and not self.used
 
     def _sort(self) -> None:
-        """Let its frames pass unseen, or not any more."""
-        self.engine.pass_frames(Passing.JOINED if self.passes else Passing.SINGLY)
+        """Let its frames pass unseen, or not any more; its first one never does."""
+        is_open, mapped = self.phase is Phase.OPEN, self.upstream_number != self.number
+        unseen = self.used and is_open and not mapped and not self.preview.counting
+        self.engine.pass_frames(Passing.JOINED if unseen else Passing.SINGLY)
 
     def _leave(self, phase: Phase, frame: bytes = b"") -> None:
         """The channel is open no more: nothing waits for a call, though that may go on."""
@@ -384,7 +370,8 @@ class Channel:
         session = self.session
         if self.coordination is None:
             self.coordination = Coordination(session.manager, session.metrics, self.number, session.id)
-        self._occupy(Running.COORDINATION)
+        self._coordinates = True
+        self.engine.hold()
         self.coordination.run(call, session.who, session.frame_max, lambda answer: self._answered(answer, call.KEY))
 
     def _answered(self, answer: bytes | XaError, key: int) -> None:
@@ -427,7 +414,7 @@ class Channel:
 
     def _begin(self, work: Awaitable[bytes], key: int) -> None:
         """Run *work*, which returns the answering frame, while later frames of the channel wait."""
-        self._occupy(Running.WAIT)
+        self.engine.hold()
         self.session.manager.spawn(self._finish_after(work, key))
 
     def _run(self, work: Iterator[None], key: int) -> None:
@@ -450,13 +437,9 @@ class Channel:
         else:
             self._finish(frame)
 
-    def _occupy(self, running: Running) -> None:
-        self._running = running
-        self.engine.hold()
-
     def _finish(self, frame: bytes = b"", *, error: XaError | None = None, key: int = 0) -> None:
         """The running call is answered: go on with what waited behind it."""
-        self._running = Running.NOTHING
+        self._coordinates = False
         if self.phase is Phase.OPEN:
             if error is not None:
                 self.refuse(error, key)
@@ -478,7 +461,7 @@ class Channel:
 
         The broker may refuse what dtx itself sends for that call: its client has to hear how the branch ended.
         """
-        if self._running is Running.COORDINATION:
+        if self._coordinates:
             self._refused_as = self._refused_as or close
             return
         self._refuse(close.frame(self.number))
