@@ -364,7 +364,7 @@ MUTATIONS: Final = (
     Mutation(name="a new unit is not in the log", changes=_unit_not_logged, shape=_AGAIN),
     Mutation(name="receipts are purged too early", changes=_purged_early, shape=_LONG_WAITS),
     Mutation(name="a group is written out of turn", changes=_out_of_turn, shape=_WRITE_LOST),
-    Mutation(name="unknown writes are taken for none", changes=_no_doubt, shape=_AWAY, first=110),
+    Mutation(name="unknown writes are taken for none", changes=_no_doubt, shape=_AWAY),
     Mutation(name="what was never taken is put back", changes=_never_taken_put_back, shape=_IN_PART),
     Mutation(name="one outcome for all orders", changes=_one_outcome, shape=_ORDERS),
     Mutation(name="orders are not in the log", changes=_forgets_by_itself, shape=_ORDERS),
