@@ -23,7 +23,7 @@ from dtx.db import migrate
 from dtx.log.changes import Change, Define, MessageFlag, QueueRow, Slot, Store, StoredMessage
 from dtx.log.postgres import PostgresLog
 from dtx.log.records import BranchRecord, Complete, Insert, JournalEntry, JournalEvent, LogState
-from dtx.manager.entry import new_branch_id
+from dtx.manager.branch_runtime import new_branch_id
 
 _AT_ONCE: Final = 250
 """Messages in one record."""

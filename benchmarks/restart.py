@@ -27,7 +27,7 @@ from dtx.client import Coordinator, Xid
 from dtx.db import migrate
 from dtx.log.postgres import PostgresLog
 from dtx.log.records import BranchRecord, Insert, JournalEntry, JournalEvent, LogState, Work, WorkKind
-from dtx.manager.entry import new_branch_id
+from dtx.manager.branch_runtime import new_branch_id
 from tests.support.raw import Address
 from tests.support.service import DtxService
 

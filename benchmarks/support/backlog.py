@@ -15,7 +15,7 @@ from dtx.client import Xid
 from dtx.log.changes import Change, MessageFlag, Slot, StoredMessage
 from dtx.log.postgres import PostgresLog
 from dtx.log.records import BranchRecord, Insert, JournalEntry, JournalEvent, LogState
-from dtx.manager.entry import new_branch_id
+from dtx.manager.branch_runtime import new_branch_id
 
 OWNER: Final = "guest"
 RM: Final = "dtx"

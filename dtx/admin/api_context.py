@@ -21,7 +21,7 @@ from dtx.failpoint import Point
 from dtx.log.api import LogError
 from dtx.log.reader import LogReader
 from dtx.manager import TransactionManager, Who
-from dtx.manager.entry import Entry
+from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.operators import Operators
 from dtx.manager.scan import Scan
 from dtx.telemetry import LaneNumbers, Metrics, get_logger
@@ -45,7 +45,7 @@ class ChannelFacts(Protocol):
         """Numbers of connection and channel."""
 
     @property
-    def ties(self) -> Iterable[tuple[Entry, Association]]:
+    def ties(self) -> Iterable[tuple[BranchRuntime, Association]]:
         """Branches that it is associated or suspended with."""
 
     @property

@@ -19,7 +19,7 @@ from dtx.admin.safe_text import exact_name
 from dtx.log.pages import InDoubt, JournalRow
 from dtx.log.reader import Detail, Holder
 from dtx.log.records import Archived, BranchRecord, JournalEntry, JournalEvent, Work
-from dtx.manager.entry import Entry
+from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.limits import Usage
 from dtx.manager.operators import Done, Forecast
 from dtx.manager.scan import Scan
@@ -522,7 +522,7 @@ class AssociationForm(Form):
     timeout: int = Field(description="Seconds from start to prepare; 0 for no limit.")
 
     @classmethod
-    def of_entry(cls, entry: Entry, places: list[PlaceForm]) -> Self:
+    def of_entry(cls, entry: BranchRuntime, places: list[PlaceForm]) -> Self:
         """A branch as it is now."""
         hows = list(entry.branch.associations.values())
         work = entry.work

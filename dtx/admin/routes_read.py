@@ -52,8 +52,8 @@ from dtx.log.pages import (
 )
 from dtx.log.reader import Detail, Export, LogReader, Messages, Piece
 from dtx.log.records import JournalEvent
+from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.branches import AGES, BranchStats, branch_stats
-from dtx.manager.entry import Entry
 from dtx.store.slices import finish, in_turns
 from dtx.telemetry import LaneNumbers
 from dtx.xa.model import State
@@ -458,7 +458,7 @@ async def list_associations(
     who.require(Role.VIEWER)
     active, _ = context.require_active()
 
-    def wanted(entry: Entry) -> bool:
+    def wanted(entry: BranchRuntime) -> bool:
         return (
             entry.record is None
             and owner in (None, entry.branch.owner)
@@ -467,7 +467,7 @@ async def list_associations(
             and (cursor is None or entry.id > cursor)
         )
 
-    found: list[Entry] = []
+    found: list[BranchRuntime] = []
     async for entry in in_turns(active.manager.entries()):
         if wanted(entry):
             found.append(entry)
@@ -481,7 +481,7 @@ async def list_associations(
     )
 
 
-def _places(entry: Entry) -> list[forms.PlaceForm]:
+def _places(entry: BranchRuntime) -> list[forms.PlaceForm]:
     found = []
     for channel, how in entry.branch.associations.items():
         # To the core a channel is whatever can be told apart; here they are the servers' channels.

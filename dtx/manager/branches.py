@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dtx.log.api import LogError, TransactionLog
+from dtx.manager.branch_runtime import TAKING, BranchRuntime, End
 from dtx.manager.durable import Durable, log_failed
 from dtx.manager.effects import Reply, release
-from dtx.manager.entry import TAKING, End, Entry
 from dtx.manager.limits import Limits, Quotas, Resource
 from dtx.store.slices import in_turns
 from dtx.telemetry import get_logger
@@ -65,9 +65,9 @@ class WorkCache:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._used = 0
-        self._entries: OrderedDict[Entry, int] = OrderedDict()
+        self._entries: OrderedDict[BranchRuntime, int] = OrderedDict()
 
-    def keep(self, entry: Entry) -> None:
+    def keep(self, entry: BranchRuntime) -> None:
         """Keep the messages of a prepared branch."""
         rows = entry.cached
         if rows is None or entry in self._entries:
@@ -80,7 +80,7 @@ class WorkCache:
             oldest.cached = None
             self._used -= freed
 
-    def drop(self, entry: Entry) -> None:
+    def drop(self, entry: BranchRuntime) -> None:
         """The branch has ended."""
         self._used -= self._entries.pop(entry, 0)
         entry.cached = None
@@ -101,12 +101,12 @@ class Branches:
         self._durable = durable
         self._limits = limits
         self._quotas = quotas
-        self._in_doubt: dict[Entry, int] = {}
+        self._in_doubt: dict[BranchRuntime, int] = {}
         """Branches that count as in doubt, with the octets that they hold."""
-        self._answered: set[Entry] = set()
+        self._answered: set[BranchRuntime] = set()
         """Branches that count no more: their ends are answered, and the log is about to have them."""
-        self._known: dict[tuple[str, Xid], Entry] = {}
-        self.open: Final[dict[Entry, float]] = {}
+        self._known: dict[tuple[str, Xid], BranchRuntime] = {}
+        self.open: Final[dict[BranchRuntime, float]] = {}
         """Branches that have not voted, with the time at which a rollback-only one is dropped (0: not yet)."""
         self._tombstones: OrderedDict[tuple[str, Xid], tuple[XaFlag, float, str]] = OrderedDict()
         """Flag, end and owner of what was rolled back without its transaction manager; the first one ends first."""
@@ -116,18 +116,18 @@ class Branches:
     def __len__(self) -> int:
         return len(self._known)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[BranchRuntime]:
         return iter(self._known.values())
 
-    def get(self, vhost: str, xid: Xid) -> Entry | None:
+    def get(self, vhost: str, xid: Xid) -> BranchRuntime | None:
         """The branch, whatever runs on it; ``None`` when none is known here."""
         return self._known.get((vhost, xid))
 
-    def has(self, entry: Entry) -> bool:
+    def has(self, entry: BranchRuntime) -> bool:
         """Whether *entry* is still what its xid stands for: it has not ended."""
         return self.get(entry.vhost, entry.xid) is entry
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: BranchRuntime) -> None:
         """A branch that the log had, or that begins: an xid begins again when its last branch has left the log."""
         known = self.get(entry.vhost, entry.xid)
         if known is not None:
@@ -142,13 +142,13 @@ class Branches:
         """How many there are, without those whose ends are answered."""
         return len(self._known) - len(self._answered)
 
-    def answered(self, entry: Entry) -> None:
+    def answered(self, entry: BranchRuntime) -> None:
         """Its end is answered: it makes room for another one."""
         if entry not in self._answered and self.has(entry):
             self._discount(entry)
             self._answered.add(entry)
 
-    def _discount(self, entry: Entry) -> None:
+    def _discount(self, entry: BranchRuntime) -> None:
         """It counts no more."""
         self._settle(entry)
         if entry in self._answered:
@@ -156,13 +156,13 @@ class Branches:
         else:
             self._quotas.remove(entry.branch.owner, entry.vhost, Resource.BRANCHES)
 
-    def _settle(self, entry: Entry) -> None:
+    def _settle(self, entry: BranchRuntime) -> None:
         octets = self._in_doubt.pop(entry, None)
         if octets is not None:
             self._quotas.charge(entry.branch.owner, entry.vhost, -octets)
             self._quotas.remove(entry.branch.owner, entry.vhost, Resource.IN_DOUBT)
 
-    def _count_doubt(self, entry: Entry) -> None:
+    def _count_doubt(self, entry: BranchRuntime) -> None:
         """It counts as in doubt while the log may have it, with its messages when they are in memory no more."""
         if entry in self._answered or (entry.record is None and not entry.uncertain):
             self._settle(entry)
@@ -172,7 +172,7 @@ class Branches:
         self._quotas.charge(entry.branch.owner, entry.vhost, octets - self._in_doubt[entry])
         self._in_doubt[entry] = octets
 
-    def prepare(self, entry: Entry) -> None:
+    def prepare(self, entry: BranchRuntime) -> None:
         """It is about to be written: it counts as in doubt already, so that prepares at once find no more room."""
         if entry not in self._in_doubt:
             self._in_doubt[entry] = 0
@@ -184,7 +184,7 @@ class Branches:
         """Whether *user* may control what *owner* started: it is the same one, or a coordinator."""
         return owner == user or user in self._limits.coordinators
 
-    def authorise(self, entry: Entry, who: Who) -> None:
+    def authorise(self, entry: BranchRuntime, who: Who) -> None:
         """Let nobody touch a branch that is not theirs.
 
         Raises:
@@ -198,7 +198,7 @@ class Branches:
 
     # -- whose turn
 
-    async def find(self, who: Who, xid: Xid, operation: Operation, reply: Reply) -> Entry | None:
+    async def find(self, who: Who, xid: Xid, operation: Operation, reply: Reply) -> BranchRuntime | None:
         """The branch, with nothing running on it and nothing about it in doubt.
 
         Args:
@@ -242,7 +242,7 @@ class Branches:
         if found.branch is not None:
             if self.get(who.vhost, xid) is None:  # else another look has made it known
                 _log.warning("branch found in the log only", xid=xid, vhost=who.vhost)
-                self.add(Entry.restored(found.branch))
+                self.add(BranchRuntime.restored(found.branch))
             return
         # A branch that has begun meanwhile is not the one that was asked for.
         reason, facts = f"unknown xid {xid}", {}
@@ -253,7 +253,7 @@ class Branches:
             facts = {"ended": found.ending.event, "at": at}
         raise XaError(ReplyCode.NOT_FOUND, reason, facts)
 
-    async def wait(self, entry: Entry) -> None:
+    async def wait(self, entry: BranchRuntime) -> None:
         """Wait until the operation that runs on *entry* is through.
 
         Raises:
@@ -267,7 +267,7 @@ class Branches:
                 ReplyCode.INTERNAL_ERROR, f"another operation is still under way, try again (xid {entry.xid})"
             ) from None
 
-    async def reread(self, entry: Entry) -> None:
+    async def reread(self, entry: BranchRuntime) -> None:
         """Read *entry*, which is in doubt, from the log.
 
         Raises:
@@ -279,7 +279,7 @@ class Branches:
         finally:
             self.through(entry)
 
-    def through(self, entry: Entry) -> None:
+    def through(self, entry: BranchRuntime) -> None:
         """The operation on *entry* is through: file it under what it has become; then what befell it meanwhile."""
         over = self._file(entry)
         entry.done()
@@ -291,7 +291,7 @@ class Branches:
             for event in events:
                 self.apply_event(entry, event)
 
-    def _file(self, entry: Entry) -> bool:
+    def _file(self, entry: BranchRuntime) -> bool:
         """File *entry* under what it has become.
 
         Returns:
@@ -315,7 +315,7 @@ class Branches:
             self._count_doubt(entry)
         return gone or (state is State.HEURISTIC and not entry.uncertain)
 
-    def apply_event(self, entry: Entry, event: ChannelLost | Happened) -> None:
+    def apply_event(self, entry: BranchRuntime, event: ChannelLost | Happened) -> None:
         """Something happens to a branch that nobody asked for; where it is too late for that, nothing does."""
         if not entry.idle:
             entry.deferred.append(event)
@@ -333,7 +333,7 @@ class Branches:
 
     # -- tombstones
 
-    def leave_tombstone(self, entry: Entry, flag: XaFlag) -> None:
+    def leave_tombstone(self, entry: BranchRuntime, flag: XaFlag) -> None:
         """Leave a tombstone: *entry* was rolled back by itself, and the next rollback is answered with *flag*."""
         until = self._clock() + self._limits.tombstone_ttl
         key = entry.vhost, entry.xid
@@ -367,7 +367,7 @@ class Branches:
                 await asyncio.sleep(0)
 
 
-def _let_work_go(entry: Entry) -> None:
+def _let_work_go(entry: BranchRuntime) -> None:
     if entry.work is not None:
         entry.work.let_go()
         entry.work = None
@@ -396,7 +396,7 @@ class BranchStats:
         return {state: sum(ages) for state, ages in self.ages.items()}
 
 
-async def branch_stats(entries: Iterable[Entry]) -> BranchStats:
+async def branch_stats(entries: Iterable[BranchRuntime]) -> BranchStats:
     """Count *entries*: a snapshot of them is taken at once.
 
     Counting goes through all branches, so the event loop gets its turn now and then. Who comes or goes meanwhile is

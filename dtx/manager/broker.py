@@ -6,8 +6,8 @@ from typing import Final, assert_never
 
 from dtx.log.api import LogError, TransactionLog
 from dtx.log.records import Fate, Unit, UnitState, Work, WorkKind
+from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.durable import DTX, BrokerDurable, log_failed
-from dtx.manager.entry import Entry
 from dtx.store.api import Applied, BrokerStore, PhaseTwo, Refused, Returned, UnitOutcome, UnitProgress
 from dtx.telemetry import Metrics, get_logger
 from dtx.xa.model import Event, Happened, Operation, State
@@ -32,7 +32,7 @@ class BrokerEffects:
         self._store = store
         self._metrics = metrics
 
-    async def note_stuck(self, entry: Entry, reason: str, actor: str) -> None:
+    async def note_stuck(self, entry: BranchRuntime, reason: str, actor: str) -> None:
         """Phase two could not finish: keep the broker's words.
 
         Raises:
@@ -41,12 +41,12 @@ class BrokerEffects:
         await self._durable.note_stuck(entry, reason, time.time(), actor)
         _log.warning("branch is stuck", xid=entry.xid, vhost=entry.vhost, reason=reason)
 
-    def leave_untaken(self, entry: Entry) -> None:
+    def leave_untaken(self, entry: BranchRuntime) -> None:
         """Before a roll-back: consumed messages that were not taken yet keep their places in their queues."""
         if entry.progress is UnitProgress.UNSENT:
             entry.taken.update((unit.number, UnitOutcome.NEVER) for unit in _not_taken(entry))
 
-    async def take(self, entry: Entry) -> Event:
+    async def take(self, entry: BranchRuntime) -> Event:
         """Take the consumed messages, or find out what became of that."""
         pending = _not_taken(entry)
         if pending:
@@ -68,16 +68,16 @@ class BrokerEffects:
             operation = Operation.TAKEN_IN_PART
         return Happened(operation=operation, vote=self._durable.vote(entry))
 
-    async def apply(self, entry: Entry) -> Event:
+    async def apply(self, entry: BranchRuntime) -> Event:
         """Publish the messages of a branch."""
         return await self._phase_two(entry, self._store.apply, Operation.APPLIED)
 
-    async def put_back(self, entry: Entry) -> Event:
+    async def put_back(self, entry: BranchRuntime) -> Event:
         """Put the consumed messages of a branch back."""
         return await self._phase_two(entry, self._store.put_back, Operation.PUT_BACK)
 
     async def _phase_two(
-        self, entry: Entry, run: Callable[[PhaseTwo], Awaitable[Applied | Refused]], done: Operation
+        self, entry: BranchRuntime, run: Callable[[PhaseTwo], Awaitable[Applied | Refused]], done: Operation
     ) -> Event:
         if entry.applied:
             return Happened(operation=done, vote=self._durable.vote(entry))
@@ -111,7 +111,7 @@ class BrokerEffects:
             case _:  # pragma: no cover
                 assert_never(result)
 
-    async def _fates(self, entry: Entry) -> tuple[tuple[int, Fate], ...]:
+    async def _fates(self, entry: BranchRuntime) -> tuple[tuple[int, Fate], ...]:
         """What the log does not know of the messages of a refused unit, also since it was not there to be told before.
 
         Where any of those that were sent, now or before, may be where it belongs, whoever gives one up must know that.
@@ -126,7 +126,7 @@ class BrokerEffects:
         found |= {item.position: Fate.PUT_BACK for item in rows if item.is_open and item.position in entry.settled}
         return tuple(found.items())
 
-    async def _give_back(self, entry: Entry, phase: PhaseTwo, returned: Sequence[Returned]) -> None:
+    async def _give_back(self, entry: BranchRuntime, phase: PhaseTwo, returned: Sequence[Returned]) -> None:
         """Mandatory messages that no queue took go back to their publishers, as with tx.commit (AMQP 0-9-1, 1.9.2)."""
         work = {item.position: item for item in await phase.work()}
         for back in returned:
@@ -141,7 +141,7 @@ class BrokerEffects:
                 publisher="told" if origin is not None else "gone",
             )
 
-    def _phase(self, entry: Entry) -> PhaseTwo:
+    def _phase(self, entry: BranchRuntime) -> PhaseTwo:
         record = entry.record
         assert record is not None
 
@@ -163,7 +163,7 @@ class BrokerEffects:
             assign=lambda unit: self._durable.assign(entry, unit),
         )
 
-    async def read_work(self, entry: Entry) -> Sequence[Work]:
+    async def read_work(self, entry: BranchRuntime) -> Sequence[Work]:
         """The messages of a branch, from the log.
 
         Raises:
@@ -175,7 +175,7 @@ class BrokerEffects:
             raise log_failed(error, "reading the messages", entry.xid) from error
 
 
-def _not_taken(entry: Entry) -> list[Unit]:
+def _not_taken(entry: BranchRuntime) -> list[Unit]:
     """The units of which it is not known that they have taken their messages."""
     record = entry.record
     assert record is not None

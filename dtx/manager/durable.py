@@ -32,7 +32,7 @@ from dtx.log.records import (
     UnitState,
     WorkKind,
 )
-from dtx.manager.entry import TAKING, UNFINISHED, End, Entry, core_state, log_state
+from dtx.manager.branch_runtime import TAKING, UNFINISHED, BranchRuntime, End, core_state, log_state
 from dtx.store.api import BrokerStore, UnitOutcome, UnitProgress
 from dtx.xa import model
 from dtx.xa.codes import Heuristic, ReplyCode, XaError
@@ -100,7 +100,7 @@ class Durable(ABC):
     def __init__(self, log: TransactionLog) -> None:
         self._log = log
 
-    def vote(self, entry: Entry) -> Vote:
+    def vote(self, entry: BranchRuntime) -> Vote:
         """What the branch holds."""
         if entry.record is not None:
             return Vote.of(entry.record.publishes, entry.record.consumes)
@@ -110,14 +110,14 @@ class Durable(ABC):
         return vote
 
     @abstractmethod
-    def restore(self, entry: Entry, record: BranchRecord) -> None:
+    def restore(self, entry: BranchRuntime, record: BranchRecord) -> None:
         """Tell the store at a start what the branch holds, or which of its units may still happen."""
 
-    def undefined(self, entry: Entry) -> Awaitable[None] | None:  # noqa: ARG002 - a broker has its own topology
+    def undefined(self, entry: BranchRuntime) -> Awaitable[None] | None:  # noqa: ARG002 - a broker has its own topology
         """What has to be in the log before the branch is written; ``None`` for nothing. Raises LogError."""
         return None
 
-    def writing(self, entry: Entry, effect: LoggedEffect, now: float, actor: str) -> LogWrite:
+    def writing(self, entry: BranchRuntime, effect: LoggedEffect, now: float, actor: str) -> LogWrite:
         """What *effect* writes.
 
         Args:
@@ -137,7 +137,7 @@ class Durable(ABC):
             return self._entering(entry, effect.state, now, actor)
         return self._advancing(entry, entry.record, effect, now, actor)
 
-    def written(self, entry: Entry, effect: LoggedEffect, record: LogWrite) -> None:
+    def written(self, entry: BranchRuntime, effect: LoggedEffect, record: LogWrite) -> None:
         """*record*, which *effect* has asked for, is durable."""
         if isinstance(effect, Persist):
             if isinstance(record, Insert):
@@ -153,37 +153,39 @@ class Durable(ABC):
             entry.end = _END.get(event, End.OTHER)
 
     @abstractmethod
-    def _entering(self, entry: Entry, state: State, now: float, actor: str) -> Insert:
+    def _entering(self, entry: BranchRuntime, state: State, now: float, actor: str) -> Insert:
         """The branch enters the log."""
 
     @abstractmethod
-    def _entered(self, entry: Entry, record: Insert) -> None:
+    def _entered(self, entry: BranchRuntime, record: Insert) -> None:
         """That is durable."""
 
     @abstractmethod
-    def _advancing(self, entry: Entry, record: BranchRecord, effect: Persist, now: float, actor: str) -> Advance:
+    def _advancing(
+        self, entry: BranchRuntime, record: BranchRecord, effect: Persist, now: float, actor: str
+    ) -> Advance:
         """A branch that the log has as *record* comes to another state."""
 
     @abstractmethod
-    def _advanced(self, entry: Entry, change: Advance) -> None:
+    def _advanced(self, entry: BranchRuntime, change: Advance) -> None:
         """That is durable."""
 
     @abstractmethod
-    def _ending(self, entry: Entry, ending: Ending, now: float, actor: str) -> Complete | Note:
+    def _ending(self, entry: BranchRuntime, ending: Ending, now: float, actor: str) -> Complete | Note:
         """The branch leaves the log; local work is done, or undone, with that."""
 
     @abstractmethod
-    def _gone(self, entry: Entry, event: JournalEvent | None) -> None:
+    def _gone(self, entry: BranchRuntime, event: JournalEvent | None) -> None:
         """The branch has left the log, with *event* as its end."""
 
-    def failed(self, entry: Entry, record: LogWrite, what: str, error: LogError) -> XaError:
+    def failed(self, entry: BranchRuntime, record: LogWrite, what: str, error: LogError) -> XaError:
         """The 541 for *record* that may not be in the log; the entry is in doubt from now on."""
         # A lost lease wrote nothing, but what this dtx remembers is worth nothing either.
         if not isinstance(record, Note) or record.change is not None:
             entry.lost_track()
         return log_failed(error, what, entry.xid)
 
-    async def reread(self, entry: Entry) -> bool:
+    async def reread(self, entry: BranchRuntime) -> bool:
         """Settle the doubt about *entry* by what the log says.
 
         Returns:
@@ -220,11 +222,11 @@ class Durable(ABC):
         entry.end = End.OTHER if event is None else _END.get(event, End.OTHER)
         return False
 
-    def _found(self, entry: Entry, record: BranchRecord) -> None:
+    def _found(self, entry: BranchRuntime, record: BranchRecord) -> None:
         """The log has *record*, whatever was believed before."""
         entry.record = record
 
-    def _never(self, entry: Entry) -> None:  # noqa: B027 - a broker was not asked for anything yet
+    def _never(self, entry: BranchRuntime) -> None:  # noqa: B027 - a broker was not asked for anything yet
         """What was to be the first of the branch in the log did not come in."""
 
 
@@ -242,7 +244,7 @@ class BrokerDurable(Durable):
         super().__init__(log)
         self._store = store
 
-    def restore(self, entry: Entry, record: BranchRecord) -> None:
+    def restore(self, entry: BranchRuntime, record: BranchRecord) -> None:
         """Units of a branch that is half-way may still happen."""
         if entry.branch.state not in UNFINISHED:
             return
@@ -252,7 +254,7 @@ class BrokerDurable(Durable):
                 self._store.expect(record.vhost, unit)
 
     def _deciding(
-        self, entry: Entry, record: BranchRecord, state: State, outcome: Heuristic, now: float, actor: str
+        self, entry: BranchRuntime, record: BranchRecord, state: State, outcome: Heuristic, now: float, actor: str
     ) -> Advance:
         """A heuristic state: what an operator has decided, or that phase two of that is through."""
         to = log_state(state)
@@ -281,12 +283,12 @@ class BrokerDurable(Durable):
             ),
         )
 
-    def _entered(self, entry: Entry, record: Insert) -> None:
+    def _entered(self, entry: BranchRuntime, record: Insert) -> None:
         entry.record = record.branch
         entry.cached = record.work
         entry.origins = entry.work.origins() if entry.work is not None else {}
 
-    def _entering(self, entry: Entry, state: State, now: float, actor: str) -> Insert:
+    def _entering(self, entry: BranchRuntime, state: State, now: float, actor: str) -> Insert:
         work = entry.work
         assert work is not None, "a branch that is not logged holds its work in memory"
         units = self._store.taking_units(entry.vhost, work)
@@ -312,7 +314,9 @@ class BrokerDurable(Durable):
         journal = Line(JournalEvent.PREPARED, now, actor) if state is State.PREPARED else None
         return Insert(branch=record, work=rows, journal=journal)
 
-    def _advancing(self, entry: Entry, record: BranchRecord, effect: Persist, now: float, actor: str) -> Advance:
+    def _advancing(
+        self, entry: BranchRuntime, record: BranchRecord, effect: Persist, now: float, actor: str
+    ) -> Advance:
         if effect.outcome is not None:
             return self._deciding(entry, record, effect.state, effect.outcome, now, actor)
         to = log_state(effect.state)
@@ -336,14 +340,14 @@ class BrokerDurable(Durable):
             journal=journal,
         )
 
-    def _not_taken(self, entry: Entry) -> tuple[int, ...]:
+    def _not_taken(self, entry: BranchRuntime) -> tuple[int, ...]:
         """Positions that a roll-back has nothing to do for: publishes, and deliveries that never left their queue."""
         if not entry.cached:
             return ()
         never = {number for number, outcome in entry.taken.items() if outcome is UnitOutcome.NEVER}
         return tuple(work.position for work in entry.cached if work.kind is WorkKind.PUBLISH or work.unit in never)
 
-    async def advance(self, entry: Entry, change: Advance) -> None:
+    async def advance(self, entry: BranchRuntime, change: Advance) -> None:
         """Write *change* and remember it.
 
         Raises:
@@ -355,7 +359,7 @@ class BrokerDurable(Durable):
             raise self.failed(entry, change, f"writing {change.to}", error) from error
         self._advanced(entry, change)
 
-    def _advanced(self, entry: Entry, change: Advance) -> None:
+    def _advanced(self, entry: BranchRuntime, change: Advance) -> None:
         record = entry.record
         assert record is not None
         units = {
@@ -393,7 +397,7 @@ class BrokerDurable(Durable):
             if unit.nonce not in asked:
                 self._store.logged(after.vhost, unit)
 
-    async def assign(self, entry: Entry, unit: Unit) -> None:
+    async def assign(self, entry: BranchRuntime, unit: Unit) -> None:
         """Make a new unit 0 durable before it is sent.
 
         Raises:
@@ -408,7 +412,7 @@ class BrokerDurable(Durable):
 
     async def note_stuck(
         self,
-        entry: Entry,
+        entry: BranchRuntime,
         reason: str,
         now: float,
         actor: str,
@@ -439,7 +443,7 @@ class BrokerDurable(Durable):
             ),
         )
 
-    async def redirect(self, entry: Entry, to: Redirect, reason: str, now: float, actor: str) -> None:
+    async def redirect(self, entry: BranchRuntime, to: Redirect, reason: str, now: float, actor: str) -> None:
         """A message that phase two is stuck with goes elsewhere; the decision stays what it is.
 
         Raises:
@@ -461,7 +465,7 @@ class BrokerDurable(Durable):
             ),
         )
 
-    def _ending(self, entry: Entry, ending: Ending, now: float, actor: str) -> Complete:
+    def _ending(self, entry: BranchRuntime, ending: Ending, now: float, actor: str) -> Complete:
         record = entry.record
         assert record is not None
         event = EVENT[ending]
@@ -481,13 +485,13 @@ class BrokerDurable(Durable):
             archive=ending is Ending.FORGOTTEN,
         )
 
-    def _found(self, entry: Entry, record: BranchRecord) -> None:
+    def _found(self, entry: BranchRuntime, record: BranchRecord) -> None:
         entry.cached = None  # the write of unknown outcome may have been about messages
         if entry.record is not None:
             self._free_receipts(entry.record, record)
         super()._found(entry, record)
 
-    def _gone(self, entry: Entry, event: JournalEvent | None) -> None:  # noqa: ARG002 - receipts go in any case
+    def _gone(self, entry: BranchRuntime, event: JournalEvent | None) -> None:  # noqa: ARG002 - receipts go in any case
         for unit in entry.record.units if entry.record is not None else ():
             if unit.state is not UnitState.DONE:
                 self._store.logged(entry.vhost, unit)

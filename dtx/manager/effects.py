@@ -16,9 +16,9 @@ from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.log.api import InFlight, LogError, TransactionLog
 from dtx.log.records import LogWrite
+from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.broker import BrokerEffects
 from dtx.manager.durable import Durable, LoggedEffect, log_failed
-from dtx.manager.entry import Entry
 from dtx.store.api import UnitProgress
 from dtx.telemetry import get_logger
 from dtx.xa.branch import Branch, step
@@ -48,7 +48,7 @@ Reply = Callable[[XaFlag | XaError], None]
 """Called once with the answer; further calls must be ignored."""
 
 
-def release(entry: Entry) -> None:
+def release(entry: BranchRuntime) -> None:
     """Discard what the branch holds, and give deliveries back that were not taken."""
     entry.conclude(committed=False)
     if entry.work is not None:
@@ -59,7 +59,7 @@ def release(entry: Entry) -> None:
             failpoint.at(Point.RELEASE_AFTER)
 
 
-def give(entry: Entry, reply: Reply, flag: XaFlag) -> None:
+def give(entry: BranchRuntime, reply: Reply, flag: XaFlag) -> None:
     """Answer: all that *flag* promises is durable. What comes behind happens, whatever becomes of the answer."""
     if failpoint.armed:
         failpoint.at(Point.ANSWER_BEFORE)
@@ -83,7 +83,7 @@ class _Request:
 
     __slots__ = ("effects", "entry", "reply", "steps")
 
-    def __init__(self, effects: "Effects", entry: Entry, steps: Steps, reply: Reply) -> None:
+    def __init__(self, effects: "Effects", entry: BranchRuntime, steps: Steps, reply: Reply) -> None:
         self.effects = effects
         self.entry = entry
         self.steps = steps
@@ -113,9 +113,9 @@ class Effects:
         broker: BrokerEffects | None,
         patience: float,
         *,
-        remember: Callable[[Entry, XaFlag], None],
-        answered: Callable[[Entry], None],
-        done: Callable[[Entry], None],
+        remember: Callable[[BranchRuntime, XaFlag], None],
+        answered: Callable[[BranchRuntime], None],
+        done: Callable[[BranchRuntime], None],
     ) -> None:
         self._log = log
         self._durable = durable
@@ -139,11 +139,11 @@ class Effects:
         """Writes that are under way go on; their requests are not answered any more."""
         self._closed = True
 
-    async def know_what_was_taken(self, entry: Entry, reply: Reply) -> None:
+    async def know_what_was_taken(self, entry: BranchRuntime, reply: Reply) -> None:
         """A taking that was broken off is looked into before anything is decided on it."""
         await self._patiently(entry, self.broker.take(entry), reply)
 
-    def begin(self, entry: Entry, operation: Operation, reply: Reply, actor: str) -> bool:
+    def begin(self, entry: BranchRuntime, operation: Operation, reply: Reply, actor: str) -> bool:
         """Begin a request without a task, if one write is all that stands between it and its answer.
 
         Where messages live in the log's own database, that is what nearly every prepare, commit and rollback is; with a
@@ -199,7 +199,7 @@ class Effects:
         finally:
             self._done(request.entry)
 
-    async def run(self, entry: Entry, event: Event, reply: Reply, actor: str) -> None:
+    async def run(self, entry: BranchRuntime, event: Event, reply: Reply, actor: str) -> None:
         """Step the branch and run the effects in order, until nothing is left to do.
 
         Raises:
@@ -223,7 +223,9 @@ class Effects:
         except StopIteration:
             return
 
-    def _steps(self, entry: Entry, branch: Branch, effects: Sequence[Effect], reply: Reply, actor: str) -> Steps:
+    def _steps(
+        self, entry: BranchRuntime, branch: Branch, effects: Sequence[Effect], reply: Reply, actor: str
+    ) -> Steps:
         """Run *effects*, which lead to *branch*, and those of the events that they end in."""
         while True:
             event = None
@@ -269,7 +271,7 @@ class Effects:
                 return
             branch, effects = step(branch, event, self._clock())
 
-    def _write(self, entry: Entry, effect: LoggedEffect, actor: str) -> Steps:
+    def _write(self, entry: BranchRuntime, effect: LoggedEffect, actor: str) -> Steps:
         try:
             undefined = None if isinstance(effect, Note) else self._durable.undefined(entry)
             if undefined is not None:
@@ -283,7 +285,7 @@ class Effects:
             raise self._durable.failed(entry, record, _what(effect), error) from error
         self._durable.written(entry, effect, record)
 
-    async def _patiently(self, entry: Entry, effect: Awaitable[Event], reply: Reply) -> Event:
+    async def _patiently(self, entry: BranchRuntime, effect: Awaitable[Event], reply: Reply) -> Event:
         """Run an effect that waits for the broker; after a while the requester is told that it is still under way."""
         timer = asyncio.get_running_loop().call_later(self._patience, self._still_under_way, entry, reply)
         try:
@@ -291,7 +293,7 @@ class Effects:
         finally:
             timer.cancel()
 
-    def _still_under_way(self, entry: Entry, reply: Reply) -> None:
+    def _still_under_way(self, entry: BranchRuntime, reply: Reply) -> None:
         reason = (
             f"{entry.branch.state} is not finished, the broker has not answered for {self._patience:g} s; "
             f"it goes on, try again (xid {entry.xid})"

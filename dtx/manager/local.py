@@ -24,8 +24,8 @@ from dtx.log.records import (
     Work,
     WorkKind,
 )
+from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.durable import EVENT, Durable
-from dtx.manager.entry import Entry
 from dtx.store.api import LocalStore, Plan
 from dtx.store.work import HeldPublish
 from dtx.telemetry import get_logger
@@ -52,16 +52,18 @@ class LocalDurable(Durable):
         super().__init__(log)
         self._store = store
 
-    def vote(self, entry: Entry) -> Vote:
+    def vote(self, entry: BranchRuntime) -> Vote:
         """Work is local, whatever it is."""
         vote = super().vote(entry)
         return vote if vote is Vote.NOTHING else Vote.LOCAL
 
-    def restore(self, entry: Entry, record: BranchRecord) -> None:  # noqa: ARG002 - nothing of it is half-way
+    def restore(self, entry: BranchRuntime, record: BranchRecord) -> None:  # noqa: ARG002 - nothing of it is half-way
         """Its messages are hidden and held."""
         self._store.restore(record)
 
-    def _advancing(self, entry: Entry, record: BranchRecord, effect: Persist, now: float, actor: str) -> Advance:
+    def _advancing(
+        self, entry: BranchRuntime, record: BranchRecord, effect: Persist, now: float, actor: str
+    ) -> Advance:
         """An operator's decision, its work and journal in one transaction.
 
         What was published in a branch that is rolled back stays where it is, seen by nobody, until forget archives it.
@@ -83,7 +85,7 @@ class LocalDurable(Durable):
             journal=replace(journal, outcome=outcome, decided_at=now),
         )
 
-    def _advanced(self, entry: Entry, change: Advance) -> None:
+    def _advanced(self, entry: BranchRuntime, change: Advance) -> None:
         record, outcome = entry.record, change.outcome
         assert record is not None
         assert outcome is not None
@@ -98,7 +100,7 @@ class LocalDurable(Durable):
             consumed=(),
         )
 
-    def _decided(self, entry: Entry, record: BranchRecord, outcome: Heuristic) -> None:
+    def _decided(self, entry: BranchRuntime, record: BranchRecord, outcome: Heuristic) -> None:
         """An operator's decision about *record* is durable."""
         published, consumed = _released(record, outcome)
         if outcome is Heuristic.COMMITTED:
@@ -108,13 +110,13 @@ class LocalDurable(Durable):
             self._store.rolled_back(published, consumed)
         entry.plan = None
 
-    def _found(self, entry: Entry, record: BranchRecord) -> None:
+    def _found(self, entry: BranchRuntime, record: BranchRecord) -> None:
         before = entry.record
         if before is not None and record.state is not before.state and record.outcome is not None:
             self._decided(entry, before, record.outcome)
         super()._found(entry, record)
 
-    def _entering(self, entry: Entry, state: State, now: float, actor: str) -> Insert:
+    def _entering(self, entry: BranchRuntime, state: State, now: float, actor: str) -> Insert:
         """The vote: messages are stored, and nobody sees them yet."""
         assert state is State.PREPARED, "no other state of local work is in the table"
         plan = self._plan(entry)
@@ -135,13 +137,13 @@ class LocalDurable(Durable):
         )
         return Insert(branch=record, change=plan.change, journal=Line(JournalEvent.PREPARED, now, actor))
 
-    def _entered(self, entry: Entry, record: Insert) -> None:
+    def _entered(self, entry: BranchRuntime, record: Insert) -> None:
         entry.record = record.branch
         plan = entry.plan
         if plan is not None:  # the messages themselves are in the log
             entry.plan = replace(plan, change=Change()) if plan.unroutable else None
 
-    def _ending(self, entry: Entry, ending: Ending, now: float, actor: str) -> Complete | Note:
+    def _ending(self, entry: BranchRuntime, ending: Ending, now: float, actor: str) -> Complete | Note:
         """Decision, work and journal in one transaction."""
         event = EVENT[ending]
         record = entry.record
@@ -160,16 +162,16 @@ class LocalDurable(Durable):
         )
 
     @staticmethod
-    def _line(entry: Entry, event: JournalEvent, now: float, actor: str) -> JournalEntry | Line:
+    def _line(entry: BranchRuntime, event: JournalEvent, now: float, actor: str) -> JournalEntry | Line:
         if entry.decision is None:
             return Line(event, now, actor)
         return entry.journal(event, now, actor=actor, reason=entry.decision.reason)
 
-    def undefined(self, entry: Entry) -> Awaitable[None] | None:
+    def undefined(self, entry: BranchRuntime) -> Awaitable[None] | None:
         """Queues that the branch publishes to, and that the log does not have yet."""
         return None if entry.record is not None or entry.work is None else self._store.defined_for(entry.work)
 
-    def _plan(self, entry: Entry) -> Plan:
+    def _plan(self, entry: BranchRuntime) -> Plan:
         assert entry.work is not None, "a branch that is not logged holds its work in memory"
         plan = entry.plan = self._store.plan(entry.vhost, entry.work)
         return plan
@@ -185,7 +187,7 @@ class LocalDurable(Durable):
             case _:
                 return None
 
-    def _gone(self, entry: Entry, event: JournalEvent | None) -> None:
+    def _gone(self, entry: BranchRuntime, event: JournalEvent | None) -> None:
         if entry.record is not None:
             published, consumed = _slots(entry.record)
         elif entry.plan is not None:
@@ -202,12 +204,12 @@ class LocalDurable(Durable):
                 pass
         entry.plan = None
 
-    def _never(self, entry: Entry) -> None:
+    def _never(self, entry: BranchRuntime) -> None:
         plan, entry.plan = entry.plan, None
         if plan is not None:  # nobody holds it against a queue; what was consumed is still the branch's
             self._store.rolled_back(plan.published, ())
 
-    def _tell_publishers(self, entry: Entry) -> None:
+    def _tell_publishers(self, entry: BranchRuntime) -> None:
         for publish in entry.plan.unroutable if entry.plan is not None else ():
             if publish.origin is not None:
                 publish.origin.returned(_as_work(publish), _NO_ROUTE, b"NO_ROUTE")

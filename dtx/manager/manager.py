@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from dtx.log.api import TransactionLog
 from dtx.log.records import Redirect
+from dtx.manager.branch_runtime import TAKING, BranchRuntime, Decision
 from dtx.manager.branches import Branches, Who
 from dtx.manager.broker import BrokerEffects
 from dtx.manager.durable import BrokerDurable, Durable
 from dtx.manager.effects import Effects, Reply, release
-from dtx.manager.entry import TAKING, Decision, Entry
 from dtx.manager.limits import DiskAlarm, Limits, Quotas, Resource
 from dtx.manager.local import LocalDurable
 from dtx.manager.upkeep import Upkeep
@@ -150,11 +150,13 @@ class TransactionManager:
 
     # -- demarcation
 
-    def may_control(self, entry: Entry, user: str) -> bool:
+    def may_control(self, entry: BranchRuntime, user: str) -> bool:
         """Whether *user* started the branch or is a coordinator."""
         return self._branches.may(entry.branch.owner, user)
 
-    def demarcate(self, who: Who, xid: Xid, operation: Operation, channel: ChannelId) -> tuple[XaFlag, Entry] | None:
+    def demarcate(
+        self, who: Who, xid: Xid, operation: Operation, channel: ChannelId
+    ) -> tuple[XaFlag, BranchRuntime] | None:
         """Start and end, in all their forms. They change memory alone, so nothing is waited for.
 
         Returns:
@@ -189,7 +191,7 @@ class TransactionManager:
                 flag = effect.flag
         return flag, entry
 
-    def _begin(self, who: Who, xid: Xid) -> Entry:
+    def _begin(self, who: Who, xid: Xid) -> BranchRuntime:
         if self.draining:
             raise XaError(ReplyCode.RESOURCE_ERROR, "dtx is shutting down and takes no new branches")
         if not self.log.lease_valid:
@@ -206,7 +208,7 @@ class TransactionManager:
             raise XaError(ReplyCode.RESOURCE_ERROR, f"{reason} (xid {xid})")
         budget = self.quotas.budget(who.user, who.vhost)
         work = HeldWork(limits.branch_bytes, limits.branch_messages, budget)
-        return Entry(branch, who.vhost, now=time.time(), work=work)
+        return BranchRuntime(branch, who.vhost, now=time.time(), work=work)
 
     async def settle(self, who: Who, xid: Xid) -> None:
         """Wait until no operation runs on *xid* and nothing about it is in doubt.
@@ -222,20 +224,20 @@ class TransactionManager:
         elif entry.uncertain:
             await self._branches.reread(entry)
 
-    def channel_lost(self, channel: ChannelId, entries: Sequence[Entry]) -> None:
+    def channel_lost(self, channel: ChannelId, entries: Sequence[BranchRuntime]) -> None:
         """A channel died that was associated or suspended with *entries*.
 
         What is associated can neither be prepared nor be rolled back, so those may wait that have not heard of it yet.
         """
         Slices(_not_told).run(self._tell(entries, ChannelLost(channel=channel)))
 
-    def _tell(self, entries: Sequence[Entry], event: ChannelLost) -> Iterator[None]:
+    def _tell(self, entries: Sequence[BranchRuntime], event: ChannelLost) -> Iterator[None]:
         for number, entry in enumerate(entries, 1):
             self._branches.apply_event(entry, event)
             if not number % _TOLD_AT_ONCE:
                 yield
 
-    def doom(self, entry: Entry, reason: str) -> None:
+    def doom(self, entry: BranchRuntime, reason: str) -> None:
         """Part of the work is lost, or must not happen: the branch can only be rolled back. No effect after a vote."""
         self._branches.apply_event(entry, Happened(operation=Operation.DOOM, reason=reason))
 
@@ -257,7 +259,7 @@ class TransactionManager:
         if not self._begun(entry, operation, reply, who.user):
             self._answer(self._request(entry, operation, reply, who.user), xid, operation, reply)
 
-    def _begun(self, entry: Entry, operation: Operation, reply: Reply, actor: str) -> bool:
+    def _begun(self, entry: BranchRuntime, operation: Operation, reply: Reply, actor: str) -> bool:
         """Begin a request that needs no task; another one has the branch from now on, not when its task gets a turn."""
         if entry.record is None:
             entry.asked = operation
@@ -268,7 +270,7 @@ class TransactionManager:
         entry.claim()
         return False
 
-    def _prepare(self, entry: Entry) -> None:
+    def _prepare(self, entry: BranchRuntime) -> None:
         """A branch is about to be in doubt: one too many for its user or virtual host can only be rolled back."""
         if self.vote(entry) is Vote.NOTHING:
             return
@@ -295,14 +297,14 @@ class TransactionManager:
         if entry is not None and not self._begun(entry, operation, reply, who.user):
             await self._request(entry, operation, reply, who.user)
 
-    async def _request(self, entry: Entry, operation: Operation, reply: Reply, actor: str) -> None:
+    async def _request(self, entry: BranchRuntime, operation: Operation, reply: Reply, actor: str) -> None:
         if entry.branch.state in TAKING:
             if operation is Operation.ROLLBACK:
                 self._effects.broker.leave_untaken(entry)
             await self._look_into(entry, reply)
         await self._run(entry, Request(operation=operation, vote=self.vote(entry)), reply, actor)
 
-    async def _look_into(self, entry: Entry, reply: Reply) -> None:
+    async def _look_into(self, entry: BranchRuntime, reply: Reply) -> None:
         try:
             if entry.cached is None:  # what was not taken is not to be put back, so its positions are needed
                 entry.cached = await self._effects.broker.read_work(entry)
@@ -311,7 +313,7 @@ class TransactionManager:
             self._branches.through(entry)
             raise
 
-    async def _run(self, entry: Entry, event: Event, reply: Reply, actor: str) -> None:
+    async def _run(self, entry: BranchRuntime, event: Event, reply: Reply, actor: str) -> None:
         """Step the branch, which is claimed, and run the effects until nothing is left to do."""
         try:
             await self._effects.run(entry, event, reply, actor)
@@ -339,7 +341,7 @@ class TransactionManager:
         wanted = min(seconds, self.limits.max_timeout) or self.limits.default_timeout
         entry.branch, _ = step(entry.branch, SetTimeout(seconds=wanted), self._clock())
 
-    async def _quiet(self, who: Who, xid: Xid, operation: Operation) -> Entry:
+    async def _quiet(self, who: Who, xid: Xid, operation: Operation) -> BranchRuntime:
         entry = await self._branches.find(who, xid, operation, _nobody)
         assert entry is not None, "nobody but a completion is answered before it is found"
         return entry
@@ -373,11 +375,11 @@ class TransactionManager:
 
     # -- operators
 
-    def vote(self, entry: Entry) -> Vote:
+    def vote(self, entry: BranchRuntime) -> Vote:
         """What the branch holds."""
         return self._durable.vote(entry)
 
-    async def find(self, who: Who, xid: Xid) -> Entry:
+    async def find(self, who: Who, xid: Xid) -> BranchRuntime:
         """The branch, with nothing running on it and nothing about it in doubt.
 
         Raises:
@@ -385,7 +387,9 @@ class TransactionManager:
         """
         return await self._quiet(who, xid, Operation.GET_TIMEOUT)
 
-    async def operate(self, entry: Entry, event: Event, reply: Reply, actor: str, decision: Decision | None) -> None:
+    async def operate(
+        self, entry: BranchRuntime, event: Event, reply: Reply, actor: str, decision: Decision | None
+    ) -> None:
         """Run what an operator has decided.
 
         Args:
@@ -401,7 +405,7 @@ class TransactionManager:
         finally:
             entry.decision = None
 
-    async def redirect(self, entry: Entry, to: Redirect, reason: str, actor: str) -> None:
+    async def redirect(self, entry: BranchRuntime, to: Redirect, reason: str, actor: str) -> None:
         """Send a message that phase two is stuck with elsewhere; *entry* as for :meth:`operate`.
 
         Raises:
@@ -413,11 +417,11 @@ class TransactionManager:
         finally:
             self._branches.through(entry)
 
-    def known(self, vhost: str, xid: Xid) -> Entry | None:
+    def known(self, vhost: str, xid: Xid) -> BranchRuntime | None:
         """The branch as it is known at this moment, whatever runs on it."""
         return self._branches.get(vhost, xid)
 
-    def entries(self) -> Iterable[Entry]:
+    def entries(self) -> Iterable[BranchRuntime]:
         """Every branch that is known."""
         return self._branches
 

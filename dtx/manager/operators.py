@@ -14,10 +14,10 @@ from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.log.api import LogError
 from dtx.log.records import BranchRecord, Fate, LogState, Redirect, Work, WorkKind
+from dtx.manager.branch_runtime import UNFINISHED, BranchRuntime, Decision
 from dtx.manager.branches import Who
 from dtx.manager.durable import log_failed
 from dtx.manager.effects import Reply
-from dtx.manager.entry import UNFINISHED, Decision, Entry
 from dtx.manager.manager import TransactionManager
 from dtx.store.api import UnitProgress
 from dtx.telemetry import get_logger
@@ -192,7 +192,7 @@ class Operators:
             version=None if record is None else record.version,
         )
 
-    async def _redirect(self, entry: Entry, order: Order, reply: Reply) -> None:
+    async def _redirect(self, entry: BranchRuntime, order: Order, reply: Reply) -> None:
         to = order.redirect
         assert to is not None
         where = f"queue {_text(to.queue)}" if to.queue is not None else f"{_text(to.exchange)}, {_text(to.routing_key)}"
@@ -225,7 +225,7 @@ class Operators:
                 vote = self._manager.vote(entry)
                 return _weigh(_Case(order=order, entry=entry, record=record, work=work, vote=vote))
 
-    async def _work(self, entry: Entry, record: BranchRecord) -> Sequence[Work]:
+    async def _work(self, entry: BranchRuntime, record: BranchRecord) -> Sequence[Work]:
         try:
             return await self._manager.log.read_messages_of(record.id)
         except LogError as error:
@@ -237,7 +237,7 @@ class _Case:
     """An order, and the branch that it is about, as it was read."""
 
     order: Order
-    entry: Entry
+    entry: BranchRuntime
     record: BranchRecord
     work: Sequence[Work]
     vote: Vote
@@ -252,7 +252,7 @@ class _Case:
         return XaError(ReplyCode.PRECONDITION_FAILED, f"{why} (xid {self.order.xid})")
 
 
-_Judgement = tuple[Entry, Forecast, Event | None, Decision | None]
+_Judgement = tuple[BranchRuntime, Forecast, Event | None, Decision | None]
 _COMMITS: Final = (State.COMMITTING, State.HEURISTIC_COMMITTING)
 
 

@@ -23,7 +23,7 @@ from dtx.config.rules import Policy
 from dtx.log.api import LogError
 from dtx.log.lease import clock as steady_clock
 from dtx.log.reader import AgedBranch
-from dtx.manager.entry import Entry
+from dtx.manager.branch_runtime import BranchRuntime
 from dtx.store.slices import in_turns
 from dtx.telemetry import Metrics, get_logger
 from dtx.xa.codes import XaError
@@ -82,7 +82,7 @@ class Policies:
         self,
         policies: Sequence[Policy],
         alert_after: float,
-        entries: Callable[[], Iterable[Entry]],
+        entries: Callable[[], Iterable[BranchRuntime]],
         active: Callable[[], bool],
         log: Log,
         decide: Decide,

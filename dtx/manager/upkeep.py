@@ -12,10 +12,10 @@ from typing import Any, Final
 from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.log.api import LogError, TransactionLog
+from dtx.manager.branch_runtime import TAKING, UNFINISHED, BranchRuntime
 from dtx.manager.branches import Branches
 from dtx.manager.durable import DTX, Durable
 from dtx.manager.effects import Effects, Reply
-from dtx.manager.entry import TAKING, UNFINISHED, Entry
 from dtx.manager.limits import Limits
 from dtx.store.slices import in_turns
 from dtx.telemetry import Metrics, get_logger
@@ -34,7 +34,7 @@ _AT_ONCE: Final = 25
 _REVIVE: Final = 5.0
 """Seconds after which a decided branch that nobody works on is taken up again."""
 
-Run = Callable[[Entry, Event, Reply, str], Coroutine[Any, Any, None]]
+Run = Callable[[BranchRuntime, Event, Reply, str], Coroutine[Any, Any, None]]
 """Runs an event on a branch, and answers with whatever comes of it."""
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 """Runs something on behalf of the manager."""
@@ -94,7 +94,7 @@ class Upkeep:
             if (record.published is not None) is not local:
                 strangers += 1
                 continue
-            entry = Entry.restored(record)
+            entry = BranchRuntime.restored(record)
             self._branches.add(entry)
             failpoint.at(Point.RESTART_ROW)
             self._durable.restore(entry, record)
@@ -112,7 +112,7 @@ class Upkeep:
             self._spawn(self._take_up(entry))
         _log.info("branches loaded", in_doubt=len(self._branches) - len(pending), unfinished=len(pending))
 
-    async def _take_up(self, entry: Entry) -> None:
+    async def _take_up(self, entry: BranchRuntime) -> None:
         """Go on where the predecessor ended (the entry is claimed)."""
         failpoint.at(Point.RESTART_DECIDE_BEFORE)
         try:
@@ -143,7 +143,7 @@ class Upkeep:
                 await self._revive()
                 await self._branches.clear_tombstones()
 
-    def _hear(self, entry: Entry) -> Reply:
+    def _hear(self, entry: BranchRuntime) -> Reply:
         log_error = _log_error(entry)
 
         def reply(answer: XaFlag | XaError) -> None:
@@ -153,10 +153,10 @@ class Upkeep:
 
         return reply
 
-    async def _due(self, now: float) -> list[Entry]:
+    async def _due(self, now: float) -> list[BranchRuntime]:
         return [entry async for entry in in_turns(self._branches.open) if self._falls_due(entry, now)]
 
-    def _falls_due(self, entry: Entry, now: float) -> Operation | None:
+    def _falls_due(self, entry: BranchRuntime, now: float) -> Operation | None:
         branch = entry.branch
         since = self._branches.open.get(entry)
         if since is None or not entry.idle:
@@ -170,14 +170,14 @@ class Upkeep:
             return Operation.TIMEOUT
         return None
 
-    def _age(self, entry: Entry, now: float) -> None:
+    def _age(self, entry: BranchRuntime, now: float) -> None:
         operation = self._falls_due(entry, now)  # others had their turns since it was asked
         if operation is Operation.TIMEOUT:
             _log.info("branch timed out", xid=entry.xid, vhost=entry.vhost, timeout=entry.branch.timeout)
         if operation is not None:
             self._begin(entry, operation)
 
-    def _begin(self, entry: Entry, operation: Operation) -> None:
+    def _begin(self, entry: BranchRuntime, operation: Operation) -> None:
         log_error = _log_error(entry)
 
         def reply(answer: XaFlag | XaError) -> None:
@@ -201,12 +201,12 @@ class Upkeep:
             else:
                 self._resume(entry)
 
-    def _resume(self, entry: Entry) -> None:
+    def _resume(self, entry: BranchRuntime) -> None:
         if entry.branch.state in UNFINISHED and (entry.applied or not (entry.record and entry.record.stuck)):
             entry.claim()
             self._spawn(self._take_up(entry))
 
-    async def _recheck(self, entry: Entry) -> None:
+    async def _recheck(self, entry: BranchRuntime) -> None:
         try:
             if entry.uncertain and not entry.busy:
                 await self._branches.reread(entry)
@@ -217,7 +217,7 @@ class Upkeep:
                 self._resume(entry)
 
 
-def _log_error(entry: Entry) -> Reply:
+def _log_error(entry: BranchRuntime) -> Reply:
     def reply(answer: XaFlag | XaError) -> None:
         if isinstance(answer, XaError):
             _log.warning("branch could not be finished", xid=entry.xid, vhost=entry.vhost, reason=answer.reason)

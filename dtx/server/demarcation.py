@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, cast
 
 from dtx.manager import TransactionManager, Who
-from dtx.manager.entry import Entry
+from dtx.manager.branch_runtime import BranchRuntime
 from dtx.server import tracing
 from dtx.server.failpoints import replying
 from dtx.telemetry import Metrics
@@ -38,18 +38,18 @@ class Demarcation:
         self._channel = channel
         self._flag = XaFlag.OK
         """The last answer."""
-        self.branch: Entry | None = None
+        self.branch: BranchRuntime | None = None
         """The branch that the channel is associated with: its work belongs to it."""
-        self._branches: dict[Xid, Entry] = {}
+        self._branches: dict[Xid, BranchRuntime] = {}
         """Branches that it is associated or suspended with."""
 
     @property
-    def ties(self) -> Iterator[tuple[Entry, Association]]:
+    def ties(self) -> Iterator[tuple[BranchRuntime, Association]]:
         """Branches that the channel is associated or suspended with, for operators to see."""
         found = ((entry, entry.branch.association(self._channel)) for entry in list(self._branches.values()))
         return ((entry, how) for entry, how in found if how is not Association.NONE)
 
-    def tied(self, xid: Xid) -> Entry | None:
+    def tied(self, xid: Xid) -> BranchRuntime | None:
         """The branch *xid*, if the channel is associated or suspended with it."""
         return self._branches.get(xid)
 

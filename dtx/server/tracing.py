@@ -4,7 +4,7 @@ from itertools import islice
 from typing import Final
 
 from dtx.manager import Who
-from dtx.manager.entry import Entry
+from dtx.manager.branch_runtime import BranchRuntime
 from dtx.store.work import HeldWork
 from dtx.telemetry.traces import HEADERS, MOST_LINKS, Traces
 from dtx.wire.amqp09 import properties
@@ -43,7 +43,7 @@ class Span:
         xid: Xid | None,
         who: Who,
         place: tuple[int, int],
-        entry: Entry | None,
+        entry: BranchRuntime | None,
     ) -> None:
         attributes: dict[str, str | int] = {
             "dtx.vhost": who.vhost,

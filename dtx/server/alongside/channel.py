@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from enum import Enum
 
-from dtx.manager.entry import Entry
+from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.scan import Scan
 from dtx.server.alongside import queries
 from dtx.server.alongside.client import ProxiedClient
@@ -152,7 +152,7 @@ class Channel:
         return self.session.id, self.number
 
     @property
-    def ties(self) -> Iterable[tuple[Entry, Association]]:
+    def ties(self) -> Iterable[tuple[BranchRuntime, Association]]:
         """Branches that it is associated or suspended with."""
         return ()
 

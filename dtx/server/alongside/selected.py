@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final, get_args
 
 from dtx.log.records import Work
-from dtx.manager.entry import Entry
+from dtx.manager.branch_runtime import BranchRuntime
 from dtx.server.alongside import queries
 from dtx.server.alongside.channel import Channel, Drain, Phase
 from dtx.server.alongside.order import Fence, depends_on_publishes
@@ -95,7 +95,7 @@ class SelectedChannel(Channel):
         self._validator = validator
         self._publishing: int | None = publishing
         self._demarcation = Demarcation(self.session.manager, self.session.metrics, self.number, self)
-        self._branch: Entry | None = None
+        self._branch: BranchRuntime | None = None
         """What the content that is coming in belongs to; ``None`` outside of branches, where it asks for a reply."""
         self._judgements: set[asyncio.Future[ChannelClose | None]] = set()
         self._waited = False
@@ -108,7 +108,7 @@ class SelectedChannel(Channel):
         self.session.upstream.handlers[publishing] = _PublishChannel(self, publishing)
 
     @property
-    def ties(self) -> Iterable[tuple[Entry, Association]]:
+    def ties(self) -> Iterable[tuple[BranchRuntime, Association]]:
         """See :class:`Channel`."""
         return self._demarcation.ties
 
@@ -246,7 +246,7 @@ class SelectedChannel(Channel):
         header = header_frame(number, BASIC, started.size, started.properties)
         self.session.upstream.write(started.method.frame(number) + header)
 
-    def _admit(self, entry: Entry, started: ContentStarted) -> None:
+    def _admit(self, entry: BranchRuntime, started: ContentStarted) -> None:
         self._demand_size(started.size)
         work = entry.work
         if work is None or entry.branch.state is not State.ACTIVE:
@@ -283,7 +283,7 @@ class SelectedChannel(Channel):
     def _lane(self) -> Lane:
         return self.session.store.lane(self.session.who.vhost)
 
-    def _overflow(self, entry: Entry, reason: str) -> None:
+    def _overflow(self, entry: BranchRuntime, reason: str) -> None:
         self.session.manager.doom(entry, reason)
         raise XaError(ReplyCode.RESOURCE_ERROR, f"{reason}; the branch is rolled back (xid {entry.xid})")
 
@@ -293,7 +293,7 @@ class SelectedChannel(Channel):
         self._asked.sent(publish.KEY)  # what is published next waits until T has done it
         self._taking.publish(content.message(publish.frame(number), number, raw, body, self.session.frame_max))
 
-    def _hold(self, entry: Entry, publish: BasicPublish, raw: bytes, body: bytes) -> None:
+    def _hold(self, entry: BranchRuntime, publish: BasicPublish, raw: bytes, body: bytes) -> None:
         work = entry.work
         if work is None or entry.branch.state is not State.ACTIVE:
             return  # it can only be rolled back: what is published in it is gone already
@@ -331,7 +331,7 @@ class SelectedChannel(Channel):
         if entry.work is not None:
             self._run(self._consume_in(entry, entry.work, deliveries), methods.BasicAck.KEY)
 
-    def _consume_in(self, entry: Entry, work: HeldWork, deliveries: Sequence[Delivery]) -> Iterator[None]:
+    def _consume_in(self, entry: BranchRuntime, work: HeldWork, deliveries: Sequence[Delivery]) -> Iterator[None]:
         """All of them or none: each is looked at first."""
         size = 0
         for count, delivery in enumerate(deliveries, 1):
@@ -343,11 +343,11 @@ class SelectedChannel(Channel):
             for delivery in deliveries:
                 work.add_consume(delivery)
 
-    def _works_for(self, entry: Entry, work: HeldWork) -> bool:
+    def _works_for(self, entry: BranchRuntime, work: HeldWork) -> bool:
         """Whether nothing has ended the branch, or the channel, while deliveries were looked at."""
         return self.phase is Phase.OPEN and self._demarcation.branch is entry and entry.work is work
 
-    def _consumable(self, entry: Entry, delivery: Delivery, count: int, size: int) -> None:
+    def _consumable(self, entry: BranchRuntime, delivery: Delivery, count: int, size: int) -> None:
         """Whether *delivery* may be consumed in the branch, as the last of *count* with *size* octets together."""
         try:
             check_consume(self._lane, delivery)
@@ -369,7 +369,9 @@ class SelectedChannel(Channel):
             return
         self._run(self._reject_in(entry, work, deliveries, settle.requeue), methods.BasicNack.KEY)
 
-    def _reject_in(self, entry: Entry, work: HeldWork, deliveries: Sequence[Delivery], requeue: bool) -> Iterator[None]:
+    def _reject_in(
+        self, entry: BranchRuntime, work: HeldWork, deliveries: Sequence[Delivery], requeue: bool
+    ) -> Iterator[None]:
         for delivery in deliveries:
             check_settle(delivery)
             yield

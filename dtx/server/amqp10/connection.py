@@ -13,7 +13,7 @@ from typing import Final, Self
 
 from dtx.config import Settings as ServiceSettings
 from dtx.manager import TransactionManager, Who
-from dtx.manager.entry import Entry
+from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.limits import Resource
 from dtx.manager.scan import Scan
 from dtx.server.amqp10.links import Attaching, Control, Incoming, Outgoing, Shell
@@ -91,7 +91,7 @@ class SessionFacts:
     """
 
     place: tuple[int, int]
-    ties: Sequence[tuple[Entry, Association]]
+    ties: Sequence[tuple[BranchRuntime, Association]]
 
     @property
     def mode(self) -> ChannelMode:

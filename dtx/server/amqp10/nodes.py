@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from dtx.manager import TransactionManager, Who
-from dtx.manager.entry import Entry
+from dtx.manager.branch_runtime import BranchRuntime
 from dtx.server.amqp10.addresses import Address
 from dtx.server.amqp10.mapping import Content
 from dtx.server.front import ClientTransport
@@ -326,7 +326,7 @@ class Nodes(Protocol):
         A link from an exchange has a queue of its own, which is bound as its address, or one of the *filters*, says.
         """
 
-    def refusal(self, entry: Entry) -> str | None:
+    def refusal(self, entry: BranchRuntime) -> str | None:
         """Why a branch, whose work is complete, cannot commit; ``None`` where nothing is known against it."""
 
     def flush(self) -> None:

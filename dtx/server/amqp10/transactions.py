@@ -16,7 +16,7 @@ from functools import partial
 from secrets import token_bytes
 from typing import Any, Final, NamedTuple, Protocol
 
-from dtx.manager.entry import Entry
+from dtx.manager.branch_runtime import BranchRuntime
 from dtx.server.amqp10.nodes import Home, Nodes, Origin, amqp_error, rolled_back
 from dtx.server.failpoints import saying
 from dtx.store.work import HeldPublish
@@ -129,7 +129,7 @@ class Work:
         self._connection = connection
         self.xid = xid
         self.local = local
-        self.entry: Entry
+        self.entry: BranchRuntime
         """Known once it has begun."""
         self._held: dict[Retired, None] = {}
         self._late: list[Retired] = []
@@ -161,7 +161,7 @@ class Work:
         flag, self.entry = result
         return flag
 
-    def _join(self, xid: Xid) -> tuple[XaFlag, Entry] | None:
+    def _join(self, xid: Xid) -> tuple[XaFlag, BranchRuntime] | None:
         try:
             return self._demarcate(xid, Operation.JOIN)
         except XaError as error:
@@ -230,7 +230,7 @@ class Work:
         result = self._demarcate(self.xid, end_operation(fail=fail, suspend=False))
         return None if result is None else result[0]
 
-    def _demarcate(self, xid: Xid, operation: Operation) -> tuple[XaFlag, Entry] | None:
+    def _demarcate(self, xid: Xid, operation: Operation) -> tuple[XaFlag, BranchRuntime] | None:
         return self._connection.manager.demarcate(self._connection.who, xid, operation, self)
 
     # -- work
@@ -482,7 +482,7 @@ class Transactions:
             spoil(transaction, self._works[txn_id], "a message came to a link that had ended")
 
     @property
-    def ties(self) -> Sequence[tuple[Entry, Association]]:
+    def ties(self) -> Sequence[tuple[BranchRuntime, Association]]:
         """Branches that they work for."""
         found = ((work.entry, work.entry.branch.association(work)) for work in self._works.values())
         return [(entry, how) for entry, how in found if how is not Association.NONE]

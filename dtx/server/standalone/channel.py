@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
-from dtx.manager.entry import Entry
+from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.scan import Scan
 from dtx.server.coordination import Call, Coordination
 from dtx.server.failpoints import replying
@@ -57,7 +57,7 @@ class Channel:
         return self.order.place
 
     @property
-    def ties(self) -> Iterable[tuple[Entry, Association]]:
+    def ties(self) -> Iterable[tuple[BranchRuntime, Association]]:
         """Branches that it is associated or suspended with."""
         return self._context.ties if isinstance(self._context, Distributed) else ()
 

@@ -12,7 +12,7 @@ from typing import cast
 
 from dtx.log.api import LogError
 from dtx.log.changes import Slot
-from dtx.manager.entry import Entry
+from dtx.manager.branch_runtime import BranchRuntime
 from dtx.server.demarcation import Demarcation
 from dtx.server.standalone.client import Client
 from dtx.server.standalone.contexts import Immediate, PublisherChannel, Settled, Settlement
@@ -59,7 +59,7 @@ class Distributed:
         return self._demarcation.branch is not None
 
     @property
-    def ties(self) -> Iterable[tuple[Entry, Association]]:
+    def ties(self) -> Iterable[tuple[BranchRuntime, Association]]:
         """Branches that the channel is associated or suspended with."""
         return self._demarcation.ties
 
@@ -102,7 +102,7 @@ class Distributed:
         else:
             self._hold(entry, message)
 
-    def _hold(self, entry: Entry, message: HeldPublish) -> None:
+    def _hold(self, entry: BranchRuntime, message: HeldPublish) -> None:
         work = entry.work
         if work is None or entry.branch.state is not State.ACTIVE:
             return  # it can only be rolled back: what is published in it is gone already
@@ -147,7 +147,7 @@ class Distributed:
     def _requeue(self, delivery: HandedOut, committed: bool) -> None:  # noqa: ARG002 - it returns either way
         delivery.queue.rollback((delivery.position,), self._client.now())
 
-    async def _publish_letters(self, entry: Entry, rejected: Sequence[HandedOut]) -> bytes:
+    async def _publish_letters(self, entry: BranchRuntime, rejected: Sequence[HandedOut]) -> bytes:
         """Publish in the branch the dead letters of what it rejects. They are routed now, as all that it publishes.
 
         The channel handles nothing more meanwhile, so the branch is not ended on it before.
@@ -175,7 +175,7 @@ class Distributed:
         for queue, positions in queues.items():
             queue.rollback(positions, now)
 
-    def _overflow(self, entry: Entry, reason: str) -> None:
+    def _overflow(self, entry: BranchRuntime, reason: str) -> None:
         self._client.manager.doom(entry, reason)
         raise XaError(ReplyCode.RESOURCE_ERROR, f"{reason}; the branch is rolled back (xid {entry.xid})")
 

@@ -14,7 +14,7 @@ from dtx.auth.permissions import Permission
 from dtx.log.api import LogError
 from dtx.log.changes import DestinationKind, Slot, StoredMessage
 from dtx.manager import Who
-from dtx.manager.entry import Entry
+from dtx.manager.branch_runtime import BranchRuntime
 from dtx.server.amqp10.addresses import Address, ExchangeAddress, QueueAddress, of_queue, route, subscription
 from dtx.server.amqp10.mapping import Content, modified
 from dtx.server.amqp10.nodes import DEFAULT_VHOST, Handed, Home, Receiver, Sender, Working, kills, named_vhost
@@ -220,7 +220,7 @@ class StandaloneNodes:
         self.vhost.publishable(exchange)
         return exchange, key
 
-    def refusal(self, entry: Entry) -> str | None:
+    def refusal(self, entry: BranchRuntime) -> str | None:
         """See :class:`Nodes`: a queue is full and refuses what comes."""
         return None if entry.work is None else self.broker.refusal(entry.work)
 

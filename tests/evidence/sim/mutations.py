@@ -12,10 +12,10 @@ from dtx.log.postgres import PostgresLog
 from dtx.log.records import BranchRecord, Lookup, Redirect, Unit, WorkKind, redirected
 from dtx.log.statements import Turn
 from dtx.manager import effects
+from dtx.manager.branch_runtime import Activity, BranchRuntime
 from dtx.manager.broker import BrokerEffects
 from dtx.manager.durable import BrokerDurable, LoggedEffect
 from dtx.manager.effects import Effects, Steps
-from dtx.manager.entry import Activity, Entry
 from dtx.manager.local import LocalDurable
 from dtx.manager.operators import Action, Done, Operators, Order
 from dtx.manager.upkeep import Upkeep
@@ -100,7 +100,7 @@ def _no_decision() -> Sequence[Change]:
     """Phase two begins without the decision in the log."""
     write = Effects._write
 
-    def forgetful(self: Effects, entry: Entry, effect: LoggedEffect, actor: str) -> Steps:
+    def forgetful(self: Effects, entry: BranchRuntime, effect: LoggedEffect, actor: str) -> Steps:
         if entry.record is not None and isinstance(effect, Persist) and effect.state is State.COMMITTING:
             assert isinstance(self._durable, BrokerDurable)
             entry.record = replace(entry.record, units=(self._durable._store.next_unit(entry.vhost),))
@@ -196,7 +196,7 @@ def _not_put_back() -> Sequence[Change]:
 
 
 def _pretend(operation: str) -> Any:
-    async def done(self: BrokerEffects, entry: Entry) -> Any:
+    async def done(self: BrokerEffects, entry: BranchRuntime) -> Any:
         return Happened(operation=Operation(operation), vote=self._durable.vote(entry))
 
     return done
@@ -206,7 +206,7 @@ def _shown_early() -> Sequence[Change]:
     """Standalone: messages of a prepared branch are seen before it commits."""
     entered = LocalDurable._entered
 
-    def hasty(self: LocalDurable, entry: Entry, vote: Any) -> None:
+    def hasty(self: LocalDurable, entry: BranchRuntime, vote: Any) -> None:
         entered(self, entry, vote)
         record = entry.record
         assert record is not None
@@ -223,7 +223,7 @@ def _not_hidden() -> Sequence[Change]:
 def _unit_not_logged() -> Sequence[Change]:
     """A unit that is sent in the place of a lost one is remembered, and not in the log."""
 
-    async def forgetful(self: BrokerDurable, entry: Entry, unit: Unit) -> None:
+    async def forgetful(self: BrokerDurable, entry: BranchRuntime, unit: Unit) -> None:
         assert entry.record is not None
         others = (other for other in entry.record.units if other.number != unit.number)
         entry.record = replace(entry.record, units=(*others, unit))
@@ -248,7 +248,7 @@ def _no_doubt() -> Sequence[Change]:
     """A write whose outcome is not known is taken for one that was not done."""
     failed = BrokerDurable.failed
 
-    def sure(self: BrokerDurable, entry: Entry, *rest: Any) -> Any:
+    def sure(self: BrokerDurable, entry: BranchRuntime, *rest: Any) -> Any:
         error = failed(self, entry, *rest)
         entry._activity = Activity.RUNNING
         return error
@@ -259,7 +259,7 @@ def _no_doubt() -> Sequence[Change]:
 def _never_taken_put_back() -> Sequence[Change]:
     """A branch that was taken in part puts back what never left its queue."""
 
-    def everything(self: BrokerDurable, entry: Entry) -> tuple[int, ...]:
+    def everything(self: BrokerDurable, entry: BranchRuntime) -> tuple[int, ...]:
         return tuple(work.position for work in entry.cached or () if work.kind is WorkKind.PUBLISH)
 
     return [(BrokerDurable, "_not_taken", everything)]
@@ -274,7 +274,7 @@ def _forgets_by_itself() -> Sequence[Change]:
     """Operators: what was decided begins before it is in the log."""
     write = Effects._write
 
-    def forgetful(self: Effects, entry: Entry, effect: LoggedEffect, actor: str) -> Steps:
+    def forgetful(self: Effects, entry: BranchRuntime, effect: LoggedEffect, actor: str) -> Steps:
         if isinstance(effect, Persist) and effect.state in {
             State.HEURISTIC_COMMITTING,
             State.HEURISTIC_ROLLING_BACK,
@@ -293,7 +293,7 @@ def _goes_where_it_was_to_go() -> Sequence[Change]:
     """Operators: what a branch has in memory does not hear that a message goes elsewhere."""
     redirect = BrokerDurable.redirect
 
-    async def stale(self: BrokerDurable, entry: Entry, *rest: Any) -> None:
+    async def stale(self: BrokerDurable, entry: BranchRuntime, *rest: Any) -> None:
         cached = entry.cached
         await redirect(self, entry, *rest)
         entry.cached = cached
@@ -304,7 +304,7 @@ def _goes_where_it_was_to_go() -> Sequence[Change]:
 def _redirected_in_memory() -> Sequence[Change]:
     """Operators: that a message goes elsewhere is not in the log."""
 
-    async def forgetful(self: BrokerDurable, entry: Entry, to: Redirect, *_: Any) -> None:
+    async def forgetful(self: BrokerDurable, entry: BranchRuntime, to: Redirect, *_: Any) -> None:
         if entry.cached is not None:
             entry.cached = [redirected(item, to) if item.position == to.position else item for item in entry.cached]
 

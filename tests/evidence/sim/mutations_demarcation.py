@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from dtx.manager import TransactionManager, Who
+from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.branches import Branches
-from dtx.manager.entry import Entry
 from dtx.manager.scan import Scan
 from dtx.manager.upkeep import Upkeep
 from dtx.server import demarcation
@@ -150,7 +150,7 @@ def _death_is_an_end() -> Sequence[Change]:
     """A channel that dies in a branch has ended its work, as far as it has come."""
     apply = Branches.apply_event
 
-    def mild(self: Branches, entry: Entry, event: ChannelLost | Happened) -> None:
+    def mild(self: Branches, entry: BranchRuntime, event: ChannelLost | Happened) -> None:
         if isinstance(event, ChannelLost) and event.channel in entry.branch.associations and not entry.busy:
             ended = Demarcated(operation=Operation.END, channel=event.channel)
             entry.branch, _ = branch.step(entry.branch, ended, self._clock())

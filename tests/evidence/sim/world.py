@@ -16,7 +16,7 @@ from dtx.auth.accounts import Account, Accounts
 from dtx.auth.permissions import Patterns
 from dtx.auth.users import Snapshot, User
 from dtx.log import lease, writer
-from dtx.manager import entry
+from dtx.manager import branch_runtime
 from dtx.server import connection
 from dtx.server.alongside import mode as alongside_mode
 from dtx.server.standalone import mode as standalone_mode
@@ -85,7 +85,7 @@ def simulated(
         (lease, "clock", lambda: loop.now),
         (lease, "this_process", lambda: current().name),
         (lease, "is_dead", lambda _: False),  # on another machine nobody sees that
-        (entry, "_entropy", entry._random_octets(10)),
+        (branch_runtime, "_entropy", branch_runtime._random_octets(10)),
         (writer, "urandom", random_octets),
         (writer, "bind_group", sim_database.bind_group),
         (writer, "_ENOUGH", 1),  # so few clients seldom make larger groups, and two are to be under way

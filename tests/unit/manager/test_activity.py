@@ -5,18 +5,18 @@ from collections.abc import Callable
 
 import pytest
 
-from dtx.manager.entry import Entry
+from dtx.manager.branch_runtime import BranchRuntime
 from dtx.store.api import UnitProgress
 from dtx.xa.branch import Branch
 from tests.support.client import new_xid
 
-Move = Callable[[Entry], None]
+Move = Callable[[BranchRuntime], None]
 MOVES: dict[str, Move] = {
-    "claim": Entry.claim,
-    "lost_track": Entry.lost_track,
-    "reread": Entry.reread,
-    "known": Entry.known,
-    "done": Entry.done,
+    "claim": BranchRuntime.claim,
+    "lost_track": BranchRuntime.lost_track,
+    "reread": BranchRuntime.reread,
+    "known": BranchRuntime.known,
+    "done": BranchRuntime.done,
 }
 WAYS: dict[str, tuple[str, ...]] = {
     "idle": (),
@@ -45,15 +45,15 @@ LEADS = {
 }
 
 
-def entry(way: str) -> Entry:
+def entry(way: str) -> BranchRuntime:
     """A branch in that state of affairs."""
-    made = Entry(Branch(xid=new_xid(), owner="guest", timeout=0), "/", now=time.time())
+    made = BranchRuntime(Branch(xid=new_xid(), owner="guest", timeout=0), "/", now=time.time())
     for move in WAYS[way]:
         MOVES[move](made)
     return made
 
 
-def seen(of: Entry) -> tuple[bool, bool, bool]:
+def seen(of: BranchRuntime) -> tuple[bool, bool, bool]:
     """What others see."""
     return of.idle, of.busy, of.uncertain
 

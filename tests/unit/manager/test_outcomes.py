@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from dtx.manager import Limits, TransactionManager, Who
-from dtx.manager.entry import Entry
+from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.operators import Action, Operators, Order
 from dtx.store.work import Budget, HeldPublish, HeldWork
 from dtx.telemetry import Metrics
@@ -33,7 +33,7 @@ class Rig:
         entry: of the branch.
     """
 
-    def __init__(self, manager: TransactionManager, log: MemoryLog, broker: Broker, entry: Entry) -> None:
+    def __init__(self, manager: TransactionManager, log: MemoryLog, broker: Broker, entry: BranchRuntime) -> None:
         self.manager = manager
         self.broker = broker
         self.log = log

@@ -11,7 +11,7 @@ from dtx.config.rules import Policy, parse_policies
 from dtx.log.reader import AgedBranch
 from dtx.log.records import BranchRecord, LogState
 from dtx.manager import policies
-from dtx.manager.entry import Entry
+from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.policies import GRACE, MOST_A_MINUTE, Policies
 from dtx.telemetry import Metrics
 from dtx.xa.codes import ReplyCode, XaError
@@ -74,7 +74,7 @@ class World:
         return Policies(
             parse_policies(texts or (ORPHANS,)),
             alert_after,
-            lambda: map(Entry.restored, self.records),
+            lambda: map(BranchRuntime.restored, self.records),
             lambda: self.active,
             self,
             self.decide,

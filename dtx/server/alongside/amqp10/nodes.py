@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final, cast
 
 from dtx.manager import Who
-from dtx.manager.entry import Entry
+from dtx.manager.branch_runtime import BranchRuntime
 from dtx.server.alongside.amqp10.destination import BrokerDestination
 from dtx.server.alongside.amqp10.origins import BrokerOrigin, StreamOrigin
 from dtx.server.alongside.amqp10.upstream import BrokerAccess, ClientUpstream, broker_error, broker_gone, check_address
@@ -147,7 +147,7 @@ class BrokerNodes:
         except UpstreamLost as error:
             raise broker_gone(error) from error
 
-    def refusal(self, entry: Entry) -> str | None:  # noqa: ARG002 - nobody knows before
+    def refusal(self, entry: BranchRuntime) -> str | None:  # noqa: ARG002 - nobody knows before
         """See :class:`~dtx.server.amqp10.nodes.Nodes`."""
         return None
 

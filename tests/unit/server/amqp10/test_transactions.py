@@ -12,7 +12,7 @@ import pytest
 
 from dtx.log.records import Unit
 from dtx.manager import Limits, TransactionManager, Who
-from dtx.manager.entry import Entry
+from dtx.manager.branch_runtime import BranchRuntime
 from dtx.server.amqp10.transactions import Retired, Transactions
 from dtx.store.api import UnitOutcome
 from dtx.store.slices import Slices
@@ -57,7 +57,7 @@ class Place:
     def shell(self, _: object) -> object:
         return self.attached
 
-    def refusal(self, _: Entry) -> None:
+    def refusal(self, _: BranchRuntime) -> None:
         return None
 
     def say(self, answer: Any) -> None:
@@ -67,7 +67,7 @@ class Place:
 @asynccontextmanager
 async def declared(
     global_id: bytes | None, limits: Limits, broker: Broker
-) -> AsyncIterator[tuple[Place, Transactions, DischargeAsked, Entry]]:
+) -> AsyncIterator[tuple[Place, Transactions, DischargeAsked, BranchRuntime]]:
     """A transaction, and what its discharge asks for."""
     log = MemoryLog("rm")
     await log.open()
@@ -88,7 +88,9 @@ async def declared(
 
 
 @asynccontextmanager
-async def discharging(global_id: bytes | None) -> AsyncIterator[tuple[Place, Transactions, DischargeAsked, Entry]]:
+async def discharging(
+    global_id: bytes | None,
+) -> AsyncIterator[tuple[Place, Transactions, DischargeAsked, BranchRuntime]]:
     """The same, while something else runs on its branch for too long."""
     async with declared(global_id, Limits(patience=0.01), Preparing()) as found:
         found[-1].claim()

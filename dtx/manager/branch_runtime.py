@@ -127,7 +127,7 @@ _LEADS_TO: Final = {
 An end is answered again where the log did not take it."""
 
 
-class Entry:
+class BranchRuntime:
     """A branch that is known: open, in doubt or heuristic.
 
     One operation at a time runs on it; others wait for their turn. Events that come meanwhile are *deferred*: they are
@@ -187,7 +187,7 @@ class Entry:
         self._waiters: list[asyncio.Future[None]] = []
 
     @classmethod
-    def restored(cls, record: BranchRecord) -> "Entry":
+    def restored(cls, record: BranchRecord) -> "BranchRuntime":
         """The entry of a row that the log has."""
         branch = Branch(
             xid=record.xid,
