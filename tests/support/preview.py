@@ -49,6 +49,12 @@ def bit_octet(encoded: bytes, offset: int) -> int:
     return encoded[offset] if offset < len(encoded) else 0
 
 
+def _long_string(encoded: bytes, offset: int) -> tuple[bytes, int]:
+    """The longstr (or table) at *offset*, and where it ends: past the end of *encoded* when it is truncated."""
+    end = offset + 4 + int.from_bytes(encoded[offset : offset + 4], "big")
+    return encoded[offset + 4 : end], end
+
+
 class Binding(amqp_object.Class):  # type: ignore[misc]  # pika has no types
     """Class 130: what is bound to an exchange."""
 
@@ -86,7 +92,7 @@ class Binding(amqp_object.Class):  # type: ignore[misc]  # pika has no types
             self.exchange, offset = tables.short_string(encoded, offset + 2)
             self.queue, offset = tables.short_string(encoded, offset)
             self.routing_key, offset = tables.short_string(encoded, offset)
-            self.arguments, offset = tables.long_string(encoded, offset)
+            self.arguments, offset = _long_string(encoded, offset)
             return offset
 
     class QueryOk(Method):
@@ -171,7 +177,7 @@ class Exchange(amqp_object.Class):  # type: ignore[misc]  # pika has no types
             self.kind, offset = tables.short_string(encoded, offset)
             octet = bit_octet(encoded, offset)
             self.durable, self.not_found = bool(octet & 1), bool(octet & 2)
-            self.arguments, offset = tables.long_string(encoded, offset + 1)
+            self.arguments, offset = _long_string(encoded, offset + 1)
             return offset
 
 

@@ -157,22 +157,6 @@ def items(data: bytes) -> list[Entry]:
     return found
 
 
-def long_string(data: bytes, position: int) -> tuple[bytes, int]:
-    """The longstr (or table) at *position*, and where it ends.
-
-    Raises:
-        WireError: 502 when it is truncated.
-    """
-    try:
-        (size,) = _LONG.unpack_from(data, position)
-    except struct.error:
-        raise syntax_error("long string is truncated") from None
-    stop: int = position + 4 + size
-    if stop > len(data):
-        raise syntax_error("long string is truncated")
-    return data[position + 4 : stop], stop
-
-
 def short_string(data: bytes, position: int) -> tuple[bytes, int]:
     """The shortstr at *position*, and where it ends.
 
