@@ -77,8 +77,8 @@ class Session(ChannelOwner):
         self._slices = Slices(self.refuse)
         """What was read from the client and is not handled yet."""
         self._slow = False
-        self._goodbye = False
-        """The client has closed the connection, and that is to be passed on or answered."""
+        self._goodbye: methods.ConnectionClose | None = None
+        """The client's, until it is passed on or answered."""
         self._detached = False
         """The client is gone; branches may still need the connection to the broker."""
         self._left = False
@@ -233,8 +233,8 @@ class Session(ChannelOwner):
                 self._open_channel(number)
             case ConnectionMethodReceived(method):
                 self.upstream.write(method.frame(0))
-            case ConnectionClosing():
-                self._client_closes()
+            case ConnectionClosing(close):
+                self._client_closes(close)
             case ConnectionFailed(error):
                 _log.info("connection refused", connection=self.id, reason=str(error))
                 self.stop(b"")
@@ -361,16 +361,16 @@ class Session(ChannelOwner):
         self.release_client(self.engine)  # no channel waits any more, and the client's close-ok is to be read
         self._set_timer(_CLOSE_PATIENCE, self.abort)
 
-    def _client_closes(self) -> None:
+    def _client_closes(self, close: methods.ConnectionClose) -> None:
         if self._admitted is None:
             self._confirm_close()
         else:
-            self._goodbye = True
+            self._goodbye = close
             self._say_goodbye()
 
     def _say_goodbye(self) -> None:
         """The client wants to leave, and branches keep the connection."""
-        if not self._goodbye:
+        if self._goodbye is None:
             return
         takings = self._takings()
         selected = any(channel.mode is ChannelMode.DTX for channel in self.channels.values())
@@ -379,11 +379,11 @@ class Session(ChannelOwner):
             takings = self._takings()
         if not all(taking.rests for taking in takings) or (takings and self._drains()):
             return
-        self._goodbye = False
+        close, self._goodbye = self._goodbye, None
         if takings or self.upstream.is_lost:
             self._confirm_close()
         else:
-            self.upstream.write(methods.ConnectionClose(200, b"bye").frame(0))  # its answer is the client's
+            self.upstream.write(close.frame(0))  # its answer is the client's
 
     def _confirm_close(self) -> None:
         self.engine.close_ok()
@@ -399,7 +399,7 @@ class Session(ChannelOwner):
 
     def client_gone(self) -> None:
         """The client's socket is closed."""
-        self._transport, self._goodbye = None, False
+        self._transport = self._goodbye = None
         self._slices.then(self._detach)  # what the client has sent comes first
 
     def _detach(self) -> None:
