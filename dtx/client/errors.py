@@ -15,6 +15,27 @@ from typing import ClassVar, Final
 from dtx.wire.amqp09.closes import facts_of
 from dtx.xa.codes import ReplyCode, XaFlag
 
+__all__ = [
+    "XAER_DUPID",
+    "XAER_INVAL",
+    "XAER_NOTA",
+    "XAER_OUTSIDE",
+    "XAER_PROTO",
+    "XAER_RMERR",
+    "XAER_RMFAIL",
+    "XA_HEURCOM",
+    "XA_HEURHAZ",
+    "XA_HEURMIX",
+    "XA_HEURRB",
+    "XA_RBROLLBACK",
+    "XA_RBTIMEOUT",
+    "PeerIsNotDtx",
+    "XAError",
+    "XAException",
+    "XAHeuristic",
+    "XARollback",
+]
+
 
 class XAException(Exception):
     """An XA call that did not end as it was asked to.
@@ -28,6 +49,10 @@ class XAException(Exception):
     """X/Open's name."""
     code: ClassVar[int] = 0
     """X/Open's number, as in ``xa.h`` and ``javax.transaction.xa``."""
+
+    def __init_subclass__(cls, *, code: int | None = None) -> None:
+        if code is not None:
+            cls.name, cls.code = cls.__name__, code
 
     def __init__(self, reason: str, reply_code: int | None = None) -> None:
         super().__init__(reason, reply_code)
@@ -52,103 +77,64 @@ class XARollback(XAException):
     """The branch is rolled back, or marked so that it can only be rolled back."""
 
 
-class XA_RBROLLBACK(XARollback):
+class XA_RBROLLBACK(XARollback, code=100):
     """xa-rbrollback: "The rollback was caused by an unspecified reason"."""
 
-    name = "XA_RBROLLBACK"
-    code = 100
 
-
-class XA_RBTIMEOUT(XARollback):
+class XA_RBTIMEOUT(XARollback, code=106):
     """xa-rbtimeout: "A transaction branch took too long"."""
-
-    name = "XA_RBTIMEOUT"
-    code = 106
 
 
 class XAHeuristic(XAException):
     """The branch was completed without its transaction manager; the record stays until ``forget``."""
 
 
-class XA_HEURMIX(XAHeuristic):
+class XA_HEURMIX(XAHeuristic, code=5):
     """xa-heurmix: "The transaction branch has been heuristically committed and rolled back"."""
 
-    name = "XA_HEURMIX"
-    code = 5
 
-
-class XA_HEURRB(XAHeuristic):
+class XA_HEURRB(XAHeuristic, code=6):
     """xa-heurrb: "The transaction branch has been heuristically rolled back"."""
 
-    name = "XA_HEURRB"
-    code = 6
 
-
-class XA_HEURCOM(XAHeuristic):
+class XA_HEURCOM(XAHeuristic, code=7):
     """xa-heurcom: "The transaction branch has been heuristically committed"."""
 
-    name = "XA_HEURCOM"
-    code = 7
 
-
-class XA_HEURHAZ(XAHeuristic):
+class XA_HEURHAZ(XAHeuristic, code=8):
     """xa-heurhaz: "The transaction branch may have been heuristically completed"."""
-
-    name = "XA_HEURHAZ"
-    code = 8
 
 
 class XAError(XAException):
     """The call was refused, or its outcome is not known."""
 
 
-class XAER_RMERR(XAError):
+class XAER_RMERR(XAError, code=-3):
     """The resource manager refused (403, 506), or failed inside (541): a branch may or may not be prepared then."""
 
-    name = "XAER_RMERR"
-    code = -3
 
-
-class XAER_NOTA(XAError):
+class XAER_NOTA(XAError, code=-4):
     """The xid is not known (404)."""
 
-    name = "XAER_NOTA"
-    code = -4
 
-
-class XAER_INVAL(XAError):
+class XAER_INVAL(XAError, code=-5):
     """An argument was not acceptable (502), or asks for what is not supported (540)."""
 
-    name = "XAER_INVAL"
-    code = -5
 
-
-class XAER_PROTO(XAError):
+class XAER_PROTO(XAError, code=-6):
     """The call came in the wrong state (503)."""
 
-    name = "XAER_PROTO"
-    code = -6
 
-
-class XAER_RMFAIL(XAError):
+class XAER_RMFAIL(XAError, code=-7):
     """The resource manager is out of reach, or did not come to an end: the outcome is *not known*; ask again."""
 
-    name = "XAER_RMFAIL"
-    code = -7
 
-
-class XAER_DUPID(XAError):
+class XAER_DUPID(XAError, code=-8):
     """The xid exists already (530)."""
 
-    name = "XAER_DUPID"
-    code = -8
 
-
-class XAER_OUTSIDE(XAError):
+class XAER_OUTSIDE(XAError, code=-9):
     """The channel has work outside any branch: unsettled deliveries, confirm or tx mode (406)."""
-
-    name = "XAER_OUTSIDE"
-    code = -9
 
 
 class PeerIsNotDtx(XAER_RMERR):
@@ -156,14 +142,7 @@ class PeerIsNotDtx(XAER_RMERR):
 
 
 _BY_FLAG: Final[dict[XaFlag, type[XAException] | None]] = {
-    XaFlag.RBROLLBACK: XA_RBROLLBACK,
-    XaFlag.RBTIMEOUT: XA_RBTIMEOUT,
-    XaFlag.HEURHAZ: XA_HEURHAZ,
-    XaFlag.HEURCOM: XA_HEURCOM,
-    XaFlag.HEURRB: XA_HEURRB,
-    XaFlag.HEURMIX: XA_HEURMIX,
-    XaFlag.RDONLY: None,
-    XaFlag.OK: None,
+    flag: None if flag in (XaFlag.OK, XaFlag.RDONLY) else globals()[f"XA_{flag.name}"] for flag in XaFlag
 }
 
 _BY_REPLY_CODE: Final[dict[ReplyCode, type[XAError]]] = {

@@ -58,11 +58,8 @@ _MOST_SECONDS: Final = 0xFFFFFFFF
 _TCP: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
 
 
-class XAER_ASYNC(XAError):  # noqa: N801 - X/Open's name
+class XAER_ASYNC(XAError, code=-2):  # noqa: N801 - X/Open's name
     """An asynchronous call was asked for; the switch does not say TMUSEASYNC."""
-
-    name = "XAER_ASYNC"
-    code = -2
 
 
 class Call(IntEnum):

@@ -2,6 +2,7 @@ package dtx.client;
 
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
+import java.util.stream.Stream;
 import javax.transaction.xa.XAException;
 
 /** What an XA call raises: X/Open's code, and the words of the server or what went wrong on the way to it. */
@@ -48,22 +49,33 @@ public final class DtxXAException extends XAException {
         return errorCode == XAER_NOTA ? ending : null;
     }
 
-    private static String name(int code) {
-        switch (code) {
-            case XA_RBROLLBACK: return "XA_RBROLLBACK";
-            case XA_RBTIMEOUT: return "XA_RBTIMEOUT";
-            case XA_HEURMIX: return "XA_HEURMIX";
-            case XA_HEURRB: return "XA_HEURRB";
-            case XA_HEURCOM: return "XA_HEURCOM";
-            case XA_HEURHAZ: return "XA_HEURHAZ";
-            case XAER_RMERR: return "XAER_RMERR";
-            case XAER_NOTA: return "XAER_NOTA";
-            case XAER_INVAL: return "XAER_INVAL";
-            case XAER_PROTO: return "XAER_PROTO";
-            case XAER_RMFAIL: return "XAER_RMFAIL";
-            case XAER_DUPID: return "XAER_DUPID";
-            case XAER_OUTSIDE: return "XAER_OUTSIDE";
-            default: return "XA " + code;
+    private static String name(int number) {
+        return Stream.of(Code.values()).filter(code -> code.number == number).map(Code::name).findAny()
+                .orElse("XA " + number);
+    }
+
+    /** What dtx raises: X/Open's number, and the flag of an answer that stands for it; 0: none does. */
+    enum Code {
+        XA_RBROLLBACK(XAException.XA_RBROLLBACK, 1),
+        XA_RBTIMEOUT(XAException.XA_RBTIMEOUT, 2),
+        XA_HEURHAZ(XAException.XA_HEURHAZ, 3),
+        XA_HEURCOM(XAException.XA_HEURCOM, 4),
+        XA_HEURRB(XAException.XA_HEURRB, 5),
+        XA_HEURMIX(XAException.XA_HEURMIX, 6),
+        XAER_RMERR(XAException.XAER_RMERR, 0),
+        XAER_NOTA(XAException.XAER_NOTA, 0),
+        XAER_INVAL(XAException.XAER_INVAL, 0),
+        XAER_PROTO(XAException.XAER_PROTO, 0),
+        XAER_RMFAIL(XAException.XAER_RMFAIL, 0),
+        XAER_DUPID(XAException.XAER_DUPID, 0),
+        XAER_OUTSIDE(XAException.XAER_OUTSIDE, 0);
+
+        final int number;
+        final int flag;
+
+        Code(int number, int flag) {
+            this.number = number;
+            this.flag = flag;
         }
     }
 }

@@ -14,12 +14,6 @@ import javax.transaction.xa.Xid;
 /** What a transaction manager drives; see {@link DtxXAConnection#getXAResource()}. */
 final class DtxXAResource implements XAResource, Serializable {
     private static final long serialVersionUID = 1L;
-    private static final int RB_ROLLBACK = 1;
-    private static final int RB_TIMEOUT = 2;
-    private static final int HEUR_HAZ = 3;
-    private static final int HEUR_COM = 4;
-    private static final int HEUR_RB = 5;
-    private static final int HEUR_MIX = 6;
     private static final int RDONLY = 7;
     private static final int OK = 8;
 
@@ -97,15 +91,8 @@ final class DtxXAResource implements XAResource, Serializable {
         }
         // Other branches may be suspended, or be ended out of order: only the server knows what is left.
         DtxAnswer answer = connection.demarcate(channel, request);
-        if (flags == TMFAIL) {
-            int flag = answer.flags();
-            if (flag != RB_ROLLBACK && flag != RB_TIMEOUT) {
-                outcome(answer, request, false);
-            }
-            // X/Open: with TMFAIL "marked rollback-only" is what was asked for; JTA's managers take it either way.
-            return;
-        }
-        outcome(answer, request, false);
+        // X/Open: with TMFAIL "marked rollback-only" is what was asked for; JTA's managers take it either way.
+        outcome(answer, request, flags == TMFAIL);
     }
 
     @Override
@@ -234,32 +221,19 @@ final class DtxXAResource implements XAResource, Serializable {
     /** xa-ok and xa-rdonly are returned, every other answer is raised; xa-rb* is what a rollback was asked for. */
     private static int outcome(DtxAnswer answer, DtxMethod request, boolean rollback) throws DtxXAException {
         int flags = answer.flags();
-        switch (flags) {
-            case OK:
-            case RDONLY:
-                return flags;
-            case RB_ROLLBACK:
-                if (rollback) {
-                    return OK;
-                }
-                throw raised(XAException.XA_RBROLLBACK, request);
-            case RB_TIMEOUT:
-                if (rollback) {
-                    return OK;
-                }
-                throw raised(XAException.XA_RBTIMEOUT, request);
-            case HEUR_HAZ:
-                throw raised(XAException.XA_HEURHAZ, request);
-            case HEUR_COM:
-                throw raised(XAException.XA_HEURCOM, request);
-            case HEUR_RB:
-                throw raised(XAException.XA_HEURRB, request);
-            case HEUR_MIX:
-                throw raised(XAException.XA_HEURMIX, request);
-            default:
-                throw new DtxXAException(
-                        XAException.XAER_RMERR, request.describe() + " was answered with unknown flags " + flags);
+        if (flags == OK || flags == RDONLY) {
+            return flags;
         }
+        for (DtxXAException.Code code : DtxXAException.Code.values()) {
+            if (flags > 0 && flags == code.flag) {
+                if (rollback && code.number >= XAException.XA_RBBASE && code.number <= XAException.XA_RBEND) {
+                    return OK;
+                }
+                throw raised(code.number, request);
+            }
+        }
+        throw new DtxXAException(
+                XAException.XAER_RMERR, request.describe() + " was answered with unknown flags " + flags);
     }
 
     private static DtxXAException raised(int code, DtxMethod request) {
