@@ -27,16 +27,6 @@ _rollback_ok: Final = packer(methods.DtxRollbackOk)
 
 Finish = Callable[[bytes | XaError], None]
 """Called once, with the frame that answers or the reason of the channel's end."""
-Call = (
-    methods.DtxPrepare
-    | methods.DtxCommit
-    | methods.DtxRollback
-    | methods.DtxForget
-    | methods.DtxGetTimeout
-    | methods.DtxSetTimeout
-    | methods.DtxRecover
-)  # fmt: skip
-"""The methods of the class."""
 
 
 def _forget_ok(number: int, _: XaFlag) -> bytes:
@@ -65,7 +55,7 @@ class Coordination:
         """The recovery scan that is open."""
         return self._scan if self._scan is not None and self._scan.is_open else None
 
-    def run(self, call: Call, who: Who, frame_max: int, finish: Finish) -> None:
+    def run(self, call: methods.CoordinationCall, who: Who, frame_max: int, finish: Finish) -> None:
         """Run *call* for *who*; *finish* is called once, later or before this returns.
 
         Args:

@@ -1,35 +1,19 @@
 """Which failpoints stand around the answers to the dtx methods."""
 
-from typing import Final, TypeVar
+from typing import Final, TypeVar, get_args
 
 from dtx import failpoint
 from dtx.failpoint import Point
-from dtx.wire.amqp09.methods import (
-    DtxCommitOk,
-    DtxEndOk,
-    DtxForgetOk,
-    DtxGetTimeoutOk,
-    DtxPrepareOk,
-    DtxRecoverOk,
-    DtxRollbackOk,
-    DtxSelectOk,
-    DtxSetTimeoutOk,
-    DtxStartOk,
-)
+from dtx.wire.amqp09.methods import DtxCall
 from dtx.xa.codes import XaError
 
-_AROUND: Final = {
-    DtxSelectOk.KEY: (Point.REPLY_SELECT_BEFORE, Point.REPLY_SELECT_SENT),
-    DtxStartOk.KEY: (Point.REPLY_START_BEFORE, Point.REPLY_START_SENT),
-    DtxEndOk.KEY: (Point.REPLY_END_BEFORE, Point.REPLY_END_SENT),
-    DtxPrepareOk.KEY: (Point.REPLY_PREPARE_BEFORE, Point.REPLY_PREPARE_SENT),
-    DtxCommitOk.KEY: (Point.REPLY_COMMIT_BEFORE, Point.REPLY_COMMIT_SENT),
-    DtxRollbackOk.KEY: (Point.REPLY_ROLLBACK_BEFORE, Point.REPLY_ROLLBACK_SENT),
-    DtxForgetOk.KEY: (Point.REPLY_FORGET_BEFORE, Point.REPLY_FORGET_SENT),
-    DtxRecoverOk.KEY: (Point.REPLY_RECOVER_BEFORE, Point.REPLY_RECOVER_SENT),
-    DtxGetTimeoutOk.KEY: (Point.REPLY_GET_TIMEOUT_BEFORE, Point.REPLY_GET_TIMEOUT_SENT),
-    DtxSetTimeoutOk.KEY: (Point.REPLY_SET_TIMEOUT_BEFORE, Point.REPLY_SET_TIMEOUT_SENT),
-}
+
+def _points(call: type[DtxCall]) -> tuple[Point, Point]:
+    name = call.NAME.partition(".")[2].replace("-", "_").upper()
+    return Point[f"REPLY_{name}_BEFORE"], Point[f"REPLY_{name}_SENT"]
+
+
+_AROUND: Final = {call.ANSWER.KEY: _points(call) for call in get_args(DtxCall)}
 _EXCEPTION: Final = (Point.REPLY_EXCEPTION_BEFORE, Point.REPLY_EXCEPTION_SENT)
 _Reply = TypeVar("_Reply", bytes, XaError)
 

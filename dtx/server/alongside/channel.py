@@ -16,7 +16,7 @@ from dtx.server.alongside.client import ProxiedClient
 from dtx.server.alongside.order import Fence
 from dtx.server.alongside.queries import Preview
 from dtx.server.alongside.unsettled import ANSWERS, Tally
-from dtx.server.coordination import Call, Coordination
+from dtx.server.coordination import Coordination
 from dtx.store.rabbitmq.taking import Keeper, TakingChannel
 from dtx.store.rabbitmq.upstream import Declares
 from dtx.store.slices import advance, finish
@@ -364,7 +364,7 @@ class Channel:
             f"{call.NAME} on a channel without dtx-demarcation.select (xid {call.xid})",
         )
 
-    def _coordinate(self, call: Call) -> None:
+    def _coordinate(self, call: methods.CoordinationCall) -> None:
         if not isinstance(call, methods.DtxGetTimeout | methods.DtxSetTimeout):
             self.coordinated = True
         session = self.session

@@ -1,11 +1,11 @@
 """A client's channel: which part of it does what its client asks for, and its modes."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final, cast
+from typing import Any, Final, cast, get_args
 
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.scan import Scan
-from dtx.server.coordination import Call, Coordination
+from dtx.server.coordination import Coordination
 from dtx.server.failpoints import replying
 from dtx.server.standalone.client import Client
 from dtx.server.standalone.consuming import Consuming
@@ -16,7 +16,7 @@ from dtx.server.standalone.order import ChannelOrder
 from dtx.server.standalone.publishing import Publishing
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.channel import ChannelEngine
-from dtx.wire.amqp09.codec import ChannelMode, Method
+from dtx.wire.amqp09.codec import ChannelMode, Fact, Method
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.events import ContentReceived, MethodReceived
 from dtx.xa.codes import XaError
@@ -105,9 +105,6 @@ class Channel:
     def _nothing(self, event: MethodReceived) -> None:
         """execution.complete of the preview, which a server MUST implement: dtx waits for no command of its own."""
 
-    def _check_ticket(self, event: MethodReceived) -> None:
-        self._declaring.check_ticket(event.method.NAME, event.ticket)
-
     # -- modes: the engine has judged whether they may change
 
     def _confirm_select(self, event: MethodReceived) -> None:
@@ -149,7 +146,10 @@ class Channel:
         order, client = self.order, self._client
         order.occupy()
         self._coordination.run(
-            cast("Call", said), client.who, client.frame_max, lambda answer: order.finish(answer, said.KEY)
+            cast("methods.CoordinationCall", said),
+            client.who,
+            client.frame_max,
+            lambda answer: order.finish(answer, said.KEY),
         )
 
     # -- the end
@@ -188,13 +188,13 @@ def _with_ticket(handle: _Handler) -> _Handler:
     """A method of the preview: its ticket counts."""
 
     def check_and_handle(channel: Channel, event: MethodReceived) -> None:
-        channel._check_ticket(event)  # noqa: SLF001 - of this module
+        channel._declaring.check_ticket(event.method.NAME, event.ticket)  # noqa: SLF001 - of this module
         handle(channel, event)
 
     return check_and_handle
 
 
-_HANDLERS: Final[dict[type[Method], _Handler]] = {
+_BY_METHOD: Final[dict[type[Method], _Handler]] = {
     methods.BasicAck: Channel._settle,  # noqa: SLF001 - so are all that follow
     methods.BasicNack: Channel._settle,  # noqa: SLF001
     methods.BasicReject: Channel._settle,  # noqa: SLF001
@@ -208,7 +208,7 @@ _HANDLERS: Final[dict[type[Method], _Handler]] = {
     methods.AccessRequest: _declaring(Declaring.access_request),
     methods.ExchangeDeclare: _declaring(Declaring.exchange_declare),
     methods.ExchangeDelete: _declaring(Declaring.exchange_delete),
-    methods.ExchangeQuery: _with_ticket(_declaring(Declaring.exchange_query)),
+    methods.ExchangeQuery: _declaring(Declaring.exchange_query),
     methods.ExchangeBind: _declaring(Declaring.bind),
     methods.ExchangeUnbind: _declaring(Declaring.bind),
     methods.QueueDeclare: _declaring(Declaring.queue_declare),
@@ -216,21 +216,19 @@ _HANDLERS: Final[dict[type[Method], _Handler]] = {
     methods.QueueUnbind: _declaring(Declaring.bind),
     methods.QueuePurge: _declaring(Declaring.queue_purge),
     methods.QueueDelete: _declaring(Declaring.queue_delete),
-    methods.BindingQuery: _with_ticket(_declaring(Declaring.binding_query)),
+    methods.BindingQuery: _declaring(Declaring.binding_query),
     methods.ConfirmSelect: Channel._confirm_select,  # noqa: SLF001
     methods.TxSelect: Channel._tx_select,  # noqa: SLF001
     methods.TxCommit: Channel._tx_commit,  # noqa: SLF001
     methods.TxRollback: Channel._tx_rollback,  # noqa: SLF001
     methods.DtxSelect: Channel._dtx_select,  # noqa: SLF001
-    methods.DtxStart: _with_ticket(Channel._demarcate),  # noqa: SLF001
-    methods.DtxEnd: _with_ticket(Channel._demarcate),  # noqa: SLF001
-    methods.DtxPrepare: _with_ticket(Channel._coordinate),  # noqa: SLF001
-    methods.DtxCommit: _with_ticket(Channel._coordinate),  # noqa: SLF001
-    methods.DtxRollback: _with_ticket(Channel._coordinate),  # noqa: SLF001
-    methods.DtxForget: _with_ticket(Channel._coordinate),  # noqa: SLF001
-    methods.DtxGetTimeout: Channel._coordinate,  # noqa: SLF001
-    methods.DtxSetTimeout: _with_ticket(Channel._coordinate),  # noqa: SLF001
-    methods.DtxRecover: _with_ticket(Channel._coordinate),  # noqa: SLF001
+    methods.DtxStart: Channel._demarcate,  # noqa: SLF001
+    methods.DtxEnd: Channel._demarcate,  # noqa: SLF001
+    **dict.fromkeys(get_args(methods.CoordinationCall), Channel._coordinate),  # noqa: SLF001
     methods.ExecutionFlush: Channel._flush,  # noqa: SLF001
     methods.ExecutionComplete: Channel._nothing,  # noqa: SLF001
+}
+_TICKETED: Final = Fact.TICKET | Fact.LOCAL
+_HANDLERS: Final = {
+    row: _with_ticket(handle) if _TICKETED in row.FACTS else handle for row, handle in _BY_METHOD.items()
 }

@@ -730,18 +730,9 @@ def unwatched(sender: Sender) -> frozenset[int]:
 
 
 DTX_CLASSES: Final = frozenset((DtxSelect.KEY >> 16, DtxCommit.KEY >> 16))
-DtxCall = (
-    DtxSelect
-    | DtxStart
-    | DtxEnd
-    | DtxCommit
-    | DtxForget
-    | DtxGetTimeout
-    | DtxPrepare
-    | DtxRecover
-    | DtxRollback
-    | DtxSetTimeout
-)
+CoordinationCall = DtxCommit | DtxForget | DtxGetTimeout | DtxPrepare | DtxRecover | DtxRollback | DtxSetTimeout
+"""A method of dtx-coordination."""
+DtxCall = DtxSelect | DtxStart | DtxEnd | CoordinationCall
 _CALLS: Final[dict[int, type[DtxCall]]] = {row.KEY: row for row in get_args(DtxCall)}
 
 
