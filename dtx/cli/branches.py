@@ -6,6 +6,7 @@ Programs get exact values, as JSON; people see the same ones escaped.
 import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from itertools import islice
 from typing import Any, Final
 
@@ -366,22 +367,9 @@ def detail_value(detail: Detail, preview_length: int) -> dict[str, object]:
 def line_value(line: JournalRow) -> dict[str, object]:
     """One line of the journal, without its xid."""
     entry = line.entry
-    return {
-        "at": iso_time(entry.at),
-        "event": str(entry.event),
-        "outcome": None if entry.outcome is None else str(entry.outcome),
-        "actor": entry.actor,
-        "owner": entry.owner,
-        "reason": entry.reason,
-        "branch": str(entry.branch_id),
-        "one_phase": entry.one_phase,
-        "publishes": entry.publishes,
-        "consumes": entry.consumes,
-        "bytes": entry.bytes,
-        "started_at": iso_time(entry.started_at),
-        "prepared_at": iso_time(entry.prepared_at),
-        "decided_at": iso_time(entry.decided_at),
-    }
+    value = {each.name: getattr(entry, each.name) for each in fields(entry) if each.name not in {"vhost", "xid"}}
+    times = {name: iso_time(found) for name, found in value.items() if isinstance(found, float)}
+    return {"branch": str(value.pop("branch_id"))} | value | times
 
 
 def _decision_value(decision: Decision) -> dict[str, object]:

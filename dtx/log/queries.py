@@ -133,12 +133,8 @@ BRANCH_FACTS: Final = tuple(
     null().label(column.name) if column.name in UNSHOWN else column for column in BRANCH_COLUMNS
 )
 """The columns of a branch for people."""
-JOURNAL_COLUMNS: Final = (
-    journal.c.event, journal.c.branch_id, journal.c.vhost, journal.c.format_id, journal.c.gtrid, journal.c.bqual,
-    journal.c.owner, journal.c.at, journal.c.actor, journal.c.reason, journal.c.outcome, journal.c.one_phase,
-    journal.c.publishes, journal.c.consumes, journal.c.bytes, journal.c.started_at, journal.c.prepared_at,
-    journal.c.decided_at,
-)  # fmt: skip
+JOURNAL_COLUMNS: Final = tuple(column for column in journal.c if column.name not in {"id", "rm", "xid8"})
+"""The columns of a line that are those of its value."""
 _JOURNAL_NAMES: Final = [str(column.name) for column in JOURNAL_COLUMNS]
 UNIT_COLUMNS: Final = (
     unit.c.branch_id, unit.c.number, unit.c.lock, unit.c.nonce, unit.c.incarnation, unit.c.receipt, unit.c.state,

@@ -267,14 +267,22 @@ COMPLETE_BRANCH: Final = Statement(
     COMPLETE,
 )
 _COLUMNS: Final = ", ".join(column.name for column in BRANCH)
-_LINES: Final = f"INSERT INTO dtx.journal (rm, id, {', '.join(column.name for column in JOURNAL)})"
-_OF_BRANCH: Final = "vhost, format_id, gtrid, bqual, owner, actor, NULL"
+_KNOWN: Final = {column.name for column in (*BRANCH, *END)}
+_LINE: Final = {each.name: each.name if each.name in _KNOWN else "NULL" for each in JOURNAL} | {"branch_id": "id"}
+"""The columns of a line, and what the row of its branch has for them."""
+
+
+def _lines(rows: str, **values: str) -> str:
+    """The lines that *rows* of branches tell, with *values* in the place of what these have."""
+    told = ", ".join(values.get(name, found) for name, found in _LINE.items())
+    return f"lines AS (INSERT INTO dtx.journal (rm, id, {', '.join(_LINE)}) SELECT $1::text, line, {told} FROM {rows}) "
+
+
 INSERT_VOTE: Final = Statement(
     b"insert_vote",
     f"WITH u AS MATERIALIZED (SELECT * FROM {unnest(VOTE)}), "
-    f"lines AS ({_LINES} SELECT $1::text, line, prepared_at, 'prepared', id, {_OF_BRANCH}, NULL, false, "
-    "publishes, consumes, bytes, started_at, prepared_at, NULL::timestamptz FROM u) "
-    f"INSERT INTO dtx.branch (rm, {_COLUMNS}) SELECT $1::text, "
+    + _lines("u", **_VOTED, at="prepared_at", event="'prepared'")
+    + f"INSERT INTO dtx.branch (rm, {_COLUMNS}) SELECT $1::text, "
     + ", ".join(_VOTED.get(column.name, column.name) for column in BRANCH)
     + " FROM u WHERE $2::bigint >= 0",
     VOTE,
@@ -288,10 +296,8 @@ def _end(more: str = "") -> str:
         f"WITH gone AS (DELETE FROM dtx.branch b USING {unnest(END)} "
         f"WHERE b.id = u.id AND {_ours('b')} AND b.state = u.expect AND b.version = u.version "
         f"RETURNING b.*, u.line, u.event, u.at, u.actor), {more}"
-        f"lines AS ({_LINES} SELECT rm, line, at, event, id, {_OF_BRANCH}, outcome, one_phase, publishes, consumes, "
-        "bytes, started_at, prepared_at, "
-        "CASE WHEN event = 'forgotten' THEN decided_at ELSE coalesce(decided_at, at) END FROM gone) "
-        f"SELECT dtx.require((SELECT count(*) FROM gone) = $2::bigint, '{CONFLICT}', "
+        + _lines("gone", decided_at="CASE WHEN event = 'forgotten' THEN decided_at ELSE coalesce(decided_at, at) END")
+        + f"SELECT dtx.require((SELECT count(*) FROM gone) = $2::bigint, '{CONFLICT}', "
         "'the branch is not in the expected state and version')"
     )
 
