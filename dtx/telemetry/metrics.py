@@ -63,7 +63,7 @@ class Metrics:
     """All numbers of one running service, in a registry of its own.
 
     A gauge is set (``connections.inc()``), or asked when needed (``oldest_in_doubt.set_function(...)``). What takes a
-    look at all branches is set when somebody asks for the numbers, see :mod:`dtx.admin.health`.
+    look at all branches is set when somebody asks for the numbers, see :mod:`dtx.admin.api`.
     """
 
     def __init__(self) -> None:
