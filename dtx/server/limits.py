@@ -1,8 +1,9 @@
 """What one client connection may use."""
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, fields
+from typing import Final, Self
 
+from dtx.config import Settings
 from dtx.store.work import HeldPublish
 from dtx.xa.codes import ReplyCode, XaError
 
@@ -50,6 +51,11 @@ class ClientLimits:
     frame_max: int
     max_message_bytes: int
     handshake_timeout: float
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """What *settings* say."""
+        return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

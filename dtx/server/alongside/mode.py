@@ -128,13 +128,7 @@ async def open_alongside(
     await manager.start()
     loaded.set()
     limits_10 = Limits10.of(settings)
-    session_limits = SessionLimits(
-        max_channels=settings.max_channels,
-        frame_max=settings.frame_max,
-        max_message_bytes=settings.max_message_bytes,
-        max_kept_bytes=settings.max_kept_bytes,
-        handshake_timeout=settings.handshake_timeout,
-    )
+    session_limits = SessionLimits.of(settings)
 
     def nodes(home: Home) -> BrokerNodes:
         return BrokerNodes(store, metrics, settings.max_kept_bytes, home)

@@ -51,21 +51,8 @@ async def open_standalone(
     stack.push_async_callback(accounts.close)
     watching = asyncio.create_task(accounts.watch(), name="dtx-accounts")
     stack.push_async_callback(_end, watching)
-    parts = Parts(
-        manager=manager,
-        broker=store,
-        accounts=accounts,
-        metrics=metrics,
-        limits=ConnectionLimits(
-            max_channels=settings.max_channels,
-            frame_max=settings.frame_max,
-            max_message_bytes=settings.max_message_bytes,
-            handshake_timeout=settings.handshake_timeout,
-            require_tickets=settings.require_tickets,
-            tls_login=settings.tls_login,
-            anonymous_user=settings.anonymous_user,
-        ),
-    )
+    client_limits = ConnectionLimits.of(settings)
+    parts = Parts(manager=manager, broker=store, accounts=accounts, metrics=metrics, limits=client_limits)
     limits_10 = Limits10.of(settings)
     connections: dict[Connection | Connection10, None] = {}  # as they came
 
