@@ -16,6 +16,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, 
 from dtx.admin.api_context import Arrived, ChannelFacts, Connected
 from dtx.admin.branch_filter import FilterForm, Name
 from dtx.admin.safe_text import exact_name
+from dtx.config.rules import Resource
 from dtx.log.pages import InDoubt, JournalRow
 from dtx.log.reader import Detail, Holder
 from dtx.log.records import Archived, BranchRecord, JournalEntry, JournalEvent, Work
@@ -59,6 +60,7 @@ AsText = Annotated[str, BeforeValidator(str)]
 
 
 _ABSENT: Final = object()
+*_RESOURCES, _LAST_RESOURCE = ("those of them in doubt" if name is Resource.IN_DOUBT else name for name in Resource)
 
 
 class Form(BaseModel):
@@ -325,7 +327,7 @@ class UsageForm(Form):
 
     scope: str = Field(description="user or vhost.")
     name: str
-    used: dict[str, int] = Field(description="Branches, those of them in doubt, bytes, connections and channels.")
+    used: dict[str, int] = Field(description=f"{', '.join(_RESOURCES)} and {_LAST_RESOURCE}.".capitalize())
     quota: dict[str, int] = Field(description="The most of each, where --quota says so.")
 
     @classmethod

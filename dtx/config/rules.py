@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final, Literal, TypeVar, cast
 
 from dtx.config.values import parse_duration, parse_size
@@ -16,9 +17,22 @@ _POLICY_NAME: Final = re.compile(r"[a-z0-9._-]{1,32}")
 _POLICY_FORMAT: Final = "NAME rollback|commit format=ID[,ID] vhost=NAME after=DURATION"
 _LEAST: Final = 1.0
 """Seconds; a policy that is faster than a transaction manager decides against it."""
-_QUOTA_FORMAT: Final = "user=NAME|vhost=NAME branches=N in-doubt=N bytes=SIZE connections=N channels=N"
-RESOURCES: Final = ("branches", "in-doubt", "bytes", "connections", "channels")
 _T = TypeVar("_T")
+
+
+class Resource(StrEnum):
+    """What a quota bounds."""
+
+    BRANCHES = "branches"
+    IN_DOUBT = "in-doubt"
+    BYTES = "bytes"
+    CONNECTIONS = "connections"
+    CHANNELS = "channels"
+
+
+QUOTA_LIMITS: Final = " ".join(f"{name}={'SIZE' if name is Resource.BYTES else 'N'}" for name in Resource)
+"""How limits are written."""
+_QUOTA_FORMAT: Final = f"user=NAME|vhost=NAME {QUOTA_LIMITS}"
 
 
 def _each(value: object, kind: type[_T], parse: Callable[[str], _T]) -> tuple[_T, ...]:
@@ -104,7 +118,7 @@ class Quota:
     Args:
         scope: ``user`` or ``vhost``.
         name: which one; ``*`` for each that has no quota of its own.
-        limits: by name of :data:`RESOURCES`, those that there are.
+        limits: by name of :class:`Resource`, those that there are.
     """
 
     scope: str
@@ -138,6 +152,6 @@ def _quota(text: str) -> Quota:
         raise ValueError(f"{text.strip()!r} is no quota: {_QUOTA_FORMAT}") from None
     if scope not in {"user", "vhost"} or not name or not limits or len(limits) < len(rest):
         raise ValueError(f"{text.strip()!r} is no quota: {_QUOTA_FORMAT}")
-    if not limits.keys() <= set(RESOURCES):
+    if not limits.keys() <= set(Resource):
         raise ValueError(f"the quota of {scope} {name} is for something unknown: {_QUOTA_FORMAT}")
     return Quota(scope=scope, name=name, limits=tuple(limits.items()))

@@ -23,7 +23,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from dtx.config.rules import Policy, Quota, parse_policies, parse_quotas
+from dtx.config.rules import QUOTA_LIMITS, Policy, Quota, parse_policies, parse_quotas
 from dtx.config.values import (
     DAY,
     KIB,
@@ -308,9 +308,9 @@ class Settings(BaseSettings):
     quota: Annotated[tuple[Quota, ...], NoDecode, BeforeValidator(parse_quotas)] = _setting(
         (),
         _Group.LIMITS,
-        "What one user or virtual host may hold: 'user=NAME branches=N in-doubt=N bytes=SIZE connections=N "
-        "channels=N', or vhost=NAME, with any of these limits; NAME * is each of them. A session of AMQP 1.0 counts as "
-        "a channel. Repeat the flag, or separate by semicolons.",
+        f"What one user or virtual host may hold: 'user=NAME {QUOTA_LIMITS}', or vhost=NAME, with any of these "
+        "limits; NAME * is each of them. A session of AMQP 1.0 counts as a channel. Repeat the flag, or separate by "
+        "semicolons.",
     )
     max_held_bytes: Size = _setting(
         1024 * MIB,

@@ -15,11 +15,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from dtx.config.rules import Resource
 from dtx.log.api import LogError, TransactionLog
 from dtx.manager.branch_runtime import TAKING, BranchRuntime, End
 from dtx.manager.durable import Durable, log_failed
 from dtx.manager.effects import Reply, release
-from dtx.manager.limits import Limits, Quotas, Resource
+from dtx.manager.limits import Limits, Quotas
 from dtx.store.slices import in_turns
 from dtx.telemetry import get_logger
 from dtx.xa.branch import is_legal, step

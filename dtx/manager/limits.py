@@ -17,11 +17,10 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from dtx.config.rules import Quota
+from dtx.config.rules import Quota, Resource
 from dtx.store.work import Budget
 from dtx.telemetry import get_logger
 
@@ -64,18 +63,6 @@ class Limits:
     disk_free: int = 0
 
 
-class Resource(StrEnum):
-    """What is counted, apart from bytes."""
-
-    BRANCHES = "branches"
-    IN_DOUBT = "in-doubt"
-    CONNECTIONS = "connections"
-    CHANNELS = "channels"
-
-
-BYTES: Final = "bytes"
-
-
 class Usage:
     """What one user or one virtual host holds.
 
@@ -91,14 +78,15 @@ class Usage:
         self.scope = scope
         self.name = name
         self.limits: Final = limits
-        most = limits.get(BYTES, NO_LIMIT)
+        most = limits.get(Resource.BYTES, NO_LIMIT)
         self.budget: Final = Budget(most, f"{scope} '{name}' may hold {most} octets (--quota)")
-        self._counts = dict.fromkeys(Resource, 0)
+        self._counts: dict[Resource, int] = {resource: 0 for resource in Resource if resource is not Resource.BYTES}
 
     @property
     def used(self) -> dict[str, int]:
         """By name, how much of what."""
-        return {str(resource): count for resource, count in self._counts.items()} | {BYTES: self.budget.used}
+        counts = self._counts | {Resource.BYTES: self.budget.used}
+        return {str(resource): count for resource, count in counts.items()}
 
     def add(self, resource: Resource, count: int) -> None:
         """So many more, or fewer."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Final
 
+from dtx.config.rules import Resource
 from dtx.log.api import TransactionLog
 from dtx.log.records import Redirect
 from dtx.manager.branch_runtime import TAKING, BranchRuntime, Decision
@@ -18,7 +19,7 @@ from dtx.manager.branches import Branches, Who
 from dtx.manager.broker import BrokerEffects
 from dtx.manager.durable import BrokerDurable, Durable
 from dtx.manager.effects import Effects, Reply, release
-from dtx.manager.limits import DiskAlarm, Limits, Quotas, Resource
+from dtx.manager.limits import DiskAlarm, Limits, Quotas
 from dtx.manager.local import LocalDurable
 from dtx.manager.upkeep import Upkeep
 from dtx.store.api import BrokerStore, LocalStore

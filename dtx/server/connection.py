@@ -11,8 +11,8 @@ from enum import Enum
 from itertools import count
 from typing import Final
 
+from dtx.config.rules import Resource
 from dtx.manager import TransactionManager, Who
-from dtx.manager.limits import Resource
 from dtx.server.front import ClientTransport
 from dtx.server.limits import MAX_UNSENT
 from dtx.store.slices import Slices

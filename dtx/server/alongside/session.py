@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Final
 
+from dtx.config.rules import Resource
 from dtx.manager import TransactionManager, Who
-from dtx.manager.limits import Resource
 from dtx.server.alongside.channel import Channel, ChannelOwner, Drain
 from dtx.server.alongside.opening import Opening
 from dtx.server.alongside.passing import ChannelZero, ProxyUpstream

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from dtx.config import Settings as ServiceSettings
+from dtx.config.rules import Resource
 from dtx.manager import TransactionManager, Who
 from dtx.manager.branch_runtime import BranchRuntime
-from dtx.manager.limits import Resource
 from dtx.manager.scan import Scan
 from dtx.server.amqp10.links import Attaching, Control, Incoming, Outgoing, Shell
 from dtx.server.amqp10.nodes import Home, Nodes, amqp_error

@@ -12,9 +12,9 @@ from typing import Final
 
 import dtx
 from dtx.auth.accounts import Account, LoginRefused
+from dtx.config.rules import Resource
 from dtx.log.api import LogError
 from dtx.manager import Who
-from dtx.manager.limits import Resource
 from dtx.server.connection import ClientConnection, Stage
 from dtx.server.front import ClientTransport
 from dtx.server.limits import HEARTBEAT, MAX_FRAME
