@@ -16,7 +16,7 @@ import dtx
 from dtx.admin import problems, routes_accounts, routes_orders, routes_read
 from dtx.admin.api_context import ApiContext, Asker, Context
 from dtx.admin.forms import Form
-from dtx.auth.operators import Role
+from dtx.auth.roles import Role
 from dtx.manager.branches import BranchStats, branch_stats
 
 

@@ -15,16 +15,13 @@ from fastapi import Request
 
 from dtx.admin.problems import Problem
 from dtx.auth.accounts import Accounts, LoginRefused
-from dtx.auth.operators import OperatorLog, Role, Token
+from dtx.auth.operators import OperatorLog, Token
+from dtx.auth.roles import TAGS, Role
 from dtx.log.api import LogError
 from dtx.telemetry import get_logger
 
 _CHALLENGE: Final = {"WWW-Authenticate": 'Basic realm="dtx", charset="UTF-8"'}
-_BY_TAG: Final = (
-    ("administrator", Role.COORDINATOR),
-    ("operator", Role.OPERATOR),
-    ("monitoring", Role.VIEWER),
-)
+_LETS_IN: Final = {tag: role for tag, (role, _) in reversed(TAGS.items()) if role is not None}
 """The role of a user is that of its highest tag."""
 MOST_REFUSALS: Final = 10
 """Refused sign-ins of one address that the trail lists in a minute."""
@@ -138,9 +135,7 @@ class Gate:
             raise problem from None
         role = _role(account.tags)
         if role is None:
-            problem = Problem(
-                HTTPStatus.FORBIDDEN, f"user {account.name!r} has none of the tags {', '.join(dict(_BY_TAG))}"
-            )
+            problem = Problem(HTTPStatus.FORBIDDEN, f"user {account.name!r} has none of the tags {', '.join(_LETS_IN)}")
             await self._refusals.add(account.name, address, "password", problem)
             raise problem
         identity = Identity(name=account.name, role=role, address=address)
@@ -226,7 +221,7 @@ def _holder(token: Token, address: str) -> Identity:
 
 
 def _role(tags: frozenset[str]) -> Role | None:
-    return next((role for tag, role in _BY_TAG if tag in tags), None)
+    return next((role for tag, role in _LETS_IN.items() if tag in tags), None)
 
 
 def _basic(credentials: str) -> tuple[bytes, bytes]:

@@ -10,18 +10,19 @@ from collections.abc import Callable
 from typing import Annotated, Literal, Self, TypeVar
 
 from fastapi import APIRouter, Query
-from pydantic import Field, model_validator
+from pydantic import Field, GetPydanticSchema, model_validator
 
 from dtx.admin.api_context import ApiContext, Asker, Context
 from dtx.admin.forms import Form, Moment
 from dtx.admin.identity import Identity
-from dtx.auth.operators import Role
+from dtx.auth.roles import TAGS, Role
 from dtx.auth.users import AccountEditor, User
 
 Word = Annotated[str, Field(max_length=255)]
 Why = Annotated[str, Field(max_length=2000)]
 Pattern = Annotated[str | None, Field(max_length=4096)]
-Tag = Literal["monitoring", "operator", "administrator", "impersonator"]
+TagWord = Annotated[str, GetPydanticSchema(lambda _, of: of(Literal[*map(str, TAGS)]))]
+RoleWord = Annotated[str, GetPydanticSchema(lambda _, of: of(Literal[*map(str, Role)]))]
 _T = TypeVar("_T")
 router = APIRouter(prefix="/api")
 
@@ -67,13 +68,13 @@ class PasswordForm(NamedForm):
 class NewUser(PasswordForm):
     """A user to make."""
 
-    tags: list[Tag] = Field(default_factory=list)
+    tags: list[TagWord] = Field(default_factory=list)
 
 
 class TagsForm(NamedForm):
     """A user's tags from now on."""
 
-    tags: list[Tag]
+    tags: list[TagWord]
 
 
 class VhostPlaceForm(NamedForm):
@@ -182,7 +183,7 @@ class NewToken(Form):
     """A token to make."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
-    role: Literal["viewer", "operator", "coordinator"]
+    role: RoleWord
     seconds: float | None = Field(default=None, gt=0, le=1e9, description="Until it expires.")
     reason: Why = Field(default="", description="Why; goes into the trail.")
 

@@ -17,7 +17,7 @@ from dtx.admin.api_context import ApiContext, Asker, Context, Vhost
 from dtx.admin.identity import Identity
 from dtx.admin.problems import Problem, as_problem
 from dtx.admin.routes_read import client_of, wanted_of, xid_of
-from dtx.auth.operators import Role
+from dtx.auth.roles import Role
 from dtx.config.rules import Policy
 from dtx.log import reader
 from dtx.log.pages import InDoubt, branch_page

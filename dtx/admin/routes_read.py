@@ -36,7 +36,7 @@ from dtx.admin.identity import Identity
 from dtx.admin.message_properties import decode_properties
 from dtx.admin.problems import Problem
 from dtx.admin.safe_text import exact_name
-from dtx.auth.operators import Role
+from dtx.auth.roles import Role
 from dtx.log import pages
 from dtx.log.pages import (
     BRANCH_CURSORS,

@@ -1,4 +1,4 @@
-"""Operators: their roles, their tokens, and the trail of what they did, for API and command line alike.
+"""Operators: their tokens, and the trail of what they did, for API and command line alike.
 
 No lease is needed to write the tables.
 
@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -32,31 +31,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert
 
+from dtx.auth.roles import Role
 from dtx.db.columns import metadata, moment, octets, one_of, prose, word
 from dtx.db.connections import Dsn, LogError, explained, timed_engine
 
 PREFIX: Final = "dtx_"
 """What tokens begin with, so that scanners of leaked secrets find them."""
 MAX_NAME: Final = 64
-
-
-class Role(StrEnum):
-    """What somebody may do; each may do what those before it may."""
-
-    VIEWER = "viewer"
-    """Look at everything but the contents of messages."""
-    OPERATOR = "operator"
-    """Decide about a branch and its messages, one at a time."""
-    COORDINATOR = "coordinator"
-    """Decide about many at once; make users, virtual hosts and tokens; read the trail."""
-
-    def includes(self, other: "Role") -> bool:
-        """Whether who has this role may do what *other* may."""
-        return _RANK[self] >= _RANK[other]
-
-
-_RANK: Final = {role: rank for rank, role in enumerate(Role)}
-
 
 token: Final = Table(
     "token",

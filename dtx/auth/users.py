@@ -33,6 +33,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from dtx.auth.passwords import hash_password
 from dtx.auth.permissions import BadPattern, Patterns, TopicPatterns, check_pattern, expand
+from dtx.auth.roles import Tag
 from dtx.db import columns
 from dtx.db.columns import metadata
 from dtx.db.connections import Dsn, LogError, engine, explained
@@ -42,8 +43,6 @@ MAX_NAME: Final = 255
 """Octets of a name: the wire carries it as a short string."""
 MAX_PASSWORD: Final = 1024
 """Octets of a password: SASL responses must fit the smallest frame."""
-TAGS: Final = ("administrator", "monitoring", "impersonator", "operator")
-"""What an account may be besides its permissions: the words are RabbitMQ's, and one more for who decides."""
 
 
 # The wire carries names as short strings: 255 octets.
@@ -68,7 +67,7 @@ account: Final = Table(
     PrimaryKeyConstraint("rm", "name", name="account_pkey"),
     CheckConstraint(_NAME, name="account_name_check"),
     CheckConstraint("password_hash LIKE '$argon2id$%'", name="account_password_check"),
-    CheckConstraint(f"tags <@ ARRAY[{', '.join(map(repr, TAGS))}]", name="account_tags_check"),
+    CheckConstraint(f"tags <@ ARRAY[{', '.join(repr(str(tag)) for tag in Tag)}]", name="account_tags_check"),
 )
 
 permission: Final = Table(
@@ -158,7 +157,7 @@ class User:
     Args:
         name: as the client gives it.
         password_hash: never shown.
-        tags: what else it is; words of ``dtx.auth.users.TAGS``.
+        tags: what else it is; words of :class:`Tag`.
         grants: by virtual host; where there is none the user may not enter.
         topics: by virtual host and topic exchange; where there are none every routing key will do.
     """
@@ -261,7 +260,7 @@ class AccountEditor:
         if connection.execute(first).first() is None:
             return False
         hashed = hash_password(DEFAULT_PASSWORD)
-        tags = ["administrator"]
+        tags = [Tag.ADMINISTRATOR]
         connection.execute(insert(vhost).values(rm=self._rm, name=DEFAULT_VHOST))
         connection.execute(insert(account).values(rm=self._rm, name=DEFAULT_USER, password_hash=hashed, tags=tags))
         key = {"rm": self._rm, "account": DEFAULT_USER, "vhost": DEFAULT_VHOST}

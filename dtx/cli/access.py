@@ -206,7 +206,8 @@ def _token(settings: Settings, access: Access, stack: ExitStack) -> str:
 
 def _lent(settings: Settings, url: str, stack: ExitStack) -> str:
     """A token for the moment, made in the database."""
-    from dtx.auth.operators import OperatorLog, Role
+    from dtx.auth.operators import OperatorLog
+    from dtx.auth.roles import Role
 
     log = OperatorLog(url, settings.rm)
     name = f"{user_name()[:40]} at the command line {secrets.token_hex(4)}"

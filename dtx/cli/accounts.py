@@ -13,6 +13,7 @@ from urllib.parse import quote
 import click
 
 from dtx.admin.safe_text import safe
+from dtx.auth.roles import TAGS, Role, Tag
 from dtx.cli.access import HOW, Access, reach, with_access
 from dtx.cli.api_client import Api
 from dtx.cli.errors import CommandError, Exit
@@ -22,9 +23,7 @@ from dtx.config import Settings
 
 _MAX_LINE: Final = 64 * 1024
 """Octets read from stdin in search of the end of a password."""
-ROLES: Final = ("viewer", "operator", "coordinator")
-TAGS: Final = ("administrator", "monitoring", "impersonator", "operator")
-"""Of users. Here, as roles are, since a command line is parsed without loading the tables."""
+_TAG: Final = click.Choice([*map(str, Tag)])
 _WORDS: Final = ("configure", "write", "read")
 
 _ABOUT: Final = """\b
@@ -79,11 +78,9 @@ Examples:
   dtx user grant-topic alice amq.topic --write '^{username}\\.' --read '^(news|{username})\\.'
   dtx user revoke-topic alice amq.topic
 """
-_TAGS_HELP: Final = """\b
-monitoring      look at branches by the operators' API and its pages
-operator        look, and decide about a branch
-administrator   look, decide about many, make users and tokens, read the trail
-impersonator    publish messages with the user-id of another user
+_TAG_LINES: Final = "\n".join(f"{tag:16}{sentence}" for tag, (_, sentence) in TAGS.items())
+_TAGS_HELP: Final = f"""\b
+{_TAG_LINES}
 
 \b
 Examples:
@@ -209,9 +206,8 @@ def user() -> None:
         "--tag",
         "tags",
         multiple=True,
-        type=click.Choice(TAGS),
-        help="In the operators' API monitoring: look; operator: decide about a branch; administrator: about many. "
-        "impersonator: publish with the user-id of another. Can be repeated.",
+        type=_TAG,
+        help=f"{'; '.join(f'{tag}: {sentence}' for tag, (_, sentence) in TAGS.items())}. Can be repeated.",
     ),
 )
 def add_user(change: Any, name: str, password_stdin: bool, tags: tuple[str, ...]) -> None:
@@ -273,7 +269,7 @@ def grant(change: Any, name: str, vhost: str, everything: bool, **patterns: str 
     user,
     "tag",
     _name,
-    click.argument("tags", nargs=-1, type=click.Choice(TAGS), metavar="[TAG]..."),
+    click.argument("tags", nargs=-1, type=_TAG, metavar="[TAG]..."),
     epilog=_TAGS_HELP,
 )
 def set_tags(change: Any, name: str, tags: tuple[str, ...]) -> None:
@@ -393,7 +389,7 @@ def token() -> None:
     token,
     "add",
     _name,
-    click.option("--role", type=click.Choice(ROLES), required=True, help="What it permits."),
+    click.option("--role", type=click.Choice([*map(str, Role)]), required=True, help="What it permits."),
     click.option("--expires", callback=duration, metavar="DURATION", help="After this it permits nothing."),
 )
 def add_token(change: Any, name: str, role: str, expires: float | None) -> None:

@@ -17,7 +17,8 @@ from dtx.admin.api_context import Active, ApiContext
 from dtx.admin.identity import Gate, Identity
 from dtx.admin.problems import Problem, as_problem
 from dtx.admin.routes_read import COUNT, Positions, export_branch
-from dtx.auth.operators import OperatorLog, Role
+from dtx.auth.operators import OperatorLog
+from dtx.auth.roles import Role
 from dtx.cli.api_client import HEADERS, Api, Refused, encoded, parsed, user_name
 from dtx.cli.errors import CommandError, Exit
 from dtx.config import Settings

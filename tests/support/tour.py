@@ -7,7 +7,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from dtx.auth.operators import OperatorLog, Role
+from dtx.auth.operators import OperatorLog
+from dtx.auth.roles import Role
 from dtx.auth.users import AccountEditor
 from dtx.client import XA_HEURCOM, XA_HEURRB, XAER_NOTA, XaFlag, Xid
 from tests.support.browser import Browser, Visitor

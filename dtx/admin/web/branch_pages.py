@@ -21,7 +21,7 @@ from dtx.admin.problems import Problem, as_problem
 from dtx.admin.safe_text import preview
 from dtx.admin.web.page_request import Fields, Visit, Visitor, build, read_form
 from dtx.admin.web.rendering import HEADERS, address, go_to
-from dtx.auth.operators import Role
+from dtx.auth.roles import Role
 from dtx.config.values import parse_duration
 from dtx.log.pages import Sort
 from dtx.log.records import JournalEvent, LogState

@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from dtx.admin.safe_text import human_duration, human_size, safe
-from dtx.auth.operators import Role
+from dtx.auth.roles import TAGS, Role
 from dtx.xa.xid import Xid
 
 PAGES: Final = "/console"
@@ -115,6 +115,7 @@ def _environment() -> Environment:
         address=address,
         static=lambda name: f"{PAGES}/static/{name}?v={static_version(name)}",
         Role=Role,
+        TAGS=TAGS,
     )
     return found
 

@@ -32,7 +32,7 @@ from dtx.admin.web.page_request import (
     to_sign_in,
 )
 from dtx.admin.web.rendering import address, go_to
-from dtx.auth.operators import Role
+from dtx.auth.roles import Role
 from dtx.log import pages
 from dtx.log.api import LogError
 from dtx.log.pages import OUTCOMES, VERDICT_CURSORS, Cursor

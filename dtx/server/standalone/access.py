@@ -5,6 +5,7 @@ from typing import Final
 
 from dtx.auth.accounts import Account, Accounts
 from dtx.auth.permissions import Permission
+from dtx.auth.roles import Tag
 from dtx.store.postgres.arguments import MAX_MILLISECONDS, text
 from dtx.store.postgres.exchanges import describe
 from dtx.store.postgres.matching import ExchangeType
@@ -16,7 +17,6 @@ _MAX_ALLOWED: Final = 1000
 """Permissions that are remembered for a connection: programs use a handful of names, and names are theirs to choose."""
 _EXPIRATION: Final = re.compile(rb"[+-]?[0-9]+")
 """What RabbitMQ takes for a number."""
-_IMPERSONATOR: Final = "impersonator"
 
 
 class Access:
@@ -99,7 +99,7 @@ class Access:
             _judge_expiration(view.expiration or b"")
         if Property.USER_ID in spans:
             user = text(view.user_id or b"")
-            if user != self.account.name and _IMPERSONATOR not in self.account.tags:
+            if user != self.account.name and Tag.IMPERSONATOR not in self.account.tags:
                 raise XaError(
                     ReplyCode.PRECONDITION_FAILED,
                     f"user_id property set to '{user}' but authenticated user was '{self.account.name}'",

@@ -14,7 +14,8 @@ from typing import Any, Final, Self
 import psycopg
 from pika.adapters.blocking_connection import BlockingChannel
 
-from dtx.auth.operators import OperatorLog, Role
+from dtx.auth.operators import OperatorLog
+from dtx.auth.roles import Role
 from dtx.client import XaFlag, Xid
 from dtx.failpoint import DIED
 from tests.evidence.matrix.cases import Condition, Mode

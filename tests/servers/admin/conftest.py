@@ -5,7 +5,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from dtx.auth.operators import OperatorLog, Role
+from dtx.auth.operators import OperatorLog
+from dtx.auth.roles import Role
 from dtx.client import XaFlag, Xid
 from tests.support.broker import MODES
 from tests.support.crash import Scene, Stage, StandaloneStage, work

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from dtx.auth.operators import OperatorLog, Role
+from dtx.auth.operators import OperatorLog
+from dtx.auth.roles import Role
 from dtx.auth.users import AccountEditor
 from dtx.client import Xid
 from tests.servers.admin.conftest import orphan, somebody

@@ -6,7 +6,8 @@ from typing import Any, Self
 
 import pytest
 
-from dtx.auth.operators import OperatorLog, Role
+from dtx.auth.operators import OperatorLog
+from dtx.auth.roles import Role
 from dtx.cli import orders, run
 from dtx.cli.access import Access, reach
 from dtx.cli.orders import Meant, Round

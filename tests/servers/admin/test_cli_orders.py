@@ -12,7 +12,8 @@ from typing import ClassVar
 import psycopg
 import pytest
 
-from dtx.auth.operators import OperatorLog, Role
+from dtx.auth.operators import OperatorLog
+from dtx.auth.roles import Role
 from dtx.cli import run
 from dtx.client import XA_HEURMIX, XA_HEURRB, Xid
 from dtx.config import Settings

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pika.exceptions import ConnectionClosedByBroker
 
-from dtx.auth.operators import Role
+from dtx.auth.roles import Role
 from dtx.client import XaFlag, XAResource, Xid
 from dtx.wire.amqp09.methods import DtxRecover
 from tests.servers.admin.conftest import orphan, somebody

@@ -4,7 +4,7 @@ import socket
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from dtx.auth.operators import Role
+from dtx.auth.roles import Role
 from dtx.client import XAResource
 from tests.servers.admin.conftest import orphan, somebody
 from tests.support.client import new_xid

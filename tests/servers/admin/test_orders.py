@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dtx.auth.operators import Role
+from dtx.auth.roles import Role
 from dtx.client import XA_HEURCOM, XA_HEURMIX, XA_HEURRB, XAER_NOTA, XAER_RMFAIL, XaFlag, Xid
 from tests.servers.admin.conftest import orphan, somebody
 from tests.support.crash import PERSISTENT, Scene, Stage, work

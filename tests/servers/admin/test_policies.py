@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import psycopg
 import pytest
 
-from dtx.auth.operators import Role
+from dtx.auth.roles import Role
 from dtx.client import XA_HEURRB, XaFlag, Xid
 from tests.servers.admin.conftest import somebody
 from tests.support.broker import MODES

@@ -6,7 +6,8 @@ from typing import Any, Final
 
 import pytest
 
-from dtx.auth.operators import OperatorLog, Role
+from dtx.auth.operators import OperatorLog
+from dtx.auth.roles import Role
 from tests.support.crash import StandaloneStage
 from tests.support.operator import Operator
 from tests.support.postgres import PostgresServer

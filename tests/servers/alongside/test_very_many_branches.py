@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtx.auth.operators import OperatorLog, Role
+from dtx.auth.operators import OperatorLog
+from dtx.auth.roles import Role
 from dtx.client import Xid
 from dtx.wire.amqp09 import methods
 from tests.support.operator import Operator

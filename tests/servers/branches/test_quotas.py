@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dtx.auth.operators import Role
+from dtx.auth.roles import Role
 from dtx.wire.amqp10.endpoint import Closed, Ended
 from dtx.wire.amqp10.errors import Condition
 from tests.servers.admin.conftest import somebody

@@ -10,7 +10,7 @@ import pytest
 
 from dtx.admin import routes_read
 from dtx.admin.identity import Identity
-from dtx.auth.operators import Role
+from dtx.auth.roles import Role
 from dtx.manager import Who
 from dtx.store import slices
 from dtx.xa.model import Association

@@ -10,9 +10,8 @@ import pytest
 from pika.exceptions import AMQPConnectionError
 
 from dtx import __version__
-from dtx.auth.operators import Role
-from dtx.auth.users import TAGS
-from dtx.cli import accounts, options, run
+from dtx.auth.roles import Tag
+from dtx.cli import options, run
 from dtx.cli.database import migrate
 from dtx.cli.errors import CommandError, Exit, explain, fail
 from dtx.cli.options import SettingOption
@@ -53,13 +52,11 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], words
 def test_every_tag_of_a_user_is_explained(capsys: pytest.CaptureFixture[str], command: str) -> None:
     run(["user", command, "--help"])
     said = capsys.readouterr().out.replace("administrator|monitoring|impersonator|operator", "")
-    assert all(re.search(rf"\b{tag}(:|  )", said) for tag in TAGS), said
+    assert all(re.search(rf"\b{tag}(:|  )", said) for tag in Tag), said
 
 
 def test_the_words_of_options_are_those_of_the_tables() -> None:
     """Commands do not load the tables to parse a command line."""
-    assert accounts.TAGS == TAGS
-    assert list(accounts.ROLES) == [str(role) for role in Role]
     assert list(options.STATES) == [str(state) for state in LogState]
 
 

@@ -12,7 +12,8 @@ from fastapi.routing import APIRoute
 
 from dtx.admin.web import branch_pages, login
 from dtx.admin.web import site as pages
-from dtx.auth.operators import OperatorLog, Role
+from dtx.auth.operators import OperatorLog
+from dtx.auth.roles import Role
 from dtx.auth.users import AccountEditor
 from dtx.client import Xid
 from tests.servers.admin.conftest import orphan

@@ -1,0 +1,37 @@
+"""Roles and tags, and what they permit. It stands on nothing: a command line is parsed without loading the tables."""
+
+from enum import StrEnum
+from typing import Final
+
+
+class Role(StrEnum):
+    """What somebody may do; each may do what those before it may."""
+
+    VIEWER = "viewer"
+    """Look at everything but the contents of messages."""
+    OPERATOR = "operator"
+    """Decide about a branch and its messages, one at a time."""
+    COORDINATOR = "coordinator"
+    """Decide about many at once; make users, virtual hosts and tokens; read the trail."""
+
+    def includes(self, other: "Role") -> bool:
+        """Whether who has this role may do what *other* may."""
+        return [*Role].index(self) >= [*Role].index(other)
+
+
+class Tag(StrEnum):
+    """What an account may be besides its permissions: the words are RabbitMQ's, and one more for who decides."""
+
+    ADMINISTRATOR = "administrator"
+    MONITORING = "monitoring"
+    IMPERSONATOR = "impersonator"
+    OPERATOR = "operator"
+
+
+TAGS: Final = {
+    Tag.MONITORING: (Role.VIEWER, "look at branches by the operators' API and its pages"),
+    Tag.OPERATOR: (Role.OPERATOR, "look, and decide about a branch"),
+    Tag.ADMINISTRATOR: (Role.COORDINATOR, "look, decide about many, make users and tokens, read the trail"),
+    Tag.IMPERSONATOR: (None, "publish messages with the user-id of another user"),
+}
+"""As what each lets a user in at the operators' API, the lowest role first; and what it permits."""
