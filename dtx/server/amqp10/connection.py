@@ -9,9 +9,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from typing import Final
 
-from dtx.config import Settings as ServiceSettings
 from dtx.config.rules import Resource
 from dtx.manager import TransactionManager, Who
 from dtx.manager.branch_runtime import BranchRuntime
@@ -21,7 +20,7 @@ from dtx.server.amqp10.nodes import Home, Nodes, amqp_error
 from dtx.server.amqp10.transactions import Transactions
 from dtx.server.connection import ClientConnection, Stage
 from dtx.server.front import ClientTransport
-from dtx.server.limits import MAX_FRAME
+from dtx.server.limits import MAX_FRAME, ClientLimits
 from dtx.store.slices import SLICE_SECONDS, advance, finish
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09.codec import ChannelMode
@@ -105,25 +104,10 @@ class SessionFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What one connection may use; see the settings of the same names."""
+class Limits(ClientLimits):
+    """What one connection may use."""
 
-    max_channels: int
-    frame_max: int
-    max_message_bytes: int
-    handshake_timeout: float
-    control_errors: Rejects
-
-    @classmethod
-    def of(cls, settings: ServiceSettings) -> Self:
-        """What *settings* say."""
-        return cls(
-            max_channels=settings.max_channels,
-            frame_max=settings.frame_max,
-            max_message_bytes=settings.max_message_bytes,
-            handshake_timeout=settings.handshake_timeout,
-            control_errors=Rejects(settings.control_errors),
-        )
+    control_errors: str
 
 
 class Connection(ClientConnection):
@@ -147,7 +131,7 @@ class Connection(ClientConnection):
     ) -> None:
         super().__init__(manager, transport)
         self.nodes = new_nodes(self)
-        self.coordination = Coordination(_CAPABILITIES, limits.control_errors)
+        self.coordination = Coordination(_CAPABILITIES, Rejects(limits.control_errors))
         self.transactions = Transactions(self, self.coordination)
         self._engine = Engine(
             Settings(

@@ -9,7 +9,6 @@ from dtx.server.standalone.nodes import StandaloneNodes
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import Composite, encode
 from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER
-from dtx.wire.amqp10.coordination import Rejects
 from dtx.wire.amqp10.endpoint import AMQP, HEAD, SASL, FrameSplitter, frame
 from dtx.wire.amqp10.performatives import (
     ACCEPTED,
@@ -51,7 +50,7 @@ _BOUNDS: Final = Limits(
     frame_max=FRAME_MAX,
     max_message_bytes=1 << 20,
     handshake_timeout=60,
-    control_errors=Rejects.LENIENT,
+    control_errors="lenient",
 )
 _CONTROL, _SENDER, _RECEIVER, _DYNAMIC, _ANYWHERE, _SUBSCRIBER = range(6)
 _CHANGE: Final = Modified(delivery_failed=True, message_annotations={"x-opt-why": "late", "x-delivery-count": 7})

@@ -12,7 +12,6 @@ from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import encode
 from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER
 from dtx.wire.amqp10.connection import Connection as Engine
-from dtx.wire.amqp10.coordination import Rejects
 from dtx.wire.amqp10.endpoint import SASL, Attached, Disposed, Event, Settings, frame
 from dtx.wire.amqp10.link import Link
 from dtx.wire.amqp10.performatives import (
@@ -36,7 +35,7 @@ _LIMITS = Limits(
     frame_max=1 << 16,
     max_message_bytes=1 << 20,
     handshake_timeout=60,
-    control_errors=Rejects.LENIENT,
+    control_errors="lenient",
 )
 _TURNS = 40
 E = TypeVar("E", bound=Event)
