@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any, Protocol
 
 from dtx.manager import Who
@@ -53,6 +54,10 @@ class ClientSession(Protocol):
     """User and virtual host; empty during the handshake."""
     ended: asyncio.Future[None]
     """Done when nothing is left of it."""
+
+    @property
+    def stage(self) -> Enum:
+        """Where it is in its life, for operators."""
 
     @property
     def channels(self) -> Mapping[int, Any]:

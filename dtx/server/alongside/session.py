@@ -7,6 +7,7 @@ frames of channels that did not select dtx are passed on as slices of what was r
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from enum import Enum
 from typing import Final
 
 from dtx.config.rules import Resource
@@ -53,6 +54,19 @@ _CLOSE_PATIENCE: Final = 5.0
 """Seconds that a client has to confirm connection.close."""
 
 
+class Stage(Enum):
+    """Where a connection is in its life, for operators."""
+
+    OPENING = "opening"
+    RUNNING = "running"
+    CUT_OFF = "cut off"
+    """The broker is gone, and the client only coordinates: that goes on."""
+    CLOSING = "closing"
+    """One of the sides has closed it."""
+    DETACHED = "detached"
+    """The client is gone; branches still need the connection to the broker."""
+
+
 class Session(ChannelOwner):
     """One client, from its protocol header to its end; arguments as of :class:`ProxiedClient`."""
 
@@ -83,6 +97,19 @@ class Session(ChannelOwner):
         """The client is gone; branches may still need the connection to the broker."""
         self._left = False
         """The broker was told that nobody is left."""
+
+    @property
+    def stage(self) -> Stage:
+        """See there."""
+        if self._detached:
+            return Stage.DETACHED
+        match self.engine.state:
+            case EndpointState.OPENING:
+                return Stage.OPENING
+            case EndpointState.OPEN:
+                return Stage.CUT_OFF if self.upstream.is_lost else Stage.RUNNING
+            case _:
+                return Stage.CLOSING
 
     # -- opening
 

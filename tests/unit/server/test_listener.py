@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 from dtx.manager import Who
 from dtx.server import listener as module
+from dtx.server.connection import Stage
 from dtx.server.listener import ClientConnection, Listener
 from dtx.telemetry import Metrics
 from dtx.wire.amqp09.frames import Protocol
@@ -23,6 +24,7 @@ class Session:
         self.id = 7
         self.who = Who("", "")
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.stage = Stage.RUNNING
         self.channels: dict[int, Any] = {}
         self.transport = transport
 

@@ -104,3 +104,16 @@ async def test_a_client_is_not_read_from_while_much_waits(rig: Rig) -> None:
     while rig.session._slices.busy:
         await asyncio.sleep(0)
     assert not paused[-1]
+
+
+async def test_operators_see_where_a_connection_is_in_its_life(rig: Rig) -> None:
+    session = rig.session
+    rig.client(PREPARE)
+    seen = [session.stage]
+    session.upstream.connection_lost(None)
+    seen.append(session.stage)
+    session.stop(methods.ConnectionClose(320, b"dtx stops").frame(0))
+    seen.append(session.stage)
+    session.client_gone()
+    seen.append(session.stage)
+    assert [stage.value for stage in seen] == ["running", "cut off", "closing", "detached"]
