@@ -3,6 +3,7 @@
 import fcntl
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -18,6 +19,8 @@ from dtx.client.tm.errors import LogFailed
 
 _BUSY: Final = 30.0
 """Seconds to wait for another process that writes: each holds the file for one fsync."""
+_AGAIN: Final = 0.01
+"""Seconds until it is tried again where SQLite itself does not wait."""
 _SQLITE: Final = """
 CREATE TABLE IF NOT EXISTS decision (
     gtrid      BLOB PRIMARY KEY,
@@ -118,7 +121,7 @@ class SqliteLog(DecisionLog):
         new = not self._path.exists()
         database = sqlite3.connect(self._path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
         try:
-            database.execute("PRAGMA journal_mode=WAL").fetchone()
+            self._write_ahead(database)
             database.execute("PRAGMA synchronous=FULL")
             if database.execute("PRAGMA synchronous").fetchone() != (2,):
                 raise LogFailed(f"SQLite does not take synchronous=FULL for {self._path}")
@@ -134,6 +137,19 @@ class SqliteLog(DecisionLog):
                 os.close(directory)
         self._database = database
         return database
+
+    def _write_ahead(self, database: sqlite3.Connection) -> None:
+        """Choose the mode of the journal. SQLite waits for nobody here, though others may be opening or closing it."""
+        until = time.monotonic() + _BUSY
+        while True:
+            try:
+                database.execute("PRAGMA journal_mode=WAL").fetchone()
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= until:
+                    raise
+                time.sleep(_AGAIN)
+            else:
+                return
 
     @contextmanager
     def transaction(self) -> Iterator[Statements]:
