@@ -197,7 +197,7 @@ class BaseClient(ABC):
     def hold_client(self, reason: object) -> None:
         """Read no more from the client until *reason* is released."""
         if not self._holding and self._transport is not None:
-            self._reads(False)
+            self._excuse()
             self._transport.pause_reading()
         self._holding.add(reason)
 
@@ -206,11 +206,11 @@ class BaseClient(ABC):
         if reason in self._holding:
             self._holding.discard(reason)
             if not self._holding and self._transport is not None:
-                self._reads(True)
+                self._excuse()
                 self._transport.resume_reading()
 
-    def _reads(self, reads: bool) -> None:  # noqa: B027 - who need not know
-        """The client is read from, or not any more."""
+    def _excuse(self) -> None:  # noqa: B027 - not every protocol listens for silence
+        """The client is read from, or not any more: until now its silence says nothing."""
 
     @abstractmethod
     def abort(self) -> None:

@@ -139,7 +139,7 @@ class ProxiedClient(BaseClient):
         """Whether something waits to be sent to the client."""
         return self._transport is not None and self._transport.unsent > 0
 
-    def _reads(self, reads: bool) -> None:  # noqa: ARG002 - either way, silence says nothing
+    def _excuse(self) -> None:
         self.engine.excuse()
 
     def _tick(self) -> None:

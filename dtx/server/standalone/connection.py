@@ -122,7 +122,6 @@ class Connection(ClientConnection):
         """An iteration of the engine runs."""
         self._awaited = False
         """Another turn of the loop goes on with it."""
-        self._reading = True
         self._told_blocked = False
         self._blocked_timer: asyncio.TimerHandle | None = None
         self._tick_timer: asyncio.TimerHandle | None = None
@@ -395,13 +394,12 @@ class Connection(ClientConnection):
 
     # -- pace
 
-    def _reads(self, reads: bool) -> None:
-        self._reading = reads
+    def _excuse(self) -> None:
         self._engine.excuse()
 
     def _tick(self) -> None:
         """Heartbeats, both ways."""
-        if not self._reading:
+        if self._holding:
             self._engine.excuse()
         deadline, events = self._engine.tick(now := time.monotonic())
         self.outbox.announce()
