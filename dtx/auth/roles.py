@@ -20,7 +20,7 @@ class Role(StrEnum):
 
 
 class Tag(StrEnum):
-    """What an account may be besides its permissions: the words are RabbitMQ's, and one more for who decides."""
+    """What an account may be as well as its permissions: the words are RabbitMQ's, and one more for who decides."""
 
     ADMINISTRATOR = "administrator"
     MONITORING = "monitoring"

@@ -139,7 +139,7 @@ class SqliteLog(DecisionLog):
         return database
 
     def _write_ahead(self, database: sqlite3.Connection) -> None:
-        """Choose the mode of the journal. SQLite waits for nobody here, though others may be opening or closing it."""
+        """Choose the journal mode. SQLite does not wait here, though another process may open or close the file."""
         until = time.monotonic() + _BUSY
         while True:
             try:

@@ -36,7 +36,7 @@ class Opening:
         self._mechanisms: list[bytes] = []
         """Offered to the client."""
         self._channel_max = 0xFFFF
-        """Of the broker, which is told its own: dtx needs channels there besides the client's."""
+        """What the broker offers, and is told: dtx needs channels there as well as the client."""
         self.user: str | None = None
         """The login's name; ``None`` when it does not tell one."""
         self.vhost = ""

@@ -10,7 +10,7 @@ OPENERS = 8
 
 
 def test_a_new_log_is_opened_by_many_at_once(tmp_path: Path) -> None:
-    """SQLite says "database is locked" at once to whoever chooses the journal's mode beside another one."""
+    """SQLite answers "database is locked" at once when two connections choose the journal mode together."""
     for number in range(30):
         together = Barrier(OPENERS)
 
