@@ -16,7 +16,6 @@ from dtx.xa.branch import Branch
 from dtx.xa.codes import XaFlag
 from dtx.xa.model import ChannelLost, Happened, Operation, State
 from dtx.xa.value import value
-from dtx.xa.xid import Xid
 
 _log = get_logger(part="manager")
 
@@ -116,6 +115,9 @@ class Activity(Enum):
     REREADING = auto()
 
 
+_IDLE: Final = Activity.IDLE
+_RUNNING: Final = Activity.RUNNING
+
 _LEADS_TO: Final = {
     UnitProgress.UNSENT: {UnitProgress.UNSENT, UnitProgress.SENT, UnitProgress.ANSWERED},
     UnitProgress.SENT: {UnitProgress.UNSENT, UnitProgress.SENT, UnitProgress.REFUSED, UnitProgress.APPLIED},
@@ -155,17 +157,19 @@ class BranchRuntime:
         "taken",
         "vhost",
         "work",
+        "xid",
     )
 
     def __init__(self, branch: Branch, vhost: str, *, now: float, work: HeldWork | None = None) -> None:
         self.branch = branch
+        self.xid: Final = branch.xid
         self.vhost = vhost
         self.id = new_branch_id()
         self.started_at = now
         self.work = work
         self.record: BranchRecord | None = None
         self.cached: Sequence[Work] | None = None
-        self._activity = Activity.IDLE
+        self._activity = _IDLE
         self.progress = UnitProgress.UNSENT
         self.may_repeat = False
         """What became of a unit is not known, or it happened in part: messages may have been repeated."""
@@ -206,11 +210,6 @@ class BranchRuntime:
         self.record = record
         if record.state not in {LogState.PREPARED, LogState.HEURISTIC}:
             self.progress = UnitProgress.SENT
-
-    @property
-    def xid(self) -> Xid:
-        """The branch's xid."""
-        return self.branch.xid
 
     @property
     def one_phase(self) -> bool:
@@ -274,17 +273,17 @@ class BranchRuntime:
     @property
     def idle(self) -> bool:
         """Whether nothing runs on it, and nothing about it is uncertain."""
-        return self._activity is Activity.IDLE
+        return self._activity is _IDLE
 
     @property
     def busy(self) -> bool:
         """Whether an operation runs on it."""
-        return self._activity not in {Activity.IDLE, Activity.UNCERTAIN}
+        return self._activity is not _IDLE and self._activity is not Activity.UNCERTAIN
 
     @property
     def uncertain(self) -> bool:
         """Whether only the log knows its state."""
-        return self._activity not in {Activity.IDLE, Activity.RUNNING}
+        return self._activity is not _IDLE and self._activity is not _RUNNING
 
     def _move(self, to: Activity, *after: Activity) -> None:
         assert self._activity in after, f"{self._activity} -> {to} (xid {self.xid})"
@@ -292,7 +291,8 @@ class BranchRuntime:
 
     def claim(self) -> None:
         """An operation begins."""
-        self._move(Activity.RUNNING, Activity.IDLE)
+        assert self._activity is _IDLE, f"{self._activity} -> RUNNING (xid {self.xid})"
+        self._activity = _RUNNING
 
     def lost_track(self) -> None:
         """A write of the running operation may or may not have happened."""
@@ -314,8 +314,8 @@ class BranchRuntime:
 
     def done(self) -> None:
         """The running operation is through."""
-        if self._activity is Activity.RUNNING:
-            self._activity = Activity.IDLE
+        if self._activity is _RUNNING:
+            self._activity = _IDLE
         else:
             self._move(Activity.UNCERTAIN, Activity.FAILING, Activity.REREADING)
         for waiter in self._waiters:

@@ -126,15 +126,12 @@ class Branches:
 
     def has(self, entry: BranchRuntime) -> bool:
         """Whether *entry* is still what its xid stands for: it has not ended."""
-        return self.get(entry.vhost, entry.xid) is entry
+        return self._known.get((entry.vhost, entry.xid)) is entry
 
     def add(self, entry: BranchRuntime) -> None:
         """A branch that the log had, or that begins: an xid begins again when its last branch has left the log."""
-        known = self.get(entry.vhost, entry.xid)
-        if known is not None:
-            assert known is entry
-            return
-        self._known[entry.vhost, entry.xid] = entry
+        known = self._known.setdefault((entry.vhost, entry.xid), entry)
+        assert known is entry
         self._quotas.add(entry.branch.owner, entry.vhost, Resource.BRANCHES)
         self._count_doubt(entry)
 
@@ -287,9 +284,9 @@ class Branches:
         if over:
             outcome = entry.branch.outcome
             entry.conclude(committed=entry.end is End.COMMITTED if outcome is None else outcome is Heuristic.COMMITTED)
-        events, entry.deferred = entry.deferred, []
-        if self.has(entry):
-            for event in events:
+        if entry.deferred:
+            events, entry.deferred = entry.deferred, []
+            for event in events if self.has(entry) else ():
                 self.apply_event(entry, event)
 
     def _file(self, entry: BranchRuntime) -> bool:
@@ -299,22 +296,22 @@ class Branches:
             Whether its work is over: nobody will decide anything about it any more.
         """
         state = entry.branch.state
-        gone = entry.end is not None or (state is State.UNKNOWN and not entry.uncertain)
-        if gone:
+        certain = not entry.uncertain
+        if entry.end is not None or (state is State.UNKNOWN and certain):
             if self.has(entry):
                 del self._known[entry.vhost, entry.xid]
                 self._discount(entry)
             self.open.pop(entry, None)
             self._cache.drop(entry)
             _let_work_go(entry)
-        elif state in LOGGED and not entry.uncertain:
+            return True
+        if state in LOGGED and certain:
             self.open.pop(entry, None)
             if state not in TAKING:
                 _let_work_go(entry)
                 self._cache.keep(entry)
-        if not gone:
-            self._count_doubt(entry)
-        return gone or (state is State.HEURISTIC and not entry.uncertain)
+        self._count_doubt(entry)
+        return state is State.HEURISTIC and certain
 
     def apply_event(self, entry: BranchRuntime, event: ChannelLost | Happened) -> None:
         """Something happens to a branch that nobody asked for; where it is too late for that, nothing does."""

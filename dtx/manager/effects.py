@@ -31,7 +31,6 @@ from dtx.xa.model import (
     Event,
     Note,
     NoteStuck,
-    Operation,
     Persist,
     PutBack,
     Refuse,
@@ -43,6 +42,8 @@ from dtx.xa.model import (
 )
 
 _log = get_logger(part="manager")
+_UNKNOWN: Final = State.UNKNOWN
+"""An attribute of an enum costs as much as a call; so wherever such a name stands in this package."""
 
 Reply = Callable[[XaFlag | XaError], None]
 """Called once with the answer; further calls must be ignored."""
@@ -76,6 +77,7 @@ def give(entry: BranchRuntime, reply: Reply, flag: XaFlag) -> None:
 Wait = LogWrite | Awaitable[Event | None]
 """What the effects of a branch wait for: a write, or something else; sent in is the event that this ends in, if any."""
 Steps = Generator[Wait, Event | None, None]
+_Other = Apply | PutBack | Take | NoteStuck | Release | Remember | Refuse
 
 
 class _Request:
@@ -143,7 +145,7 @@ class Effects:
         """A taking that was broken off is looked into before anything is decided on it."""
         await self._patiently(entry, self.broker.take(entry), reply)
 
-    def begin(self, entry: BranchRuntime, operation: Operation, reply: Reply, actor: str) -> bool:
+    def begin(self, entry: BranchRuntime, request: Request, reply: Reply, actor: str) -> bool:
         """Begin a request without a task, if one write is all that stands between it and its answer.
 
         Where messages live in the log's own database, that is what nearly every prepare, commit and rollback is; with a
@@ -151,7 +153,7 @@ class Effects:
 
         Args:
             entry: nothing runs on it, and nothing about it is in doubt.
-            operation: what is asked.
+            request: what is asked.
             reply: gets the answer, after this returned.
             actor: who asks.
 
@@ -159,21 +161,20 @@ class Effects:
             Whether it is under way; otherwise nothing has happened.
         """
         try:
-            request = Request(operation=operation, vote=self._durable.vote(entry))
             branch, effects = step(entry.branch, request, self._clock())
             if (
                 len(effects) != 2
                 or not isinstance(effects[0], Persist | Complete)
                 or not isinstance(effects[1], Answer)
                 or self._log.congested
-                or self._durable.undefined(entry) is not None
             ):
                 return False
             steps = self._steps(entry, branch, effects, reply, actor)
             record = next(steps)
         except XaError:
             return False  # whoever runs it in a task says so
-        assert isinstance(record, LogWrite)
+        if not isinstance(record, LogWrite):
+            return False  # that comes before it
         entry.claim()
         self._log.post(record, _Request(self, entry, steps, reply))
         self.under_way.begin()
@@ -226,64 +227,74 @@ class Effects:
     def _steps(
         self, entry: BranchRuntime, branch: Branch, effects: Sequence[Effect], reply: Reply, actor: str
     ) -> Steps:
-        """Run *effects*, which lead to *branch*, and those of the events that they end in."""
+        """Run *effects*, which lead to *branch*, and those of the events that they end in.
+
+        A write and the answer behind it, which is all that most branches need, are here; the others are a step away.
+        """
         while True:
             event = None
             for effect in effects:
                 match effect:
                     case Persist() | Complete() | Note():
-                        yield from self._write(entry, effect, actor)
+                        try:
+                            undefined = None if isinstance(effect, Note) else self._durable.undefined(entry)
+                            if undefined is not None:
+                                yield undefined
+                        except LogError as error:
+                            raise log_failed(error, _what(effect), entry.xid) from error
+                        record = self._durable.writing(entry, effect, time.time(), actor)
+                        try:
+                            yield record
+                        except LogError as error:
+                            raise self._durable.failed(entry, record, _what(effect), error) from error
+                        self._durable.written(entry, effect, record)
                         if isinstance(effect, Persist):
                             entry.branch = branch
                     case Answer():
-                        if branch.state is State.UNKNOWN:
+                        if branch.state is _UNKNOWN:
                             entry.move_units(UnitProgress.ANSWERED)
                             self._answered(entry)
                         give(entry, reply, effect.flag)
-                    case Apply():
-                        failpoint.at(Point.APPLY_BEFORE)
-                        event = yield self._patiently(entry, self.broker.apply(entry), reply)
-                        failpoint.at(Point.APPLY_AFTER)
-                    case PutBack():
-                        failpoint.at(Point.PUT_BACK_BEFORE)
-                        event = yield self._patiently(entry, self.broker.put_back(entry), reply)
-                        failpoint.at(Point.PUT_BACK_AFTER)
-                    case Take():
-                        failpoint.at(Point.TAKE_BEFORE)
-                        event = yield self._patiently(entry, self.broker.take(entry), reply)
-                        failpoint.at(Point.TAKE_AFTER)
-                    case NoteStuck():
-                        yield self.broker.note_stuck(entry, effect.reason, actor)
-                    case Release():
-                        release(entry)
-                    case Remember():
-                        failpoint.at(Point.REMEMBER_BEFORE)
-                        self._remember(entry, effect.flag)
-                        failpoint.at(Point.REMEMBER_AFTER)
-                    case Refuse():
-                        failpoint.at(Point.REFUSE_BEFORE)
-                        reply(XaError(effect.code, effect.reason))
-                        failpoint.at(Point.REFUSE_AFTER)
-                    case _:  # pragma: no cover
-                        assert_never(effect)
+                    case _:
+                        event = (yield from self._other(entry, effect, reply, actor)) or event
             entry.branch = branch
             if event is None:
                 return
             branch, effects = step(branch, event, self._clock())
 
-    def _write(self, entry: BranchRuntime, effect: LoggedEffect, actor: str) -> Steps:
-        try:
-            undefined = None if isinstance(effect, Note) else self._durable.undefined(entry)
-            if undefined is not None:
-                yield undefined
-        except LogError as error:
-            raise log_failed(error, _what(effect), entry.xid) from error
-        record = self._durable.writing(entry, effect, time.time(), actor)
-        try:
-            yield record
-        except LogError as error:
-            raise self._durable.failed(entry, record, _what(effect), error) from error
-        self._durable.written(entry, effect, record)
+    def _other(
+        self, entry: BranchRuntime, effect: _Other, reply: Reply, actor: str
+    ) -> Generator[Wait, Event | None, Event | None]:
+        """Run an effect that is no write and no answer; returns the event that it ends in, if any."""
+        event = None
+        match effect:
+            case Apply():
+                failpoint.at(Point.APPLY_BEFORE)
+                event = yield self._patiently(entry, self.broker.apply(entry), reply)
+                failpoint.at(Point.APPLY_AFTER)
+            case PutBack():
+                failpoint.at(Point.PUT_BACK_BEFORE)
+                event = yield self._patiently(entry, self.broker.put_back(entry), reply)
+                failpoint.at(Point.PUT_BACK_AFTER)
+            case Take():
+                failpoint.at(Point.TAKE_BEFORE)
+                event = yield self._patiently(entry, self.broker.take(entry), reply)
+                failpoint.at(Point.TAKE_AFTER)
+            case NoteStuck():
+                yield self.broker.note_stuck(entry, effect.reason, actor)
+            case Release():
+                release(entry)
+            case Remember():
+                failpoint.at(Point.REMEMBER_BEFORE)
+                self._remember(entry, effect.flag)
+                failpoint.at(Point.REMEMBER_AFTER)
+            case Refuse():
+                failpoint.at(Point.REFUSE_BEFORE)
+                reply(XaError(effect.code, effect.reason))
+                failpoint.at(Point.REFUSE_AFTER)
+            case _:  # pragma: no cover
+                assert_never(effect)
+        return event
 
     async def _patiently(self, entry: BranchRuntime, effect: Awaitable[Event], reply: Reply) -> Event:
         """Run an effect that waits for the broker; after a while the requester is told that it is still under way."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from dtx.config.rules import Quota, Resource
 from dtx.store.work import Budget
@@ -72,7 +72,7 @@ class Usage:
         limits: by name, those that there are.
     """
 
-    __slots__ = ("_counts", "budget", "limits", "name", "scope")
+    __slots__ = ("budget", "counts", "limits", "name", "scope")
 
     def __init__(self, scope: str, name: str, limits: dict[str, int]) -> None:
         self.scope = scope
@@ -80,25 +80,38 @@ class Usage:
         self.limits: Final = limits
         most = limits.get(Resource.BYTES, NO_LIMIT)
         self.budget: Final = Budget(most, f"{scope} '{name}' may hold {most} octets (--quota)")
-        self._counts: dict[Resource, int] = {resource: 0 for resource in Resource if resource is not Resource.BYTES}
+        self.counts: Final[dict[Resource, int]] = {each: 0 for each in Resource if each is not Resource.BYTES}
 
     @property
     def used(self) -> dict[str, int]:
         """By name, how much of what."""
-        counts = self._counts | {Resource.BYTES: self.budget.used}
+        counts = self.counts | {Resource.BYTES: self.budget.used}
         return {str(resource): count for resource, count in counts.items()}
 
-    def add(self, resource: Resource, count: int) -> None:
-        """So many more, or fewer."""
-        self._counts[resource] += count
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is held."""
+        return not self.budget.used and not any(self.counts.values())
 
     def excess(self, resource: Resource) -> str | None:
         """Why one more is too much; ``None`` where it is not."""
         limit = self.limits.get(resource, NO_LIMIT)
-        if self._counts[resource] < limit:
+        if self.counts[resource] < limit:
             return None
         kind = "branches in doubt" if resource is Resource.IN_DOUBT else resource
-        return f"{self.scope} '{self.name}' has {self._counts[resource]} {kind}, its quota is {limit}"
+        return f"{self.scope} '{self.name}' has {self.counts[resource]} {kind}, its quota is {limit}"
+
+
+class _Account(NamedTuple):
+    """What a user holds in a virtual host: it counts for both.
+
+    Args:
+        usages: of the user and the virtual host.
+        budget: charges both, and the total.
+    """
+
+    usages: tuple[Usage, Usage]
+    budget: Budget
 
 
 class Quotas:
@@ -113,12 +126,19 @@ class Quotas:
         self._quotas = {(quota.scope, quota.name): dict(quota.limits) for quota in quotas}
         self._total = total
         self._usage: dict[tuple[str, str], Usage] = {}
+        self._accounts: dict[tuple[str, str], _Account] = {}
+        """By user and virtual host."""
 
     def __iter__(self) -> Iterator[Usage]:
         return iter(self._usage.values())
 
-    def _of(self, user: str, vhost: str) -> tuple[Usage, Usage]:
-        return self._find("user", user), self._find("vhost", vhost)
+    def _of(self, user: str, vhost: str) -> _Account:
+        found = self._accounts.get((user, vhost))
+        if found is None:
+            usages = self._find("user", user), self._find("vhost", vhost)
+            budget = Budget(NO_LIMIT, "", self._total, *(usage.budget for usage in usages))
+            found = self._accounts[user, vhost] = _Account(usages, budget)
+        return found
 
     def _find(self, scope: str, name: str) -> Usage:
         found = self._usage.get((scope, name))
@@ -129,28 +149,29 @@ class Quotas:
 
     def budget(self, user: str, vhost: str) -> Budget:
         """What *user* may hold in memory in *vhost*: it is charged to both, and to the total."""
-        return Budget(NO_LIMIT, "", self._total, *(usage.budget for usage in self._of(user, vhost)))
+        return self._of(user, vhost).budget
 
     def charge(self, user: str, vhost: str, octets: int) -> None:
         """So much more is held, or less, outside of the memory that :meth:`budget` counts."""
-        for usage in self._of(user, vhost) if octets else ():
-            usage.budget.charge(octets)
+        for usage in self._of(user, vhost).usages if octets else ():
+            usage.budget.used += octets
 
     def add(self, user: str, vhost: str, resource: Resource) -> None:
         """One more, whether that is too much or not."""
-        for usage in self._of(user, vhost):
-            usage.add(resource, 1)
+        for usage in self._of(user, vhost).usages:
+            usage.counts[resource] += 1
 
     def remove(self, user: str, vhost: str, resource: Resource) -> None:
         """One less."""
-        for usage in self._of(user, vhost):
-            usage.add(resource, -1)
-            if not any(usage.used.values()):
+        for usage in self._of(user, vhost).usages:
+            usage.counts[resource] -= 1
+            if not usage.counts[resource] and usage.is_empty:
                 del self._usage[usage.scope, usage.name]
+                self._accounts.clear()
 
     def excess(self, user: str, vhost: str, *resources: Resource) -> str | None:
         """Why one more of each of *resources* is too much, for people; ``None`` where it is not."""
-        for usage in self._of(user, vhost) if self._quotas else ():
+        for usage in self._of(user, vhost).usages if self._quotas else ():
             for resource in resources:
                 reason = usage.excess(resource)
                 if reason is not None:

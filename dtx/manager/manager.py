@@ -47,6 +47,8 @@ from dtx.xa.xid import Xid
 
 _log = get_logger(part="manager")
 
+_START: Final = Operation.START
+_OK: Final = XaFlag.OK
 _TOLD_AT_ONCE: Final = 25
 """Branches that hear of the end of their channel within a millisecond."""
 
@@ -167,24 +169,25 @@ class TransactionManager:
             XaError: as the table says; 403 for another user's branch; 506 for a new one during shutdown; 541 when
                 this dtx is not known to be the active one.
         """
-        entry = self._branches.get(who.vhost, xid)
+        known = entry = self._branches.get(who.vhost, xid)
         if entry is None:
-            if operation is not Operation.START:
+            if operation is not _START:
                 if not self.log.lease_valid:  # what the log had was read at the start: it holds as long as the lease
                     raise XaError(ReplyCode.INTERNAL_ERROR, f"{operation}: this dtx is not the active one (xid {xid})")
                 raise XaError(ReplyCode.NOT_FOUND, f"unknown xid {xid}")
             entry = self._begin(who, xid)
-        elif operation is not Operation.START:  # a second start is refused as 530, whoever asks
+        elif operation is not _START:  # a second start is refused as 530, whoever asks
             self._branches.authorise(entry, who)
             if not entry.idle:
                 return None
         elif entry.answered and not entry.idle:
             return None  # it is known no more, as soon as the log knows
         branch, effects = step(entry.branch, Demarcation(operation=operation, channel=channel), self._clock())
-        self._branches.add(entry)
-        self._branches.open.setdefault(entry, 0.0)
+        if known is None:
+            self._branches.add(entry)
+            self._branches.open[entry] = 0.0
         entry.branch = branch
-        flag = XaFlag.OK
+        flag = _OK
         for effect in effects:
             if isinstance(effect, Release):
                 release(entry)
@@ -264,22 +267,18 @@ class TransactionManager:
         """Begin a request that needs no task; another one has the branch from now on, not when its task gets a turn."""
         if entry.record is None:
             entry.asked = operation
-            if operation is Operation.PREPARE and entry.branch.state is State.IDLE:
-                self._prepare(entry)
-        if self._effects.begin(entry, operation, reply, actor):
+        vote = self.vote(entry)
+        if operation is Operation.PREPARE and entry.branch.state is State.IDLE and vote is not Vote.NOTHING:
+            reason = self.quotas.excess(entry.branch.owner, entry.vhost, Resource.IN_DOUBT)
+            if reason is None:
+                self._branches.prepare(entry)
+            else:  # one too many for its user or virtual host: it can only be rolled back
+                self.doom(entry, reason)
+                vote = self.vote(entry)
+        if self._effects.begin(entry, Request(operation=operation, vote=vote), reply, actor):
             return True
         entry.claim()
         return False
-
-    def _prepare(self, entry: BranchRuntime) -> None:
-        """A branch is about to be in doubt: one too many for its user or virtual host can only be rolled back."""
-        if self.vote(entry) is Vote.NOTHING:
-            return
-        reason = self.quotas.excess(entry.branch.owner, entry.vhost, Resource.IN_DOUBT)
-        if reason is None:
-            self._branches.prepare(entry)
-        else:
-            self.doom(entry, reason)
 
     def _answer(self, work: Coroutine[Any, Any, None], xid: Xid, operation: Operation, reply: Reply) -> None:
         async def answer() -> None:

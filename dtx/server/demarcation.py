@@ -17,6 +17,7 @@ from dtx.xa.xid import Xid
 
 _start_ok: Final = packer(methods.DtxStartOk)
 _end_ok: Final = packer(methods.DtxEndOk)
+_OK: Final = XaFlag.OK
 
 
 class Demarcation:
@@ -88,12 +89,12 @@ class Demarcation:
         flag, entry = result
         self._flag = flag
         starting = isinstance(call, methods.DtxStart)
-        if starting and flag is XaFlag.OK:
+        if starting and flag is _OK:
             self.branch = self._branches[call.xid] = entry
         else:
             if self.branch is entry:
                 self.branch = None
-            if operation is not Operation.SUSPEND or flag is not XaFlag.OK:
+            if operation is not Operation.SUSPEND or flag is not _OK:
                 self._branches.pop(call.xid, None)
         self._metrics.operation_done("start" if starting else "end", flag.wire_name, 0.0)
         return replying((_start_ok if starting else _end_ok)(self._number, flag))

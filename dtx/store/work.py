@@ -26,27 +26,29 @@ class Budget:
         above: other budgets, which are charged with the same octets.
     """
 
-    __slots__ = ("_above", "_full", "limit", "used")
+    __slots__ = ("_charged", "_full", "limit", "used")
 
     def __init__(self, limit: int, full: str = "", *above: "Budget") -> None:
         self.limit = limit
         self.used = 0
         self._full = full or f"all branches together may hold {limit} octets (--max-held-bytes)"
-        self._above = above
+        self._charged: tuple[Budget, ...] = (*(each for budget in above for each in budget._charged), self)  # noqa: SLF001
 
     def charge(self, size: int) -> None:
         """*size* more octets are held; fewer, where that is negative."""
-        self.used += size
-        for budget in self._above:
-            budget.charge(size)
+        for budget in self._charged:
+            budget.used += size
 
     def has_room(self, size: int) -> bool:
         """Whether *size* more octets are within all limits."""
-        return self.used + size <= self.limit and all(budget.has_room(size) for budget in self._above)
+        for budget in self._charged:  # noqa: SIM110 - once for each message: a generator costs more than the question
+            if budget.used + size > budget.limit:
+                return False
+        return True
 
     def excess(self, size: int) -> str:
         """Which limit *size* more octets exceed, for people."""
-        return next((budget.excess(size) for budget in self._above if not budget.has_room(size)), self._full)
+        return next((each._full for each in self._charged if each.used + size > each.limit), self._full)  # noqa: SLF001
 
 
 class Returner(Protocol):

@@ -68,29 +68,27 @@ class Channel:
 
     # -- what the client asks for
 
-    def publish(self, event: ContentReceived) -> None:
-        """basic.publish.
+    def receive(self, event: MethodReceived | ContentReceived) -> None:
+        """A method, with the content that it may have.
 
         Raises:
             XaError: the channel cannot go on.
             WireError: nor can the connection.
         """
-        method: Any = event.method
-        self._publishing.publish(method, event.properties, event.body, event.number, self._context)
-
-    def receive(self, event: MethodReceived) -> None:
-        """Any other method.
-
-        Raises:
-            XaError: the channel cannot go on.
-            WireError: nor can the connection.
-        """
-        handle = _HANDLERS.get(type(event.method))
+        if isinstance(event, ContentReceived):
+            publish: Any = event.method
+            self._publishing.publish(publish, event.properties, event.body, event.number, self._context)
+            return
+        method = event.method
+        kind = type(method)
+        handle = _HANDLERS.get(kind)
         if handle is None:
-            key = event.method.KEY
+            key = method.KEY
             raise WireError(
                 HardCode.COMMAND_INVALID, f"class {key >> 16} method {key & 0xFFFF} has no place on a channel"
             )
+        if kind in _TICKETED:
+            self._declaring.check_ticket(method.NAME, event.ticket)
         handle(self, event)
 
     def _settle(self, event: MethodReceived) -> None:
@@ -184,17 +182,7 @@ def _declaring(act: Callable[[Declaring, Any], None]) -> _Handler:
     return lambda channel, event: act(channel._declaring, event.method)  # noqa: SLF001 - of this module
 
 
-def _with_ticket(handle: _Handler) -> _Handler:
-    """A method of the preview: its ticket counts."""
-
-    def check_and_handle(channel: Channel, event: MethodReceived) -> None:
-        channel._declaring.check_ticket(event.method.NAME, event.ticket)  # noqa: SLF001 - of this module
-        handle(channel, event)
-
-    return check_and_handle
-
-
-_BY_METHOD: Final[dict[type[Method], _Handler]] = {
+_HANDLERS: Final[dict[type[Method], _Handler]] = {
     methods.BasicAck: Channel._settle,  # noqa: SLF001 - so are all that follow
     methods.BasicNack: Channel._settle,  # noqa: SLF001
     methods.BasicReject: Channel._settle,  # noqa: SLF001
@@ -228,7 +216,5 @@ _BY_METHOD: Final[dict[type[Method], _Handler]] = {
     methods.ExecutionFlush: Channel._flush,  # noqa: SLF001
     methods.ExecutionComplete: Channel._nothing,  # noqa: SLF001
 }
-_TICKETED: Final = Fact.TICKET | Fact.LOCAL
-_HANDLERS: Final = {
-    row: _with_ticket(handle) if _TICKETED in row.FACTS else handle for row, handle in _BY_METHOD.items()
-}
+_TICKETED: Final = frozenset(row for row in _HANDLERS if Fact.TICKET | Fact.LOCAL in row.FACTS)
+"""Methods of the preview: their tickets count."""

@@ -57,6 +57,8 @@ _CLOSE_PATIENCE: Final = 5.0
 """Seconds that a client has to confirm connection.close."""
 _REFUSED_PAUSE: Final = 3.0
 """Seconds before a login that failed is cut off where the client cannot be told, as RabbitMQ has it."""
+_RUNNING: Final = Stage.RUNNING
+_ON_CHANNEL: Final = (MethodReceived, ContentReceived)
 _BEHIND: Final = "frames wait"
 """Why nothing is read while frames that were read have not been looked at."""
 _BLOCKED_AFTER: Final = 1.0
@@ -130,21 +132,23 @@ class Connection(ClientConnection):
 
     async def connect(self) -> None:
         """Begin the handshake."""
-        self._greet()
+        if not self._greeted:
+            self._greet()
 
     def _greet(self) -> None:
-        if not self._greeted:
-            self._greeted = True
-            self._set_timer(self._parts.limits.handshake_timeout, self._too_slow)
-            for _ in self._engine.receive(Protocol.AMQP_0_9_1.value):
-                raise AssertionError("a header means nothing else")
-            self._engine.greet(_GREETING)
-            self.outbox.announce()
+        self._greeted = True
+        self._set_timer(self._parts.limits.handshake_timeout, self._too_slow)
+        for _ in self._engine.receive(Protocol.AMQP_0_9_1.value):
+            raise AssertionError("a header means nothing else")
+        self._engine.greet(_GREETING)
+        self.outbox.announce()
 
     def client_data(self, data: bytes) -> None:
         """Bytes from the client."""
-        self._greet()
-        self._hold_if_it_reads_nothing()
+        if not self._greeted:
+            self._greet()
+        if self.outbox.is_slow:
+            self._hold_if_it_reads_nothing()
         events = self._engine.receive(data)
         if not self._awaited:
             self._handle(events)
@@ -155,7 +159,7 @@ class Connection(ClientConnection):
             return
         if self._engine.behind:
             self._handle(self._engine.events())
-        elif self.stage is Stage.RUNNING:
+        elif self.stage is _RUNNING:
             self.writes.flush()
 
     def _catch_up(self) -> None:
@@ -170,9 +174,7 @@ class Connection(ClientConnection):
         self._handling = True
         try:
             for event in events:
-                if isinstance(event, ContentReceived):
-                    self._publish(event)
-                elif isinstance(event, MethodReceived):
+                if isinstance(event, _ON_CHANNEL):
                     self._do(event)
                 else:
                     self._on(event)
@@ -184,16 +186,16 @@ class Connection(ClientConnection):
             _log.exception("connection failed", connection=self.id)
             self.refuse(error)
         self._handling = False
-        if self.stage is Stage.RUNNING:
+        if self.stage is _RUNNING:
             self.writes.flush()
-        if self._engine.wants_to_send:
+        engine = self._engine
+        if engine.wants_to_send:
             self.outbox.announce()
-        self._pace()
+        if self._holding or engine.behind or engine.wants_pause:
+            self._pace()
 
     def _pace(self) -> None:
         engine, behind = self._engine, self._engine.behind
-        if not (behind or self._holding or engine.wants_pause):
-            return
         if engine.wants_pause:
             self.hold_client(engine)
         else:
@@ -246,16 +248,7 @@ class Connection(ClientConnection):
             case _:
                 raise AssertionError(f"{event} is told at another place, or to clients")
 
-    def _publish(self, event: ContentReceived) -> None:
-        channel = self.channels[event.channel]
-        try:
-            channel.publish(event)
-        except XaError as error:
-            channel.order.refuse(error, event.method.KEY)
-        except WireError as error:
-            self.refuse(error, event.method.KEY)
-
-    def _do(self, event: MethodReceived) -> None:
+    def _do(self, event: MethodReceived | ContentReceived) -> None:
         channel = self.channels[event.channel]
         try:
             channel.receive(event)

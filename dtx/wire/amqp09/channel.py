@@ -108,6 +108,12 @@ class _Fate(Enum):
     DROPPED = auto()
 
 
+# An attribute of an enum costs as much as a call; these stand on the way of every frame.
+_IS_OPEN: Final = EndpointState.OPEN
+_NOT: Final = Passing.NOT
+_TOLD: Final = _Fate.TOLD
+
+
 class Shared:
     """What the channels of a connection have in common.
 
@@ -218,15 +224,13 @@ class ChannelEngine:
             XaError: the channel cannot go on; the connection engine closes it.
             WireError: nor can the connection.
         """
-        if self._passes is not Passing.NOT:
+        if self._passes is not _NOT:
             if self.held and not self._overtakes(key):
                 self._wait(key, buffer[start:end])
                 return None
             return FramePassed(self.number, key, buffer, start, end)
         state = self.state
-        if state is not EndpointState.OPEN and (
-            key in _LATE or state is EndpointState.OPENING or self._shared.end is End.SERVER
-        ):
+        if state is not _IS_OPEN and (key in _LATE or state is EndpointState.OPENING or self._shared.end is End.SERVER):
             return self._late(key, buffer[start + 7 : end - 1])
         if self.held and not self._overtakes(key):
             self._wait(key, buffer[start:end])
@@ -313,7 +317,7 @@ class ChannelEngine:
         method = rule.decode(payload)
         if rule.modes is not None and self.mode not in rule.modes and self._shared.end is End.SERVER:
             raise _wrong_mode(method, self.mode)
-        ticket = methods.ticket(payload) if rule.ticketed else 0
+        ticket = payload[4] << 8 | payload[5] if rule.ticketed else 0
         return MethodReceived(self.number, method, self._commands, ticket)
 
     def _on_close(self, payload: bytes) -> EngineEvent:
@@ -362,7 +366,7 @@ class ChannelEngine:
         self._left -= end - start - OVERHEAD
         if self._left < 0:
             raise WireError(HardCode.FRAME_ERROR, f"more content than announced on channel {self.number}")
-        if self._fate is not _Fate.TOLD:
+        if self._fate is not _TOLD:
             passed = self._fate is _Fate.PASSED
             if not self._left:
                 self._drop_content()
@@ -401,7 +405,7 @@ class ChannelEngine:
         self._method = None
         self._properties = b""
         self._left = -1
-        self._fate = _Fate.TOLD
+        self._fate = _TOLD
         if self._charged:
             self._charge(-self._charged)
             self._parts.clear()
@@ -427,7 +431,8 @@ class ChannelEngine:
     def hold(self) -> None:
         """Keep the frames that come from now on, until :meth:`release`."""
         self.held = True
-        self._sort()
+        if self._passes is not _NOT:
+            self._sort()
 
     def take_content(self) -> None:
         """Put the content together that begins; its size is charged at once, and the shell sees that there is room."""
@@ -450,7 +455,8 @@ class ChannelEngine:
     def release(self) -> None:
         """Let the frames that waited be handled: by the iteration that runs, else by ``ConnectionEngine.events``."""
         self.held = False
-        self._sort()
+        if self._passes is not _NOT:
+            self._sort()
         if self._backlog:
             self._shared.ready[self] = None
 
@@ -462,7 +468,7 @@ class ChannelEngine:
 
     def send(self, frame: bytes) -> None:
         """Send whole frames; confirms that are due come first. Nothing is sent behind a close."""
-        if self.state is EndpointState.OPEN or self.state is EndpointState.OPENING:
+        if self.state is _IS_OPEN or self.state is EndpointState.OPENING:
             if self in self._shared.confirming:
                 self.say_confirms()
             self._shared.out.append(frame)

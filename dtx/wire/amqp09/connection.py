@@ -11,8 +11,7 @@ and every close at a client's end. At a server's end a close-ok promises that al
 it is a call of the shell.
 """
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Final
 
 from dtx.wire.amqp09 import closes, methods
@@ -171,10 +170,14 @@ class ConnectionEngine:
                 if frame is None:
                     if not self._more:
                         return
+                    if self._failure is None and not self._unread and not self._splitter.has_more:
+                        self._more = False
+                        self._buffer, self._read = b"", []
+                        return
                     event = self._at_end_of_frames()
                 elif self._closing is not None:
                     continue  # behind its close nothing counts
-                elif frame[1] in joined and frame[0] in _JOINED:
+                elif joined and frame[1] in joined and frame[0] in _JOINED:
                     event = self._join(frame)
                 else:
                     key, number, start, end = frame
@@ -218,13 +221,12 @@ class ConnectionEngine:
         return bool(self._shared.heavy)
 
     def _cut(self, data: bytes) -> None:
+        """Cut *data* into frames, or more of what was cut last: then there are none."""
         if self._header is not None:
             data = self._take_header(data)
-        self._take(partial(self._splitter.feed, data))
-
-    def _take(self, cut: Callable[[], tuple[bytes, list[Frame]]]) -> None:
+        splitter = self._splitter
         try:
-            self._buffer, self._read = cut()
+            self._buffer, self._read = splitter.more() if splitter.has_more else splitter.feed(data)
         except FrameError as error:
             self._buffer, self._read, self._failure = error.buffer, error.frames, error
         self._frames = iter(self._read)
@@ -249,14 +251,10 @@ class ConnectionEngine:
         if failure is not None:
             self._more = False
             return None if self._closing is not None else self._fail(failure, 0)
-        if self._splitter.has_more:
-            self._take(self._splitter.more)
-        elif self._unread:
+        unread = b""
+        if not self._splitter.has_more:
             unread, self._unread = self._unread, b""
-            self._cut(unread)
-        else:
-            self._more = False
-            self._buffer, self._read = b"", []
+        self._cut(unread)
         return None
 
     def _next_of(self, channel: ChannelEngine) -> EngineEvent | None:
@@ -536,8 +534,9 @@ class ConnectionEngine:
 
     def data_to_send(self) -> list[bytes | memoryview]:
         """What is to be written to the peer, in pieces; confirms that are due are joined."""
-        self._say_confirms()
         shared = self._shared
+        if shared.confirming:
+            self._say_confirms()
         out, shared.out = shared.out, []
         if out:
             self._said = True
