@@ -29,8 +29,6 @@ class Resource(StrEnum):
     CONNECTIONS = "connections"
     CHANNELS = "channels"
 
-    __hash__ = str.__hash__  # they are keys of what is counted for each branch, and Enum's own is not in C
-
 
 QUOTA_LIMITS: Final = " ".join(f"{name}={'SIZE' if name is Resource.BYTES else 'N'}" for name in Resource)
 """How limits are written."""

@@ -133,7 +133,8 @@ class Branches:
         known = self._known.setdefault((entry.vhost, entry.xid), entry)
         assert known is entry
         self._quotas.add(entry.branch.owner, entry.vhost, Resource.BRANCHES)
-        self._count_doubt(entry)
+        if entry.record is not None:
+            self._count_doubt(entry)
 
     @property
     def count(self) -> int:

@@ -133,11 +133,10 @@ class Quotas:
         return iter(self._usage.values())
 
     def _of(self, user: str, vhost: str) -> _Account:
-        found = self._accounts.get((user, vhost))
-        if found is None:
-            usages = self._find("user", user), self._find("vhost", vhost)
-            budget = Budget(NO_LIMIT, "", self._total, *(usage.budget for usage in usages))
-            found = self._accounts[user, vhost] = _Account(usages, budget)
+        """Both, which are made where there are none; what is there already needs no call."""
+        usages = self._find("user", user), self._find("vhost", vhost)
+        budget = Budget(NO_LIMIT, "", self._total, *(usage.budget for usage in usages))
+        found = self._accounts[user, vhost] = _Account(usages, budget)
         return found
 
     def _find(self, scope: str, name: str) -> Usage:
@@ -149,21 +148,21 @@ class Quotas:
 
     def budget(self, user: str, vhost: str) -> Budget:
         """What *user* may hold in memory in *vhost*: it is charged to both, and to the total."""
-        return self._of(user, vhost).budget
+        return (self._accounts.get((user, vhost)) or self._of(user, vhost)).budget
 
     def charge(self, user: str, vhost: str, octets: int) -> None:
         """So much more is held, or less, outside of the memory that :meth:`budget` counts."""
-        for usage in self._of(user, vhost).usages if octets else ():
+        for usage in (self._accounts.get((user, vhost)) or self._of(user, vhost)).usages if octets else ():
             usage.budget.used += octets
 
     def add(self, user: str, vhost: str, resource: Resource) -> None:
         """One more, whether that is too much or not."""
-        for usage in self._of(user, vhost).usages:
+        for usage in (self._accounts.get((user, vhost)) or self._of(user, vhost)).usages:
             usage.counts[resource] += 1
 
     def remove(self, user: str, vhost: str, resource: Resource) -> None:
         """One less."""
-        for usage in self._of(user, vhost).usages:
+        for usage in (self._accounts.get((user, vhost)) or self._of(user, vhost)).usages:
             usage.counts[resource] -= 1
             if not usage.counts[resource] and usage.is_empty:
                 del self._usage[usage.scope, usage.name]
@@ -171,7 +170,7 @@ class Quotas:
 
     def excess(self, user: str, vhost: str, *resources: Resource) -> str | None:
         """Why one more of each of *resources* is too much, for people; ``None`` where it is not."""
-        for usage in self._of(user, vhost).usages if self._quotas else ():
+        for usage in (self._accounts.get((user, vhost)) or self._of(user, vhost)).usages if self._quotas else ():
             for resource in resources:
                 reason = usage.excess(resource)
                 if reason is not None:

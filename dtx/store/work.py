@@ -174,14 +174,15 @@ class HeldWork:
             count: how many.
             charged: whether the budget has them already.
         """
-        return self._within(size, count) and (charged or self.budget.has_room(size))
-
-    def _within(self, size: int, count: int) -> bool:
-        return self.count + count <= self.limit_messages and self.bytes + size <= self.limit_bytes
+        return (
+            len(self.items) + len(self.outcomes) + count <= self.limit_messages
+            and self.bytes + size <= self.limit_bytes
+            and (charged or self.budget.has_room(size))
+        )
 
     def excess(self, size: int, count: int = 1) -> str:
         """Why they do not fit, for people."""
-        if self._within(size, count):
+        if self.fits(size, count, charged=True):
             return self.budget.excess(size)
         return f"limits of a branch exceeded: {self.count + count} messages, {self.bytes + size} octets"
 

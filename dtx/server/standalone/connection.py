@@ -174,10 +174,16 @@ class Connection(ClientConnection):
         self._handling = True
         try:
             for event in events:
-                if isinstance(event, _ON_CHANNEL):
-                    self._do(event)
-                else:
+                if not isinstance(event, _ON_CHANNEL):
                     self._on(event)
+                else:
+                    channel = self.channels[event.channel]
+                    try:
+                        channel.receive(event)
+                    except XaError as error:
+                        channel.order.refuse(error, event.method.KEY)
+                    except WireError as error:
+                        self.refuse(error, event.method.KEY)
                 if clock() >= until:
                     break
         except WireError as error:
@@ -247,15 +253,6 @@ class Connection(ClientConnection):
                 raise WireError(HardCode.COMMAND_INVALID, "method on channel 0 that has no place there")
             case _:
                 raise AssertionError(f"{event} is told at another place, or to clients")
-
-    def _do(self, event: MethodReceived | ContentReceived) -> None:
-        channel = self.channels[event.channel]
-        try:
-            channel.receive(event)
-        except XaError as error:
-            channel.order.refuse(error, event.method.KEY)
-        except WireError as error:
-            self.refuse(error, event.method.KEY)
 
     def _send(self, method: Method) -> None:
         """Say something on channel 0."""

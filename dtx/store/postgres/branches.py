@@ -151,17 +151,19 @@ class Branches:
 
     def _keep(self, published: Sequence[Slot], puts: Sequence[StoredMessage]) -> None:
         hidden, contents = self._hidden, self._contents
-        expiring = {
-            queue
-            for queue in {message.queue for message in puts}
-            if (entry := self._registry.find(queue)) is not None and entry.spec.settings.expires is not None
-        }
+        if self._registry.some_expire:
+            self._promise_to_those_that_expire(published)
         for slot, message in zip(published, puts, strict=True):
-            if message.queue in expiring:
-                self._promise(slot)
             hidden[slot] = contents.add(message)
             while contents.used > self._limit:
                 self._let_go(hidden.popitem(last=False)[1])
+
+    def _promise_to_those_that_expire(self, published: Sequence[Slot]) -> None:
+        found = map(self._registry.find, {slot.queue for slot in published})
+        expiring = {entry.spec.id for entry in found if entry is not None and entry.spec.settings.expires is not None}
+        for slot in published:
+            if slot.queue in expiring:
+                self._promise(slot)
 
     def _let_go(self, message: StoredMessage) -> None:
         self._contents.remove(message)

@@ -52,7 +52,9 @@ class Registry:
     def __init__(self, position: int = 0) -> None:
         self.queues: Final[dict[int, QueueEntry]] = {}
         self.some_refuse = False
-        """Whether there has been a queue that refuses messages."""
+        """Whether there has been a queue that refuses messages,"""
+        self.some_expire = False
+        """and one that expires itself."""
         self.position = position
         self._bodies = count(secrets.randbits(62))
 
@@ -62,6 +64,7 @@ class Registry:
         refuses = settings.overflow is not Overflow.DROP_HEAD
         keeps_blind = settings.dead_letter_exchange is not None and settings.dead_letter_routing_key is None
         self.some_refuse = self.some_refuse or refuses
+        self.some_expire = self.some_expire or settings.expires is not None
         self.queues[spec.id] = QueueEntry(spec, index, refuses, settings.message_ttl is not None, keeps_blind)
 
     def find(self, queue: int) -> QueueEntry | None:

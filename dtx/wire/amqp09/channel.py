@@ -7,8 +7,9 @@ channel that is not open any more is dropped, since nothing that is sent behind 
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum, Flag, auto
-from typing import Final, NamedTuple
+from typing import Final
 
 from dtx.wire.amqp09 import closes, content, methods
 from dtx.wire.amqp09.codec import ANY_MODE, ChannelMode, Fact, Method, Sender
@@ -43,7 +44,8 @@ _BIND: Final = methods.ExchangeBind.KEY
 _SPECIAL: Final = (ChannelOpen, ChannelClose, ChannelCloseOk, methods.ExchangeBind, methods.ExchangeBindOk)
 
 
-class _Rule(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Rule:
     """What is to be known of a method when it comes.
 
     Args:

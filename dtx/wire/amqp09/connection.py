@@ -166,7 +166,7 @@ class ConnectionEngine:
                 asked = True
                 event = self._close_if_nothing_waits()
             else:
-                frame, self._kept = self._kept or next(self._frames, None), None
+                frame = next(self._frames, None) if self._kept is None else self._take_kept()
                 if frame is None:
                     if not self._more:
                         return
@@ -191,6 +191,10 @@ class ConnectionEngine:
                         event = self._failed(channel, error, key)
             if event is not None:
                 yield event
+
+    def _take_kept(self) -> Frame | None:
+        kept, self._kept = self._kept, None
+        return kept
 
     def _join(self, first: Frame) -> FramesPassed:
         """What comes in a row on channels whose frames pass joined."""
