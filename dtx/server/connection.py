@@ -29,7 +29,6 @@ class Outbox:
 
     Args:
         transport: its socket.
-        wrote: called when something was written.
         relieved: called when there is room again after somebody was told that there is none.
 
     Attributes:
@@ -44,15 +43,13 @@ class Outbox:
         "_relieved",
         "_transport",
         "_turned_away",
-        "_wrote",
         "is_slow",
         "source",
     )
 
-    def __init__(self, transport: ClientTransport, wrote: Callable[[], None], relieved: Callable[[], None]) -> None:
+    def __init__(self, transport: ClientTransport, relieved: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport: ClientTransport | None = transport
-        self._wrote = wrote
         self._relieved = relieved
         self._frames: list[bytes | memoryview] = []
         self._octets = 0
@@ -90,7 +87,6 @@ class Outbox:
         frames = self._frames
         frames += self.source()
         if frames and self._transport is not None:
-            self._wrote()
             self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
         frames.clear()
         self._octets = 0
@@ -228,12 +224,12 @@ class ClientConnection(BaseClient):
     def __init__(self, manager: TransactionManager, transport: ClientTransport) -> None:
         super().__init__(manager, transport)
         self.stage = Stage.OPENING
-        self.outbox = Outbox(transport, self._wrote, self._resume)
+        self.outbox = Outbox(transport, self._resume)
         self.slices = Slices(self._work_failed)
         """What takes long of what the client asks for."""
         self._login: asyncio.Task[None] | None = None
 
-    def behind_all(self, act: Callable[[], None]) -> None:
+    def behind_all(self, act: Callable[[], object]) -> None:
         """Do *act* when all that ends has returned what it has: some begin that behind what runs already."""
         self.slices.then(lambda: self.slices.then(act))
 
@@ -253,9 +249,6 @@ class ClientConnection(BaseClient):
         self.outbox.is_slow = False
         self.release_client(self)
         self._resume()
-
-    def _wrote(self) -> None:
-        """Something was written to the client."""
 
     @abstractmethod
     def _resume(self) -> None:

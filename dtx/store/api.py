@@ -6,7 +6,7 @@ branch visible in phase two. What it must survive, and what it may answer, is sa
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum, StrEnum, auto
+from enum import StrEnum, auto
 from typing import Protocol, runtime_checkable
 from uuid import UUID
 
@@ -24,7 +24,7 @@ class UnitOutcome(StrEnum):
     UNKNOWN = "unknown"
 
 
-class UnitProgress(Enum):
+class UnitProgress(StrEnum):
     """How far the logged work of a branch is: first the units that take what it consumed, then unit 0."""
 
     UNSENT = auto()

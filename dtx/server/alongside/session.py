@@ -197,8 +197,7 @@ class Session(ChannelOwner):
             self._run(self.engine.events())
 
     def _run(self, events: Iterator[EngineEvent]) -> None:
-        self._slices.run(self._handle(events))
-        if self._slices.busy:
+        if not self._slices.run(self._handle(events)):
             self.hold_client(self._slices)
             self._slices.then(lambda: self.release_client(self._slices))
 

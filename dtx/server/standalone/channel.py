@@ -136,19 +136,15 @@ class Channel:
         self.order.send(replying(methods.DtxSelectOk().frame(self.number)))
 
     def _demarcate(self, event: MethodReceived) -> None:
-        said = event.method
-        cast("Distributed", self._context).demarcate(cast("methods.DtxStart | methods.DtxEnd", said), said.KEY)
+        said: Any = event.method
+        assert isinstance(self._context, Distributed), "the engine lets a channel say so in that mode alone"
+        self._context.demarcate(said, said.KEY)
 
     def _coordinate(self, event: MethodReceived) -> None:
-        said = event.method
+        said: Any = event.method
         order, client = self.order, self._client
         order.occupy()
-        self._coordination.run(
-            cast("methods.CoordinationCall", said),
-            client.who,
-            client.frame_max,
-            lambda answer: order.finish(answer, said.KEY),
-        )
+        self._coordination.run(said, client.who, client.frame_max, lambda answer: order.finish(answer, said.KEY))
 
     # -- the end
 

@@ -159,8 +159,7 @@ class Upstream(asyncio.BaseProtocol):
 
     def run(self, work: Iterator[None]) -> None:
         """Handle what was read, in slices; more is read when that is done."""
-        self._slices.run(work)
-        if self._slices.busy:
+        if not self._slices.run(work):
             self.pause_reading(self._slices)
             self._slices.then(lambda: self.resume_reading(self._slices))
 

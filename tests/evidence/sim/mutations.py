@@ -14,8 +14,8 @@ from dtx.log.statements import Turn
 from dtx.manager import effects
 from dtx.manager.branch_runtime import Activity, BranchRuntime
 from dtx.manager.broker import BrokerEffects
-from dtx.manager.durable import BrokerDurable, LoggedEffect
-from dtx.manager.effects import Effects, Steps
+from dtx.manager.durable import BrokerDurable
+from dtx.manager.effects import Effects, Reply, Steps
 from dtx.manager.local import LocalDurable
 from dtx.manager.operators import Action, Done, Operators, Order
 from dtx.manager.upkeep import Upkeep
@@ -23,6 +23,7 @@ from dtx.store.api import UnitOutcome, UnitProgress
 from dtx.store.postgres.store import PostgresStore
 from dtx.store.rabbitmq.lane import Lane
 from dtx.store.rabbitmq.receipts import Receipts, Scan
+from dtx.xa.branch import Branch
 from dtx.xa.codes import Heuristic, XaFlag
 from dtx.xa.model import Answer, Complete, Effect, Happened, Operation, Persist, Request, State
 from tests.evidence.sim.broker_session import BrokerChannel
@@ -98,16 +99,26 @@ def _answer_first() -> Sequence[Change]:
 
 def _no_decision() -> Sequence[Change]:
     """Phase two begins without the decision in the log."""
-    write = Effects._write
+    return [_without_the_write_of(State.COMMITTING)]
 
-    def forgetful(self: Effects, entry: BranchRuntime, effect: LoggedEffect, actor: str) -> Steps:
-        if entry.record is not None and isinstance(effect, Persist) and effect.state is State.COMMITTING:
+
+def _without_the_write_of(*states: State) -> Change:
+    """What leads to one of *states* is remembered, and not in the log."""
+    steps = Effects._steps
+
+    def forgetful(
+        self: Effects, entry: BranchRuntime, branch: Branch, planned: Sequence[Effect], reply: Reply, actor: str
+    ) -> Steps:
+        first = planned[0] if planned else None
+        if entry.record is not None and isinstance(first, Persist) and first.state in states:
             assert isinstance(self._durable, BrokerDurable)
-            entry.record = replace(entry.record, units=(self._durable._store.next_unit(entry.vhost),))
-            return
-        yield from write(self, entry, effect, actor)
+            unit = self._durable._store.next_unit(entry.vhost)
+            entry.record = replace(entry.record, units=(unit,), outcome=first.outcome)
+            entry.branch = branch
+            planned = planned[1:]
+        return steps(self, entry, branch, planned, reply, actor)
 
-    return [(Effects, "_write", forgetful)]
+    return Effects, "_steps", forgetful
 
 
 def _no_lock() -> Sequence[Change]:
@@ -272,21 +283,7 @@ def _one_outcome() -> Sequence[Change]:
 
 def _forgets_by_itself() -> Sequence[Change]:
     """Operators: what was decided begins before it is in the log."""
-    write = Effects._write
-
-    def forgetful(self: Effects, entry: BranchRuntime, effect: LoggedEffect, actor: str) -> Steps:
-        if isinstance(effect, Persist) and effect.state in {
-            State.HEURISTIC_COMMITTING,
-            State.HEURISTIC_ROLLING_BACK,
-        }:
-            assert isinstance(self._durable, BrokerDurable)
-            assert entry.record is not None
-            unit = self._durable._store.next_unit(entry.vhost)
-            entry.record = replace(entry.record, units=(unit,), outcome=effect.outcome)
-            return
-        yield from write(self, entry, effect, actor)
-
-    return [(Effects, "_write", forgetful)]
+    return [_without_the_write_of(State.HEURISTIC_COMMITTING, State.HEURISTIC_ROLLING_BACK)]
 
 
 def _goes_where_it_was_to_go() -> Sequence[Change]:
