@@ -52,12 +52,12 @@ BY_FUNCTION = {
 }
 """Effects that are run in more than one place, by a function that has their points."""
 WRITES = {
-    Persist: "_write",
-    Complete: "_write",
-    Note: "_write",
+    Persist: "writing",
+    Complete: "writing",
+    Note: "writing",
     NoteStuck: "note_stuck",
 }
-"""Effects that are a write to the log, by a method that does nothing else; the points are those of the record."""
+"""Effects that are a write to the log, of a record that this method makes; the points are those of the record."""
 
 
 def _modules() -> Iterator[tuple[str, ast.Module]]:
