@@ -42,6 +42,8 @@ from dtx.xa.model import (
 )
 
 _log = get_logger(part="manager")
+_FIRST: Final = (Persist, Complete)
+"""What a request without a task begins with."""
 _UNKNOWN: Final = State.UNKNOWN
 """An attribute of an enum costs as much as a call; so wherever such a name stands in this package."""
 
@@ -164,7 +166,7 @@ class Effects:
             branch, effects = step(entry.branch, request, self._clock())
             if (
                 len(effects) != 2
-                or not isinstance(effects[0], Persist | Complete)
+                or not isinstance(effects[0], _FIRST)
                 or not isinstance(effects[1], Answer)
                 or self._log.congested
             ):
