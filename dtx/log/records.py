@@ -143,7 +143,7 @@ class UnitState(StrEnum):
     DONE = "done"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Unit:
     """One upstream AMQP transaction made on behalf of a branch.
 
@@ -226,7 +226,7 @@ ENDINGS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class JournalEntry:
     """One line of the journal.
 
@@ -312,7 +312,7 @@ class Insert:
     change: Change | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Advance:
     """A logged branch changes state (or notes something); version goes up by one.
 
@@ -370,7 +370,7 @@ class Complete:
     archive: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Note:
     """A journal line alone (a timeout of a branch that was never logged, a hazard).
 

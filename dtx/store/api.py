@@ -74,7 +74,7 @@ class Returned:
     text: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Applied:
     """Phase two happened.
 

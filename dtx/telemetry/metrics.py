@@ -298,9 +298,8 @@ class _Operations(Collector):
     """Calls of the dtx classes, counted by the event loop's thread alone, four times for each branch."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[str, str], int] = {}
-        self._times: dict[str, tuple[list[int], list[float]]] = {}
-        """By operation, how many were at most as long as each of _FAST_SECONDS (the last one: longer), and the sum."""
+        self._done: dict[tuple[str, str], tuple[list[int], list[float]]] = {}
+        """By operation and answer, how many took at most each of _FAST_SECONDS (the last one: longer), and the sum."""
 
     def done(self, operation: str, answer: str, seconds: float) -> None:
         """Count one.
@@ -310,23 +309,24 @@ class _Operations(Collector):
             answer: the flag's name in the XML (``xa-ok``), or the reply code (``404``).
             seconds: from the call's last octet to its answer.
         """
-        key = operation, answer
-        self._counts[key] = self._counts.get(key, 0) + 1
-        times = self._times.get(operation)
-        if times is None:
-            times = self._times[str(operation)] = [0] * (len(_FAST_SECONDS) + 1), [0.0]
-        times[0][bisect_left(_FAST_SECONDS, seconds)] += 1
-        times[1][0] += seconds
+        done = self._done.get((operation, answer))
+        if done is None:
+            done = self._done[str(operation), answer] = [0] * (len(_FAST_SECONDS) + 1), [0.0]
+        done[0][bisect_left(_FAST_SECONDS, seconds)] += 1
+        done[1][0] += seconds
 
     def collect(self) -> Iterable[Metric]:
         counts = CounterMetricFamily("dtx_operations", "Calls of the dtx classes.", labels=["operation", "answer"])
-        for (operation, answer), count in self._counts.items():
-            counts.add_metric([str(operation), answer], count)
+        times: dict[str, tuple[list[int], float]] = {}
+        for (operation, answer), (numbers, (total,)) in self._done.items():
+            counts.add_metric([operation, answer], sum(numbers))
+            others, before = times.get(operation, ([0] * len(numbers), 0.0))
+            times[operation] = [one + other for one, other in zip(numbers, others, strict=True)], before + total
         yield counts
         text = "Time from a call's last octet to its answer."
         seconds = HistogramMetricFamily("dtx_operation_seconds", text, labels=["operation"])
         bounds = [*(str(float(bound)) for bound in _FAST_SECONDS), "+Inf"]
-        for operation, (numbers, (total,)) in self._times.items():
+        for operation, (numbers, total) in times.items():
             seconds.add_metric([operation], list(zip(bounds, accumulate(numbers), strict=True)), total)
         yield seconds
 

@@ -188,7 +188,7 @@ class ChannelLost:
     channel: ChannelId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Happened:
     """The result of an effect, or something from outside; *reason* for people."""
 

@@ -50,6 +50,7 @@ from dtx.xa.codes import XaError
 
 _log = get_logger(part="session")
 
+_SAID: Final = (MethodReceived, ContentStarted, ContentReceived)
 _CLOSE_PATIENCE: Final = 5.0
 """Seconds that a client has to confirm connection.close."""
 
@@ -210,6 +211,8 @@ class Session(ChannelOwner):
                         self._pass_to_broker(event)
                     elif isinstance(event, FramePassed):
                         self._receive(event)
+                    elif isinstance(event, _SAID):
+                        self.channels[event.channel].receive(event)
                     else:
                         self._on(event)
                     if engine.wants_to_send:
@@ -251,8 +254,6 @@ class Session(ChannelOwner):
 
     def _on(self, event: EngineEvent) -> None:
         match event:
-            case MethodReceived() | ContentStarted() | ContentReceived():
-                self.channels[event.channel].receive(event)
             case ChannelClosing() | ChannelClosed() | ChannelFailed():
                 self.channels[event.channel].receive(event)
             case ChannelOpened(number):

@@ -7,7 +7,7 @@ not looked into. The codec is source text that is compiled once for each class, 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from enum import Enum, Flag, auto
+from enum import Flag, StrEnum, auto
 from functools import partial
 from struct import Struct
 from struct import error as struct_error
@@ -52,7 +52,7 @@ class Sender(Flag):
     BOTH = CLIENT | SERVER
 
 
-class ChannelMode(Enum):
+class ChannelMode(StrEnum):
     """What a channel was selected for."""
 
     PLAIN = "plain"

@@ -63,7 +63,7 @@ class Properties:
 
     def value(self, which: Property) -> bytes | None:
         """A property's octets without their length, or ``None`` when it is not there."""
-        span = self.spans.get(which.value)
+        span = self.spans.get(which)
         if span is None:
             return None
         start, end = span
