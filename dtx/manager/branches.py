@@ -130,8 +130,9 @@ class Branches:
 
     def add(self, entry: BranchRuntime) -> None:
         """A branch that the log had, or that begins: an xid begins again when its last branch has left the log."""
-        known = self._known.setdefault((entry.vhost, entry.xid), entry)
-        assert known is entry
+        key = entry.vhost, entry.xid
+        assert key not in self._known
+        self._known[key] = entry
         self._quotas.add(entry.branch.owner, entry.vhost, Resource.BRANCHES)
         if entry.record is not None:
             self._count_doubt(entry)

@@ -114,6 +114,18 @@ class _Account(NamedTuple):
     budget: Budget
 
 
+class _Accounts(dict[tuple[str, str], _Account]):
+    """By user and virtual host. One that is not there yet is made when it is asked for."""
+
+    def __init__(self, make: Callable[[str, str], _Account]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, key: tuple[str, str]) -> _Account:
+        account = self[key] = self._make(*key)
+        return account
+
+
 class Quotas:
     """The usage of all users and virtual hosts that hold anything.
 
@@ -126,18 +138,14 @@ class Quotas:
         self._quotas = {(quota.scope, quota.name): dict(quota.limits) for quota in quotas}
         self._total = total
         self._usage: dict[tuple[str, str], Usage] = {}
-        self._accounts: dict[tuple[str, str], _Account] = {}
-        """By user and virtual host."""
+        self._accounts = _Accounts(self._open)
 
     def __iter__(self) -> Iterator[Usage]:
         return iter(self._usage.values())
 
-    def _of(self, user: str, vhost: str) -> _Account:
-        """Both, which are made where there are none; what is there already needs no call."""
+    def _open(self, user: str, vhost: str) -> _Account:
         usages = self._find("user", user), self._find("vhost", vhost)
-        budget = Budget(NO_LIMIT, "", self._total, *(usage.budget for usage in usages))
-        found = self._accounts[user, vhost] = _Account(usages, budget)
-        return found
+        return _Account(usages, Budget(NO_LIMIT, "", self._total, *(usage.budget for usage in usages)))
 
     def _find(self, scope: str, name: str) -> Usage:
         found = self._usage.get((scope, name))
@@ -148,21 +156,21 @@ class Quotas:
 
     def budget(self, user: str, vhost: str) -> Budget:
         """What *user* may hold in memory in *vhost*: it is charged to both, and to the total."""
-        return (self._accounts.get((user, vhost)) or self._of(user, vhost)).budget
+        return self._accounts[user, vhost].budget
 
     def charge(self, user: str, vhost: str, octets: int) -> None:
         """So much more is held, or less, outside of the memory that :meth:`budget` counts."""
-        for usage in (self._accounts.get((user, vhost)) or self._of(user, vhost)).usages if octets else ():
-            usage.budget.used += octets
+        for usage in self._accounts[user, vhost].usages if octets else ():
+            usage.budget.charge(octets)
 
     def add(self, user: str, vhost: str, resource: Resource) -> None:
         """One more, whether that is too much or not."""
-        for usage in (self._accounts.get((user, vhost)) or self._of(user, vhost)).usages:
+        for usage in self._accounts[user, vhost].usages:
             usage.counts[resource] += 1
 
     def remove(self, user: str, vhost: str, resource: Resource) -> None:
         """One less."""
-        for usage in (self._accounts.get((user, vhost)) or self._of(user, vhost)).usages:
+        for usage in self._accounts[user, vhost].usages:
             usage.counts[resource] -= 1
             if not usage.counts[resource] and usage.is_empty:
                 del self._usage[usage.scope, usage.name]
@@ -170,7 +178,7 @@ class Quotas:
 
     def excess(self, user: str, vhost: str, *resources: Resource) -> str | None:
         """Why one more of each of *resources* is too much, for people; ``None`` where it is not."""
-        for usage in (self._accounts.get((user, vhost)) or self._of(user, vhost)).usages if self._quotas else ():
+        for usage in self._accounts[user, vhost].usages if self._quotas else ():
             for resource in resources:
                 reason = usage.excess(resource)
                 if reason is not None:

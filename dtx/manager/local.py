@@ -33,8 +33,6 @@ from dtx.xa.codes import Heuristic
 from dtx.xa.model import Ending, Persist, State, Vote
 
 _log = get_logger(part="manager")
-_LOCAL: Final = Vote.LOCAL
-_NOTHING: Final = Vote.NOTHING
 _NO_ROUTE = 312
 """AMQP 0-9-1, basic.return: no-route."""
 _KINDS: Final = frozenset(WorkKind)
@@ -56,10 +54,8 @@ class LocalDurable(Durable):
 
     def vote(self, entry: BranchRuntime) -> Vote:
         """Work is local, whatever it is."""
-        held = entry.record or entry.work
-        if held is not None and (held.publishes or held.consumes):
-            return _LOCAL
-        return _NOTHING if super().vote(entry) is _NOTHING else _LOCAL
+        vote = super().vote(entry)
+        return vote if vote is Vote.NOTHING else Vote.LOCAL
 
     def restore(self, entry: BranchRuntime, record: BranchRecord) -> None:  # noqa: ARG002 - nothing of it is half-way
         """Its messages are hidden and held."""

@@ -257,7 +257,7 @@ class TransactionManager:
             reply: gets the answer, or why there is none as the table says; never before this returns.
         """
         entry = self._branches.get(who.vhost, xid)
-        if entry is None or not entry.idle or not self._branches.may(entry.branch.owner, who.user):
+        if entry is None or not entry.idle or not self.may_control(entry, who.user):
             self._answer(self._find_and_request(who, xid, operation, reply), xid, operation, reply)
             return
         if not self._begun(entry, operation, reply, who.user):

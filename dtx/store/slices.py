@@ -17,10 +17,19 @@ _waiting: Final["WeakKeyDictionary[asyncio.AbstractEventLoop, deque[Callable[[],
 """Clients whose work goes on; the first one has the next turn, or has it now."""
 
 
-def advance(work: Iterator[object]) -> bool:
-    """Do a slice of *work*, which yields at least once in a millisecond; returns whether that was all of it."""
-    until = time.monotonic() + SLICE_SECONDS
-    return all(time.monotonic() < until for _ in work)
+def advance(work: Iterator[object], until: float | None = None) -> bool:
+    """Do a slice of *work*; returns whether that was all of it.
+
+    Args:
+        work: yields at least once in a millisecond.
+        until: when the slice ends, by ``time.monotonic``; by default after :data:`SLICE_SECONDS`.
+    """
+    if until is None:
+        until = time.monotonic() + SLICE_SECONDS
+    for _ in work:  # noqa: SIM110 - `all` would take a call for each step
+        if time.monotonic() >= until:
+            return False
+    return True
 
 
 async def finish(work: Iterator[object]) -> None:
@@ -87,15 +96,13 @@ class Slices:
             act()
 
     def _go_on(self) -> None:
-        clock = time.monotonic
-        until = clock() + SLICE_SECONDS
+        until = time.monotonic() + SLICE_SECONDS
         works = self._works
         while works:
             try:
-                for _ in works[0]:
-                    if clock() >= until:
-                        _later(self._go_on)
-                        return
+                if not advance(works[0], until):
+                    _later(self._go_on)
+                    return
             except Exception as error:  # noqa: BLE001 - told
                 self._failed(error)
             works.popleft()

@@ -42,7 +42,6 @@ class Channel:
         self._declaring = Declaring(client, self.order)
         self._context: Context = Immediate(client, self.order, self._publisher)
         self._coordination = Coordination(client.manager, client.parts.metrics, self.number, client.connection)
-        self._wants_tickets = client.parts.limits.require_tickets
         self._has_let_go = False
 
     # -- what operators see
@@ -88,7 +87,7 @@ class Channel:
             raise WireError(
                 HardCode.COMMAND_INVALID, f"class {key >> 16} method {key & 0xFFFF} has no place on a channel"
             )
-        if (event.ticket or self._wants_tickets) and kind in _TICKETED:
+        if kind in _TICKETED:
             self._declaring.check_ticket(method.NAME, event.ticket)
         handle(self, event)
 
