@@ -8,6 +8,7 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from enum import Enum
+from typing import Final
 
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.scan import Scan
@@ -26,12 +27,13 @@ from dtx.wire.amqp09.channel import ChannelEngine, Passing
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.events import ChannelEvent, ChannelFailed, FramePassed
-from dtx.wire.amqp09.frames import METHOD, method_frame, with_channel
+from dtx.wire.amqp09.frames import BODY, HEADER, METHOD, method_frame, with_channel
 from dtx.wire.amqp09.methods import ChannelClose
 from dtx.xa.codes import ReplyCode, XaError
 from dtx.xa.model import Association
 
 _log = get_logger(part="channel")
+_CONTENT: Final = (methods.BasicPublish.KEY, HEADER, BODY)
 
 
 class Phase(Enum):
@@ -216,6 +218,9 @@ class Channel:
                 self._to_broker(buffer, start, end)
                 self.session.upstream.free(self.upstream_number)
             self.session.forget(self)
+        elif self.phase is Phase.CLOSED_BY_BROKER and key in _CONTENT:
+            # The broker drops it; close-ok in the midst of a content would end the connection (505).
+            self._to_broker(buffer, start, end)
         elif key == methods.ChannelClose.KEY and self.phase is not Phase.CLOSING:
             # Both sides closed at once: each confirms the other's close (AMQP 0-9-1, 1.5.2.5).
             self.session.to_client(methods.ChannelCloseOk().frame(self.number))

@@ -9,7 +9,7 @@ import pytest
 from dtx.server.alongside.session import Session
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.codec import Method
-from dtx.wire.amqp09.frames import FrameSplitter
+from dtx.wire.amqp09.frames import BODY, HEADER, FrameSplitter, body_frames, header_frame
 from dtx.wire.amqp09.settings import MAX_BACKLOG
 from dtx.xa.xid import Xid
 from tests.unit.server.test_faults import Socket, running
@@ -104,6 +104,16 @@ async def test_a_client_is_not_read_from_while_much_waits(rig: Rig) -> None:
     while rig.session._slices.busy:
         await asyncio.sleep(0)
     assert not paused[-1]
+
+
+async def test_a_content_is_passed_to_its_end_though_the_broker_has_closed_the_channel(rig: Rig) -> None:
+    """Its method has been passed: RabbitMQ ends the connection (505) where a close-ok comes before the body."""
+    rig.client(methods.BasicPublish(b"", b"q"))
+    rig.broker(methods.ChannelClose(404, b"NOT_FOUND - no queue"))
+    rig.sent = b""
+    frames = header_frame(1, 60, 3, b"\x00\x00"), *body_frames(1, b"abc", 0)
+    rig.session.client_data(b"".join((*frames, methods.BasicQos(0, 1).frame(1), methods.ChannelCloseOk().frame(1))))
+    assert keys_of(rig.sent) == [HEADER, BODY, methods.ChannelCloseOk.KEY]
 
 
 async def test_operators_see_where_a_connection_is_in_its_life(rig: Rig) -> None:
