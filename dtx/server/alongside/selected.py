@@ -5,7 +5,7 @@ start and end, publishes and settlements are captured instead of passed on; outs
 """
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, get_args
 
@@ -53,15 +53,11 @@ _ALL: Final = methods.BasicNack(0, multiple=True)
 class _PublishChannel:
     """P: publishes outside a branch go here, returned messages come back."""
 
-    def __init__(self, owner: "SelectedChannel", number: int) -> None:
+    def __init__(self, owner: "SelectedChannel") -> None:
         self._owner = owner
-        self._number = number
 
     def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
         if key == methods.ChannelClose.KEY:
-            upstream = self._owner.session.upstream
-            upstream.write(methods.ChannelCloseOk().frame(self._number))
-            upstream.free(self._number)
             self._owner.publish_channel_closed(methods.ChannelClose.decode(buffer[start + 7 : end - 1]))
         elif not self._owner.published.received(buffer, start):
             self._owner.session.to_client(with_channel(buffer[start:end], self._owner.number))
@@ -93,7 +89,14 @@ class SelectedChannel(Channel):
         self.engine.announces = True
         self._taking = taking
         self._validator = validator
-        self._publishing: int | None = publishing
+        self._publishing = publishing
+        self._publishes = True
+        """Whether P may be used."""
+        self._torn = False
+        """Whether a content is on its way to P: RabbitMQ ends the connection (505) where a method comes before it is
+        whole."""
+        self._when_whole: Callable[[], object] | None = None
+        """What P then gets."""
         self._demarcation = Demarcation(self.session.manager, self.session.metrics, self.number, self)
         self._branch: BranchRuntime | None = None
         """What the content that is coming in belongs to; ``None`` outside of branches, where it asks for a reply."""
@@ -105,7 +108,7 @@ class SelectedChannel(Channel):
         self._asked = Fence(lambda payload: taking.request(methods.ChannelFlow.KEY, payload))
         """What T was asked for."""
         taking.owner = self
-        self.session.upstream.handlers[publishing] = _PublishChannel(self, publishing)
+        self.session.upstream.handlers[publishing] = _PublishChannel(self)
 
     @property
     def ties(self) -> Iterable[tuple[BranchRuntime, Association]]:
@@ -131,9 +134,8 @@ class SelectedChannel(Channel):
                     self._receive(event)
                 except XaError as error:
                     self.refuse(error, event.method.KEY)
-            case FramePassed() if self._publishing is not None:  # a part of a body
-                frame = event.buffer[event.start : event.end]
-                self.session.upstream.write(with_channel(frame, self._publishing))
+            case FramePassed():
+                self._pass_body(event)
             case ChannelClosing():
                 self._closes()
             case ChannelFailed():
@@ -223,10 +225,10 @@ class SelectedChannel(Channel):
             self._admit(branch, started)
         elif not self._asked.passed:
             self._start_behind(self._asked, started)
-        elif self._publishing is None:
+        elif not self._publishes:
             return
         elif not (self._taking.gets_replies and _wants_reply(started.properties)):
-            self._pass_publish(started, self._publishing)
+            self._pass_publish(started)
         elif not self.published.passed:
             self._start_behind(self.published, started)
         else:
@@ -240,11 +242,26 @@ class SelectedChannel(Channel):
         header = header_frame(self.number, BASIC, started.size, started.properties)
         self._wait_for(fence.wait(), started.method, header)
 
-    def _pass_publish(self, started: ContentStarted, number: int) -> None:
+    def _pass_publish(self, started: ContentStarted) -> None:
         self.published.sent(started.method.KEY)
         self.engine.pass_content()
-        header = header_frame(number, BASIC, started.size, started.properties)
-        self.session.upstream.write(started.method.frame(number) + header)
+        header = header_frame(self._publishing, BASIC, started.size, started.properties)
+        self.session.upstream.write(started.method.frame(self._publishing) + header)
+        self._torn = self.engine.passes_content
+
+    def _pass_body(self, part: FramePassed) -> None:
+        self.session.upstream.write(with_channel(part.buffer[part.start : part.end], self._publishing))
+        self._torn = self.engine.passes_content
+        if not self._torn and self._when_whole is not None:
+            self._when_whole()
+
+    def _end_publishing(self, end: Callable[[], object]) -> None:
+        """Do *end*, which ends P, when what passes to it is whole; never, where the client has gone before that."""
+        self._publishes = False
+        if self._torn:
+            self._when_whole = end
+        else:
+            end()
 
     def _admit(self, entry: BranchRuntime, started: ContentStarted) -> None:
         self._demand_size(started.size)
@@ -440,11 +457,10 @@ class SelectedChannel(Channel):
             then = self.upstream_close_ok
         else:
             then = self._taking.close
-        number, self._publishing = self._publishing, None
-        if number is None:
-            then()
+        if self._publishes:
+            self._end_publishing(lambda: Drain(self.session, self._publishing, then))
         else:
-            Drain(self.session, number, then)
+            then()
 
     def upstream_close_ok(self) -> None:
         """T is closed: so is the channel."""
@@ -461,8 +477,12 @@ class SelectedChannel(Channel):
 
     def publish_channel_closed(self, close: ChannelClose) -> None:
         """The broker closed P."""
-        self._publishing = None
+        self._end_publishing(self._confirm_publish_closed)
         self.refuse_as(close)
+
+    def _confirm_publish_closed(self) -> None:
+        self.session.upstream.write(methods.ChannelCloseOk().frame(self._publishing))
+        self.session.upstream.free(self._publishing)
 
     def _refuse(self, frame: bytes) -> None:
         if self.phase is not Phase.OPEN:
@@ -478,9 +498,8 @@ class SelectedChannel(Channel):
 
     def close_upstream(self) -> None:
         """Let T go when branches need it no more, close P."""
-        number, self._publishing = self._publishing, None
-        if number is not None and not self.session.upstream.is_lost:
-            Drain(self.session, number)
+        if self._publishes and not self.session.upstream.is_lost:
+            self._end_publishing(lambda: Drain(self.session, self._publishing))
         self._taking.detach()
 
     def let_go(self) -> None:

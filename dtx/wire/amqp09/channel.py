@@ -217,6 +217,11 @@ class ChannelEngine:
         """Whether frames of the peer wait."""
         return bool(self._backlog)
 
+    @property
+    def passes_content(self) -> bool:
+        """Whether a content is under way whose frames are told one by one; a close does not end it."""
+        return self._fate is _Fate.PASSED
+
     # -- what comes
 
     def receive(self, key: int, buffer: bytes, start: int, end: int) -> EngineEvent | None:
@@ -233,6 +238,8 @@ class ChannelEngine:
             return FramePassed(self.number, key, buffer, start, end)
         state = self.state
         if state is not _IS_OPEN and (key in _LATE or state is EndpointState.OPENING or self._shared.end is End.SERVER):
+            if self._fate is _Fate.PASSED:
+                return self._late_content(key, buffer, start, end)
             return self._late(key, buffer[start + 7 : end - 1])
         if self.held and not self._overtakes(key):
             self._wait(key, buffer[start:end])
@@ -288,6 +295,12 @@ class ChannelEngine:
                 self._confirm_close()
             return ChannelClosed(self.number)
         return None
+
+    def _late_content(self, key: int, buffer: bytes, start: int, end: int) -> EngineEvent | None:
+        """A frame behind the close of a channel with a content that passes: whoever gets that needs all of it."""
+        if key == BODY:
+            return self._on_body(buffer, start, end)
+        raise self._unexpected("frame in the midst of content")
 
     def _confirm_close(self) -> None:
         self._shared.out.append(ChannelCloseOk().frame(self.number))
@@ -443,7 +456,8 @@ class ChannelEngine:
 
     def pass_content(self) -> None:
         """Tell the frames of the body that begins one by one."""
-        self._fate = _Fate.PASSED
+        if self._left > 0:
+            self._fate = _Fate.PASSED
 
     def put_back(self, key: int, frame: bytes) -> None:
         """Handle a frame that came last once more, before all that wait; the channel is held until then.
@@ -536,7 +550,7 @@ class ChannelEngine:
             return False
         self.send(frame)
         self._go(EndpointStep.SEND_CLOSE)
-        if self._shared.end is End.SERVER:
+        if self._shared.end is End.SERVER and not self.passes_content:
             self._drop_content()
         self._shared.heavy.discard(self)
         return True

@@ -98,6 +98,14 @@ class Rig:
         """The client sends a method."""
         self._handle(self.engine.receive(method_frame(1, payload)))
 
+    def client_frames(self, *frames: bytes) -> None:
+        """The client sends whole frames."""
+        self._handle(self.engine.receive(b"".join(frames)))
+
+    def sent_to(self, number: int) -> list[int]:
+        """What the broker got on a channel."""
+        return [key for key, on, _, _ in FrameSplitter(0).feed(b"".join(self.sent))[1] if on == number]
+
     def broker(self, number: int, payload: bytes) -> None:
         """The broker sends a method."""
         frame = method_frame(number, payload)
@@ -239,3 +247,47 @@ async def test_a_close_that_waits_is_confirmed_when_the_broker_closes_the_channe
     for _ in range(3):
         await asyncio.sleep(0)
     assert closing.keys == [methods.ChannelCloseOk.KEY]
+
+
+@pytest.fixture
+def publishing() -> Rig:
+    """A channel whose client publishes outside a branch, and has sent half of the body."""
+    rig = Rig()
+    start = methods.BasicPublish(b"", b"queue").frame(1) + header_frame(1, 60, 4, b"\x00\x00")
+    rig.client_frames(start, *body_frames(1, b"ab", 4096))
+    rig.sent.clear()
+    return rig
+
+
+def test_a_content_is_whole_before_its_channel_closes_which_the_broker_asked_for(publishing: Rig) -> None:
+    """RabbitMQ drops it, and ends the connection (505) where anything else comes first."""
+    publishing.broker(P, CLOSE)
+    assert publishing.said == [method_frame(1, CLOSE)]
+    assert not publishing.sent_to(P)
+    publishing.client_frames(*body_frames(1, b"cd", 4096), methods.ChannelCloseOk().frame(1))
+    assert publishing.sent_to(P) == [BODY, methods.ChannelCloseOk.KEY]
+    assert P not in publishing.upstream.handlers
+
+
+def test_a_content_is_whole_before_its_channel_closes_since_the_other_one_has_ended(publishing: Rig) -> None:
+    publishing.broker(1, CLOSE)
+    assert not publishing.sent_to(P)
+    publishing.client_frames(*body_frames(1, b"cd", 4096), methods.ChannelCloseOk().frame(1))
+    assert publishing.sent_to(P) == [BODY, methods.ChannelClose.KEY]
+
+
+def test_a_content_that_will_never_be_whole_keeps_its_channel(publishing: Rig) -> None:
+    """Its connection lives on where a branch needs what it has consumed."""
+    publishing.engine.end()
+    publishing.channel.let_go()
+    assert not publishing.sent_to(P)
+
+
+def test_an_empty_content_is_whole_at_once(publishing: Rig) -> None:
+    publishing.client_frames(
+        *body_frames(1, b"cd", 4096),
+        methods.BasicPublish(b"", b"queue").frame(1) + header_frame(1, 60, 0, b"\x00\x00"),
+    )
+    publishing.sent.clear()
+    publishing.broker(1, CLOSE)
+    assert publishing.sent_to(P) == [methods.ChannelClose.KEY]
