@@ -26,6 +26,8 @@ from dtx.xa.codes import XaError
 
 _MAX_WAITING: Final = 1 << 20
 """Octets of messages that wait to be judged; beyond it the client is not read from."""
+_ITSELF: Final = 1 << 10
+"""Octets of a message without any: so few wait that all of them are published in one turn."""
 _FRAME: Final = 64
 """Octets of a header frame besides its properties, at most."""
 
@@ -34,6 +36,11 @@ class _Waiting(NamedTuple):
     delivery: int | None
     message: HeldPublish
     judgement: Judgement | None
+
+    @property
+    def octets(self) -> int:
+        """It takes so many while it waits."""
+        return _ITSELF + len(self.message.properties) + len(self.message.body)
 
 
 class _Name(NamedTuple):
@@ -90,8 +97,9 @@ class BrokerDestination:
         if judgement is None and not self._line:
             self._publish(delivery, message)
             return
-        self._line.append(_Waiting(delivery, message, judgement))
-        self._octets += len(message.body)
+        waiting = _Waiting(delivery, message, judgement)
+        self._line.append(waiting)
+        self._octets += waiting.octets
         if self._octets > _MAX_WAITING:
             self._broker.home.hold_client(self)
         if judgement is not None:
@@ -101,8 +109,9 @@ class BrokerDestination:
         """Publish what is judged, in order."""
         line = self._line
         while line and (line[0].judgement is None or line[0].judgement.done()):
-            delivery, message, judgement = line.popleft()
-            self._octets -= len(message.body)
+            first = line.popleft()
+            delivery, message, judgement = first
+            self._octets -= first.octets
             if judgement is None or (not judgement.cancelled() and judgement.result() is None):
                 self._publish(delivery, message)
             elif not judgement.cancelled():

@@ -1,0 +1,35 @@
+"""What a link publishes at a broker, without one behind it."""
+
+import asyncio
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+from dtx.server.alongside.amqp10.destination import BrokerDestination
+from dtx.store.work import HeldPublish
+
+MESSAGE = HeldPublish(b"", b"queue", False, b"", b"")
+FEW = 2_000
+"""Messages that are published within some milliseconds."""
+
+
+async def test_a_client_is_not_read_from_while_many_messages_wait_to_be_judged() -> None:
+    """However small they are: all of them are published in one turn of the event loop."""
+    judged = asyncio.get_running_loop().create_future()
+    said: deque[str] = deque()
+    home = SimpleNamespace(hold_client=lambda _: said.append("hold"), release_client=lambda _: said.append("release"))
+    broker: Any = SimpleNamespace(home=home, judged=lambda *_: judged, upstream=SimpleNamespace(handlers={}))
+    channel: Any = SimpleNamespace(engine=SimpleNamespace(become=lambda _: None, number=1, send=lambda _: None))
+    destination = BrokerDestination(broker, channel, None, None, lambda: None)
+    published: list[object] = []
+    destination._publish = lambda delivery, _: published.append(delivery)  # type: ignore[method-assign]
+    count = 0
+    while not said and count < FEW:
+        destination.send(count, MESSAGE)
+        count += 1
+    assert said.popleft() == "hold"
+    judged.set_result(None)
+    await asyncio.sleep(0)
+    assert said[-1] == "release"
+    await asyncio.sleep(0)
+    assert published == list(range(count))
