@@ -22,6 +22,8 @@ from dtx.wire.amqp09.frames import Protocol
 from dtx.wire.amqp09.methods import DtxSelect
 from tests.evidence.fuzz.server import ENTER, START_OK, TWO_CHANNELS, Wire, hear, whole
 
+pytestmark = pytest.mark.usefixtures("one_slice")
+
 SELECT = DtxSelect().frame(2)
 
 

@@ -14,6 +14,8 @@ from dtx.wire.amqp09.settings import MAX_BACKLOG
 from dtx.xa.xid import Xid
 from tests.unit.server.test_faults import Socket, running
 
+pytestmark = pytest.mark.usefixtures("one_slice")
+
 PREPARE = methods.DtxPrepare(Xid(1, b"g", b"b"))
 ANSWER = methods.DtxPrepareOk(0).frame(1)
 DECLARE = methods.QueueDeclare(b"q", arguments=bytes(1000)).frame(1)

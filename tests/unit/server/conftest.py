@@ -1,0 +1,11 @@
+"""What tests of the server's parts share."""
+
+import pytest
+
+from dtx.store import slices
+
+
+@pytest.fixture
+def one_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is said is done when the call returns, however long others have the processor."""
+    monkeypatch.setattr(slices, "SLICE_SECONDS", 60.0)
