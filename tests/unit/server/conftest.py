@@ -2,10 +2,12 @@
 
 import pytest
 
+from dtx.server.amqp10 import connection
 from dtx.store import slices
 
 
 @pytest.fixture
 def one_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is said is done when the call returns, however long others have the processor."""
-    monkeypatch.setattr(slices, "SLICE_SECONDS", 60.0)
+    for module in (slices, connection):
+        monkeypatch.setattr(module, "SLICE_SECONDS", 60.0)

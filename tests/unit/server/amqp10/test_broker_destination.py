@@ -22,7 +22,7 @@ async def test_a_client_is_not_read_from_while_many_messages_wait_to_be_judged()
     channel: Any = SimpleNamespace(engine=SimpleNamespace(become=lambda _: None, number=1, send=lambda _: None))
     destination = BrokerDestination(broker, channel, None, None, lambda: None)
     published: list[object] = []
-    destination._publish = lambda delivery, _: published.append(delivery)  # type: ignore[method-assign]
+    destination._publish = lambda delivery, _: published.append(delivery)  # type: ignore[assignment, method-assign]
     count = 0
     while not said and count < FEW:
         destination.send(count, MESSAGE)

@@ -49,6 +49,7 @@ class Broken(StandaloneNodes):
         return self._fail() if self._what == "destination" else super().destination(*args, **options)
 
 
+@pytest.mark.usefixtures("one_slice")
 @pytest.mark.parametrize("what", ["enter", "destination"])
 async def test_what_fails_behind_the_scenes_ends_the_connection_and_nobody_waits_for_ever(
     parts: Parts, what: str
@@ -72,6 +73,7 @@ async def test_what_fails_behind_the_scenes_ends_the_connection_and_nobody_waits
     assert not client.wire.open
 
 
+@pytest.mark.usefixtures("one_slice")
 async def test_a_link_that_breaks_when_its_client_goes_keeps_no_other_from_being_let_go(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +99,7 @@ async def test_a_link_that_breaks_when_its_client_goes_keeps_no_other_from_being
     assert gone == [link.handle for link in links]
 
 
+@pytest.mark.usefixtures("one_slice")
 @pytest.mark.parametrize("by_client", [True, False])
 async def test_a_connection_is_over_behind_the_transactions_of_its_links(
     parts: Parts, monkeypatch: pytest.MonkeyPatch, by_client: bool

@@ -44,6 +44,8 @@ from tests.evidence.fuzz.server import check_nothing_is_left, leave, whole
 from tests.unit.manager.asking import answer_of
 from tests.unit.server.amqp10.inside import Inside
 
+pytestmark = pytest.mark.usefixtures("one_slice")
+
 WHO: Final = Who("guest", "/")
 QUEUES: Final = "a", "b"
 FIRST: Final = 6

@@ -22,6 +22,8 @@ from dtx.wire.amqp10.session import Session
 from tests.evidence.fuzz.server import whole
 from tests.unit.server.amqp10.inside import Inside
 
+pytestmark = pytest.mark.usefixtures("one_slice")
+
 LINKS = 200
 EVERY = 10
 """Each so-manieth of them has a part of a second delivery."""
