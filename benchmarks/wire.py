@@ -15,11 +15,12 @@ from pika import frame
 from benchmarks.support import amqp10
 from dtx.wire.amqp09 import methods, properties
 from dtx.wire.amqp09.codec import packer
-from dtx.wire.amqp09.frames import FrameSplitter, body_frames, header_frame
+from dtx.wire.amqp09.frames import FrameSplitter, header_frame
 from dtx.wire.amqp09.methods import DtxStart, DtxStartOk, decode_call
 from dtx.wire.amqp09.recovery import recover_ok
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
+from tests.support.raw import body_frames
 
 FRAME_MAX = 131_072
 MESSAGES = 1000

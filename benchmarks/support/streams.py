@@ -8,8 +8,8 @@ from typing import Final
 from benchmarks.support.amqp import BASIC, CHANNEL, READ_SIZE, RawConnection, message_frames
 from benchmarks.support.dialogue import STAMP
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.frames import FRAME_END, METHOD, OVERHEAD, body_frames, header_frame
-from tests.support.raw import FRAME_MAX, Refused
+from dtx.wire.amqp09.frames import FRAME_END, METHOD, OVERHEAD, header_frame
+from tests.support.raw import FRAME_MAX, Refused, body_frames
 
 WINDOW: Final = 500
 """Publishes that are not confirmed yet, or deliveries that are not acked yet, at most."""

@@ -154,12 +154,6 @@ class PostgresLog(LogQueries):
         """How many records wait for the database."""
         return 0 if self._writer is None else self._writer.queued
 
-    async def wait_lost(self) -> None:
-        """Return when another dtx has taken the lease."""
-        if self._lease is None:
-            raise LogUnavailable("the log is not open")
-        await self._lease.lost.wait()
-
     async def write(self, record: LogWrite, *, urgent: bool = True) -> None:
         """Make *record* durable; returns after the commit that contains it (see :class:`dtx.log.api.TransactionLog`).
 

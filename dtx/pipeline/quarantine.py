@@ -3,14 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from typing import Final
 
 SAMPLE_LETTERS: Final = 200
 """Of a sample: enough to recognise a line, too little to fill a report."""
-SCHEMA: Final = "source string, item string, reason string, count bigint, sample string"
 
 
 class ExitCode(IntEnum):
@@ -67,9 +63,3 @@ def sample(text: str | bytes) -> str:
 def exit_code(rows: Iterable[Quarantined]) -> ExitCode:
     """What a run ends with that finished, and set *rows* aside."""
     return ExitCode.QUARANTINED if any(True for _ in rows) else ExitCode.CLEAN
-
-
-def quarantine_frame(spark: "SparkSession", rows: Iterable[Quarantined]) -> "DataFrame":
-    """*rows* as a DataFrame of :data:`SCHEMA`."""
-    told = [(row.source, row.item, row.reason, row.count, row.sample) for row in rows]
-    return spark.createDataFrame(told, SCHEMA)

@@ -16,12 +16,13 @@ from dtx.store.rabbitmq.service import Broker, ServiceConnection
 from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel
 from dtx.wire.amqp09 import methods, properties, tables
 from dtx.wire.amqp09.events import ContentReceived
-from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
+from dtx.wire.amqp09.frames import header_frame, method_frame
 from dtx.wire.amqp09.methods import MANDATORY
 from tests.evidence.sim.broker import HOST, PORT, SimBroker
 from tests.evidence.sim.network import Network
 from tests.evidence.sim.scheduler import Process, scheduler
 from tests.support.rabbitmq import RabbitNode
+from tests.support.raw import body_frames
 
 PERSISTENT: Final = properties.build({properties.Property.DELIVERY_MODE: b"\x02"})
 TRANSIENT: Final = properties.build({properties.Property.DELIVERY_MODE: b"\x01"})

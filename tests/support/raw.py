@@ -552,3 +552,10 @@ def read_xids(table: bytes) -> list[Xid]:
         xids.append(Xid.from_wire(data[1 : 1 + data[0]]))
         data = data[1 + data[0] :]
     return xids
+
+
+def body_frames(channel: int, body: bytes, frame_max: int) -> list[bytes]:
+    """*body* as whole frames of at most *frame_max* octets each (0: one frame); none when it is empty."""
+    room = frame_max - OVERHEAD if frame_max else len(body) or 1
+    parts = (body[start : start + room] for start in range(0, len(body), room))
+    return [struct.pack(">BHI", BODY, channel, len(part)) + part + bytes((FRAME_END,)) for part in parts]

@@ -11,7 +11,7 @@ from prometheus_client import Metric
 
 from dtx.config.settings import Settings, group_of
 from dtx.telemetry import Metrics
-from dtx.xa.diagram import answers_table, state_diagram
+from tests.support.diagram import answers_table, state_diagram
 
 README: Final = Path(__file__).parents[2] / "README.md"
 _UNITS: Final = ((1 << 20, "MiB"), (1 << 10, "KiB"))

@@ -25,8 +25,8 @@ from dtx.auth.roles import Role
 from dtx.config.values import parse_duration
 from dtx.log.pages import Sort
 from dtx.log.records import JournalEvent, LogState
+from dtx.xa.answers import answers
 from dtx.xa.codes import Heuristic, XaError
-from dtx.xa.diagram import answers
 from dtx.xa.model import Operation, State
 from dtx.xa.xid import Xid
 

@@ -270,16 +270,6 @@ def header_frame(channel: int, class_id: int, body_size: int, properties: bytes)
     return head + properties + _END
 
 
-def body_frames(channel: int, body: bytes, frame_max: int) -> list[bytes]:
-    """*body* as whole frames of at most *frame_max* octets each (0: one frame); none when it is empty."""
-    room = frame_max - OVERHEAD if frame_max else _UNLIMITED
-    if len(body) <= room:
-        return [_HEAD.pack(BODY, channel, len(body)) + body + _END] if body else []
-    view = memoryview(body)
-    parts = (view[start : start + room] for start in range(0, len(body), room))
-    return [b"".join((_HEAD.pack(BODY, channel, len(part)), part, _END)) for part in parts]
-
-
 def with_channel(frame: bytes, channel: int) -> bytes:
     """A copy of a whole frame for another channel."""
     return frame[:1] + _CHANNEL.pack(channel) + frame[3:]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from dtx.client import pika_methods
 from dtx.wire.amqp09 import methods, properties, tables
-from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
+from dtx.wire.amqp09.frames import header_frame, method_frame
 from dtx.wire.amqp09.methods import (
     DtxCall,
     DtxEnd,
@@ -20,7 +20,7 @@ from dtx.wire.amqp09.methods import (
     DtxStart,
 )
 from dtx.xa.xid import Xid
-from tests.support.raw import message
+from tests.support.raw import body_frames, message
 
 Mutation = Callable[[random.Random, list[bytes]], list[bytes]]
 

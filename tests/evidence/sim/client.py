@@ -9,7 +9,7 @@ from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, UpstreamLost
 from dtx.wire.amqp09 import methods, properties, tables
 from dtx.wire.amqp09.codec import Method
 from dtx.wire.amqp09.events import ContentReceived
-from dtx.wire.amqp09.frames import body_frames, header_frame
+from dtx.wire.amqp09.frames import header_frame
 from dtx.wire.amqp09.methods import (
     DtxCommit,
     DtxEnd,
@@ -29,6 +29,7 @@ from dtx.wire.amqp09.recovery import split_xids
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 from tests.evidence.sim.instance import PORT
+from tests.support.raw import body_frames
 
 PATIENCE: Final = 40.0
 """Seconds for one answer; then the connection is given up."""

@@ -6,7 +6,7 @@ import pytest
 
 from dtx.client import XaFlag
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.frames import HEADER, body_frames, header_frame, method_frame
+from dtx.wire.amqp09.frames import HEADER, header_frame, method_frame
 from dtx.wire.amqp09.methods import DtxEnd, DtxGetTimeout, DtxRollback, DtxStart
 from dtx.xa.xid import Xid
 from tests.support.client import new_xid
@@ -14,7 +14,7 @@ from tests.support.crash import PERSISTENT, Stage
 from tests.support.postgres import PostgresServer
 from tests.support.processes import resident
 from tests.support.rabbitmq import RabbitNode
-from tests.support.raw import RawClient
+from tests.support.raw import RawClient, body_frames
 
 MIB = 1 << 20
 HELD = 24 * MIB

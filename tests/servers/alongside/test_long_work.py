@@ -11,7 +11,7 @@ import pytest
 
 from dtx.server.limits import MAX_UNSETTLED
 from dtx.wire.amqp09 import methods, tables
-from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
+from dtx.wire.amqp09.frames import header_frame, method_frame
 from dtx.wire.amqp09.properties import Property, build
 from dtx.wire.amqp09.tables import entry
 from dtx.xa.codes import ReplyCode
@@ -21,7 +21,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitNode
-from tests.support.raw import NO_PROPERTIES, RawClient, message
+from tests.support.raw import NO_PROPERTIES, RawClient, body_frames, message
 from tests.support.watched import WatchedService, a_queue, ask, fill, not_held, service, take
 
 __all__ = ["service"]

@@ -11,13 +11,13 @@ import pytest
 
 from dtx.client import XaFlag, XAResource, Xid
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.frames import body_frames, header_frame
+from dtx.wire.amqp09.frames import header_frame
 from dtx.wire.amqp09.methods import DtxCommit, DtxEnd, DtxPrepare, DtxRollback, DtxSetTimeout, DtxStart
 from tests.servers.branches.conftest import MakeScene
 from tests.support.broker import Mode, only_alongside
 from tests.support.client import new_xid
 from tests.support.crash import Scene, Stage, work
-from tests.support.raw import NO_PROPERTIES, RawClient, session
+from tests.support.raw import NO_PROPERTIES, RawClient, body_frames, session
 
 HELD = 64 * 1024
 BRANCHES = 4

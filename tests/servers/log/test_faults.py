@@ -299,7 +299,6 @@ async def test_a_log_that_is_not_open_says_so() -> None:
     for call in (
         log.write(an_insert(a_branch())),
         log.lookup("/", a_xid()),
-        log.wait_lost(),
         log.history(None, a_xid()),
     ):
         with pytest.raises(LogUnavailable, match="the log is not open"):

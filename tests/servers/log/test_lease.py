@@ -55,10 +55,16 @@ async def test_a_log_keeps_its_id_and_each_dtx_has_its_own(open_log: OpenLog, mi
 
 async def test_the_loser_is_told_once(open_log: OpenLog, migrated_postgres_url: str) -> None:
     told: list[str] = []
-    log = await open_log(lease_ttl=0.6, on_lease_lost=lambda: told.append("lost"))
+    lost = asyncio.Event()
+
+    def tell() -> None:
+        told.append("lost")
+        lost.set()
+
+    log = await open_log(lease_ttl=0.6, on_lease_lost=tell)
     with psycopg.connect(migrated_postgres_url) as connection:
         connection.execute(TAKE_OVER, [uuid4()])
-    await asyncio.wait_for(log.wait_lost(), 5)
+    await asyncio.wait_for(lost.wait(), 5)
     with pytest.raises(LeaseLost):
         await log.write(an_insert(a_branch()))
     with pytest.raises(LeaseLost):
@@ -295,7 +301,8 @@ async def test_an_epoch_that_was_bumped_for_us_is_no_loss(open_log: OpenLog, mig
 async def test_a_lease_lost_while_the_connection_was_away_ends_all_writes(
     open_log: OpenLog, migrated_postgres_url: str
 ) -> None:
-    log = await open_log(lease_ttl=60.0)
+    lost = asyncio.Event()
+    log = await open_log(lease_ttl=60.0, on_lease_lost=lost.set)
     with psycopg.connect(migrated_postgres_url) as connection:
         connection.execute(TAKE_OVER, [uuid4()])
         connection.execute(
@@ -303,7 +310,7 @@ async def test_a_lease_lost_while_the_connection_was_away_ends_all_writes(
         )
     results = await asyncio.gather(*(log.write(an_insert(a_branch())) for _ in range(5)), return_exceptions=True)
     assert [type(result) for result in results] == [LeaseLost] * 5
-    await asyncio.wait_for(log.wait_lost(), 5)
+    await asyncio.wait_for(lost.wait(), 5)
     with pytest.raises(LeaseLost):
         await log.write(an_insert(a_branch()))
 

@@ -17,7 +17,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from dtx.pipeline.decisions import DecisionLog, LogKind, kind_of, read
 from dtx.pipeline.participants import Participant, ParticipantKind, connection_arguments, look_mysql, observe
-from dtx.pipeline.quarantine import SCHEMA, Quarantined, quarantine_frame
 from dtx.pipeline.source import SourceError, Waits, register
 from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid
@@ -169,7 +168,6 @@ def test_lines_of_json_that_are_malformed_are_named_with_their_number(spark: Spa
         "finished is not true or false": (12, 1),
     }
     assert all("\x1b" not in one.sample and len(one.sample) <= 200 for one in wrong)
-    assert quarantine_frame(spark, wrong).count() == len(wrong)
 
 
 def test_no_object_of_a_line_is_passed_over(spark: SparkSession, tmp_path: Path) -> None:
@@ -384,9 +382,3 @@ def test_what_a_log_is_can_be_told_by_its_place() -> None:
     assert kind_of("postgresql://h/d") is LogKind.POSTGRESQL
     assert kind_of("s3a://b/decisions.parquet") is LogKind.PARQUET
     assert kind_of("/x/decisions") is None
-
-
-def test_an_empty_quarantine_is_a_frame_too(spark: SparkSession) -> None:
-    assert quarantine_frame(spark, []).count() == 0
-    assert quarantine_frame(spark, [Quarantined(source="a", item="b", reason="c", count=None)]).first() is not None
-    assert SCHEMA.count(",") == 4

@@ -9,14 +9,14 @@ from pika.exceptions import ChannelClosedByBroker
 
 from dtx.client import XAResource
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.frames import BODY, body_frames, header_frame
+from dtx.wire.amqp09.frames import BODY, header_frame
 from dtx.wire.amqp09.methods import DtxEnd, DtxEndOk, DtxSelect, DtxStart
 from dtx.xa.codes import XaFlag
 from tests.servers.proxy.channels import select
 from tests.support.client import bodies, connected, new_xid
 from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
-from tests.support.raw import RawClient, logged_in
+from tests.support.raw import RawClient, body_frames, logged_in
 from tests.support.service import DtxService
 
 REPLY_TO = "amq.rabbitmq.reply-to"

@@ -4,8 +4,8 @@ import struct
 import threading
 
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
-from tests.support.raw import session
+from dtx.wire.amqp09.frames import header_frame, method_frame
+from tests.support.raw import body_frames, session
 from tests.support.service import DtxService
 
 CYCLES = 1_000

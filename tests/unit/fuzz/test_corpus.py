@@ -10,11 +10,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dtx.wire.amqp09 import methods, properties, tables
-from dtx.wire.amqp09.frames import FrameSplitter, body_frames, method_frame
+from dtx.wire.amqp09.frames import FrameSplitter, method_frame
 from dtx.wire.amqp09.properties import Property
 from tests.evidence.fuzz import amqp10, server
 from tests.evidence.fuzz.corpus import DIRECTORY, MOST, stored
 from tests.evidence.fuzz.targets import SPARE, TARGETS, Target
+from tests.support.raw import body_frames
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -21,7 +21,7 @@ from dtx.wire.amqp09 import (
 from dtx.wire.amqp09.closes import reply_text
 from dtx.wire.amqp09.codec import packer
 from dtx.wire.amqp09.errors import FrameError, HardCode, WireError
-from dtx.wire.amqp09.frames import FrameSplitter, body_frames, header_frame, method_frame, protocol_header
+from dtx.wire.amqp09.frames import FrameSplitter, header_frame, method_frame, protocol_header
 from dtx.wire.amqp09.methods import decode_call
 from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp09.recovery import recover_ok, split_recover
@@ -30,6 +30,7 @@ from dtx.xa.xid import MAX_WIRE, Xid
 from tests.evidence.fuzz.targets import READERS, nothing_but
 from tests.support import preview
 from tests.support.preview import with_ticket
+from tests.support.raw import body_frames
 
 channels = st.integers(0, 0xFFFF)
 octets = st.binary(max_size=200)

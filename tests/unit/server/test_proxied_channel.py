@@ -9,9 +9,10 @@ import pytest
 from dtx.server.alongside.session import Session
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.codec import Method
-from dtx.wire.amqp09.frames import BODY, HEADER, FrameSplitter, body_frames, header_frame
+from dtx.wire.amqp09.frames import BODY, HEADER, FrameSplitter, header_frame
 from dtx.wire.amqp09.settings import MAX_BACKLOG
 from dtx.xa.xid import Xid
+from tests.support.raw import body_frames
 from tests.unit.server.test_faults import Socket, running
 
 pytestmark = pytest.mark.usefixtures("one_slice")

@@ -7,7 +7,8 @@ import pytest
 from dtx.server.alongside import passing
 from dtx.server.alongside.passing import ROOM, Reading, Scratch, kept
 from dtx.wire.amqp09.errors import FrameError
-from dtx.wire.amqp09.frames import BODY, FrameSplitter, body_frames
+from dtx.wire.amqp09.frames import BODY, FrameSplitter
+from tests.support.raw import body_frames
 
 SIZE = 65_536
 

@@ -15,11 +15,12 @@ from dtx.store.work import Budget
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.connection import ConnectionEngine
 from dtx.wire.amqp09.events import EngineEvent
-from dtx.wire.amqp09.frames import BODY, HEADER, FrameSplitter, Protocol, body_frames, header_frame, method_frame
+from dtx.wire.amqp09.frames import BODY, HEADER, FrameSplitter, Protocol, header_frame, method_frame
 from dtx.wire.amqp09.methods import DtxPrepare, DtxPrepareOk
 from dtx.wire.amqp09.settings import End, EngineSettings
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
+from tests.support.raw import body_frames
 
 CLOSE = methods.ChannelClose(403, b"ACCESS_REFUSED - no", methods.BasicPublish.KEY).encode()
 ANSWER = DtxPrepareOk(XaFlag.RBROLLBACK).frame(1)

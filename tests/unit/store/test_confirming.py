@@ -9,11 +9,12 @@ from dtx.store.rabbitmq.confirming import ConfirmChannel, Fate
 from dtx.store.work import HeldPublish
 from dtx.wire.amqp09 import methods, properties
 from dtx.wire.amqp09.connection import ConnectionEngine
-from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
+from dtx.wire.amqp09.frames import header_frame, method_frame
 from dtx.wire.amqp09.methods import ChannelClose
 from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp09.settings import End, EngineSettings
 from dtx.wire.amqp09.tables import entry
+from tests.support.raw import body_frames
 
 CHANNEL = 3
 

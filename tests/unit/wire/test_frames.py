@@ -13,12 +13,12 @@ from dtx.wire.amqp09.frames import (
     Frame,
     FrameSplitter,
     Protocol,
-    body_frames,
     header_frame,
     method_frame,
     protocol_header,
     with_channel,
 )
+from tests.support.raw import body_frames
 
 PUBLISH = method_frame(1, bytes.fromhex("003c0028 0000 01 65 01 6b 00"))
 CONTENT = header_frame(1, 60, 3, b"\x00\x00")

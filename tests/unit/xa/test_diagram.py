@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from dtx.xa.diagram import answers_table, state_diagram
 from dtx.xa.model import REQUESTS, State
 from dtx.xa.table import TRANSITIONS
+from tests.support.diagram import answers_table, state_diagram
 
 ARROW = re.compile(r"    (\S+) --> (\S+) : ([^:;]+)")
 

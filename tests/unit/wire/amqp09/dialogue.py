@@ -29,11 +29,12 @@ from dtx.wire.amqp09.closes import close_frame
 from dtx.wire.amqp09.codec import ChannelMode, Method
 from dtx.wire.amqp09.connection import ConnectionEngine
 from dtx.wire.amqp09.errors import HardCode, WireError
-from dtx.wire.amqp09.frames import BODY, HEADER, HEARTBEAT, FrameSplitter, Protocol, body_frames, header_frame
+from dtx.wire.amqp09.frames import BODY, HEADER, HEARTBEAT, FrameSplitter, Protocol, header_frame
 from dtx.wire.amqp09.settings import End, EngineSettings
 from dtx.xa.codes import ReplyCode, XaError
 from dtx.xa.xid import Xid
 from tests.support.conversation import at_once, byte_by_byte, inside_frames
+from tests.support.raw import body_frames
 
 __all__ = ["FOLDER", "Dialogue", "at_once", "byte_by_byte", "inside_frames"]
 

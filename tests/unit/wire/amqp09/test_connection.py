@@ -19,8 +19,9 @@ from dtx.wire.amqp09.events import (
     MethodReceived,
     SecureReceived,
 )
-from dtx.wire.amqp09.frames import BODY, HEADER, FrameSplitter, Protocol, body_frames
+from dtx.wire.amqp09.frames import BODY, HEADER, FrameSplitter, Protocol
 from dtx.wire.amqp09.settings import MAX_BACKLOG, MAX_EFFORT, MOST_AT_ONCE, End, EngineSettings, Unbounded
+from tests.support.raw import body_frames
 from tests.unit.wire.amqp09.dialogue import Few
 
 QOS = methods.BasicQos(0, 1).frame(1)
