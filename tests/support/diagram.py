@@ -6,9 +6,8 @@ from dtx.xa.answers import answers
 from dtx.xa.model import REQUESTS, Operation, State, Vote
 from dtx.xa.table import LOGGED, TRANSITIONS
 
-_FREE: Final = frozenset(Vote) - {Vote.ASSOCIATED}
 _GUARDS: Final[dict[frozenset[Vote], str]] = {
-    _FREE: "last channel",
+    frozenset(Vote) - {Vote.ASSOCIATED}: "last channel",
     frozenset({Vote.NOTHING}): "nothing",
     frozenset({Vote.PUBLISHED}): "published only",
     frozenset({Vote.CONSUMED}): "consumed only",

@@ -238,7 +238,7 @@ class ChannelEngine:
             return FramePassed(self.number, key, buffer, start, end)
         state = self.state
         if state is not _IS_OPEN and (key in _LATE or state is EndpointState.OPENING or self._shared.end is End.SERVER):
-            if self._fate is _Fate.PASSED:
+            if self.passes_content:
                 return self._late_content(key, buffer, start, end)
             return self._late(key, buffer[start + 7 : end - 1])
         if self.held and not self._overtakes(key):
@@ -297,7 +297,7 @@ class ChannelEngine:
         return None
 
     def _late_content(self, key: int, buffer: bytes, start: int, end: int) -> EngineEvent | None:
-        """A frame behind the close of a channel with a content that passes: whoever gets that needs all of it."""
+        """A frame behind the close of a channel with a content that passes, whose receiver needs all of its frames."""
         if key == BODY:
             return self._on_body(buffer, start, end)
         raise self._unexpected("frame in the midst of content")
@@ -455,7 +455,7 @@ class ChannelEngine:
         self._charge(self._left)
 
     def pass_content(self) -> None:
-        """Tell the frames of the body that begins one by one."""
+        """Tell the frames of the body that begins one by one; an empty one has none."""
         if self._left > 0:
             self._fate = _Fate.PASSED
 

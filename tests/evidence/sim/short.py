@@ -2,8 +2,8 @@
 
 The runs are kept in a file. ``python -m tests.evidence.sim.short`` chooses them anew: for each mutation that the runs
 chosen so far do not find, it takes the shortest one that does; then it cuts those that are longer than it takes to find
-what no other finds. Do that when ``make evidence PARTS=sim`` says that the
-short simulation no longer finds what it found.
+what no other finds. Do that when ``make evidence PARTS=sim`` says that the short simulation no longer finds what it
+found.
 """
 
 import json
@@ -25,8 +25,9 @@ _SECONDS: Final = (3.0, 6.0, 12.0, 20.0)
 _SEEDS: Final = 20
 """Seeds to try for each length but the last, which has all that the mutation is given."""
 _SHARES: Final = (0.3, 0.45, 0.6)
-"""Of the length of a chosen run, to try with some other seeds."""
+"""Of the length of a chosen run, to try."""
 _OTHERS: Final = 5
+"""Seeds to try for each of these lengths."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,6 @@ from dtx.store import slices
 
 @pytest.fixture
 def one_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that is said is done when the call returns, however long others have the processor."""
+    """What a client sends is handled when the call returns, however busy the machine is."""
     for module in (slices, connection):
         monkeypatch.setattr(module, "SLICE_SECONDS", 60.0)

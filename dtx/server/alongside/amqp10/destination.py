@@ -25,9 +25,11 @@ from dtx.wire.amqp10.performatives import ACCEPTED, RELEASED, Outcome
 from dtx.xa.codes import XaError
 
 _MAX_WAITING: Final = 1 << 20
-"""Octets of messages that wait to be judged; beyond it the client is not read from."""
-_ITSELF: Final = 1 << 10
-"""Octets of a message without any: so few wait that all of them are published in one turn."""
+"""Bytes of messages that wait to be judged; beyond it the client is not read from."""
+_OVERHEAD: Final = 1 << 10
+"""Bytes that a waiting message counts besides its properties and body. It bounds how many wait, since all of them may
+be published in one turn of the event loop.
+"""
 _FRAME: Final = 64
 """Octets of a header frame besides its properties, at most."""
 
@@ -38,9 +40,9 @@ class _Waiting(NamedTuple):
     judgement: Judgement | None
 
     @property
-    def octets(self) -> int:
-        """It takes so many while it waits."""
-        return _ITSELF + len(self.message.properties) + len(self.message.body)
+    def size(self) -> int:
+        """What it counts against :data:`_MAX_WAITING`."""
+        return _OVERHEAD + len(self.message.properties) + len(self.message.body)
 
 
 class _Name(NamedTuple):
@@ -71,7 +73,7 @@ class BrokerDestination:
         self._made = made
         self._sender: Sender
         self._line: deque[_Waiting] = deque()
-        self._octets = 0
+        self._size = 0
         self._closing = False
         self._channel = ConfirmChannel(broker.upstream, channel.engine, KEPT, self)
 
@@ -99,8 +101,8 @@ class BrokerDestination:
             return
         waiting = _Waiting(delivery, message, judgement)
         self._line.append(waiting)
-        self._octets += waiting.octets
-        if self._octets > _MAX_WAITING:
+        self._size += waiting.size
+        if self._size > _MAX_WAITING:
             self._broker.home.hold_client(self)
         if judgement is not None:
             judgement.add_done_callback(self._go_on)
@@ -111,12 +113,12 @@ class BrokerDestination:
         while line and (line[0].judgement is None or line[0].judgement.done()):
             first = line.popleft()
             delivery, message, judgement = first
-            self._octets -= first.octets
+            self._size -= first.size
             if judgement is None or (not judgement.cancelled() and judgement.result() is None):
                 self._publish(delivery, message)
             elif not judgement.cancelled():
                 self._sender.reject(delivery, broker_error(cast("ChannelClose", judgement.result())))
-        if self._octets <= _MAX_WAITING:
+        if self._size <= _MAX_WAITING:
             self._broker.home.release_client(self)
         if self._closing and not line:
             self._close()

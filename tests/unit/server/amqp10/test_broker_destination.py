@@ -13,6 +13,17 @@ FEW = 2_000
 """Messages that are published within some milliseconds."""
 
 
+class Destination(BrokerDestination):
+    """One that notes what it would publish."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.published: list[int | None] = []
+
+    def _publish(self, delivery: int | None, message: HeldPublish) -> None:
+        self.published.append(delivery)
+
+
 async def test_a_client_is_not_read_from_while_many_messages_wait_to_be_judged() -> None:
     """However small they are: all of them are published in one turn of the event loop."""
     judged = asyncio.get_running_loop().create_future()
@@ -20,9 +31,7 @@ async def test_a_client_is_not_read_from_while_many_messages_wait_to_be_judged()
     home = SimpleNamespace(hold_client=lambda _: said.append("hold"), release_client=lambda _: said.append("release"))
     broker: Any = SimpleNamespace(home=home, judged=lambda *_: judged, upstream=SimpleNamespace(handlers={}))
     channel: Any = SimpleNamespace(engine=SimpleNamespace(become=lambda _: None, number=1, send=lambda _: None))
-    destination = BrokerDestination(broker, channel, None, None, lambda: None)
-    published: list[object] = []
-    destination._publish = lambda delivery, _: published.append(delivery)  # type: ignore[assignment, method-assign]
+    destination = Destination(broker, channel, None, None, lambda: None)
     count = 0
     while not said and count < FEW:
         destination.send(count, MESSAGE)
@@ -32,4 +41,4 @@ async def test_a_client_is_not_read_from_while_many_messages_wait_to_be_judged()
     await asyncio.sleep(0)
     assert said[-1] == "release"
     await asyncio.sleep(0)
-    assert published == list(range(count))
+    assert destination.published == list(range(count))
