@@ -16,6 +16,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import call
 from typing import Any, Final, Self
 
 import psycopg
@@ -80,7 +81,7 @@ class Statement:
         return self.proving, self._parameters(rm, number, row)
 
     def _parameters(self, rm: bytes, number: int, row: Sequence[Any]) -> list[bytes | None]:
-        return [rm, int8(number), *[cell(value) for cell, value in zip(self.cells, row, strict=True)]]
+        return [rm, int8(number), *map(call, self.cells, row)]
 
 
 Bound = tuple[Statement, Sequence[bytes | None]]
@@ -155,7 +156,10 @@ def in_pieces(rows: list[Any], body: int) -> Iterable[list[Any]]:
     yield rows[start:]
 
 
-_FAILED: Final = frozenset({ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE})
+# Reading a member of an enum costs as much as a call in Python 3.11, and these are read for each result.
+_SYNC: Final = int(ExecStatus.PIPELINE_SYNC)
+_FAILED: Final = frozenset((int(ExecStatus.FATAL_ERROR), int(ExecStatus.BAD_RESPONSE)))
+_OK: Final = int(ConnStatus.OK)
 _BINARY: Final = [1] * 64
 _KEEP_DURABLE: Final = """
 SELECT set_config('synchronous_commit', coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), false)
@@ -343,32 +347,34 @@ class Session:
         except psycopg.Error as error:
             self._lose(self._dsn.explain(error))
         else:
-            if self._pgconn.status != ConnStatus.OK:
+            if self._pgconn.status != _OK:
                 error_result = self._exchanges[0].error if self._exchanges else None
                 self._lose("the server closed the connection" if error_result is None else self._message(error_result))
 
     def _read(self) -> None:
         """Take what the socket has and every result in it: what libpq holds unparsed makes no socket readable again."""
-        pgconn = self._pgconn
+        pgconn, exchanges = self._pgconn, self._exchanges
         pgconn.consume_input()
+        is_busy, get_result = pgconn.is_busy, pgconn.get_result
         ended = False
-        while self._exchanges and not pgconn.is_busy():
-            result = pgconn.get_result()
+        while exchanges and not is_busy():
+            result = get_result()
             if result is None:
                 if ended:
                     break  # nothing is under way
                 ended = True  # of one statement; the next one's result follows
                 continue
             ended = False
-            exchange = self._exchanges[0]
-            if result.status == ExecStatus.PIPELINE_SYNC:
-                self._answer(self._exchanges.popleft())
-                if self._exchanges:  # what is next has only now begun
+            status = result.status
+            if status == _SYNC:
+                self._answer(exchanges.popleft())
+                if exchanges:  # what is next has only now begun
                     self._patience_ends = self._loop.time() + self._answer_timeout
-            elif result.status in _FAILED:
+            elif status in _FAILED:
+                exchange = exchanges[0]
                 exchange.error = exchange.error or result
             else:
-                exchange.results.append(result)
+                exchanges[0].results.append(result)
 
     def _answer(self, exchange: _Exchange) -> None:
         """What was sent is done."""

@@ -409,6 +409,7 @@ STATEMENTS: Final = (
     PUT_BINDING,
 )
 """In the order of their execution within a group."""
+_RANKS: Final = {statement: rank for rank, statement in enumerate(STATEMENTS)}
 PREPARED: Final = both(STATEMENTS)
 """What a session that writes prepares."""
 
@@ -581,7 +582,9 @@ def bind_group(rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]], t
             changes.append(change)
     if changes:
         _change(rows, changes)
-    found = [(statement, piece) for statement in STATEMENTS if statement in rows for piece in _pieces(statement, rows)]
+    found = [
+        (statement, piece) for statement in sorted(rows, key=_RANKS.__getitem__) for piece in _pieces(statement, rows)
+    ]
     if turn is not None:
         behind = b"%d" % turn.behind if turn.behind else b""
         bound: list[Bound] = [(PROVE_TURN, [rm, int8(epoch), behind, b"%d" % turn.mine])]
@@ -600,5 +603,5 @@ def _pieces(statement: Statement, rows: _Rows) -> Iterable[list[Any]]:
         return ()
     if statement is RELEASE:
         return [[row] for row in given]
-    body = _BY_BODY.get(statement)
+    body = None if len(given) == 1 else _BY_BODY.get(statement)
     return (given,) if body is None else in_pieces(given, body)

@@ -115,16 +115,16 @@ class HeldPublish:
     origin: Returner | None = None
     queues: tuple[int, ...] = ()
     blind: bool = False
+    size: int = field(init=False)
+    """Octets that it takes. What is not stored once, for all queues together, counts for each of them."""
 
-    @property
-    def size(self) -> int:
-        """Octets that it takes. What is not stored once, for all queues together, counts for each of them."""
+    def __post_init__(self) -> None:
         octets = len(self.properties)
         body = len(self.body)
         if len(self.queues) > 1:
             each = octets + ROW_BYTES + (body if body < SHARED_BYTES else 0)
             octets += each * (len(self.queues) - 1)
-        return octets + body
+        self.size = octets + body
 
 
 class HeldWork:

@@ -5,12 +5,12 @@ for each chunk read, so they are plain integers that are only looked at when som
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Final, Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -110,12 +110,10 @@ class Metrics:
         self.operation_done: Final = self._operations.done
         """Count one call of the dtx classes, see there."""
         registry.register(self._operations)
-        self._group_size = Histogram(
-            "dtx_log_group_size", "Log records in one database commit.", buckets=_GROUP_SIZES, registry=registry
-        )
-        self._commit_seconds = Histogram(
-            "dtx_log_commit_seconds", "Time of one database commit.", buckets=_FAST_SECONDS, registry=registry
-        )
+        self._commits: Final = _Commits()
+        self.log_committed: Final = self._commits.count
+        """Count one group commit of the log, see there."""
+        registry.register(self._commits)
         self._journal: Final = _Journal()
         self.lines_written: Final = self._journal.written
         """Count lines of the journal, see there."""
@@ -147,11 +145,6 @@ class Metrics:
         self.validation_misses: Final = validations.labels("miss")
         self.traffic: Final = Traffic()
         registry.register(_TrafficCollector(self.traffic))
-
-    def log_committed(self, records: int, seconds: float) -> None:
-        """Count one group commit of the log: how many records, how long from BEGIN to the answer."""
-        self._group_size.observe(records)
-        self._commit_seconds.observe(seconds)
 
     def render(self) -> bytes:
         """Everything in the text format of Prometheus."""
@@ -294,12 +287,66 @@ class _Journal(Collector):
         yield outcomes
 
 
-class _Operations(Collector):
-    """Calls of the dtx classes, counted by the event loop's thread alone, four times for each branch."""
+class _Histogram:
+    """Numbers that are counted by the event loop's thread alone: the library's own histogram takes a lock each time.
+
+    Args:
+        bounds: what the numbers of each bucket are at most; one more has those above.
+    """
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, number: float) -> None:
+        self._counts[bisect_left(self._bounds, number)] += 1
+        self._sum += number
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts)
+
+    def add(self, other: "_Histogram") -> None:
+        """Take in what *other*, with the same bounds, has counted."""
+        self._counts = [one + another for one, another in zip(self._counts, other._counts, strict=True)]
+        self._sum += other._sum
+
+    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str] = ()) -> None:
+        """Show it as the metric of *family* with *labels*."""
+        bounds = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        family.add_metric(labels, list(zip(bounds, accumulate(self._counts), strict=True)), self._sum)
+
+
+class _Commits(Collector):
+    """Group commits of the log."""
 
     def __init__(self) -> None:
-        self._done: dict[tuple[str, str], tuple[list[int], list[float]]] = {}
-        """By operation and answer, how many took at most each of _FAST_SECONDS (the last one: longer), and the sum."""
+        self._sizes = _Histogram(_GROUP_SIZES)
+        self._seconds = _Histogram(_FAST_SECONDS)
+
+    def count(self, records: int, seconds: float) -> None:
+        """Count one group commit of the log: how many records, how long from BEGIN to the answer."""
+        self._sizes.observe(records)
+        self._seconds.observe(seconds)
+
+    def collect(self) -> Iterable[Metric]:
+        sizes = HistogramMetricFamily("dtx_log_group_size", "Log records in one database commit.")
+        self._sizes.add_to(sizes)
+        yield sizes
+        seconds = HistogramMetricFamily("dtx_log_commit_seconds", "Time of one database commit.")
+        self._seconds.add_to(seconds)
+        yield seconds
+
+
+class _Operations(Collector):
+    """Calls of the dtx classes, four times for each branch."""
+
+    def __init__(self) -> None:
+        self._done: dict[tuple[str, str], _Histogram] = {}
+        """By operation and answer, how long they took."""
 
     def done(self, operation: str, answer: str, seconds: float) -> None:
         """Count one.
@@ -311,23 +358,20 @@ class _Operations(Collector):
         """
         done = self._done.get((operation, answer))
         if done is None:
-            done = self._done[str(operation), answer] = [0] * (len(_FAST_SECONDS) + 1), [0.0]
-        done[0][bisect_left(_FAST_SECONDS, seconds)] += 1
-        done[1][0] += seconds
+            done = self._done[str(operation), answer] = _Histogram(_FAST_SECONDS)
+        done.observe(seconds)
 
     def collect(self) -> Iterable[Metric]:
         counts = CounterMetricFamily("dtx_operations", "Calls of the dtx classes.", labels=["operation", "answer"])
-        times: dict[str, tuple[list[int], float]] = {}
-        for (operation, answer), (numbers, (total,)) in self._done.items():
-            counts.add_metric([operation, answer], sum(numbers))
-            others, before = times.get(operation, ([0] * len(numbers), 0.0))
-            times[operation] = [one + other for one, other in zip(numbers, others, strict=True)], before + total
+        times: dict[str, _Histogram] = {}
+        for (operation, answer), done in self._done.items():
+            counts.add_metric([operation, answer], done.count)
+            times.setdefault(operation, _Histogram(_FAST_SECONDS)).add(done)
         yield counts
         text = "Time from a call's last octet to its answer."
         seconds = HistogramMetricFamily("dtx_operation_seconds", text, labels=["operation"])
-        bounds = [*(str(float(bound)) for bound in _FAST_SECONDS), "+Inf"]
-        for operation, (numbers, total) in times.items():
-            seconds.add_metric([operation], list(zip(bounds, accumulate(numbers), strict=True)), total)
+        for operation, of_it in times.items():
+            of_it.add_to(seconds, [operation])
         yield seconds
 
 

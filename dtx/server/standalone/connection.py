@@ -197,7 +197,7 @@ class Connection(ClientConnection):
         engine = self._engine
         if engine.wants_to_send:
             self.outbox.announce()
-        if self._holding or engine.behind or engine.wants_pause:
+        if self._holding or engine.is_pressed:
             self._pace()
 
     def _pace(self) -> None:

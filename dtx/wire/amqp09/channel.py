@@ -55,7 +55,7 @@ class _Rule:
         ticketed: its first argument is a ticket that counts.
         special: it is about the channel itself, or not the only one with its number.
         modes: in which it is allowed; ``None`` for all.
-        plain: nothing of this is to be looked at.
+        simple: it is a command without a content, about something else than the channel itself.
     """
 
     decode: Callable[[bytes], Method]
@@ -64,7 +64,7 @@ class _Rule:
     ticketed: bool
     special: bool
     modes: frozenset[ChannelMode] | None
-    plain: bool
+    simple: bool
 
 
 def _has(facts: Flag, fact: Flag) -> bool:
@@ -75,8 +75,7 @@ def _rule(row: type[Method]) -> _Rule:
     content, counted = _has(row.FACTS, Fact.CONTENT), not _has(row.FACTS, Fact.UNCOUNTED)
     ticketed = _has(row.FACTS, Fact.TICKET) and _has(row.FACTS, Fact.LOCAL)
     special, modes = row in _SPECIAL, None if row.MODES == ANY_MODE else row.MODES
-    plain = counted and modes is None and not (content or ticketed or special)
-    return _Rule(row.decode, content, counted, ticketed, special, modes, plain)
+    return _Rule(row.decode, content, counted, ticketed, special, modes, counted and not content and not special)
 
 
 def _rules(sender: Sender) -> dict[int, _Rule]:
@@ -311,24 +310,22 @@ class ChannelEngine:
         rule = self._rules.get(key)
         if rule is None:
             raise _no_place(key)
-        if rule.plain:
-            self._commands += 1
-            return MethodReceived(self.number, rule.decode(payload), self._commands, 0)
         if rule.counted:
             self._commands += 1
-        if rule.content:
-            if payload != self._last_payload:
-                self._last, self._last_payload = rule.decode(payload), payload
-            self._method = self._last
-            return None
-        if rule.special:
-            if key == _CLOSE:
-                return self._on_close(payload)
-            if key == _OPEN:
-                raise WireError(HardCode.CHANNEL_ERROR, "second 'channel.open' seen")
-            if key == _CLOSE_OK:
-                return None  # nothing was closed: no harm
-            rule = _query_or(rule, key, payload)
+        if not rule.simple:
+            if rule.content:
+                if payload != self._last_payload:
+                    self._last, self._last_payload = rule.decode(payload), payload
+                self._method = self._last
+                return None
+            if rule.special:
+                if key == _CLOSE:
+                    return self._on_close(payload)
+                if key == _OPEN:
+                    raise WireError(HardCode.CHANNEL_ERROR, "second 'channel.open' seen")
+                if key == _CLOSE_OK:
+                    return None  # nothing was closed: no harm
+                rule = _query_or(rule, key, payload)
         method = rule.decode(payload)
         if rule.modes is not None and self.mode not in rule.modes and self._shared.end is End.SERVER:
             raise _wrong_mode(method, self.mode)

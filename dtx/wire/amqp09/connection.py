@@ -12,6 +12,7 @@ it is a call of the shell.
 """
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Final
 
 from dtx.wire.amqp09 import closes, methods
@@ -104,10 +105,10 @@ class ConnectionEngine:
         self._buffer = b""
         self._read: list[Frame] = []
         """What lies in the buffer."""
-        self._frames: Iterator[Frame] = iter(())
-        """Those that have not been looked at,"""
-        self._kept: Frame | None = None
-        """and one that comes before them."""
+        self._rest: Iterator[Frame] = iter(())
+        """Those that have not been looked at;"""
+        self._frames = self._rest
+        """the same, or one that was put back and then these."""
         self._more = False
         """Some of these frames may have been left."""
         self._failure: FrameError | None = None
@@ -157,62 +158,72 @@ class ConnectionEngine:
         """Tell what has become of calls (see ``ChannelEngine.release``), and of frames that were left."""
         shared = self._shared
         channels, ready, joined = shared.channels, shared.ready, shared.joined
+        effort = MAX_EFFORT
         asked = False
-        for _ in range(MAX_EFFORT):
+        while effort > 0:
+            effort -= 1
+            event = None
             if ready:
                 asked = False
                 event = self._next_of(next(iter(ready)))
-            elif self._closing is not None and not asked:
-                asked = True
-                event = self._close_if_nothing_waits()
-            else:
-                frame = next(self._frames, None) if self._kept is None else self._take_kept()
-                if frame is None:
-                    if not self._more:
-                        return
-                    if self._failure is None and not self._unread and not self._splitter.has_more:
-                        self._more = False
-                        self._buffer, self._read = b"", []
-                        return
-                    event = self._at_end_of_frames()
-                elif self._closing is not None:
-                    continue  # behind its close nothing counts
-                elif joined and frame[1] in joined and frame[0] in _JOINED:
-                    event = self._join(frame)
+            elif self._closing is not None:
+                self._frames = iter(())  # behind its close nothing counts
+                if not asked:
+                    asked = True
+                    event = self._close_if_nothing_waits()
+                elif self._is_through():
+                    return
                 else:
-                    key, number, start, end = frame
+                    event = self._at_end_of_frames()
+            else:
+                frames = self._frames
+                for key, number, start, end in frames:
                     channel = channels.get(number)
                     try:
-                        if channel is not None:
-                            event = channel.receive(key, self._buffer, start, end)
-                        else:
+                        if channel is None:
                             event = self._off_channel(key, number, start, end)
+                        elif number in joined and key in _JOINED:
+                            event = self._join(start, end)
+                        else:
+                            event = channel.receive(key, self._buffer, start, end)
                     except (XaError, WireError) as error:
                         event = self._failed(channel, error, key)
+                    if event is not None:
+                        yield event
+                        event = None
+                        if ready or self._frames is not frames:
+                            break
+                    elif self._closing is not None:
+                        break
+                else:
+                    if self._is_through():
+                        return
+                    effort -= len(self._read)
+                    event = self._at_end_of_frames()
             if event is not None:
                 yield event
 
-    def _take_kept(self) -> Frame | None:
-        kept, self._kept = self._kept, None
-        return kept
-
-    def _join(self, first: Frame) -> FramesPassed:
+    def _join(self, start: int, end: int) -> FramesPassed:
         """What comes in a row on channels whose frames pass joined."""
-        joined, unseen = self._shared.joined, _JOINED
-        _, _, start, end_of_run = first
+        joined, unseen, rest = self._shared.joined, _JOINED, self._rest
         for frame in self._frames:
-            key, number, _, end = frame
-            if number in joined and key in unseen:
-                end_of_run = end
-                continue
-            self._kept = frame
-            break
-        return FramesPassed(self._buffer, start, end_of_run, self._read)
+            key, number, _, end_of_frame = frame
+            if number not in joined or key not in unseen:
+                self._frames = chain((frame,), rest)
+                break
+            end = end_of_frame
+        return FramesPassed(self._buffer, start, end, self._read)
 
     @property
     def behind(self) -> bool:
         """Whether frames that were read have not been looked at: ``receive(b"")`` goes on with them."""
         return self._more or bool(self._shared.ready) or (self._closing is not None and not self._something_waits())
+
+    @property
+    def is_pressed(self) -> bool:
+        """Whether it may be ``behind`` or want a pause: most times it is not, and neither is asked then."""
+        shared = self._shared
+        return self._more or bool(shared.ready or shared.heavy) or self._closing is not None
 
     @property
     def wants_to_send(self) -> bool:
@@ -224,16 +235,15 @@ class ConnectionEngine:
         """Whether so much waits on held channels that nothing more is to be read."""
         return bool(self._shared.heavy)
 
-    def _cut(self, data: bytes) -> None:
-        """Cut *data* into frames, or more of what was cut last: then there are none."""
-        if self._header is not None:
+    def _cut(self, data: bytes | None) -> None:
+        """Cut *data* into frames; ``None``: more of what was cut last."""
+        if data is not None and self._header is not None:
             data = self._take_header(data)
-        splitter = self._splitter
         try:
-            self._buffer, self._read = splitter.more() if splitter.has_more else splitter.feed(data)
+            self._buffer, self._read = self._splitter.more() if data is None else self._splitter.feed(data)
         except FrameError as error:
             self._buffer, self._read, self._failure = error.buffer, error.frames, error
-        self._frames = iter(self._read)
+        self._frames = self._rest = iter(self._read)
         self._more = True
 
     def _take_header(self, data: bytes) -> bytes:
@@ -250,12 +260,21 @@ class ConnectionEngine:
         self.protocol = protocol
         return header[_HEADER_SIZE:]
 
+    def _is_through(self) -> bool:
+        """All frames were looked at: whether nothing else was read, either."""
+        if self._failure is not None or self._unread or self._splitter.has_more:
+            return False
+        if self._more:
+            self._more = False
+            self._buffer, self._read = b"", []
+        return True
+
     def _at_end_of_frames(self) -> EngineEvent | None:
         failure, self._failure = self._failure, None
         if failure is not None:
             self._more = False
             return None if self._closing is not None else self._fail(failure, 0)
-        unread = b""
+        unread = None
         if not self._splitter.has_more:
             unread, self._unread = self._unread, b""
         self._cut(unread)
@@ -517,7 +536,7 @@ class ConnectionEngine:
         self.state = EndpointState.GONE
         self._end_channels()
         self._closing = self._failure = None
-        self._read, self._frames, self._kept, self._more = [], iter(()), None, False
+        self._read, self._frames, self._more = [], iter(()), False
         self._buffer = self._unread = b""
         self._splitter = FrameSplitter()
 
