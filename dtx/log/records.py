@@ -164,8 +164,7 @@ class Unit:
     state: UnitState = UnitState.PENDING
 
 
-@value
-class BranchRecord:
+class BranchRecord(NamedTuple):
     """One row of ``branch`` with its units; its work is read apart, since bodies are large.
 
     Args:
@@ -179,9 +178,9 @@ class BranchRecord:
     xid: Xid
     state: LogState
     owner: str
+    started_at: float
     version: int = 1
     timeout: int = 0
-    started_at: float
     prepared_at: float | None = None
     decided_at: float | None = None
     one_phase: bool = False

@@ -368,8 +368,7 @@ class BrokerDurable(Durable):
         }
         if change.unit is not None:
             units[change.unit.number] = change.unit
-        entry.record = replace(
-            record,
+        entry.record = record._replace(
             state=change.to,
             version=record.version + 1,
             prepared_at=change.prepared_at or record.prepared_at,

@@ -90,8 +90,7 @@ class LocalDurable(Durable):
         assert record is not None
         assert outcome is not None
         self._decided(entry, record, outcome)
-        entry.record = replace(
-            record,
+        entry.record = record._replace(
             state=change.to,
             version=record.version + 1,
             decided_at=change.decided_at,

@@ -311,8 +311,8 @@ class _Histogram:
 
     def add(self, other: "_Histogram") -> None:
         """Take in what *other*, with the same bounds, has counted."""
-        self._counts = [one + another for one, another in zip(self._counts, other._counts, strict=True)]
-        self._sum += other._sum
+        self._counts = [one + another for one, another in zip(self._counts, other._counts, strict=True)]  # noqa: SLF001 - of the same class
+        self._sum += other._sum  # noqa: SLF001
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str] = ()) -> None:
         """Show it as the metric of *family* with *labels*."""

@@ -33,7 +33,7 @@ async def test_a_written_branch_is_there_with_all_its_parts(log: TransactionLog)
     )
     work = (a_publish(0, body=bytes(range(256))), a_consume(1, properties=b"", body=b"", flags=-1))
     await log.write(an_insert(branch, *work))
-    stored = replace(branch, units=(branch.units[1], branch.units[0]))
+    stored = branch._replace(units=(branch.units[1], branch.units[0]))
     assert await all_of(log.load()) == {branch.id: stored}
     assert await log.read_work(branch.id) == list(work)
     assert await log.lookup("/", branch.xid) == Lookup(branch=stored)
@@ -57,7 +57,7 @@ async def test_a_branch_advances_with_its_version(log: TransactionLog) -> None:
     await log.write(an_insert(branch))
     await log.write(a_commit(branch))
     stored = (await log.lookup("/", branch.xid)).branch
-    assert stored == replace(branch, state=LogState.COMMITTING, version=2, decided_at=1_800_000_002.5)
+    assert stored == branch._replace(state=LogState.COMMITTING, version=2, decided_at=1_800_000_002.5)
 
 
 @pytest.mark.parametrize("event", [JournalEvent.COMMITTED, JournalEvent.ROLLED_BACK])
@@ -176,14 +176,14 @@ async def test_a_branch_is_there_once(log: TransactionLog) -> None:
     branch = a_branch()
     await log.write(an_insert(branch))
     with pytest.raises(LogConflict):
-        await log.write(an_insert(replace(branch, xid=a_xid())))
+        await log.write(an_insert(branch._replace(xid=a_xid())))
 
 
 async def test_resource_managers_do_not_see_each_other(open_log: OpenLog) -> None:
     mine, other = await open_log("mine"), await open_log("other")
     branch = a_branch()
     await mine.write(an_insert(branch))
-    await other.write(an_insert(replace(branch, id=uuid4())))
+    await other.write(an_insert(branch._replace(id=uuid4())))
     assert list(await all_of(mine.load())) == [branch.id]
     with pytest.raises(LogConflict):
         await other.write(a_commit(branch))
@@ -209,7 +209,7 @@ async def test_the_ending_of_one_branch_is_found_whatever_clocks_said_when_its_x
     log: TransactionLog,
 ) -> None:
     before = a_branch()
-    branch = replace(a_branch(), xid=before.xid)
+    branch = a_branch()._replace(xid=before.xid)
     later = a_completion(before, JournalEvent.ROLLED_BACK)
     assert isinstance(later.journal, JournalEntry)
     for begun, ended in (

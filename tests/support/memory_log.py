@@ -234,8 +234,7 @@ class MemoryLog:
         for position in {*dict(record.fates), *(to.position for to in record.redirects)}:
             if position not in row.work or not row.work[position].is_open:
                 raise LogConflict("the work is not there, or not open")
-        new = replace(
-            old,
+        new = old._replace(
             state=record.to,
             version=old.version + 1,
             prepared_at=old.prepared_at if record.prepared_at is None else record.prepared_at,
@@ -260,7 +259,7 @@ class MemoryLog:
     def _archive(self, row: _Row, at: float) -> None:
         branch = row.branch
         undelivered = [work for work in row.work.values() if work.fate in UNDELIVERED]
-        hidden = replace(branch, consumed=())
+        hidden = branch._replace(consumed=())
         undelivered += [replace(work, fate=Fate.DROPPED) for work in self._kept(hidden)]
         for work in undelivered:
             assert work.fate is not None
@@ -431,8 +430,7 @@ def _rounded(at: float | None) -> float | None:
 
 
 def _rounded_branch(branch: BranchRecord) -> BranchRecord:
-    return replace(
-        branch,
+    return branch._replace(
         started_at=_rounded(branch.started_at) or 0.0,
         prepared_at=_rounded(branch.prepared_at),
         decided_at=_rounded(branch.decided_at),

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any, Final
 
 from dtx.db import migrate
@@ -42,7 +41,7 @@ async def _seed(url: str, rm: str, branches: Iterable[BranchRecord], work: Work)
 
 
 async def _write(log: PostgresLog, branch: BranchRecord, work: Work) -> None:
-    prepared = replace(branch, state=LogState.PREPARED, outcome=None)
+    prepared = branch._replace(state=LogState.PREPARED, outcome=None)
     if branch.published is None:
         await log.write(an_insert(prepared, work))
     else:

@@ -193,8 +193,8 @@ class ConnectionEngine:
                         event = None
                         if ready or self._frames is not frames:
                             break
-                    elif self._closing is not None:
-                        break
+                    elif self._frames is not frames:
+                        break  # behind its close nothing counts
                 else:
                     if self._is_through():
                         return
@@ -369,7 +369,7 @@ class ConnectionEngine:
             if self._end is End.CLIENT:
                 raise
             close = ConnectionClose(0, b"")  # why a client closes is its own business, however it says so
-        self._closing = ConnectionClosing(close)
+        self._closing, self._frames = ConnectionClosing(close), iter(())
         return None
 
     def _close_if_nothing_waits(self) -> EngineEvent | None:

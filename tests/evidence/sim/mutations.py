@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -113,7 +113,7 @@ def _without_the_write_of(*states: State) -> Change:
         if entry.record is not None and isinstance(first, Persist) and first.state in states:
             assert isinstance(self._durable, BrokerDurable)
             unit = self._durable._store.next_unit(entry.vhost)
-            entry.record = replace(entry.record, units=(unit,), outcome=first.outcome)
+            entry.record = entry.record._replace(units=(unit,), outcome=first.outcome)
             entry.branch = branch
             planned = planned[1:]
         return steps(self, entry, branch, planned, reply, actor)
@@ -237,7 +237,7 @@ def _unit_not_logged() -> Sequence[Change]:
     async def forgetful(self: BrokerDurable, entry: BranchRuntime, unit: Unit) -> None:
         assert entry.record is not None
         others = (other for other in entry.record.units if other.number != unit.number)
-        entry.record = replace(entry.record, units=(*others, unit))
+        entry.record = entry.record._replace(units=(*others, unit))
         entry.progress = UnitProgress.SENT
 
     return [(BrokerDurable, "assign", forgetful)]

@@ -79,7 +79,7 @@ async def test_one_branch_is_shown_with_everything(open_log: OpenLog, migrated_p
         assert reader.show(branch.xid, vhost="/") == [
             Detail(
                 rm="rm",
-                branch=replace(branch, state=LogState.HEURISTIC, outcome=Heuristic.HAZARD, version=2),
+                branch=branch._replace(state=LogState.HEURISTIC, outcome=Heuristic.HAZARD, version=2),
                 work=work,
                 sizes=tuple(len(item.body) for item in work),
                 decision=Decision(outcome=Heuristic.HAZARD, actor="alice", reason="lost", at=line.at),
@@ -115,8 +115,8 @@ async def test_messages_are_shown_page_by_page(open_log: OpenLog, migrated_postg
     brokered, local = a_branch(publishes=4), a_branch(publishes=3, consumes=2)
     await log.write(an_insert(brokered, a_publish(0), a_publish(3), a_publish(7), a_consume(8)))
     messages = [a_message(body=b"%d" % number) for number in range(5)]
-    local = replace(
-        local, published=tuple(item.slot for item in messages[:3]), consumed=tuple(item.slot for item in messages[3:])
+    local = local._replace(
+        published=tuple(item.slot for item in messages[:3]), consumed=tuple(item.slot for item in messages[3:])
     )
     await log.write(Insert(branch=local, journal=a_line(local), change=puts(*messages)))
     with LogReader(migrated_postgres_url) as reader:
