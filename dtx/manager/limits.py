@@ -161,7 +161,7 @@ class Quotas:
     def charge(self, user: str, vhost: str, octets: int) -> None:
         """So much more is held, or less, outside of the memory that :meth:`budget` counts."""
         for usage in self._accounts[user, vhost].usages if octets else ():
-            usage.budget.charge(octets)
+            usage.budget.used += octets
 
     def add(self, user: str, vhost: str, resource: Resource) -> None:
         """One more, whether that is too much or not."""

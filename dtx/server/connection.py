@@ -36,13 +36,13 @@ class Outbox:
     """
 
     __slots__ = (
-        "_awaited",
         "_frames",
         "_loop",
         "_octets",
         "_relieved",
         "_transport",
         "_turned_away",
+        "is_announced",
         "is_slow",
         "source",
     )
@@ -53,7 +53,8 @@ class Outbox:
         self._relieved = relieved
         self._frames: list[bytes | memoryview] = []
         self._octets = 0
-        self._awaited = False
+        self.is_announced = False
+        """What waits is written at the end of this turn of the loop."""
         self._turned_away = False
         self.source: Callable[[], Sequence[bytes | memoryview]] = tuple
         self.is_slow = False
@@ -76,14 +77,14 @@ class Outbox:
 
     def announce(self, octets: int = 0) -> None:
         """The source may have so much more to send: it is asked at the end of this turn of the loop."""
-        if not self._awaited:
-            self._awaited = True
+        if not self.is_announced:
+            self.is_announced = True
             self._loop.call_soon(self.flush)
         self._octets += octets
 
     def flush(self) -> None:
         """Write what waits."""
-        self._awaited = False
+        self.is_announced = False
         frames = self._frames
         frames += self.source()
         if frames and self._transport is not None:

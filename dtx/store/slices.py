@@ -17,15 +17,13 @@ _waiting: Final["WeakKeyDictionary[asyncio.AbstractEventLoop, deque[Callable[[],
 """Clients whose work goes on; the first one has the next turn, or has it now."""
 
 
-def advance(work: Iterator[object], until: float | None = None) -> bool:
+def advance(work: Iterator[object]) -> bool:
     """Do a slice of *work*; returns whether that was all of it.
 
     Args:
         work: yields at least once in a millisecond.
-        until: when the slice ends, by ``time.monotonic``; by default after :data:`SLICE_SECONDS`.
     """
-    if until is None:
-        until = time.monotonic() + SLICE_SECONDS
+    until = time.monotonic() + SLICE_SECONDS
     for _ in work:  # noqa: SIM110 - `all` would take a call for each step
         if time.monotonic() >= until:
             return False
@@ -100,9 +98,10 @@ class Slices:
         works = self._works
         while works:
             try:
-                if not advance(works[0], until):
-                    _later(self._go_on)
-                    return
+                for _ in works[0]:
+                    if time.monotonic() >= until:
+                        _later(self._go_on)
+                        return
             except Exception as error:  # noqa: BLE001 - told
                 self._failed(error)
             works.popleft()

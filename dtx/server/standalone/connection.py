@@ -195,7 +195,7 @@ class Connection(ClientConnection):
         if self.stage is _RUNNING:
             self.writes.flush()
         engine = self._engine
-        if engine.wants_to_send:
+        if not self.outbox.is_announced and engine.wants_to_send:
             self.outbox.announce()
         if self._holding or engine.is_pressed:
             self._pace()

@@ -1,6 +1,5 @@
 """basic.publish: a message that is complete is judged and routed; then it is the context's."""
 
-from functools import lru_cache
 from typing import Final
 
 from dtx.auth.permissions import Permission
@@ -14,26 +13,11 @@ from dtx.store.work import HeldPublish
 from dtx.wire.amqp09 import properties
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.methods import IMMEDIATE, MANDATORY, BasicPublish
-from dtx.wire.amqp09.properties import Properties, Property
+from dtx.wire.amqp09.properties import Property
 from dtx.xa.codes import ReplyCode, XaError
 
 _LOOKED_AT: Final = frozenset((Property.HEADERS, Property.EXPIRATION, Property.USER_ID, Property.REPLY_TO))
-_SHORT: Final = 64
-"""Bytes of properties that are remembered."""
-
-
-def _look(raw: bytes) -> tuple[Properties, bool]:
-    """A view of properties as received, and whether nothing in them is judged or routed by.
-
-    Raises:
-        WireError: 502 when they are malformed.
-    """
-    view = properties.read(raw)
-    return view, _LOOKED_AT.isdisjoint(view.spans)
-
-
-_known: Final = lru_cache(maxsize=256)(_look)
-"""The same of short ones, which mostly are those of the message before: a delivery mode and a content type."""
+"""What a message is judged or routed by."""
 
 
 class Publishing:
@@ -74,7 +58,8 @@ class Publishing:
         access.demand(Permission.WRITE, "exchange", exchange)
         vhost.publishable(exchange)
         access.demand_topic(Permission.WRITE, exchange, key)
-        view, is_plain = _known(raw) if len(raw) <= _SHORT else _look(raw)
+        view = properties.read(raw)
+        is_plain = _LOOKED_AT.isdisjoint(view.spans)
         if not is_plain:
             access.judge(view)
         if Property.REPLY_TO in view.spans and view.reply_to == REPLY_TO:

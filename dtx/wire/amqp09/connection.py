@@ -190,11 +190,9 @@ class ConnectionEngine:
                         event = self._failed(channel, error, key)
                     if event is not None:
                         yield event
+                    if ready or self._frames is not frames:  # behind its close nothing counts
                         event = None
-                        if ready or self._frames is not frames:
-                            break
-                    elif self._frames is not frames:
-                        break  # behind its close nothing counts
+                        break
                 else:
                     if self._is_through():
                         return

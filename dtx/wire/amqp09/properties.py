@@ -46,6 +46,8 @@ class Property(IntEnum):
 
 _OCTETS: Final = {12: 1, 11: 1, 6: 8}
 _HEADERS: Final = 13
+_SHORT: Final = 64
+"""Octets of properties that are remembered."""
 _UNDEFINED: Final = 0b11
 
 
@@ -144,6 +146,10 @@ def read(raw: bytes) -> Properties:
     Raises:
         WireError: 502 when *raw* is truncated, has flags that class basic does not define, or goes on after the last.
     """
+    return _known(raw) if len(raw) <= _SHORT else _find(raw)
+
+
+def _find(raw: bytes) -> Properties:
     if len(raw) < _FLAGS.size:
         raise syntax_error("property flags are truncated")
     (flags,) = _FLAGS.unpack_from(raw)
@@ -165,6 +171,10 @@ def read(raw: bytes) -> Properties:
     if position != length:
         raise syntax_error(f"{length - position} octets after the last property")
     return Properties(raw, spans)
+
+
+_known: Final = lru_cache(maxsize=256)(_find)
+"""The same of short ones, which mostly are those of the message before: a delivery mode and a content type."""
 
 
 def _put(view: Properties, which: Property, encoded: bytes | None) -> bytes:
