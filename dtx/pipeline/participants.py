@@ -46,7 +46,8 @@ _HEX: Final = re.compile(r"0[xX]([0-9A-Fa-f]*)", re.ASCII)
 # a prepared_at of infinity is none that Python can hold; nobody but a hand in the catalog writes one
 _PREPARED = (
     "SELECT convert_to(gid, 'UTF8'), CASE WHEN isfinite(prepared) THEN prepared END, owner::text, database::text "
-    "FROM pg_prepared_xacts ORDER BY prepared, gid"
+    # the view is of the whole server, and another of its databases may be a participant, too
+    "FROM pg_prepared_xacts WHERE database = current_database() ORDER BY prepared, gid"
 )
 _SYNTAX: Final = 1064
 _NO_PRIVILEGE: Final = (1227, 1401)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pymysql
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import DataFrame, SparkSession
 
 from dtx.pipeline.decisions import DecisionLog, LogKind, kind_of, read
@@ -55,10 +56,16 @@ def test_everybody_in_doubt_is_observed(
         connection.tpc_prepare()
     with two_phase.connection() as connection:
         connection.execute("BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION '_sa_1é'")
+    beside = two_phase.create_database()  # of the same server, whose view has the transactions of all its databases
+    with closing(psycopg.connect(beside)) as connection:
+        connection.tpc_begin(connection.xid(1, "g3", "database"))
+        connection.execute("SELECT pg_current_xact_id()")
+        connection.tpc_prepare()
     with mariadb() if SERVER else _nobody() as url:
         participants = [
             Participant(kind=ParticipantKind.DTX, name="queues", url=migrated_postgres_url),
             Participant(kind=ParticipantKind.POSTGRESQL, name="orders", url=two_phase.url),
+            Participant(kind=ParticipantKind.POSTGRESQL, name="beside", url=beside),
             Participant(
                 kind=ParticipantKind.POSTGRESQL, name="gone", url=f"postgresql://x:pw1@127.0.0.1:{free_port()}/x"
             ),
@@ -74,6 +81,7 @@ def test_everybody_in_doubt_is_observed(
         found = rows(frame)
     keys = ("source", "kind", "rm", "vhost", "format_id", "gtrid", "bqual", "state")
     expected: list[tuple[Any, ...]] = [
+        ("beside", "postgresql", "beside", conninfo_to_dict(beside)["dbname"], 1, b"g3", b"database", "prepared"),
         ("orders", "postgresql", "orders", "dtx", None, "_sa_1é".encode(), b"", "prepared"),
         ("orders", "postgresql", "orders", "dtx", 1, b"g1", b"database", "prepared"),
         ("queues", "dtx", "dtx", "/", 1, b"g1", b"queue", "prepared"),
