@@ -279,7 +279,7 @@ def main() -> None:
     """Run everywhere, print, and end with status 1 where anything differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--transactions", type=int, default=20_000, help="of the fleet (%(default)s)")
-    parser.add_argument("--anomalies", type=int, default=100, help="of each of the ten kinds (%(default)s)")
+    parser.add_argument("--anomalies", type=int, default=100, help="of each kind (%(default)s)")
     parser.add_argument("--lines", type=int, default=100_000, help="of the journal (%(default)s)")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     words = parser.parse_args()

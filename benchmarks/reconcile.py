@@ -235,7 +235,7 @@ def main() -> None:
     parser.add_argument(
         "--lines", type=int, nargs="+", default=[1_000_000], help="lines of journals, about (1,000,000)"
     )
-    parser.add_argument("--anomalies", type=int, default=100, help="of each of the ten kinds (100)")
+    parser.add_argument("--anomalies", type=int, default=100, help="of each kind (100)")
     parser.add_argument("--memory", type=int, default=4, help="GiB of Java heap (4)")
     parser.add_argument("--directory", type=Path, help="for what is written; it needs about 0.3 GB a million lines")
     parser.add_argument("--no-duckdb", action="store_true", help="the pipeline alone")

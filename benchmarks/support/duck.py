@@ -57,10 +57,11 @@ def question(directory: str, out: str, rules: Rules, part: tuple[int, int] = (0,
         Verdict.AGAINST_DECISION: (
             f"({has(Mark.COMMITTED)} AND {has(Mark.DECIDED_ROLLBACK)})"
             f" OR ({has(Mark.ROLLED_BACK)} AND {has(Mark.DECIDED_COMMIT)})"
+            f" OR ({has(Mark.TIMED_OUT)} AND {has(Mark.DECIDED_COMMIT | TO_COMMIT)})"
         ),
         Verdict.HEURISTIC_DAMAGE: (
             f"{has(Mark.HEURISTIC_MIXED)} OR ({by_hand} AND {back_by_hand})"
-            f" OR ({by_hand} AND {has(Mark.DECIDED_ROLLBACK | TO_ROLL_BACK)})"
+            f" OR ({by_hand} AND {has(Mark.DECIDED_ROLLBACK | TO_ROLL_BACK | Mark.TIMED_OUT)})"
             f" OR ({back_by_hand} AND {has(Mark.DECIDED_COMMIT | TO_COMMIT)})"
         ),
         Verdict.HAZARD: "unknown",
@@ -80,7 +81,7 @@ def question(directory: str, out: str, rules: Rules, part: tuple[int, int] = (0,
         Verdict.IN_DOUBT: "open > 0",
         Verdict.ROLLED_BACK: (
             f"NOT {has(Mark.COMMITTED | Mark.HEURISTIC_COMMITTED)} AND"
-            f" ({has(Mark.ROLLED_BACK | Mark.HEURISTIC_ROLLED_BACK)}"
+            f" ({has(Mark.ROLLED_BACK | Mark.TIMED_OUT | Mark.HEURISTIC_ROLLED_BACK)}"
             f" OR ({has(Mark.DECIDED_ROLLBACK)} AND NOT {has(Mark.DECIDED_COMMIT)}))"
         ),
         Verdict.COMMITTED: "true",

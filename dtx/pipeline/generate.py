@@ -116,10 +116,11 @@ def _step(
 _PREPARED = _step(_E.PREPARED, 0.2)
 _COMMITTED = (_PREPARED, _step(_E.COMMITTED, 1.2))
 _ROLLED_BACK = (_PREPARED, _step(_E.ROLLED_BACK, 1.2))
+_TIMED_OUT = (_step(_E.TIMED_OUT, 0.3, actor="dtx"),)
 _COMMIT = Decided(choice=Choice.COMMIT)
 
 ORDINARY: Final = (
-    Story(name="two-phase", verdict=Verdict.COMMITTED, first=_COMMITTED, others=_COMMITTED, decided=_COMMIT, share=868),
+    Story(name="two-phase", verdict=Verdict.COMMITTED, first=_COMMITTED, others=_COMMITTED, decided=_COMMIT, share=858),
     Story(
         name="one-phase",
         verdict=Verdict.COMMITTED,
@@ -137,11 +138,18 @@ ORDINARY: Final = (
         decided=_COMMIT,
         share=20,
     ),
+    Story(
+        name="all-read-only",
+        verdict=Verdict.COMMITTED,
+        first=(_step(_E.READ_ONLY, 0.2),),
+        others=(_step(_E.READ_ONLY, 0.2),),
+        share=10,
+    ),
     Story(name="presumed-abort", verdict=Verdict.ROLLED_BACK, first=_ROLLED_BACK, others=_ROLLED_BACK, share=30),
     Story(
         name="timed-out",
         verdict=Verdict.ROLLED_BACK,
-        first=(_step(_E.TIMED_OUT, 0.3, actor="dtx"),),
+        first=_TIMED_OUT,
         others=_ROLLED_BACK,
         share=10,
     ),
@@ -183,6 +191,13 @@ INJECTED: Final = (
         verdict=Verdict.AGAINST_DECISION,
         first=_ROLLED_BACK,
         others=_ROLLED_BACK,
+        decided=_COMMIT,
+    ),
+    Story(
+        name="timed-out-against-decision",
+        verdict=Verdict.AGAINST_DECISION,
+        first=_TIMED_OUT,
+        others=_COMMITTED,
         decided=_COMMIT,
     ),
     Story(
@@ -230,6 +245,14 @@ INJECTED: Final = (
         age=(7_200, 86_400),
     ),
     Story(
+        name="orphan-beside-timed-out",
+        verdict=Verdict.ORPHAN,
+        first=(_PREPARED,),
+        others=_TIMED_OUT,
+        seen=True,
+        age=(7_200, 86_400),
+    ),
+    Story(
         name="owner-mismatch",
         verdict=Verdict.OWNER_MISMATCH,
         first=_COMMITTED,
@@ -247,7 +270,7 @@ INJECTED: Final = (
         age=(600, 1_800),
     ),
 )
-"""What is to be found: one for each verdict that is not plain."""
+"""What is to be found: at least one for each verdict that is not plain."""
 
 
 _STORIES: Final = (*ORDINARY, *INJECTED)

@@ -84,6 +84,8 @@ class Mark(IntFlag):
     UNDONE = 16384
     DONE = 32768
     """Says so in one line of its log, whatever an older one says."""
+    TIMED_OUT = 65536
+    """Was rolled back by its resource manager, before its vote: nobody has decided so."""
 
 
 ENDED: Final = (
@@ -95,6 +97,7 @@ ENDED: Final = (
     | Mark.HEURISTIC_MIXED
     | Mark.HEURISTIC_HAZARD
     | Mark.FORGOTTEN
+    | Mark.TIMED_OUT
 )
 """Any of these ends a branch as far as its resource manager is concerned."""
 OPENED: Final = Mark.PREPARED | Mark.WORKING
@@ -113,7 +116,7 @@ HEURISTIC_MARK: Final = {
 }
 EVENT_MARK: Final = {
     JournalEvent.PREPARED: Mark.PREPARED,
-    JournalEvent.TIMED_OUT: Mark.ROLLED_BACK,
+    JournalEvent.TIMED_OUT: Mark.TIMED_OUT,
     JournalEvent.STUCK: Mark.WORKING,
     JournalEvent.DECIDED: Mark.WORKING,
     JournalEvent.DISCARDED: Mark.WORKING,
@@ -211,8 +214,10 @@ def _mixed(facts: Facts, _: Rules) -> bool:
 
 
 def _against_decision(facts: Facts, _: Rules) -> bool:
-    return (facts.has(Mark.COMMITTED) and facts.has(Mark.DECIDED_ROLLBACK)) or (
-        facts.has(Mark.ROLLED_BACK) and facts.has(Mark.DECIDED_COMMIT)
+    return (
+        (facts.has(Mark.COMMITTED) and facts.has(Mark.DECIDED_ROLLBACK))
+        or (facts.has(Mark.ROLLED_BACK) and facts.has(Mark.DECIDED_COMMIT))
+        or (facts.has(Mark.TIMED_OUT) and facts.has(Mark.DECIDED_COMMIT | TO_COMMIT))
     )
 
 
@@ -221,7 +226,7 @@ def _heuristic_damage(facts: Facts, _: Rules) -> bool:
     return (
         facts.has(Mark.HEURISTIC_MIXED)
         or (committed and rolled_back)
-        or (committed and facts.has(Mark.DECIDED_ROLLBACK | TO_ROLL_BACK))
+        or (committed and facts.has(Mark.DECIDED_ROLLBACK | TO_ROLL_BACK | Mark.TIMED_OUT))
         or (rolled_back and facts.has(Mark.DECIDED_COMMIT | TO_COMMIT))
     )
 
@@ -251,7 +256,7 @@ def _orphan(facts: Facts, rules: Rules) -> bool:
 def _rolled_back(facts: Facts, _: Rules) -> bool:
     if facts.has(Mark.COMMITTED | Mark.HEURISTIC_COMMITTED):
         return False
-    if facts.has(Mark.ROLLED_BACK | Mark.HEURISTIC_ROLLED_BACK):
+    if facts.has(Mark.ROLLED_BACK | Mark.TIMED_OUT | Mark.HEURISTIC_ROLLED_BACK):
         return True
     return facts.has(Mark.DECIDED_ROLLBACK) and not facts.has(Mark.DECIDED_COMMIT)
 
@@ -284,7 +289,8 @@ RULES: Final = (
     ),
     Rule(
         Verdict.AGAINST_DECISION,
-        "A branch was committed although a transaction manager decided to roll back, or the other way round.",
+        "A branch was committed although a transaction manager decided to roll back, or the other way round, or one"
+        " timed out and another was committed.",
         _against_decision,
     ),
     Rule(
@@ -326,12 +332,14 @@ RULES: Final = (
     ),
     Rule(
         Verdict.ROLLED_BACK,
-        "Every branch was rolled back or had nothing to do; or there is no branch and the decision is to roll back.",
+        "A branch was rolled back or timed out, and the others had nothing to do or were, too; or none had anything to"
+        " do, or there is none, and the decision is to roll back.",
         _rolled_back,
     ),
     Rule(
         Verdict.COMMITTED,
-        "Every branch was committed or had nothing to do; or there is no branch and the decision is to commit.",
+        "A branch was committed, and the others had nothing to do or were, too; or none had anything to do, or there is"
+        " none, and the decision is not to roll back.",
         lambda *_: True,
     ),
 )

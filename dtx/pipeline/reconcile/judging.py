@@ -304,6 +304,7 @@ def rule_columns(rules: Rules) -> dict[Verdict, Column]:
     """
     marks, open_, since = sf.col("marks"), sf.col("open"), sf.col("since")
     committed, rolled_back = _has(marks, Mark.COMMITTED), _has(marks, Mark.ROLLED_BACK)
+    timed_out = _has(marks, Mark.TIMED_OUT)
     to_commit, to_roll_back = _has(marks, Mark.DECIDED_COMMIT), _has(marks, Mark.DECIDED_ROLLBACK)
     by_hand, back_by_hand = _has(marks, Mark.HEURISTIC_COMMITTED), _has(marks, Mark.HEURISTIC_ROLLED_BACK)
     decided = _has(marks, DECIDED | TO_COMMIT | TO_ROLL_BACK)
@@ -311,10 +312,12 @@ def rule_columns(rules: Rules) -> dict[Verdict, Column]:
     return {
         Verdict.XID_REUSED: sf.col("life_reused") | (sf.col("rows") > sf.col("branches")),
         Verdict.MIXED: committed & rolled_back,
-        Verdict.AGAINST_DECISION: (committed & to_roll_back) | (rolled_back & to_commit),
+        Verdict.AGAINST_DECISION: (committed & to_roll_back)
+        | (rolled_back & to_commit)
+        | (timed_out & _has(marks, Mark.DECIDED_COMMIT | TO_COMMIT)),
         Verdict.HEURISTIC_DAMAGE: _has(marks, Mark.HEURISTIC_MIXED)
         | (by_hand & back_by_hand)
-        | (by_hand & _has(marks, Mark.DECIDED_ROLLBACK | TO_ROLL_BACK))
+        | (by_hand & _has(marks, Mark.DECIDED_ROLLBACK | TO_ROLL_BACK | Mark.TIMED_OUT))
         | (back_by_hand & _has(marks, Mark.DECIDED_COMMIT | TO_COMMIT)),
         Verdict.HAZARD: sf.col("unknown"),
         Verdict.FORGOTTEN_EARLY: sf.col("forgotten_at").isNotNull()
@@ -332,7 +335,7 @@ def rule_columns(rules: Rules) -> dict[Verdict, Column]:
         Verdict.OWNER_MISMATCH: sf.col("owners_differ"),
         Verdict.IN_DOUBT: open_ > 0,
         Verdict.ROLLED_BACK: ~_has(marks, Mark.COMMITTED | Mark.HEURISTIC_COMMITTED)
-        & (_has(marks, Mark.ROLLED_BACK | Mark.HEURISTIC_ROLLED_BACK) | (to_roll_back & ~to_commit)),
+        & (_has(marks, Mark.ROLLED_BACK | Mark.TIMED_OUT | Mark.HEURISTIC_ROLLED_BACK) | (to_roll_back & ~to_commit)),
         Verdict.COMMITTED: sf.lit(True),
     }
 

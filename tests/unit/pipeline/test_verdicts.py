@@ -93,6 +93,9 @@ CASES: dict[str, tuple[Verdict, tuple[Known, ...]]] = {
     "one reads, one commits": (V.COMMITTED, (line(E.READ_ONLY, 1), *committed("rm2"), COMMIT)),
     "presumed abort": (V.ROLLED_BACK, (*rolled_back("rm1"), *rolled_back("rm2"))),
     "timed out": (V.ROLLED_BACK, (line(E.TIMED_OUT, 1), *rolled_back("rm2"))),
+    "timed out, and nothing else": (V.ROLLED_BACK, (line(E.TIMED_OUT, 1),)),
+    "timed out, and another had nothing to do": (V.ROLLED_BACK, (line(E.TIMED_OUT, 1), line(E.READ_ONLY, 1, "rm2"))),
+    "all had nothing to do": (V.COMMITTED, (line(E.READ_ONLY, 1), line(E.READ_ONLY, 1, "rm2"))),
     "a decision and no branch": (V.COMMITTED, (COMMIT,)),
     "a decision to roll back and no branch": (V.ROLLED_BACK, (ROLLBACK,)),
     "stuck and then committed": (V.COMMITTED, (OPEN, line(E.STUCK, 2), line(E.REDIRECTED, 4), line(E.COMMITTED, 5))),
@@ -109,6 +112,24 @@ CASES: dict[str, tuple[Verdict, tuple[Known, ...]]] = {
     "mixed, whatever was decided": (V.MIXED, (*committed("rm1"), *rolled_back("rm2"), COMMIT)),
     "committed against it": (V.AGAINST_DECISION, (*committed("rm1"), ROLLBACK)),
     "rolled back against it": (V.AGAINST_DECISION, (*rolled_back("rm1"), COMMIT)),
+    "timed out, and committed elsewhere as was decided": (
+        V.AGAINST_DECISION,
+        (line(E.TIMED_OUT, 1), *committed("rm2"), COMMIT),
+    ),
+    "timed out, and committed elsewhere": (V.AGAINST_DECISION, (line(E.TIMED_OUT, 1), *committed("rm2"))),
+    "timed out against the decision": (V.AGAINST_DECISION, (line(E.TIMED_OUT, 1), COMMIT)),
+    "timed out, while another is told to commit": (
+        V.AGAINST_DECISION,
+        (line(E.TIMED_OUT, 1), seen("committing", 5, "rm2")),
+    ),
+    "by hand, and another timed out": (
+        V.HEURISTIC_DAMAGE,
+        (*by_hand("rm1", Heuristic.COMMITTED), line(E.TIMED_OUT, 1, "rm2")),
+    ),
+    "by hand as another that timed out": (
+        V.ROLLED_BACK,
+        (*by_hand("rm1", Heuristic.ROLLED_BACK), line(E.TIMED_OUT, 1, "rm2")),
+    ),
     "decided both ways": (V.AGAINST_DECISION, (*committed("rm1"), COMMIT, decided(Choice.ROLLBACK, tm="other"))),
     "by hand against the decision": (V.HEURISTIC_DAMAGE, (*by_hand("rm1", Heuristic.ROLLED_BACK), COMMIT)),
     "by hand against another": (V.HEURISTIC_DAMAGE, (*by_hand("rm1", Heuristic.COMMITTED), *rolled_back("rm2"))),
@@ -161,6 +182,8 @@ CASES: dict[str, tuple[Verdict, tuple[Known, ...]]] = {
         (*committed("rm1"), decided(Choice.COMMIT, finished=False), decided(Choice.COMMIT, finished=True)),
     ),
     "orphan": (V.ORPHAN, (OPEN,)),
+    "orphan beside one that timed out": (V.ORPHAN, (OPEN, line(E.TIMED_OUT, 1, "rm2"))),
+    "in doubt beside one that timed out": (V.IN_DOUBT, (YOUNG, line(E.TIMED_OUT, 1, "rm2"))),
     "orphan that only a database has": (V.ORPHAN, (seen("prepared", 1, kind=Kind.POSTGRESQL),)),
     "other users": (
         V.OWNER_MISMATCH,
