@@ -52,7 +52,7 @@ def question(directory: str, out: str, rules: Rules, part: tuple[int, int] = (0,
     normally = Mark.COMMITTED | Mark.ROLLED_BACK
     by_hand, back_by_hand = has(Mark.HEURISTIC_COMMITTED), has(Mark.HEURISTIC_ROLLED_BACK)
     matching = {
-        Verdict.XID_REUSED: "reused OR rows > branches",
+        Verdict.XID_REUSED: "rows > branches",
         Verdict.MIXED: f"{has(Mark.COMMITTED)} AND {has(Mark.ROLLED_BACK)}",
         Verdict.AGAINST_DECISION: (
             f"({has(Mark.COMMITTED)} AND {has(Mark.DECIDED_ROLLBACK)})"
@@ -95,15 +95,15 @@ WITH lines AS (
         "at" AS moment, event = 'forgotten' AND actor <> owner AS taken_away
     FROM read_parquet('{directory}/events/*.parquet') WHERE {of_part}
 ), told AS (
-    SELECT format_id, gtrid, is_branch, place, name, owner, mark AS marks, life,
+    SELECT format_id, gtrid, is_branch, place, name, owner, life, mark AS marks,
         CASE WHEN {has(OPENED, "mark")} THEN moment END AS opened_at,
-        CASE WHEN {has(ENDED, "mark")} THEN moment END AS ended_at,
         CASE WHEN taken_away THEN moment END AS forgotten_at, moment, 0 AS seen,
         NULL::TIMESTAMPTZ AS seen_since, true AS of_dtx
     FROM lines
     UNION ALL
-    SELECT format_id, gtrid, true, hash(source, rm, vhost, bqual), rm, owner, 0, NULL, NULL, NULL, NULL,
-        coalesce(since, observed_at), {seen}, since, kind = 'dtx'
+    SELECT format_id, gtrid, true, hash(source, rm, vhost, bqual), rm, owner,
+        CASE WHEN branch_id IS NOT NULL THEN hash(branch_id) END,
+        0, NULL, NULL, coalesce(since, observed_at), {seen}, since, kind = 'dtx'
     FROM read_parquet('{directory}/observations/*.parquet') WHERE state IN ({_words(STATE_MARK)}) AND {of_part}
 ), decisions AS (
     SELECT * FROM read_parquet('{directory}/decisions/*.parquet') WHERE {of_part}
@@ -118,34 +118,26 @@ WITH lines AS (
 ), together AS (
     SELECT * FROM told
     UNION ALL
-    SELECT format_id, gtrid, false, hash(source, tm, decision), tm, source,
+    SELECT format_id, gtrid, false, hash(source, tm, decision), tm, source, NULL,
         CASE decision WHEN 'commit' THEN {int(Mark.DECIDED_COMMIT)} ELSE {int(Mark.DECIDED_ROLLBACK)} END
             | CASE finished WHEN true THEN {int(Mark.DONE)} WHEN false THEN {int(Mark.UNDONE)} ELSE 0 END,
-        NULL, NULL, NULL, NULL, "at", 0, NULL, false
+        NULL, NULL, "at", 0, NULL, false
     FROM named
 ), folded AS (
-    SELECT format_id, gtrid, is_branch, place, name, owner, bit_or(marks) AS marks, min(life) AS life_min,
-        max(life) AS life_max, max(opened_at) AS opened_at, min(opened_at) AS first_opened_at,
-        max(ended_at) AS ended_at, min(forgotten_at) AS forgotten_at, max(moment) AS last_at, bit_or(seen) AS seen,
-        max(seen_since) AS seen_since, bool_or(of_dtx) AS of_dtx
+    SELECT format_id, gtrid, is_branch, place, name, owner, life, bit_or(marks) AS marks, min(opened_at) AS opened_at,
+        min(forgotten_at) AS forgotten_at, max(moment) AS last_at, bit_or(seen) AS seen, max(seen_since) AS seen_since,
+        bool_or(of_dtx) AS of_dtx
     FROM together GROUP BY ALL
-), again AS (
-    SELECT *, coalesce(seen <> 0 AND seen_since > ended_at, false) AS seen_again FROM folded
 ), now AS (
-    SELECT * REPLACE (CASE WHEN ended_at IS NULL OR seen_again THEN marks | seen ELSE marks END AS marks),
-        coalesce(life_min <> life_max, false) OR seen_again AS reused
-    FROM again
+    SELECT * REPLACE (CASE WHEN {has(ENDED)} THEN marks ELSE marks | seen END AS marks) FROM folded
 ), branches AS (
-    SELECT *, is_branch AND {has(OPENED)} AND (NOT {has(ENDED)} OR CASE WHEN seen_again THEN {has(OPENED, "seen")}
-            ELSE reused AND coalesce(opened_at > ended_at, false) END) AS is_open,
-        CASE WHEN seen_again THEN seen_since WHEN reused THEN opened_at
-            ELSE coalesce(first_opened_at, seen_since) END AS opened,
+    SELECT *, is_branch AND {has(OPENED)} AND NOT {has(ENDED)} AS is_open, coalesce(opened_at, seen_since) AS opened,
         is_branch AND (({has(Mark.HEURISTIC_HAZARD)} AND NOT {has(normally)})
             OR ({has(Mark.FORGOTTEN)} AND NOT {has(DIRECTIONS)})) AS unknown,
         {has(Mark.UNDONE)} AND NOT {has(Mark.DONE)} AS undone
     FROM now
 ), facts AS (
-    SELECT format_id, gtrid, bit_or(marks) AS marks, bool_or(reused) AS reused, bool_or(unknown) AS unknown,
+    SELECT format_id, gtrid, bit_or(marks) AS marks, bool_or(unknown) AS unknown,
         count(*) FILTER (is_open) AS open, min(opened) FILTER (is_open) AS since, min(forgotten_at) AS forgotten_at,
         min(owner) FILTER (of_dtx) <> max(owner) FILTER (of_dtx) AS owners_differ,
         max(last_at) FILTER (NOT is_branch) AS decided_at, max(last_at) AS latest, bool_or(undone) AS undone,

@@ -120,7 +120,7 @@ _TIMED_OUT = (_step(_E.TIMED_OUT, 0.3, actor="dtx"),)
 _COMMIT = Decided(choice=Choice.COMMIT)
 
 ORDINARY: Final = (
-    Story(name="two-phase", verdict=Verdict.COMMITTED, first=_COMMITTED, others=_COMMITTED, decided=_COMMIT, share=858),
+    Story(name="two-phase", verdict=Verdict.COMMITTED, first=_COMMITTED, others=_COMMITTED, decided=_COMMIT, share=853),
     Story(
         name="one-phase",
         verdict=Verdict.COMMITTED,
@@ -160,6 +160,15 @@ ORDINARY: Final = (
         others=_COMMITTED,
         decided=Decided(choice=Choice.COMMIT),
         share=8,
+    ),
+    Story(
+        name="ended-by-a-clock-set-back",  # and asked for before that end was read
+        verdict=Verdict.COMMITTED,
+        first=(_PREPARED, _step(_E.COMMITTED, -240.0)),
+        others=_COMMITTED,
+        decided=_COMMIT,
+        seen=True,
+        share=5,
     ),
     Story(
         name="heuristic-as-decided",
@@ -499,11 +508,13 @@ def _observations(branches: DataFrame, plan: Plan) -> DataFrame:
     since = sf.timestamp_micros(sf.col("begun") + sf.lit(200_000) + sf.col("ahead")).alias("since")
     ours = branches.where((first & (sf.col("branch") == 0)) | every).select(
         "source", sf.lit(str(Kind.DTX)).alias("kind"), "rm", "vhost", "format_id", "gtrid", "bqual",
+        _uuid("gtrid", sf.col("branch"), sf.lit(0)).alias("branch_id"),
         sf.lit("prepared").alias("state"), "owner", since, observed,
     )  # fmt: skip
     theirs = branches.where(foreign & (sf.col("branch") == 0)).select(
         sf.lit("accounts").alias("source"), sf.lit(str(Kind.POSTGRESQL)).alias("kind"), sf.lit("accounts").alias("rm"),
         sf.lit("bank").alias("vhost"), "format_id", "gtrid", sf.lit("pg").cast("binary").alias("bqual"),
+        sf.lit(None).cast("string").alias("branch_id"),
         sf.lit("prepared").alias("state"), sf.lit("bank_role").alias("owner"), since, observed,
     )  # fmt: skip
     return ours.unionByName(theirs)

@@ -35,6 +35,7 @@ OBSERVATIONS: Final = StructType(
         StructField("format_id", LongType()),
         StructField("gtrid", BinaryType()),
         StructField("bqual", BinaryType()),
+        StructField("branch_id", StringType()),
         StructField("state", StringType()),
         StructField("owner", StringType()),
         StructField("since", TimestampType()),
@@ -90,6 +91,7 @@ class Observation(NamedTuple):
         rm: name of the resource manager.
         vhost: of dtx; of PostgreSQL the database.
         format_id: ``None`` where what the database has is no xid; then *gtrid* is all of it.
+        branch_id: of dtx: an xid that is used again has another.
         state: ``prepared``; of dtx also what it is on its way to.
         owner: user whose branch it is, ``None`` where the database does not say.
         since: when it was prepared, ``None`` where the database does not say.
@@ -102,6 +104,7 @@ class Observation(NamedTuple):
     format_id: int | None
     gtrid: bytes
     bqual: bytes
+    branch_id: str | None
     state: str
     owner: str | None
     since: datetime | None
@@ -165,6 +168,7 @@ def look_postgresql(participant: Participant, waits: Waits) -> tuple[list[Observ
                 format_id=None if xid is None else xid.format_id,
                 gtrid=bytes(gid) if xid is None else xid.gtrid,
                 bqual=b"" if xid is None else xid.bqual,
+                branch_id=None,
                 state="prepared",
                 owner=owner,
                 since=prepared,
@@ -207,6 +211,7 @@ def look_mysql(participant: Participant, waits: Waits) -> tuple[list[Observation
                 format_id=None if xid is None else xid.format_id,
                 gtrid=data if xid is None else xid.gtrid,
                 bqual=b"" if xid is None else xid.bqual,
+                branch_id=None,
                 state="prepared",
                 owner=None,
                 since=None,
@@ -316,6 +321,7 @@ def _own(spark: "SparkSession", sources: dict[str, str]) -> "DataFrame":
         "format_id",
         "gtrid",
         "bqual",
+        sf.col("id").alias("branch_id"),
         sf.when(sf.col("state") == "heuristic", sf.concat(sf.lit("heuristic-"), "outcome"))
         .otherwise(sf.col("state"))
         .alias("state"),

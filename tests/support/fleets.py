@@ -27,8 +27,8 @@ EVENTS = pa.schema(
 OBSERVATIONS = pa.schema(
     {
         "source": pa.string(), "kind": pa.string(), "rm": pa.string(), "vhost": pa.string(), "format_id": pa.int64(),
-        "gtrid": pa.binary(), "bqual": pa.binary(), "state": pa.string(), "owner": pa.string(), "since": _TIME,
-        "observed_at": _TIME,
+        "gtrid": pa.binary(), "bqual": pa.binary(), "branch_id": pa.string(), "state": pa.string(),
+        "owner": pa.string(), "since": _TIME, "observed_at": _TIME,
     }
 )  # fmt: skip
 DECISIONS = pa.schema(
@@ -100,14 +100,17 @@ def fleet_of(seed: int, transactions: int) -> Fleet:
         )  # fmt: skip
 
     events = tuple(event(number) for number in range(transactions * 2))
-    observations = tuple(
-        Observation(
+
+    def observation() -> Observation:
+        kind = dice.choice(tuple(Kind))
+        return Observation(
             # what PostgreSQL has prepared need not be an xid
-            **(place() | {"format_id": dice.choice((None, *_FORMATS))}), kind=dice.choice(tuple(Kind)),
-            state=dice.choice(_STATES), since=dice.choice((None, at(), at())), observed_at=at(),
-        )
-        for _ in range(transactions // 2)
-    )  # fmt: skip
+            **(place() | {"format_id": dice.choice((None, *_FORMATS))}), kind=kind, state=dice.choice(_STATES),
+            branch_id=dice.choice(_LIVES) if kind is Kind.DTX else None, since=dice.choice((None, at(), at())),
+            observed_at=at(),
+        )  # fmt: skip
+
+    observations = tuple(observation() for _ in range(transactions // 2))
     decisions = tuple(
         Decision(
             source=dice.choice(("log1", "log2")), tm=dice.choice(("tm1", "tm,2")),
@@ -149,7 +152,7 @@ def observations_table(observations: Iterable[Observation]) -> pa.Table:
     rows = [
         (
             seen.source, str(seen.kind), seen.rm, seen.vhost, seen.format_id, seen.gtrid,
-            seen.bqual, seen.state, seen.owner, _when(seen.since), _when(seen.observed_at),
+            seen.bqual, seen.branch_id, seen.state, seen.owner, _when(seen.since), _when(seen.observed_at),
         )
         for seen in observations
     ]  # fmt: skip

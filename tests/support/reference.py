@@ -72,6 +72,7 @@ class Observation:
 
     Args:
         format_id: ``None`` where the participant's name for it is no xid; *gtrid* is that name then.
+        branch_id: of dtx: as for :class:`Event`.
         state: the participant's word; see :data:`STATE_MARK`.
         since: when it was prepared, where that is known.
     """
@@ -87,6 +88,7 @@ class Observation:
     owner: str
     since: int | None
     observed_at: int
+    branch_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,68 +112,36 @@ class Decision:
 
 @dataclass(slots=True)
 class Branch:
-    """Everything that is known of one owner's branch at one place.
+    """Everything that is known of one life of one owner's branch at one place.
 
     Args:
         marks: of all its lines in the journal.
-        lives: the ids that the journal has for it.
-        opened_at: when it was last prepared, or phase two was under way.
-        first_opened_at: when it was first.
-        ended_at: when it last came to an end.
+        opened_at: when it was prepared, or phase two was under way.
         forgotten_at: when somebody other than its owner first had its outcome forgotten.
         seen: marks of what its participant has of it now.
         seen_since: the latest time since when; ``None`` where nothing is known of it.
     """
 
     marks: Mark = _NOTHING
-    lives: set[str] = field(default_factory=set)
     opened_at: int | None = None
-    first_opened_at: int | None = None
-    ended_at: int | None = None
     forgotten_at: int | None = None
     seen: Mark = _NOTHING
     seen_since: int | None = None
 
     @property
-    def is_seen_again(self) -> bool:
-        """Whether its participant has it although the journal has its end: it was prepared since, in another life."""
-        ended_at, since = self.ended_at, self.seen_since
-        return bool(self.seen) and ended_at is not None and since is not None and since > ended_at
-
-    @property
     def now(self) -> Mark:
-        """Its marks with what its participant has, unless the journal has the end of just that."""
-        return self.marks | self.seen if self.ended_at is None or self.is_seen_again else self.marks
-
-    @property
-    def is_reused(self) -> bool:
-        """Whether its xid had more than one life here."""
-        return len(self.lives) > 1 or self.is_seen_again
+        """Its marks with what its participant has, unless the journal has its end."""
+        return self.marks if self.marks & ENDED else self.marks | self.seen
 
     @property
     def is_open(self) -> bool:
-        """Whether it has voted, or phase two has begun, and it has not ended.
-
-        Times are looked at only where the xid was used again, and one clock wrote them all.
-        """
-        if not self.now & OPENED:
-            return False
-        if not self.now & ENDED:
-            return True
-        if self.is_seen_again:
-            return bool(self.seen & OPENED)
-        return (
-            self.is_reused and self.opened_at is not None and (self.ended_at is None or self.opened_at > self.ended_at)
-        )
+        """Whether it has voted, or phase two has begun, and it has not ended."""
+        return bool(self.now & OPENED and not self.now & ENDED)
 
     @property
     def since(self) -> int | None:
         """When it was opened, as far as that is known."""
-        if self.is_seen_again:
-            return self.seen_since
-        if self.is_reused:
-            return self.opened_at
-        return self.seen_since if self.first_opened_at is None else self.first_opened_at
+        return self.seen_since if self.opened_at is None else self.opened_at
 
     @property
     def is_unknown(self) -> bool:
@@ -257,27 +227,23 @@ def _earlier(one: int | None, other: int | None) -> int | None:
 
 @dataclass(slots=True)
 class _Transaction:
-    branches: dict[tuple[str, str, str, bytes, str], Branch] = field(default_factory=dict)
+    branches: dict[tuple[str, str, str, bytes, str, str | None], Branch] = field(default_factory=dict)
     dtx_owners: set[str] = field(default_factory=set)
     times: list[int] = field(default_factory=list)
     decisions: dict[tuple[str, str, Choice], Mark] = field(default_factory=dict)
     decided_at: int | None = None
 
     def _branch(self, of: Event | Observation) -> Branch:
-        return self.branches.setdefault((of.source, of.rm, of.vhost, of.bqual, of.owner), Branch())
+        return self.branches.setdefault((of.source, of.rm, of.vhost, of.bqual, of.owner, of.branch_id), Branch())
 
     def add_event(self, line: Event) -> None:
         branch = self._branch(line)
         mark = mark_of(line.event, line.outcome)
         branch.marks |= mark
-        branch.lives.add(line.branch_id)
         self.dtx_owners.add(line.owner)
         self.times.append(line.at)
         if mark & OPENED:
-            branch.opened_at = _later(branch.opened_at, line.at)
-            branch.first_opened_at = _earlier(branch.first_opened_at, line.at)
-        if mark & ENDED:
-            branch.ended_at = _later(branch.ended_at, line.at)
+            branch.opened_at = _earlier(branch.opened_at, line.at)
         if line.event is JournalEvent.FORGOTTEN and line.actor != line.owner:
             branch.forgotten_at = _earlier(branch.forgotten_at, line.at)
 
@@ -311,7 +277,7 @@ class _Transaction:
         places = {place[:4] for place in self.branches}
         return Facts(
             marks=marks,
-            reused=len(places) < len(self.branches) or any(branch.is_reused for branch in self.branches.values()),
+            reused=len(places) < len(self.branches),
             unknown=any(branch.is_unknown for branch in self.branches.values()),
             open=sum(branch.is_open for branch in self.branches.values()),
             since=since,
@@ -332,8 +298,8 @@ class _Transaction:
             since=facts.since,
             first_at=min(self.times, default=None),
             last_at=max(self.times, default=None),
-            rms=tuple(sorted({rm for _, rm, _, _, _ in self.branches})),
-            owners=tuple(sorted({owner for _, _, _, _, owner in self.branches})),
+            rms=tuple(sorted({rm for _, rm, *_ in self.branches})),
+            owners=tuple(sorted({owner for *_, owner, _ in self.branches})),
             branches=len({place[:4] for place in self.branches}),
             decision="conflict" if len(choices) > 1 else choices[0] if choices else None,
             tm=",".join(sorted({tm for _, tm, _ in self.decisions})) or None,

@@ -16,7 +16,6 @@ from pyspark.sql import functions as sf
 
 from dtx.log.records import JournalEvent
 from dtx.pipeline.verdicts import (
-    ENDED,
     EVENT_MARK,
     HEURISTIC_MARK,
     OPENED,
@@ -29,25 +28,20 @@ from dtx.pipeline.verdicts import (
 
 KEY: Final = ("format_id", "gtrid")
 """What a global transaction is told by."""
-PLACE: Final = ("is_branch", "place", "name", "owner")
+PLACE: Final = ("is_branch", "place", "name", "owner", "life")
 """What tells the rows of one transaction apart: *name* is that of the resource manager, or of the transaction manager
-that decided."""
+that decided, and *life* stands for the id of the branch, where it has one: an xid that is used again has another."""
 OF_DTX: Final = 1 << 20
 """Beside the marks of :class:`~dtx.pipeline.verdicts.Mark`: its owner is a user of dtx."""
 KEPT: Final = (
-    *PLACE, "marks", "life_min", "life_max", "opened_at", "first_opened_at", "ended_at", "forgotten_at", "first_at",
-    "last_at", "lines",
+    *PLACE, "marks", "opened_at", "forgotten_at", "first_at", "last_at", "lines",
 )  # fmt: skip
 """Columns that are kept from run to run: all but what participants had in doubt, which is asked anew."""
 _FEW: Final = 500_000
 """Gtrids, of up to 64 octets each, that every process of Spark may keep in memory."""
 _FOLDS: Final = {
     "marks": sf.bit_or,
-    "life_min": sf.min,
-    "life_max": sf.max,
-    "opened_at": sf.max,
-    "first_opened_at": sf.min,
-    "ended_at": sf.max,
+    "opened_at": sf.min,
     "forgotten_at": sf.min,
     "first_at": sf.min,
     "last_at": sf.max,
@@ -105,7 +99,6 @@ def rows_of_events(events: DataFrame) -> DataFrame:
         ((event == str(JournalEvent.FORGOTTEN)) & (sf.col("actor") != sf.col("owner"))).alias("taken_away"),
     )
     opened = sf.col("mark").bitwiseAND(_int(int(OPENED))) != 0
-    ended = sf.col("mark").bitwiseAND(_int(int(ENDED))) != 0
     at = sf.col("at")
     return prepared.select(
         *KEY,
@@ -113,12 +106,9 @@ def rows_of_events(events: DataFrame) -> DataFrame:
         "place",
         "name",
         "owner",
+        "life",
         sf.col("mark").bitwiseOR(_int(OF_DTX)).alias("marks"),
-        sf.col("life").alias("life_min"),
-        sf.col("life").alias("life_max"),
         sf.when(opened, at).alias("opened_at"),
-        sf.when(opened, at).alias("first_opened_at"),
-        sf.when(ended, at).alias("ended_at"),
         sf.when(sf.col("taken_away"), at).alias("forgotten_at"),
         at.alias("first_at"),
         at.alias("last_at"),
@@ -144,13 +134,9 @@ def rows_of_observations(observations: DataFrame) -> DataFrame:
         place("source", "rm", "vhost", "bqual").alias("place"),
         sf.col("rm").alias("name"),
         "owner",
+        sf.when(sf.col("branch_id").isNotNull(), sf.xxhash64("branch_id")).alias("life"),
         sf.when(sf.col("kind") == str(Kind.DTX), _int(OF_DTX)).otherwise(_int(0)).alias("marks"),
-        *(
-            _nothing().alias(name)
-            for name in ("life_min", "life_max", "opened_at", "first_opened_at", "ended_at", "forgotten_at")
-        ),
-        _nothing().alias("first_at"),
-        _nothing().alias("last_at"),
+        *(_nothing().alias(name) for name in ("opened_at", "forgotten_at", "first_at", "last_at")),
         sf.lit(0).cast("bigint").alias("lines"),
         _word_mark(sf.col("state"), STATE_MARK).alias("seen"),
         since.alias("seen_since"),
@@ -182,11 +168,9 @@ def rows_of_decisions(decisions: DataFrame) -> DataFrame:
         sf.col("tm").alias("name"),
         # a log has no owners; its source is kept here, to know later which log no longer has the decision
         sf.col("source").alias("owner"),
+        _nothing().alias("life"),
         decided.bitwiseOR(done).alias("marks"),
-        *(
-            _nothing().alias(name)
-            for name in ("life_min", "life_max", "opened_at", "first_opened_at", "ended_at", "forgotten_at")
-        ),
+        *(_nothing().alias(name) for name in ("opened_at", "forgotten_at")),
         at.alias("first_at"),
         at.alias("last_at"),
         sf.lit(0).cast("bigint").alias("lines"),

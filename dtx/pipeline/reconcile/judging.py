@@ -175,28 +175,11 @@ def _has(marks: Column, mark: int) -> Column:
 
 def _facts(branches: DataFrame) -> DataFrame:
     """One row for each transaction, with all that the rules read."""
-    ended_at, seen, since = sf.col("ended_at"), sf.col("seen"), sf.col("seen_since")
-    is_branch = sf.col("is_branch")
-    again = (seen != 0) & ended_at.isNotNull() & since.isNotNull() & (since > ended_at)
-    told = branches.withColumn("seen_again", sf.coalesce(again, sf.lit(False))).withColumn(
-        "now",
-        sf.when(ended_at.isNull() | sf.col("seen_again"), sf.col("marks").bitwiseOR(seen)).otherwise(sf.col("marks")),
-    )
+    marks, is_branch = sf.col("marks"), sf.col("is_branch")
+    # the journal may have been read after its participant was asked: an end that it has is the end of that life
+    told = branches.withColumn("now", sf.when(_has(marks, ENDED), marks).otherwise(marks.bitwiseOR(sf.col("seen"))))
     now = sf.col("now")
-    reused = sf.coalesce(sf.col("life_min") != sf.col("life_max"), sf.lit(False)) | sf.col("seen_again")
-    later = sf.coalesce(
-        (sf.col("opened_at") > ended_at) | (sf.col("opened_at").isNotNull() & ended_at.isNull()), sf.lit(False)
-    )
-    is_open = (
-        is_branch
-        & _has(now, OPENED)
-        & (~_has(now, ENDED) | sf.when(sf.col("seen_again"), _has(seen, OPENED)).otherwise(reused & later))
-    )
-    opened = (
-        sf.when(sf.col("seen_again"), since)
-        .when(reused, sf.col("opened_at"))
-        .otherwise(sf.coalesce(sf.col("first_opened_at"), since))
-    )
+    is_open = is_branch & _has(now, OPENED) & ~_has(now, ENDED)
     normally = Mark.COMMITTED | Mark.ROLLED_BACK
     unknown = (_has(now, Mark.HEURISTIC_HAZARD) & ~_has(now, normally)) | (
         _has(now, Mark.FORGOTTEN) & ~_has(now, DIRECTIONS)
@@ -207,9 +190,8 @@ def _facts(branches: DataFrame) -> DataFrame:
         "seen_at",
         "seen_last",
         "now",
-        reused.alias("reused"),
         is_open.alias("is_open"),
-        sf.when(is_open, opened).alias("since"),
+        sf.when(is_open, sf.coalesce("opened_at", "seen_since")).alias("since"),
         (is_branch & unknown).alias("unknown"),
         (_has(now, Mark.UNDONE) & ~_has(now, Mark.DONE)).alias("undone"),
     )
@@ -220,7 +202,6 @@ def _facts(branches: DataFrame) -> DataFrame:
     kept = sf.when((sf.col("lines") > 0) | ~sf.col("is_branch"), sf.struct(*KEPT))
     return told.groupBy(*KEY).agg(
         sf.bit_or("now").alias("marks"),
-        sf.max("reused").alias("life_reused"),
         sf.max("unknown").alias("unknown"),
         sf.sum(sf.col("is_open").cast("int")).cast("int").alias("open"),
         sf.min("since").alias("since"),
@@ -310,7 +291,7 @@ def rule_columns(rules: Rules) -> dict[Verdict, Column]:
     decided = _has(marks, DECIDED | TO_COMMIT | TO_ROLL_BACK)
     under_way = sf.coalesce((sf.lit(rules.as_of) - sf.col("last_at")) < rules.skew, sf.lit(False))
     return {
-        Verdict.XID_REUSED: sf.col("life_reused") | (sf.col("rows") > sf.col("branches")),
+        Verdict.XID_REUSED: sf.col("rows") > sf.col("branches"),
         Verdict.MIXED: committed & rolled_back,
         Verdict.AGAINST_DECISION: (committed & to_roll_back)
         | (rolled_back & to_commit)

@@ -25,8 +25,8 @@ from dtx.pipeline.reconcile.folding import (
     with_format_ids,
 )
 from dtx.pipeline.reconcile.judging import VERDICT_COLUMNS, Evidence, ages, evidence_of, findings, judged_of
-from dtx.pipeline.reconcile.state import MOST_LAYERS, Run, State, StateDamaged, Total
-from dtx.pipeline.verdicts import Mark, Rules
+from dtx.pipeline.reconcile.state import FORM, MOST_LAYERS, Run, State, StateDamaged, Total
+from dtx.pipeline.verdicts import Kind, Mark, Rules
 
 _FEW: Final = 1_000_000
 """Gtrids, of up to 64 octets each, that every process of Spark may keep in memory."""
@@ -91,7 +91,7 @@ def run(
     before = state.runs()
     last = before[-1] if before else None
     number = last.number + 1 if last else 1
-    anew = full or last is None or lines.identity != last.lake
+    anew = full or last is None or lines.identity != last.lake or last.form != FORM
     new_lines, token = lines.frame(spark, None if anew or last is None else last.token)
     damaged = _damaged(lines)
     if last is not None and not anew and not damaged.issuperset(last.damaged):
@@ -184,6 +184,7 @@ def run(
         },
         lake=lines.identity,
         damaged=sorted(damaged),
+        form=FORM,
     )
     state.complete(done)
     return done
@@ -237,13 +238,16 @@ def _since_when(now: DataFrame, before: DataFrame, away: Collection[str]) -> Dat
     MariaDB), it is what it was when it was seen first.
     """
     if away:
-        now = now.unionByName(before.where(sf.col("source").isin(*sorted(away))))
-    known = before.groupBy(*(sf.col(name).alias(f"known_{name}") for name in _PREPARED)).agg(
+        known = before.where(sf.col("source").isin(*sorted(away)))
+        if "branch_id" not in before.columns:  # of an older dtx: whether it was seen in this life, nobody knows
+            known = known.where(sf.col("kind") != str(Kind.DTX))
+        now = now.unionByName(known, allowMissingColumns=True)
+    first = before.groupBy(*(sf.col(name).alias(f"known_{name}") for name in _PREPARED)).agg(
         sf.min(sf.coalesce("since", "observed_at")).alias("seen_first")
     )
-    same = reduce(lambda one, other: one & other, (now[name].eqNullSafe(known[f"known_{name}"]) for name in _PREPARED))
+    same = reduce(lambda one, other: one & other, (now[name].eqNullSafe(first[f"known_{name}"]) for name in _PREPARED))
     since = sf.coalesce("since", "seen_first").alias("since")
-    return now.join(known, same, "left").select(*(since if name == "since" else name for name in now.columns))
+    return now.join(first, same, "left").select(*(since if name == "since" else name for name in now.columns))
 
 
 def _facts(transactions: DataFrame) -> DataFrame:
@@ -261,7 +265,7 @@ def _remembered(facts: DataFrame, read: Collection[str]) -> DataFrame:
     nothing = sf.lit(None).cast("bigint")
     return facts.select(
         *KEY,
-        *(name for name in KEPT if name != "marks"),
+        *(sf.col(name) if name in facts.columns else nothing.alias(name) for name in KEPT if name != "marks"),
         sf.when(in_log, forgotten).otherwise(sf.col("marks")).alias("marks"),
         sf.lit(0).alias("seen"),
         nothing.alias("seen_since"),

@@ -24,6 +24,8 @@ from pyspark.sql import functions as sf
 
 MOST_LAYERS: Final = 20
 """Runs that a reader has to lay over each other, at most."""
+FORM: Final = 2
+"""Of what is kept of transactions: what has another one is not folded on, and all lines are read again."""
 _BROADCAST: Final = 1_000_000
 """Gtrids, of up to 64 octets each, that every process of Spark may keep in memory."""
 
@@ -57,6 +59,7 @@ class Run:
         rules: orphan_after and skew in microseconds, and whether decisions were read.
         lake: which one it was; ``None`` where it does not say.
         damaged: files of the lake whose lines are missing.
+        form: of what is kept of its transactions; see :data:`FORM`.
     """
 
     number: int
@@ -71,6 +74,7 @@ class Run:
     rules: Mapping[str, int] = field(default_factory=dict)
     lake: str | None = None
     damaged: Collection[str] = ()
+    form: int = 1
 
     @property
     def transactions(self) -> int:

@@ -1,5 +1,6 @@
 """From run to run: what has changed is judged again, what arrives late corrects, and what is found is published."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, date, datetime
@@ -8,11 +9,13 @@ from pathlib import Path
 import psycopg
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
 
 from dtx.log.pages import last_reconciliation, verdict_page
 from dtx.log.reader import LogReader
 from dtx.pipeline.quarantine import Quarantined
 from dtx.pipeline.reconcile import PublishingFailed, Run, StateDamaged, current, publish, run, runs
+from dtx.pipeline.reconcile.state import State
 from dtx.pipeline.report import collect
 from dtx.pipeline.report.page import render
 from dtx.pipeline.verdicts import Choice, Kind, Rules
@@ -125,6 +128,36 @@ def test_what_leaves_its_log_and_what_nobody_sees_any_more(
     assert verdicts() == {b"kept": ("committed", 3), b"quiet": ("committed", 3)}
     row = current(spark, out).where("decision is not null").collect()
     assert [(bytes(each.gtrid), each.decision, each.tm) for each in row] == [(b"kept", "commit", "tm")]
+
+
+def test_what_an_older_dtx_has_kept_is_not_folded_on(spark: SparkSession, tmp_path: Path) -> None:
+    """Its lines are read again; decisions that their logs have dropped since stay known."""
+    lake, out, rules = Batches(), str(tmp_path / "verdicts"), Rules(as_of=10_000_000_000)
+    lake.batches.append(events_frame(spark, [line(b"g", "prepared", 1), line(b"g", "committed", 2)]))
+    made = Decision(source="log", tm="tm", format_id=1, gtrid=b"g", decision=Choice.COMMIT, at=2)
+    own = Observation(
+        source="db", kind=Kind.DTX, rm="rm", vhost="/", format_id=1, gtrid=b"open", bqual=b"", owner="ann",
+        state="prepared", since=1, observed_at=2, branch_id="life",
+    )  # fmt: skip
+    nobody, nothing = observations_frame(spark, ()), decisions_frame(spark, ())
+    first = run(spark, lake, observations_frame(spark, [own]), decisions_frame(spark, [made]), out, rules)
+    assert first.lines_read == 2
+    state = State(spark, out)
+    kept = state.read("transactions", 1)
+    facts = sf.transform("facts", lambda fact: fact.dropFields("life").withField("life_min", sf.lit(1)))
+    kept.withColumn("facts", facts).write.parquet(str(tmp_path / "older"))
+    state.write(spark.read.parquet(str(tmp_path / "older")), "transactions", 1)
+    state.read("observed", 1).drop("branch_id").write.parquet(str(tmp_path / "seen"))
+    state.write(spark.read.parquet(str(tmp_path / "seen")), "observed", 1)
+    (told,) = (tmp_path / "verdicts" / "runs").glob("*.txt")
+    told.write_text(json.dumps({name: of for name, of in json.loads(told.read_text()).items() if name != "form"}))
+    for crc in told.parent.glob(".*.crc"):
+        crc.unlink()
+    second = run(spark, lake, nobody, nothing, out, rules, logs_read=["log"], away=["db"])
+    assert second.lines_read == 2
+    (row,) = current(spark, out).collect()
+    assert (row.verdict, row.decision, row.tm) == ("committed", "commit", "tm")
+    assert run(spark, lake, nobody, nothing, out, rules, logs_read=["log"]).lines_read == 0
 
 
 def test_a_decision_of_a_log_without_times_is_published_and_shown(

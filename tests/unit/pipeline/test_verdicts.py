@@ -45,9 +45,13 @@ def decided(choice: Choice, at: float = 2, finished: bool | None = None, **more:
     return replace(found, **more)
 
 
-def seen(state: str, since: float | None, rm: str = "rm1", kind: Kind = Kind.DTX, owner: str = "ann") -> Observation:
+def seen(
+    state: str, since: float | None, rm: str = "rm1", kind: Kind = Kind.DTX, owner: str = "ann", life: str = ""
+) -> Observation:
+    branch_id = (life or f"life of {rm}") if kind is Kind.DTX else None
     return Observation(
-        source="db", rm=rm, vhost="/", format_id=1, gtrid=b"g", bqual=b"", kind=kind, state=state, owner=owner,
+        source="db", rm=rm, vhost="/", format_id=1, gtrid=b"g", bqual=b"", branch_id=branch_id, kind=kind, state=state,
+        owner=owner,
         since=None if since is None else int(since * MICROS), observed_at=NOW,
     )  # fmt: skip
 
@@ -107,7 +111,8 @@ CASES: dict[str, tuple[Verdict, tuple[Known, ...]]] = {
         V.XID_REUSED,
         (*committed("rm1"), *(replace(each, branch_id="next", owner="bob") for each in committed("rm1"))),
     ),
-    "seen again after its end": (V.XID_REUSED, (*committed("rm1"), seen("prepared", 9))),
+    "seen again after its end": (V.XID_REUSED, (*committed("rm1"), seen("prepared", 9, life="next"))),
+    "seen again, says a clock that was set back": (V.XID_REUSED, (*committed("rm1"), seen("prepared", 2, life="next"))),
     "mixed": (V.MIXED, (*committed("rm1"), *rolled_back("rm2"))),
     "mixed, whatever was decided": (V.MIXED, (*committed("rm1"), *rolled_back("rm2"), COMMIT)),
     "committed against it": (V.AGAINST_DECISION, (*committed("rm1"), ROLLBACK)),
@@ -196,6 +201,10 @@ CASES: dict[str, tuple[Verdict, tuple[Known, ...]]] = {
     "in doubt": (V.IN_DOUBT, (YOUNG,)),
     "in doubt since nobody knows when": (V.IN_DOUBT, (seen("prepared", None),)),
     "seen before its end was read": (V.COMMITTED, (*committed("rm1"), seen("prepared", 1))),
+    "seen before its end was read, which a clock that was set back wrote": (
+        V.COMMITTED,
+        (line(E.PREPARED, 9), line(E.COMMITTED, 3), seen("prepared", 9)),
+    ),
     "committed, while its clock was set back": (V.COMMITTED, (line(E.PREPARED, 9), line(E.COMMITTED, 3))),
 }
 
