@@ -214,12 +214,12 @@ async def test_a_service_that_dies_ends_the_call(world: World, channel: Any) -> 
 
 
 async def test_a_silent_service_ends_the_call_when_its_time_is_up(world: World, channel: Any) -> None:
-    xa, xid = XAResource(channel, timeout=0.2), new_xid()
-    await xa.start(xid)
+    xid = new_xid()
+    await XAResource(channel).start(xid)
     world.services["q1"].pause()
     try:
         with pytest.raises(XAER_RMFAIL, match=r"no answer within 0\.2 s"):
-            await xa.end(xid)
+            await XAResource(channel, timeout=0.2).end(xid)
     finally:
         world.services["q1"].resume()
 
