@@ -51,6 +51,7 @@ def question(directory: str, out: str, rules: Rules, part: tuple[int, int] = (0,
 
     normally = Mark.COMMITTED | Mark.ROLLED_BACK
     by_hand, back_by_hand = has(Mark.HEURISTIC_COMMITTED), has(Mark.HEURISTIC_ROLLED_BACK)
+    as_of = f"least({rules.as_of}, known_at)"
     matching = {
         Verdict.XID_REUSED: "rows > branches",
         Verdict.MIXED: f"{has(Mark.COMMITTED)} AND {has(Mark.ROLLED_BACK)}",
@@ -70,15 +71,16 @@ def question(directory: str, out: str, rules: Rules, part: tuple[int, int] = (0,
             f" OR coalesce(decided_at > forgotten_at + INTERVAL {rules.skew} MICROSECONDS, false))"
         ),
         Verdict.UNFINISHED: (
-            f"NOT coalesce({rules.as_of} - epoch_us(latest) < {rules.skew}, false)"
+            f"NOT coalesce({as_of} - epoch_us(latest) < {rules.skew}, false)"
             f" AND (undone OR (open > 0 AND {has(DECIDED | TO_COMMIT | TO_ROLL_BACK)}))"
         ),
         Verdict.ORPHAN: (
             f"{str(rules.decisions_read).lower()} AND open > 0 AND NOT {has(DECIDED | TO_COMMIT | TO_ROLL_BACK)}"
-            f" AND {rules.as_of} - epoch_us(since) > {rules.orphan_after}"
+            f" AND {as_of} - epoch_us(since) > {rules.orphan_after}"
         ),
         Verdict.OWNER_MISMATCH: "coalesce(owners_differ, false)",
         Verdict.IN_DOUBT: "open > 0",
+        Verdict.NOT_ARCHIVED: "false",  # nobody is asked here
         Verdict.ROLLED_BACK: (
             f"NOT {has(Mark.COMMITTED | Mark.HEURISTIC_COMMITTED)} AND"
             f" ({has(Mark.ROLLED_BACK | Mark.TIMED_OUT | Mark.HEURISTIC_ROLLED_BACK)}"
@@ -98,12 +100,12 @@ WITH lines AS (
     SELECT format_id, gtrid, is_branch, place, name, owner, life, mark AS marks,
         CASE WHEN {has(OPENED, "mark")} THEN moment END AS opened_at,
         CASE WHEN taken_away THEN moment END AS forgotten_at, moment, 0 AS seen,
-        NULL::TIMESTAMPTZ AS seen_since, true AS of_dtx
+        NULL::TIMESTAMPTZ AS seen_since, true AS of_dtx, NULL::TIMESTAMPTZ AS asked_at
     FROM lines
     UNION ALL
     SELECT format_id, gtrid, true, hash(source, rm, vhost, bqual), rm, owner,
         CASE WHEN branch_id IS NOT NULL THEN hash(branch_id) END,
-        0, NULL, NULL, coalesce(since, observed_at), {seen}, since, kind = 'dtx'
+        0, NULL, NULL, coalesce(since, observed_at), {seen}, since, kind = 'dtx', observed_at
     FROM read_parquet('{directory}/observations/*.parquet') WHERE state IN ({_words(STATE_MARK)}) AND {of_part}
 ), decisions AS (
     SELECT * FROM read_parquet('{directory}/decisions/*.parquet') WHERE {of_part}
@@ -121,12 +123,12 @@ WITH lines AS (
     SELECT format_id, gtrid, false, hash(source, tm, decision), tm, source, NULL,
         CASE decision WHEN 'commit' THEN {int(Mark.DECIDED_COMMIT)} ELSE {int(Mark.DECIDED_ROLLBACK)} END
             | CASE finished WHEN true THEN {int(Mark.DONE)} WHEN false THEN {int(Mark.UNDONE)} ELSE 0 END,
-        NULL, NULL, "at", 0, NULL, false
+        NULL, NULL, "at", 0, NULL, false, NULL
     FROM named
 ), folded AS (
     SELECT format_id, gtrid, is_branch, place, name, owner, life, bit_or(marks) AS marks, min(opened_at) AS opened_at,
         min(forgotten_at) AS forgotten_at, max(moment) AS last_at, bit_or(seen) AS seen, max(seen_since) AS seen_since,
-        bool_or(of_dtx) AS of_dtx
+        bool_or(of_dtx) AS of_dtx, max(asked_at) AS asked_at
     FROM together GROUP BY ALL
 ), now AS (
     SELECT * REPLACE (CASE WHEN {has(ENDED)} THEN marks ELSE marks | seen END AS marks) FROM folded
@@ -138,7 +140,9 @@ WITH lines AS (
     FROM now
 ), facts AS (
     SELECT format_id, gtrid, bit_or(marks) AS marks, bool_or(unknown) AS unknown,
-        count(*) FILTER (is_open) AS open, min(opened) FILTER (is_open) AS since, min(forgotten_at) AS forgotten_at,
+        count(*) FILTER (is_open) AS open, min(opened) FILTER (is_open) AS since,
+        coalesce(min(epoch_us(asked_at)) FILTER (is_open), {rules.as_of}) AS known_at,
+        min(forgotten_at) AS forgotten_at,
         min(owner) FILTER (of_dtx) <> max(owner) FILTER (of_dtx) AS owners_differ,
         max(last_at) FILTER (NOT is_branch) AS decided_at, max(last_at) AS latest, bool_or(undone) AS undone,
         count(*) FILTER (is_branch) AS rows,

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
+from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+
 from dtx.config import redact
 from dtx.pipeline import archive as lakes
 from dtx.pipeline.archive.files import Files
@@ -19,11 +21,11 @@ from dtx.pipeline.fleet import Fleet
 from dtx.pipeline.participants import Participant, ParticipantKind, observe
 from dtx.pipeline.progress import Progress
 from dtx.pipeline.quarantine import Quarantined
-from dtx.pipeline.reconcile import PublishingFailed, Run, current, publish, run
+from dtx.pipeline.reconcile import PublishingFailed, Run, Total, current, publish, run
 from dtx.pipeline.report import collect, write_report
 from dtx.pipeline.session import SessionOptions, open_session
 from dtx.pipeline.source import reachable, register
-from dtx.pipeline.verdicts import Rules
+from dtx.pipeline.verdicts import Rules, Verdict
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,6 +35,8 @@ __all__ = ["PublishingFailed", "Steps"]
 _QUARANTINE: Final = "quarantine.json"
 _VERDICTS: Final = "verdicts"
 _LOCK: Final = "reconcile.lock"
+METRICS: Final = "dtx_pipeline.prom"
+"""In the results: the last run in the form of Prometheus, for node_exporter's collector of text files."""
 
 
 def _print(line: str) -> None:
@@ -181,6 +185,7 @@ class Steps:
             stack.enter_context(lake.kept() if isinstance(lake, lakes.Lake) else nullcontext())
             progress.note("looking for queues in open branches")
             there, away = reachable({one.name: one.url for one in self._fleet.database})
+            archived = lake.archived()
             events, _ = lake.frame(self.spark)
             rows = list(dict.fromkeys((*self._noted(), *away, *lake.quarantined)))
             work = (
@@ -194,6 +199,7 @@ class Steps:
                 events,
                 work,
                 quarantine=rows,
+                archived={one.name: archived.get(one.name) for one in self._fleet.database},
             )
             progress.note("drawing")
             page = write_report(figures, directory)
@@ -212,16 +218,21 @@ class Steps:
             progress = stack.enter_context(Progress(self.spark, "reconcile"))
             progress.note("waiting until the lake is compacted")
             stack.enter_context(lake.kept() if isinstance(lake, lakes.Lake) else nullcontext())
+            archived = lake.archived()
             progress.note("asking who has what in doubt")
             observations, unseen = observe(self.spark, participants)
             decisions, unread = read_decisions(self.spark, logs)
             away = {row.source for row in unread if row.is_away}
+            unasked = {row.source for row in unseen if row.is_away}
             rules = Rules(
                 as_of=_micros(datetime.now(UTC)),
                 orphan_after=round(self._fleet.orphan_after.total_seconds() * 1_000_000),
                 skew=round(self._fleet.skew.total_seconds() * 1_000_000),
                 # nobody is an orphan because of a log that nobody read
                 decisions_read=bool(logs) and not away,
+                # Spark asks them when it has listed the lake's files: what they have no more has ended since
+                asked=frozenset(one.name for one in self._fleet.database if one.name not in unasked),
+                archived=archived,
             )
             done = run(
                 self.spark,
@@ -231,7 +242,7 @@ class Steps:
                 self._results.path(_VERDICTS),
                 rules,
                 logs_read={log.name for log in logs} - away,
-                away={row.source for row in unseen if row.is_away},
+                away=unasked,
                 full=full,
                 say=progress.note,
             )
@@ -241,8 +252,10 @@ class Steps:
         for verdict, total in done.totals.items():
             if total.transactions:
                 self._say(f"  {verdict:<18} {total.transactions:>15,}")
-        wrong = [*unseen, *unread, *lake.quarantined]
+        wrong = [*unseen, *unread, *lake.quarantined, *_stale(done, rules)]
         self._note("reconcile", wrong)
+        if self._results.is_local:
+            _write_metrics(Path(self._fleet.results) / METRICS, done, [one.name for one in self._fleet.database])
         if to_publish and self._fleet.publish is not None:
             with Progress(self.spark, "publish") as progress:
                 published = self._publish(done, progress.note)
@@ -304,6 +317,33 @@ def _unread(done: Iterable[lakes.Archived]) -> list[Quarantined]:
         for result in done
         if result.error is not None
     ]
+
+
+def _stale(done: Run, rules: Rules) -> list[Quarantined]:
+    """The journals that were archived long ago, where something is known to have ended since."""
+    count = done.totals.get(Verdict.NOT_ARCHIVED, Total()).transactions
+    old = [source for source in sorted(rules.asked) if rules.as_of - rules.archived.get(source, 0) > rules.skew]
+    if not count or not old:
+        return []
+    reason = f"{count:,} transactions have ended since their journals were archived: dtx pipeline archive"
+    return [Quarantined(source=source, item="journal", reason=reason, count=None) for source in old]
+
+
+def _write_metrics(path: Path, done: Run, databases: Iterable[str]) -> None:
+    registry = CollectorRegistry()
+
+    def gauge(name: str, text: str, label: str | None = None) -> Gauge:
+        return Gauge(f"dtx_pipeline_{name}", text, [] if label is None else [label], registry=registry)
+
+    gauge("reconciled_timestamp_seconds", "When verdicts were last given.").set(done.as_of / 1e6)
+    gauge("lines", "Lines of journals that they rest on.").set(done.lines)
+    archived = gauge("archived_timestamp_seconds", "When a journal was last read to its end; 0: never.", "source")
+    for source in databases:
+        archived.labels(source).set(done.archived.get(source, 0) / 1e6)
+    verdicts = gauge("transactions", "Global transactions.", "verdict")
+    for verdict in Verdict:
+        verdicts.labels(str(verdict)).set(done.totals.get(verdict, Total()).transactions)
+    write_to_textfile(str(path), registry)
 
 
 def _micros(time: datetime) -> int:

@@ -15,8 +15,8 @@ with :attr:`Rules.skew` between them; whether a branch is open is told by the ev
 Times are microseconds since the epoch (UTC), as Spark and PostgreSQL keep them.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
 from typing import Final
 
@@ -39,6 +39,7 @@ class Verdict(StrEnum):
     ORPHAN = "orphan"
     OWNER_MISMATCH = "owner-mismatch"
     IN_DOUBT = "in-doubt"
+    NOT_ARCHIVED = "not-archived"
     ROLLED_BACK = "rolled-back"
     COMMITTED = "committed"
 
@@ -86,6 +87,8 @@ class Mark(IntFlag):
     """Says so in one line of its log, whatever an older one says."""
     TIMED_OUT = 65536
     """Was rolled back by its resource manager, before its vote: nobody has decided so."""
+    GONE = 131072
+    """Its dtx, which was asked after its journal was read, has it no more."""
 
 
 ENDED: Final = (
@@ -154,17 +157,21 @@ class Rules:
     """What the rules need beside the facts.
 
     Args:
-        as_of: microseconds since the epoch; ages are counted up to then.
+        as_of: microseconds since the epoch; ages are counted up to then, or up to when something was last known.
         orphan_after: microseconds; a branch that is in doubt for so long would be known to its transaction manager.
         skew: microseconds by which clocks of different machines may differ. What has happened so lately is under way
             still: lines, decisions and what participants say are not of one moment.
         decisions_read: whether the logs of the transaction managers were read: else nothing is an orphan.
+        asked: sources of dtx that were asked what they have in doubt, after what is known of their journals was read.
+        archived: microseconds since the epoch at which the journal of each source was last read to its end.
     """
 
     as_of: int
     orphan_after: int = 3600 * MICROS
     skew: int = 300 * MICROS
     decisions_read: bool = True
+    asked: frozenset[str] = frozenset()
+    archived: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.orphan_after < 0 or self.skew < 0:
@@ -181,6 +188,8 @@ class Facts:
         unknown: a branch went nobody knows which way.
         open: branches that are in doubt or under way.
         since: when the first of them was opened.
+        known_at: up to when all of them are known to have been open; ``None``: up to now, or there are none.
+        gone: a branch has ended, and its journal was not read since.
         forgotten_at: when an outcome was first forgotten by somebody other than the branch's owner.
         owners_differ: dtx's branches of it have different owners.
         decided_at: the latest decision.
@@ -193,6 +202,8 @@ class Facts:
     unknown: bool = False
     open: int = 0
     since: int | None = None
+    known_at: int | None = None
+    gone: bool = False
     forgotten_at: int | None = None
     owners_differ: bool = False
     decided_at: int | None = None
@@ -207,6 +218,10 @@ class Facts:
     def decided(self) -> bool:
         """Whether a decision is known: from a log, or since a branch went one way by order of its manager."""
         return self.has(DECIDED | TO_COMMIT | TO_ROLL_BACK)
+
+    def as_of(self, rules: Rules) -> int:
+        """The time that all of this is known of."""
+        return rules.as_of if self.known_at is None else min(rules.as_of, self.known_at)
 
 
 def _mixed(facts: Facts, _: Rules) -> bool:
@@ -239,7 +254,7 @@ def _forgotten_early(facts: Facts, rules: Rules) -> bool:
 
 
 def _unfinished(facts: Facts, rules: Rules) -> bool:
-    under_way = facts.last_at is not None and rules.as_of - facts.last_at < rules.skew
+    under_way = facts.last_at is not None and facts.as_of(rules) - facts.last_at < rules.skew
     return not under_way and (facts.undone or (facts.open > 0 and facts.decided))
 
 
@@ -249,7 +264,7 @@ def _orphan(facts: Facts, rules: Rules) -> bool:
         and facts.open > 0
         and not facts.decided
         and facts.since is not None
-        and rules.as_of - facts.since > rules.orphan_after
+        and facts.as_of(rules) - facts.since > rules.orphan_after
     )
 
 
@@ -329,6 +344,11 @@ RULES: Final = (
         Verdict.IN_DOUBT,
         "A branch has voted and waits for a decision, or for what has just been decided.",
         lambda facts, _: facts.open > 0,
+    ),
+    Rule(
+        Verdict.NOT_ARCHIVED,
+        "A branch has ended, and its journal was not archived since: how it ended is not known yet.",
+        lambda facts, _: facts.gone,
     ),
     Rule(
         Verdict.ROLLED_BACK,

@@ -190,7 +190,7 @@ def judgements(rows: Iterable[Row]) -> dict[Key, tuple[Judgement, bytes]]:
     """Verdicts of Spark as the reference has them, and their fingerprints.
 
     Args:
-        rows: with ``since_micros``, ``first_micros`` and ``last_micros``: Python would have times in its own zone.
+        rows: with ``since_micros`` and so on: Python would have times in its own zone.
     """
     return {
         (row.format_id, bytes(row.gtrid)): (
@@ -206,6 +206,7 @@ def judgements(rows: Iterable[Row]) -> dict[Key, tuple[Judgement, bytes]]:
                 branches=row.branches,
                 decision=row.decision,
                 tm=row.tm,
+                known_at=row.known_micros,
             ),
             bytes(row.fingerprint),
         )

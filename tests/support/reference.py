@@ -120,6 +120,7 @@ class Branch:
         forgotten_at: when somebody other than its owner first had its outcome forgotten.
         seen: marks of what its participant has of it now.
         seen_since: the latest time since when; ``None`` where nothing is known of it.
+        seen_at: the latest time at which it was asked.
     """
 
     marks: Mark = _NOTHING
@@ -127,6 +128,7 @@ class Branch:
     forgotten_at: int | None = None
     seen: Mark = _NOTHING
     seen_since: int | None = None
+    seen_at: int | None = None
 
     @property
     def now(self) -> Mark:
@@ -170,6 +172,7 @@ class Judgement:
         branches: places where it has been.
         decision: ``commit``, ``rollback``, or ``conflict`` where logs disagree.
         tm: the transaction managers that decided, in order, joined by a comma.
+        known_at: up to when what is open is known to be; ``None`` when nothing is.
     """
 
     format_id: int | None
@@ -183,6 +186,7 @@ class Judgement:
     branches: int
     decision: str | None
     tm: str | None
+    known_at: int | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -251,6 +255,7 @@ class _Transaction:
         branch = self._branch(seen)
         branch.seen |= STATE_MARK[seen.state]
         branch.seen_since = _later(branch.seen_since, seen.since)
+        branch.seen_at = _later(branch.seen_at, seen.observed_at)
         self.times.append(seen.observed_at if seen.since is None else seen.since)
         if seen.kind is Kind.DTX:
             self.dtx_owners.add(seen.owner)
@@ -265,13 +270,18 @@ class _Transaction:
             self.times.append(made.at)
         self.decided_at = _later(self.decided_at, made.at)
 
-    def facts(self) -> Facts:
-        marks, since, forgotten_at = _NOTHING, None, None
-        for branch in self.branches.values():
+    def facts(self, rules: Rules) -> Facts:
+        marks, since, forgotten_at, known_at, gone, count = _NOTHING, None, None, None, False, 0
+        for (source, *_), branch in self.branches.items():
             marks |= branch.now
             forgotten_at = _earlier(forgotten_at, branch.forgotten_at)
-            if branch.is_open:
+            if branch.is_open and not branch.seen and source in rules.asked:
+                gone = True
+            elif branch.is_open:
+                count += 1
                 since = _earlier(since, branch.since)
+                known = rules.archived.get(source, rules.as_of) if branch.seen_at is None else branch.seen_at
+                known_at = _earlier(known_at, known)
         for mark in self.decisions.values():
             marks |= mark
         places = {place[:4] for place in self.branches}
@@ -279,8 +289,10 @@ class _Transaction:
             marks=marks,
             reused=len(places) < len(self.branches),
             unknown=any(branch.is_unknown for branch in self.branches.values()),
-            open=sum(branch.is_open for branch in self.branches.values()),
+            open=count,
             since=since,
+            known_at=known_at,
+            gone=gone,
             forgotten_at=forgotten_at,
             owners_differ=len(self.dtx_owners) > 1,
             decided_at=self.decided_at,
@@ -289,7 +301,7 @@ class _Transaction:
         )
 
     def judged(self, key: Key, rules: Rules) -> Judgement:
-        facts = self.facts()
+        facts = self.facts(rules)
         choices = sorted({str(choice) for _, _, choice in self.decisions})
         return Judgement(
             format_id=key[0],
@@ -303,6 +315,7 @@ class _Transaction:
             branches=len({place[:4] for place in self.branches}),
             decision="conflict" if len(choices) > 1 else choices[0] if choices else None,
             tm=",".join(sorted({tm for _, tm, _ in self.decisions})) or None,
+            known_at=facts.known_at,
         )
 
 

@@ -66,6 +66,10 @@ class DeltaLake:
             raise LakeError(f"{self.files.uri} is no Delta table: dtx pipeline archive --format delta makes one")
         return table
 
+    def archived(self) -> dict[str, int]:
+        """As of a lake."""
+        return self._lake.archived()
+
     def frame(self, spark: "SparkSession", since: Progress | None = None) -> tuple["DataFrame", dict[str, int]]:
         """The rows of one version of the table, and which batches these are.
 

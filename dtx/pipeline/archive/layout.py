@@ -4,6 +4,7 @@
 
     LAKE/rm=<resource manager>/day=<date of at, UTC>/batch=<batch>/part-….parquet
     LAKE/_checkpoints/<source>/<epoch>/     how far each database has been read; Spark's own checkpoint
+    LAKE/_checkpoints/<source>/read.json    when it was last read to its end
     LAKE/_upkeep/                           compaction and retention under way (:mod:`dtx.pipeline.archive.upkeep`)
     LAKE/_lake.json                         the version of this layout, and a number that no other lake has
     LAKE/delta/                             where asked for, the same lines as a Delta table with its own checkpoints

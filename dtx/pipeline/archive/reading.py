@@ -18,6 +18,7 @@ from dtx.pipeline.archive.layout import (
     VERSION,
     LakeError,
     from_path_word,
+    path_word,
     stream_name,
 )
 from dtx.pipeline.quarantine import Quarantined
@@ -30,6 +31,7 @@ PLAN: Final = "plan-"
 must not take away the next."""
 GENERATION: Final = f"{UPKEEP}/generation.json"
 LOCK: Final = f"{UPKEEP}/lock"
+READ: Final = "read.json"
 _LOOKS: Final = 20
 """How often a reader looks again because an upkeep came between: each takes but a moment."""
 _MAGIC: Final = b"PAR1"
@@ -97,6 +99,19 @@ class Lake:
                 stream = stream_name(from_path_word(source_word), epoch)
                 found[stream] = max((int(name) for name in commits if name.isdigit()), default=-1)
         return found
+
+    def archived(self) -> dict[str, int]:
+        """When each source was last read to its end, microseconds since the epoch; those of which that is known."""
+        found = {}
+        for source_word in self.files.names(CHECKPOINTS):
+            read = self.files.read(f"{CHECKPOINTS}/{source_word}/{READ}")
+            if read is not None:
+                found[from_path_word(source_word)] = int(read["at"])
+        return found
+
+    def note_archived(self, source: str, at: int) -> None:
+        """Every line that *source* had *at* that time, microseconds since the epoch, is in the lake."""
+        self.files.write(f"{CHECKPOINTS}/{path_word(source)}/{READ}", {"at": at})
 
     def frame(self, spark: "SparkSession", since: Progress | None = None) -> tuple["DataFrame", dict[str, int]]:
         """The rows of whole batches, and which these are.

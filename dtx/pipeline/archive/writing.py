@@ -15,6 +15,7 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
@@ -64,12 +65,14 @@ class Archived:
     Args:
         source: its configured name.
         batches: rows of each batch that was written, by its number.
+        read_at: microseconds since the epoch: what it had then is in the lake.
         error: why it stopped; ``None``: everything there was is in the lake.
     """
 
     source: str
     batches: dict[int, int] = field(default_factory=dict)
     error: str | None = None
+    read_at: int | None = None
 
     @property
     def rows(self) -> int:
@@ -117,12 +120,14 @@ def archive(
             while waiting or running:
                 while waiting and len(running) < at_once:
                     source, options = waiting.pop(0)
-                    running[source] = (_start(spark, lake, source, options, None, form), Archived(source))
-                    done.append(running[source][1])
+                    done.append(Archived(source, read_at=time.time_ns() // 1000))
+                    running[source] = (_start(spark, lake, source, options, None, form), done[-1])
                 time.sleep(_POLL_SECONDS)
                 for source, (query, result) in list(running.items()):
                     if _look(query, result):
                         del running[source]
+                        if result.error is None and result.read_at is not None:
+                            lake.note_archived(source, result.read_at)
                         if _NO_WORKER in (result.error or "") and starts[source] < _STARTS:
                             starts[source] += 1
                             result.error = None
@@ -162,6 +167,7 @@ def follow(
     results = {source: Archived(source) for source in sources}
     queries: dict[str, StreamingQuery] = {}
     again = dict.fromkeys(sources, 0.0)
+    noted: dict[str, int] = {}
     failures = dict.fromkeys(sources, 0)
     trigger = f"{max(1, round(interval * 1000))} milliseconds"
     with lake.files.alone(f"{CHECKPOINTS}/lock"):
@@ -175,6 +181,10 @@ def follow(
                 for source, query in list(queries.items()):
                     written = len(results[source].batches)
                     ended = _look(query, results[source])
+                    read_at = results[source].read_at
+                    if read_at is not None and read_at != noted.get(source):
+                        lake.note_archived(source, read_at)
+                        noted[source] = read_at
                     if len(results[source].batches) > written:
                         failures[source], results[source].error = 0, None
                     if ended:
@@ -321,6 +331,8 @@ def _look(query: "StreamingQuery", result: Archived) -> bool:
         # as properties: the sum over all sources is no field of what comes through Spark Connect
         if progress.numInputRows:
             result.batches[progress.batchId] = progress.numInputRows
+        else:  # there was nothing new
+            result.read_at = int(datetime.fromisoformat(progress.timestamp).timestamp() * 1e6)
     if ended and (error := query.exception()) is not None:
         result.error = explain(error)
     return ended

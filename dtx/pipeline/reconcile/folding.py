@@ -28,7 +28,7 @@ from dtx.pipeline.verdicts import (
 
 KEY: Final = ("format_id", "gtrid")
 """What a global transaction is told by."""
-PLACE: Final = ("is_branch", "place", "name", "owner", "life")
+PLACE: Final = ("is_branch", "source", "place", "name", "owner", "life")
 """What tells the rows of one transaction apart: *name* is that of the resource manager, or of the transaction manager
 that decided, and *life* stands for the id of the branch, where it has one: an xid that is used again has another."""
 OF_DTX: Final = 1 << 20
@@ -47,6 +47,7 @@ _FOLDS: Final = {
     "last_at": sf.max,
     "lines": sf.sum,
     "seen": sf.bit_or,
+    "known_at": sf.max,
     "seen_since": sf.max,
     "seen_at": sf.min,
     "seen_last": sf.max,
@@ -91,6 +92,7 @@ def rows_of_events(events: DataFrame) -> DataFrame:
         sf.col("format_id").cast("bigint").alias("format_id"),
         "gtrid",
         place("source", "rm", "vhost", "bqual").alias("place"),
+        "source",
         sf.col("rm").alias("name"),
         "owner",
         mark.alias("mark"),
@@ -103,6 +105,7 @@ def rows_of_events(events: DataFrame) -> DataFrame:
     return prepared.select(
         *KEY,
         sf.lit(True).alias("is_branch"),
+        "source",
         "place",
         "name",
         "owner",
@@ -114,6 +117,7 @@ def rows_of_events(events: DataFrame) -> DataFrame:
         at.alias("last_at"),
         sf.lit(1).cast("bigint").alias("lines"),
         _int(0).alias("seen"),
+        _nothing().alias("known_at"),
         _nothing().alias("seen_since"),
         _nothing().alias("seen_at"),
         _nothing().alias("seen_last"),
@@ -131,6 +135,7 @@ def rows_of_observations(observations: DataFrame) -> DataFrame:
         sf.col("format_id").cast("bigint").alias("format_id"),
         "gtrid",
         sf.lit(True).alias("is_branch"),
+        "source",
         place("source", "rm", "vhost", "bqual").alias("place"),
         sf.col("rm").alias("name"),
         "owner",
@@ -139,6 +144,7 @@ def rows_of_observations(observations: DataFrame) -> DataFrame:
         *(_nothing().alias(name) for name in ("opened_at", "forgotten_at", "first_at", "last_at")),
         sf.lit(0).cast("bigint").alias("lines"),
         _word_mark(sf.col("state"), STATE_MARK).alias("seen"),
+        sf.unix_micros("observed_at").alias("known_at"),
         since.alias("seen_since"),
         sf.coalesce(since, sf.unix_micros("observed_at")).alias("seen_at"),
         sf.coalesce(since, sf.unix_micros("observed_at")).alias("seen_last"),
@@ -164,10 +170,10 @@ def rows_of_decisions(decisions: DataFrame) -> DataFrame:
         sf.col("format_id").cast("bigint").alias("format_id"),
         "gtrid",
         sf.lit(False).alias("is_branch"),
+        "source",  # to know later which log no longer has the decision
         place("source", "tm", "decision").alias("place"),
         sf.col("tm").alias("name"),
-        # a log has no owners; its source is kept here, to know later which log no longer has the decision
-        sf.col("source").alias("owner"),
+        _nothing("string").alias("owner"),
         _nothing().alias("life"),
         decided.bitwiseOR(done).alias("marks"),
         *(_nothing().alias(name) for name in ("opened_at", "forgotten_at")),
@@ -175,6 +181,7 @@ def rows_of_decisions(decisions: DataFrame) -> DataFrame:
         at.alias("last_at"),
         sf.lit(0).cast("bigint").alias("lines"),
         _int(0).alias("seen"),
+        _nothing().alias("known_at"),
         _nothing().alias("seen_since"),
         _nothing().alias("seen_at"),
         _nothing().alias("seen_last"),
@@ -208,4 +215,6 @@ def with_format_ids(rows: DataFrame) -> DataFrame:
 def folded(rows: DataFrame) -> DataFrame:
     """One row for each place and owner, where all rows of one transaction are in one partition."""
     together = rows.repartition(*KEY)
-    return together.groupBy(*KEY, *PLACE).agg(*(fold(column).alias(column) for column, fold in _FOLDS.items()))
+    found = together.groupBy(*KEY, *PLACE).agg(*(fold(column).alias(column) for column, fold in _FOLDS.items()))
+    # that a branch is gone says nothing where the lake has dropped its lines
+    return found.where(~sf.col("is_branch") | (sf.col("lines") > 0) | (sf.col("seen") != 0))

@@ -47,7 +47,7 @@ TYPE: Final = (
 )
 VERDICT_COLUMNS: Final = (
     "format_id", "gtrid", "verdict", "findings", "since", "first_at", "last_at", "rms", "owners", "branches",
-    "decision", "tm", "fingerprint",
+    "decision", "tm", "fingerprint", "known_at",
 )  # fmt: skip
 """Of a verdict, without its evidence."""
 
@@ -147,11 +147,14 @@ def ages(transactions: DataFrame) -> Column:
     Args:
         transactions: as :func:`judged_of` returns them.
     """
-    undone = sf.exists(
+    waits = sf.exists(
         transactions["facts"],
-        lambda fact: ~fact["is_branch"] & _has(fact["marks"], Mark.UNDONE) & ~_has(fact["marks"], Mark.DONE),
+        lambda fact: (
+            _has(fact["marks"], Mark.GONE)
+            | (~fact["is_branch"] & _has(fact["marks"], Mark.UNDONE) & ~_has(fact["marks"], Mark.DONE))
+        ),
     )
-    return transactions["since"].isNotNull() | undone
+    return transactions["since"].isNotNull() | waits
 
 
 def findings(judged: DataFrame) -> DataFrame:
@@ -166,20 +169,35 @@ def judged_of(rows: DataFrame, rules: Rules) -> DataFrame:
         rows: everything that is known of the transactions that are looked at.
         rules: what else verdicts depend on.
     """
-    return _judged(_facts(folded(rows)), rules)
+    return _judged(_facts(folded(rows), rules), rules)
+
+
+def _mark(mark: int) -> Column:
+    return sf.lit(int(mark)).cast("int")
 
 
 def _has(marks: Column, mark: int) -> Column:
-    return marks.bitwiseAND(sf.lit(int(mark)).cast("int")) != 0
+    return marks.bitwiseAND(_mark(mark)) != 0
 
 
-def _facts(branches: DataFrame) -> DataFrame:
+def _archived(rules: Rules) -> Column:
+    """When the journal of a row's source was last read to its end; null where that is not known."""
+    found = sf.lit(None).cast("bigint")
+    for source, at in rules.archived.items():
+        found = sf.when(sf.col("source") == source, sf.lit(at).cast("bigint")).otherwise(found)
+    return found
+
+
+def _facts(branches: DataFrame, rules: Rules) -> DataFrame:
     """One row for each transaction, with all that the rules read."""
-    marks, is_branch = sf.col("marks"), sf.col("is_branch")
+    marks, seen, is_branch = sf.col("marks"), sf.col("seen"), sf.col("is_branch")
     # the journal may have been read after its participant was asked: an end that it has is the end of that life
-    told = branches.withColumn("now", sf.when(_has(marks, ENDED), marks).otherwise(marks.bitwiseOR(sf.col("seen"))))
-    now = sf.col("now")
-    is_open = is_branch & _has(now, OPENED) & ~_has(now, ENDED)
+    now = sf.when(_has(marks, ENDED), marks).otherwise(marks.bitwiseOR(seen))
+    open_in_journal = is_branch & _has(now, OPENED) & ~_has(now, ENDED)
+    gone = open_in_journal & (seen == 0) & (_has(marks, Mark.GONE) | sf.col("source").isin(*sorted(rules.asked)))
+    branches = branches.withColumns({"now": now, "is_open": open_in_journal & ~gone, "gone": gone})
+    told = branches.withColumn("marks", sf.when(sf.col("gone"), marks.bitwiseOR(_mark(Mark.GONE))).otherwise(marks))
+    now, is_open = sf.col("now"), sf.col("is_open")
     normally = Mark.COMMITTED | Mark.ROLLED_BACK
     unknown = (_has(now, Mark.HEURISTIC_HAZARD) & ~_has(now, normally)) | (
         _has(now, Mark.FORGOTTEN) & ~_has(now, DIRECTIONS)
@@ -190,8 +208,10 @@ def _facts(branches: DataFrame) -> DataFrame:
         "seen_at",
         "seen_last",
         "now",
-        is_open.alias("is_open"),
+        "is_open",
+        "gone",
         sf.when(is_open, sf.coalesce("opened_at", "seen_since")).alias("since"),
+        sf.when(is_open, sf.coalesce("known_at", _archived(rules), sf.lit(rules.as_of))).alias("known_at"),
         (is_branch & unknown).alias("unknown"),
         (_has(now, Mark.UNDONE) & ~_has(now, Mark.DONE)).alias("undone"),
     )
@@ -205,6 +225,8 @@ def _facts(branches: DataFrame) -> DataFrame:
         sf.max("unknown").alias("unknown"),
         sf.sum(sf.col("is_open").cast("int")).cast("int").alias("open"),
         sf.min("since").alias("since"),
+        sf.min("known_at").alias("known_at"),
+        sf.max("gone").alias("gone"),
         sf.min("forgotten_at").alias("forgotten_at"),
         (sf.min(of_dtx) != sf.max(of_dtx)).alias("owners_differ"),
         sf.max(sf.when(~sf.col("is_branch"), sf.col("last_at"))).alias("decided_at"),
@@ -258,6 +280,7 @@ def _judged(facts: DataFrame, rules: Rules) -> DataFrame:
         sf.when(sf.size("managers") > 0, sf.array_join("managers", ",")).alias("tm"),
         "lines",
         "facts",
+        "known_at",
     )
     return judged.select(
         *KEY,
@@ -272,6 +295,7 @@ def _judged(facts: DataFrame, rules: Rules) -> DataFrame:
         "decision",
         "tm",
         _fingerprint().alias("fingerprint"),
+        sf.timestamp_micros("known_at").alias("known_at"),
         "lines",
         "facts",
     )
@@ -289,7 +313,8 @@ def rule_columns(rules: Rules) -> dict[Verdict, Column]:
     to_commit, to_roll_back = _has(marks, Mark.DECIDED_COMMIT), _has(marks, Mark.DECIDED_ROLLBACK)
     by_hand, back_by_hand = _has(marks, Mark.HEURISTIC_COMMITTED), _has(marks, Mark.HEURISTIC_ROLLED_BACK)
     decided = _has(marks, DECIDED | TO_COMMIT | TO_ROLL_BACK)
-    under_way = sf.coalesce((sf.lit(rules.as_of) - sf.col("last_at")) < rules.skew, sf.lit(False))
+    as_of = sf.least(sf.lit(rules.as_of), sf.col("known_at"))  # of what is not null
+    under_way = sf.coalesce((as_of - sf.col("last_at")) < rules.skew, sf.lit(False))
     return {
         Verdict.XID_REUSED: sf.col("rows") > sf.col("branches"),
         Verdict.MIXED: committed & rolled_back,
@@ -312,9 +337,10 @@ def rule_columns(rules: Rules) -> dict[Verdict, Column]:
         & (open_ > 0)
         & ~decided
         & since.isNotNull()
-        & ((sf.lit(rules.as_of) - since) > rules.orphan_after),
+        & ((as_of - since) > rules.orphan_after),
         Verdict.OWNER_MISMATCH: sf.col("owners_differ"),
         Verdict.IN_DOUBT: open_ > 0,
+        Verdict.NOT_ARCHIVED: sf.col("gone"),
         Verdict.ROLLED_BACK: ~_has(marks, Mark.COMMITTED | Mark.HEURISTIC_COMMITTED)
         & (_has(marks, Mark.ROLLED_BACK | Mark.TIMED_OUT | Mark.HEURISTIC_ROLLED_BACK) | (to_roll_back & ~to_commit)),
         Verdict.COMMITTED: sf.lit(True),

@@ -120,7 +120,7 @@ def run(
     kept = state.latest("transactions", last) if last is not None else None
 
     if anew:
-        remembered = [] if kept is None else [_remembered(_facts(kept).where(~sf.col("is_branch")), read)]
+        remembered = [] if kept is None else [_remembered(_not_in_lines(_facts(kept)), read, rules.asked)]
         say("folding all lines, and judging all transactions")
         rows = told.unionByName(seen).unionByName(decided)
         for each in remembered:
@@ -144,7 +144,7 @@ def run(
         old = kept.join(again, "gtrid", "left_semi")
         replaced, lines_before, fingerprint_before = _totals(old)
         rows = told.unionByName(seen).unionByName(decided.join(again, "gtrid", "left_semi").select(*told.columns))
-        rows = rows.unionByName(_remembered(_facts(old), read).select(*rows.columns))
+        rows = rows.unionByName(_remembered(_facts(old), read, rules.asked).select(*rows.columns))
         say(f"folding on, and judging {count:,} transactions again")
 
     judged = judged_of(with_format_ids(rows), rules).select(*_KEPT_COLUMNS)
@@ -185,6 +185,7 @@ def run(
         lake=lines.identity,
         damaged=sorted(damaged),
         form=FORM,
+        archived=dict(rules.archived),
     )
     state.complete(done)
     return done
@@ -255,19 +256,33 @@ def _facts(transactions: DataFrame) -> DataFrame:
     return transactions.select(*KEY, sf.explode("facts").alias("fact")).select(*KEY, "fact.*")
 
 
-def _remembered(facts: DataFrame, read: Collection[str]) -> DataFrame:
+def _not_in_lines(facts: DataFrame) -> DataFrame:
+    """Of folded rows, what reading all lines again does not tell: decisions, and which branches were gone."""
+    if "source" not in facts.columns:  # of an older dtx, which kept the name of a decision's log elsewhere
+        return facts.where(~sf.col("is_branch")).withColumns({"source": sf.col("owner"), "owner": sf.lit(None)})
+    told, mark = sf.col("is_branch"), sf.lit(int(Mark.GONE)).cast("int")
+    gone = told & (sf.col("marks").bitwiseAND(mark) != 0)
+    emptied = {name: sf.when(~told, sf.col(name)) for name in ("opened_at", "forgotten_at", "first_at", "last_at")}
+    emptied["marks"] = sf.when(told, mark).otherwise(sf.col("marks"))
+    emptied["lines"] = sf.when(told, sf.lit(0).cast("bigint")).otherwise(sf.col("lines"))
+    return facts.where(~sf.col("is_branch") | gone).withColumns(emptied)
+
+
+def _remembered(facts: DataFrame, read: Collection[str], asked: Collection[str]) -> DataFrame:
     """Folded rows of earlier runs, to be folded on.
 
     Decisions of logs that are read now are as these say now: until one says so again, what is remembered is finished.
+    What a dtx that is asked now has no more, it says anew.
     """
-    in_log = ~sf.col("is_branch") & sf.col("owner").isin(*sorted(read)) if read else sf.lit(False)
-    forgotten = sf.col("marks").bitwiseAND(sf.lit(~int(Mark.UNDONE)).cast("int"))
-    nothing = sf.lit(None).cast("bigint")
+    source, marks, nothing = sf.col("source"), sf.col("marks"), sf.lit(None).cast("bigint")
+    again = sf.when(sf.col("is_branch"), source.isin(*sorted(asked))).otherwise(source.isin(*sorted(read)))
+    stale = sf.lit(~int(Mark.UNDONE | Mark.GONE)).cast("int")
     return facts.select(
         *KEY,
         *(sf.col(name) if name in facts.columns else nothing.alias(name) for name in KEPT if name != "marks"),
-        sf.when(in_log, forgotten).otherwise(sf.col("marks")).alias("marks"),
+        sf.when(again, marks.bitwiseAND(stale)).otherwise(marks).alias("marks"),
         sf.lit(0).alias("seen"),
+        nothing.alias("known_at"),
         nothing.alias("seen_since"),
         nothing.alias("seen_at"),
         nothing.alias("seen_last"),

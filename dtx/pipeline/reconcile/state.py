@@ -60,6 +60,7 @@ class Run:
         lake: which one it was; ``None`` where it does not say.
         damaged: files of the lake whose lines are missing.
         form: of what is kept of its transactions; see :data:`FORM`.
+        archived: see :class:`~dtx.pipeline.verdicts.Rules`.
     """
 
     number: int
@@ -75,6 +76,7 @@ class Run:
     lake: str | None = None
     damaged: Collection[str] = ()
     form: int = 1
+    archived: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def transactions(self) -> int:

@@ -50,6 +50,7 @@ class Figures:
         attention: transactions that somebody has to look at, the worst first.
         attention_total: how many there are of them.
         quarantine: what was not read.
+        archived: by database, when its journal was last read to its end; ``None`` where that is not known.
         oldest: since when the oldest transaction is open.
     """
 
@@ -64,6 +65,7 @@ class Figures:
     attention: Sequence[Mapping[str, Any]]
     attention_total: int
     quarantine: Sequence[Quarantined] = field(default=())
+    archived: Mapping[str, datetime | None] = field(default_factory=dict)
     oldest: datetime | None = None
 
     @property
@@ -83,6 +85,7 @@ def collect(
     work: "DataFrame | None" = None,
     *,
     quarantine: Iterable[Quarantined] = (),
+    archived: Mapping[str, int | None] | None = None,
     as_of: datetime | None = None,
 ) -> Figures:
     """Make the figures.
@@ -92,6 +95,7 @@ def collect(
         events: the lake.
         work: table ``work`` of the databases, now; ``None``: nobody looked.
         quarantine: what was not read on the way.
+        archived: by database, microseconds since the epoch; see :class:`Figures`.
         as_of: up to when ages are counted; ``None``: now.
     """
     now = (as_of or datetime.now(UTC)).astimezone(UTC)
@@ -115,6 +119,7 @@ def collect(
             attention=_attention(troubled),
             attention_total=sum(count for verdict, count in counted.items() if verdict not in PLAIN),
             quarantine=tuple(quarantine),
+            archived={source: _time(at) for source, at in (archived or {}).items()},
             oldest=None if oldest is None else _time(oldest["oldest"]),
         )
     finally:
@@ -197,6 +202,7 @@ def _attention(troubled: "DataFrame") -> list[dict[str, Any]]:
         sf.unix_micros("since").alias("since"),
         sf.unix_micros("first_at").alias("first_at"),
         sf.unix_micros("last_at").alias("last_at"),
+        sf.unix_micros("known_at").alias("known_at"),
         "branches",
         "decision",
         "tm",
@@ -205,7 +211,7 @@ def _attention(troubled: "DataFrame") -> list[dict[str, Any]]:
         sf.to_json("evidence").alias("evidence"),
     )
     found = columns.orderBy(order, sf.asc_nulls_last("since"), "gtrid").limit(LISTED).collect()
-    times = ("since", "first_at", "last_at")
+    times = ("since", "first_at", "last_at", "known_at")
     return [
         {name: _time(value) if name in times else value for name, value in row.asDict(recursive=True).items()}
         for row in found

@@ -88,8 +88,8 @@ def render(figures: Figures) -> str:
 
 def _tables(figures: Figures) -> dict[str, tuple[Sequence[str], Iterable[Sequence[Any]]]]:
     transaction = (
-        "verdict", "findings", "format_id", "gtrid", "since", "first_at", "last_at", "branches", "decision", "tm",
-        "rms", "owners", "evidence",
+        "verdict", "findings", "format_id", "gtrid", "since", "first_at", "last_at", "known_at", "branches", "decision",
+        "tm", "rms", "owners", "evidence",
     )  # fmt: skip
     return {
         "verdicts": (("verdict", "transactions"), figures.verdicts.items()),
@@ -100,6 +100,7 @@ def _tables(figures: Figures) -> dict[str, tuple[Sequence[str], Iterable[Sequenc
         "owners": (("owner", "transactions", "need_attention"), figures.owners),
         "queues": (("rm", "kind", "queue", "messages"), figures.queues or ()),
         "attention": (transaction, ([row[name] for name in transaction] for row in figures.attention)),
+        "sources": (("source", "archived"), figures.archived.items()),
         "quarantine": (
             ("source", "item", "reason", "count", "sample"),
             ((row.source, row.item, row.reason, row.count, row.sample) for row in figures.quarantine),

@@ -23,7 +23,7 @@ GROUPS: Final[dict[str, tuple[str, tuple[Verdict, ...]]]] = {
         "bad",
         (Verdict.MIXED, Verdict.AGAINST_DECISION, Verdict.HEURISTIC_DAMAGE, Verdict.HAZARD, Verdict.FORGOTTEN_EARLY),
     ),
-    "open": ("warn", (Verdict.UNFINISHED, Verdict.ORPHAN, Verdict.IN_DOUBT)),
+    "open": ("warn", (Verdict.UNFINISHED, Verdict.ORPHAN, Verdict.IN_DOUBT, Verdict.NOT_ARCHIVED)),
     "strange": ("special", (Verdict.XID_REUSED, Verdict.OWNER_MISMATCH)),
 }
 """Three kinds of trouble, each with its colour: damage, what waits, and what somebody should explain."""

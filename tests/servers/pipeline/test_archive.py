@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import time
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from dtx.pipeline import java
-from dtx.pipeline.archive import Lake, LakeError, archive, compact, read_lake, retain, writing
+from dtx.pipeline.archive import Lake, LakeError, archive, compact, follow, read_lake, retain, writing
 from dtx.pipeline.archive.layout import EVENTS, MARKER, Batch, path_word
 from dtx.pipeline.source import register
 from tests.support.spark import shared_spark
@@ -74,7 +75,9 @@ def test_a_journal_comes_into_the_lake_row_for_row_and_once(
     assert run(session, tmp_path / "lake", database) == 60
     assert in_lake(session, tmp_path / "lake") == journal(database)
     write(database, 5, rm="007")
+    before = time.time_ns() // 1000
     assert run(session, tmp_path / "lake", database) == 5
+    assert before <= Lake(str(tmp_path / "lake")).archived()["prod"] <= time.time_ns() // 1000
     assert in_lake(session, tmp_path / "lake") == journal(database)
     days = read_lake(session, str(tmp_path / "lake")).select("rm", "day", "source").distinct().collect()
     assert sorted(map(tuple, days)) == [
@@ -150,6 +153,23 @@ def test_what_cannot_be_used_is_refused_with_a_sentence(session: SparkSession, t
         pass
 
 
+def test_who_follows_notes_how_fresh_the_lake_is(session: SparkSession, database: str, tmp_path: Path) -> None:
+    """Though nothing comes: a quiet journal is read to its end all the time."""
+    write(database, 3)
+    lake = Lake(str(tmp_path / "lake"))
+    since = time.time_ns() // 1000 + 2_000_000
+    ends = time.monotonic() + 120
+
+    def is_fresh() -> bool:
+        assert time.monotonic() < ends
+        return lake.archived().get("prod", 0) > since
+
+    (result,) = follow(
+        session, lake.files.uri, {"prod": {"url": database, "name": "prod"}}, interval=0.2, until=is_fresh
+    )
+    assert (result.rows, result.error) == (3, None)
+
+
 def test_a_database_that_is_away_does_not_stop_the_others(session: SparkSession, database: str, tmp_path: Path) -> None:
     write(database, 3)
     away = {"url": "postgresql://nobody@127.0.0.1:1/none", "name": "away", "retries": "0"}
@@ -160,6 +180,7 @@ def test_a_database_that_is_away_does_not_stop_the_others(session: SparkSession,
     ]
     assert results[0].error is not None
     assert "away" in results[0].error
+    assert set(Lake(str(tmp_path / "lake")).archived()) == {"prod"}
     assert "\n" not in results[0].error
 
 

@@ -18,6 +18,8 @@ RULES = st.builds(
     orphan_after=st.sampled_from([0, 500_000_000]),
     skew=st.sampled_from([0, 300_000_000]),
     decisions_read=st.booleans(),
+    asked=st.sampled_from([frozenset(), frozenset({"db1"}), frozenset({"db1", "db2"})]),
+    archived=st.sampled_from([{}, {"db1": 1_000_000_000}, {"db1": 2_000_000_000, "db2": 500_000_000}]),
 )
 
 
@@ -28,6 +30,7 @@ def told(verdicts: DataFrame) -> dict[Key, tuple[Judgement, bytes]]:
         .withColumn("since_micros", sf.unix_micros("since"))
         .withColumn("first_micros", sf.unix_micros("first_at"))
         .withColumn("last_micros", sf.unix_micros("last_at"))
+        .withColumn("known_micros", sf.unix_micros("known_at"))
         .collect()
     )
     found = judgements(rows)

@@ -107,7 +107,7 @@ def test_what_leaves_its_log_and_what_nobody_sees_any_more(
     made = Decision(source="log", tm="tm", format_id=1, gtrid=b"kept", decision=Choice.COMMIT, at=2, finished=False)
     foreign = Observation(
         source="bank", kind=Kind.POSTGRESQL, rm="bank", vhost="bank", format_id=1, gtrid=b"gone", bqual=b"", owner="x",
-        state="prepared", since=1, observed_at=2,
+        state="prepared", since=1, observed_at=rules.as_of,
     )  # fmt: skip
     nobody, nothing = observations_frame(spark, ()), decisions_frame(spark, ())
 
@@ -128,6 +128,32 @@ def test_what_leaves_its_log_and_what_nobody_sees_any_more(
     assert verdicts() == {b"kept": ("committed", 3), b"quiet": ("committed", 3)}
     row = current(spark, out).where("decision is not null").collect()
     assert [(bytes(each.gtrid), each.decision, each.tm) for each in row] == [(b"kept", "commit", "tm")]
+
+
+def test_an_old_lake_and_what_its_dtx_has_no_more(spark: SparkSession, tmp_path: Path) -> None:
+    """A branch that dtx has no more is no orphan, whoever is away the next time; its end corrects what was said."""
+    lake, out, rules = Batches(), str(tmp_path / "verdicts"), Rules(as_of=10_000_000_000, asked=frozenset({"db"}))
+    lake.batches.append(events_frame(spark, [line(b"g", "prepared", 1), line(b"young", "prepared", 9_000_000_000)]))
+    own = Observation(
+        source="db", kind=Kind.DTX, rm="rm", vhost="/", format_id=1, gtrid=b"g", bqual=b"", owner="ann",
+        state="prepared", since=1, observed_at=rules.as_of, branch_id="life",
+    )  # fmt: skip
+    young = replace(own, gtrid=b"young", since=9_000_000_000)
+    nothing = decisions_frame(spark, ())
+
+    def again(*seen: Observation, away: bool = False, full: bool = False) -> dict[bytes, str]:
+        said = replace(rules, asked=frozenset(), archived={"db": 9_500_000_000}) if away else rules
+        run(spark, lake, observations_frame(spark, seen), nothing, out, said, away=["db"] if away else [], full=full)
+        return {bytes(row.gtrid): row.verdict for row in current(spark, out).collect()}
+
+    assert again(own, young) == {b"g": "orphan", b"young": "in-doubt"}
+    assert again(away=True) == {b"g": "orphan", b"young": "in-doubt"}, "it has what it had the last time"
+    gone = {b"g": "not-archived", b"young": "in-doubt"}
+    assert again(young) == again(away=True) == again(away=True, full=True) == again(away=True) == gone
+    assert again(own, young) == {b"g": "orphan", b"young": "in-doubt"}, "whoever answered was not up to date"
+    assert again(young, full=True) == gone
+    lake.batches.append(events_frame(spark, [line(b"g", "committed", 5)], 10))
+    assert again(young) == again(away=True, full=True) == {b"g": "committed", b"young": "in-doubt"}
 
 
 def test_what_an_older_dtx_has_kept_is_not_folded_on(spark: SparkSession, tmp_path: Path) -> None:

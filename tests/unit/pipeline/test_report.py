@@ -44,6 +44,7 @@ def transaction(**changed: Any) -> dict[str, Any]:
         "since": NOW - timedelta(days=2),
         "first_at": NOW,
         "last_at": NOW,
+        "known_at": NOW - timedelta(days=1),
         "branches": 2,
         "decision": "commit",
         "tm": NASTY,

@@ -1,5 +1,6 @@
 """What the steps say, note and keep others out of; what they do with Spark: tests/servers/pipeline."""
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from dtx.pipeline.archive.files import Files
 from dtx.pipeline.archive.reading import LOCK
 from dtx.pipeline.fleet import Fleet, load
 from dtx.pipeline.quarantine import Quarantined
-from dtx.pipeline.reconcile import Run
+from dtx.pipeline.reconcile import Run, Total
 from dtx.pipeline.session import SessionOptions
 from dtx.pipeline.steps import Steps
+from dtx.pipeline.verdicts import Rules
 
 
 @pytest.fixture
@@ -129,3 +131,36 @@ def test_verdicts_that_cannot_be_published_are_said_and_noted(fleet: Fleet, monk
     assert said == ["reconciled 0 transactions from 3 lines, 2 of them new"]
     assert wanted._noted() == away
     assert given["away"] == {"a"}, "of b everything was read"
+
+
+def test_a_lake_that_is_older_than_what_has_ended_is_named(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a run over a fresh one is not: something ends while it runs."""
+    ended = {"not-archived": Total(transactions=2, branches=2)}
+
+    def run(*words: Any, **_: Any) -> Run:
+        rules: Rules = words[5]
+        assert rules.asked == {"b"}, "a is away"
+        return Run(
+            number=1, base=1, as_of=rules.as_of, token=None, lines_read=2, lines=3, touched=0, totals=ended,
+            fingerprint=0, archived=rules.archived,
+        )  # fmt: skip
+
+    away = Quarantined(source="a", item="branch", reason="away", count=None)
+    monkeypatch.setattr(module, "observe", lambda *_: (None, [away]))
+    monkeypatch.setattr(module, "read_decisions", lambda *_: (None, []))
+    monkeypatch.setattr(module, "run", run)
+    lake = Lake(fleet.lake)
+    lake.create()
+    lake.note_archived("b", 1_500_000)
+    (stale,) = steps(fleet, []).reconcile(full=False, to_publish=False)[1:]
+    assert (stale.source, stale.item) == ("b", "journal")
+    assert stale.reason == "2 transactions have ended since their journals were archived: dtx pipeline archive"
+    metrics = (Path(fleet.results) / module.METRICS).read_text().splitlines()
+    assert 'dtx_pipeline_archived_timestamp_seconds{source="b"} 1.5' in metrics
+    assert 'dtx_pipeline_archived_timestamp_seconds{source="a"} 0.0' in metrics
+    assert 'dtx_pipeline_transactions{verdict="not-archived"} 2.0' in metrics
+    lake.note_archived("b", time.time_ns() // 1000)
+    assert steps(fleet, []).reconcile(full=False, to_publish=False) == [away]
+    ended.clear()
+    lake.note_archived("b", 1_500_000)
+    assert steps(fleet, []).reconcile(full=False, to_publish=False) == [away], "nothing that is known has ended"

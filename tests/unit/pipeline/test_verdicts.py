@@ -219,7 +219,7 @@ def test_a_case_has_its_verdict(case: str) -> None:
 
 def test_every_verdict_has_one_rule_and_a_case() -> None:
     assert [rule.verdict for rule in RULES] == list(Verdict)
-    assert {verdict for verdict, _ in CASES.values()} == set(Verdict)
+    assert {verdict for verdict, _ in CASES.values()} == set(Verdict) - {Verdict.NOT_ARCHIVED}
     assert all(rule.sentence.endswith(".") for rule in RULES)
 
 
@@ -234,6 +234,35 @@ def test_a_branch_without_a_vote_is_nothing_to_tell() -> None:
 
 def test_nothing_is_an_orphan_where_no_log_was_read() -> None:
     assert judged(OPEN, rules=Rules(as_of=NOW, decisions_read=False)).verdict is Verdict.IN_DOUBT
+
+
+def test_what_its_dtx_has_no_more_has_ended() -> None:
+    """Whatever an old lake says, nothing is an orphan, unfinished or in doubt that was seen to be gone."""
+    asked = Rules(as_of=NOW, asked=frozenset({"db"}))
+    assert judged(OPEN, rules=asked).findings == (Verdict.NOT_ARCHIVED,)
+    assert judged(OPEN, COMMIT, rules=asked).findings == (Verdict.NOT_ARCHIVED,)
+    assert judged(OPEN, *committed("rm2"), rules=asked).findings == (Verdict.NOT_ARCHIVED,)
+    assert judged(OPEN, seen("prepared", 1), rules=asked).verdict is Verdict.ORPHAN
+    assert judged(OPEN, seen("prepared", 1), COMMIT, rules=asked).verdict is Verdict.UNFINISHED
+    assert judged(OPEN, seen("prepared", 1, "bank", Kind.POSTGRESQL), rules=asked).findings == (
+        Verdict.ORPHAN, Verdict.IN_DOUBT, Verdict.NOT_ARCHIVED,
+    )  # fmt: skip
+    assert judged(OPEN, *committed("rm2"), *rolled_back("rm3"), rules=asked).verdict is Verdict.MIXED
+    assert judged(OPEN, rules=replace(asked, asked=frozenset({"another"}))).verdict is Verdict.ORPHAN
+
+
+def test_what_nobody_could_be_asked_about_is_as_old_as_its_journal() -> None:
+    """Its database was away when the lake was filled, and now: what was young then need not be an orphan."""
+    young = line(E.PREPARED, 50_000)
+    then = replace(RULES_NOW, archived={"db": 50_600 * MICROS})
+    assert judged(young).verdict is Verdict.ORPHAN
+    assert (judged(young, rules=then).verdict, judged(young, rules=then).known_at) == (V.IN_DOUBT, 50_600 * MICROS)
+    just = decided(Choice.COMMIT, 50_400)
+    assert judged(young, just).verdict is Verdict.UNFINISHED
+    assert judged(young, just, rules=then).verdict is Verdict.IN_DOUBT
+    old = replace(RULES_NOW, archived={"db": 60_000 * MICROS})
+    assert judged(young, rules=old).verdict is Verdict.ORPHAN, "it was one then already"
+    assert judged(young, seen("prepared", 50_000), rules=then).known_at == NOW
 
 
 def test_a_decision_without_a_format_id_is_about_whatever_has_its_gtrid() -> None:
