@@ -123,6 +123,15 @@ def fleet_of(seed: int, transactions: int) -> Fleet:
     return Fleet(events, observations, decisions)
 
 
+def line(gtrid: bytes, event: str, at: int, **more: object) -> Event:
+    """One of the branch of *gtrid* in the resource manager rm, unless *more* says so."""
+    told = {
+        "source": "db", "rm": "rm", "vhost": "/", "format_id": 1, "gtrid": gtrid, "bqual": b"", "branch_id": "life",
+        "id": f"{gtrid!r} {event}", "event": event, "at": at, "owner": "ann", "actor": "ann",
+    }  # fmt: skip
+    return Event(**(told | more))  # type: ignore[arg-type]
+
+
 def _when(micros: int | None) -> datetime | None:
     return None if micros is None else _EPOCH + timedelta(microseconds=micros)
 

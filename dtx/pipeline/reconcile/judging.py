@@ -8,7 +8,7 @@ from enum import StrEnum
 from functools import reduce
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as sf
 
 from dtx.pipeline.reconcile.folding import (
@@ -95,9 +95,13 @@ def evidence_of(wanted: DataFrame, events: DataFrame, observations: DataFrame, d
         actor="tm", journal_id=nothing,
     )  # fmt: skip
     lines = told.unionByName(seen).unionByName(decided)
-    ordered = sf.slice(sf.array_sort(sf.collect_list(sf.struct(*_ORDER))), 1, MOST)
+    # no more of them than are wanted come together: Spark sorts the others on disk, and drops them there
+    oldest = sf.row_number().over(Window.partitionBy("found_format_id", "found_gtrid").orderBy(*_ORDER))
+    ordered = sf.array_sort(sf.collect_list(sf.struct(*_ORDER)))
     return (
-        lines.groupBy("found_format_id", "found_gtrid")
+        lines.withColumn("nth", oldest)
+        .where(sf.col("nth") <= MOST)
+        .groupBy("found_format_id", "found_gtrid")
         .agg(ordered.alias("ordered"))
         .select(
             "found_format_id",

@@ -9,8 +9,8 @@ from pyspark.sql import functions as sf
 
 from dtx.pipeline.reconcile import Run, current, run
 from dtx.pipeline.verdicts import Choice, Kind, Rules
-from tests.servers.pipeline.test_reconcile_runs import Batches, line
-from tests.support.fleets import decisions_frame, events_frame, observations_frame
+from tests.servers.pipeline.test_reconcile_runs import Batches
+from tests.support.fleets import decisions_frame, events_frame, line, observations_frame
 from tests.support.reference import Decision, Observation
 
 
@@ -43,7 +43,7 @@ def test_who_cannot_be_asked_has_in_doubt_what_was_there_the_last_time(spark: Sp
     lake.batches.append(events_frame(spark, [line(b"kept", "committed", 1)]))
     foreign = Observation(
         source="bank", kind=Kind.POSTGRESQL, rm="bank", vhost="bank", format_id=1, gtrid=b"gone", bqual=b"", owner="x",
-        state="prepared", since=1, observed_at=2,
+        state="prepared", since=1, observed_at=rules.as_of,
     )  # fmt: skip
     made = Decision(source="log", tm="tm", format_id=1, gtrid=b"kept", decision=Choice.COMMIT, at=2, finished=False)
     nobody = observations_frame(spark, ())

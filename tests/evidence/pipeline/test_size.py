@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
+from dtx.pipeline.reconcile.judging import MOST
 from dtx.pipeline.verdicts import Rules
 from tests.servers.pipeline.test_reconcile import RULES, agree
 
@@ -33,3 +34,13 @@ def test_every_anomaly_among_a_million_lines_is_found(figures: Callable[..., Non
     lines, branches, _who, seconds, *_ = re.split(r"\s{2,}", row.strip())
     counts = [int(count.replace(",", "")) for count in (lines, branches)]
     figures(lines_reconciled=counts[0], branches_reconciled=counts[1], seconds_to_reconcile=float(seconds))
+
+
+def test_a_transaction_of_a_million_lines_needs_no_more_memory(figures: Callable[..., None]) -> None:
+    """Of one branch, or of as many branches, in a heap of 1 GiB."""
+    for branches in ("1", str(LINES)):
+        command = [sys.executable, "-m", "tests.evidence.pipeline.one_transaction", str(LINES), branches]
+        done = subprocess.run(command, text=True, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert done.stdout.split() == ["orphan", branches, str(MOST)]
+    figures(lines_of_one_transaction=LINES)

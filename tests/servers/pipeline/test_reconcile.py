@@ -1,5 +1,7 @@
 """Verdicts on Spark: the same as the reference's, and the right ones for fleets whose truth is known."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -8,7 +10,15 @@ from pyspark.sql import functions as sf
 
 from dtx.pipeline.reconcile import verdicts_of
 from dtx.pipeline.verdicts import Rules, Verdict
-from tests.support.fleets import Fleet, decisions_frame, events_frame, fleet_of, judgements, observations_frame
+from tests.support.fleets import (
+    Fleet,
+    decisions_frame,
+    events_frame,
+    fleet_of,
+    judgements,
+    line,
+    observations_frame,
+)
 from tests.support.reference import Judgement, Key, reconcile
 
 pytestmark = pytest.mark.timeout(900)  # a first job of Spark can take a minute where many others compute
@@ -73,3 +83,17 @@ def agree(spark: SparkSession, seed: int, rules: Rules) -> None:
         rules,
     )
     require_same(verdicts, fleet, rules)
+
+
+def test_the_oldest_lines_are_the_evidence(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dtx.pipeline.reconcile.judging.MOST", 3)
+    lines = [line(b"g", event, at) for at, event in enumerate(("prepared", "stuck", "decided", "redirected", "hazard"))]
+    own = replace(line(b"h", "prepared", 7), rm="rm2")
+    verdicts = verdicts_of(
+        events_frame(spark, [*reversed(lines), own]),
+        observations_frame(spark, ()),
+        decisions_frame(spark, ()),
+        Rules(as_of=10_000_000_000),
+    )
+    found = {bytes(row.gtrid): [told.event for told in row.evidence] for row in verdicts.collect()}
+    assert found == {b"g": ["prepared", "stuck", "decided"], b"h": ["prepared"]}

@@ -20,8 +20,8 @@ from dtx.pipeline.report import collect
 from dtx.pipeline.report.page import render
 from dtx.pipeline.verdicts import Choice, Kind, Rules
 from tests.servers.pipeline.test_reconcile import expected, require_same
-from tests.support.fleets import Fleet, decisions_frame, events_frame, fleet_of, observations_frame
-from tests.support.reference import Decision, Event, Observation
+from tests.support.fleets import Fleet, decisions_frame, events_frame, fleet_of, line, observations_frame
+from tests.support.reference import Decision, Observation
 
 pytestmark = pytest.mark.timeout(900)  # a first job of Spark can take a minute where many others compute
 
@@ -83,14 +83,6 @@ def test_run_after_run_says_what_one_run_would(spark: SparkSession, tmp_path: Pa
     anew = again(known, Rules(as_of=2_500_000_000, orphan_after=500_000_000), full=True)
     assert (anew.totals, anew.fingerprint) == (third_day.totals, third_day.fingerprint)
     assert [(each.number, each.base) for each in runs(spark, out)] == [(1, 1), (2, 1), (3, 1), (4, 4)]
-
-
-def line(gtrid: bytes, event: str, at: int, **more: object) -> Event:
-    told = {
-        "source": "db", "rm": "rm", "vhost": "/", "format_id": 1, "gtrid": gtrid, "bqual": b"", "branch_id": "life",
-        "id": f"{gtrid!r} {event}", "event": event, "at": at, "owner": "ann", "actor": "ann",
-    }  # fmt: skip
-    return Event(**(told | more))  # type: ignore[arg-type]
 
 
 def test_what_leaves_its_log_and_what_nobody_sees_any_more(
