@@ -9,6 +9,7 @@ from typing import Final
 from uuid import UUID
 
 from dtx.log.records import BranchRecord, Fate, JournalEntry, JournalEvent, LogState, Work
+from dtx.manager.limits import Holdings
 from dtx.store.api import Plan, UnitOutcome, UnitProgress
 from dtx.store.work import Decided, HeldWork, Returner
 from dtx.telemetry import get_logger
@@ -144,7 +145,9 @@ class BranchRuntime:
         "cached",
         "decision",
         "deferred",
+        "doubt",
         "end",
+        "holdings",
         "id",
         "may_repeat",
         "origins",
@@ -167,6 +170,10 @@ class BranchRuntime:
         self.id = new_branch_id()
         self.started_at = now
         self.work = work
+        self.holdings: Holdings
+        """Where it is counted; known when it is added to the branches."""
+        self.doubt: int | None = None
+        """Bytes that it holds as a branch in doubt; ``None`` while it does not count as one."""
         self.record: BranchRecord | None = None
         self.cached: Sequence[Work] | None = None
         self._activity = _IDLE
@@ -318,7 +325,8 @@ class BranchRuntime:
             self._activity = _IDLE
         else:
             self._move(Activity.UNCERTAIN, Activity.FAILING, Activity.REREADING)
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self._waiters.clear()
+        if self._waiters:
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._waiters.clear()

@@ -21,6 +21,7 @@ from dtx.manager.branch_runtime import TAKING, BranchRuntime, End
 from dtx.manager.durable import Durable, log_failed
 from dtx.manager.effects import Reply, release
 from dtx.manager.limits import Limits, Quotas
+from dtx.store.api import UnitProgress
 from dtx.store.slices import in_turns
 from dtx.telemetry import get_logger
 from dtx.xa.branch import is_legal, step
@@ -30,6 +31,12 @@ from dtx.xa.table import LOGGED
 from dtx.xa.xid import Xid
 
 _log = get_logger(part="manager")
+# Reading a member of an enum costs as much as a call in Python 3.11, and these are read for each branch.
+_ANSWERED: Final = UnitProgress.ANSWERED
+_BRANCHES: Final = Resource.BRANCHES
+_IN_DOUBT: Final = Resource.IN_DOUBT
+_HEURISTIC: Final = State.HEURISTIC
+_UNKNOWN: Final = State.UNKNOWN
 
 MOST_TOMBSTONES: Final = 100_000
 """Some 40 MB. A client may start branches and have them rolled back as fast as it can; the oldest give way."""
@@ -102,10 +109,8 @@ class Branches:
         self._durable = durable
         self._limits = limits
         self._quotas = quotas
-        self._in_doubt: dict[BranchRuntime, int] = {}
-        """Branches that count as in doubt, with the octets that they hold."""
-        self._answered: set[BranchRuntime] = set()
-        """Branches that count no more: their ends are answered, and the log is about to have them."""
+        self._answered = 0
+        """How many branches count no more: their ends are answered, and the log is about to have them."""
         self._known: dict[tuple[str, Xid], BranchRuntime] = {}
         self.open: Final[dict[BranchRuntime, float]] = {}
         """Branches that have not voted, with the time at which a rollback-only one is dropped (0: not yet)."""
@@ -130,53 +135,55 @@ class Branches:
 
     def add(self, entry: BranchRuntime) -> None:
         """A branch that the log had, or that begins: an xid begins again when its last branch has left the log."""
-        key = entry.vhost, entry.xid
-        assert key not in self._known
-        self._known[key] = entry
-        self._quotas.add(entry.branch.owner, entry.vhost, Resource.BRANCHES)
+        known = self._known.setdefault((entry.vhost, entry.xid), entry)
+        assert known is entry
+        entry.holdings = self._quotas.of(entry.branch.owner, entry.vhost)
+        entry.holdings.add(_BRANCHES)
         if entry.record is not None:
             self._count_doubt(entry)
 
     @property
     def count(self) -> int:
         """How many there are, without those whose ends are answered."""
-        return len(self._known) - len(self._answered)
+        return len(self._known) - self._answered
 
     def answered(self, entry: BranchRuntime) -> None:
-        """Its end is answered: it makes room for another one."""
-        if entry not in self._answered and self.has(entry):
+        """Its end is about to be answered: it makes room for another one."""
+        if not entry.answered:
+            entry.move_units(_ANSWERED)
+            self._answered += 1
             self._discount(entry)
-            self._answered.add(entry)
 
     def _discount(self, entry: BranchRuntime) -> None:
         """It counts no more."""
         self._settle(entry)
-        if entry in self._answered:
-            self._answered.remove(entry)
-        else:
-            self._quotas.remove(entry.branch.owner, entry.vhost, Resource.BRANCHES)
+        entry.holdings.remove(_BRANCHES)
 
     def _settle(self, entry: BranchRuntime) -> None:
-        octets = self._in_doubt.pop(entry, None)
-        if octets is not None:
-            self._quotas.charge(entry.branch.owner, entry.vhost, -octets)
-            self._quotas.remove(entry.branch.owner, entry.vhost, Resource.IN_DOUBT)
+        if entry.doubt is not None:
+            entry.holdings.charge(-entry.doubt)
+            entry.holdings.remove(_IN_DOUBT)
+            entry.doubt = None
 
     def _count_doubt(self, entry: BranchRuntime) -> None:
         """It counts as in doubt while the log may have it, with its messages when they are in memory no more."""
-        if entry in self._answered or (entry.record is None and not entry.uncertain):
+        if entry.answered or (entry.record is None and not entry.uncertain):
             self._settle(entry)
             return
-        self.prepare(entry)
-        octets = 0 if entry.record is None or entry.work is not None else entry.record.bytes
-        self._quotas.charge(entry.branch.owner, entry.vhost, octets - self._in_doubt[entry])
-        self._in_doubt[entry] = octets
+        before = self.prepare(entry)
+        entry.doubt = 0 if entry.record is None or entry.work is not None else entry.record.bytes
+        entry.holdings.charge(entry.doubt - before)
 
-    def prepare(self, entry: BranchRuntime) -> None:
-        """It is about to be written: it counts as in doubt already, so that prepares at once find no more room."""
-        if entry not in self._in_doubt:
-            self._in_doubt[entry] = 0
-            self._quotas.add(entry.branch.owner, entry.vhost, Resource.IN_DOUBT)
+    def prepare(self, entry: BranchRuntime) -> int:
+        """It is about to be written: it counts as in doubt already, so that prepares at once find no more room.
+
+        Returns:
+            The bytes that it counts with.
+        """
+        if entry.doubt is None:
+            entry.doubt = 0
+            entry.holdings.add(_IN_DOUBT)
+        return entry.doubt
 
     # -- who may
 
@@ -283,7 +290,7 @@ class Branches:
         """The operation on *entry* is through: file it under what it has become; then what befell it meanwhile."""
         over = self._file(entry)
         entry.done()
-        if over:
+        if over and entry.outcomes:
             outcome = entry.branch.outcome
             entry.conclude(committed=entry.end is End.COMMITTED if outcome is None else outcome is Heuristic.COMMITTED)
         if entry.deferred:
@@ -299,10 +306,13 @@ class Branches:
         """
         state = entry.branch.state
         certain = not entry.uncertain
-        if entry.end is not None or (state is State.UNKNOWN and certain):
+        if entry.end is not None or (state is _UNKNOWN and certain):
             if self.has(entry):
                 del self._known[entry.vhost, entry.xid]
-                self._discount(entry)
+                if entry.answered:
+                    self._answered -= 1
+                else:
+                    self._discount(entry)
             self.open.pop(entry, None)
             self._cache.drop(entry)
             _let_work_go(entry)
@@ -313,7 +323,7 @@ class Branches:
                 _let_work_go(entry)
                 self._cache.keep(entry)
         self._count_doubt(entry)
-        return state is State.HEURISTIC and certain
+        return state is _HEURISTIC and certain
 
     def apply_event(self, entry: BranchRuntime, event: ChannelLost | Happened) -> None:
         """Something happens to a branch that nobody asked for; where it is too late for that, nothing does."""
@@ -344,7 +354,8 @@ class Branches:
 
     def reuse(self, vhost: str, xid: Xid) -> None:
         """The xid begins anew: a further rollback would be the new branch's."""
-        self._tombstones.pop((vhost, xid), None)
+        if self._tombstones:
+            self._tombstones.pop((vhost, xid), None)
 
     def _take_tombstone(self, who: Who, xid: Xid) -> XaFlag | None:
         tombstone = self._tombstones.get((who.vhost, xid))

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, assert_never
 
 from dtx import failpoint
@@ -19,7 +20,6 @@ from dtx.log.records import LogWrite
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.broker import BrokerEffects
 from dtx.manager.durable import Durable, LoggedEffect, log_failed
-from dtx.store.api import UnitProgress
 from dtx.telemetry import get_logger
 from dtx.xa.branch import Branch, step
 from dtx.xa.codes import ReplyCode, XaError, XaFlag
@@ -80,21 +80,6 @@ Wait = LogWrite | Awaitable[Event | None]
 """What the effects of a branch wait for: a write, or something else; sent in is the event that this ends in, if any."""
 Steps = Generator[Wait, Event | None, None]
 _Other = Apply | PutBack | Take | NoteStuck | Release | Remember | Refuse
-
-
-class _Request:
-    """A request that waits for one write alone."""
-
-    __slots__ = ("effects", "entry", "reply", "steps")
-
-    def __init__(self, effects: "Effects", entry: BranchRuntime, steps: Steps, reply: Reply) -> None:
-        self.effects = effects
-        self.entry = entry
-        self.steps = steps
-        self.reply = reply
-
-    def __call__(self, error: LogError | None) -> None:
-        self.effects.go_on(self, error)
 
 
 class Effects:
@@ -178,29 +163,29 @@ class Effects:
         if not isinstance(record, LogWrite):
             return False  # that comes before it
         entry.claim()
-        self._log.post(record, _Request(self, entry, steps, reply))
+        self._log.post(record, partial(self._go_on, entry, steps, reply))
         self.under_way.begin()
         return True
 
-    def go_on(self, request: _Request, error: LogError | None) -> None:
-        """Its write is durable, or may not be: the effects behind it."""
+    def _go_on(self, entry: BranchRuntime, steps: Steps, reply: Reply, error: LogError | None) -> None:
+        """The write of a request without a task is durable, or may not be: the effects behind it."""
         self.under_way.end()
         if self._closed:
             return
         try:
             if error is None:
-                request.steps.send(None)
+                steps.send(None)
             else:
-                request.steps.throw(error)
+                steps.throw(error)
         except StopIteration:
             pass
         except XaError as failed:
-            request.reply(failed)
+            reply(failed)
         except Exception:  # noqa: BLE001 - logged; the client is told no more than that
-            _log.exception("request failed", xid=request.entry.xid, vhost=request.entry.vhost)
-            request.reply(XaError(ReplyCode.INTERNAL_ERROR, "internal error"))
+            _log.exception("request failed", xid=entry.xid, vhost=entry.vhost)
+            reply(XaError(ReplyCode.INTERNAL_ERROR, "internal error"))
         finally:
-            self._done(request.entry)
+            self._done(entry)
 
     async def run(self, entry: BranchRuntime, event: Event, reply: Reply, actor: str) -> None:
         """Step the branch and run the effects in order, until nothing is left to do.
@@ -254,7 +239,6 @@ class Effects:
                             entry.branch = branch
                     case Answer():
                         if branch.state is _UNKNOWN:
-                            entry.move_units(UnitProgress.ANSWERED)
                             self._answered(entry)
                         give(entry, reply, effect.flag)
                     case _:

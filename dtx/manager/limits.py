@@ -14,11 +14,11 @@ can tell; there the alarm is raised for some seconds each time that it refuses a
 
 import asyncio
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from dtx.config.rules import Quota, Resource
 from dtx.store.work import Budget
@@ -28,6 +28,7 @@ _log = get_logger(part="disk")
 NO_LIMIT: Final = 1 << 62
 LOOK_SECONDS: Final = 1.0
 """Between two looks at the disk."""
+_SCOPES: Final = ("user", "vhost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,7 @@ class Usage:
         self.limits: Final = limits
         most = limits.get(Resource.BYTES, NO_LIMIT)
         self.budget: Final = Budget(most, f"{scope} '{name}' may hold {most} octets (--quota)")
-        self.counts: Final[dict[Resource, int]] = {each: 0 for each in Resource if each is not Resource.BYTES}
+        self.counts: Final = _none()
 
     @property
     def used(self) -> dict[str, int]:
@@ -88,10 +89,11 @@ class Usage:
         counts = self.counts | {Resource.BYTES: self.budget.used}
         return {str(resource): count for resource, count in counts.items()}
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is held."""
-        return not self.budget.used and not any(self.counts.values())
+    def take_in(self, holdings: "Holdings") -> None:
+        """Count *holdings*, too."""
+        self.budget.used += holdings.budget.used
+        for resource, count in holdings.counts.items():
+            self.counts[resource] += count
 
     def excess(self, resource: Resource) -> str | None:
         """Why one more is too much; ``None`` where it is not."""
@@ -102,32 +104,61 @@ class Usage:
         return f"{self.scope} '{self.name}' has {self.counts[resource]} {kind}, its quota is {limit}"
 
 
-class _Account(NamedTuple):
-    """What a user holds in a virtual host: it counts for both.
+def _none() -> dict[Resource, int]:
+    return {each: 0 for each in Resource if each is not Resource.BYTES}
+
+
+class Holdings:
+    """What one user holds in one virtual host.
 
     Args:
-        usages: of the user and the virtual host.
-        budget: charges both, and the total.
+        total: the memory that all share.
+        limited: the usage of the user and of the virtual host, where that has a quota: it is counted there, too.
+
+    Attributes:
+        budget: what may be held in memory: charged to the total as well.
     """
 
-    usages: tuple[Usage, Usage]
-    budget: Budget
+    __slots__ = ("_counted", "_limited", "budget", "counts")
 
+    def __init__(self, total: Budget, limited: Sequence[Usage]) -> None:
+        self._limited = limited
+        self.counts: Final = _none()
+        self._counted = (self.counts, *(usage.counts for usage in limited))
+        self.budget: Final = Budget(NO_LIMIT, "", total, *(usage.budget for usage in limited))
 
-class _Accounts(dict[tuple[str, str], _Account]):
-    """By user and virtual host. One that is not there yet is made when it is asked for."""
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is held."""
+        return not self.budget.used and not any(self.counts.values())
 
-    def __init__(self, make: Callable[[str, str], _Account]) -> None:
-        super().__init__()
-        self._make = make
+    def charge(self, octets: int) -> None:
+        """So much more is held, or less, outside of the memory that all share."""
+        for budget in (self.budget, *(usage.budget for usage in self._limited)) if octets else ():
+            budget.used += octets
 
-    def __missing__(self, key: tuple[str, str]) -> _Account:
-        account = self[key] = self._make(*key)
-        return account
+    def add(self, resource: Resource) -> None:
+        """One more, whether that is too much or not."""
+        for counts in self._counted:
+            counts[resource] += 1
+
+    def remove(self, resource: Resource) -> None:
+        """One less."""
+        for counts in self._counted:
+            counts[resource] -= 1
+
+    def excess(self, *resources: Resource) -> str | None:
+        """Why one more of each of *resources* is too much, for people; ``None`` where it is not."""
+        for usage in self._limited:
+            for resource in resources:
+                reason = usage.excess(resource)
+                if reason is not None:
+                    return reason
+        return None
 
 
 class Quotas:
-    """The usage of all users and virtual hosts that hold anything.
+    """What all users hold in all virtual hosts that they have entered, and what they may hold.
 
     Args:
         quotas: what was set; that of a name goes before that of ``*``.
@@ -137,53 +168,31 @@ class Quotas:
     def __init__(self, quotas: Iterable[Quota], total: Budget) -> None:
         self._quotas = {(quota.scope, quota.name): dict(quota.limits) for quota in quotas}
         self._total = total
-        self._usage: dict[tuple[str, str], Usage] = {}
-        self._accounts = _Accounts(self._open)
+        self._limited: dict[tuple[str, str], Usage] = {}
+        self._holdings: dict[tuple[str, str], Holdings] = {}
 
     def __iter__(self) -> Iterator[Usage]:
-        return iter(self._usage.values())
+        """The usage of every user and every virtual host that holds anything, as it is now."""
+        found: dict[tuple[str, str], Usage] = {}
+        for names, holdings in self._holdings.items():
+            for key in () if holdings.is_empty else zip(_SCOPES, names, strict=True):
+                found.setdefault(key, Usage(*key, self._limits(*key))).take_in(holdings)
+        return iter(found.values())
 
-    def _open(self, user: str, vhost: str) -> _Account:
-        usages = self._find("user", user), self._find("vhost", vhost)
-        return _Account(usages, Budget(NO_LIMIT, "", self._total, *(usage.budget for usage in usages)))
-
-    def _find(self, scope: str, name: str) -> Usage:
-        found = self._usage.get((scope, name))
+    def of(self, user: str, vhost: str) -> Holdings:
+        """What *user* holds in *vhost*."""
+        found = self._holdings.get((user, vhost))
         if found is None:
-            limits = self._quotas.get((scope, "*"), {}) | self._quotas.get((scope, name), {})
-            found = self._usage[scope, name] = Usage(scope, name, limits)
+            limited = [usage for key in zip(_SCOPES, (user, vhost), strict=True) if (usage := self._bounded(*key))]
+            found = self._holdings[user, vhost] = Holdings(self._total, limited)
         return found
 
-    def budget(self, user: str, vhost: str) -> Budget:
-        """What *user* may hold in memory in *vhost*: it is charged to both, and to the total."""
-        return self._accounts[user, vhost].budget
+    def _bounded(self, scope: str, name: str) -> Usage | None:
+        limits = self._limits(scope, name)
+        return self._limited.setdefault((scope, name), Usage(scope, name, limits)) if limits else None
 
-    def charge(self, user: str, vhost: str, octets: int) -> None:
-        """So much more is held, or less, outside of the memory that :meth:`budget` counts."""
-        for usage in self._accounts[user, vhost].usages if octets else ():
-            usage.budget.used += octets
-
-    def add(self, user: str, vhost: str, resource: Resource) -> None:
-        """One more, whether that is too much or not."""
-        for usage in self._accounts[user, vhost].usages:
-            usage.counts[resource] += 1
-
-    def remove(self, user: str, vhost: str, resource: Resource) -> None:
-        """One less."""
-        for usage in self._accounts[user, vhost].usages:
-            usage.counts[resource] -= 1
-            if not usage.counts[resource] and usage.is_empty:
-                del self._usage[usage.scope, usage.name]
-                self._accounts.clear()
-
-    def excess(self, user: str, vhost: str, *resources: Resource) -> str | None:
-        """Why one more of each of *resources* is too much, for people; ``None`` where it is not."""
-        for usage in self._accounts[user, vhost].usages if self._quotas else ():
-            for resource in resources:
-                reason = usage.excess(resource)
-                if reason is not None:
-                    return reason
-        return None
+    def _limits(self, scope: str, name: str) -> dict[str, int]:
+        return self._quotas.get((scope, "*"), {}) | self._quotas.get((scope, name), {})
 
 
 def _free(place: Path) -> int:

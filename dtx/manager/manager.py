@@ -47,6 +47,9 @@ from dtx.xa.xid import Xid
 
 _log = get_logger(part="manager")
 
+_BRANCHES: Final = Resource.BRANCHES
+_IN_DOUBT: Final = Resource.IN_DOUBT
+_PREPARE: Final = Operation.PREPARE
 _START: Final = Operation.START
 _OK: Final = XaFlag.OK
 _TOLD_AT_ONCE: Final = 25
@@ -203,15 +206,15 @@ class TransactionManager:
         limits = self.limits
         branch = Branch(xid=xid, owner=who.user, timeout=limits.default_timeout)
         self._branches.reuse(who.vhost, xid)
-        reason = self.quotas.excess(who.user, who.vhost, Resource.BRANCHES, Resource.IN_DOUBT)
+        holdings = self.quotas.of(who.user, who.vhost)
+        reason = holdings.excess(_BRANCHES, _IN_DOUBT)
         if (count := self._branches.count) >= limits.branches:
             reason = f"{count} branches are open or in doubt, as many as dtx allows"
         if self.disk.raised and not self._durable.local:  # where dtx has the messages, their publishers wait
             reason = "the disk of the log is nearly full"
         if reason is not None:
             raise XaError(ReplyCode.RESOURCE_ERROR, f"{reason} (xid {xid})")
-        budget = self.quotas.budget(who.user, who.vhost)
-        work = HeldWork(limits.branch_bytes, limits.branch_messages, budget)
+        work = HeldWork(limits.branch_bytes, limits.branch_messages, holdings.budget)
         return BranchRuntime(branch, who.vhost, now=time.time(), work=work)
 
     async def settle(self, who: Who, xid: Xid) -> None:
@@ -268,8 +271,8 @@ class TransactionManager:
         if entry.record is None:
             entry.asked = operation
         vote = self.vote(entry)
-        if operation is Operation.PREPARE and entry.branch.state is State.IDLE and vote is not Vote.NOTHING:
-            reason = self.quotas.excess(entry.branch.owner, entry.vhost, Resource.IN_DOUBT)
+        if operation is _PREPARE and entry.branch.state is State.IDLE and vote is not Vote.NOTHING:
+            reason = entry.holdings.excess(_IN_DOUBT)
             if reason is None:
                 self._branches.prepare(entry)
             else:  # one too many for its user or virtual host: it can only be rolled back

@@ -13,6 +13,7 @@ from typing import Final
 
 from dtx.config.rules import Resource
 from dtx.manager import TransactionManager, Who
+from dtx.manager.limits import Holdings
 from dtx.server.front import ClientTransport
 from dtx.server.limits import MAX_UNSENT
 from dtx.store.slices import Slices
@@ -146,7 +147,7 @@ class BaseClient(ABC):
         """Done when nothing is left of it."""
         self._transport: ClientTransport | None = transport
         self._holding: set[object] = set()
-        self._admitted: Who | None = None
+        self._admitted: Holdings | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def _admit(self, who: Who) -> None:
@@ -155,19 +156,19 @@ class BaseClient(ABC):
         Raises:
             XaError: 530, its user or virtual host has too many connections.
         """
-        quotas = self.manager.quotas
-        reason = quotas.excess(who.user, who.vhost, Resource.CONNECTIONS)
+        holdings = self.manager.quotas.of(who.user, who.vhost)
+        reason = holdings.excess(Resource.CONNECTIONS)
         if reason is not None:
             raise XaError(ReplyCode.NOT_ALLOWED, f"connection refused: {reason}")
-        quotas.add(who.user, who.vhost, Resource.CONNECTIONS)
-        self._admitted = who
-        self.budget = quotas.budget(who.user, who.vhost)
+        holdings.add(Resource.CONNECTIONS)
+        self._admitted = holdings
+        self.budget = holdings.budget
 
     def _discount_connection(self) -> None:
         """The client counts no longer. Idempotent."""
-        who, self._admitted = self._admitted, None
-        if who is not None:
-            self.manager.quotas.remove(who.user, who.vhost, Resource.CONNECTIONS)
+        holdings, self._admitted = self._admitted, None
+        if holdings is not None:
+            holdings.remove(Resource.CONNECTIONS)
 
     def _over(self) -> None:
         self._discount_connection()

@@ -271,7 +271,8 @@ class Session(ChannelOwner):
                 self._client_said(event)
 
     def _open_channel(self, number: int) -> None:
-        reason = self.manager.quotas.excess(self.who.user, self.who.vhost, Resource.CHANNELS)
+        holdings = self.manager.quotas.of(self.who.user, self.who.vhost)
+        reason = holdings.excess(Resource.CHANNELS)
         if reason is not None:
             raise WireError(HardCode.NOT_ALLOWED, f"channel refused: {reason}")
         engine, frame = self.engine.channel(number), methods.ChannelOpen().frame(number)
@@ -287,7 +288,7 @@ class Session(ChannelOwner):
             return
         self.channels[number] = channel
         self.metrics.channels.inc()
-        self.manager.quotas.add(self.who.user, self.who.vhost, Resource.CHANNELS)
+        holdings.add(Resource.CHANNELS)
         if self.upstream.is_lost:
             engine.open_ok()
         else:
@@ -313,7 +314,7 @@ class Session(ChannelOwner):
     def _discount(self, channel: Channel) -> None:
         self._unwatch(channel)
         self.metrics.channels.dec()
-        self.manager.quotas.remove(self.who.user, self.who.vhost, Resource.CHANNELS)
+        self.manager.quotas.of(self.who.user, self.who.vhost).remove(Resource.CHANNELS)
         if channel.mode is ChannelMode.DTX:
             self.metrics.selected_channels.dec()
 

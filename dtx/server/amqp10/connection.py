@@ -394,18 +394,18 @@ class Connection(ClientConnection):
         session = self._engine.session(number)
         if session is None or self.stage is not Stage.RUNNING:
             return
-        quotas, who = self.manager.quotas, self.who
-        reason = quotas.excess(who.user, who.vhost, Resource.CHANNELS)
+        holdings = self.manager.quotas.of(self.who.user, self.who.vhost)
+        reason = holdings.excess(Resource.CHANNELS)
         if reason is not None:
             session.end(told(AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, f"session refused: {reason}")))
             return
-        quotas.add(who.user, who.vhost, Resource.CHANNELS)
+        holdings.add(Resource.CHANNELS)
         self._sessions.add(number)
         session.begin()
 
     def _discount_sessions(self, count: int) -> None:
         for _ in range(count):
-            self.manager.quotas.remove(self.who.user, self.who.vhost, Resource.CHANNELS)
+            self.manager.quotas.of(self.who.user, self.who.vhost).remove(Resource.CHANNELS)
 
     # -- links
 

@@ -351,11 +351,11 @@ class Connection(ClientConnection):
     # -- channels
 
     def _open_channel(self, number: int) -> None:
-        quotas, who = self.manager.quotas, self.who
-        reason = quotas.excess(who.user, who.vhost, Resource.CHANNELS)
+        holdings = self.manager.quotas.of(self.who.user, self.who.vhost)
+        reason = holdings.excess(Resource.CHANNELS)
         if reason is not None:
             raise WireError(HardCode.NOT_ALLOWED, f"channel refused: {reason}")
-        quotas.add(who.user, who.vhost, Resource.CHANNELS)
+        holdings.add(Resource.CHANNELS)
         engine = self._engine.channel(number)
         self.channels[number] = Channel(self.client, engine)
         self._parts.metrics.channels.inc()
@@ -380,7 +380,7 @@ class Connection(ClientConnection):
 
     def _discount_channel(self) -> None:
         self._parts.metrics.channels.dec()
-        self.manager.quotas.remove(self.who.user, self.who.vhost, Resource.CHANNELS)
+        self.manager.quotas.of(self.who.user, self.who.vhost).remove(Resource.CHANNELS)
 
     # -- pace
 

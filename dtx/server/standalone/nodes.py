@@ -128,7 +128,7 @@ class StandaloneNodes:
             raise AmqpError(Condition.UNAUTHORIZED_ACCESS, reason)
         self.vhost = self.broker.virtual_host(name)
         self.access = Access(accounts, account, self.vhost)
-        budget = self.home.manager.quotas.budget(account.name, name)
+        budget = self.home.manager.quotas.of(account.name, name).budget
         self.writes = Writes(name, self.broker, budget, self._throttle)
         self._running = True
         return Who(account.name, name)

@@ -85,7 +85,7 @@ async def test_a_number_is_free_again_though_a_call_of_its_last_channel_runs(rig
 
 
 async def test_a_close_of_the_connection_waits_for_what_waits_behind_a_call(rig: Rig) -> None:
-    rig.session._admitted = rig.session.who
+    rig.session._admitted = rig.session.manager.quotas.of("guest", "/")
     rig.client(PREPARE, methods.BasicQos(0, 1))
     rig.sent = b""
     rig.session.client_data(methods.ConnectionClose(200, b"bye").frame(0))
