@@ -9,6 +9,7 @@ and bytes, length -1 for null.
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain, repeat
 from operator import attrgetter
 from struct import Struct
 from types import MappingProxyType
@@ -138,6 +139,10 @@ def _times(values: Sequence[float | None]) -> bytes:
     )
 
 
+def _lengths(values: Sequence[bytes]) -> Iterable[bytes]:
+    return map(_LENGTH, map(len, values))
+
+
 def _same(value: bytes) -> bytes:
     return value
 
@@ -147,9 +152,7 @@ uuids: Final = Encoder(
     lambda values: _array(2950, len(values), [_UUID_LENGTH + value.bytes for value in values]),
     attrgetter("bytes"),
 )
-raw_uuids: Final = Encoder(
-    "uuid", lambda values: _array(2950, len(values), [_UUID_LENGTH + value for value in values]), _same
-)
+raw_uuids: Final = Encoder("uuid", lambda values: _array(2950, len(values), map(_UUID_LENGTH.__add__, values)), _same)
 """Of 16 bytes each."""
 texts: Final = Encoder("text", _texts, str.encode)
 """Identifiers: what is not UTF-8, or holds a NUL, is refused by PostgreSQL or here."""
@@ -158,20 +161,16 @@ optional_texts: Final = Encoder("text", _optional_texts, lambda value: None if v
 bytes_: Final = Encoder(
     "bytea",
     # bodies are copied once
-    lambda values: _array(17, len(values), [part for value in values for part in (_LENGTH(len(value)), value)]),
+    lambda values: _array(17, len(values), chain.from_iterable(zip(_lengths(values), values, strict=True))),
     _same,
 )
 optional_bytes: Final = Encoder("bytea", _optional_bytes, _same)
-int4s: Final = Encoder(
-    "integer", lambda values: _array(23, len(values), [_INT4(4, value) for value in values]), _ONE_INT4
-)
+int4s: Final = Encoder("integer", lambda values: _array(23, len(values), map(_INT4, repeat(4), values)), _ONE_INT4)
 optional_int4s: Final = Encoder("integer", _optional_int4s, lambda value: None if value is None else _ONE_INT4(value))
-int8s: Final = Encoder(
-    "bigint", lambda values: _array(20, len(values), [_INT8(8, value) for value in values]), _ONE_INT8
-)
+int8s: Final = Encoder("bigint", lambda values: _array(20, len(values), map(_INT8, repeat(8), values)), _ONE_INT8)
 booleans: Final = Encoder(
     "boolean",
-    lambda values: _array(16, len(values), [_TRUE if value else _FALSE for value in values]),
+    lambda values: _array(16, len(values), map((_FALSE, _TRUE).__getitem__, values)),
     (b"\x00", b"\x01").__getitem__,
 )
 times: Final = Encoder(

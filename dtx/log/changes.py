@@ -12,7 +12,7 @@ from enum import IntFlag, StrEnum
 from functools import lru_cache
 from hashlib import sha256
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from dtx.xa.value import value
 
@@ -160,6 +160,7 @@ class Store:
     """Publishes, acknowledgements and ``tx.commit`` outside of branches: all of *change* or nothing."""
 
     change: Change
+    journal: ClassVar[None] = None
 
 
 class DestinationKind(StrEnum):
@@ -233,6 +234,8 @@ class Define:
     queues_gone: Sequence[int] = ()
     bindings: Sequence[BindingRow] = ()
     bindings_gone: Sequence[BindingRow] = ()
+    change: ClassVar[None] = None
+    journal: ClassVar[None] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

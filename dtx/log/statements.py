@@ -562,24 +562,23 @@ def bind_group(rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]], t
     rows: _Rows = defaultdict(list)
     changes: list[Change] = []
     for record, line_id in group:
-        change: Change | None = None
         match record:
-            case Insert(change=change):
+            case Insert():
                 _insert(rows, record, line_id)
-            case Complete(change=change):
+            case Complete():
                 _complete(rows, record, line_id)
-            case Store(change=change):
+            case Store():
                 pass
-            case Advance(change=change):
+            case Advance():
                 _advance(rows, record, line_id)
-            case Note(journal=journal, change=change):
-                _line(rows, journal, line_id)
+            case Note():
+                _line(rows, record.journal, line_id)
             case Define():
                 _define(rows, record)
             case _ as never:
                 assert_never(never)
-        if change is not None:
-            changes.append(change)
+        if record.change is not None:
+            changes.append(record.change)
     if changes:
         _change(rows, changes)
     found = [

@@ -11,14 +11,12 @@ from uuid import UUID
 
 from dtx.failpoint import Point
 from dtx.log.api import LogError, OnWritten
-from dtx.log.changes import Change, Define, Store
+from dtx.log.changes import Define, Store
 from dtx.log.records import (
     Advance,
     Complete,
     Insert,
-    JournalEntry,
     JournalEvent,
-    Line,
     LogState,
     LogWrite,
     Note,
@@ -49,7 +47,7 @@ class Pending:
     Its *subject* occurs once in a group: the branch, or topology as a whole.
     """
 
-    __slots__ = ("_told", "alone", "deadline", "line", "line_id", "record", "size", "subject")
+    __slots__ = ("_told", "alone", "deadline", "line_id", "record", "size", "subject")
 
     def __init__(self, record: LogWrite, line_id: bytes, told: OnWritten, deadline: float) -> None:
         self.record = record
@@ -59,27 +57,21 @@ class Pending:
         self.alone = False
         self.size = _ROW_BYTES
         self.subject: UUID | type[Define] | None = None
-        self.line: JournalEntry | Line | None = None
-        """What it adds to the journal."""
-        change: Change | None = None
         match record:
-            case Insert(branch=branch, work=work, change=change, journal=line):
-                self.subject = branch.id
-                self.line = line
-                self.size += sum([len(piece.body) + len(piece.properties) + _ROW_BYTES for piece in work])
-            case Advance(change=change, journal=line) | Complete(change=change, journal=line):
+            case Insert():
+                self.subject = record.branch.id
+                for piece in record.work:
+                    self.size += len(piece.body) + len(piece.properties) + _ROW_BYTES
+            case Complete() | Advance():
                 self.subject = record.id
-                self.line = line
-            case Note(change=change, journal=line):
-                self.line = line
-            case Store(change=change):
+            case Note() | Store():
                 pass
             case Define():
                 self.subject = Define
             case _ as never:
                 assert_never(never)
-        if change is not None:
-            self.size += change.size
+        if record.change is not None:
+            self.size += record.change.size
 
     @property
     def answered(self) -> bool:

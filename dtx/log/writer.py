@@ -470,7 +470,7 @@ class Writer:
 
     def _count_lines(self, group: list[Pending]) -> None:
         if self._on_lines is not None:
-            self._on_lines([pending.line for pending in group if pending.line is not None])
+            self._on_lines([line for pending in group if (line := pending.record.journal) is not None])
 
     def _tell(self) -> None:
         """Answer for the group that has committed.
