@@ -99,7 +99,7 @@ def _plain(value: object, *, keep: str = "") -> object:
             return _printable(redact(bytes(value[:_MAX_TEXT]).decode("ascii", "backslashreplace")), keep)
         case Mapping():
             return {_printable(str(key)): _plain(item) for key, item in value.items() if str(key) not in SECRET_KEYS}
-        case list() | tuple() | set() | frozenset():
+        case list() | tuple() | set() | frozenset() if type(value).__str__ is object.__str__:  # it has no text form
             return [_plain(item) for item in value]
         case _:
             return _printable(redact(str(value)[:_MAX_TEXT]), keep)

@@ -4,10 +4,9 @@ AMQP 0-9 dtx preview, domain ``Xid``: format_id (long), gtrid_length (octet), bq
 "The sum of the two lengths must equal the length of the data field."
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 from struct import Struct
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from dtx.xa.codes import ReplyCode, XaError
 
@@ -20,9 +19,14 @@ MAX_WIRE: Final = _HEAD.size + MAX_GTRID + MAX_BQUAL
 """Length of the longest wire form, octets."""
 
 
-@dataclass(frozen=True, slots=True)
-class Xid:
-    """One transaction branch of one global transaction.
+class _Parts(NamedTuple):
+    format_id: int
+    gtrid: bytes
+    bqual: bytes = b""
+
+
+class Xid(_Parts):
+    """One transaction branch of one global transaction: a tuple, since it is looked up ten times for each branch.
 
     Args:
         format_id: unsigned, 32 bit.
@@ -33,17 +37,16 @@ class Xid:
         XaError: 502 when a part is out of range.
     """
 
-    format_id: int
-    gtrid: bytes
-    bqual: bytes = b""
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.format_id <= 0xFFFFFFFF:
-            raise XaError(ReplyCode.SYNTAX_ERROR, f"xid format id {self.format_id} is not an unsigned 32 bit number")
-        if not 1 <= len(self.gtrid) <= MAX_GTRID:
-            raise XaError(ReplyCode.SYNTAX_ERROR, f"xid gtrid of {len(self.gtrid)} octets, must be 1 to {MAX_GTRID}")
-        if len(self.bqual) > MAX_BQUAL:
-            raise XaError(ReplyCode.SYNTAX_ERROR, f"xid bqual of {len(self.bqual)} octets, must be at most {MAX_BQUAL}")
+    def __new__(cls, format_id: int, gtrid: bytes, bqual: bytes = b"") -> Self:  # noqa: D102 - of these parts
+        if not 0 <= format_id <= 0xFFFFFFFF:
+            raise XaError(ReplyCode.SYNTAX_ERROR, f"xid format id {format_id} is not an unsigned 32 bit number")
+        if not 1 <= len(gtrid) <= MAX_GTRID:
+            raise XaError(ReplyCode.SYNTAX_ERROR, f"xid gtrid of {len(gtrid)} octets, must be 1 to {MAX_GTRID}")
+        if len(bqual) > MAX_BQUAL:
+            raise XaError(ReplyCode.SYNTAX_ERROR, f"xid bqual of {len(bqual)} octets, must be at most {MAX_BQUAL}")
+        return super().__new__(cls, format_id, gtrid, bqual)
 
     def to_wire(self) -> bytes:
         """The content of the longstr that carries this xid."""
@@ -56,20 +59,7 @@ class Xid:
         Raises:
             XaError: 502 when the lengths do not agree or are out of range.
         """
-        return _read(bytes(data))
-
-    @classmethod
-    def _from_wire(cls, data: bytes) -> Self:
-        if len(data) < _HEAD.size:
-            raise XaError(ReplyCode.SYNTAX_ERROR, f"xid of {len(data)} octets is truncated")
-        format_id, gtrid_length, bqual_length = _HEAD.unpack_from(data)
-        split = _HEAD.size + gtrid_length
-        if len(data) != split + bqual_length:
-            raise XaError(
-                ReplyCode.SYNTAX_ERROR,
-                f"xid says {gtrid_length}+{bqual_length} octets of data and has {len(data) - _HEAD.size}",
-            )
-        return cls(format_id, data[_HEAD.size : split], data[split:])
+        return read_xid(bytes(data))
 
     def __str__(self) -> str:
         """``format:gtrid-hex:bqual-hex``, the form that every command takes."""
@@ -101,6 +91,15 @@ class Xid:
 
 
 @lru_cache(maxsize=4096)
-def _read(data: bytes) -> Xid:
-    """Each branch is named in all that is asked about it, five times or so within moments."""
-    return Xid._from_wire(data)  # noqa: SLF001 - its own reading, remembered
+def read_xid(data: bytes) -> Xid:
+    """As :meth:`Xid.from_wire`. It is remembered: each branch is named five times or so within moments."""
+    if len(data) < _HEAD.size:
+        raise XaError(ReplyCode.SYNTAX_ERROR, f"xid of {len(data)} octets is truncated")
+    format_id, gtrid_length, bqual_length = _HEAD.unpack_from(data)
+    split = _HEAD.size + gtrid_length
+    if len(data) != split + bqual_length:
+        raise XaError(
+            ReplyCode.SYNTAX_ERROR,
+            f"xid says {gtrid_length}+{bqual_length} octets of data and has {len(data) - _HEAD.size}",
+        )
+    return Xid(format_id, data[_HEAD.size : split], data[split:])

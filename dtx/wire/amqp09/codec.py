@@ -29,7 +29,7 @@ from dtx.wire.amqp09.errors import WireError, syntax_error
 from dtx.wire.amqp09.frames import FRAME_END, METHOD
 from dtx.wire.amqp09.tables import put_short
 from dtx.xa.codes import ReplyCode, XaError
-from dtx.xa.xid import Xid
+from dtx.xa.xid import Xid, read_xid
 
 Bit = Annotated[bool, "bit"]
 Octet = Annotated[int, "B"]
@@ -227,7 +227,7 @@ _SCOPE: Final = {
     "judge": _judge_short,
     "truncated": (IndexError, struct_error),
     "unfit": (IndexError, struct_error),
-    "read_xid": Xid.from_wire,
+    "read_xid": read_xid,
 }
 
 

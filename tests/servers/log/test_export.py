@@ -1,7 +1,6 @@
 """The messages of a branch, one after the other: all of them, or an error."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -34,8 +33,8 @@ async def test_small_and_large_bodies_come_whole_and_in_order(open_log: OpenLog,
         assert Export(reader, "rm", "another", record.xid).branches == ()
         xid = record.xid
         for other in (
-            replace(xid, format_id=xid.format_id + 1), replace(xid, gtrid=xid.gtrid + b"x"),
-            replace(xid, bqual=xid.bqual + b"x"),
+            xid._replace(format_id=xid.format_id + 1), xid._replace(gtrid=xid.gtrid + b"x"),
+            xid._replace(bqual=xid.bqual + b"x"),
         ):  # fmt: skip
             assert Export(reader, "rm", record.vhost, other).branches == ()
 
