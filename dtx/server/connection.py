@@ -33,7 +33,7 @@ class Outbox:
         relieved: called when there is room again after somebody was told that there is none.
 
     Attributes:
-        source: where an engine's frames are taken from that were announced.
+        source: gives the frames that were announced: those that were sent here, or an engine's.
     """
 
     __slots__ = (
@@ -57,7 +57,7 @@ class Outbox:
         self.is_announced = False
         """What waits is written at the end of this turn of the loop."""
         self._turned_away = False
-        self.source: Callable[[], Sequence[bytes | memoryview]] = tuple
+        self.source: Callable[[], Sequence[bytes | memoryview]] = self._taken
         self.is_slow = False
         """The socket takes no more for now."""
 
@@ -86,16 +86,18 @@ class Outbox:
     def flush(self) -> None:
         """Write what waits."""
         self.is_announced = False
-        frames = self._frames
-        frames += self.source()
+        frames = self.source()
         if frames and self._transport is not None:
             self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
-        frames.clear()
         self._octets = 0
         if self._turned_away:
             self._turned_away = False
             if not self.is_slow:
                 self._relieved()
+
+    def _taken(self) -> Sequence[bytes | memoryview]:
+        frames, self._frames = self._frames, []
+        return frames
 
     @property
     def unsent(self) -> int:

@@ -113,7 +113,7 @@ class Coordination:
     ) -> None:
         started = time.monotonic()
         answered = False
-        span = self._span(operation, xid, who)
+        span = None if self._metrics.traces is None else self._span(operation, xid, who)
 
         def reply(answer: XaFlag | XaError) -> None:
             nonlocal answered

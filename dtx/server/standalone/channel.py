@@ -1,6 +1,7 @@
 """A client's channel: which part of it does what its client asks for, and its modes."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final, cast, get_args
 
 from dtx.manager.branch_runtime import BranchRuntime
@@ -42,6 +43,7 @@ class Channel:
         self._declaring = Declaring(client, self.order)
         self._context: Context = Immediate(client, self.order, self._publisher)
         self._coordination = Coordination(client.manager, client.parts.metrics, self.number, client.connection)
+        self._wants_tickets = client.parts.limits.require_tickets
         self._has_let_go = False
 
     # -- what operators see
@@ -87,7 +89,7 @@ class Channel:
             raise WireError(
                 HardCode.COMMAND_INVALID, f"class {key >> 16} method {key & 0xFFFF} has no place on a channel"
             )
-        if kind in _TICKETED:
+        if (event.ticket or self._wants_tickets) and kind in _TICKETED:
             self._declaring.check_ticket(method.NAME, event.ticket)
         handle(self, event)
 
@@ -144,7 +146,7 @@ class Channel:
         said: Any = event.method
         order, client = self.order, self._client
         order.occupy()
-        self._coordination.run(said, client.who, client.frame_max, lambda answer: order.finish(answer, said.KEY))
+        self._coordination.run(said, client.who, client.frame_max, partial(order.finish, key=said.KEY))
 
     # -- the end
 

@@ -111,6 +111,8 @@ class ConnectionEngine:
         """the same, or one that was put back and then these."""
         self._more = False
         """Some of these frames may have been left."""
+        self._left = False
+        """Something is behind them: it was not cut, or is no frame."""
         self._failure: FrameError | None = None
         """What is behind them is no frame."""
         self._unread = b""
@@ -150,6 +152,7 @@ class ConnectionEngine:
             self._heard = True
             if self._more:
                 self._unread += data
+                self._left = True
             else:
                 self._cut(data)
         return self.events()
@@ -171,10 +174,10 @@ class ConnectionEngine:
                 if not asked:
                     asked = True
                     event = self._close_if_nothing_waits()
-                elif self._is_through():
-                    return
-                else:
+                elif self._left:
                     event = self._at_end_of_frames()
+                else:
+                    break
             else:
                 frames = self._frames
                 for key, number, start, end in frames:
@@ -194,12 +197,15 @@ class ConnectionEngine:
                         event = None
                         break
                 else:
-                    if self._is_through():
-                        return
+                    if not self._left:
+                        break
                     effort -= len(self._read)
                     event = self._at_end_of_frames()
             if event is not None:
                 yield event
+        else:
+            return
+        self._more, self._buffer, self._read = False, b"", []
 
     def _join(self, start: int, end: int) -> FramesPassed:
         """What comes in a row on channels whose frames pass joined."""
@@ -235,12 +241,15 @@ class ConnectionEngine:
 
     def _cut(self, data: bytes | None) -> None:
         """Cut *data* into frames; ``None``: more of what was cut last."""
-        if data is not None and self._header is not None:
-            data = self._take_header(data)
+        splitter = self._splitter
         try:
-            self._buffer, self._read = self._splitter.more() if data is None else self._splitter.feed(data)
+            if self._header is not None and data is not None:
+                data = self._take_header(data)
+            self._buffer, self._read = splitter.more() if data is None else splitter.feed(data)
+            self._left = splitter.has_more
         except FrameError as error:
             self._buffer, self._read, self._failure = error.buffer, error.frames, error
+            self._left = True
         self._frames = self._rest = iter(self._read)
         self._more = True
 
@@ -252,30 +261,21 @@ class ConnectionEngine:
             return b""
         protocol = _HEADERS.get(header[:_HEADER_SIZE])
         if protocol is None:
-            self._failure = FrameError(HardCode.FRAME_ERROR, "not a protocol header of AMQP 0-9")
-            return b""
+            raise FrameError(HardCode.FRAME_ERROR, "not a protocol header of AMQP 0-9")
         self._header = None
         self.protocol = protocol
         return header[_HEADER_SIZE:]
 
-    def _is_through(self) -> bool:
-        """All frames were looked at: whether nothing else was read, either."""
-        if self._failure is not None or self._unread or self._splitter.has_more:
-            return False
-        if self._more:
-            self._more = False
-            self._buffer, self._read = b"", []
-        return True
-
     def _at_end_of_frames(self) -> EngineEvent | None:
         failure, self._failure = self._failure, None
         if failure is not None:
-            self._more = False
+            self._more, self._left = False, bool(self._unread)
             return None if self._closing is not None else self._fail(failure, 0)
         unread = None
         if not self._splitter.has_more:
             unread, self._unread = self._unread, b""
         self._cut(unread)
+        self._left |= bool(self._unread)
         return None
 
     def _next_of(self, channel: ChannelEngine) -> EngineEvent | None:
@@ -534,7 +534,7 @@ class ConnectionEngine:
         self.state = EndpointState.GONE
         self._end_channels()
         self._closing = self._failure = None
-        self._read, self._frames, self._more = [], iter(()), False
+        self._read, self._frames, self._more, self._left = [], iter(()), False, False
         self._buffer = self._unread = b""
         self._splitter = FrameSplitter()
 
