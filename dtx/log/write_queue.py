@@ -7,7 +7,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, assert_never
-from uuid import UUID
 
 from dtx.failpoint import Point
 from dtx.log.api import LogError, OnWritten
@@ -44,7 +43,7 @@ log = get_logger()
 class Pending:
     """A record on its way, and who is to be told of its outcome.
 
-    Its *subject* occurs once in a group: the branch, or topology as a whole.
+    Its *subject* occurs once in a group: the branch, as the number of its UUID, or topology as a whole.
     """
 
     __slots__ = ("_told", "alone", "deadline", "line_id", "record", "size", "subject")
@@ -56,14 +55,14 @@ class Pending:
         self.deadline = deadline
         self.alone = False
         self.size = _ROW_BYTES
-        self.subject: UUID | type[Define] | None = None
+        self.subject: int | type[Define] | None = None
         match record:
             case Insert():
-                self.subject = record.branch.id
+                self.subject = record.branch.id.int
                 for piece in record.work:
                     self.size += len(piece.body) + len(piece.properties) + _ROW_BYTES
             case Complete() | Advance():
-                self.subject = record.id
+                self.subject = record.id.int
             case Note() | Store():
                 pass
             case Define():
@@ -162,14 +161,15 @@ class WriteQueue:
         size = 0
         while queue and len(group) < MAX_GROUP:
             pending = queue[0]
-            if group and (
-                pending.subject in subjects or size + pending.size > MAX_GROUP_BYTES or pending.alone or group[0].alone
-            ):
+            subject = pending.subject
+            if group and (subject in subjects or size + pending.size > MAX_GROUP_BYTES or pending.alone):
                 break
-            if pending.subject is not None:
-                subjects.add(pending.subject)
-            size += pending.size
             group.append(queue.popleft())
+            if pending.alone:
+                break
+            if subject is not None:
+                subjects.add(subject)
+            size += pending.size
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None

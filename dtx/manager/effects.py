@@ -222,6 +222,10 @@ class Effects:
             event = None
             for effect in effects:
                 match effect:
+                    case Answer():
+                        if branch.state is _UNKNOWN:
+                            self._answered(entry)
+                        give(entry, reply, effect.flag)
                     case Persist() | Complete() | Note():
                         try:
                             undefined = None if isinstance(effect, Note) else self._durable.undefined(entry)
@@ -237,10 +241,6 @@ class Effects:
                         self._durable.written(entry, effect, record)
                         if isinstance(effect, Persist):
                             entry.branch = branch
-                    case Answer():
-                        if branch.state is _UNKNOWN:
-                            self._answered(entry)
-                        give(entry, reply, effect.flag)
                     case _:
                         event = (yield from self._other(entry, effect, reply, actor)) or event
             entry.branch = branch

@@ -119,13 +119,14 @@ class Holdings:
         budget: what may be held in memory: charged to the total as well.
     """
 
-    __slots__ = ("_counted", "_limited", "budget", "counts")
+    __slots__ = ("_budgets", "_counted", "_limited", "budget", "counts")
 
     def __init__(self, total: Budget, limited: Sequence[Usage]) -> None:
         self._limited = limited
         self.counts: Final = _none()
         self._counted = (self.counts, *(usage.counts for usage in limited))
         self.budget: Final = Budget(NO_LIMIT, "", total, *(usage.budget for usage in limited))
+        self._budgets = (self.budget, *(usage.budget for usage in limited))
 
     @property
     def is_empty(self) -> bool:
@@ -134,7 +135,7 @@ class Holdings:
 
     def charge(self, octets: int) -> None:
         """So much more is held, or less, outside of the memory that all share."""
-        for budget in (self.budget, *(usage.budget for usage in self._limited)) if octets else ():
+        for budget in self._budgets if octets else ():
             budget.used += octets
 
     def add(self, resource: Resource) -> None:

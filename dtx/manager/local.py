@@ -27,7 +27,7 @@ from dtx.log.records import (
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.durable import EVENT, Durable
 from dtx.store.api import LocalStore, Plan
-from dtx.store.work import HeldPublish
+from dtx.store.work import HeldPublish, HeldWork
 from dtx.telemetry import get_logger
 from dtx.xa.codes import Heuristic
 from dtx.xa.model import Ending, Persist, State, Vote
@@ -118,7 +118,7 @@ class LocalDurable(Durable):
     def _entering(self, entry: BranchRuntime, state: State, now: float, actor: str) -> Insert:
         """The vote: messages are stored, and nobody sees them yet."""
         assert state is State.PREPARED, "no other state of local work is in the table"
-        plan = self._plan(entry)
+        plan, work = self._plan(entry)
         record = BranchRecord(
             id=entry.id,
             vhost=entry.vhost,
@@ -128,9 +128,9 @@ class LocalDurable(Durable):
             timeout=entry.branch.timeout,
             started_at=entry.started_at,
             prepared_at=now,
-            publishes=entry.work.publishes if entry.work is not None else 0,
-            consumes=entry.work.consumes if entry.work is not None else 0,
-            bytes=entry.work.bytes if entry.work is not None else 0,
+            publishes=work.publishes,
+            consumes=work.consumes,
+            bytes=work.bytes,
             published=plan.published,
             consumed=plan.consumed,
         )
@@ -148,7 +148,7 @@ class LocalDurable(Durable):
         record = entry.record
         if record is None:
             journal = replace(entry.journal(event, now, actor=actor), decided_at=now)
-            plan = self._plan(entry)
+            plan, _ = self._plan(entry)
             change = _both(plan.change, self._store.committing(plan.published, plan.consumed))
             return Note(journal=journal, change=change)
         return Complete(
@@ -170,10 +170,11 @@ class LocalDurable(Durable):
         """Queues that the branch publishes to, and that the log does not have yet."""
         return None if entry.record is not None or entry.work is None else self._store.defined_for(entry.work)
 
-    def _plan(self, entry: BranchRuntime) -> Plan:
-        assert entry.work is not None, "a branch that is not logged holds its work in memory"
-        plan = entry.plan = self._store.plan(entry.vhost, entry.work)
-        return plan
+    def _plan(self, entry: BranchRuntime) -> tuple[Plan, HeldWork]:
+        work = entry.work
+        assert work is not None, "a branch that is not logged holds its work in memory"
+        plan = entry.plan = self._store.plan(entry.vhost, work)
+        return plan, work
 
     def _change(self, record: BranchRecord, event: JournalEvent) -> Change | None:
         published, consumed = _slots(record)

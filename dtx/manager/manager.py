@@ -192,10 +192,10 @@ class TransactionManager:
         entry.branch = branch
         flag = _OK
         for effect in effects:
-            if isinstance(effect, Release):
-                release(entry)
-            elif isinstance(effect, Answer):
+            if isinstance(effect, Answer):
                 flag = effect.flag
+            elif isinstance(effect, Release):
+                release(entry)
         return flag, entry
 
     def _begin(self, who: Who, xid: Xid) -> BranchRuntime:
@@ -260,7 +260,7 @@ class TransactionManager:
             reply: gets the answer, or why there is none as the table says; never before this returns.
         """
         entry = self._branches.get(who.vhost, xid)
-        if entry is None or not entry.idle or not self.may_control(entry, who.user):
+        if entry is None or not entry.idle or not (entry.branch.owner == who.user or self.may_control(entry, who.user)):
             self._answer(self._find_and_request(who, xid, operation, reply), xid, operation, reply)
             return
         if not self._begun(entry, operation, reply, who.user):
@@ -270,7 +270,7 @@ class TransactionManager:
         """Begin a request that needs no task; another one has the branch from now on, not when its task gets a turn."""
         if entry.record is None:
             entry.asked = operation
-        vote = self.vote(entry)
+        vote = self._durable.vote(entry)
         if operation is _PREPARE and entry.branch.state is State.IDLE and vote is not Vote.NOTHING:
             reason = entry.holdings.excess(_IN_DOUBT)
             if reason is None:
