@@ -104,7 +104,7 @@ class Durable(ABC):
         """What the branch holds."""
         if entry.record is not None:
             return Vote.of(entry.record.publishes, entry.record.consumes)
-        vote = entry.work.vote if entry.work is not None else Vote.NOTHING
+        vote = Vote.NOTHING if entry.work is None else Vote.of(entry.work.publishes, entry.work.consumes)
         if vote is Vote.NOTHING and entry.outcomes and not entry.one_phase:
             return Vote.PUBLISHED  # it is not over with the vote, and so the decision must be asked for
         return vote

@@ -11,7 +11,6 @@ from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.log.changes import ROW_BYTES, SHARED_BYTES, Slot
 from dtx.log.records import EXCLUSIVE, Work, WorkKind
-from dtx.xa.model import Vote
 
 Decided = Callable[[bool], None]
 """Called once, when a branch has ended, with whether it has committed."""
@@ -221,11 +220,6 @@ class HeldWork:
         Nothing of it is logged: whatever dies meanwhile, the message is in its queue again.
         """
         self.outcomes.append(decided)
-
-    @property
-    def vote(self) -> Vote:
-        """What the branch would have to vote about."""
-        return Vote.of(self.publishes, self.consumes)
 
     def hand_over(self, other: "HeldWork") -> None:
         """All of it belongs to another branch from now on, behind what that one holds."""

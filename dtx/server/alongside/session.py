@@ -4,6 +4,7 @@ The handshake passes through: who the client is, the broker decides; dtx learns 
 frames of channels that did not select dtx are passed on as slices of what was read.
 """
 
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -51,6 +52,8 @@ from dtx.xa.codes import XaError
 _log = get_logger(part="session")
 
 _SAID: Final = (MethodReceived, ContentStarted, ContentReceived)
+_STRIDE: Final = 0.001
+"""Seconds of work between two looks at whether the client's turn is over."""
 _CLOSE_PATIENCE: Final = 5.0
 """Seconds that a client has to confirm connection.close."""
 
@@ -205,6 +208,7 @@ class Session(ChannelOwner):
     def _handle(self, events: Iterator[EngineEvent]) -> Iterator[None]:
         engine = self.engine
         while True:
+            until = time.monotonic() + _STRIDE
             try:
                 for event in events:
                     if isinstance(event, FramesPassed):
@@ -217,7 +221,9 @@ class Session(ChannelOwner):
                         self._on(event)
                     if engine.wants_to_send:
                         self.flush()  # now, since what comes from the broker may begin a message
-                    yield
+                    if time.monotonic() >= until:
+                        yield
+                        until = time.monotonic() + _STRIDE
             except NotOffered as error:
                 _log.info("login refused", connection=self.id, reason=str(error))
                 self._end_client()

@@ -169,8 +169,7 @@ class Connection(ClientConnection):
 
     def _handle(self, events: Iterable[EngineEvent]) -> None:
         """Handle *events*, in several turns of the event loop where they are much work."""
-        clock = time.monotonic
-        until = clock() + SLICE_SECONDS
+        until = time.monotonic() + SLICE_SECONDS
         self._handling = True
         try:
             for event in events:
@@ -184,7 +183,7 @@ class Connection(ClientConnection):
                         channel.order.refuse(error, event.method.KEY)
                     except WireError as error:
                         self.refuse(error, event.method.KEY)
-                if clock() >= until:
+                if time.monotonic() >= until:
                     break
         except WireError as error:
             self.refuse(error)

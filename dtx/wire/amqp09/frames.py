@@ -173,27 +173,22 @@ class FrameSplitter:
 
     def _split(self, buffer: _Buffer, position: int, length: int) -> list[Frame]:
         frames: list[Frame] = []
-        append = frames.append
-        unpack = _HEAD_KEY.unpack_from
-        content = _CONTENT_KINDS
         max_payload = self._max_payload
         # A header that has four more octets behind it is read together with the class and method that those may be.
         last = length - _HEAD_KEY.size
         for _ in repeat(None, self._most):
             if position > last:
                 break
-            kind, channel, size, key = unpack(buffer, position)
+            kind, channel, size, key = _HEAD_KEY.unpack_from(buffer, position)
             end = position + size + OVERHEAD
-            if end > length or size > max_payload:
-                break
-            if buffer[end - 1] != FRAME_END:
+            if end > length or size > max_payload or buffer[end - 1] != FRAME_END:
                 break
             if kind == METHOD:
                 if size < 4:
                     break
-                append((key, channel, position, end))
-            elif kind in content:
-                append((kind, channel, position, end))
+                frames.append((key, channel, position, end))
+            elif kind in _CONTENT_KINDS:
+                frames.append((kind, channel, position, end))
             else:
                 break
             position = end
