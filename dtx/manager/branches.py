@@ -17,6 +17,7 @@ from typing import Final
 
 from dtx.config.rules import Resource
 from dtx.log.api import LogError, TransactionLog
+from dtx.log.records import BranchRecord
 from dtx.manager.branch_runtime import TAKING, BranchRuntime, End
 from dtx.manager.durable import Durable, log_failed
 from dtx.manager.effects import Reply, release
@@ -133,11 +134,17 @@ class Branches:
         """Whether *entry* is still what its xid stands for: it has not ended."""
         return self._known.get((entry.vhost, entry.xid)) is entry
 
+    def restore(self, record: BranchRecord) -> BranchRuntime:
+        """Make known a branch that the log has."""
+        entry = BranchRuntime.restored(record)
+        entry.holdings = self._quotas.of(record.owner, record.vhost)
+        self.add(entry)
+        return entry
+
     def add(self, entry: BranchRuntime) -> None:
         """A branch that the log had, or that begins: an xid begins again when its last branch has left the log."""
         known = self._known.setdefault((entry.vhost, entry.xid), entry)
         assert known is entry
-        entry.holdings = self._quotas.of(entry.branch.owner, entry.vhost)
         entry.holdings.add(_BRANCHES)
         if entry.record is not None:
             self._count_doubt(entry)
@@ -249,7 +256,7 @@ class Branches:
         if found.branch is not None:
             if self.get(who.vhost, xid) is None:  # else another look has made it known
                 _log.warning("branch found in the log only", xid=xid, vhost=who.vhost)
-                self.add(BranchRuntime.restored(found.branch))
+                self.restore(found.branch)
             return
         # A branch that has begun meanwhile is not the one that was asked for.
         reason, facts = f"unknown xid {xid}", {}

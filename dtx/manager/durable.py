@@ -209,7 +209,7 @@ class Durable(ABC):
                 or known.outcome is not found.branch.outcome
             ):
                 state = core_state(found.branch)
-                entry.branch = replace(entry.branch, state=state, outcome=found.branch.outcome, deadline=None)
+                entry.branch = entry.branch._replace(state=state, outcome=found.branch.outcome, deadline=None)
             entry.known()
             return True
         entry.known()

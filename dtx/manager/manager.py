@@ -215,7 +215,9 @@ class TransactionManager:
         if reason is not None:
             raise XaError(ReplyCode.RESOURCE_ERROR, f"{reason} (xid {xid})")
         work = HeldWork(limits.branch_bytes, limits.branch_messages, holdings.budget)
-        return BranchRuntime(branch, who.vhost, now=time.time(), work=work)
+        entry = BranchRuntime(branch, who.vhost, now=time.time(), work=work)
+        entry.holdings = holdings
+        return entry
 
     async def settle(self, who: Who, xid: Xid) -> None:
         """Wait until no operation runs on *xid* and nothing about it is in doubt.

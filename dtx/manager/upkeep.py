@@ -94,8 +94,7 @@ class Upkeep:
             if (record.published is not None) is not local:
                 strangers += 1
                 continue
-            entry = BranchRuntime.restored(record)
-            self._branches.add(entry)
+            entry = self._branches.restore(record)
             failpoint.at(Point.RESTART_ROW)
             self._durable.restore(entry, record)
             if entry.branch.state in UNFINISHED:

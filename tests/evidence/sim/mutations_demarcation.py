@@ -169,7 +169,7 @@ def _timeout_in_name() -> Sequence[Change]:
         deadline = entry.branch.deadline
         await set_timeout(self, who, xid, seconds)
         if deadline is not None:
-            entry.branch = replace(entry.branch, deadline=deadline)
+            entry.branch = entry.branch._replace(deadline=deadline)
 
     return [(TransactionManager, "set_timeout", deaf)]
 
