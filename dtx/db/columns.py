@@ -149,7 +149,7 @@ def _same(value: bytes) -> bytes:
 
 uuids: Final = Encoder(
     "uuid",
-    lambda values: _array(2950, len(values), [_UUID_LENGTH + value.bytes for value in values]),
+    lambda values: _array(2950, len(values), [_UUID_LENGTH + value.int.to_bytes(16) for value in values]),
     attrgetter("bytes"),
 )
 raw_uuids: Final = Encoder("uuid", lambda values: _array(2950, len(values), map(_UUID_LENGTH.__add__, values)), _same)

@@ -62,7 +62,7 @@ class Publishing:
         is_plain = _LOOKED_AT.isdisjoint(view.spans)
         if not is_plain:
             access.judge(view)
-        if Property.REPLY_TO in view.spans and view.reply_to == REPLY_TO:
+        if not is_plain and view.reply_to == REPLY_TO:
             _refuse_direct_reply_in_a_branch(context)
             raw = properties.put(raw, Property.REPLY_TO, self._consuming.reply_address)
         elif is_address(exchange, key):
@@ -71,7 +71,8 @@ class Publishing:
         blind = seen is not raw
         if blind:
             view = properties.read(seen)
-        queues = vhost.route(exchange, key, view.value(Property.HEADERS) or b"", more)
+        headers = b"" if is_plain else view.value(Property.HEADERS) or b""
+        queues = vhost.route(exchange, key, headers, more)
         if not queues:
             raw, blind = seen, False
         mandatory = flags & MANDATORY != 0
