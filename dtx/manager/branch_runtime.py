@@ -171,7 +171,7 @@ class BranchRuntime:
         self.started_at = now
         self.work = work
         self.holdings: Holdings
-        """Where it is counted."""
+        """Where it is counted; set by what begins a branch, or makes known one of the log."""
         self.doubt: int | None = None
         """Bytes that it holds as a branch in doubt; ``None`` while it does not count as one."""
         self.record: BranchRecord | None = None

@@ -17,7 +17,6 @@ from typing import Final
 
 from dtx.config.rules import Resource
 from dtx.log.api import LogError, TransactionLog
-from dtx.log.records import BranchRecord
 from dtx.manager.branch_runtime import TAKING, BranchRuntime, End
 from dtx.manager.durable import Durable, log_failed
 from dtx.manager.effects import Reply, release
@@ -134,20 +133,14 @@ class Branches:
         """Whether *entry* is still what its xid stands for: it has not ended."""
         return self._known.get((entry.vhost, entry.xid)) is entry
 
-    def restore(self, record: BranchRecord) -> BranchRuntime:
-        """Make known a branch that the log has."""
-        entry = BranchRuntime.restored(record)
-        entry.holdings = self._quotas.of(record.owner, record.vhost)
-        self.add(entry)
-        return entry
-
     def add(self, entry: BranchRuntime) -> None:
         """A branch that the log had, or that begins: an xid begins again when its last branch has left the log."""
         known = self._known.setdefault((entry.vhost, entry.xid), entry)
         assert known is entry
-        entry.holdings.add(_BRANCHES)
         if entry.record is not None:
+            entry.holdings = self._quotas.of(entry.branch.owner, entry.vhost)
             self._count_doubt(entry)
+        entry.holdings.add(_BRANCHES)
 
     @property
     def count(self) -> int:
@@ -256,7 +249,7 @@ class Branches:
         if found.branch is not None:
             if self.get(who.vhost, xid) is None:  # else another look has made it known
                 _log.warning("branch found in the log only", xid=xid, vhost=who.vhost)
-                self.restore(found.branch)
+                self.add(BranchRuntime.restored(found.branch))
             return
         # A branch that has begun meanwhile is not the one that was asked for.
         reason, facts = f"unknown xid {xid}", {}
@@ -295,9 +288,19 @@ class Branches:
 
     def through(self, entry: BranchRuntime) -> None:
         """The operation on *entry* is through: file it under what it has become; then what befell it meanwhile."""
-        over = self._file(entry)
+        state, certain = entry.branch.state, not entry.uncertain
+        over = entry.end is not None or (state is _UNKNOWN and certain)
+        if over:
+            self._forget(entry)
+        else:
+            if state in LOGGED and certain:
+                self.open.pop(entry, None)
+                if state not in TAKING:
+                    _let_work_go(entry)
+                    self._cache.keep(entry)
+            self._count_doubt(entry)
         entry.done()
-        if over and entry.outcomes:
+        if entry.outcomes and (over or (state is _HEURISTIC and certain)):  # nothing will be decided about it any more
             outcome = entry.branch.outcome
             entry.conclude(committed=entry.end is End.COMMITTED if outcome is None else outcome is Heuristic.COMMITTED)
         if entry.deferred:
@@ -305,32 +308,16 @@ class Branches:
             for event in events if self.has(entry) else ():
                 self.apply_event(entry, event)
 
-    def _file(self, entry: BranchRuntime) -> bool:
-        """File *entry* under what it has become.
-
-        Returns:
-            Whether its work is over: nobody will decide anything about it any more.
-        """
-        state = entry.branch.state
-        certain = not entry.uncertain
-        if entry.end is not None or (state is _UNKNOWN and certain):
-            if self.has(entry):
-                del self._known[entry.vhost, entry.xid]
-                if entry.answered:
-                    self._answered -= 1
-                else:
-                    self._discount(entry)
-            self.open.pop(entry, None)
-            self._cache.drop(entry)
-            _let_work_go(entry)
-            return True
-        if state in LOGGED and certain:
-            self.open.pop(entry, None)
-            if state not in TAKING:
-                _let_work_go(entry)
-                self._cache.keep(entry)
-        self._count_doubt(entry)
-        return state is _HEURISTIC and certain
+    def _forget(self, entry: BranchRuntime) -> None:
+        if self.has(entry):
+            del self._known[entry.vhost, entry.xid]
+            if entry.answered:
+                self._answered -= 1
+            else:
+                self._discount(entry)
+        self.open.pop(entry, None)
+        self._cache.drop(entry)
+        _let_work_go(entry)
 
     def apply_event(self, entry: BranchRuntime, event: ChannelLost | Happened) -> None:
         """Something happens to a branch that nobody asked for; where it is too late for that, nothing does."""

@@ -177,23 +177,20 @@ class Quotas:
         found: dict[tuple[str, str], Usage] = {}
         for names, holdings in self._holdings.items():
             for key in () if holdings.is_empty else zip(_SCOPES, names, strict=True):
-                found.setdefault(key, Usage(*key, self._limits(*key))).take_in(holdings)
+                found.setdefault(key, self._usage(*key)).take_in(holdings)
         return iter(found.values())
 
     def of(self, user: str, vhost: str) -> Holdings:
         """What *user* holds in *vhost*."""
         found = self._holdings.get((user, vhost))
         if found is None:
-            limited = [usage for key in zip(_SCOPES, (user, vhost), strict=True) if (usage := self._bounded(*key))]
-            found = self._holdings[user, vhost] = Holdings(self._total, limited)
+            keys = zip(_SCOPES, (user, vhost), strict=True)
+            usages = [self._limited.setdefault(key, self._usage(*key)) for key in keys]
+            found = self._holdings[user, vhost] = Holdings(self._total, [usage for usage in usages if usage.limits])
         return found
 
-    def _bounded(self, scope: str, name: str) -> Usage | None:
-        limits = self._limits(scope, name)
-        return self._limited.setdefault((scope, name), Usage(scope, name, limits)) if limits else None
-
-    def _limits(self, scope: str, name: str) -> dict[str, int]:
-        return self._quotas.get((scope, "*"), {}) | self._quotas.get((scope, name), {})
+    def _usage(self, scope: str, name: str) -> Usage:
+        return Usage(scope, name, self._quotas.get((scope, "*"), {}) | self._quotas.get((scope, name), {}))
 
 
 def _free(place: Path) -> int:

@@ -94,7 +94,8 @@ class Upkeep:
             if (record.published is not None) is not local:
                 strangers += 1
                 continue
-            entry = self._branches.restore(record)
+            entry = BranchRuntime.restored(record)
+            self._branches.add(entry)
             failpoint.at(Point.RESTART_ROW)
             self._durable.restore(entry, record)
             if entry.branch.state in UNFINISHED:

@@ -172,15 +172,11 @@ def _become(
     deadline: float | None,
     timeout: int | None = None,
 ) -> Branch:
-    return Branch(
-        xid=branch.xid,
-        owner=branch.owner,
-        state=state,
-        associations=associations,
-        timeout=branch.timeout if timeout is None else timeout,
-        deadline=deadline if state in TIMED else None,
-        outcome=branch.outcome,
-    )
+    if timeout is None:
+        timeout = branch.timeout
+    if state not in TIMED:
+        deadline = None
+    return Branch(branch.xid, branch.owner, state, associations, timeout, deadline, branch.outcome)
 
 
 def _move(branch: Branch, rule: Rule) -> Branch:
