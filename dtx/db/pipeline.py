@@ -16,6 +16,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import starmap
 from operator import call
 from typing import Any, Final, Self
 
@@ -54,11 +55,14 @@ class Statement:
     proving: "Statement | None" = field(init=False, default=None)
     """That with the proof, whose number ``$2`` is; ``None`` without one."""
     cells: tuple[Callable[[Any], bytes | None], ...] = field(init=False, default=())
-    """The encoders of one row's values."""
+    """The encoders of one row's values;"""
+    arrays: tuple[Callable[[Sequence[Any]], bytes], ...] = field(init=False, default=())
+    """of those of many, by column."""
 
     def __post_init__(self) -> None:
         rows = unnest(self.columns)
         object.__setattr__(self, "cells", tuple([column.encoder.cell for column in self.columns]))
+        object.__setattr__(self, "arrays", tuple([column.encoder.array for column in self.columns]))
         if self.columns and rows in self.sql:
             # Arrays are taken apart once, wherever their rows are read; one row is parameters in every place.
             sql = self.sql.replace(rows, _one(self.columns)).replace(" AS MATERIALIZED ", " AS NOT MATERIALIZED ")
@@ -71,9 +75,8 @@ class Statement:
         """The statement with its parameters, from rows of values in the order of the columns."""
         if len(rows) == 1 and self.of_one is not None:
             return self.of_one, self._parameters(rm, number, rows[0])
-        values = zip(*rows, strict=True)
-        arrays = [column.encoder.array(of_it) for column, of_it in zip(self.columns, values, strict=True)]
-        return self, [rm, int8(number), *arrays]
+        columns = zip(self.arrays, zip(*rows, strict=True), strict=True)
+        return self, [rm, int8(number), *starmap(call, columns)]
 
     def bind_proving(self, rm: bytes, number: int, row: Sequence[Any]) -> "Bound":
         """The form with the proof, which *number* is for."""

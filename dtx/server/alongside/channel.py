@@ -370,7 +370,7 @@ class Channel:
         )
 
     def _coordinate(self, call: methods.CoordinationCall) -> None:
-        if not isinstance(call, methods.DtxGetTimeout | methods.DtxSetTimeout):
+        if not isinstance(call, (methods.DtxGetTimeout, methods.DtxSetTimeout)):
             self.coordinated = True
         session = self.session
         if self.coordination is None:
