@@ -149,7 +149,7 @@ class Branches:
 
     def answered(self, entry: BranchRuntime) -> None:
         """Its end is about to be answered: it makes room for another one."""
-        if not entry.answered:
+        if entry.progress is not _ANSWERED:
             entry.move_units(_ANSWERED)
             self._answered += 1
             self._discount(entry)
@@ -167,23 +167,19 @@ class Branches:
 
     def _count_doubt(self, entry: BranchRuntime) -> None:
         """It counts as in doubt while the log may have it, with its messages when they are in memory no more."""
-        if entry.answered or (entry.record is None and not entry.uncertain):
+        if entry.progress is _ANSWERED or (entry.record is None and not entry.uncertain):
             self._settle(entry)
             return
-        before = self.prepare(entry)
-        entry.doubt = 0 if entry.record is None or entry.work is not None else entry.record.bytes
-        entry.holdings.charge(entry.doubt - before)
+        self.prepare(entry)
+        octets = 0 if entry.record is None or entry.work is not None else entry.record.bytes
+        entry.holdings.charge(octets - (entry.doubt or 0))
+        entry.doubt = octets
 
-    def prepare(self, entry: BranchRuntime) -> int:
-        """It is about to be written: it counts as in doubt already, so that prepares at once find no more room.
-
-        Returns:
-            The bytes that it counts with.
-        """
+    def prepare(self, entry: BranchRuntime) -> None:
+        """It is about to be written: it counts as in doubt already, so that prepares at once find no more room."""
         if entry.doubt is None:
             entry.doubt = 0
             entry.holdings.add(_IN_DOUBT)
-        return entry.doubt
 
     # -- who may
 
@@ -309,9 +305,10 @@ class Branches:
                 self.apply_event(entry, event)
 
     def _forget(self, entry: BranchRuntime) -> None:
-        if self.has(entry):
-            del self._known[entry.vhost, entry.xid]
-            if entry.answered:
+        key = entry.vhost, entry.xid
+        if self._known.get(key) is entry:
+            del self._known[key]
+            if entry.progress is _ANSWERED:
                 self._answered -= 1
             else:
                 self._discount(entry)

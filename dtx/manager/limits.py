@@ -29,6 +29,7 @@ NO_LIMIT: Final = 1 << 62
 LOOK_SECONDS: Final = 1.0
 """Between two looks at the disk."""
 _SCOPES: Final = ("user", "vhost")
+_COUNTED: Final[tuple[Resource, ...]] = tuple(each for each in Resource if each is not Resource.BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,7 @@ class Usage:
         self.limits: Final = limits
         most = limits.get(Resource.BYTES, NO_LIMIT)
         self.budget: Final = Budget(most, f"{scope} '{name}' may hold {most} octets (--quota)")
-        self.counts: Final = _none()
+        self.counts: Final = dict.fromkeys(_COUNTED, 0)
 
     @property
     def used(self) -> dict[str, int]:
@@ -104,10 +105,6 @@ class Usage:
         return f"{self.scope} '{self.name}' has {self.counts[resource]} {kind}, its quota is {limit}"
 
 
-def _none() -> dict[Resource, int]:
-    return {each: 0 for each in Resource if each is not Resource.BYTES}
-
-
 class Holdings:
     """What one user holds in one virtual host.
 
@@ -123,7 +120,7 @@ class Holdings:
 
     def __init__(self, total: Budget, limited: Sequence[Usage]) -> None:
         self._limited = limited
-        self.counts: Final = _none()
+        self.counts: Final = dict.fromkeys(_COUNTED, 0)
         self._counted = (self.counts, *(usage.counts for usage in limited))
         self.budget: Final = Budget(NO_LIMIT, "", total, *(usage.budget for usage in limited))
         self._budgets = (self.budget, *(usage.budget for usage in limited))

@@ -51,6 +51,8 @@ class Registry:
 
     def __init__(self, position: int = 0) -> None:
         self.queues: Final[dict[int, QueueEntry]] = {}
+        self.find: Final = self.queues.get
+        """The queue with an id, unless it is gone."""
         self.some_refuse = False
         """Whether there has been a queue that refuses messages,"""
         self.some_expire = False
@@ -66,10 +68,6 @@ class Registry:
         self.some_refuse = self.some_refuse or refuses
         self.some_expire = self.some_expire or settings.expires is not None
         self.queues[spec.id] = QueueEntry(spec, index, refuses, settings.message_ttl is not None, keeps_blind)
-
-    def find(self, queue: int) -> QueueEntry | None:
-        """The queue with this id, unless it is gone."""
-        return self.queues.get(queue)
 
     def share(self, body: bytes, queues: int) -> int | None:
         """A new id under which so many queues share *body*; ``None`` where each has a copy."""
