@@ -166,7 +166,8 @@ class Quotas:
     def __init__(self, quotas: Iterable[Quota], total: Budget) -> None:
         self._quotas = {(quota.scope, quota.name): dict(quota.limits) for quota in quotas}
         self._total = total
-        self._limited: dict[tuple[str, str], Usage] = {}
+        self._usages: dict[tuple[str, str], Usage] = {}
+        """Of users and virtual hosts; kept up for those that have a quota."""
         self._holdings: dict[tuple[str, str], Holdings] = {}
 
     def __iter__(self) -> Iterator[Usage]:
@@ -182,7 +183,7 @@ class Quotas:
         found = self._holdings.get((user, vhost))
         if found is None:
             keys = zip(_SCOPES, (user, vhost), strict=True)
-            usages = [self._limited.setdefault(key, self._usage(*key)) for key in keys]
+            usages = [self._usages.setdefault(key, self._usage(*key)) for key in keys]
             found = self._holdings[user, vhost] = Holdings(self._total, [usage for usage in usages if usage.limits])
         return found
 
