@@ -29,6 +29,8 @@ NO_LIMIT: Final = 1 << 62
 LOOK_SECONDS: Final = 1.0
 """Between two looks at the disk."""
 _SCOPES: Final = ("user", "vhost")
+_MOST_EMPTY: Final = 1_000
+"""Pairs of user and virtual host that may be remembered though they hold nothing: a megabyte or two."""
 _COUNTED: Final[tuple[Resource, ...]] = tuple(each for each in Resource if each is not Resource.BYTES)
 
 
@@ -169,6 +171,8 @@ class Quotas:
         self._usages: dict[tuple[str, str], Usage] = {}
         """Of users and virtual hosts; kept up for those that have a quota."""
         self._holdings: dict[tuple[str, str], Holdings] = {}
+        self._most = _MOST_EMPTY
+        """So many holdings are kept before those are left out that hold nothing."""
 
     def __iter__(self) -> Iterator[Usage]:
         """The usage of every user and every virtual host that holds anything, as it is now."""
@@ -179,13 +183,21 @@ class Quotas:
         return iter(found.values())
 
     def of(self, user: str, vhost: str) -> Holdings:
-        """What *user* holds in *vhost*."""
+        """What *user* holds in *vhost*: to be counted at once, or asked for again."""
         found = self._holdings.get((user, vhost))
         if found is None:
+            if len(self._holdings) >= self._most:
+                self._leave_out_empty()
             keys = zip(_SCOPES, (user, vhost), strict=True)
             usages = [self._usages.setdefault(key, self._usage(*key)) for key in keys]
             found = self._holdings[user, vhost] = Holdings(self._total, [usage for usage in usages if usage.limits])
         return found
+
+    def _leave_out_empty(self) -> None:
+        self._holdings = {names: held for names, held in self._holdings.items() if not held.is_empty}
+        self._most = max(_MOST_EMPTY, 2 * len(self._holdings))
+        known = {key for names in self._holdings for key in zip(_SCOPES, names, strict=True)}
+        self._usages = {key: usage for key, usage in self._usages.items() if key in known}
 
     def _usage(self, scope: str, name: str) -> Usage:
         return Usage(scope, name, self._quotas.get((scope, "*"), {}) | self._quotas.get((scope, name), {}))

@@ -7,8 +7,9 @@ from uuid import uuid4
 
 import pytest
 
-from dtx.config.rules import Quota, parse_quotas
+from dtx.config.rules import Quota, Resource, parse_quotas
 from dtx.manager import Limits, TransactionManager, Who
+from dtx.manager.limits import _MOST_EMPTY
 from dtx.store.work import HeldPublish
 from dtx.telemetry import Metrics
 from dtx.xa.codes import ReplyCode, XaError, XaFlag
@@ -158,6 +159,22 @@ async def test_what_a_restart_finds_is_counted_and_not_refused() -> None:
             assert await ask(manager, xid, Operation.COMMIT) is XaFlag.OK
         assert await manager.drain(30)
         assert usage(manager) == {}
+
+
+async def test_users_that_come_and_go_leave_nothing_behind() -> None:
+    """However many names there are, and whatever else is held meanwhile."""
+    async with a_manager("user=* branches=1") as manager:
+        kept = begin(manager)
+        for number in range(10_000):
+            held = manager.quotas.of(f"user {number}", "/")
+            held.add(Resource.CONNECTIONS)
+            held.remove(Resource.CONNECTIONS)
+        assert len(manager.quotas._holdings) <= _MOST_EMPTY
+        assert len(manager.quotas._usages) <= 2 * _MOST_EMPTY
+        with pytest.raises(XaError, match="user 'alice' has 1 branches, its quota is 1"):
+            begin(manager)
+        assert await ask(manager, kept, Operation.ROLLBACK) is XaFlag.OK
+        begin(manager)
 
 
 def test_quotas_are_read_and_written() -> None:
