@@ -35,7 +35,6 @@ from dtx.pipeline.java import find_java, quiet_home
 from dtx.pipeline.reconcile import current, run
 from dtx.pipeline.session import SessionOptions, open_session, quick_python
 from dtx.pipeline.source import register
-from dtx.pipeline.verdicts import Rules
 from tests.support.processes import end, free_port, short_directory, spawn, wait_until
 
 _HOME: Final = Path(pyspark.__file__).parent
@@ -102,7 +101,7 @@ class Job:
         register(spark)
         began = time.monotonic()
         seen, made = (spark.read.parquet(f"{self.fleet}/{name}") for name in ("observations", "decisions"))
-        rules = Rules(as_of=plan.as_of_micros)
+        rules = plan.rules
         done = run(spark, Stored(Path(self.fleet)), seen, made, f"{self.out}/verdicts", rules)
         reconciled = time.monotonic() - began
         found = wrong(spark, current(spark, f"{self.out}/verdicts"), Path(self.fleet))

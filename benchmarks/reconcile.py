@@ -196,7 +196,7 @@ def measure(spark: SparkSession, directory: Path, lines: int, asked: argparse.Na
         what is wrong with their verdicts.
     """
     plan = Plan(transactions=round(lines / _LINES_OF_ONE), anomalies=asked.anomalies)
-    rules, fleet = Rules(as_of=plan.as_of_micros), directory / "fleet"
+    rules, fleet = plan.rules, directory / "fleet"
     _say(f"generating about {lines:,} lines")
     write(generate(spark, plan), str(fleet))
     events = spark.read.parquet(str(fleet / "events"))

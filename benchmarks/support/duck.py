@@ -80,7 +80,7 @@ def question(directory: str, out: str, rules: Rules, part: tuple[int, int] = (0,
         ),
         Verdict.OWNER_MISMATCH: "coalesce(owners_differ, false)",
         Verdict.IN_DOUBT: "open > 0",
-        Verdict.NOT_ARCHIVED: "false",  # nobody is asked here
+        Verdict.NOT_ARCHIVED: "gone",
         Verdict.ROLLED_BACK: (
             f"NOT {has(Mark.COMMITTED | Mark.HEURISTIC_COMMITTED)} AND"
             f" ({has(Mark.ROLLED_BACK | Mark.TIMED_OUT | Mark.HEURISTIC_ROLLED_BACK)}"
@@ -94,18 +94,20 @@ COPY (
 WITH lines AS (
     SELECT format_id, gtrid, true AS is_branch, hash(source, rm, vhost, bqual) AS place, rm AS name, owner,
         {mark} AS mark, hash(branch_id) AS life,
-        "at" AS moment, event = 'forgotten' AND actor <> owner AS taken_away
+        "at" AS moment, event = 'forgotten' AND actor <> owner AS taken_away,
+        list_contains([{_words(sorted(rules.asked))}], source) AS is_asked
     FROM read_parquet('{directory}/events/*.parquet') WHERE {of_part}
 ), told AS (
     SELECT format_id, gtrid, is_branch, place, name, owner, life, mark AS marks,
         CASE WHEN {has(OPENED, "mark")} THEN moment END AS opened_at,
         CASE WHEN taken_away THEN moment END AS forgotten_at, moment, 0 AS seen,
-        NULL::TIMESTAMPTZ AS seen_since, true AS of_dtx, NULL::TIMESTAMPTZ AS asked_at
+        NULL::TIMESTAMPTZ AS seen_since, true AS of_dtx, NULL::TIMESTAMPTZ AS seen_at,
+        is_asked
     FROM lines
     UNION ALL
     SELECT format_id, gtrid, true, hash(source, rm, vhost, bqual), rm, owner,
         CASE WHEN branch_id IS NOT NULL THEN hash(branch_id) END,
-        0, NULL, NULL, coalesce(since, observed_at), {seen}, since, kind = 'dtx', observed_at
+        0, NULL, NULL, coalesce(since, observed_at), {seen}, since, kind = 'dtx', observed_at, false
     FROM read_parquet('{directory}/observations/*.parquet') WHERE state IN ({_words(STATE_MARK)}) AND {of_part}
 ), decisions AS (
     SELECT * FROM read_parquet('{directory}/decisions/*.parquet') WHERE {of_part}
@@ -123,17 +125,18 @@ WITH lines AS (
     SELECT format_id, gtrid, false, hash(source, tm, decision), tm, source, NULL,
         CASE decision WHEN 'commit' THEN {int(Mark.DECIDED_COMMIT)} ELSE {int(Mark.DECIDED_ROLLBACK)} END
             | CASE finished WHEN true THEN {int(Mark.DONE)} WHEN false THEN {int(Mark.UNDONE)} ELSE 0 END,
-        NULL, NULL, "at", 0, NULL, false, NULL
+        NULL, NULL, "at", 0, NULL, false, NULL, false
     FROM named
 ), folded AS (
     SELECT format_id, gtrid, is_branch, place, name, owner, life, bit_or(marks) AS marks, min(opened_at) AS opened_at,
         min(forgotten_at) AS forgotten_at, max(moment) AS last_at, bit_or(seen) AS seen, max(seen_since) AS seen_since,
-        bool_or(of_dtx) AS of_dtx, max(asked_at) AS asked_at
+        bool_or(of_dtx) AS of_dtx, max(seen_at) AS seen_at, bool_or(is_asked) AS is_asked
     FROM together GROUP BY ALL
 ), now AS (
     SELECT * REPLACE (CASE WHEN {has(ENDED)} THEN marks ELSE marks | seen END AS marks) FROM folded
 ), branches AS (
-    SELECT *, is_branch AND {has(OPENED)} AND NOT {has(ENDED)} AS is_open, coalesce(opened_at, seen_since) AS opened,
+    SELECT *, is_branch AND {has(OPENED)} AND NOT {has(ENDED)} AS waits, waits AND seen = 0 AND is_asked AS gone,
+        waits AND NOT gone AS is_open, coalesce(opened_at, seen_since) AS opened,
         is_branch AND (({has(Mark.HEURISTIC_HAZARD)} AND NOT {has(normally)})
             OR ({has(Mark.FORGOTTEN)} AND NOT {has(DIRECTIONS)})) AS unknown,
         {has(Mark.UNDONE)} AND NOT {has(Mark.DONE)} AS undone
@@ -141,10 +144,11 @@ WITH lines AS (
 ), facts AS (
     SELECT format_id, gtrid, bit_or(marks) AS marks, bool_or(unknown) AS unknown,
         count(*) FILTER (is_open) AS open, min(opened) FILTER (is_open) AS since,
-        coalesce(min(epoch_us(asked_at)) FILTER (is_open), {rules.as_of}) AS known_at,
+        coalesce(min(epoch_us(seen_at)) FILTER (is_open), {rules.as_of}) AS known_at,
         min(forgotten_at) AS forgotten_at,
         min(owner) FILTER (of_dtx) <> max(owner) FILTER (of_dtx) AS owners_differ,
         max(last_at) FILTER (NOT is_branch) AS decided_at, max(last_at) AS latest, bool_or(undone) AS undone,
+        bool_or(gone) AS gone,
         count(*) FILTER (is_branch) AS rows,
         count(DISTINCT place) FILTER (is_branch) AS branches,
         list_sort(list(DISTINCT name) FILTER (is_branch)) AS rms,

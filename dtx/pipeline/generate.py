@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from dtx.log.records import JournalEvent
-from dtx.pipeline.verdicts import MICROS, Choice, Kind, Verdict
+from dtx.pipeline.verdicts import MICROS, Choice, Kind, Rules, Verdict
 from dtx.xa.codes import Heuristic
 
 OPERATOR: Final = "operator"
@@ -262,6 +262,14 @@ INJECTED: Final = (
         age=(7_200, 86_400),
     ),
     Story(
+        name="ended-since-the-archive",
+        verdict=Verdict.NOT_ARCHIVED,
+        first=(_PREPARED,),
+        others=_COMMITTED,
+        decided=_COMMIT,
+        age=(7_200, 86_400),
+    ),
+    Story(
         name="owner-mismatch",
         verdict=Verdict.OWNER_MISMATCH,
         first=_COMMITTED,
@@ -322,9 +330,10 @@ class Plan:
             raise ValueError("there is at least one of everything in a plan")
 
     @property
-    def as_of_micros(self) -> int:
-        """Microseconds since the epoch."""
-        return (self.as_of - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    def rules(self) -> Rules:
+        """What its verdicts depend on: every dtx was asked when the lake had been read."""
+        as_of = (self.as_of - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+        return Rules(as_of=as_of, asked=frozenset(f"db{number}" for number in range(self.databases)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -434,7 +443,7 @@ def _transactions(spark: SparkSession, plan: Plan) -> DataFrame:
         .withColumn("gtrid", gtrid)
         .withColumns(
             {
-                "begun": sf.lit(plan.as_of_micros) - (ago * MICROS).cast("bigint"),
+                "begun": sf.lit(plan.rules.as_of) - (ago * MICROS).cast("bigint"),
                 "count": count.cast("int"),
                 "format_id": sf.lit(4_660).cast("bigint"),
                 "same_xid": _chance(plan, "same xid", "n") < 0.1,
@@ -504,7 +513,7 @@ def _events(branches: DataFrame) -> DataFrame:
 
 def _observations(branches: DataFrame, plan: Plan) -> DataFrame:
     first, every, foreign = (sf.col(name) for name in ("seen", "others_seen", "foreign"))
-    observed = sf.timestamp_micros(sf.lit(plan.as_of_micros)).alias("observed_at")
+    observed = sf.timestamp_micros(sf.lit(plan.rules.as_of)).alias("observed_at")
     since = sf.timestamp_micros(sf.col("begun") + sf.lit(200_000) + sf.col("ahead")).alias("since")
     ours = branches.where((first & (sf.col("branch") == 0)) | every).select(
         "source", sf.lit(str(Kind.DTX)).alias("kind"), "rm", "vhost", "format_id", "gtrid", "bqual",

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from dtx.pipeline.generate import INJECTED, ORDINARY, Plan, generate, write
 from dtx.pipeline.reconcile import verdicts_of
-from dtx.pipeline.verdicts import PLAIN, Rules
+from dtx.pipeline.verdicts import PLAIN
 
 
 @pytest.mark.timeout(900)  # the first job of Spark can take a minute on a busy machine
@@ -18,8 +18,7 @@ def test_what_was_injected_is_found_and_nothing_else(spark: SparkSession, tmp_pa
     events, observations, decisions = (
         spark.read.parquet(str(tmp_path / name)) for name in ("events", "observations", "decisions")
     )
-    rules = Rules(as_of=plan.as_of_micros)
-    judged = {bytes(row.gtrid): row for row in verdicts_of(events, observations, decisions, rules).collect()}
+    judged = {bytes(row.gtrid): row for row in verdicts_of(events, observations, decisions, plan.rules).collect()}
     true = {bytes(row.gtrid): row for row in spark.read.parquet(str(tmp_path / "truth")).collect()}
     assert {gtrid: row.verdict for gtrid, row in judged.items()} == {gtrid: row.verdict for gtrid, row in true.items()}
     counted = Counter(row.story for row in true.values() if row.verdict not in PLAIN)

@@ -1,5 +1,6 @@
 """A third opinion: what the benchmark asks of DuckDB has the answers of the reference, on fleets at random."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ def test_duckdb_and_the_reference_agree(seed: int, tmp_path: Path) -> None:
 
     fleet = fleet_of(seed, 2_000)
     rules = Rules(as_of=3_000_000_000, orphan_after=500_000_000, skew=300_000_000 * (seed % 2))
+    rules = replace(rules, asked=frozenset(("db1", "db2")[:seed]))
     for name, table in (
         ("events", events_table(fleet.events)),
         ("observations", observations_table(fleet.observations)),
