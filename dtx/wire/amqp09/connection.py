@@ -269,7 +269,7 @@ class ConnectionEngine:
     def _at_end_of_frames(self) -> EngineEvent | None:
         failure, self._failure = self._failure, None
         if failure is not None:
-            self._more, self._left = False, bool(self._unread)
+            self._more = self._left = bool(self._unread)  # looked at in a later turn, where this one is over
             return None if self._closing is not None else self._fail(failure, 0)
         unread = None
         if not self._splitter.has_more:

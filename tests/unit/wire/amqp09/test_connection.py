@@ -191,6 +191,19 @@ def test_a_very_long_row_is_cut(engine: ConnectionEngine) -> None:
     assert not engine.behind
 
 
+@pytest.mark.parametrize("good", range(MAX_EFFORT - 8, MAX_EFFORT + 2))
+def test_what_comes_behind_a_bad_frame_is_heard_wherever_a_turn_ends(engine: ConnectionEngine, good: int) -> None:
+    """The close-ok of the connection that fails so, which was read while the frames before it are handled."""
+    events = engine.receive(methods.BasicAck(1).frame(1) * good + b"\x09 is no kind of a frame")
+    next(events)
+    engine.receive(methods.ConnectionCloseOk().frame(0))
+    told = all_of(events)
+    while engine.behind:
+        told += all_of(engine.receive(b""))
+    assert len([event for event in told if isinstance(event, ConnectionFailed)]) == 1
+    assert engine.state is EndpointState.GONE
+
+
 # -- what is sent ------------------------------------------------------------------------------------------------------
 
 
