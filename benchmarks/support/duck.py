@@ -51,7 +51,6 @@ def question(directory: str, out: str, rules: Rules, part: tuple[int, int] = (0,
 
     normally = Mark.COMMITTED | Mark.ROLLED_BACK
     by_hand, back_by_hand = has(Mark.HEURISTIC_COMMITTED), has(Mark.HEURISTIC_ROLLED_BACK)
-    as_of = f"least({rules.as_of}, known_at)"
     matching = {
         Verdict.XID_REUSED: "rows > branches",
         Verdict.MIXED: f"{has(Mark.COMMITTED)} AND {has(Mark.ROLLED_BACK)}",
@@ -71,12 +70,13 @@ def question(directory: str, out: str, rules: Rules, part: tuple[int, int] = (0,
             f" OR coalesce(decided_at > forgotten_at + INTERVAL {rules.skew} MICROSECONDS, false))"
         ),
         Verdict.UNFINISHED: (
-            f"NOT coalesce({as_of} - epoch_us(latest) < {rules.skew}, false)"
-            f" AND (undone OR (open > 0 AND {has(DECIDED | TO_COMMIT | TO_ROLL_BACK)}))"
+            f"(undone AND coalesce({rules.as_of} - epoch_us(latest) >= {rules.skew}, true))"
+            f" OR (open > 0 AND {has(DECIDED | TO_COMMIT | TO_ROLL_BACK)}"
+            f" AND coalesce(known_at - epoch_us(latest) >= {rules.skew}, true))"
         ),
         Verdict.ORPHAN: (
-            f"{str(rules.decisions_read).lower()} AND open > 0 AND NOT {has(DECIDED | TO_COMMIT | TO_ROLL_BACK)}"
-            f" AND {as_of} - epoch_us(since) > {rules.orphan_after}"
+            f"{str(rules.decisions_read).lower()} AND NOT gone AND NOT {has(DECIDED | TO_COMMIT | TO_ROLL_BACK)}"
+            f" AND coalesce(age > {rules.orphan_after}, false)"
         ),
         Verdict.OWNER_MISMATCH: "coalesce(owners_differ, false)",
         Verdict.IN_DOUBT: "open > 0",
@@ -137,6 +137,7 @@ WITH lines AS (
 ), branches AS (
     SELECT *, is_branch AND {has(OPENED)} AND NOT {has(ENDED)} AS waits, waits AND seen = 0 AND is_asked AS gone,
         waits AND NOT gone AS is_open, coalesce(opened_at, seen_since) AS opened,
+        coalesce(epoch_us(seen_at), {rules.as_of}) AS known,
         is_branch AND (({has(Mark.HEURISTIC_HAZARD)} AND NOT {has(normally)})
             OR ({has(Mark.FORGOTTEN)} AND NOT {has(DIRECTIONS)})) AS unknown,
         {has(Mark.UNDONE)} AND NOT {has(Mark.DONE)} AS undone
@@ -144,7 +145,7 @@ WITH lines AS (
 ), facts AS (
     SELECT format_id, gtrid, bit_or(marks) AS marks, bool_or(unknown) AS unknown,
         count(*) FILTER (is_open) AS open, min(opened) FILTER (is_open) AS since,
-        coalesce(min(epoch_us(seen_at)) FILTER (is_open), {rules.as_of}) AS known_at,
+        max(known) FILTER (is_open) AS known_at, max(known - epoch_us(opened)) FILTER (is_open) AS age,
         min(forgotten_at) AS forgotten_at,
         min(owner) FILTER (of_dtx) <> max(owner) FILTER (of_dtx) AS owners_differ,
         max(last_at) FILTER (NOT is_branch) AS decided_at, max(last_at) AS latest, bool_or(undone) AS undone,

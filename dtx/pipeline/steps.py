@@ -21,7 +21,7 @@ from dtx.pipeline.fleet import Fleet
 from dtx.pipeline.participants import Participant, ParticipantKind, observe
 from dtx.pipeline.progress import Progress
 from dtx.pipeline.quarantine import Quarantined
-from dtx.pipeline.reconcile import PublishingFailed, Run, Total, current, publish, run
+from dtx.pipeline.reconcile import PublishingFailed, Run, Total, current, publish, run, runs
 from dtx.pipeline.report import collect, write_report
 from dtx.pipeline.session import SessionOptions, open_session
 from dtx.pipeline.source import reachable, register
@@ -185,7 +185,8 @@ class Steps:
             stack.enter_context(lake.kept() if isinstance(lake, lakes.Lake) else nullcontext())
             progress.note("looking for queues in open branches")
             there, away = reachable({one.name: one.url for one in self._fleet.database})
-            archived = lake.archived()
+            done = runs(self.spark, self._results.path(_VERDICTS))
+            archived = done[-1].archived if done else {}
             events, _ = lake.frame(self.spark)
             rows = list(dict.fromkeys((*self._noted(), *away, *lake.quarantined)))
             work = (
@@ -199,7 +200,7 @@ class Steps:
                 events,
                 work,
                 quarantine=rows,
-                archived={one.name: archived.get(one.name) for one in self._fleet.database},
+                archived={one.name: archived.get(one.name) or None for one in self._fleet.database},
             )
             progress.note("drawing")
             page = write_report(figures, directory)
@@ -218,7 +219,7 @@ class Steps:
             progress = stack.enter_context(Progress(self.spark, "reconcile"))
             progress.note("waiting until the lake is compacted")
             stack.enter_context(lake.kept() if isinstance(lake, lakes.Lake) else nullcontext())
-            archived = lake.archived()
+            archived = {one.name: 0 for one in self._fleet.database} | lake.archived()
             progress.note("asking who has what in doubt")
             observations, unseen = observe(self.spark, participants)
             decisions, unread = read_decisions(self.spark, logs)

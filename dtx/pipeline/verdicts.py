@@ -36,10 +36,10 @@ class Verdict(StrEnum):
     HAZARD = "hazard"
     FORGOTTEN_EARLY = "forgotten-early"
     UNFINISHED = "unfinished"
+    NOT_ARCHIVED = "not-archived"
     ORPHAN = "orphan"
     OWNER_MISMATCH = "owner-mismatch"
     IN_DOUBT = "in-doubt"
-    NOT_ARCHIVED = "not-archived"
     ROLLED_BACK = "rolled-back"
     COMMITTED = "committed"
 
@@ -188,7 +188,8 @@ class Facts:
         unknown: a branch went nobody knows which way.
         open: branches that are in doubt or under way.
         since: when the first of them was opened.
-        known_at: up to when all of them are known to have been open; ``None``: up to now, or there are none.
+        age: microseconds for which one of them is known to have been open; the longest.
+        known_at: up to when one of them is known to have been open; the latest.
         gone: a branch has ended, and its journal was not read since.
         forgotten_at: when an outcome was first forgotten by somebody other than the branch's owner.
         owners_differ: dtx's branches of it have different owners.
@@ -202,6 +203,7 @@ class Facts:
     unknown: bool = False
     open: int = 0
     since: int | None = None
+    age: int | None = None
     known_at: int | None = None
     gone: bool = False
     forgotten_at: int | None = None
@@ -219,9 +221,9 @@ class Facts:
         """Whether a decision is known: from a log, or since a branch went one way by order of its manager."""
         return self.has(DECIDED | TO_COMMIT | TO_ROLL_BACK)
 
-    def as_of(self, rules: Rules) -> int:
-        """The time that all of this is known of."""
-        return rules.as_of if self.known_at is None else min(rules.as_of, self.known_at)
+    def is_quiet(self, until: int | None, rules: Rules) -> bool:
+        """Whether nothing is known to have happened in the last moments before *until*."""
+        return until is not None and (self.last_at is None or until - self.last_at >= rules.skew)
 
 
 def _mixed(facts: Facts, _: Rules) -> bool:
@@ -254,17 +256,19 @@ def _forgotten_early(facts: Facts, rules: Rules) -> bool:
 
 
 def _unfinished(facts: Facts, rules: Rules) -> bool:
-    under_way = facts.last_at is not None and facts.as_of(rules) - facts.last_at < rules.skew
-    return not under_way and (facts.undone or (facts.open > 0 and facts.decided))
+    # what a log says is read now; a branch is as old as what is known of it
+    return (facts.undone and facts.is_quiet(rules.as_of, rules)) or (
+        facts.open > 0 and facts.decided and facts.is_quiet(facts.known_at, rules)
+    )
 
 
 def _orphan(facts: Facts, rules: Rules) -> bool:
     return (
         rules.decisions_read
-        and facts.open > 0
         and not facts.decided
-        and facts.since is not None
-        and facts.as_of(rules) - facts.since > rules.orphan_after
+        and not facts.gone
+        and facts.age is not None
+        and facts.age > rules.orphan_after
     )
 
 
@@ -331,8 +335,14 @@ RULES: Final = (
         _unfinished,
     ),
     Rule(
+        Verdict.NOT_ARCHIVED,
+        "A branch has ended, and its journal was not archived since: how it ended is not known yet.",
+        lambda facts, _: facts.gone,
+    ),
+    Rule(
         Verdict.ORPHAN,
-        "A branch has been in doubt for longer than a transaction manager takes, and none has a decision about it.",
+        "A branch has been in doubt for longer than a transaction manager takes, none has a decision about it, and no"
+        " other branch has ended unheard of.",
         _orphan,
     ),
     Rule(
@@ -344,11 +354,6 @@ RULES: Final = (
         Verdict.IN_DOUBT,
         "A branch has voted and waits for a decision, or for what has just been decided.",
         lambda facts, _: facts.open > 0,
-    ),
-    Rule(
-        Verdict.NOT_ARCHIVED,
-        "A branch has ended, and its journal was not archived since: how it ended is not known yet.",
-        lambda facts, _: facts.gone,
     ),
     Rule(
         Verdict.ROLLED_BACK,

@@ -172,7 +172,7 @@ class Judgement:
         branches: places where it has been.
         decision: ``commit``, ``rollback``, or ``conflict`` where logs disagree.
         tm: the transaction managers that decided, in order, joined by a comma.
-        known_at: up to when what is open is known to be; ``None`` when nothing is.
+        known_at: up to when a branch is known to have been open, the latest; ``None`` when none is.
     """
 
     format_id: int | None
@@ -272,6 +272,7 @@ class _Transaction:
 
     def facts(self, rules: Rules) -> Facts:
         marks, since, forgotten_at, known_at, gone, count = _NOTHING, None, None, None, False, 0
+        age: int | None = None
         for (source, *_), branch in self.branches.items():
             marks |= branch.now
             forgotten_at = _earlier(forgotten_at, branch.forgotten_at)
@@ -280,8 +281,10 @@ class _Transaction:
             elif branch.is_open:
                 count += 1
                 since = _earlier(since, branch.since)
-                known = rules.archived.get(source, rules.as_of) if branch.seen_at is None else branch.seen_at
-                known_at = _earlier(known_at, known)
+                known = _later(branch.seen_at, rules.archived.get(source))
+                known = rules.as_of if known is None else known
+                known_at = _later(known_at, known)
+                age = _later(age, None if branch.since is None else known - branch.since)
         for mark in self.decisions.values():
             marks |= mark
         places = {place[:4] for place in self.branches}
@@ -291,6 +294,7 @@ class _Transaction:
             unknown=any(branch.is_unknown for branch in self.branches.values()),
             open=count,
             since=since,
+            age=age,
             known_at=known_at,
             gone=gone,
             forgotten_at=forgotten_at,

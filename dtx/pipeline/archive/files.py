@@ -60,6 +60,11 @@ class Files:
         wanted = fs.FileType.Directory if directories else fs.FileType.File
         return sorted(info.base_name for info in self._system.get_file_info(selector) if info.type == wanted)
 
+    def changed(self, under: str) -> list[int]:
+        """When the files in the directory *under* were written, microseconds since the epoch."""
+        selector = fs.FileSelector(self._full(under), allow_not_found=True)
+        return [(info.mtime_ns or 0) // 1000 for info in self._system.get_file_info(selector)]
+
     def exists(self, name: str) -> bool:
         """Whether there is a file or a directory of that name."""
         (info,) = self._system.get_file_info([self._full(name)])

@@ -101,13 +101,17 @@ class Lake:
         return found
 
     def archived(self) -> dict[str, int]:
-        """When each source was last read to its end, microseconds since the epoch; those of which that is known."""
-        found = {}
-        for source_word in self.files.names(CHECKPOINTS):
-            read = self.files.read(f"{CHECKPOINTS}/{source_word}/{READ}")
-            if read is not None:
-                found[from_path_word(source_word)] = int(read["at"])
-        return found
+        """When each source was last read to its end, microseconds since the epoch; 0 where that is not known."""
+        return {from_path_word(word): self._archived(word) for word in self.files.names(CHECKPOINTS)}
+
+    def _archived(self, source_word: str) -> int:
+        read = self.files.read(f"{CHECKPOINTS}/{source_word}/{READ}")
+        if read is not None:
+            return int(read["at"])
+        # of an older dtx: its last batch but one was not the end, and what was read then is in the lake
+        under = f"{CHECKPOINTS}/{source_word}"
+        commits = [self.files.changed(f"{under}/{epoch}/commits") for epoch in self.epochs(source_word)]
+        return max((at for times in commits for at in sorted(times)[:-1]), default=0)
 
     def note_archived(self, source: str, at: int) -> None:
         """Every line that *source* had *at* that time, microseconds since the epoch, is in the lake."""

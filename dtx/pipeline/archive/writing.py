@@ -181,8 +181,8 @@ def follow(
                 for source, query in list(queries.items()):
                     written = len(results[source].batches)
                     ended = _look(query, results[source])
-                    read_at = results[source].read_at
-                    if read_at is not None and read_at != noted.get(source):
+                    read_at = _read_at(query, _options(sources[source], form))
+                    if read_at is not None and read_at > noted.get(source, 0):
                         lake.note_archived(source, read_at)
                         noted[source] = read_at
                     if len(results[source].batches) > written:
@@ -295,14 +295,17 @@ def _start(
         source=source,
         rejoin=rejoin,
     )
-    if form is Form.DELTA:
-        options = {"maxRowsPerBatch": str(delta.MOST_ROWS), **options}
-    frame = spark.readStream.format("dtx").options(**options).load()
+    frame = spark.readStream.format("dtx").options(**_options(options, form)).load()
     writer = frame.writeStream.foreachBatch(write).queryName(f"archive {source} {uuid4().hex[:6]}")
     where = lake.files.path(f"{CHECKPOINTS}/{path_word(source)}/{epoch}")
     writer = writer.option("checkpointLocation", where)
     writer = writer.trigger(availableNow=True) if trigger is None else writer.trigger(processingTime=trigger)
     return writer.start()
+
+
+def _options(options: Mapping[str, str], form: Form) -> dict[str, str]:
+    """Of the reader of one database."""
+    return {"maxRowsPerBatch": str(delta.MOST_ROWS), **options} if form is Form.DELTA else dict(options)
 
 
 def _epoch(spark: "SparkSession", lake: Lake, source: str, form: Form) -> tuple[str, bool]:
@@ -331,11 +334,27 @@ def _look(query: "StreamingQuery", result: Archived) -> bool:
         # as properties: the sum over all sources is no field of what comes through Spark Connect
         if progress.numInputRows:
             result.batches[progress.batchId] = progress.numInputRows
-        else:  # there was nothing new
-            result.read_at = int(datetime.fromisoformat(progress.timestamp).timestamp() * 1e6)
     if ended and (error := query.exception()) is not None:
         result.error = explain(error)
     return ended
+
+
+def _read_at(query: "StreamingQuery", options: Mapping[str, str]) -> int | None:
+    """Microseconds since the epoch: what the journal had then has been read; ``None`` where *query* does not tell.
+
+    A batch has all that there was when it was planned, unless it was cut; where there was nothing, none is executed.
+    """
+    found = None
+    most = int(options.get("maxRowsPerBatch", 0))
+    for progress in query.recentProgress:
+        executed = "addBatch" in progress.durationMs
+        if executed:
+            is_whole = progress.numInputRows > 0 and (not most or 2 * progress.numInputRows < most)
+        else:
+            is_whole = options.get("unavailable") != "wait"  # who waits for a database that is away reads nothing
+        if is_whole:
+            found = int(datetime.fromisoformat(progress.timestamp).timestamp() * 1e6)
+    return found
 
 
 def _stop(queries: "Iterable[StreamingQuery]") -> None:

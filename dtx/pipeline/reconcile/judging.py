@@ -186,10 +186,9 @@ def _has(marks: Column, mark: int) -> Column:
 
 def _archived(rules: Rules) -> Column:
     """When the journal of a row's source was last read to its end; null where that is not known."""
-    found = sf.lit(None).cast("bigint")
-    for source, at in rules.archived.items():
-        found = sf.when(sf.col("source") == source, sf.lit(at).cast("bigint")).otherwise(found)
-    return found
+    known = [sf.lit(word) for pair in rules.archived.items() for word in pair]
+    found = sf.create_map(*known)[sf.col("source")] if known else sf.lit(None)
+    return found.cast("bigint")
 
 
 def _facts(branches: DataFrame, rules: Rules) -> DataFrame:
@@ -202,6 +201,8 @@ def _facts(branches: DataFrame, rules: Rules) -> DataFrame:
     branches = branches.withColumns({"now": now, "is_open": open_in_journal & ~gone, "gone": gone})
     told = branches.withColumn("marks", sf.when(sf.col("gone"), marks.bitwiseOR(_mark(Mark.GONE))).otherwise(marks))
     now, is_open = sf.col("now"), sf.col("is_open")
+    # a journal that was read after its dtx was asked, and has no end of it, knows as well that it was open
+    known = sf.coalesce(sf.greatest("known_at", _archived(rules)), sf.lit(rules.as_of))
     normally = Mark.COMMITTED | Mark.ROLLED_BACK
     unknown = (_has(now, Mark.HEURISTIC_HAZARD) & ~_has(now, normally)) | (
         _has(now, Mark.FORGOTTEN) & ~_has(now, DIRECTIONS)
@@ -215,7 +216,8 @@ def _facts(branches: DataFrame, rules: Rules) -> DataFrame:
         "is_open",
         "gone",
         sf.when(is_open, sf.coalesce("opened_at", "seen_since")).alias("since"),
-        sf.when(is_open, sf.coalesce("known_at", _archived(rules), sf.lit(rules.as_of))).alias("known_at"),
+        sf.when(is_open, known).alias("known_at"),
+        sf.when(is_open, known - sf.coalesce("opened_at", "seen_since")).alias("age"),
         (is_branch & unknown).alias("unknown"),
         (_has(now, Mark.UNDONE) & ~_has(now, Mark.DONE)).alias("undone"),
     )
@@ -229,7 +231,8 @@ def _facts(branches: DataFrame, rules: Rules) -> DataFrame:
         sf.max("unknown").alias("unknown"),
         sf.sum(sf.col("is_open").cast("int")).cast("int").alias("open"),
         sf.min("since").alias("since"),
-        sf.min("known_at").alias("known_at"),
+        sf.max("known_at").alias("known_at"),
+        sf.max("age").alias("age"),
         sf.max("gone").alias("gone"),
         sf.min("forgotten_at").alias("forgotten_at"),
         (sf.min(of_dtx) != sf.max(of_dtx)).alias("owners_differ"),
@@ -311,14 +314,16 @@ def rule_columns(rules: Rules) -> dict[Verdict, Column]:
     Args:
         rules: what else verdicts depend on.
     """
-    marks, open_, since = sf.col("marks"), sf.col("open"), sf.col("since")
+    marks, open_ = sf.col("marks"), sf.col("open")
     committed, rolled_back = _has(marks, Mark.COMMITTED), _has(marks, Mark.ROLLED_BACK)
     timed_out = _has(marks, Mark.TIMED_OUT)
     to_commit, to_roll_back = _has(marks, Mark.DECIDED_COMMIT), _has(marks, Mark.DECIDED_ROLLBACK)
     by_hand, back_by_hand = _has(marks, Mark.HEURISTIC_COMMITTED), _has(marks, Mark.HEURISTIC_ROLLED_BACK)
     decided = _has(marks, DECIDED | TO_COMMIT | TO_ROLL_BACK)
-    as_of = sf.least(sf.lit(rules.as_of), sf.col("known_at"))  # of what is not null
-    under_way = sf.coalesce((as_of - sf.col("last_at")) < rules.skew, sf.lit(False))
+
+    def is_quiet(until: Column) -> Column:
+        return sf.coalesce(until - sf.col("last_at") >= rules.skew, sf.lit(True))
+
     return {
         Verdict.XID_REUSED: sf.col("rows") > sf.col("branches"),
         Verdict.MIXED: committed & rolled_back,
@@ -336,15 +341,15 @@ def rule_columns(rules: Rules) -> dict[Verdict, Column]:
             | sf.col("undone")
             | sf.coalesce(sf.col("decided_at") > sf.col("forgotten_at") + sf.lit(rules.skew), sf.lit(False))
         ),
-        Verdict.UNFINISHED: ~under_way & (sf.col("undone") | ((open_ > 0) & decided)),
+        Verdict.UNFINISHED: (sf.col("undone") & is_quiet(sf.lit(rules.as_of)))
+        | ((open_ > 0) & decided & is_quiet(sf.col("known_at"))),
+        Verdict.NOT_ARCHIVED: sf.col("gone"),
         Verdict.ORPHAN: sf.lit(rules.decisions_read)
-        & (open_ > 0)
         & ~decided
-        & since.isNotNull()
-        & ((as_of - since) > rules.orphan_after),
+        & ~sf.col("gone")
+        & sf.coalesce(sf.col("age") > rules.orphan_after, sf.lit(False)),
         Verdict.OWNER_MISMATCH: sf.col("owners_differ"),
         Verdict.IN_DOUBT: open_ > 0,
-        Verdict.NOT_ARCHIVED: sf.col("gone"),
         Verdict.ROLLED_BACK: ~_has(marks, Mark.COMMITTED | Mark.HEURISTIC_COMMITTED)
         & (_has(marks, Mark.ROLLED_BACK | Mark.TIMED_OUT | Mark.HEURISTIC_ROLLED_BACK) | (to_roll_back & ~to_commit)),
         Verdict.COMMITTED: sf.lit(True),

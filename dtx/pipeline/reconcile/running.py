@@ -215,7 +215,10 @@ def current(spark: SparkSession, out: str) -> DataFrame:
     found = state.runs()
     if not found:
         raise StateDamaged(f"nothing has been reconciled into {out} yet: dtx pipeline reconcile")
-    verdicts = state.latest("transactions", found[-1]).select(*VERDICT_COLUMNS, "run")
+    kept = state.latest("transactions", found[-1])
+    # an older dtx kept less
+    columns = [name if name in kept.columns else sf.lit(None).cast("timestamp").alias(name) for name in VERDICT_COLUMNS]
+    verdicts = kept.select(*columns, "run")
     evidence = state.latest("evidence", found[-1]).select(
         sf.col("format_id").alias("found_format_id"), sf.col("gtrid").alias("found_gtrid"), "evidence"
     )

@@ -180,7 +180,8 @@ def test_a_database_that_is_away_does_not_stop_the_others(session: SparkSession,
     ]
     assert results[0].error is not None
     assert "away" in results[0].error
-    assert set(Lake(str(tmp_path / "lake")).archived()) == {"prod"}
+    archived = Lake(str(tmp_path / "lake")).archived()
+    assert archived["prod"] > archived.get("away", 0) == 0
     assert "\n" not in results[0].error
 
 

@@ -162,8 +162,16 @@ def test_what_an_older_dtx_has_kept_is_not_folded_on(spark: SparkSession, tmp_pa
     assert first.lines_read == 2
     state = State(spark, out)
     kept = state.read("transactions", 1)
-    facts = sf.transform("facts", lambda fact: fact.dropFields("life").withField("life_min", sf.lit(1)))
-    kept.withColumn("facts", facts).write.parquet(str(tmp_path / "older"))
+    # its log was kept as the owner of a decision
+    facts = sf.transform(
+        "facts",
+        lambda fact: (
+            fact.withField("owner", sf.coalesce(fact["owner"], fact["source"]))
+            .dropFields("life", "source")
+            .withField("life_min", sf.lit(1))
+        ),
+    )
+    kept.withColumn("facts", facts).drop("known_at").write.parquet(str(tmp_path / "older"))
     state.write(spark.read.parquet(str(tmp_path / "older")), "transactions", 1)
     state.read("observed", 1).drop("branch_id").write.parquet(str(tmp_path / "seen"))
     state.write(spark.read.parquet(str(tmp_path / "seen")), "observed", 1)
@@ -171,6 +179,7 @@ def test_what_an_older_dtx_has_kept_is_not_folded_on(spark: SparkSession, tmp_pa
     told.write_text(json.dumps({name: of for name, of in json.loads(told.read_text()).items() if name != "form"}))
     for crc in told.parent.glob(".*.crc"):
         crc.unlink()
+    assert current(spark, out).where("known_at IS NULL").count() == 2, "and can be shown"
     second = run(spark, lake, nobody, nothing, out, rules, logs_read=["log"], away=["db"])
     assert second.lines_read == 2
     (row,) = current(spark, out).collect()

@@ -245,8 +245,8 @@ def test_what_its_dtx_has_no_more_has_ended() -> None:
     assert judged(OPEN, seen("prepared", 1), rules=asked).verdict is Verdict.ORPHAN
     assert judged(OPEN, seen("prepared", 1), COMMIT, rules=asked).verdict is Verdict.UNFINISHED
     assert judged(OPEN, seen("prepared", 1, "bank", Kind.POSTGRESQL), rules=asked).findings == (
-        Verdict.ORPHAN, Verdict.IN_DOUBT, Verdict.NOT_ARCHIVED,
-    )  # fmt: skip
+        Verdict.NOT_ARCHIVED, Verdict.IN_DOUBT,
+    ), "what has ended may have been committed"  # fmt: skip
     assert judged(OPEN, *committed("rm2"), *rolled_back("rm3"), rules=asked).verdict is Verdict.MIXED
     assert judged(OPEN, rules=replace(asked, asked=frozenset({"another"}))).verdict is Verdict.ORPHAN
 
@@ -263,6 +263,18 @@ def test_what_nobody_could_be_asked_about_is_as_old_as_its_journal() -> None:
     old = replace(RULES_NOW, archived={"db": 60_000 * MICROS})
     assert judged(young, rules=old).verdict is Verdict.ORPHAN, "it was one then already"
     assert judged(young, seen("prepared", 50_000), rules=then).known_at == NOW
+
+
+def test_who_is_away_hides_nothing_of_the_others() -> None:
+    """Each branch is as old as what is known of it; what a manager's log says is as of now."""
+    away = replace(seen("prepared", 60, "bank", Kind.POSTGRESQL), observed_at=60 * MICROS)
+    assert judged(OPEN, seen("prepared", 1), away).verdict is Verdict.ORPHAN
+    assert judged(OPEN, seen("prepared", 1), away, decided(Choice.COMMIT, 100)).verdict is Verdict.UNFINISHED
+    assert judged(away, decided(Choice.COMMIT, 100)).verdict is Verdict.IN_DOUBT
+    assert judged(away, decided(Choice.COMMIT, 100, finished=False)).verdict is Verdict.UNFINISHED
+    before = replace(seen("prepared", 1), observed_at=60 * MICROS)
+    fresh = replace(RULES_NOW, archived={"db": NOW - 10})
+    assert judged(OPEN, before, rules=fresh).verdict is Verdict.ORPHAN, "and its journal has no end of it"
 
 
 def test_a_decision_without_a_format_id_is_about_whatever_has_its_gtrid() -> None:
