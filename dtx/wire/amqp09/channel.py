@@ -329,7 +329,7 @@ class ChannelEngine:
         method = rule.decode(payload)
         if rule.modes is not None and self.mode not in rule.modes and self._shared.end is End.SERVER:
             raise _wrong_mode(method, self.mode)
-        ticket = int.from_bytes(payload[4:6], "big") if rule.ticketed else 0
+        ticket = methods.ticket(payload) if rule.ticketed else 0
         return MethodReceived(self.number, method, self._commands, ticket)
 
     def _on_close(self, payload: bytes) -> EngineEvent:

@@ -76,18 +76,14 @@ class FrameSplitter:
     Args:
         max_frame: negotiated frame-max in octets, 0 for none.
         most: frames that are cut at once, see :meth:`more`.
-
-    Attributes:
-        has_more: whether :meth:`more` has something, frames or an error.
     """
 
-    __slots__ = ("_have", "_max_payload", "_most", "_need", "_parts", "_uncut", "has_more")
+    __slots__ = ("_have", "_max_payload", "_most", "_need", "_parts", "_uncut")
 
     def __init__(self, max_frame: int = MIN_FRAME, most: int = _UNLIMITED) -> None:
         self._most = most
-        self._uncut = b"", 0
+        self._uncut: tuple[bytes, int] | None = None
         """A buffer that has more frames, and where they begin."""
-        self.has_more = False
         self._parts: list[bytes | bytearray] = []
         self._have = 0
         self._need = 0
@@ -129,16 +125,20 @@ class FrameSplitter:
             self._parts.clear()
         return chunk, self._split(chunk, 0, len(chunk))
 
+    @property
+    def has_more(self) -> bool:
+        """Whether :meth:`more` has something, frames or an error."""
+        return self._uncut is not None
+
     def more(self) -> tuple[bytes, list[Frame]]:
         """The next frames of what was fed last: all have to be asked for, up to an empty list, before more is fed.
 
         Raises:
             FrameError: as for :meth:`feed`.
         """
-        if not self.has_more:
+        if self._uncut is None:
             return b"", []
-        (buffer, start), self._uncut = self._uncut, (b"", 0)
-        self.has_more = False
+        (buffer, start), self._uncut = self._uncut, None
         return buffer, self._split(buffer, start, len(buffer))
 
     def feed_behind(self, buffer: bytearray, end: int) -> list[Frame]:
@@ -202,7 +202,6 @@ class FrameSplitter:
         return frames
 
     def _leave(self, buffer: _Buffer, position: int, length: int) -> None:
-        self.has_more = True
         if type(buffer) is bytes:
             self._uncut = buffer, position
         else:
