@@ -5,7 +5,6 @@ The fixed fields are asked for with each message that is published, so :func:`tr
 flags, then the fields that are present.
 """
 
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 from dtx.log.changes import MessageFlag, StoredMessage
@@ -23,7 +22,6 @@ _REPLY_TO: Final = 0x0200
 _EXPIRATION: Final = 0x0100
 _WANTED: Final = _DELIVERY_MODE | _PRIORITY | _EXPIRATION
 _PERSISTENT: Final = 2
-_SHORT: Final = 64
 
 
 class Traits(NamedTuple):
@@ -44,16 +42,13 @@ _NONE: Final = Traits(False, 0, None)
 _PLAIN: Final = Traits(True, 0, None)
 
 
+@properties.remembered
 def traits(raw: bytes) -> Traits:
     """The traits of a message with these properties, which have been checked when they came in.
 
     Args:
         raw: content header from the property flags on.
     """
-    return _known(raw) if len(raw) <= _SHORT else _find(raw)
-
-
-def _find(raw: bytes) -> Traits:
     flags = raw[0] << 8 | raw[1] if raw else 0
     if not flags & _WANTED:
         return _NONE
@@ -82,10 +77,6 @@ def _find(raw: bytes) -> Traits:
             at += 1 + raw[at]
         expiration = raw[at + 1 : at + 1 + raw[at]]
     return Traits(persistent, priority, expiration)
-
-
-_known: Final = lru_cache(maxsize=256)(_find)
-"""The same of short ones, which mostly are those of the message before."""
 
 
 def expiry(expiration: bytes | None, message_ttl: int | None, now: float) -> float | None:

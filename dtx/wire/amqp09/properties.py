@@ -5,16 +5,18 @@ order (AMQP 0-9-1, 4.2.6.1). An edit replaces the octets of what it changes and 
 what a program put into a message comes out of it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import lru_cache
+from functools import lru_cache, wraps
 from struct import Struct
-from typing import Final
+from typing import Final, TypeVar
 
 from dtx.wire.amqp09 import tables
 from dtx.wire.amqp09.errors import syntax_error
 from dtx.wire.amqp09.tables import Entry
+
+_T = TypeVar("_T")
 
 EMPTY: Final = b"\x00\x00"
 """No properties at all."""
@@ -47,7 +49,7 @@ class Property(IntEnum):
 _OCTETS: Final = {12: 1, 11: 1, 6: 8}
 _HEADERS: Final = 13
 _SHORT: Final = 64
-"""Octets of properties that are remembered."""
+"""Bytes of properties that are remembered."""
 _UNDEFINED: Final = 0b11
 
 
@@ -140,16 +142,24 @@ def _present(flags: int) -> tuple[int, ...]:
     return tuple(bit for bit in range(15, 1, -1) if flags >> bit & 1)
 
 
+def remembered(find: Callable[[bytes], _T]) -> Callable[[bytes], _T]:
+    """*find* of raw properties, which remembers what it finds in short ones: most are those of the message before."""
+    known = lru_cache(maxsize=256)(find)
+
+    @wraps(find)
+    def found(raw: bytes) -> _T:
+        return known(raw) if len(raw) <= _SHORT else find(raw)
+
+    return found
+
+
+@remembered
 def read(raw: bytes) -> Properties:
     """Find the properties in *raw*. The headers table is measured, and parsed when it is asked for.
 
     Raises:
         WireError: 502 when *raw* is truncated, has flags that class basic does not define, or goes on after the last.
     """
-    return _known(raw) if len(raw) <= _SHORT else _find(raw)
-
-
-def _find(raw: bytes) -> Properties:
     if len(raw) < _FLAGS.size:
         raise syntax_error("property flags are truncated")
     (flags,) = _FLAGS.unpack_from(raw)
@@ -171,10 +181,6 @@ def _find(raw: bytes) -> Properties:
     if position != length:
         raise syntax_error(f"{length - position} octets after the last property")
     return Properties(raw, spans)
-
-
-_known: Final = lru_cache(maxsize=256)(_find)
-"""The same of short ones, which mostly are those of the message before: a delivery mode and a content type."""
 
 
 def _put(view: Properties, which: Property, encoded: bytes | None) -> bytes:
