@@ -294,30 +294,30 @@ class _Histogram:
         bounds: what the numbers of each bucket are at most; one more has those above.
     """
 
-    __slots__ = ("_bounds", "_counts", "_sum")
+    __slots__ = ("_bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
 
     def observe(self, number: float) -> None:
-        self._counts[bisect_left(self._bounds, number)] += 1
-        self._sum += number
+        self.counts[bisect_left(self._bounds, number)] += 1
+        self.sum += number
 
     @property
     def count(self) -> int:
-        return sum(self._counts)
+        return sum(self.counts)
 
     def add(self, other: "_Histogram") -> None:
         """Take in what *other*, with the same bounds, has counted."""
-        self._counts = [one + another for one, another in zip(self._counts, other._counts, strict=True)]  # noqa: SLF001 - of the same class
-        self._sum += other._sum  # noqa: SLF001
+        self.counts = [one + another for one, another in zip(self.counts, other.counts, strict=True)]
+        self.sum += other.sum
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str] = ()) -> None:
         """Show it as the metric of *family* with *labels*."""
         bounds = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
-        family.add_metric(labels, list(zip(bounds, accumulate(self._counts), strict=True)), self._sum)
+        family.add_metric(labels, list(zip(bounds, accumulate(self.counts), strict=True)), self.sum)
 
 
 class _Commits(Collector):
