@@ -65,14 +65,14 @@ class Archived:
     Args:
         source: its configured name.
         batches: rows of each batch that was written, by its number.
-        read_at: microseconds since the epoch: what it had then is in the lake.
+        read_at: microseconds since the epoch: what it had then is in the lake; 0: not known.
         error: why it stopped; ``None``: everything there was is in the lake.
     """
 
     source: str
     batches: dict[int, int] = field(default_factory=dict)
     error: str | None = None
-    read_at: int | None = None
+    read_at: int = 0
 
     @property
     def rows(self) -> int:
@@ -126,7 +126,7 @@ def archive(
                 for source, (query, result) in list(running.items()):
                     if _look(query, result):
                         del running[source]
-                        if result.error is None and result.read_at is not None:
+                        if result.error is None:
                             lake.note_archived(source, result.read_at)
                         if _NO_WORKER in (result.error or "") and starts[source] < _STARTS:
                             starts[source] += 1
@@ -167,7 +167,6 @@ def follow(
     results = {source: Archived(source) for source in sources}
     queries: dict[str, StreamingQuery] = {}
     again = dict.fromkeys(sources, 0.0)
-    noted: dict[str, int] = {}
     failures = dict.fromkeys(sources, 0)
     trigger = f"{max(1, round(interval * 1000))} milliseconds"
     with lake.files.alone(f"{CHECKPOINTS}/lock"):
@@ -182,9 +181,9 @@ def follow(
                     written = len(results[source].batches)
                     ended = _look(query, results[source])
                     read_at = _read_at(query, _options(sources[source], form))
-                    if read_at is not None and read_at > noted.get(source, 0):
+                    if read_at > results[source].read_at:
                         lake.note_archived(source, read_at)
-                        noted[source] = read_at
+                        results[source].read_at = read_at
                     if len(results[source].batches) > written:
                         failures[source], results[source].error = 0, None
                     if ended:
@@ -339,12 +338,12 @@ def _look(query: "StreamingQuery", result: Archived) -> bool:
     return ended
 
 
-def _read_at(query: "StreamingQuery", options: Mapping[str, str]) -> int | None:
-    """Microseconds since the epoch: what the journal had then has been read; ``None`` where *query* does not tell.
+def _read_at(query: "StreamingQuery", options: Mapping[str, str]) -> int:
+    """Microseconds since the epoch: what the journal had then has been read; 0 where *query* does not tell.
 
     A batch has all that there was when it was planned, unless it was cut; where there was nothing, none is executed.
     """
-    found = None
+    found = 0
     most = int(options.get("maxRowsPerBatch", 0))
     for progress in query.recentProgress:
         executed = "addBatch" in progress.durationMs
