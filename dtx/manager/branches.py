@@ -171,9 +171,9 @@ class Branches:
             self._settle(entry)
             return
         self.prepare(entry)
-        octets = 0 if entry.record is None or entry.work is not None else entry.record.bytes
-        entry.holdings.charge(octets - (entry.doubt or 0))
-        entry.doubt = octets
+        size = 0 if entry.record is None or entry.work is not None else entry.record.bytes
+        entry.holdings.charge(size - (entry.doubt or 0))
+        entry.doubt = size
 
     def prepare(self, entry: BranchRuntime) -> None:
         """It is about to be written: it counts as in doubt already, so that prepares at once find no more room."""

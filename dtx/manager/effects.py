@@ -91,7 +91,7 @@ class Effects:
         broker: for effects that wait for a broker; ``None`` where messages live in the log's own database.
         patience: seconds after which a requester is told that its request is still under way.
         remember: leaves a tombstone for a branch.
-        answered: told of a branch whose end is answered: it counts no more, though the log may have it still.
+        answered: told of a branch whose end is about to be answered: it counts no more, though the log may have it.
         done: told that the operation on a branch is through, where no task has run it.
     """
 

@@ -132,10 +132,10 @@ class Holdings:
         """Whether nothing is held."""
         return not self.budget.used and not any(self.counts.values())
 
-    def charge(self, octets: int) -> None:
-        """So much more is held, or less, outside of the memory that all share."""
-        for budget in self._budgets if octets else ():
-            budget.used += octets
+    def charge(self, size: int) -> None:
+        """So many more bytes are held, or fewer, outside of the memory that all share."""
+        for budget in self._budgets if size else ():
+            budget.used += size
 
     def add(self, resource: Resource) -> None:
         """One more, whether that is too much or not."""

@@ -9,8 +9,9 @@ and :data:`RULES` reads those: one verdict per transaction, the first rule that 
 Folding is made of "or", "least" and "greatest" alone. So the order of lines does not matter, a line that is read twice
 changes nothing, and what arrives late is folded into what was known before.
 
-Clocks differ between resource managers. Times are compared across them in one rule only (``forgotten too early``),
-with :attr:`Rules.skew` between them; whether a branch is open is told by the events that it has.
+Clocks differ between resource managers. Times are compared across them for ``forgotten-early`` and ``unfinished``, with
+:attr:`Rules.skew` between them, and for ``orphan``. Whether a branch is open, and whether an xid was reused, follows
+from the ids of branches and their events.
 
 Times are microseconds since the epoch (UTC), as Spark and PostgreSQL keep them.
 """
@@ -86,7 +87,7 @@ class Mark(IntFlag):
     DONE = 32768
     """Says so in one line of its log, whatever an older one says."""
     TIMED_OUT = 65536
-    """Was rolled back by its resource manager, before its vote: nobody has decided so."""
+    """Was rolled back by its resource manager, before its vote: not by decision of a transaction manager."""
     GONE = 131072
     """Its dtx, which was asked after its journal was read, has it no more."""
 

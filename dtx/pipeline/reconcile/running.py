@@ -243,7 +243,7 @@ def _since_when(now: DataFrame, before: DataFrame, away: Collection[str]) -> Dat
     """
     if away:
         known = before.where(sf.col("source").isin(*sorted(away)))
-        if "branch_id" not in before.columns:  # of an older dtx: whether it was seen in this life, nobody knows
+        if "branch_id" not in before.columns:  # of an older dtx: it does not say in which life it was seen
             known = known.where(sf.col("kind") != str(Kind.DTX))
         now = now.unionByName(known, allowMissingColumns=True)
     first = before.groupBy(*(sf.col(name).alias(f"known_{name}") for name in _PREPARED)).agg(

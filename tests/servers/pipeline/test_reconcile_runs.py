@@ -123,7 +123,7 @@ def test_what_leaves_its_log_and_what_nobody_sees_any_more(
 
 
 def test_an_old_lake_and_what_its_dtx_has_no_more(spark: SparkSession, tmp_path: Path) -> None:
-    """A branch that dtx has no more is no orphan, whoever is away the next time; its end corrects what was said."""
+    """A branch that dtx has no more is no orphan, also while that dtx is away; its end corrects what was said."""
     lake, out, rules = Batches(), str(tmp_path / "verdicts"), Rules(as_of=10_000_000_000, asked=frozenset({"db"}))
     lake.batches.append(events_frame(spark, [line(b"g", "prepared", 1), line(b"young", "prepared", 9_000_000_000)]))
     own = Observation(
@@ -142,7 +142,7 @@ def test_an_old_lake_and_what_its_dtx_has_no_more(spark: SparkSession, tmp_path:
     assert again(away=True) == {b"g": "orphan", b"young": "in-doubt"}, "it has what it had the last time"
     gone = {b"g": "not-archived", b"young": "in-doubt"}
     assert again(young) == again(away=True) == again(away=True, full=True) == again(away=True) == gone
-    assert again(own, young) == {b"g": "orphan", b"young": "in-doubt"}, "whoever answered was not up to date"
+    assert again(own, young) == {b"g": "orphan", b"young": "in-doubt"}, "the dtx that answered was not up to date"
     assert again(young, full=True) == gone
     lake.batches.append(events_frame(spark, [line(b"g", "committed", 5)], 10))
     assert again(young) == again(away=True, full=True) == {b"g": "committed", b"young": "in-doubt"}
@@ -157,7 +157,7 @@ def test_what_an_older_dtx_has_kept_is_not_folded_on(spark: SparkSession, tmp_pa
         source="db", kind=Kind.DTX, rm="rm", vhost="/", format_id=1, gtrid=b"open", bqual=b"", owner="ann",
         state="prepared", since=1, observed_at=2, branch_id="life",
     )  # fmt: skip
-    nobody, nothing = observations_frame(spark, ()), decisions_frame(spark, ())
+    none, nothing = observations_frame(spark, ()), decisions_frame(spark, ())
     first = run(spark, lake, observations_frame(spark, [own]), decisions_frame(spark, [made]), out, rules)
     assert first.lines_read == 2
     state = State(spark, out)
@@ -180,11 +180,11 @@ def test_what_an_older_dtx_has_kept_is_not_folded_on(spark: SparkSession, tmp_pa
     for crc in told.parent.glob(".*.crc"):
         crc.unlink()
     assert current(spark, out).where("known_at IS NULL").count() == 2, "and can be shown"
-    second = run(spark, lake, nobody, nothing, out, rules, logs_read=["log"], away=["db"])
+    second = run(spark, lake, none, nothing, out, rules, logs_read=["log"], away=["db"])
     assert second.lines_read == 2
     (row,) = current(spark, out).collect()
     assert (row.verdict, row.decision, row.tm) == ("committed", "commit", "tm")
-    assert run(spark, lake, nobody, nothing, out, rules, logs_read=["log"]).lines_read == 0
+    assert run(spark, lake, none, nothing, out, rules, logs_read=["log"]).lines_read == 0
 
 
 def test_a_decision_of_a_log_without_times_is_published_and_shown(
