@@ -2,7 +2,7 @@
 
 Lines are written straight into the journal of a PostgreSQL of its own, of twenty resource managers and thirty days, in
 partitions of a day as dtx makes them. ``dtx pipeline archive`` copies them, as anybody would start it: the start of
-Python and Java counts. Then it runs once more, with nothing new. What is in the lake afterwards is counted and summed
+Python counts. Then it runs once more, with nothing new. What is in the lake afterwards is counted and summed
 up by Arrow, and held against the journal. Memory and seconds of a processor are those of the command, not PostgreSQL's.
 
     python -m benchmarks.archive --lines 1000000 10000000
@@ -16,11 +16,11 @@ import tempfile
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import psycopg
 import pyarrow.compute as pc
-from pyarrow import dataset
+from deltalake import DeltaTable
 
 from benchmarks.reconcile import highest
 from benchmarks.source import server
@@ -98,29 +98,23 @@ def fill(url: str, lines: int) -> Totals:
 
 def in_lake(lake: Path) -> Totals:
     """The same of a lake, by another reader than Spark."""
-    found = Totals(0, 0, 0)
-    for rm in sorted(lake.glob("rm=*")):
-        table: Any = dataset.dataset(rm).to_table(columns=["bytes", "publishes"])
-        sums = (pc.sum(table["bytes"]), pc.sum(pc.multiply(table["bytes"], table["publishes"])))
-        found = Totals(
-            found.lines + table.num_rows, *(old + new.as_py() for old, new in zip(found[1:], sums, strict=True))
-        )
-    return found
+    table = DeltaTable(lake).to_pyarrow_table(columns=["bytes", "publishes"])
+    crossed = pc.sum(pc.multiply(table["bytes"], pc.cast(table["publishes"], "int64")))
+    return Totals(table.num_rows, pc.sum(table["bytes"]).as_py(), crossed.as_py())
 
 
-def archive(fleet: Path, form: str, memory: int, local: Path) -> Seen:
+def archive(fleet: Path) -> Seen:
     """Run the command.
 
     Raises:
         SystemExit: it failed.
     """
-    words = ["--fleet", str(fleet), "--format", form, "--master", "local[2]", "--memory", f"{memory}GiB"]
-    command = [sys.executable, "-m", "dtx", "pipeline", "archive", *words, "--local-dir", str(local)]
+    command = [sys.executable, "-m", "dtx", "pipeline", "archive", "--fleet", str(fleet)]
     begun, busy = time.perf_counter(), 0.0
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
         with subprocess.Popen(command, stdout=said, stderr=errors) as process, highest(process.pid) as peak:
             while process.poll() is None:
-                busy = max(busy, seconds(process.pid))  # Java is not waited for at the end, so nobody adds up its time
+                busy = max(busy, seconds(process.pid))
                 time.sleep(_LOOK)
         taken = time.perf_counter() - begun
         said.seek(0)
@@ -136,8 +130,6 @@ def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lines", type=int, nargs="+", default=[1_000_000], help="of the journal (1,000,000)")
-    parser.add_argument("--form", choices=("parquet", "delta"), default="parquet", help="of the lake (%(default)s)")
-    parser.add_argument("--memory", type=int, default=4, help="GiB of Java heap (4)")
     parser.add_argument("--directory", type=Path, help="for what is written; with PostgreSQL 0.6 GB a million lines")
     asked = parser.parse_args()
     print(machine())
@@ -160,10 +152,10 @@ def main() -> None:
             fleet = directory / "pipeline.toml"
             database = f'[[database]]\nname = "bank"\nurl = {json.dumps(url)}\n'
             fleet.write_text(f'lake = "lake"\nresults = "results"\n{database}')
-            first, second = (archive(fleet, asked.form, asked.memory, directory / "spark") for _ in range(2))
-            lake = directory / "lake" / ("delta" if asked.form == "delta" else "")
+            first, second = (archive(fleet) for _ in range(2))
+            lake = directory / "lake"
             found = in_lake(lake)
-            sizes = [file.stat().st_size for file in lake.glob("rm=*/**/*.parquet")]
+            sizes = [file.stat().st_size for file in lake.glob("month=*/*.parquet")]
             table.row(
                 f"{lines:,}",
                 [
@@ -174,8 +166,8 @@ def main() -> None:
             )  # fmt: skip
             if (
                 found != totals
-                or f"archived {lines:,} lines" not in first.said
-                or "archived 0 lines" not in second.said
+                or f"archived {lines:,} new lines" not in first.said
+                or "archived 0 new lines" not in second.said
             ):
                 failed.append(f"journal {totals}, lake {found}; said: {first.said!r}, then {second.said!r}")
     if failed:

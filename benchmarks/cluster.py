@@ -29,11 +29,12 @@ from pyspark.sql import SparkSession
 from benchmarks.reconcile import Stored, wrong
 from benchmarks.source import digest, fill, server
 from benchmarks.support.report import Table, machine
-from dtx.pipeline.archive import archive, read_lake
+from dtx.pipeline.archive import archive
 from dtx.pipeline.generate import Plan, generate, write
 from dtx.pipeline.java import find_java, quiet_home
+from dtx.pipeline.lake import read_lake
 from dtx.pipeline.reconcile import current, run
-from dtx.pipeline.session import SessionOptions, open_session, quick_python
+from dtx.pipeline.session import SessionOptions, open_session
 from dtx.pipeline.source import register
 from tests.support.processes import end, free_port, short_directory, spawn, wait_until
 
@@ -106,7 +107,7 @@ class Job:
         reconciled = time.monotonic() - began
         found = wrong(spark, current(spark, f"{self.out}/verdicts"), Path(self.fleet))
         began = time.monotonic()
-        (archived,) = archive(spark, f"{self.out}/lake", {"bank": {"url": self.url, "name": "bank"}})
+        (archived,) = archive(f"{self.out}/lake", {"bank": {"url": self.url, "name": "bank"}})
         taken = time.monotonic() - began
         lines = digest(read_lake(spark, f"{self.out}/lake"))
         totals = {verdict: total.transactions for verdict, total in sorted(done.totals.items())}
@@ -121,7 +122,7 @@ class Job:
 @contextmanager
 def environment() -> Iterator[dict[str, str]]:
     """What Spark's programs need to find Java, Python and loopback."""
-    python = str(quick_python())
+    python = sys.executable
     yield {
         **os.environ,
         "JAVA_HOME": str(quiet_home(find_java())),

@@ -58,7 +58,7 @@ class _Pipeline(click.Group):
 def pipeline() -> None:
     """Did every distributed transaction end the same way everywhere? Which did not, what is stuck, and whose is it?
 
-    'archive' copies the journals of all databases into a lake of Parquet files, each line once. 'reconcile' gives every
+    'archive' copies the journals of all databases into a lake, a Delta table, each line once. 'reconcile' gives every
     global transaction a verdict, from the lake, from what every participant has in doubt and from the logs of the
     transaction managers; it reads only what has changed. 'report' makes one HTML page of that.
 
@@ -122,7 +122,7 @@ def _with_spark(function: _Function) -> _Function:
             "spark_partitions",
             type=click.IntRange(min=1),
             metavar="NUMBER",
-            help="Pieces of a shuffle; default 64. More of them need less memory at a time.",
+            help="Pieces of a shuffle; default by the size of the lake. More of them need less memory at a time.",
         ),
         click.option(
             "--local-dir",
@@ -159,13 +159,6 @@ _fleet = click.option(
     metavar="FILE",
     help="What there is; 'dtx pipeline example' prints one.",
 )
-_form = click.option(
-    "--format",
-    "form",
-    type=click.Choice(("parquet", "delta")),
-    help="parquet: LAKE itself. delta: a Delta table, LAKE/delta, for other engines, too. Default: what 'form' in"
-    " pipeline.toml says, and that is what 'reconcile' and 'report' read, whatever is given here.",
-)
 
 
 @contextmanager
@@ -185,7 +178,7 @@ def _sentences() -> Iterator[None]:
 
 
 def _spark_sentence(error: Exception) -> str:
-    from dtx.pipeline.archive.writing import explain
+    from dtx.pipeline.session import explain
 
     return redact(explain(error))
 
@@ -222,51 +215,39 @@ def example() -> None:
     metavar="DURATION",
     help="With --follow: between two looks.",
 )
-@_form
-@_with_spark
-def archive(
-    names: tuple[str, ...], fleet_file: Path, follow: bool, interval: float, form: str | None, spark: "SessionOptions"
-) -> int:
-    """Copy what the journals have new into the lake, each line exactly once.
+def archive(names: tuple[str, ...], fleet_file: Path, follow: bool, interval: float) -> int:
+    """Copy what the journals have new into the lake, a Delta table, each line exactly once. Needs no Spark.
 
     A run that was killed, at whatever moment, is made good by the next one. A database that cannot be read does not
-    stop the others: it is named at the end, with exit code 3, and read from where it was the next time.
+    stop the others: it is named at the end, with exit code 3, and read from where it was the next time. Small files are
+    joined, and files that the table has not named for a week are removed.
     """
     from dtx.pipeline import steps
-    from dtx.pipeline.archive import Form
     from dtx.pipeline.fleet import load
+    from dtx.pipeline.session import SessionOptions
 
     fleet = load(fleet_file)
-    wanted = None if form is None else Form(form)
-    with steps.Steps(fleet, spark) as run:
-        return _finish(run.follow(names, interval, wanted) if follow else run.archive(names, wanted))
+    with _sentences(), steps.Steps(fleet, SessionOptions()) as run:
+        return _finish(run.follow(names, interval) if follow else run.archive(names))
 
 
-@pipeline.command("compact", epilog=_EPILOG)
+@pipeline.command("migrate-lake", epilog=_EPILOG)
 @_fleet
-@click.option(
-    "--least-files",
-    type=click.IntRange(min=2),
-    default=4,
-    show_default=True,
-    metavar="NUMBER",
-    help="Leave days alone that have fewer.",
-)
-@_form
-@_with_spark
-def compact(fleet_file: Path, least_files: int, form: str | None, spark: "SessionOptions") -> int:
-    """Join the small files that many runs of 'archive' have left, day by day.
+def migrate_lake(fleet_file: Path) -> int:
+    """Make a Delta table of a lake of Parquet files that an older dtx has written.
 
-    'archive' may go on meanwhile; while a 'reconcile' or a 'report' of this machine reads the lake, this is refused. A
-    run that was killed leaves the lake as it was, or is finished by whoever comes next. A Delta table keeps the small
-    files for those who read an older version of it: see 'retain'.
+    All lines go into one commit; the old files are removed afterwards. The next 'archive' reads the journals once more
+    and leaves out what the lake has. A run that was killed is repeated.
     """
-    from dtx.pipeline import steps
-    from dtx.pipeline.archive import Form
     from dtx.pipeline.fleet import load
+    from dtx.pipeline.migration import migrate
+    from dtx.pipeline.progress import Progress
 
-    with steps.Steps(load(fleet_file), spark) as run:
-        return _finish(run.compact(least_files, None if form is None else Form(form)))
+    lake = load(fleet_file).lake
+    with _sentences(), Progress(None, "migrate-lake") as progress:
+        rows = migrate(lake, lambda rows: progress.note("copying", rows))
+    click.echo(f"{lake} is a Delta table of {rows:,} lines now: dtx pipeline archive goes on with it")
+    return Exit.OK
 
 
 @pipeline.command("retain", epilog=_EPILOG)
@@ -275,28 +256,25 @@ def compact(fleet_file: Path, least_files: int, form: str | None, spark: "Sessio
     "--keep", required=True, callback=duration, metavar="DURATION", help="For example 400d: older days are removed."
 )
 @click.option("--yes", is_flag=True, help="Do it; without, say what would be removed.")
-@_form
-def retain(fleet_file: Path, keep: float, yes: bool, form: str | None) -> int:
-    """Remove old days from the lake, for good.
+def retain(fleet_file: Path, keep: float, yes: bool) -> int:
+    """Remove what is older: lines of the lake, verdicts of settled transactions, their history, totals of runs.
 
-    Of a Delta table they are no part any more at once. Its files stay for those who read an older version of it, a week
-    unless the table says otherwise (delta.deletedFileRetentionDuration); 'compact' and 'retain' remove those whose
-    time is over.
+    What is still open stays, however old it is. The files of the tables stay for those who read an older version, a
+    week unless the table says otherwise (delta.deletedFileRetentionDuration); then 'archive' and 'reconcile' remove
+    them. Keep more than the journals do, or 'archive --follow' and clocks that are wrong bring lines once more.
     """
-    from dtx.pipeline import archive
+    from dtx.pipeline import steps
     from dtx.pipeline.fleet import load
+    from dtx.pipeline.session import SessionOptions
 
     try:
         before = (datetime.now(UTC) - timedelta(seconds=keep)).date()
     except OverflowError:
         raise click.UsageError("--keep reaches back to before the first day there is") from None
-    fleet = load(fleet_file)
-    with _sentences():
-        is_table = archive.Form(form or fleet.form) is archive.Form.DELTA
-        remove = archive.retain_table if is_table else archive.retain
-        done = remove(fleet.lake, before=before, dry_run=not yes)
-    what = f"{done.days:,} days of resource managers before {before}, {done.before:,} files"
-    click.echo(f"removed {what}" if yes else f"would remove {what}; --yes removes them")
+    with _sentences(), steps.Steps(load(fleet_file), SessionOptions()) as run:
+        found = run.retain(before, dry_run=not yes)
+    what = ", ".join(f"{count:,} {name}" for name, count in found.items())
+    click.echo(f"removed {what}, of before {before}" if yes else f"would remove {what}, of before {before}: --yes")
     return Exit.OK
 
 

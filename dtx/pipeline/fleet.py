@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -42,7 +42,6 @@ EXAMPLE: Final = """\
 # pipeline.toml: ${NAME} is the environment variable NAME, so that passwords stay out of this file.
 lake = "lake"            # a directory, or s3://..., hdfs://..., gs://...
 results = "results"      # verdicts, their totals, the report
-# form = "delta"         # what reconcile and report read, and run archives: parquet (default), or the table LAKE/delta
 # publish = "postgresql://dtx:${PASSWORD}@db/dtx"   # where the admin pages of a dtx show the verdicts
 orphan_after = "1h"      # a branch in doubt that no transaction manager knows is no orphan before that
 skew = "5m"              # how far the clocks of the databases may be apart; what moved so lately is not unfinished yet
@@ -156,13 +155,19 @@ class Fleet(_Table):
 
     lake: str
     results: str
-    form: Literal["parquet", "delta"] = "parquet"
     publish: str | None = None
     orphan_after: Span = timedelta(hours=1)
     skew: Span = timedelta(minutes=5)
     database: tuple[Database, ...] = ()
     participant: tuple[Participant, ...] = ()
     decisions: tuple[Decisions, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_form(cls, found: Any) -> Any:
+        if isinstance(found, dict) and "form" in found:
+            raise ValueError("form is no setting any more: a lake is a Delta table, see dtx pipeline migrate-lake")
+        return found
 
     @field_validator("publish")
     @classmethod

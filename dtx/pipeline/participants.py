@@ -1,13 +1,13 @@
 """Who has what in doubt, now: dtx itself, PostgreSQL (``pg_prepared_xacts``), MySQL and MariaDB (``XA RECOVER``).
 
-The lists of databases are read by the program, since they are short; dtx's own by Spark. What a database has that is no
-xid is kept as it is and counted, never guessed at.
+This process asks them, since the lists are short beside the journals. What a database has that is no xid is kept as it
+is and counted, never guessed at.
 """
 
 import base64
-import json
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,10 +15,15 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pymysql
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
 
 from dtx.pipeline.quarantine import Quarantined, sample
+from dtx.pipeline.source.columns import SOURCE, TABLES, arrow_schema
+from dtx.pipeline.source.options import parse
+from dtx.pipeline.source.reading import read_table
 from dtx.pipeline.source.server import AT_ONCE, SourceError, Waits, connected, reachable, sentence
 from dtx.xa.codes import XaError
 from dtx.xa.xid import Xid
@@ -42,6 +47,14 @@ OBSERVATIONS: Final = StructType(
         StructField("observed_at", TimestampType()),
     ]
 )
+_BRANCH: Final = StructType(
+    [
+        TABLES["branch"].schema[name]
+        for name in (
+            "id", "rm", "vhost", "format_id", "gtrid", "bqual", "state", "outcome", "owner", "prepared_at", SOURCE,
+        )
+    ]
+)  # fmt: skip
 _GID: Final = re.compile(r"(-?\d{1,10})_([A-Za-z0-9+/]*={0,2})_([A-Za-z0-9+/]*={0,2})", re.ASCII)
 _HEX: Final = re.compile(r"0[xX]([0-9A-Fa-f]*)", re.ASCII)
 # a prepared_at of infinity is none that Python can hold; nobody but a hand in the catalog writes one
@@ -50,12 +63,17 @@ _PREPARED = (
     # the view is of the whole server, and another of its databases may be a participant, too
     "FROM pg_prepared_xacts WHERE database = current_database() ORDER BY prepared, gid"
 )
+# the default exchange has no name: its routing key is the queue
+_WORK: Final = """
+SELECT rm, kind, CASE WHEN kind = 'consume' THEN queue WHEN length(exchange) = 0 THEN routing_key
+    ELSE exchange || ' / '::bytea || routing_key END, count(*) FROM dtx.work GROUP BY 1, 2, 3
+"""
 _SYNTAX: Final = 1064
 _NO_PRIVILEGE: Final = (1227, 1401)
 _PORT: Final = 3306
 _PARAMETERS: Final = ("unix_socket", "ssl_ca", "ssl_cert", "ssl_key")
 """Of a URL. With ``ssl_ca`` the connection is encrypted, and who is there has to prove that it is that host."""
-__all__ = ["OBSERVATIONS", "Observation", "Participant", "ParticipantKind", "observe"]
+__all__ = ["OBSERVATIONS", "Observation", "Participant", "ParticipantKind", "observe", "waiting"]
 
 
 class ParticipantKind(StrEnum):
@@ -282,7 +300,7 @@ def observe(
     """Every branch in doubt, as :data:`OBSERVATIONS`, and which participants could not be asked.
 
     Args:
-        spark: a session that knows ``format("dtx")``.
+        spark: a session.
         participants: whom to ask; names are unique.
         waits: how long each may take.
 
@@ -301,31 +319,57 @@ def observe(
         for seen, quarantined in pool.map(lambda one: _look(one, waits), others):
             found += seen
             wrong += quarantined
-    frame = spark.createDataFrame([tuple(row) for row in found], OBSERVATIONS)
-    return (frame.unionByName(_own(spark, there)) if there else frame), wrong
+    schema = arrow_schema(OBSERVATIONS)
+    told = pa.Table.from_pylist([row._asdict() for row in found], schema=schema)
+    return spark.createDataFrame(pa.concat_tables([told, *map(_own, there.items())]), OBSERVATIONS), wrong
 
 
 def _look(one: Participant, waits: Waits) -> tuple[list[Observation], list[Quarantined]]:
     return look_mysql(one, waits) if one.kind is ParticipantKind.MYSQL else look_postgresql(one, waits)
 
 
-def _own(spark: "SparkSession", sources: dict[str, str]) -> "DataFrame":
-    from pyspark.sql import functions as sf
+def _own(source: tuple[str, str]) -> pa.Table:
+    """The branches that a dtx has in doubt. They are few beside its journal, and read by this process."""
+    name, url = source
+    branches = read_table(parse({"url": url, "name": name, "table": "branch"}), _BRANCH)
+    state = pc.if_else(
+        pc.equal(branches["state"], "heuristic"), pc.binary_join_element_wise("heuristic", branches["outcome"], "-"),
+        branches["state"],
+    )  # fmt: skip
+    alike = {column: branches[column] for column in ("source", "rm", "vhost", "format_id", "gtrid", "bqual", "owner")}
+    columns = alike | {
+        "kind": pa.repeat(ParticipantKind.DTX.value, len(branches)),
+        "branch_id": branches["id"],
+        "state": state,
+        "since": branches["prepared_at"],
+        "observed_at": pa.repeat(pa.scalar(datetime.now(UTC), pa.timestamp("us", tz="UTC")), len(branches)),
+    }
+    schema = arrow_schema(OBSERVATIONS)
+    return pa.table([columns[column].cast(schema.field(column).type) for column in schema.names], schema=schema)
 
-    branches = spark.read.format("dtx").option("sources", json.dumps(sources)).load("branch")
-    return branches.select(
-        "source",
-        sf.lit(ParticipantKind.DTX.value).alias("kind"),
-        "rm",
-        "vhost",
-        "format_id",
-        "gtrid",
-        "bqual",
-        sf.col("id").alias("branch_id"),
-        sf.when(sf.col("state") == "heuristic", sf.concat(sf.lit("heuristic-"), "outcome"))
-        .otherwise(sf.col("state"))
-        .alias("state"),
-        "owner",
-        sf.col("prepared_at").alias("since"),
-        sf.lit(datetime.now(UTC)).alias("observed_at"),
-    )
+
+def waiting(sources: Mapping[str, str], waits: Waits | None = None) -> list[tuple[str, str, str, int]]:
+    """Messages in open branches: resource manager, publish or consume, where to or where from, and how many.
+
+    Args:
+        sources: URL of each database of dtx by its configured name; one that fails has none.
+        waits: how long each may take.
+    """
+
+    def look(source: tuple[str, str]) -> list[tuple[Any, ...]]:
+        try:
+            with connected(*source, waits or Waits()) as server:
+                return server.rows(_WORK)
+        except SourceError:
+            return []
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        rows = [row for rows in pool.map(look, sources.items()) for row in rows]
+    counted: Counter[tuple[str, str, str]] = Counter()
+    for rm, kind, place, count in rows:
+        try:
+            text = bytes(place).decode()
+        except UnicodeDecodeError:
+            text = bytes(place).hex()
+        counted[rm, kind, text] += count
+    return sorted(((*key, count) for key, count in counted.items()), key=lambda row: (-row[3], *row[:3]))

@@ -5,14 +5,10 @@ fit is spilled to disk), and its logs are quiet. A remote session (``sc://``) ne
 started with is the server's own.
 """
 
-import atexit
 import logging
 import os
-import shlex
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -32,10 +28,24 @@ _LEAST_MEMORY: Final = _GIB
 """Spark refuses to start with less than 450 MiB; below 1 GiB it spills all the time."""
 _MOST_MEMORY: Final = 5 * _GIB
 """Of a default: the heap, and a run with Python workers and buffers beside it stays below 8 GB."""
-_SHUFFLE_PARTITIONS: Final = 64
-"""Of a default: 100,000,000 rows are 1.6 million to a piece; adaptive execution joins the pieces of small runs."""
+_MOST_PARTITIONS: Final = 64
+"""Of a default: 100,000,000 lines are 1.6 million to a piece."""
+_LINES_OF_A_PARTITION: Final = 500_000
+_FEW_LINES: Final = 200_000
+_QUICK: Final = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.lightweightPlanChangeValidation": "false",
+    "spark.sql.maxPlanStringLength": "100",
+    "spark.sql.ui.explainMode": "simple",
+}
+"""For few lines: to compile a query takes longer than to do it."""
+_QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_CALLED: Final = "An error occurred while calling "
+"""So begins what py4j has no class of its own for; it goes on with the stack of Java."""
+_CAUSE: Final = "Caused by: "
 _CONFIGURATION: Final = Path(__file__).with_name("log4j2.properties")
-_QUICK_WORKER: Final = Path(__file__).with_name("quick_worker.py")
 
 _ALWAYS: Final = {
     "spark.sql.session.timeZone": "UTC",
@@ -60,7 +70,8 @@ class SessionOptions:
         memory: bytes of Java heap of the driver, which in local mode does all the work; ``None``: a quarter of this
             machine's memory, 1 to 5 GiB.
         executor_memory: bytes of heap of each executor of a cluster; ``None``: what the cluster gives.
-        partitions: pieces of a shuffle before adaptive execution joins small ones.
+        partitions: pieces of a shuffle; ``None``: as suits *lines*.
+        lines: of journals that will be read, about; ``None``: very many.
         local_dir: for what is spilled; ``None``: the system's directory for temporary files.
         ui: whether Spark's own web pages are served, on loopback.
         log: from which level on Spark's log is shown.
@@ -72,12 +83,27 @@ class SessionOptions:
     remote: str | None = None
     memory: int | None = None
     executor_memory: int | None = None
-    partitions: int = _SHUFFLE_PARTITIONS
+    partitions: int | None = None
+    lines: int | None = None
     local_dir: Path | None = None
     ui: bool = False
     log: str = "error"
     java_options: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether so little is read that starting, planning and compiling take longest."""
+        return self.lines is not None and self.lines <= _FEW_LINES
+
+    @property
+    def pieces(self) -> int:
+        """Of a shuffle."""
+        if self.partitions is not None:
+            return self.partitions
+        if self.lines is None:
+            return _MOST_PARTITIONS
+        return 1 if self.is_quick else min(_MOST_PARTITIONS, max(8, self.lines // _LINES_OF_A_PARTITION))
 
 
 def default_memory() -> int:
@@ -134,7 +160,7 @@ def make_session(options: SessionOptions) -> "SparkSession":
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise SparkMissing(f"the pipeline needs PySpark ({error}): pip install 'dtx[pipeline]'") from error
-    settings = {**_ALWAYS, "spark.sql.shuffle.partitions": str(options.partitions)}
+    settings = {**_ALWAYS, "spark.sql.shuffle.partitions": str(options.pieces), **(_QUICK if options.is_quick else {})}
     builder = SparkSession.builder.appName("dtx pipeline")
     if options.remote:
         builder = builder.remote(options.remote)
@@ -149,48 +175,24 @@ def make_session(options: SessionOptions) -> "SparkSession":
 
 
 def _prepare_environment(*, local: bool) -> None:
-    """Spark's launcher and its Python workers read these; what is there of PYSPARK_PYTHON is somebody's choice."""
+    """Spark's launcher and its Python workers read these; what is there already stays."""
     os.environ["JAVA_HOME"] = str(quiet_home(find_java()))
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # machines whose own name nobody can resolve
-    if "PYSPARK_PYTHON" not in os.environ:
-        os.environ["PYSPARK_PYTHON"] = str(quick_python()) if local else sys.executable
-
-
-def quick_python() -> Path:
-    """A Python for workers that takes PySpark from where it is installed, and calls back at once.
-
-    Spark puts it on their path as an archive, of which Python compiles every module again for every worker: three times
-    the time of a start (1.5 s instead of 0.5). Those that Spark gives ten seconds to call back, it tells where: they
-    run :mod:`dtx.pipeline.quick_worker`.
-    """
-    import pyspark
-
-    directory = Path(tempfile.mkdtemp(prefix="dtx-python-"))
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    program = directory / "python"
-    installed = shlex.quote(str(Path(pyspark.__file__).parent.parent))
-    program.write_text(
-        f'#!/bin/sh\nPYTHONPATH={installed}"${{PYTHONPATH:+:$PYTHONPATH}}"\nexport PYTHONPATH\n'
-        f'case "$1${{PYTHON_WORKER_FACTORY_PORT}}${{PYTHON_WORKER_FACTORY_SOCK_PATH}}" in\n'
-        f'-m?*) exec {shlex.quote(sys.executable)} {shlex.quote(str(_QUICK_WORKER))} "$@" ;;\n'
-        "esac\n"
-        f'exec {shlex.quote(sys.executable)} "$@"\n'
-    )
-    program.chmod(0o755)
-    return program
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
 def _static(options: SessionOptions) -> dict[str, str]:
     """Settings that Spark reads when it starts."""
     memory = options.memory or default_memory()
+    java_options = f"{_QUICK_JAVA} {options.java_options}" if options.is_quick else options.java_options
     settings = {
         "spark.driver.memory": f"{memory >> 20}m",
         "spark.python.authenticate.socketTimeout": "300s",  # loopback: whoever is slow there is starved, not away
         "spark.driver.extraJavaOptions": (
             f"-Dlog4j2.configurationFile={_CONFIGURATION.as_uri()} -Ddtx.spark.log={options.log} "
-            f"-Ddtx.spark.log.told={'off' if options.log == LOG_LEVELS[0] else options.log} {options.java_options}"
+            f"-Ddtx.spark.log.told={'off' if options.log == LOG_LEVELS[0] else options.log} {java_options}"
         ),
         "spark.driver.maxResultSize": "1g",
         "spark.ui.enabled": str(options.ui).lower(),
@@ -208,3 +210,18 @@ def _static(options: SessionOptions) -> dict[str, str]:
         # nor is the executor, which is this process, ever away: it is slow where others compute
         settings |= {"spark.network.timeout": "1h", "spark.executor.heartbeatInterval": "60s"}
     return settings
+
+
+def explain(error: BaseException) -> str:
+    """The sentence in Spark's words about *error*, without the stack around it: what was raised in a Python worker, or
+    what was at the bottom of it in Java.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    for line in reversed(lines):
+        kind, colon, sentence = line.partition(": ")
+        if colon and kind.startswith("dtx.") and sentence:
+            return sentence
+    if lines and lines[0].startswith(_CALLED):
+        causes = [line.removeprefix(_CAUSE) for line in lines if line.startswith(_CAUSE)]
+        return causes[-1] if causes else " ".join(lines[:2])
+    return lines[0] if lines else type(error).__name__

@@ -1,10 +1,10 @@
 """The steps of a run over a fleet: what the command line does, and programs may do as well."""
 
-import json
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import ExitStack, nullcontext
-from dataclasses import asdict
-from datetime import UTC, datetime
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from datetime import UTC, date, datetime
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Final, Self
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
 from dtx.config import redact
-from dtx.pipeline import archive as lakes
-from dtx.pipeline.archive.files import Files
+from dtx.pipeline import archive as journals
 from dtx.pipeline.decisions import DecisionLog, LogKind
 from dtx.pipeline.decisions import read as read_decisions
+from dtx.pipeline.files import Files
 from dtx.pipeline.fleet import Fleet
-from dtx.pipeline.participants import Participant, ParticipantKind, observe
+from dtx.pipeline.lake import LOCK, Lake
+from dtx.pipeline.participants import Participant, ParticipantKind, observe, waiting
 from dtx.pipeline.progress import Progress
 from dtx.pipeline.quarantine import Quarantined
-from dtx.pipeline.reconcile import PublishingFailed, Run, Total, current, publish, run, runs
+from dtx.pipeline.reconcile import PublishingFailed, Run, State, Total, current, publish, run, runs
 from dtx.pipeline.report import collect, write_report
 from dtx.pipeline.session import SessionOptions, open_session
-from dtx.pipeline.source import reachable, register
+from dtx.pipeline.source import reachable
 from dtx.pipeline.verdicts import Rules, Verdict
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["PublishingFailed", "Steps"]
 
 _QUARANTINE: Final = "quarantine.json"
-_VERDICTS: Final = "verdicts"
 _LOCK: Final = "reconcile.lock"
 METRICS: Final = "dtx_pipeline.prom"
 """In the results: the last run in the form of Prometheus, for node_exporter's collector of text files."""
@@ -77,79 +77,68 @@ class Steps:
         Raises:
             SparkMissing, JavaMissing: see :func:`~dtx.pipeline.session.open_session`.
         """
+        options = replace(self._options, lines=self._lines()) if self._options.lines is None else self._options
         with Progress(None, "starting Spark"):
-            spark = self._stack.enter_context(open_session(self._options))
-        register(spark)
-        return spark
+            return self._stack.enter_context(open_session(options))
 
-    def archive(self, names: Sequence[str], form: lakes.Form | None = None) -> list[Quarantined]:
-        """Bring what is new into the lake; of all databases, or of *names*.
+    def archive(self, names: Sequence[str]) -> list[Quarantined]:
+        """Bring what is new into the lake, of all databases or of *names*, and join its small files.
 
         Args:
             names: of databases.
-            form: of what is written; a Delta table is kept beside the rest of the lake. ``None``: as the fleet says.
 
         Raises:
             LakeError: the lake cannot be used.
             ConfigError: there is no such database.
         """
         sources = self._fleet.sources(tuple(names))
-        with Progress(self.spark, "archive") as progress:
-            watch = partial(_watch, progress, len(sources))
-            done = lakes.archive(self.spark, self._fleet.lake, sources, watch=watch, form=form or self._form)
+        with Progress(None, "archive") as progress:
+            done = journals.archive(self._fleet.lake, sources, watch=partial(_watch, progress))
+            wrong = journals.maintain(self._fleet.lake, progress.note)
         unread = _unread(done)
         read = f"{len(done) - len(unread):,} of {len(done):,}" if unread else f"{len(done):,}"
-        self._say(f"archived {sum(result.rows for result in done):,} lines of {read} databases")
+        again = sum(result.again for result in done)
+        known = f"; {again:,} that it had were read again, since a checkpoint was lost" if again else ""
+        self._say(f"archived {sum(result.rows for result in done):,} new lines of {read} databases{known}")
         self._note("archive", unread, others=[one.name for one in self._fleet.database if one.name not in sources])
-        return unread
+        return unread + wrong
 
-    def follow(self, names: Sequence[str], interval: float, form: lakes.Form | None = None) -> list[Quarantined]:
+    def follow(self, names: Sequence[str], interval: float) -> list[Quarantined]:
         """As :meth:`archive`, but go on until Ctrl-C. A database that cannot be read is named at once, on stderr.
 
         Args:
             names: of databases.
             interval: seconds between two looks at each.
-            form: see :meth:`archive`.
         """
         sources = self._fleet.sources(tuple(names))
         self._say(f"following {len(sources):,} databases; Ctrl-C ends it")
         told: dict[str, str | None] = {}
-        with Progress(self.spark, "archive") as progress:
+        with Progress(None, "archive") as progress:
 
-            def watch(done: Sequence[lakes.Archived]) -> None:
-                _watch(progress, len(sources), done)
+            def watch(done: Sequence[journals.Archived]) -> None:
+                _watch(progress, done)
                 for result in done:
                     if result.error != told.get(result.source):
                         told[result.source] = result.error
                         progress.tell(_change(result))
 
-            wanted = form or self._form
-            done = lakes.follow(self.spark, self._fleet.lake, sources, interval=interval, watch=watch, form=wanted)
-        return _unread(done)
+            return _unread(journals.follow(self._fleet.lake, sources, interval=interval, watch=watch))
 
-    def compact(self, least_files: int, form: lakes.Form | None = None) -> list[Quarantined]:
-        """Join the small files of the lake.
+    def retain(self, before: date, *, dry_run: bool) -> dict[str, int]:
+        """Remove lines of the lake, settled verdicts, their history and runs before *before*; how much it is.
 
         Args:
-            least_files: days that have fewer are left alone.
-            form: of what is compacted, see :meth:`archive`.
+            before: the first day that stays.
+            dry_run: count it alone.
 
         Raises:
-            LakeError: see :func:`~dtx.pipeline.archive.compact`.
+            LakeError: there is no lake, or another process is at work in it.
         """
-        is_table = (form or self._form) is lakes.Form.DELTA
-        join = lakes.compact_table if is_table else partial(lakes.compact, self.spark)
-        with Progress(None if is_table else self.spark, "compact") as progress:
-            done = join(
-                self._fleet.lake,
-                least_files=least_files,
-                watch=lambda days, all_: progress.note(f"{days:,} of {all_:,} days"),
-            )
-        self._say(
-            f"compacted {done.days:,} days of resource managers, {done.before:,} files into {done.after:,}, "
-            f"{done.rows:,} lines"
-        )
-        return list(done.quarantined)
+        lake = Lake(self._fleet.lake)
+        with lake.files.alone(LOCK), self._results.alone(_LOCK):
+            found = {"lines of journals": lake.table.remove_before(before, "at", dry_run=dry_run)}
+            state = State(self._results.uri)
+            return found | (state.retain(before, dry_run=dry_run) if state.verdicts.exists else {})
 
     def reconcile(self, *, full: bool, to_publish: bool) -> list[Quarantined]:
         """Give verdicts, keep them, and publish them where the fleet says so.
@@ -178,27 +167,19 @@ class Steps:
             LakeError, StateDamaged: nothing has been archived or reconciled yet.
         """
         directory = to or (Path(self._fleet.results) / "report" if self._results.is_local else Path("report"))
-        with ExitStack() as stack:
-            progress = stack.enter_context(Progress(self.spark, "report"))
-            lake = self._lake()
-            progress.note("waiting until the lake is compacted")
-            stack.enter_context(lake.kept() if isinstance(lake, lakes.Lake) else nullcontext())
+        with Progress(self.spark, "report") as progress:
+            lake = Lake(self._fleet.lake)
             progress.note("looking for queues in open branches")
             there, away = reachable({one.name: one.url for one in self._fleet.database})
-            done = runs(self.spark, self._results.path(_VERDICTS))
+            done = runs(self._results.uri, 1)
             archived = done[-1].archived if done else {}
             events, _ = lake.frame(self.spark)
             rows = list(dict.fromkeys((*self._noted(), *away, *lake.quarantined)))
-            work = (
-                self.spark.read.format("dtx").option("sources", json.dumps(there)).load("work").select(*_WORK)
-                if there
-                else None
-            )
             progress.note("counting")
             figures = collect(
-                current(self.spark, self._results.path(_VERDICTS)),
+                current(self.spark, self._results.uri),
                 events,
-                work,
+                waiting(there) if there else None,
                 quarantine=rows,
                 archived={one.name: archived.get(one.name) or None for one in self._fleet.database},
             )
@@ -214,11 +195,8 @@ class Steps:
         participants = [
             Participant(kind=ParticipantKind.DTX, name=one.name, url=one.url) for one in self._fleet.database
         ] + [Participant(kind=kinds[one.is_mysql], name=one.name, url=one.url) for one in self._fleet.participant]
-        lake = self._lake()
-        with ExitStack() as stack:
-            progress = stack.enter_context(Progress(self.spark, "reconcile"))
-            progress.note("waiting until the lake is compacted")
-            stack.enter_context(lake.kept() if isinstance(lake, lakes.Lake) else nullcontext())
+        lake = Lake(self._fleet.lake)
+        with Progress(self.spark, "reconcile") as progress:
             archived = {one.name: 0 for one in self._fleet.database} | lake.archived()
             progress.note("asking who has what in doubt")
             observations, unseen = observe(self.spark, participants)
@@ -240,7 +218,7 @@ class Steps:
                 lake,
                 observations,
                 decisions,
-                self._results.path(_VERDICTS),
+                self._results.uri,
                 rules,
                 logs_read={log.name for log in logs} - away,
                 away=unasked,
@@ -256,25 +234,23 @@ class Steps:
         wrong = [*unseen, *unread, *lake.quarantined, *_stale(done, rules)]
         self._note("reconcile", wrong)
         if self._results.is_local:
-            _write_metrics(Path(self._fleet.results) / METRICS, done, [one.name for one in self._fleet.database])
+            unread_of = Counter(row.source for row in [*self._noted(), *lake.quarantined])
+            names = [one.name for one in self._fleet.database]
+            _write_metrics(Path(self._fleet.results) / METRICS, done, names, unread_of)
         if to_publish and self._fleet.publish is not None:
             with Progress(self.spark, "publish") as progress:
                 published = self._publish(done, progress.note)
             self._say(f"published {published:,} verdicts")
         return wrong
 
-    def _lake(self) -> lakes.Lake | lakes.DeltaLake:
-        """What the journals are read from."""
-        return (lakes.DeltaLake if self._form is lakes.Form.DELTA else lakes.Lake)(self._fleet.lake)
-
-    @property
-    def _form(self) -> lakes.Form:
-        """What the fleet's file says that the lake is."""
-        return lakes.Form(self._fleet.form)
+    def _lines(self) -> int:
+        """How many lines the lake has, without reading them."""
+        lake = Lake(self._fleet.lake)
+        return lake.count() if lake.table.exists else 0
 
     def _publish(self, done: Run, say: Callable[[str], None]) -> int:
         assert self._fleet.publish is not None
-        return publish(current(self.spark, self._results.path(_VERDICTS)), done, self._fleet.publish, say=say)
+        return publish(current(self.spark, self._results.uri), done, self._fleet.publish, say=say)
 
     def _note(self, step: str, rows: list[Quarantined], others: Collection[str] = ()) -> None:
         """Keep for the report what a step has not read; of *others*, which it did not look at, what was known."""
@@ -287,27 +263,24 @@ class Steps:
         return [Quarantined(**row) for step in ("archive", "reconcile") for row in noted.get(step, ())]
 
 
-_WORK: Final = ("rm", "kind", "exchange", "routing_key", "queue")
-
-
 def _log(name: str, kind: str, path: str | None, url: str | None) -> DecisionLog:
     if kind == "dtx":
         kind = LogKind.SQLITE if url is None else LogKind.POSTGRESQL
     return DecisionLog(kind=LogKind(kind), name=name, place=url or path or "")
 
 
-def _watch(progress: Progress, sources: int, done: Sequence[lakes.Archived]) -> None:
-    progress.note(f"{len(done):,} of {sources:,} databases begun", sum(result.rows for result in done))
+def _watch(progress: Progress, done: Sequence[journals.Archived]) -> None:
+    progress.note(f"{len(done):,} databases", sum(result.rows for result in done))
 
 
-def _change(result: lakes.Archived) -> str:
+def _change(result: journals.Archived) -> str:
     """What is said of a database that fails from now on, or in another way, or does not any more."""
     if result.error is None:
         return f"{result.source}: it is read again"
     return redact(f"not read: {result.source}: {result.error.removeprefix(f'{result.source}: ')}; it is tried again")
 
 
-def _unread(done: Iterable[lakes.Archived]) -> list[Quarantined]:
+def _unread(done: Iterable[journals.Archived]) -> list[Quarantined]:
     return [
         Quarantined(
             source=result.source,
@@ -330,7 +303,7 @@ def _stale(done: Run, rules: Rules) -> list[Quarantined]:
     return [Quarantined(source=source, item="journal", reason=reason, count=None) for source in old]
 
 
-def _write_metrics(path: Path, done: Run, databases: Iterable[str]) -> None:
+def _write_metrics(path: Path, done: Run, databases: Iterable[str], unread: Mapping[str, int]) -> None:
     registry = CollectorRegistry()
 
     def gauge(name: str, text: str, label: str | None = None) -> Gauge:
@@ -344,6 +317,9 @@ def _write_metrics(path: Path, done: Run, databases: Iterable[str]) -> None:
     verdicts = gauge("transactions", "Global transactions.", "verdict")
     for verdict in Verdict:
         verdicts.labels(str(verdict)).set(done.totals.get(verdict, Total()).transactions)
+    missing = gauge("unread", "What was not read of a database, a participant or a log.", "source")
+    for source, count in unread.items():
+        missing.labels(source).set(count)
     write_to_textfile(str(path), registry)
 
 

@@ -7,12 +7,12 @@
 - :mod:`~dtx.pipeline.reconcile.publishing`: into PostgreSQL, where the admin pages show it.
 """
 
-from dtx.pipeline.reconcile.judging import Evidence, verdicts_of
+from dtx.pipeline.reconcile.judging import verdicts_of
 from dtx.pipeline.reconcile.publishing import PublishingFailed, publish
 from dtx.pipeline.reconcile.running import Lines, current, run, runs
-from dtx.pipeline.reconcile.state import Run, StateDamaged, Total
+from dtx.pipeline.reconcile.state import Run, State, StateDamaged, Total
 
 __all__ = [
-    "Evidence", "Lines", "PublishingFailed", "Run", "StateDamaged", "Total", "current", "publish", "run", "runs",
+    "Lines", "PublishingFailed", "Run", "State", "StateDamaged", "Total", "current", "publish", "run", "runs",
     "verdicts_of",
 ]  # fmt: skip

@@ -4,7 +4,6 @@ Everything is said with Spark's own functions, which are compiled: there is no P
 rules are those of :mod:`dtx.pipeline.verdicts` is for a test to show, on fleets at random.
 """
 
-from enum import StrEnum
 from functools import reduce
 from typing import Final
 
@@ -65,6 +64,25 @@ def with_evidence(
     )
 
 
+def evidence_json() -> Column:
+    """Column ``evidence`` as a JSON list: bquals in hex, times as text in UTC, and what is null written out."""
+    lines = sf.transform(
+        "evidence",
+        lambda line: sf.struct(
+            line["source"].alias("source"),
+            line["rm"].alias("rm"),
+            line["vhost"].alias("vhost"),
+            sf.lower(sf.hex(line["bqual"])).alias("bqual"),
+            line["event"].alias("event"),
+            line["outcome"].alias("outcome"),
+            sf.date_format(line["at"], "yyyy-MM-dd HH:mm:ss.SSSSSS'Z'").alias("at"),
+            line["actor"].alias("actor"),
+            line["journal_id"].alias("id"),
+        ),
+    )
+    return sf.to_json(lines, {"ignoreNullFields": "false"})
+
+
 def evidence_of(wanted: DataFrame, events: DataFrame, observations: DataFrame, decisions: DataFrame) -> DataFrame:
     """For each of the transactions *wanted*: ``found_format_id``, ``found_gtrid``, ``evidence``."""
     keys = wanted.select(sf.col("format_id").alias("found_format_id"), sf.col("gtrid").alias("found_gtrid"))
@@ -113,20 +131,11 @@ def evidence_of(wanted: DataFrame, events: DataFrame, observations: DataFrame, d
     )
 
 
-class Evidence(StrEnum):
-    """Which verdicts come with the lines that they rest on."""
-
-    FINDINGS = "findings"
-    """All but plain commits and rollbacks."""
-    ALL = "all"
-
-
 def verdicts_of(
     events: DataFrame,
     observations: DataFrame,
     decisions: DataFrame,
     rules: Rules,
-    evidence: Evidence = Evidence.FINDINGS,
 ) -> DataFrame:
     """The verdict about every global transaction that anything is known about.
 
@@ -135,13 +144,12 @@ def verdicts_of(
         observations: what participants have in doubt.
         decisions: what the logs of transaction managers have.
         rules: what else verdicts depend on.
-        evidence: which verdicts come with their lines.
     """
     rows = (
         rows_of_events(events).unionByName(rows_of_observations(observations)).unionByName(rows_of_decisions(decisions))
     )
     judged = judged_of(with_format_ids(rows), rules).select(*VERDICT_COLUMNS)
-    wanted = judged if evidence is Evidence.ALL else findings(judged)
+    wanted = judged.where(is_finding())
     return with_evidence(judged, wanted, events, observations, decisions)
 
 
@@ -161,9 +169,9 @@ def ages(transactions: DataFrame) -> Column:
     return transactions["since"].isNotNull() | waits
 
 
-def findings(judged: DataFrame) -> DataFrame:
-    """Those that somebody has to look at."""
-    return judged.where(~sf.col("verdict").isin(*(str(verdict) for verdict in sorted(PLAIN))))
+def is_finding(column: str = "verdict") -> Column:
+    """Whether somebody has to look at a verdict."""
+    return ~sf.col(column).isin(*(str(verdict) for verdict in sorted(PLAIN)))
 
 
 def judged_of(rows: DataFrame, rules: Rules) -> DataFrame:

@@ -9,7 +9,7 @@ import psycopg
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as sf
 
-from dtx.pipeline.reconcile.judging import findings
+from dtx.pipeline.reconcile.judging import evidence_json, is_finding
 from dtx.pipeline.reconcile.state import Run, Total
 from dtx.pipeline.verdicts import RULES
 
@@ -50,7 +50,7 @@ def publish(
     Raises:
         PublishingFailed: the database is away or refuses; it shows what it showed.
     """
-    rows = _ready(findings(verdicts).orderBy(sf.col("last_at").desc(), "gtrid").limit(most))
+    rows = _ready(verdicts.where(is_finding()).orderBy(sf.col("last_at").desc(), "gtrid").limit(most))
     try:
         with psycopg.connect(url.replace("postgresql+psycopg://", "postgresql://", 1)) as connection:
             return _replace(connection, rows, run, say)
@@ -101,28 +101,13 @@ def _totals(run: Run) -> str:
 
 def _ready(verdicts: DataFrame) -> DataFrame:
     """As PostgreSQL takes them: times in microseconds, evidence as JSON."""
-    lines = sf.transform(
-        "evidence",
-        lambda line: sf.struct(
-            line["source"].alias("source"),
-            line["rm"].alias("rm"),
-            line["vhost"].alias("vhost"),
-            sf.lower(sf.hex(line["bqual"])).alias("bqual"),
-            line["event"].alias("event"),
-            line["outcome"].alias("outcome"),
-            sf.date_format(line["at"], "yyyy-MM-dd HH:mm:ss.SSSSSS'Z'").alias("at"),
-            line["actor"].alias("actor"),
-            line["journal_id"].alias("id"),
-        ),
-    )
     return verdicts.select(
         *(
             sf.unix_micros(name).alias(name) if name in _TIMES else sf.col(name)
             for name in _COLUMNS
             if name != "evidence"
         ),
-        # with what is null: pages ask each line for all of it
-        sf.to_json(lines, {"ignoreNullFields": "false"}).alias("evidence"),
+        evidence_json().alias("evidence"),
     )
 
 

@@ -6,15 +6,21 @@ earlier runs are taken up and folded on, so a line that arrives late corrects wh
 verdicts stand as they are, and their lines are not read again. With another ``skew`` all are judged again, and no line
 is read again. All lines are read again where what is known of them may be wrong: the lake is another one, or a file of
 it that was damaged is not any more, or is gone.
+
+The table of verdicts is changed by files: those that have a transaction that is looked at again are replaced.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
+from datetime import UTC, datetime
 from functools import reduce
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
+from urllib.parse import unquote
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from dtx.pipeline.delta import DataFile, Table
 from dtx.pipeline.quarantine import Quarantined
 from dtx.pipeline.reconcile.folding import (
     KEPT,
@@ -24,23 +30,35 @@ from dtx.pipeline.reconcile.folding import (
     rows_of_observations,
     with_format_ids,
 )
-from dtx.pipeline.reconcile.judging import VERDICT_COLUMNS, Evidence, ages, evidence_of, findings, judged_of
-from dtx.pipeline.reconcile.state import FORM, MOST_LAYERS, Run, State, StateDamaged, Total
-from dtx.pipeline.verdicts import Kind, Mark, Rules
+from dtx.pipeline.reconcile.judging import TYPE, VERDICT_COLUMNS, ages, evidence_of, is_finding, judged_of
+from dtx.pipeline.reconcile.state import (
+    FORM,
+    OPEN,
+    UNDATED,
+    VERDICTS,
+    Change,
+    Run,
+    State,
+    StateDamaged,
+    Total,
+)
+from dtx.pipeline.verdicts import Mark, Rules
+
+if TYPE_CHECKING:
+    from deltalake.transaction import AddAction
 
 _FEW: Final = 1_000_000
-"""Gtrids, of up to 64 octets each, that every process of Spark may keep in memory."""
+"""Gtrids, of up to 64 bytes each, that every process of Spark may keep in memory."""
 _PREPARED: Final = ("source", "rm", "vhost", "format_id", "gtrid", "bqual")
 """What tells one observation from the others."""
-_KEPT_COLUMNS: Final = (*VERDICT_COLUMNS, "lines", "facts")
 
 
 class Lines(Protocol):
-    """Where the lines of all journals are: :class:`dtx.pipeline.archive.Lake`."""
+    """Where the lines of all journals are: :class:`dtx.pipeline.lake.Lake`."""
 
     @property
     def identity(self) -> str | None:
-        """Whether it is the one that was read before; ``None`` where nobody says so."""
+        """Whether it is the one that was read before; ``None`` where it does not say so."""
         ...
 
     @property
@@ -48,8 +66,13 @@ class Lines(Protocol):
         """What of it the last look has not read."""
         ...
 
-    def frame(self, spark: SparkSession, since: Mapping[str, int] | None = None) -> tuple[DataFrame, dict[str, int]]:
-        """Lines that came after *since* (``None``: all), and what to ask with the next time."""
+    def frame(
+        self, spark: SparkSession, since: int | None = None, between: tuple[datetime, datetime] | None = None
+    ) -> tuple[DataFrame, int]:
+        """Lines that came after *since* (``None``: all), and what to ask with the next time.
+
+        Files without a line *between* two times may be left out.
+        """
         ...
 
 
@@ -64,7 +87,6 @@ def run(
     logs_read: Collection[str] | None = None,
     away: Collection[str] = (),
     full: bool = False,
-    evidence: Evidence = Evidence.FINDINGS,
     say: Callable[[str], None] = lambda _: None,
 ) -> Run:
     """Reconcile, and keep the verdicts under *out*.
@@ -75,101 +97,94 @@ def run(
         observations: what participants have in doubt now.
         decisions: what logs of transaction managers have now. What a log had and has no more is finished, and is
             remembered.
-        out: a directory that Spark can write to: the verdicts, and what the next run needs (see ``state``).
+        out: the directory of the results, see ``state``.
         rules: what verdicts depend on beside this.
         logs_read: ``source`` of the decision logs that were read as a whole, also of those that are empty; ``None``: of
             those that *decisions* has lines of. What is known of the others stays as it was.
         away: ``source`` of participants that could not be asked: they have in doubt what they had the last time.
         full: read all lines again. Decisions are remembered all the same.
-        evidence: which verdicts come with their lines.
         say: is told what is being done.
 
     Raises:
-        StateDamaged: the control totals do not agree, or a line of ``runs`` cannot be read.
+        StateDamaged: the control totals do not agree, or the file of the last run cannot be read.
     """
-    state = State(spark, out)
-    before = state.runs()
-    last = before[-1] if before else None
+    state = State(out)
+    last = next(iter(state.runs(1)), None)
     number = last.number + 1 if last else 1
     anew = full or last is None or lines.identity != last.lake or last.form != FORM
     new_lines, token = lines.frame(spark, None if anew or last is None else last.token)
     damaged = _damaged(lines)
     if last is not None and not anew and not damaged.issuperset(last.damaged):
         anew = True
-        new_lines, token = lines.frame(spark, None)
+        new_lines, token = lines.frame(spark)
         damaged = _damaged(lines)
-    if last is not None and not anew:
-        token = {**(last.token or {}), **token}  # a checkpoint that is lost says nothing of what it has brought
     read = (
         {row.source for row in decisions.select("source").distinct().collect()} if logs_read is None else set(logs_read)
     )
-    if last is not None and state.has("observed", last.number):
-        observations = _since_when(observations, state.read("observed", last.number), away)
-    # once for all: whoever asks again may hear something else
-    observations = state.write(observations, "observed", number)
-    given = _asked(observations, decisions)
+    seen_before, digests = observations, _digests(decisions)
+    decided_before = digests
     if last is not None:
-        unread = ~sf.col("is_observation") & ~sf.col("log").isin(*sorted(read))
-        were = state.read("asked", last.number).where(unread)
-        if not were.isEmpty():
-            given = given.unionByName(were.exceptAll(given))  # of a log of several files some may have been read
-    asked = state.write(given, "asked", number)
+        seen_before = state.read(spark, "observed", last.number, observations.schema)
+        observations = _since_when(observations, seen_before, away)
+    # once for all: a participant that is asked again may answer something else
+    observations = state.write(observations, "observed", number)
+    if last is not None:
+        decided_before = state.read(spark, "decided", last.number, digests.schema)
+        # of a log of several files some may have been read
+        digests = digests.unionByName(decided_before.where(~sf.col("log").isin(*sorted(read))).exceptAll(digests))
+    digests = state.write(digests, "decided", number)
     told = rows_of_events(new_lines)
+    rows = told.unionByName(rows_of_observations(observations))
     decided = rows_of_decisions(decisions)
-    seen = rows_of_observations(observations)
-    kept = state.latest("transactions", last) if last is not None else None
-
-    if anew:
-        remembered = [] if kept is None else [_remembered(_not_in_lines(_facts(kept)), read, rules.asked)]
+    table = state.verdicts.create()
+    files = state.verdicts.data_files(table)
+    replaced, count, known = files, 0, 0
+    if anew or last is None:
+        old = state.verdicts.frame(spark, files)
+        rest = old.limit(0)
+        kept = _not_in_lines(_facts(old))
         say("folding all lines, and judging all transactions")
-        rows = told.unionByName(seen).unionByName(decided)
-        for each in remembered:
-            rows = rows.unionByName(each.select(*rows.columns))
-        touched = state.write(rows.select("gtrid").limit(0), "touched", number)
-        count = 0
-        replaced: dict[str, Total] = {}
-        lines_before = fingerprint_before = 0
     else:
-        assert last is not None
-        assert kept is not None
         say("looking for what has changed")
-        changed = _changed(state.read("asked", last.number), asked, read)
+        changed = _changed(decided_before.where(sf.col("log").isin(*sorted(read))), digests)
+        changed = changed.union(seen_before.select("gtrid")).union(observations.select("gtrid"))
         # what has ended depends on no other rule
-        is_due = ages(kept) if last.rules.get("skew") == rules.skew else sf.lit(True)
-        ageing = kept.where(is_due).select("gtrid")
-        gtrids = told.select("gtrid").union(changed).union(ageing).distinct()
-        touched = state.write(gtrids, "touched", number)
+        ageing = files if last.rules["skew"] != rules.skew else [file for file in files if file.partition == OPEN]
+        gtrids = told.select("gtrid").union(changed).union(state.verdicts.frame(spark, ageing).select("gtrid"))
+        touched = gtrids.distinct().persist()
         count = touched.count()
         again = touched if count > _FEW else sf.broadcast(touched)
-        old = kept.join(again, "gtrid", "left_semi")
-        replaced, lines_before, fingerprint_before = _totals(old)
-        rows = told.unionByName(seen).unionByName(decided.join(again, "gtrid", "left_semi").select(*told.columns))
-        rows = rows.unionByName(_remembered(_facts(old), read, rules.asked).select(*rows.columns))
+        replaced, known = _with(state.verdicts, files, again)
+        found = state.verdicts.frame(spark, replaced)
+        old = found.join(again, "gtrid", "left_semi").select(found.columns)
+        rest = found.join(again, "gtrid", "left_anti").select(found.columns)
+        kept = _facts(old)
+        decided = decided.join(again, "gtrid", "left_semi").select(*told.columns)
         say(f"folding on, and judging {count:,} transactions again")
+    remembered = _remembered(kept, read, rules.asked)
+    rows = rows.unionByName(decided).unionByName(remembered.select(*told.columns))
+    judged = judged_of(with_format_ids(rows), rules)
+    plain, found_files = _judged(state.verdicts, judged, number)
+    added = plain
+    if found_files or any(file.partition != OPEN for file in replaced):
+        findings = state.verdicts.frame(spark, state.verdicts.written(found_files))
+        say("gathering evidence")
+        full_findings = _with_evidence(spark, findings, lines, observations, decisions)
+        added = plain + state.verdicts.write(full_findings.unionByName(_stored(rest)), f"run-{number}")
 
-    judged = judged_of(with_format_ids(rows), rules).select(*_KEPT_COLUMNS)
-    base = number
-    if not anew and last is not None and kept is not None and number - last.base < MOST_LAYERS:
-        base = last.base
-    elif not anew and kept is not None:
-        judged = judged.unionByName(kept.join(touched, "gtrid", "left_anti").select(*_KEPT_COLUMNS))
-    written = state.write(judged, "transactions", number)
-    say("gathering evidence")
-    _write_evidence(spark, state, number, written, lines, observations, decisions, evidence)
-    totals, lines_now, fingerprint = _totals(written)
-    if base != number and last is not None:
-        totals = _sum(_sum(last.totals, replaced, -1), totals, 1)
-        lines_now += last.lines - lines_before
-        fingerprint ^= last.fingerprint ^ fingerprint_before
-    read_now, known = new_lines.count(), last.lines if last is not None and not anew else 0
-    if lines_now != known + read_now:
+    written = state.verdicts.written(added)
+    remaining = [file for file in files if file not in replaced]
+    totals, fingerprint, lines_now, rested = _totals(
+        state.verdicts.frame(spark, written), state.verdicts.frame(spark, remaining)
+    )
+    read_now = new_lines.count()
+    if rested != known + read_now:
         raise StateDamaged(
-            f"verdicts rest on {lines_now:,} lines, and {known:,} were known and {read_now:,} have come: reconcile once"
+            f"verdicts rest on {rested:,} lines, and {known:,} were known and {read_now:,} have come: reconcile once"
             " with --full, and look at the lake if this comes again"
         )
     done = Run(
         number=number,
-        base=base,
         as_of=rules.as_of,
         token=token,
         lines_read=read_now,
@@ -184,21 +199,27 @@ def run(
         },
         lake=lines.identity,
         damaged=sorted(damaged),
-        form=FORM,
         archived=dict(rules.archived),
     )
-    state.complete(done)
+    now = state.verdicts.frame(spark, written).where(sf.col("run") == number)
+    changes = state.history.write(_changes(now, old, done), f"run-{number}")
+    history = state.history.create()
+    # of a run of this number that has died
+    stale = [file for file in state.history.data_files(history) if file.name.startswith(f"data/run-{number}-")]
+    state.complete(done, Change(table, added, replaced), Change(history, changes, stale))
+    for file in found_files:
+        state.verdicts.files.remove(file.path)
     return done
 
 
-def runs(spark: SparkSession, out: str) -> list[Run]:
-    """All runs that are complete, in order.
+def runs(out: str, most: int | None = None) -> list[Run]:
+    """All runs that are complete, in order; the last *most* of them.
 
     Args:
-        spark: the session.
         out: as for :func:`run`.
+        most: how many.
     """
-    return State(spark, out).runs()
+    return State(out).runs(most)
 
 
 def current(spark: SparkSession, out: str) -> DataFrame:
@@ -209,25 +230,58 @@ def current(spark: SparkSession, out: str) -> DataFrame:
         out: as for :func:`run`.
 
     Raises:
-        StateDamaged: there has been no run.
+        LakeError: there has been no run.
     """
-    state = State(spark, out)
-    found = state.runs()
-    if not found:
-        raise StateDamaged(f"nothing has been reconciled into {out} yet: dtx pipeline reconcile")
-    kept = state.latest("transactions", found[-1])
-    # an older dtx kept less
-    columns = [name if name in kept.columns else sf.lit(None).cast("timestamp").alias(name) for name in VERDICT_COLUMNS]
-    verdicts = kept.select(*columns, "run")
-    evidence = state.latest("evidence", found[-1]).select(
-        sf.col("format_id").alias("found_format_id"), sf.col("gtrid").alias("found_gtrid"), "evidence"
+    table = State(out).verdicts
+    return table.frame(spark, table.data_files(table.load())).select(*VERDICT_COLUMNS, "run", "evidence")
+
+
+def _with(table: Table, files: list[DataFile], gtrids: DataFrame) -> tuple[list[DataFile], int]:
+    """The files that have one of *gtrids*, and the lines that all their transactions rest on."""
+    wanted = gtrids.select("gtrid", sf.lit(True).alias("wanted"))
+    found = table.frame(gtrids.sparkSession, files).select(
+        "gtrid", "lines", sf.col("_metadata.file_path").alias("file")
     )
-    same = verdicts["format_id"].eqNullSafe(evidence["found_format_id"]) & (
-        verdicts["gtrid"] == evidence["found_gtrid"]
+    grouped = (
+        found.join(wanted, "gtrid", "left")
+        .groupBy("file")
+        .agg(sf.sum("lines").alias("lines"), sf.max("wanted").alias("wanted"))
     )
-    joined = verdicts.join(evidence, same, "left").drop("found_format_id", "found_gtrid")
-    nothing = sf.array().cast(evidence.schema["evidence"].dataType)
-    return joined.withColumn("evidence", sf.coalesce("evidence", nothing))
+    rows = grouped.where("wanted").collect()
+    place = _without_scheme(table.files.place)
+    names = {_without_scheme(unquote(row.file)).removeprefix(f"{place}/") for row in rows}
+    return [file for file in files if file.name in names], sum(row.lines for row in rows)
+
+
+def _without_scheme(uri: str) -> str:
+    return re.sub(r"^\w+:/+|^/+", "", uri)
+
+
+def _stored(frame: DataFrame) -> DataFrame:
+    """Rows of a file with the columns of the table: files do not have that of the partition."""
+    # what is in a file of settled transactions, and is not looked at, is settled
+    return frame.withColumn("settled", _month()).select(*VERDICTS.names)
+
+
+def _month() -> Column:
+    return sf.coalesce(sf.date_format("last_at", "yyyy-MM"), sf.lit(UNDATED))
+
+
+def _judged(table: Table, judged: DataFrame, number: int) -> "tuple[list[AddAction], list[AddAction]]":
+    """Write verdicts; files of plain ones, and of findings, which have no evidence yet."""
+    found = judged.select(
+        *VERDICT_COLUMNS,
+        sf.lit(number).cast("bigint").alias("run"),
+        sf.array().cast(TYPE).alias("evidence"),
+        "lines",
+        "facts",
+        sf.when(ages(judged), sf.lit(OPEN)).otherwise(_month()).alias("settled"),
+        (~is_finding()).alias("plain"),
+    )
+    added = table.write(found, f"run-{number}", further=["plain"])
+    return [file for file in added if "/plain=true/" in file.path], [
+        file for file in added if "/plain=false/" in file.path
+    ]
 
 
 def _damaged(lines: Lines) -> set[str]:
@@ -242,10 +296,7 @@ def _since_when(now: DataFrame, before: DataFrame, away: Collection[str]) -> Dat
     MariaDB), it is what it was when it was seen first.
     """
     if away:
-        known = before.where(sf.col("source").isin(*sorted(away)))
-        if "branch_id" not in before.columns:  # of an older dtx: it does not say in which life it was seen
-            known = known.where(sf.col("kind") != str(Kind.DTX))
-        now = now.unionByName(known, allowMissingColumns=True)
+        now = now.unionByName(before.where(sf.col("source").isin(*sorted(away))))
     first = before.groupBy(*(sf.col(name).alias(f"known_{name}") for name in _PREPARED)).agg(
         sf.min(sf.coalesce("since", "observed_at")).alias("seen_first")
     )
@@ -261,8 +312,6 @@ def _facts(transactions: DataFrame) -> DataFrame:
 
 def _not_in_lines(facts: DataFrame) -> DataFrame:
     """Of folded rows, what reading all lines again does not tell: decisions, and which branches were gone."""
-    if "source" not in facts.columns:  # of an older dtx, which kept the name of a decision's log elsewhere
-        return facts.where(~sf.col("is_branch")).withColumns({"source": sf.col("owner"), "owner": sf.lit(None)})
     told, mark = sf.col("is_branch"), sf.lit(int(Mark.GONE)).cast("int")
     gone = told & (sf.col("marks").bitwiseAND(mark) != 0)
     emptied = {name: sf.when(~told, sf.col(name)) for name in ("opened_at", "forgotten_at", "first_at", "last_at")}
@@ -282,7 +331,7 @@ def _remembered(facts: DataFrame, read: Collection[str], asked: Collection[str])
     stale = sf.lit(~int(Mark.UNDONE | Mark.GONE)).cast("int")
     return facts.select(
         *KEY,
-        *(sf.col(name) if name in facts.columns else nothing.alias(name) for name in KEPT if name != "marks"),
+        *(name for name in KEPT if name != "marks"),
         sf.when(again, marks.bitwiseAND(stale)).otherwise(marks).alias("marks"),
         sf.lit(0).alias("seen"),
         nothing.alias("known_at"),
@@ -292,67 +341,50 @@ def _remembered(facts: DataFrame, read: Collection[str], asked: Collection[str])
     )
 
 
-def _asked(observations: DataFrame, decisions: DataFrame) -> DataFrame:
-    """What was given, as short as it can be compared."""
-    seen = observations.select(
-        sf.lit(True).alias("is_observation"),
-        sf.col("source").alias("log"),
-        "gtrid",
-        sf.lit(0).cast("bigint").alias("digest"),
-    )
-    made = decisions.select(
-        sf.lit(False).alias("is_observation"),
+def _digests(decisions: DataFrame) -> DataFrame:
+    """Decisions as they were given, as short as they can be compared."""
+    return decisions.select(
         sf.col("source").alias("log"),
         "gtrid",
         sf.xxhash64("tm", "format_id", "decision", "at", "finished").alias("digest"),
     )
-    return seen.unionByName(made)
 
 
-def _changed(before: DataFrame, now: DataFrame, read: Collection[str]) -> DataFrame:
-    """Gtrids of all observations, then and now, and of decisions that differ."""
-    observed = before.unionByName(now).where("is_observation").select("gtrid")
-    was = before.where(~sf.col("is_observation") & sf.col("log").isin(*sorted(read)))
-    is_ = now.where(~sf.col("is_observation"))
-    differ = was.exceptAll(is_).union(is_.exceptAll(was))
-    return observed.union(differ.select("gtrid"))
+def _changed(before: DataFrame, now: DataFrame) -> DataFrame:
+    """Gtrids of decisions that differ."""
+    return before.exceptAll(now).union(now.exceptAll(before)).select("gtrid")
 
 
-def _write_evidence(
-    spark: SparkSession,
-    state: State,
-    number: int,
-    written: DataFrame,
-    lines: Lines,
-    observations: DataFrame,
-    decisions: DataFrame,
-    evidence: Evidence,
-) -> None:
-    wanted = written if evidence is Evidence.ALL else findings(written)
-    edges = wanted.agg(
-        sf.unix_micros(sf.min("first_at")), sf.unix_micros(sf.max("last_at")), sf.count(sf.lit(1))
-    ).first()
-    assert edges is not None
-    told, _ = lines.frame(spark, None)
-    if edges[0] is not None and evidence is Evidence.FINDINGS:
-        # not more of the lake than can be needed: files and parts of files that are older or newer are passed over
-        first, last = (sf.timestamp_micros(sf.lit(edge)) for edge in edges[:2])
-        told = told.where(sf.col("at").between(first, last))
-        if "day" in told.columns:
-            told = told.where(sf.col("day").between(sf.to_date(first), sf.to_date(last)))
-    keys = wanted.select(*KEY)
-    found = evidence_of(sf.broadcast(keys) if edges[2] <= _FEW else keys, told, observations, decisions)
-    state.write(
-        found.select(sf.col("found_format_id").alias("format_id"), sf.col("found_gtrid").alias("gtrid"), "evidence"),
-        "evidence",
-        number,
-    )
+def _with_evidence(
+    spark: SparkSession, findings: DataFrame, lines: Lines, observations: DataFrame, decisions: DataFrame
+) -> DataFrame:
+    """*findings*, which are stored, with the lines that they rest on and the name of their partition."""
+    settled = sf.when(ages(findings), sf.lit(OPEN)).otherwise(_month()).alias("settled")
+    edges = findings.agg(sf.min("first_at").alias("first"), sf.max("last_at").alias("last"), sf.count("*").alias("n"))
+    row = edges.first()
+    assert row is not None
+    if row["n"]:
+        between = None if row["first"] is None else (row["first"].astimezone(UTC), row["last"].astimezone(UTC))
+        told, _ = lines.frame(spark, None, between)
+        if between is not None:
+            # not more of the lake than can be needed: parts of files that are older or newer are passed over
+            told = told.where(sf.col("at").between(*map(sf.lit, between)))
+        keys = findings.select(*KEY)
+        found = evidence_of(sf.broadcast(keys) if row["n"] <= _FEW else keys, told, observations, decisions)
+        same = findings["format_id"].eqNullSafe(found["found_format_id"]) & (findings["gtrid"] == found["found_gtrid"])
+        shown = sf.coalesce(found["evidence"], findings["evidence"]).alias("evidence")
+        names = [name for name in VERDICTS.names if name not in {"evidence", "settled"}]
+        findings = findings.join(found, same, "left").select(*(findings[name] for name in names), shown)
+    return findings.select("*", settled).select(*VERDICTS.names)
 
 
-def _totals(transactions: DataFrame) -> tuple[dict[str, Total], int, int]:
-    """By verdict; the lines that all of them rest on; and their fingerprints, hashed and joined by "exclusive or"."""
+def _totals(written: DataFrame, others: DataFrame) -> tuple[dict[str, Total], int, int, int]:
+    """By verdict; their fingerprints, hashed and joined by "exclusive or"; the lines that all of them rest on; and the
+    lines that those rest on which this run has *written*.
+    """
+    both = written.withColumn("written", sf.lit(True)).unionByName(others.withColumn("written", sf.lit(False)))
     found = (
-        transactions.groupBy("verdict")
+        both.groupBy("verdict", "written")
         .agg(
             sf.count(sf.lit(1)).alias("transactions"),
             sf.sum("branches").alias("branches"),
@@ -361,18 +393,33 @@ def _totals(transactions: DataFrame) -> tuple[dict[str, Total], int, int]:
         )
         .collect()
     )
-    totals = {row.verdict: Total(transactions=row.transactions, branches=row.branches) for row in found}
-    fingerprint = reduce(lambda one, other: one ^ other, (row.fingerprint for row in found), 0)
-    return totals, sum(row.lines for row in found), fingerprint
-
-
-def _sum(one: Mapping[str, Total], other: Mapping[str, Total], sign: int) -> dict[str, Total]:
-    nothing = Total()
-    summed = {
-        verdict: Total(
-            transactions=one.get(verdict, nothing).transactions + sign * other.get(verdict, nothing).transactions,
-            branches=one.get(verdict, nothing).branches + sign * other.get(verdict, nothing).branches,
+    totals: dict[str, Total] = {}
+    for row in found:
+        total = totals.get(row.verdict, Total())
+        totals[row.verdict] = Total(
+            transactions=total.transactions + row.transactions, branches=total.branches + row.branches
         )
-        for verdict in {*one, *other}
-    }
-    return {verdict: total for verdict, total in summed.items() if total.transactions}
+    fingerprint = reduce(lambda one, other: one ^ other, (row.fingerprint for row in found), 0)
+    return totals, fingerprint, sum(row.lines for row in found), sum(row.lines for row in found if row.written)
+
+
+def _changes(now: DataFrame, old: DataFrame, run: Run) -> DataFrame:
+    """What the history has of a run: verdicts that are others now, where one of the two is a finding."""
+    was = old.select(
+        sf.col("format_id").alias("old_format_id"), sf.col("gtrid").alias("old_gtrid"), sf.col("verdict").alias("was")
+    )
+    same = now["format_id"].eqNullSafe(was["old_format_id"]) & (now["gtrid"] == was["old_gtrid"])
+    changes = now.join(was, same, "full").where(
+        ~sf.col("was").eqNullSafe(sf.col("verdict")) & (is_finding() | is_finding("was"))
+    )
+    as_of = sf.timestamp_micros(sf.lit(run.as_of))
+    return changes.select(
+        sf.lit(run.number).cast("bigint").alias("run"),
+        as_of.alias("as_of"),
+        sf.coalesce("format_id", "old_format_id").alias("format_id"),
+        sf.coalesce("gtrid", "old_gtrid").alias("gtrid"),
+        "was",
+        "verdict",
+        "findings",
+        sf.date_format(as_of, "yyyy-MM").alias("month"),
+    )

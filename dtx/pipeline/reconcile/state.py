@@ -1,33 +1,63 @@
-"""What one run leaves for the next, beside the verdicts: a directory that Spark can write to, local or not.
+"""What a run leaves: verdicts and their history for everybody, and what the next run needs.
 
 ::
 
-    runs/                one line of JSON for each run that is complete: what is not named here does not count
-    transactions/run=N/  the transactions that run N has judged, each with the folded rows it was judged by
-    evidence/run=N/      the lines that its findings rest on
-    touched/run=N/       the gtrids that it has looked at: what older runs say of these does not count any more
-    observed/run=N/      what participants had in doubt, when it was asked
-    asked/run=N/         observations and decisions as they were given to it: the next run looks for what differs
+    RESULTS/verdicts/          Delta: one row for each global transaction, as it stands
+    RESULTS/history/           Delta: one row for each change of a verdict that is or was a finding
+    RESULTS/runs/N.json        the totals of run N, and what the next run compares with
+    RESULTS/state/run=N/…      what participants had in doubt (observed), and digests of all decisions (decided)
 
-Nothing is ever changed. A run that dies leaves a directory without a line in ``runs``; the next one has its number and
-replaces it. After :data:`MOST_LAYERS` runs one writes down all that counts, and begins anew. One run at a time.
+A run counts when the commit of ``verdicts`` names it. Whatever a run that died has written before is replaced by the
+next one, which has the same number.
 """
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final
 
-from pyspark.errors import AnalysisException
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as sf
+from pyspark.sql.types import StructType
 
-MOST_LAYERS: Final = 20
-"""Runs that a reader has to lay over each other, at most."""
-FORM: Final = 2
+from dtx.pipeline.delta import Table
+from dtx.pipeline.files import Files, LakeError
+
+FORM: Final = 3
 """Of what is kept of transactions: what has another one is not folded on, and all lines are read again."""
-_BROADCAST: Final = 1_000_000
-"""Gtrids, of up to 64 octets each, that every process of Spark may keep in memory."""
+OPEN: Final = "open"
+"""Partition of the transactions whose verdict may become another one though nothing happens."""
+UNDATED: Final = "undated"
+"""Partition of settled transactions of which nothing has a time."""
+_LONG, _TEXT, _BYTES, _TIME, _INT = pa.int64(), pa.string(), pa.binary(), pa.timestamp("us", tz="UTC"), pa.int32()
+_LINE: Final = {
+    "source": _TEXT, "rm": _TEXT, "vhost": _TEXT, "bqual": _BYTES, "event": _TEXT, "outcome": _TEXT, "at": _TIME,
+    "actor": _TEXT, "journal_id": _TEXT,
+}  # fmt: skip
+_FACT: Final = {
+    "is_branch": pa.bool_(), "source": _TEXT, "place": _LONG, "name": _TEXT, "owner": _TEXT, "life": _LONG,
+    "marks": _INT, "opened_at": _LONG, "forgotten_at": _LONG, "first_at": _LONG, "last_at": _LONG, "lines": _LONG,
+}  # fmt: skip
+VERDICTS: Final = pa.schema(
+    {
+        "format_id": _LONG, "gtrid": _BYTES, "verdict": _TEXT, "findings": pa.list_(_TEXT), "since": _TIME,
+        "first_at": _TIME, "last_at": _TIME, "rms": pa.list_(_TEXT), "owners": pa.list_(_TEXT), "branches": _INT,
+        "decision": _TEXT, "tm": _TEXT, "fingerprint": _BYTES, "known_at": _TIME, "run": _LONG,
+        "evidence": pa.list_(pa.struct(_LINE)), "lines": _LONG, "facts": pa.list_(pa.struct(_FACT)), "settled": _TEXT,
+    }
+)  # fmt: skip
+"""Columns of the table of verdicts. All but ``facts``, which is dtx's own, stay as they are; others may be added."""
+HISTORY: Final = pa.schema(
+    {
+        "run": _LONG, "as_of": _TIME, "format_id": _LONG, "gtrid": _BYTES, "was": _TEXT, "verdict": _TEXT,
+        "findings": pa.list_(_TEXT), "month": _TEXT,
+    }
+)  # fmt: skip
+"""Columns of the history: ``was`` is null where the transaction was new, ``verdict`` where nothing of it is known any
+more."""
+_APP: Final = "dtx/run"
+_RUNS: Final = "runs"
+_STATE: Final = "state"
 
 
 class StateDamaged(Exception):
@@ -48,12 +78,11 @@ class Run:
 
     Args:
         number: from 1 on.
-        base: the oldest run whose transactions still count.
         as_of: microseconds since the epoch; see :class:`~dtx.pipeline.verdicts.Rules`.
         token: what the lake said when it was read: the next run asks for what has come since.
         lines_read: of journals, by this run.
         lines: of journals, that all verdicts rest on.
-        touched: gtrids that this run has looked at.
+        touched: gtrids that this run has looked at; 0 where it has looked at all.
         totals: by verdict, of all transactions there are.
         fingerprint: all fingerprints hashed and joined by "exclusive or".
         rules: orphan_after and skew in microseconds, and whether decisions were read.
@@ -64,9 +93,8 @@ class Run:
     """
 
     number: int
-    base: int
     as_of: int
-    token: Mapping[str, int] | None
+    token: int
     lines_read: int
     lines: int
     touched: int
@@ -75,7 +103,7 @@ class Run:
     rules: Mapping[str, int] = field(default_factory=dict)
     lake: str | None = None
     damaged: Collection[str] = ()
-    form: int = 1
+    form: int = FORM
     archived: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -83,104 +111,99 @@ class Run:
         """How many there are."""
         return sum(total.transactions for total in self.totals.values())
 
-    def to_json(self) -> str:
-        """As it stands in ``runs``."""
-        return json.dumps(asdict(self), sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> "Run":
-        """Read what :meth:`to_json` writes.
-
-        Raises:
-            StateDamaged: it is something else.
-        """
-        try:
-            found: dict[str, Any] = json.loads(text)
-            found["totals"] = {verdict: Total(**total) for verdict, total in found["totals"].items()}
-            return cls(**found)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise StateDamaged(f"a line of runs cannot be read: {error} ({text[:80]!r})") from error
-
 
 class State:
-    """The directory.
+    """The results.
 
     Args:
-        spark: reads and writes it.
-        out: where it is.
+        out: where they are.
     """
 
-    def __init__(self, spark: SparkSession, out: str) -> None:
-        self._spark = spark
-        self._out = out.rstrip("/")
+    def __init__(self, out: str) -> None:
+        missing = "has no verdicts yet: dtx pipeline reconcile"
+        self.verdicts: Final = Table(f"{out.rstrip('/')}/verdicts", VERDICTS, missing)
+        self.history: Final = Table(f"{out.rstrip('/')}/history", HISTORY, missing)
+        self._files = Files(out)
 
-    def runs(self) -> list[Run]:
-        """All that are complete, in order.
+    def runs(self, most: int | None = None) -> list[Run]:
+        """Those that are complete, in order; the last *most* of them.
 
         Raises:
-            StateDamaged: a line cannot be read.
+            StateDamaged: a file cannot be read.
         """
-        try:
-            lines = self._spark.read.text(f"{self._out}/runs").collect()
-        except AnalysisException as error:
-            if error.getCondition() == "PATH_NOT_FOUND":
-                return []
-            raise
-        return sorted((Run.from_json(line.value) for line in lines), key=lambda run: run.number)
+        last = self.verdicts.load().transaction_version(_APP) if self.verdicts.exists else None
+        names = [name for name in self._files.names(_RUNS, directories=False) if name.endswith(".json")]
+        numbers = [number for number in (int(name.partition(".")[0]) for name in names) if number <= (last or 0)]
+        return [self._run(number) for number in (numbers if most is None else numbers[-most:])]
 
-    def complete(self, run: Run) -> None:
-        """From now on it counts."""
-        lines = self._spark.createDataFrame([(run.to_json(),)], "value string")
-        lines.coalesce(1).write.mode("append").text(f"{self._out}/runs")
+    def _run(self, number: int) -> Run:
+        name = _name(number)
+        try:
+            found: dict[str, Any] = self._files.read(name)
+            found["totals"] = {verdict: Total(**total) for verdict, total in found["totals"].items()}
+            return Run(**found)
+        except (LakeError, TypeError, KeyError, AttributeError) as error:
+            raise StateDamaged(f"{self._files.path(name)} cannot be read: {error}") from error
+
+    def complete(self, run: Run, verdicts: "Change", history: "Change") -> None:
+        """From now on *run* counts."""
+        self.history.commit(history.table, history.added, history.removed)
+        self._files.write(_name(run.number), asdict(run))
+        self.verdicts.commit(verdicts.table, verdicts.added, verdicts.removed, **{_APP: run.number})
+        for name in self._files.names(_STATE):
+            if name != f"run={run.number}":
+                self._files.remove(f"{_STATE}/{name}")
 
     def write(self, frame: DataFrame, name: str, number: int) -> DataFrame:
-        """Keep *frame*, and read it back.
+        """Keep *frame* for the next run, and read it back.
 
         Args:
             frame: what.
             name: the directory's.
             number: of the run.
         """
-        frame.write.mode("overwrite").parquet(self._path(name, number))
-        return self.read(name, number).select(*frame.columns)
+        frame.write.mode("overwrite").parquet(self._files.path(f"{_STATE}/run={number}/{name}"))
+        return self.read(frame.sparkSession, name, number, frame.schema)
 
-    def read(self, name: str, number: int) -> DataFrame:
+    def read(self, spark: SparkSession, name: str, number: int, schema: StructType) -> DataFrame:
         """What run *number* has kept as *name*."""
-        return self._spark.read.parquet(self._path(name, number))
+        return spark.read.schema(schema).parquet(self._files.path(f"{_STATE}/run={number}/{name}"))
 
-    def has(self, name: str, number: int) -> bool:
-        """Whether run *number* has kept anything as *name*: an older dtx kept less."""
-        try:
-            return bool(self.read(name, number).columns)
-        except AnalysisException as error:
-            if error.getCondition() == "PATH_NOT_FOUND":
-                return False
-            raise
+    def retain(self, before: date, *, dry_run: bool) -> dict[str, int]:
+        """Remove what was settled, changed or run before *before*; how much it is, by what it is.
 
-    def latest(self, name: str, run: Run) -> DataFrame:
-        """All rows of *name* that count after *run*: of each gtrid, those of the last run that has looked at it."""
-        later = self._touches(run)
-        frame = self.read(name, run.base).withColumn("run", sf.lit(run.base))
-        for number in range(run.base + 1, run.number + 1):
-            frame = frame.unionByName(self.read(name, number).withColumn("run", sf.lit(number)))
-        if later is None:
-            return frame
-        return (
-            frame.join(later, "gtrid", "left")
-            .where(sf.col("touched_by").isNull() | (sf.col("touched_by") == sf.col("run")))
-            .drop("touched_by")
+        Args:
+            before: the first day that stays.
+            dry_run: count it alone.
+        """
+        edge = (datetime(before.year, before.month, before.day, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // (
+            timedelta(microseconds=1)
         )
+        old = [run.number for run in self.runs()[:-1] if run.as_of < edge]
+        found = {
+            "verdicts": self.verdicts.remove_before(before, "last_at", also=f"settled <> '{OPEN}'", dry_run=dry_run),
+            "changes of verdicts": self.history.remove_before(before, "as_of", dry_run=dry_run),
+            "runs": len(old),
+        }
+        for number in () if dry_run else old:
+            self._files.remove(_name(number))
+        return found
 
-    def _touches(self, run: Run) -> DataFrame | None:
-        """By which run each gtrid was last looked at, where that was after the base."""
-        if run.number == run.base:
-            return None
-        touches = self.read("touched", run.base + 1).withColumn("by", sf.lit(run.base + 1))
-        for number in range(run.base + 2, run.number + 1):
-            touches = touches.unionByName(self.read("touched", number).withColumn("by", sf.lit(number)))
-        last = touches.groupBy("gtrid").agg(sf.max("by").alias("touched_by"))
-        many = sum(each.touched for each in self.runs() if run.base < each.number <= run.number)
-        return sf.broadcast(last) if many <= _BROADCAST else last
 
-    def _path(self, name: str, number: int) -> str:
-        return f"{self._out}/{name}/run={number}"
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Of a table.
+
+    Args:
+        table: the version that is changed.
+        added: files that Spark has written.
+        removed: files that they replace.
+    """
+
+    table: Any
+    added: list[Any]
+    removed: list[Any]
+
+
+def _name(number: int) -> str:
+    return f"{_RUNS}/{number:08d}.json"

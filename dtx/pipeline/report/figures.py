@@ -1,18 +1,21 @@
 """What the report shows: small tables, made by Spark of everything there is."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as sf
 
 from dtx.pipeline.quarantine import Quarantined
+from dtx.pipeline.reconcile.judging import evidence_json
 from dtx.pipeline.verdicts import PLAIN, Verdict
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, Row
 
 AGES: Final = (
     ("under 1 minute", timedelta(minutes=1)),
@@ -47,7 +50,8 @@ class Figures:
         heuristics: heuristic decisions by resource manager, outcome and who made them.
         owners: transactions and those that need attention, by owner.
         queues: messages in branches that are open now, by where they come from or go to; ``None``: nobody looked.
-        attention: transactions that somebody has to look at, the worst first.
+        attention: transactions that need attention: the worst verdict first, then the oldest by when it was opened,
+            or by its last event where nothing of it is open.
         attention_total: how many there are of them.
         quarantine: what was not read.
         archived: by database, when its journal was last read to its end; ``None`` where that is not known.
@@ -82,7 +86,7 @@ class Figures:
 def collect(
     verdicts: "DataFrame",
     events: "DataFrame",
-    work: "DataFrame | None" = None,
+    queues: Sequence[tuple[str, str, str, int]] | None = None,
     *,
     quarantine: Iterable[Quarantined] = (),
     archived: Mapping[str, int | None] | None = None,
@@ -93,126 +97,113 @@ def collect(
     Args:
         verdicts: of all transactions, see :mod:`dtx.pipeline.reconcile`.
         events: the lake.
-        work: table ``work`` of the databases, now; ``None``: nobody looked.
+        queues: messages in open branches, most first, see :func:`~dtx.pipeline.participants.waiting`; ``None``: not
+            looked at.
         quarantine: what was not read on the way.
         archived: by database, microseconds since the epoch; see :class:`Figures`.
         as_of: up to when ages are counted; ``None``: now.
     """
     now = (as_of or datetime.now(UTC)).astimezone(UTC)
-    verdicts = verdicts.cache()
-    try:
-        counted = {row["verdict"]: row["n"] for row in verdicts.groupBy("verdict").agg(_count()).collect()}
-        open_ = verdicts.where(sf.col("since").isNotNull())
-        oldest = open_.agg(sf.min(sf.unix_micros("since")).alias("oldest")).first()
-        troubled = verdicts.where(~sf.col("verdict").isin([str(verdict) for verdict in PLAIN]))
-        return Figures(
-            as_of=now,
-            verdicts={str(verdict): counted.get(str(verdict), 0) for verdict in Verdict},
-            days=_rows(
-                verdicts.groupBy(sf.to_date("last_at").alias("day"), "verdict").agg(_count()).orderBy("day", "verdict")
-            ),
-            ages=_ages(open_, now),
-            latency=_latency(events),
-            heuristics=_heuristics(events),
-            owners=_owners(verdicts),
-            queues=None if work is None else _queues(work),
-            attention=_attention(troubled),
-            attention_total=sum(count for verdict, count in counted.items() if verdict not in PLAIN),
-            quarantine=tuple(quarantine),
-            archived={source: _time(at) for source, at in (archived or {}).items()},
-            oldest=None if oldest is None else _time(oldest["oldest"]),
-        )
-    finally:
-        verdicts.unpersist()
+    totals = _totals(verdicts, now)
+    own = [row for row in totals if row["owner"] is None]
+    owned = [row for row in totals if row["owner"] is not None]
+    counted = _summed(own, "verdict")
+    days = _summed(own, "day", "verdict")
+    ages = _summed((row for row in own if row["age"] is not None), "age", "verdict")
+    trouble = _summed((row for row in owned if row["verdict"] not in PLAIN), "owner")
+    owners = sorted(_summed(owned, "owner").items(), key=lambda item: (-item[1], item[0]))
+    latency, heuristics = _latency_and_heuristics(events)
+    return Figures(
+        as_of=now,
+        verdicts={str(verdict): counted[verdict,] for verdict in Verdict},
+        days=sorted(((*key, count) for key, count in days.items()), key=lambda row: (row[0] or date.min, row[1])),
+        ages=[(AGES[age][0], verdict, count) for (age, verdict), count in sorted(ages.items())],
+        latency=latency,
+        heuristics=heuristics,
+        owners=[(owner, count, trouble[owner,]) for (owner,), count in owners[:_MOST_NAMES]],
+        queues=None if queues is None else queues[:_MOST_NAMES],
+        attention=_attention(verdicts),
+        attention_total=sum(count for (verdict,), count in counted.items() if verdict not in PLAIN),
+        quarantine=tuple(quarantine),
+        archived={source: _time(at) for source, at in (archived or {}).items()},
+        oldest=_time(min((row["oldest"] for row in own if row["oldest"] is not None), default=None)),
+    )
 
 
 def _count() -> "Column":
     return sf.count("*").alias("n")
 
 
-def _rows(frame: "DataFrame") -> list[Any]:
-    return [tuple(row) for row in frame.collect()]
-
-
 def _time(micros: int | None) -> datetime | None:
     return None if micros is None else datetime.fromtimestamp(micros / 1e6, UTC)
 
 
-def _ages(open_: "DataFrame", now: datetime) -> list[tuple[str, str, int]]:
-    age = sf.lit(int(now.timestamp())) - sf.unix_seconds("since")
-    bucket: Column = sf.lit(len(AGES) - 1)
-    for number, (_, limit) in reversed(list(enumerate(AGES[:-1]))):
-        bucket = sf.when(age < int(limit.total_seconds()), number).otherwise(bucket)
-    found = open_.groupBy(bucket.alias("bucket"), "verdict").agg(_count()).orderBy("bucket", "verdict").collect()
-    return [(AGES[row["bucket"]][0], row["verdict"], row["n"]) for row in found]
+def _summed(rows: Iterable["Row"], *names: str) -> Counter[Any]:
+    sums: Counter[Any] = Counter()
+    for row in rows:
+        sums[tuple(row[name] for name in names)] += row["n"]
+    return sums
 
 
-def _latency(events: "DataFrame") -> list[tuple[str, int, float, float, float]]:
-    voted = events.where((sf.col("event") == "committed") & ~sf.col("one_phase") & sf.col("prepared_at").isNotNull())
-    seconds = (sf.unix_micros("at") - sf.unix_micros("prepared_at")) / 1e6
-    found = (
-        voted.withColumn("seconds", sf.greatest(seconds, sf.lit(0.0)))  # a clock that was set back
-        .groupBy("rm")
-        .agg(_count(), sf.percentile_approx("seconds", list(_PERCENTILES), _ACCURACY).alias("p"))
-        .orderBy(sf.desc("n"), "rm")
+def _totals(verdicts: "DataFrame", now: datetime) -> "list[Row]":
+    """Transactions by verdict, day and age, and again by verdict and owner: Spark reads the verdicts once for both."""
+    seconds = sf.lit(int(now.timestamp())) - sf.unix_seconds("since")
+    age = reduce(add, ((seconds >= int(limit.total_seconds())).cast("int") for _, limit in AGES[:-1]))
+
+    def key(day: "Column", age: "Column", owner: "Column") -> "Column":
+        return sf.struct(
+            day.cast("date").alias("day"), age.cast("int").alias("age"), owner.cast("string").alias("owner")
+        )
+
+    nothing = sf.lit(None)
+    keys = sf.concat(
+        sf.array(key(sf.col("last_at"), age, nothing)),
+        sf.transform("owners", lambda owner: key(nothing, nothing, owner)),
+    )
+    return (
+        verdicts.select("verdict", "since", sf.explode(keys).alias("key"))
+        .groupBy("verdict", "key.day", "key.age", "key.owner")
+        .agg(_count(), sf.min(sf.unix_micros("since")).alias("oldest"))
         .collect()
     )
-    return [(row["rm"], row["n"], *row["p"]) for row in found]
 
 
-def _heuristics(events: "DataFrame") -> list[tuple[str, str, str, int]]:
-    made = events.where(sf.col("event").isin("heuristic", "hazard"))
-    outcome = sf.coalesce("outcome", "event")
-    grouped = made.groupBy("rm", outcome.alias("what"), "actor").agg(_count())
-    return _rows(grouped.orderBy(sf.desc("n"), "rm", "what", "actor").limit(LISTED))
-
-
-def _owners(verdicts: "DataFrame") -> list[tuple[str, int, int]]:
-    trouble = sf.when(~sf.col("verdict").isin([str(verdict) for verdict in PLAIN]), 1).otherwise(0)
-    owned = verdicts.select(sf.explode("owners").alias("owner"), trouble.alias("trouble"))
-    grouped = owned.groupBy("owner").agg(_count(), sf.sum("trouble").alias("trouble"))
-    return _rows(grouped.orderBy(sf.desc("n"), "owner").limit(_MOST_NAMES))
-
-
-def _queues(work: "DataFrame") -> list[tuple[str, str, str, int]]:
-    def text(name: str) -> "Column":
-        return sf.expr(f"coalesce(try_validate_utf8(cast({name} AS string)), hex({name}))")
-
-    place = sf.when(sf.col("kind") == "consume", text("queue")).otherwise(
-        # the default exchange has no name: its routing key is the queue
-        sf.when(sf.length("exchange") == 0, text("routing_key")).otherwise(
-            sf.concat_ws(" / ", text("exchange"), text("routing_key"))
+def _latency_and_heuristics(
+    events: "DataFrame",
+) -> tuple[list[tuple[str, int, float, float, float]], list[tuple[str, str, str, int]]]:
+    voted = (sf.col("event") == "committed") & ~sf.col("one_phase") & sf.col("prepared_at").isNotNull()
+    made = sf.col("event").isin("heuristic", "hazard")
+    seconds = (sf.unix_micros("at") - sf.unix_micros("prepared_at")) / 1e6
+    clipped = sf.greatest(seconds, sf.lit(0.0))  # a clock that was set back
+    rows = (
+        events.where(voted | made)
+        .groupBy(
+            "rm",
+            sf.when(made, sf.coalesce("outcome", "event")).alias("what"),
+            sf.when(made, sf.col("actor")).alias("actor"),
         )
+        .agg(_count(), sf.percentile_approx(clipped, list(_PERCENTILES), _ACCURACY).alias("p"))
+        .collect()
     )
-    grouped = work.groupBy("rm", "kind", place.alias("place")).agg(_count())
-    return _rows(grouped.orderBy(sf.desc("n"), "rm", "kind", "place").limit(_MOST_NAMES))
+    latency = [(row["rm"], row["n"], *row["p"]) for row in rows if row["what"] is None]
+    heuristics = [(row["rm"], row["what"], row["actor"], row["n"]) for row in rows if row["what"] is not None]
+    return (
+        sorted(latency, key=lambda row: (-row[1], row[0])),
+        sorted(heuristics, key=lambda row: (-row[3], row[0], row[1], row[2] or ""))[:LISTED],
+    )
 
 
-def _attention(troubled: "DataFrame") -> list[dict[str, Any]]:
-    order = reduce(
-        lambda column, item: column.when(sf.col("verdict") == str(item[1]), item[0]),
-        enumerate(list(Verdict)[1:], 1),
-        sf.when(sf.col("verdict") == str(next(iter(Verdict))), 0),
-    )
-    columns = troubled.select(
-        "verdict",
-        "findings",
-        "format_id",
-        sf.lower(sf.hex("gtrid")).alias("gtrid"),
-        sf.unix_micros("since").alias("since"),
-        sf.unix_micros("first_at").alias("first_at"),
-        sf.unix_micros("last_at").alias("last_at"),
-        sf.unix_micros("known_at").alias("known_at"),
-        "branches",
-        "decision",
-        "tm",
-        "rms",
-        "owners",
-        sf.to_json("evidence").alias("evidence"),
-    )
-    found = columns.orderBy(order, sf.asc_nulls_last("since"), "gtrid").limit(LISTED).collect()
+def _attention(verdicts: "DataFrame") -> list[dict[str, Any]]:
     times = ("since", "first_at", "last_at", "known_at")
-    return [
-        {name: _time(value) if name in times else value for name, value in row.asDict(recursive=True).items()}
-        for row in found
-    ]
+    severity = sf.array_position(sf.array(*(sf.lit(str(verdict)) for verdict in Verdict)), sf.col("verdict"))
+    rows = (
+        verdicts.where(~sf.col("verdict").isin([str(verdict) for verdict in PLAIN]))
+        .orderBy(severity, sf.asc_nulls_last(sf.coalesce("since", "last_at")), "gtrid")
+        .limit(LISTED)
+        .select(
+            "verdict", "findings", "format_id", sf.lower(sf.hex("gtrid")).alias("gtrid"), "branches", "decision", "tm",
+            "rms", "owners", evidence_json().alias("evidence"), *(sf.unix_micros(name).alias(name) for name in times),
+        )
+        .collect()
+    )  # fmt: skip
+    return [row.asDict() | {name: _time(row[name]) for name in times} for row in rows]

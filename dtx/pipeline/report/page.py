@@ -3,9 +3,10 @@
 import csv
 import json
 import os
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
-from functools import partial
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, Final
@@ -15,11 +16,14 @@ from markupsafe import Markup
 
 from dtx.pipeline.report import plots
 from dtx.pipeline.report.figures import AGES, LISTED, Figures
-from dtx.pipeline.verdicts import PLAIN, RULES, Verdict
+from dtx.pipeline.verdicts import RULES
 
 PAGE: Final = "report.html"
 _EVIDENCE_SHOWN: Final = 50
 """Lines of evidence of one transaction on the page."""
+_STALE: Final = timedelta(days=1)
+"""After that a journal is stale: the pipeline archives it every night."""
+_UNITS: Final = ((86400, "day"), (3600, "hour"), (60, "minute"))
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 """What a spreadsheet takes for a formula when a cell begins with it; names come from clients."""
 
@@ -54,10 +58,10 @@ def render(figures: Figures) -> str:
         "number": lambda value: f"{value:,}",
         "time": _time,
         "seconds": plots.seconds,
-        "age": partial(_age, now=figures.as_of),
-        "hex": _readable,
-        "evidence": _evidence,
+        "age": lambda value: _words(figures.as_of - value),
+        "text": _text,
     }
+    script = environment.get_template("filter.js").render()
     ages = plots.ages(figures.ages, [label for label, _ in AGES])
     drawings = {
         "days": plots.days(figures.days),
@@ -73,16 +77,23 @@ def render(figures: Figures) -> str:
             "Heuristic outcomes", _summed((what, count) for _, what, _, count in figures.heuristics), "special"
         ),
     }
+    choices = _choices(figures)
     return environment.get_template("report.html").render(
         figures=figures,
+        choices=choices,
+        transactions=[_transaction(row, figures, choices) for row in figures.shown],
+        sources=sorted(
+            ((name, at, _freshness(name, at, figures)) for name, at in figures.archived.items()),
+            key=lambda source: (source[1] is not None, source[1], source[0]),
+        ),
+        script=Markup(script),  # noqa: S704 - a file of ours
+        script_hash=b64encode(sha256(script.encode()).digest()).decode(),
         plots={name: Markup(drawing) for name, drawing in drawings.items()},  # noqa: S704 - drawn here, names escaped
         rules=RULES,
-        plain=PLAIN,
         colour={str(verdict): colour for colour, verdicts in plots.GROUPS.values() for verdict in verdicts},
         open_count=sum(count for _, _, count in figures.ages),
         wrong=sum(figures.verdicts[verdict] for verdict in plots.GROUPS["went wrong"][1]),
         listed=LISTED,
-        Verdict=Verdict,
     )
 
 
@@ -147,25 +158,47 @@ def _time(value: datetime | None) -> str:
     return "" if value is None else value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _age(value: datetime | None, *, now: datetime) -> str:
-    if value is None:
-        return ""
-    gone = max(0, int((now - value).total_seconds()))
-    for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
-        if gone >= size:
-            return f"{gone // size} {name}"
-    return f"{gone} s"
+def _words(age: timedelta) -> str:
+    seconds = max(0, int(age.total_seconds()))
+    size, name = next((unit for unit in _UNITS if seconds >= unit[0]), (1, "second"))
+    return f"{seconds // size:,} {name}{'' if seconds // size == 1 else 's'}"
 
 
-def _readable(gtrid: str) -> str:
-    """A gtrid for people: as text where it is printable ASCII, else nothing."""
-    text = bytes.fromhex(gtrid)
+def _text(octets: str) -> str:
+    """A part of an xid, given in hex, as text where it is printable ASCII, else nothing."""
+    text = bytes.fromhex(octets)
     return text.decode("ascii") if text.isascii() and text.decode("ascii").isprintable() else ""
 
 
-def _evidence(text: str | None) -> list[Mapping[str, Any]]:
-    found = json.loads(text) if text else []
-    return list(found[:_EVIDENCE_SHOWN]) if isinstance(found, list) else []
+def _freshness(source: str, archived: datetime | None, figures: Figures) -> str:
+    if archived is None or any(row.source == source and row.is_away for row in figures.quarantine):
+        return "unread"
+    return "stale" if figures.as_of - archived > _STALE else "fresh"
+
+
+def _choices(figures: Figures) -> dict[str, list[str]]:
+    """What the transactions on the page can be filtered by; one age for each limit of :data:`AGES`."""
+    lines = [line for row in figures.shown for line in json.loads(row["evidence"])]
+    return {
+        "verdict": list(dict.fromkeys(row["verdict"] for row in figures.shown)),
+        "source": sorted({*figures.archived, *(line["source"] for line in lines)}),
+        "owner": sorted({owner for row in figures.shown for owner in row["owners"]}),
+        "age": [f"over {_words(limit)}" for _, limit in AGES[:-1]],
+    }
+
+
+def _transaction(row: Mapping[str, Any], figures: Figures, choices: Mapping[str, list[str]]) -> dict[str, Any]:
+    """A row with its evidence, and with the numbers of the choices that it matches."""
+    lines = json.loads(row["evidence"])
+    for line in lines:
+        # only dtx has a journal; where a branch was only observed its source tells; a decision has no vhost
+        of_dtx = line["vhost"] and (line["id"] is not None or line["source"] in figures.archived)
+        line["xid"] = f"{row['format_id']}:{row['gtrid']}:{line['bqual']}" if of_dtx else None
+    matching = {"verdict": [row["verdict"]], "source": {line["source"] for line in lines}, "owner": row["owners"]}
+    numbers = {name: sorted(choices[name].index(value) for value in values) for name, values in matching.items()}
+    begun = row["since"] or row["last_at"] or figures.as_of
+    numbers["age"] = [number for number, (_, limit) in enumerate(AGES[:-1]) if figures.as_of - begun >= limit]
+    return {**row, "lines": lines[:_EVIDENCE_SHOWN], "line_count": len(lines), "numbers": numbers}
 
 
 def _summed(rows: Iterable[tuple[str, int]]) -> dict[str, int]:

@@ -5,9 +5,11 @@ Matplotlib draws them with colours that nobody would choose, each of which stand
 
 import io
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, timedelta
 from typing import Any, Final
+from unicodedata import east_asian_width
 from xml.sax.saxutils import escape
 
 import matplotlib as mpl
@@ -45,6 +47,8 @@ _MOST_DAYS: Final = 120
 """Bars that can be told apart."""
 _MOST_TICKS: Final = 9
 _MOST_NAMES: Final = 15
+_LABEL: Final = 32
+"""Latin letters that a name on an axis may be as wide as."""
 _STYLE: Final = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -106,10 +110,10 @@ def latency(rows: Sequence[tuple[str, int, float, float, float]]) -> str:
         low = min(max(least, row[2]) for row in shown)
         high = max(max(least, row[4]) for row in shown)
         axes.set_xlim(low / 2, high * 2)
-        axes.xaxis.set_major_locator(LogLocator(numticks=7))
+        axes.xaxis.set_major_locator(LogLocator(numticks=5))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: seconds(value)))
         axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.set_yticks(range(len(shown)), [row[0] for row in shown])
+        axes.set_yticks(range(len(shown)), [_short(row[0]) for row in shown])
         axes.set_ylim(-0.6, len(shown) - 0.4)
         axes.grid(visible=False, axis="y")
         for colour, name in (("good", "half are quicker"), ("warn", "95 of 100"), ("bad", "99 of 100")):
@@ -195,16 +199,31 @@ def _across(title: str, rows: Mapping[str, int], colour: Callable[[int], str]) -
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= 40 else f"{name[:39]}…"
+    """On one line, at most as wide as :data:`_LABEL` Latin letters."""
+    text = " ".join(name.split())
+    if len(text) + _wide(text) <= _LABEL:
+        return text
+    text = text[: _LABEL - 1]
+    while len(text) + _wide(text) >= _LABEL:
+        text = text[:-1]
+    return f"{text}…"
+
+
+def _wide(text: str) -> int:
+    """Letters that take the place of two."""
+    return sum(east_asian_width(letter) in "WF" for letter in text)
 
 
 def _legend(axes: Any, columns: int) -> None:
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, handlelength=1, borderaxespad=0.2)
+    axes.figure.legend(loc="outside upper left", ncols=columns, handlelength=1, borderaxespad=0.2)
 
 
 def _drawn(title: str, draw: Callable[[Any], None], *, height: float) -> str:
     # no layout of text as formulas: a name may have a dollar in it
-    with mpl.rc_context({**_STYLE, "text.parse_math": False, "svg.hashsalt": title}):
+    style = {**_STYLE, "text.parse_math": False, "svg.hashsalt": title}
+    with mpl.rc_context(style), warnings.catch_warnings():
+        # the browser draws the text with the fonts it has; Matplotlib only measures it with its own
+        warnings.filterwarnings("ignore", "Glyph .* missing from font|Matplotlib currently does not support")
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         canvas = FigureCanvasSVG(figure)
         draw(figure.add_subplot())
@@ -214,11 +233,10 @@ def _drawn(title: str, draw: Callable[[Any], None], *, height: float) -> str:
 
 
 def _inline(svg: str, title: str) -> str:
-    """The element alone, with a name for those who do not see it, with the page's colours and letters."""
+    """The element alone, with a name for screen readers, with the page's colours."""
     body = svg[svg.index("<svg") :]
     for name, colour in _COLOURS.items():
         body = body.replace(colour, f"var(--{name})")
-    body = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font: \1px system-ui, sans-serif", body)
     # several on one page: each keeps its ids to itself
     prefix = re.sub(r"\W+", "-", title.lower())
     body = re.sub(r'\bid="', f'id="{prefix}-', body)

@@ -447,3 +447,18 @@ class BatchReader(DataSourceReader):
     def _plan(self, name: str) -> list[Part]:
         with connected(name, self._options.sources[name], self._options.waits) as server:
             return plan(server, self._options)
+
+
+def read_table(options: Options, schema: StructType) -> pa.Table:
+    """The rows of a table in the memory of this process.
+
+    Args:
+        options: where and which.
+        schema: the columns.
+
+    Raises:
+        SourceError: they could not be read.
+    """
+    reader = BatchReader(options, schema)
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    return pa.Table.from_batches(batches, arrow_schema(schema))

@@ -16,7 +16,7 @@ from tests.support.reference import Decision, Observation
 
 def test_what_is_under_way_is_not_called_unfinished_and_is_looked_at_again(spark: SparkSession, tmp_path: Path) -> None:
     """Lines are older than the log that is read after them: what commits in between is open, and is decided."""
-    lake, out, at = Batches(), str(tmp_path / "verdicts"), 1_000_000_000
+    lake, out, at = Batches(), str(tmp_path / "results"), 1_000_000_000
     begun = [line(b"open", "prepared", at - 1), line(b"ended", "prepared", at - 1), line(b"ended", "committed", at)]
     lake.batches.append(events_frame(spark, begun))
     made = [
@@ -39,7 +39,7 @@ def test_what_is_under_way_is_not_called_unfinished_and_is_looked_at_again(spark
 
 def test_who_cannot_be_asked_has_in_doubt_what_was_there_the_last_time(spark: SparkSession, tmp_path: Path) -> None:
     """A database that is down has lost nothing; a log of which a part was read has finished nothing."""
-    lake, out, rules = Batches(), str(tmp_path / "verdicts"), Rules(as_of=10_000_000_000)
+    lake, out, rules = Batches(), str(tmp_path / "results"), Rules(as_of=10_000_000_000)
     lake.batches.append(events_frame(spark, [line(b"kept", "committed", 1)]))
     foreign = Observation(
         source="bank", kind=Kind.POSTGRESQL, rm="bank", vhost="bank", format_id=1, gtrid=b"gone", bqual=b"", owner="x",
@@ -58,7 +58,7 @@ def test_who_cannot_be_asked_has_in_doubt_what_was_there_the_last_time(spark: Sp
     first_file = replace(made, gtrid=b"other", finished=True)
     for _ in range(2):
         assert verdicts(first_file, away=["bank"], logs_read=[]) == both | {b"other": "committed"}
-    assert spark.read.parquet(f"{out}/asked/run=3").count() == 3
+    assert spark.read.parquet(f"{out}/state/run=3/decided").count() == 2
     assert verdicts(first_file, away=["bank"], logs_read=["log"], full=True)[b"gone"] == "orphan"
     assert verdicts(first_file, logs_read=["log"]) == {b"kept": "committed", b"other": "committed"}
 
@@ -67,7 +67,7 @@ def test_what_is_in_doubt_since_nobody_says_when_is_so_since_it_was_seen_first(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """XA RECOVER of MySQL and MariaDB has no times; without one nothing there ever was an orphan."""
-    lake, out = Batches(), str(tmp_path / "verdicts")
+    lake, out = Batches(), str(tmp_path / "results")
     lake.batches.append(events_frame(spark, ()))
     nothing = decisions_frame(spark, ())
 
@@ -89,7 +89,7 @@ def test_what_is_in_doubt_since_nobody_says_when_is_so_since_it_was_seen_first(
 
 def test_what_is_known_is_read_anew_where_the_lake_is_not_what_it_was(spark: SparkSession, tmp_path: Path) -> None:
     """A file that was damaged and is not any more, and another lake in the place of the one before."""
-    lake, out, at = Batches(), str(tmp_path / "verdicts"), 1_000_000
+    lake, out, at = Batches(), str(tmp_path / "results"), 1_000_000
     rules = Rules(as_of=10_000_000_000, skew=0)
     lines = [
         [line(b"a", "prepared", at), line(b"a", "heuristic", at, outcome="committed", actor="op")],
@@ -106,13 +106,13 @@ def test_what_is_known_is_read_anew_where_the_lake_is_not_what_it_was(spark: Spa
     done, found = verdicts()
     assert (done.lines, done.damaged, found) == (2, ["1"], {b"a": "committed"})
     done, _ = verdicts()
-    assert (done.lines, done.lines_read, done.base) == (2, 0, 1)
+    assert (done.lines, done.lines_read, done.touched) == (2, 0, 1)
     lake.damaged = set()
     done, found = verdicts()
     assert (done.lines, done.lines_read, found) == (4, 4, {b"a": "forgotten-early", b"b": "committed"})
     # clocks that may differ by more: judged again, though nothing has come
     done, found = verdicts(replace(rules, skew=1))
-    assert (done.lines_read, done.base, found[b"a"]) == (0, 3, "committed")
+    assert (done.lines_read, done.touched, found[b"a"]) == (0, 2, "committed")
     # somebody has removed it and had it archived anew
     lake.identity = "lake 2"
     done, found = verdicts()

@@ -1,27 +1,32 @@
-"""The lake: everything once, whatever dies; small files joined, old days removed, other columns kept."""
+"""The lake: every line once, whatever dies or is lost; files joined, old lines removed, other tables refused."""
 
 import json
 import shutil
-import subprocess
+import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from deltalake import DeltaTable, TableFeatures, write_deltalake
 from pyspark.sql import SparkSession
 
-from dtx.pipeline import java
-from dtx.pipeline.archive import Lake, LakeError, archive, compact, follow, read_lake, retain, writing
-from dtx.pipeline.archive.layout import EVENTS, MARKER, Batch, path_word
-from dtx.pipeline.source import register
+from dtx.pipeline import archive as journals
+from dtx.pipeline.archive import Archived, archive, follow, maintain, pause
+from dtx.pipeline.delta import Table
+from dtx.pipeline.files import LakeError
+from dtx.pipeline.lake import LOCK, SCHEMA, Lake, read_lake
+from dtx.pipeline.source import SourceError
+from dtx.pipeline.source.datasource import StreamReader
 from tests.support.spark import shared_spark
 
 pytestmark = pytest.mark.timeout(900)  # a first job of Spark can take a minute where many others compute
 MONDAY = datetime(2026, 3, 2, 12, tzinfo=UTC)
 NAMES = ("007", "bank/a=b c%d", "é.1")
-"""Names of resource managers that a directory cannot have as they are, or that look like numbers."""
+_NOT_COMPARED = {"source", "branch_id", "batch", "month"}
 
 _LINE = """
 INSERT INTO dtx.journal (id, at, rm, event, branch_id, vhost, format_id, gtrid, bqual, owner, actor, one_phase,
@@ -30,13 +35,6 @@ SELECT gen_random_uuid(), %(at)s + make_interval(secs => n), %(rm)s, 'committed'
     int4send(n), '\\x00ff', 'alice', 'alice', n %% 2 = 0, n, 0, 10, %(at)s
 FROM generate_series(1, %(count)s) n
 """
-
-
-@pytest.fixture(scope="module")
-def session() -> SparkSession:
-    spark = shared_spark()
-    register(spark)
-    return spark
 
 
 def write(url: str, count: int, *, rm: str = "rm", at: datetime = MONDAY) -> None:
@@ -48,197 +46,399 @@ def journal(url: str) -> list[tuple[Any, ...]]:
     """Every line, as the lake has to have it."""
     columns = ", ".join(
         f"{name}::text" if name == "id" else "xid8::text::bigint" if name == "xid8" else name
-        for name in EVENTS.names
-        if name not in {"source", "day", "branch_id"}
+        for name in SCHEMA.names
+        if name not in _NOT_COMPARED
     )
     with psycopg.connect(url) as connection:
         connection.execute("SET timezone = 'UTC'")
         return sorted(tuple(row) for row in connection.execute(f"SELECT {columns} FROM dtx.journal").fetchall())
 
 
-def in_lake(spark: SparkSession, lake: Path | str) -> list[tuple[Any, ...]]:
-    frame = read_lake(spark, str(lake)).drop("source", "day", "branch_id")
-    return sorted(tuple(row[name] for name in frame.columns) for row in frame.toArrow().to_pylist())
+def in_lake(lake: Path | str) -> list[tuple[Any, ...]]:
+    """Every line, as another reader than ours has it."""
+    names = [name for name in SCHEMA.names if name not in _NOT_COMPARED]
+    table = DeltaTable(lake).to_pyarrow_table(columns=names)
+    return sorted(tuple(row.values()) for row in table.to_pylist())
 
 
-def run(spark: SparkSession, lake: Path | str, url: str, source: str = "prod", **more: str) -> int:
-    (result,) = archive(spark, str(lake), {source: {"url": url, "name": source, **more}})
+def run(lake: Path | str, url: str, source: str = "prod", **more: str) -> int:
+    result = result_of(lake, url, source, **more)
     assert result.error is None, result.error
     return result.rows
 
 
-def test_a_journal_comes_into_the_lake_row_for_row_and_once(
-    session: SparkSession, database: str, tmp_path: Path
-) -> None:
+def result_of(lake: Path | str, url: str, source: str = "prod", **more: str) -> Archived:
+    (result,) = archive(str(lake), {source: {"url": url, "name": source, **more}})
+    return result
+
+
+def test_a_journal_comes_into_the_lake_line_for_line_and_once(database: str, tmp_path: Path) -> None:
+    lake = tmp_path / "a lake, 100%"
     for number, name in enumerate(NAMES):
-        write(database, 20, rm=name, at=MONDAY + timedelta(days=number))
-    assert run(session, tmp_path / "lake", database) == 60
-    assert in_lake(session, tmp_path / "lake") == journal(database)
+        write(database, 20, rm=name, at=MONDAY + timedelta(days=20 * number))
+    assert run(lake, database) == 60
+    assert in_lake(lake) == journal(database)
+    assert len(DeltaTable(lake).file_uris()) == 2, "one file for each month, however many resource managers"
     write(database, 5, rm="007")
     before = time.time_ns() // 1000
-    assert run(session, tmp_path / "lake", database) == 5
-    assert before <= Lake(str(tmp_path / "lake")).archived()["prod"] <= time.time_ns() // 1000
-    assert in_lake(session, tmp_path / "lake") == journal(database)
-    days = read_lake(session, str(tmp_path / "lake")).select("rm", "day", "source").distinct().collect()
-    assert sorted(map(tuple, days)) == [
-        ("007", date(2026, 3, 2), "prod"),
-        ("bank/a=b c%d", date(2026, 3, 3), "prod"),
-        ("é.1", date(2026, 3, 4), "prod"),
-    ]
+    assert run(lake, database) == 5
+    assert run(lake, database) == 0
+    assert before <= Lake(str(lake)).archived()["prod"] <= time.time_ns() // 1000
+    assert in_lake(lake) == journal(database)
+    session = shared_spark()
+    frame, token = Lake(str(lake)).frame(session)
+    assert (frame.count(), token) == (65, 2)
+    assert {row.rm for row in frame.select("rm").distinct().collect()} == set(NAMES)
+    assert Lake(str(lake)).frame(session, since=1)[0].count() == 5
+    assert Lake(str(lake)).frame(session, since=2)[0].count() == 0
+    assert Lake(str(lake)).count() == 65
+    april = MONDAY + timedelta(days=30)
+    assert Lake(str(lake)).frame(session, between=(april, april + timedelta(days=30)))[0].count() == 20
 
 
-def test_a_batch_that_was_written_but_not_committed_is_there_once(
-    session: SparkSession, database: str, tmp_path: Path
+def test_databases_with_few_lines_share_a_commit(database: str, tmp_path: Path) -> None:
+    write(database, 3)
+    sources = {name: {"url": database, "name": name} for name in ("a", "b/c", "d.e")}
+    assert [result.rows for result in archive(str(tmp_path), sources)] == [3, 3, 3]
+    table = DeltaTable(tmp_path)
+    assert (table.version(), len(table.file_uris())) == (1, 1)
+    assert [table.transaction_version(f"dtx/{name}") for name in sources] == [1, 1, 1]
+    assert set(Lake(str(tmp_path)).archived()) == set(sources)
+
+
+@pytest.mark.parametrize("dies", ["before the commit", "behind the commit"])
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_an_archive_that_dies_is_made_good_by_the_next(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: str, is_streamed: bool
 ) -> None:
-    """A crash between the write and the checkpoint's commit: the commit is taken away, as if it had never been made."""
+    if is_streamed:
+        monkeypatch.setattr(journals, "_GATHERED", 10)
+        monkeypatch.setattr(journals, "_CHUNK", 7)
     write(database, 30)
-    write(database, 5, rm="other")
-    assert run(session, tmp_path / "lake", database) == 35
-    (commit,) = (tmp_path / "lake/_checkpoints/prod").glob("*/commits/0")
-    commit.unlink()
-    commit.with_name(".0.crc").unlink()
-    # nobody sees a batch that is not whole, and compaction leaves it alone
-    assert in_lake(session, tmp_path / "lake") == []
-    assert compact(session, str(tmp_path / "lake"), least_files=1).days == 0
-    # half of it is gone, too: the directory of one resource manager
-    shutil.rmtree(tmp_path / "lake/rm=other")
-    write(database, 7)
-    run(session, tmp_path / "lake", database)
-    assert in_lake(session, tmp_path / "lake") == journal(database)
+    run(tmp_path, database)
+    write(database, 40, rm="other")
+    with monkeypatch.context() as patch:
+        if dies == "before the commit":
+            patch.setattr("deltalake.write_deltalake", _die)
+        else:
+            patch.setattr(Lake, "note", _die)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path, database)
+    assert len(in_lake(tmp_path)) == (30 if dies == "before the commit" else 70)
+    write(database, 2)
+    assert run(tmp_path, database) == (42 if dies == "before the commit" else 2)
+    assert in_lake(tmp_path) == journal(database)
 
 
-def test_a_lost_checkpoint_repeats_nothing(session: SparkSession, database: str, tmp_path: Path) -> None:
+def _die(*_: Any, **__: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_a_transaction_that_commits_late_is_archived(database: str, tmp_path: Path) -> None:
+    with psycopg.connect(database) as late:
+        late.execute(_LINE, {"at": MONDAY, "rm": "late", "count": 4})
+        write(database, 6)
+        assert run(tmp_path, database) == 6
+        late.commit()
+    write(database, 1)
+    assert run(tmp_path, database) == 5
+    assert in_lake(tmp_path) == journal(database)
+
+
+@pytest.mark.parametrize("lost", ["the checkpoint", "the commits, too"])
+def test_a_lost_place_repeats_no_line(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """And says how many were really new."""
+    monkeypatch.setattr(journals, "_CHUNK", 7)
+    lake = tmp_path / "lake"
     write(database, 30)
-    run(session, tmp_path / "lake", database)
-    _, seen = Lake(str(tmp_path / "lake")).frame(session)
-    shutil.rmtree(tmp_path / "lake/_checkpoints")
+    run(lake, database)
+    if lost == "the checkpoint":  # the commit has it still
+        shutil.rmtree(lake / "_checkpoints")
+    else:  # somebody has written the table anew
+        table = DeltaTable(lake).to_pyarrow_table()
+        shutil.rmtree(lake)
+        write_deltalake(lake, table, partition_by=["month"])
     write(database, 7, at=MONDAY + timedelta(days=1))
     write(database, 2)
-    run(session, tmp_path / "lake", database)
-    assert in_lake(session, tmp_path / "lake") == journal(database)
-    new, _ = Lake(str(tmp_path / "lake")).frame(session, since=seen)
-    assert new.count() == 9
+    result = result_of(lake, database)
+    assert (result.rows, result.again) == (9, 0 if lost == "the checkpoint" else 30)
+    assert in_lake(lake) == journal(database)
+    assert Lake(str(lake)).frame(shared_spark(), since=1)[0].count() == 9
+    assert run(lake, database) == 0
 
 
-def test_days_that_are_over_leave_and_others_stay(session: SparkSession, database: str, tmp_path: Path) -> None:
-    for number in range(3):
-        write(database, 4, at=MONDAY + timedelta(days=number))
-    run(session, tmp_path / "lake", database)
-    assert retain(str(tmp_path / "lake"), before=date(2026, 3, 4), dry_run=True).days == 2
-    done = retain(str(tmp_path / "lake"), before=date(2026, 3, 4))
-    assert done.days == 2
-    assert [row.day for row in read_lake(session, str(tmp_path / "lake")).select("day").distinct().collect()] == [
-        date(2026, 3, 4)
-    ]
-    assert retain(str(tmp_path / "lake"), before=date(2026, 3, 4)).days == 0
-
-
-def test_what_cannot_be_used_is_refused_with_a_sentence(session: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(LakeError, match="is no lake: dtx pipeline archive makes one"):
-        read_lake(session, str(tmp_path))
-    with pytest.raises(LakeError, match="is no lake"):
-        compact(session, str(tmp_path))
-    (tmp_path / MARKER).write_text('{"version": 99}')
-    with pytest.raises(LakeError, match="has layout 99 and this dtx knows 1: use the newer dtx"):
-        Lake(str(tmp_path))
-    (tmp_path / MARKER).write_text('{"vers')
-    with pytest.raises(LakeError, match="is damaged"):
-        Lake(str(tmp_path))
-    lake = Lake(str(tmp_path / "other"))
-    with (
-        lake.files.alone("lock"),
-        pytest.raises(LakeError, match="another process is at work"),
-        lake.files.alone("lock"),
-    ):
-        pass
-
-
-def test_who_follows_notes_how_fresh_the_lake_is(session: SparkSession, database: str, tmp_path: Path) -> None:
-    """Though nothing comes: a quiet journal is read to its end all the time."""
+def test_two_that_archive_at_once_do_not_double_a_line(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On this machine a lock keeps the second one out; elsewhere Delta refuses its commit."""
     write(database, 3)
-    lake = Lake(str(tmp_path / "lake"))
-    since = time.time_ns() // 1000 + 2_000_000
-    ends = time.monotonic() + 120
+    run(tmp_path, database)
+    write(database, 5)
+    with Lake(str(tmp_path)).files.alone(LOCK), pytest.raises(LakeError, match="another process is at work"):
+        run(tmp_path, database)
+    monkeypatch.setattr("dtx.pipeline.files.Files.is_local", False)
+    real = write_deltalake
 
-    def is_fresh() -> bool:
-        assert time.monotonic() < ends
-        return lake.archived().get("prod", 0) > since
+    def slowly(*given: Any, **more: Any) -> None:
+        monkeypatch.setattr("deltalake.write_deltalake", real)
+        assert run(tmp_path, database) == 5, "the other one is quicker"
+        real(*given, **more)
 
-    (result,) = follow(
-        session, lake.files.uri, {"prod": {"url": database, "name": "prod"}}, interval=0.2, until=is_fresh
-    )
-    assert (result.rows, result.error) == (3, None)
+    monkeypatch.setattr("deltalake.write_deltalake", slowly)
+    with pytest.raises(LakeError, match=r"another process has written .* at the same time: run again"):
+        run(tmp_path, database)
+    assert in_lake(tmp_path) == journal(database)
+    # it has read before the other one committed, and commits behind it
+    write(database, 2)
+    look = journals._Run._look
+
+    def late(self: Any, journal: Any) -> Any:
+        found = look(self, journal)
+        monkeypatch.setattr(journals._Run, "_look", look)
+        assert run(tmp_path, database) == 2
+        return found
+
+    monkeypatch.setattr(journals._Run, "_look", late)
+    with pytest.raises(LakeError, match="another process has archived prod into"):
+        run(tmp_path, database)
+    assert in_lake(tmp_path) == journal(database)
 
 
-def test_a_database_that_is_away_does_not_stop_the_others(session: SparkSession, database: str, tmp_path: Path) -> None:
+def test_a_database_that_is_away_does_not_stop_the_others(database: str, tmp_path: Path) -> None:
     write(database, 3)
     away = {"url": "postgresql://nobody@127.0.0.1:1/none", "name": "away", "retries": "0"}
-    results = archive(session, str(tmp_path / "lake"), {"away": away, "prod": {"url": database, "name": "prod"}})
+    results = archive(str(tmp_path / "lake"), {"away": away, "prod": {"url": database, "name": "prod"}})
     assert [(result.source, result.rows, result.error is None) for result in results] == [
         ("away", 0, False),
         ("prod", 3, True),
     ]
     assert results[0].error is not None
     assert "away" in results[0].error
+    assert "\n" not in results[0].error
     archived = Lake(str(tmp_path / "lake")).archived()
     assert archived["prod"] > archived.get("away", 0) == 0
-    assert "\n" not in results[0].error
 
 
-def test_a_spark_that_lives_longer_than_its_program_is_waited_for(
-    session: SparkSession, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_database_that_goes_away_in_the_midst_of_its_lines_leaves_none(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kill -9 of the program: Spark may be about to move the files of a batch into their places."""
+    monkeypatch.setattr(journals, "_GATHERED", 10)
+    write(database, 30)
+    read = StreamReader.read
+
+    def cut(self: Any, part: Any) -> Any:
+        for batch in read(self, part):
+            yield from (batch.slice(start, 5) for start in range(0, 15, 5))
+            raise SourceError("prod: it is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StreamReader, "read", cut)
+        result = result_of(tmp_path, database)
+    assert (result.rows, result.error) == (0, "prod: it is away")
+    assert in_lake(tmp_path) == []
+    assert run(tmp_path, database) == 30
+
+
+def test_batches_of_a_given_size_bring_the_whole_journal(database: str, tmp_path: Path) -> None:
+    for number in range(5):
+        write(database, 4, at=MONDAY + timedelta(days=number))
+    assert run(tmp_path, database, maxRowsPerBatch="4") == 20
+    assert DeltaTable(tmp_path).transaction_version("dtx") == 5
+    assert in_lake(tmp_path) == journal(database)
+    assert Lake(str(tmp_path)).archived()["prod"] > 0
+
+
+def test_who_follows_notes_how_fresh_the_lake_is(database: str, tmp_path: Path) -> None:
+    """Though nothing comes: a quiet journal is read to its end all the time. Small files are joined on the way."""
     write(database, 3)
-    assert run(session, tmp_path / "lake", database) == 3
-    noted = tmp_path / "lake/_checkpoints/java.json"
-    assert json.loads(noted.read_text())["pid"] == java.running()
-    write(database, 4)
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as left_behind:
-        noted.write_text(json.dumps({"pid": left_behind.pid, "started": writing._started(left_behind.pid)}))
-        monkeypatch.setattr(writing, "LONGEST_LIFE", 0.0)
-        with pytest.raises(LakeError, match=f"process {left_behind.pid}, is still at work"):
-            run(session, tmp_path / "lake", database)
-    assert run(session, tmp_path / "lake", database) == 4
-    assert in_lake(session, tmp_path / "lake") == journal(database)
+    lake = Lake(str(tmp_path / "lake"))
+    done = _following(lake, database, maintain_every=0)
+    for number in range(10):
+        write(database, 1, rm=str(number), at=datetime.now(UTC))
+        _wait(lambda wanted=number + 4: len(in_lake(tmp_path / "lake")) == wanted)  # type: ignore[misc]
+    since = time.time_ns() // 1000 + 1_000_000
+    _wait(lambda: lake.archived().get("prod", 0) > since)
+    (result,) = done()
+    assert (result.rows, result.error) == (13, None)
+    assert len(DeltaTable(tmp_path / "lake").file_uris()) < 8
 
 
-def test_a_lake_is_the_same_wherever_it_is_moved_and_another_in_its_place_is_not(tmp_path: Path) -> None:
-    here, there = (Lake(str(tmp_path / name)) for name in ("here", "there"))
-    for lake in (here, there):
-        assert lake.identity is None
-        lake.create()
-    (tmp_path / "here").rename(tmp_path / "elsewhere")
-    assert Lake(str(tmp_path / "elsewhere")).identity == here.identity != there.identity
-    assert here.identity is not None
+def _following(lake: Lake, url: str, **more: Any) -> Callable[[], list[Archived]]:
+    over = threading.Event()
+    found: list[Archived] = []
+
+    def go() -> None:
+        sources = {"prod": {"url": url, "name": "prod"}}
+        found.extend(follow(lake.files.uri, sources, interval=0.1, until=over.is_set, **more))
+
+    thread = threading.Thread(target=go)
+    thread.start()
+
+    def end() -> list[Archived]:
+        over.set()
+        thread.join(60)
+        return found
+
+    _wait(lambda: lake.table.exists)
+    return end
+
+
+def _wait(is_so: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 120
+    while not is_so():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
 
 
 def test_who_has_been_away_for_weeks_is_still_tried() -> None:
     """The pause is twice as long each time: after a thousand times there was no number for it."""
-    assert [writing._pause(10.0, failures) for failures in (1, 2, 100_000)] == [20, 40, writing._LONGEST_WAIT]
-    assert writing._pause(0.1, 3) == pytest.approx(0.8)
+    assert [pause(10.0, failures) for failures in (0, 1, 2, 100_000)] == [10, 20, 40, 300]
+    assert pause(0.1, 3) == pytest.approx(0.8)
+    assert pause(3_600, 5) == 3_600
 
 
-def test_what_java_says_is_its_last_cause_and_no_stack() -> None:
-    stack = "An error occurred while calling o7.parquet.\n: a.SparkException: Job aborted\n\tat a.b(c)\n"
-    assert writing.explain(Exception(f"{stack}Caused by: a.A: first\n\tat d\nCaused by: a.B: disk full\n\tat e")) == (
-        "a.B: disk full"
-    )
-    assert (
-        writing.explain(Exception(stack))
-        == "An error occurred while calling o7.parquet. : a.SparkException: Job aborted"
-    )
-    assert writing.explain(
-        Exception("[STREAM_FAILED] it\n\tat x\ndtx.a.b.SourceAway: bank: gone\n SQLSTATE: 38000")
-    ) == ("bank: gone")
-    assert writing.explain(Exception("")) == "Exception"
+def _small_files(database: str, lake: Path) -> None:
+    for _ in range(9):
+        write(database, 2)
+        run(lake, database)
+
+
+def test_small_files_are_joined_and_archive_goes_on(database: str, tmp_path: Path) -> None:
+    _small_files(database, tmp_path)
+    write(database, 3, rm="lonely", at=MONDAY + timedelta(days=40))
+    run(tmp_path, database)
+    lake, session = Lake(str(tmp_path)), shared_spark()
+    older, token = lake.frame(session)
+    assert maintain(str(tmp_path)) == []
+    assert len(DeltaTable(tmp_path).file_uris()) == 2
+    assert in_lake(tmp_path) == journal(database)
+    assert older.count() == 21, "who reads the version before it has its files"
+    assert lake.frame(session, token)[0].count() == 0, "nothing is new"
+    write(database, 7)
+    run(tmp_path, database)
+    assert in_lake(tmp_path) == journal(database)
+    assert lake.frame(session, token)[0].count() == 7
+    DeltaTable(tmp_path).alter.set_table_properties({"delta.deletedFileRetentionDuration": "interval 0 days"})
+    maintain(str(tmp_path))
+    assert len(list(tmp_path.rglob("part-*.parquet"))) == 3, "nobody reads the others any more"
+    assert in_lake(tmp_path) == journal(database)
+    assert run(tmp_path, database) == 0
+
+
+def test_another_program_that_joins_files_at_the_same_time_doubles_no_line(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two compactions by ``deltalake`` alone would: it does not see that the files are gone."""
+    _small_files(database, tmp_path)
+    create = DeltaTable.create_write_transaction
+
+    def late(table: DeltaTable, *given: Any, **more: Any) -> None:
+        DeltaTable(tmp_path).optimize.compact()
+        create(table, *given, **more)
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", late)
+    with pytest.raises(LakeError, match="another process has written"):
+        maintain(str(tmp_path))
+    assert in_lake(tmp_path) == journal(database)
+
+
+def test_a_damaged_file_is_named_and_the_others_are_read(database: str, tmp_path: Path) -> None:
+    """One file stops nobody. It is read again when it is whole."""
+    assert run(tmp_path, database) == 0
+    lake, session = Lake(str(tmp_path)), shared_spark()
+    assert lake.frame(session)[0].count() == 0
+    for number, name in enumerate(("sound", "cut", "gone")):
+        write(database, 2, rm=name, at=MONDAY + timedelta(days=40 * number))
+    run(tmp_path, database)
+    cut, gone = (next(tmp_path.glob(f"month={month}/*.parquet")) for month in ("2026-04", "2026-05"))
+    whole = cut.read_bytes()
+    cut.write_bytes(whole[:100])
+    gone.unlink()
+    assert {row["rm"] for row in lake.frame(session)[0].collect()} == {"sound"}
+    assert sorted((told.item, told.reason) for told in lake.quarantined) == [
+        (str(cut.relative_to(tmp_path)), f"damaged: it has 100 bytes instead of {len(whole):,}"),
+        (str(gone.relative_to(tmp_path)), "it is missing, and the table's log names it"),
+    ]
+    cut.write_bytes(whole)
+    assert {row["rm"] for row in lake.frame(session)[0].collect()} == {"sound", "cut"}
+
+
+def test_a_month_with_a_damaged_file_is_left_as_it_is_and_named(database: str, tmp_path: Path) -> None:
+    _small_files(database, tmp_path)
+    damaged = next(tmp_path.rglob("part-*.parquet"))
+    damaged.write_bytes(b"PAR1" * (damaged.stat().st_size // 4) + b"1" * (damaged.stat().st_size % 4))
+    files = DeltaTable(tmp_path).file_uris()
+    (told,) = maintain(str(tmp_path))
+    assert (told.source, told.item) == ("lake", "2026-03")
+    assert DeltaTable(tmp_path).file_uris() == files
+
+
+def test_old_lines_leave_and_do_not_come_again(database: str, tmp_path: Path) -> None:
+    for number in range(3):
+        write(database, 4, at=MONDAY + timedelta(days=number))
+    run(tmp_path, database)
+    table = Lake(str(tmp_path)).table
+    kept = date(2026, 3, 4)
+    assert table.remove_before(kept, "at", dry_run=True) == 8
+    assert len(in_lake(tmp_path)) == 12
+    assert table.remove_before(kept, "at", dry_run=False) == 8
+    assert {line[1].date() for line in in_lake(tmp_path)} == {kept}
+    assert table.remove_before(kept, "at", dry_run=False) == 0
+    write(database, 1, at=MONDAY + timedelta(days=2))
+    assert run(tmp_path, database) == 1
+
+
+def test_a_lake_that_cannot_be_used_is_refused_with_a_sentence(database: str, tmp_path: Path) -> None:
+    session = shared_spark()
+    with pytest.raises(LakeError, match="is no lake: dtx pipeline archive makes one"):
+        read_lake(session, str(tmp_path))
+    run(tmp_path / "lake", database)
+    table = DeltaTable(tmp_path / "lake")
+    table.alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
+    for use in (lambda: run(tmp_path / "lake", database), lambda: read_lake(session, str(tmp_path / "lake"))):
+        with pytest.raises(LakeError, match="needs version 3 of Delta's reader protocol, and dtx knows version 1"):
+            use()
+    (tmp_path / "other/_checkpoints").mkdir(parents=True)
+    (tmp_path / "other/_checkpoints/prod.json").write_text('{"vers')
+    with pytest.raises(LakeError, match="is damaged"):
+        run(tmp_path / "other", database)
+
+
+def test_a_lake_is_the_same_wherever_it_is_moved_and_another_in_its_place_is_not(database: str, tmp_path: Path) -> None:
+    assert Lake(str(tmp_path / "here")).identity is None
+    for name in ("here", "there"):
+        run(tmp_path / name, database)
+    here, there = (Lake(str(tmp_path / name)).identity for name in ("here", "there"))
+    (tmp_path / "here").rename(tmp_path / "elsewhere")
+    assert Lake(str(tmp_path / "elsewhere")).identity == here != there
+    write(database, 4)
+    assert run(tmp_path / "elsewhere", database) == 4
 
 
 @pytest.mark.parametrize("name", ["prod", "bank a/b", "..", "a.b", "é%", "_x", ".hidden"])
-def test_every_name_of_a_source_is_the_name_of_a_directory(name: str) -> None:
-    word = path_word(name)
-    assert "/" not in word
-    assert "." not in word
-    assert not word.startswith("_")
-    batch = Batch(f"{word}.1a2b", 7)
-    assert Batch.parse(str(batch)) == batch
+def test_every_name_of_a_source_is_the_name_of_a_file(tmp_path: Path, name: str) -> None:
+    lake = Lake(str(tmp_path))
+    lake.note(name, batch=1, place={}, read_at=5)
+    assert lake.archived() == {name: 5}
+    (file,) = (tmp_path / "_checkpoints").iterdir()
+    assert json.loads(file.read_text())["source"] == name
+
+
+def test_a_commit_of_an_older_version_than_the_table_has_is_refused(tmp_path: Path) -> None:
+    """Two programs that give verdicts at the same time: one of them counts."""
+    table = Table(str(tmp_path), SCHEMA, "")
+    first = table.create()
+    table.commit(first, [], [], run=1)
+    for known in (first, table.load()):
+        with pytest.raises(LakeError, match="another process has written"):
+            table.commit(known, [], [], run=1)
+    table.commit(table.load(), [], [], run=2)
+
+
+def test_spark_reads_a_session_of_its_own(database: str, tmp_path: Path) -> None:
+    write(database, 2)
+    run(tmp_path, database)
+    session: SparkSession = shared_spark()
+    assert read_lake(session, str(tmp_path)).columns == [*SCHEMA.names[:-2]]

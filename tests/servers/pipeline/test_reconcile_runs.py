@@ -1,21 +1,21 @@
 """From run to run: what has changed is judged again, what arrives late corrects, and what is found is published."""
 
-import json
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as sf
 
 from dtx.log.pages import last_reconciliation, verdict_page
 from dtx.log.reader import LogReader
+from dtx.pipeline.delta import Table
+from dtx.pipeline.files import Files, LakeError
 from dtx.pipeline.quarantine import Quarantined
-from dtx.pipeline.reconcile import PublishingFailed, Run, StateDamaged, current, publish, run, runs
-from dtx.pipeline.reconcile.state import State
+from dtx.pipeline.reconcile import PublishingFailed, Run, current, publish, run, runs
 from dtx.pipeline.report import collect
 from dtx.pipeline.report.page import render
 from dtx.pipeline.verdicts import Choice, Kind, Rules
@@ -34,12 +34,12 @@ class Batches:
         self.damaged: set[int] = set()
         self.identity = "lake 1"
 
-    def frame(self, spark: SparkSession, since: Mapping[str, int] | None = None) -> tuple[DataFrame, dict[str, int]]:
+    def frame(self, spark: SparkSession, since: int | None = None, between: object = None) -> tuple[DataFrame, int]:
         found = events_frame(spark, ())
         for number, batch in enumerate(self.batches):
-            if number >= (since["batches"] if since else 0) and number not in self.damaged:
+            if number >= (since or 0) and number not in self.damaged:
                 found = found.unionByName(batch)
-        return found, {"batches": len(self.batches)}
+        return found, len(self.batches)
 
     @property
     def quarantined(self) -> list[Quarantined]:
@@ -47,7 +47,7 @@ class Batches:
 
 
 def test_run_after_run_says_what_one_run_would(spark: SparkSession, tmp_path: Path) -> None:
-    whole, lake, out = fleet_of(1, 300), Batches(), str(tmp_path / "verdicts")
+    whole, lake, out = fleet_of(1, 300), Batches(), str(tmp_path / "results")
     # a format id that a decision once took from an observation stays known, which the reference cannot know
     whole = replace(
         whole,
@@ -74,7 +74,6 @@ def test_run_after_run_says_what_one_run_would(spark: SparkSession, tmp_path: Pa
         return done
 
     first, second, (known, third_day) = day(0), day(1), day(2)
-    assert [done.base for done in (first[1], second[1], third_day)] == [1, 1, 1]
     assert [done.lines_read for done in (first[1], second[1], third_day)] == [
         third,
         third,
@@ -82,15 +81,12 @@ def test_run_after_run_says_what_one_run_would(spark: SparkSession, tmp_path: Pa
     ]
     anew = again(known, Rules(as_of=2_500_000_000, orphan_after=500_000_000), full=True)
     assert (anew.totals, anew.fingerprint) == (third_day.totals, third_day.fingerprint)
-    assert [(each.number, each.base) for each in runs(spark, out)] == [(1, 1), (2, 1), (3, 1), (4, 4)]
+    assert [each.number for each in runs(out)] == [1, 2, 3, 4]
 
 
-def test_what_leaves_its_log_and_what_nobody_sees_any_more(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_leaves_its_log_and_what_nobody_sees_any_more(spark: SparkSession, tmp_path: Path) -> None:
     """Managers drop what is finished; a prepared transaction of a database is gone when it has ended."""
-    monkeypatch.setattr("dtx.pipeline.reconcile.running.MOST_LAYERS", 2)
-    lake, out, rules = Batches(), str(tmp_path / "verdicts"), Rules(as_of=10_000_000_000)
+    lake, out, rules = Batches(), str(tmp_path / "results"), Rules(as_of=10_000_000_000)
     lake.batches.append(
         events_frame(
             spark, [line(b"kept", "prepared", 1), line(b"quiet", "prepared", 1), line(b"quiet", "committed", 2)]
@@ -106,7 +102,7 @@ def test_what_leaves_its_log_and_what_nobody_sees_any_more(
     def verdicts() -> dict[bytes, tuple[str, int]]:
         return {bytes(row.gtrid): (row.verdict, row.run) for row in current(spark, out).collect()}
 
-    with pytest.raises(StateDamaged, match="nothing has been reconciled"):
+    with pytest.raises(LakeError, match="has no verdicts yet: dtx pipeline reconcile"):
         current(spark, out)
     run(spark, lake, observations_frame(spark, [foreign]), decisions_frame(spark, [made]), out, rules)
     assert verdicts() == {b"kept": ("unfinished", 1), b"quiet": ("committed", 1), b"gone": ("orphan", 1)}
@@ -114,17 +110,16 @@ def test_what_leaves_its_log_and_what_nobody_sees_any_more(
     # the log could not be read: it is as it was
     run(spark, lake, nobody, nothing, out, rules)
     assert verdicts() == {b"kept": ("unfinished", 2), b"quiet": ("committed", 1)}
-    # it was read, is empty, and so the transaction is finished; and this is the run that writes down all that counts
-    last = run(spark, lake, nobody, nothing, out, rules, logs_read=["log"])
-    assert last.base == 3
-    assert verdicts() == {b"kept": ("committed", 3), b"quiet": ("committed", 3)}
+    # it was read, is empty, and so the transaction is finished
+    run(spark, lake, nobody, nothing, out, rules, logs_read=["log"])
+    assert verdicts() == {b"kept": ("committed", 3), b"quiet": ("committed", 1)}
     row = current(spark, out).where("decision is not null").collect()
     assert [(bytes(each.gtrid), each.decision, each.tm) for each in row] == [(b"kept", "commit", "tm")]
 
 
 def test_an_old_lake_and_what_its_dtx_has_no_more(spark: SparkSession, tmp_path: Path) -> None:
     """A branch that dtx has no more is no orphan, also while that dtx is away; its end corrects what was said."""
-    lake, out, rules = Batches(), str(tmp_path / "verdicts"), Rules(as_of=10_000_000_000, asked=frozenset({"db"}))
+    lake, out, rules = Batches(), str(tmp_path / "results"), Rules(as_of=10_000_000_000, asked=frozenset({"db"}))
     lake.batches.append(events_frame(spark, [line(b"g", "prepared", 1), line(b"young", "prepared", 9_000_000_000)]))
     own = Observation(
         source="db", kind=Kind.DTX, rm="rm", vhost="/", format_id=1, gtrid=b"g", bqual=b"", owner="ann",
@@ -148,50 +143,101 @@ def test_an_old_lake_and_what_its_dtx_has_no_more(spark: SparkSession, tmp_path:
     assert again(young) == again(away=True, full=True) == {b"g": "committed", b"young": "in-doubt"}
 
 
-def test_what_an_older_dtx_has_kept_is_not_folded_on(spark: SparkSession, tmp_path: Path) -> None:
+def test_what_another_dtx_has_kept_is_not_folded_on(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its lines are read again; decisions that their logs have dropped since stay known."""
-    lake, out, rules = Batches(), str(tmp_path / "verdicts"), Rules(as_of=10_000_000_000)
+    lake, out, rules = Batches(), str(tmp_path / "results"), Rules(as_of=10_000_000_000)
     lake.batches.append(events_frame(spark, [line(b"g", "prepared", 1), line(b"g", "committed", 2)]))
     made = Decision(source="log", tm="tm", format_id=1, gtrid=b"g", decision=Choice.COMMIT, at=2)
-    own = Observation(
-        source="db", kind=Kind.DTX, rm="rm", vhost="/", format_id=1, gtrid=b"open", bqual=b"", owner="ann",
-        state="prepared", since=1, observed_at=2, branch_id="life",
-    )  # fmt: skip
     none, nothing = observations_frame(spark, ()), decisions_frame(spark, ())
-    first = run(spark, lake, observations_frame(spark, [own]), decisions_frame(spark, [made]), out, rules)
-    assert first.lines_read == 2
-    state = State(spark, out)
-    kept = state.read("transactions", 1)
-    # its log was kept as the owner of a decision
-    facts = sf.transform(
-        "facts",
-        lambda fact: (
-            fact.withField("owner", sf.coalesce(fact["owner"], fact["source"]))
-            .dropFields("life", "source")
-            .withField("life_min", sf.lit(1))
-        ),
-    )
-    kept.withColumn("facts", facts).drop("known_at").write.parquet(str(tmp_path / "older"))
-    state.write(spark.read.parquet(str(tmp_path / "older")), "transactions", 1)
-    state.read("observed", 1).drop("branch_id").write.parquet(str(tmp_path / "seen"))
-    state.write(spark.read.parquet(str(tmp_path / "seen")), "observed", 1)
-    (told,) = (tmp_path / "verdicts" / "runs").glob("*.txt")
-    told.write_text(json.dumps({name: of for name, of in json.loads(told.read_text()).items() if name != "form"}))
-    for crc in told.parent.glob(".*.crc"):
-        crc.unlink()
-    assert current(spark, out).where("known_at IS NULL").count() == 2, "and can be shown"
-    second = run(spark, lake, none, nothing, out, rules, logs_read=["log"], away=["db"])
-    assert second.lines_read == 2
+    assert run(spark, lake, none, decisions_frame(spark, [made]), out, rules).lines_read == 2
+    monkeypatch.setattr("dtx.pipeline.reconcile.running.FORM", 99)
+    assert run(spark, lake, none, nothing, out, rules, logs_read=["log"]).lines_read == 2
     (row,) = current(spark, out).collect()
     assert (row.verdict, row.decision, row.tm) == ("committed", "commit", "tm")
+    monkeypatch.undo()
     assert run(spark, lake, none, nothing, out, rules, logs_read=["log"]).lines_read == 0
+
+
+def test_verdicts_and_their_history_are_tables_for_everybody(spark: SparkSession, tmp_path: Path) -> None:
+    """Read without Spark: one row for each transaction, one for each change, and nothing that Spark alone knows."""
+    lake, out, rules = Batches(), str(tmp_path / "results"), Rules(as_of=10_000_000_000)
+    day = 86_400_000_000
+    lake.batches.append(events_frame(spark, [line(b"late", "prepared", day), line(b"fine", "committed", day)]))
+    none, nothing = observations_frame(spark, ()), decisions_frame(spark, ())
+
+    def rows(table: str, *names: str) -> list[tuple[Any, ...]]:
+        found = DeltaTable(tmp_path / "results" / table).to_pyarrow_table(columns=list(names)).to_pylist()
+        return sorted(tuple(row.values()) for row in found)
+
+    for number in range(2):
+        run(spark, lake, none, nothing, out, replace(rules, as_of=40 * day + number), logs_read=["log"])
+    assert rows("verdicts", "gtrid", "verdict", "settled", "run") == [
+        (b"fine", "committed", "1970-01", 1),
+        (b"late", "orphan", "open", 2),
+    ]
+    assert [len(told) for (told,) in rows("verdicts", "evidence")] == [0, 1]
+    lake.batches.append(events_frame(spark, [line(b"late", "committed", 32 * day), line(b"fine", "committed", 1)], 10))
+    run(spark, lake, none, nothing, out, replace(rules, as_of=41 * day), logs_read=["log"])
+    assert rows("verdicts", "gtrid", "verdict", "settled", "run") == [
+        (b"fine", "committed", "1970-01", 3),
+        (b"late", "committed", "1970-02", 3),
+    ]
+    assert rows("history", "run", "gtrid", "was", "verdict") == [
+        (1, b"late", None, "orphan"),
+        (3, b"late", "orphan", "committed"),
+    ]
+    assert DeltaTable(tmp_path / "results/verdicts").metadata().partition_columns == ["settled"]
+    assert [path.name for path in (tmp_path / "results/state").iterdir()] == ["run=3"], "no run needs an older one"
+
+
+def test_a_run_that_dies_is_made_good_by_the_next(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each of its writes: the next run has its number, and says what it would have said."""
+    lake, out, rules = Batches(), str(tmp_path / "results"), Rules(as_of=10_000_000_000)
+    none, nothing = observations_frame(spark, ()), decisions_frame(spark, ())
+    lake.batches.append(events_frame(spark, [line(b"a", "prepared", 1)]))
+
+    def again() -> Run:
+        return run(spark, lake, none, nothing, out, rules, logs_read=["log"])
+
+    again()
+    for number, step in enumerate(("history.write", "history.commit", "files.write", "verdicts.commit", "after"), 2):
+        lake.batches.append(events_frame(spark, [line(b"%d" % number, "prepared", 1)], 10 * number))
+        room, _, name = step.partition(".")
+        with monkeypatch.context() as patch:
+            if step == "after":
+                patch.setattr(Files, "remove", _die)
+            elif room == "files":
+                patch.setattr(Files, "write", _die)
+            else:
+                whole = getattr(Table, name)
+
+                def die(table: Table, *given: Any, whole: Any = whole, room: str = room, **more: Any) -> Any:
+                    return _die() if table.files.uri.endswith(room) else whole(table, *given, **more)
+
+                patch.setattr(Table, name, die)
+            with pytest.raises(KeyboardInterrupt):
+                again()
+        done = again()
+        assert (done.number, done.lines, done.transactions) == (number + (step == "after"), number, number)
+        found = current(spark, out).select("gtrid").collect()
+        assert len(found) == len(set(found)) == number
+    changes = DeltaTable(tmp_path / "results/history").to_pyarrow_table().num_rows
+    assert changes == len(lake.batches), "each was new once"
+
+
+def _die(*_: Any, **__: Any) -> Any:
+    raise KeyboardInterrupt
 
 
 def test_a_decision_of_a_log_without_times_is_published_and_shown(
     spark: SparkSession, tmp_path: Path, migrated_postgres_url: str
 ) -> None:
     """Atomikos writes none; where no branch is known either, nothing of the transaction has a time."""
-    lake, out, rules = Batches(), str(tmp_path / "verdicts"), Rules(as_of=1_767_225_600_000_001)
+    lake, out, rules = Batches(), str(tmp_path / "results"), Rules(as_of=1_767_225_600_000_001)
     lake.batches.append(events_frame(spark, ()))
     made = Decision(
         source="log", tm="a\0b", format_id=None, gtrid=b"tm1", decision=Choice.COMMIT, at=None, finished=False
@@ -218,7 +264,7 @@ def test_a_decision_of_a_log_without_times_is_published_and_shown(
 def test_what_is_found_goes_into_a_database_all_at_once(
     spark: SparkSession, tmp_path: Path, migrated_postgres_url: str, postgres_url: str
 ) -> None:
-    lake, out = Batches(), str(tmp_path / "verdicts")
+    lake, out = Batches(), str(tmp_path / "results")
     at = 1_767_225_600_000_001
     fine = [line(b"fine", "prepared", at), line(b"fine", "committed", at)]
     mixed = [

@@ -33,7 +33,7 @@ def test_relative_paths_begin_where_the_file_is_and_addresses_stay(tmp_path: Pat
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        ('form = "iceberg"', "form: Input should be 'parquet' or 'delta'"),
+        ('form = "delta"', "form is no setting any more: a lake is a Delta table, see dtx pipeline migrate-lake"),
         ("lakes = 1", "lakes: Extra inputs are not permitted"),
         ('[[database]]\nname = "a"\nurl = "mysql://h/d"', "database.0.url: does not start with postgresql://"),
         ('[[participant]]\nname = "a"\nurl = "file:x"', "does not start with postgresql:// or mysql://"),

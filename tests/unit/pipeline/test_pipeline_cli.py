@@ -2,15 +2,18 @@
 
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Self
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
+from deltalake import DeltaTable, write_deltalake
 
 from dtx.cli.errors import Exit, explain
 from dtx.cli.pipeline import pipeline
-from dtx.pipeline.archive import Form
+from dtx.pipeline.lake import SCHEMA
 from dtx.pipeline.quarantine import Quarantined
 from dtx.pipeline.reconcile import PublishingFailed
 
@@ -39,9 +42,7 @@ def test_every_command_explains_itself_and_its_exit_codes(command: str) -> None:
 
 
 class Recorded:
-    """The steps of a run, that do nothing but say in which form they were asked to write."""
-
-    asked: ClassVar[list[tuple[str, Form | None]]] = []
+    """The steps of a run, which do nothing."""
 
     def __init__(self, *_: object) -> None:
         pass
@@ -52,42 +53,13 @@ class Recorded:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def archive(self, _: tuple[str, ...], form: Form | None) -> list[Quarantined]:
-        self.asked.append(("archive", form))
-        return []
-
-    def follow(self, _: tuple[str, ...], _interval: float, form: Form | None) -> list[Quarantined]:
-        self.asked.append(("follow", form))
-        return []
-
-    def compact(self, _: int, form: Form | None) -> list[Quarantined]:
-        self.asked.append(("compact", form))
-        return []
-
-
-def test_the_form_of_the_lake_is_what_the_file_says_unless_a_flag_says_otherwise(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the steps make of it, with Spark: tests/servers/pipeline/test_delta.py."""
-    monkeypatch.setattr("dtx.pipeline.steps.Steps", Recorded)
-    monkeypatch.setattr(Recorded, "asked", [])
-    (here / "pipeline.toml").write_text('lake = "lake"\nresults = "results"\nform = "delta"\n')
-    for words in ((), ("--follow",), ("--format", "parquet"), ("--follow", "--format", "delta")):
-        assert call("archive", *words)[0] == Exit.OK
-    assert Recorded.asked == [("archive", None), ("follow", None), ("archive", Form.PARQUET), ("follow", Form.DELTA)]
-    assert call("compact", "--format", "parquet")[0] == call("compact")[0] == Exit.OK
-    assert Recorded.asked[4:] == [("compact", Form.PARQUET), ("compact", None)]
-    for command in ("archive", "compact", "retain"):
-        said = " ".join(call(command, "--help")[1].split())
-        assert "Default: what 'form' in pipeline.toml says, and that is what 'reconcile' and 'report' read" in said
-
 
 def test_a_report_is_made_of_verdicts_that_could_not_be_published(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the exit code is that of the error."""
     made = []
 
     class Run(Recorded):
-        def archive(self, _: tuple[str, ...], __: Form | None = None) -> list[Quarantined]:
+        def archive(self, _: tuple[str, ...]) -> list[Quarantined]:
             return []
 
         def reconcile(self, **_: bool) -> list[Quarantined]:
@@ -101,15 +73,6 @@ def test_a_report_is_made_of_verdicts_that_could_not_be_published(here: Path, mo
     (here / "pipeline.toml").write_text('lake = "lake"\nresults = "results"\n')
     assert call("run") == (Exit.FAILED, "the database is away")
     assert made == [None]
-
-
-def test_old_days_are_removed_from_the_form_that_is_asked_for(here: Path) -> None:
-    (here / "pipeline.toml").write_text('lake = "lake"\nresults = "results"\nform = "delta"\n')
-    code, said = call("retain", "--keep", "400d")
-    assert (code, "is no Delta table: dtx pipeline archive --format delta makes one" in said) == (Exit.FAILED, True)
-    code, said = call("retain", "--keep", "400d", "--format", "parquet")
-    assert (code, "is no lake: dtx pipeline archive makes one" in said) == (Exit.FAILED, True)
-    assert not (here / "lake").exists(), "to look for a lake makes none"
 
 
 def test_the_example_can_be_used_as_it_is(here: Path) -> None:
@@ -130,7 +93,7 @@ def test_without_a_fleet_a_sentence_says_how_to_get_one(here: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("archive", "--master", "local[1]", "--remote", "sc://h"), "--master and --remote exclude each other"),
+        (("report", "--master", "local[1]", "--remote", "sc://h"), "--master and --remote exclude each other"),
         (("report", "--memory", "much"), "is not a size"),
         (("report", "--set", "colour=blue"), "is not spark.NAME=VALUE"),
         (("archive", "--interval", "soon"), "is not a duration"),
@@ -144,22 +107,23 @@ def test_what_is_wrong_with_the_words_is_said_at_once(here: Path, words: tuple[s
     assert sentence in said
 
 
-def test_days_are_removed_after_a_yes_alone(here: Path) -> None:
+def test_old_lines_are_removed_after_a_yes_alone(here: Path) -> None:
     (here / "pipeline.toml").write_text('lake = "lake"\nresults = "results"\n')
-    for day in ("rm=a/day=2020-01-01/batch=x.1.000000000", "rm=a/day=2999-01-01/batch=x.1.000000001"):
-        (here / "lake" / day).mkdir(parents=True)
-        (here / "lake" / day / "part-0.parquet").write_bytes(b"")
-    (here / "lake/_lake.json").write_text('{"version": 1}')
-    assert call("retain", "--keep", "1d")[1].startswith("would remove 1 days")
-    assert (here / "lake/rm=a/day=2020-01-01").exists()
-    assert call("retain", "--keep", "1d", "--yes")[1].startswith("removed 1 days")
-    assert [path.name for path in (here / "lake/rm=a").iterdir()] == ["day=2999-01-01"]
+    years = {"2020-01": datetime(2020, 1, 1, tzinfo=UTC), "2999-01": datetime(2999, 1, 1, tzinfo=UTC)}
+    rows = [{"at": at, "month": month, "batch": 1} for month, at in years.items()]
+    write_deltalake(here / "lake", pa.Table.from_pylist(rows, SCHEMA), partition_by=["month"])
+    assert call("retain", "--keep", "1d")[1].startswith("would remove 1 lines of journals, of before ")
+    assert DeltaTable(here / "lake").count() == 2
+    assert call("retain", "--keep", "1d", "--yes")[1].startswith("removed 1 lines of journals, of before ")
+    assert DeltaTable(here / "lake").to_pyarrow_table(columns=["month"])["month"].to_pylist() == ["2999-01"]
 
 
 def test_what_is_no_lake_is_said_in_one_sentence(here: Path) -> None:
     (here / "pipeline.toml").write_text('lake = "nothing"\nresults = "results"\n')
     code, said = call("retain", "--keep", "1d", "--yes")
     assert (code, said.endswith("is no lake: dtx pipeline archive makes one")) == (Exit.FAILED, True)
+    code, said = call("migrate-lake")
+    assert (code, said.endswith("is no lake of an older dtx: there is nothing to migrate")) == (Exit.FAILED, True)
 
 
 _WITHOUT = """
@@ -173,7 +137,15 @@ sys.exit(run(["pipeline", *sys.argv[1:]]))
 
 @pytest.mark.parametrize(
     "words",
-    [("run",), ("archive",), ("reconcile",), ("report",), ("compact",), ("retain", "--keep", "1d"), ("generate", "x")],
+    [
+        ("run",),
+        ("archive",),
+        ("reconcile",),
+        ("report",),
+        ("migrate-lake",),
+        ("retain", "--keep", "1d"),
+        ("generate", "x"),
+    ],
     ids=lambda words: words[0],
 )
 def test_without_the_extra_each_command_says_what_to_install(here: Path, words: tuple[str, ...]) -> None:

@@ -60,3 +60,29 @@ def test_what_ends_a_task_is_said_once() -> None:
     assert ["-Ddtx.spark.log.told=off" in each for each in words] == [True, False]
     assert "-Ddtx.spark.log.told=info" in words[1]
     assert session._CONFIGURATION.read_text().count("${sys:dtx.spark.log.told:-error}") == 3
+
+
+def test_a_session_suits_the_lines_that_it_reads() -> None:
+    """Few lines take longer to compile for than to read; many are divided."""
+    found = {lines: SessionOptions(lines=lines) for lines in (None, 2_000, 1_000_000, 20_000_000, 10**9)}
+    assert [(each.is_quick, each.pieces) for each in found.values()] == [
+        (False, 64), (True, 1), (False, 8), (False, 40), (False, 64),
+    ]  # fmt: skip
+    assert SessionOptions(lines=2_000, partitions=7).pieces == 7
+    words = [session._static(each)["spark.driver.extraJavaOptions"] for each in found.values()]
+    assert ["TieredStopAtLevel" in each for each in words] == [False, True, False, False, False]
+
+
+def test_what_java_says_is_its_last_cause_and_no_stack() -> None:
+    stack = "An error occurred while calling o7.parquet.\n: a.SparkException: Job aborted\n\tat a.b(c)\n"
+    assert session.explain(Exception(f"{stack}Caused by: a.A: first\n\tat d\nCaused by: a.B: disk full\n\tat e")) == (
+        "a.B: disk full"
+    )
+    assert (
+        session.explain(Exception(stack))
+        == "An error occurred while calling o7.parquet. : a.SparkException: Job aborted"
+    )
+    assert session.explain(
+        Exception("[STREAM_FAILED] it\n\tat x\ndtx.a.b.SourceAway: bank: gone\n SQLSTATE: 38000")
+    ) == ("bank: gone")
+    assert session.explain(Exception("")) == "Exception"

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from dtx.pipeline import steps as module
-from dtx.pipeline.archive import Archived, Lake, LakeError
-from dtx.pipeline.archive.files import Files
-from dtx.pipeline.archive.reading import LOCK
+from dtx.pipeline.archive import Archived
+from dtx.pipeline.files import Files, LakeError
 from dtx.pipeline.fleet import Fleet, load
+from dtx.pipeline.lake import Lake
 from dtx.pipeline.quarantine import Quarantined
 from dtx.pipeline.reconcile import Run, Total
 from dtx.pipeline.session import SessionOptions
@@ -61,6 +61,7 @@ def test_what_was_not_read_stays_noted_until_it_is(fleet: Fleet, monkeypatch: py
     """A run over some of the databases says nothing of the others."""
     results: list[Archived] = []
     monkeypatch.setattr("dtx.pipeline.archive.archive", lambda *_, **__: results)
+    monkeypatch.setattr("dtx.pipeline.archive.maintain", lambda *_: [])
     said: list[str] = []
     run = steps(fleet, said)
 
@@ -70,11 +71,15 @@ def test_what_was_not_read_stays_noted_until_it_is(fleet: Fleet, monkeypatch: py
         return [row.source for row in run._noted()]
 
     assert noted(failed("a", None), failed("b", "gone")) == ["b"]
-    assert said == ["archived 0 lines of 1 of 2 databases"]
+    assert said == ["archived 0 new lines of 1 of 2 databases"]
     assert noted(failed("a", "gone"), names=("a",)) == ["b", "a"]
     assert noted(failed("a", None), names=("a",)) == ["b"]
     assert noted(failed("a", None), failed("b", None)) == []
-    assert said[-1] == "archived 0 lines of 2 databases"
+    assert said[-1] == "archived 0 new lines of 2 databases"
+    noted(Archived("a", rows=3, again=40), failed("b", None))
+    assert said[-1] == (
+        "archived 3 new lines of 2 databases; 40 that it had were read again, since a checkpoint was lost"
+    )
 
 
 def test_two_do_not_reconcile_into_the_same_results(fleet: Fleet) -> None:
@@ -85,26 +90,9 @@ def test_two_do_not_reconcile_into_the_same_results(fleet: Fleet) -> None:
         steps(fleet, []).reconcile(full=False, to_publish=False)
 
 
-def test_a_lake_that_is_read_is_not_compacted(tmp_path: Path) -> None:
-    """Spark reads files later than it lists them; readers keep none of each other out."""
-    lake = Lake(str(tmp_path / "lake"))
-    with lake.kept():
-        assert not (tmp_path / "lake").exists(), "to look for a lake makes none"
-    lake.create()
-    with (
-        lake.kept(),
-        Lake(str(tmp_path / "lake")).kept(),
-        pytest.raises(LakeError, match="another process is at work"),
-        lake.files.alone(LOCK),
-    ):
-        pass
-    with lake.files.alone(LOCK):
-        pass
-
-
 def test_verdicts_that_cannot_be_published_are_said_and_noted(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     done = Run(
-        number=1, base=1, as_of=1, token=None, lines_read=2, lines=3, touched=0, totals={}, fingerprint=0
+        number=1, as_of=1, token=0, lines_read=2, lines=3, touched=0, totals={}, fingerprint=0
     )  # fmt: skip
     given: dict[str, Any] = {}
 
@@ -141,7 +129,7 @@ def test_a_lake_that_is_older_than_what_has_ended_is_named(fleet: Fleet, monkeyp
         rules: Rules = words[5]
         assert rules.asked == {"b"}, "a is away"
         return Run(
-            number=1, base=1, as_of=rules.as_of, token=None, lines_read=2, lines=3, touched=0, totals=ended,
+            number=1, as_of=rules.as_of, token=0, lines_read=2, lines=3, touched=0, totals=ended,
             fingerprint=0, archived=rules.archived,
         )  # fmt: skip
 
@@ -150,8 +138,7 @@ def test_a_lake_that_is_older_than_what_has_ended_is_named(fleet: Fleet, monkeyp
     monkeypatch.setattr(module, "read_decisions", lambda *_: (None, []))
     monkeypatch.setattr(module, "run", run)
     lake = Lake(fleet.lake)
-    lake.create()
-    lake.note_archived("b", 1_500_000)
+    lake.note("b", batch=None, place={}, read_at=1_500_000)
     (stale,) = steps(fleet, []).reconcile(full=False, to_publish=False)[1:]
     assert (stale.source, stale.item) == ("b", "journal")
     assert stale.reason == "2 transactions have ended since their journals were archived: dtx pipeline archive"
@@ -159,8 +146,9 @@ def test_a_lake_that_is_older_than_what_has_ended_is_named(fleet: Fleet, monkeyp
     assert 'dtx_pipeline_archived_timestamp_seconds{source="b"} 1.5' in metrics
     assert 'dtx_pipeline_archived_timestamp_seconds{source="a"} 0.0' in metrics
     assert 'dtx_pipeline_transactions{verdict="not-archived"} 2.0' in metrics
-    lake.note_archived("b", time.time_ns() // 1000)
+    assert 'dtx_pipeline_unread{source="a"} 1.0' in metrics
+    lake.note("b", batch=None, place={}, read_at=time.time_ns() // 1000)
     assert steps(fleet, []).reconcile(full=False, to_publish=False) == [away]
     ended.clear()
-    lake.note_archived("b", 1_500_000)
+    lake.note("b", batch=None, place={}, read_at=1_500_000)
     assert steps(fleet, []).reconcile(full=False, to_publish=False) == [away], "nothing that is known has ended"

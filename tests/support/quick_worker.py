@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Final
 
 _PATH: Final = "PYTHON_WORKER_FACTORY_SOCK_PATH"
 _PORT: Final = "PYTHON_WORKER_FACTORY_PORT"
-_SECRET: Final = "PYTHON_WORKER_FACTORY_SECRET"  # noqa: S105 - the name of a variable
+_SECRET: Final = "PYTHON_WORKER_FACTORY_SECRET"
 _LONGEST_REPLY: Final = 16
 """Octets; it is ``ok``."""
 _LENGTH: Final = 4

@@ -1,0 +1,349 @@
+"""From the journals into the lake, exactly once, without Spark: ADBC reads, ``deltalake`` writes.
+
+What happens when this process dies: before a commit, nothing is in the lake, and the lines are read again. Behind it,
+the lines are there and the commit says how far they go (:mod:`dtx.pipeline.lake`). There is nothing between.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dtx.pipeline.delta import refused, transaction
+from dtx.pipeline.files import LakeError
+from dtx.pipeline.lake import APP, BATCH, EVENTS, LOCK, MONTH, SCHEMA, Lake, last_batch, places
+from dtx.pipeline.quarantine import Quarantined
+from dtx.pipeline.source.datasource import StreamReader
+from dtx.pipeline.source.options import parse
+from dtx.pipeline.source.server import SourceError
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_AT_ONCE: Final = 4
+"""Databases that are read at the same time."""
+_GATHERED: Final = 200_000
+"""Lines of a database that are kept in memory, so that databases with few lines share a commit."""
+_CHUNK: Final = 100_000
+"""Lines that are written, or compared with those of the lake, in one go."""
+_LONGEST_WAIT: Final = 300.0
+"""Seconds between two tries of a database that keeps failing."""
+_MOST_DOUBLINGS: Final = 30
+_TICK: Final = 0.2
+
+
+@dataclass(slots=True)
+class Archived:
+    """What was done with one database.
+
+    Args:
+        source: its configured name.
+        rows: lines that were new.
+        again: lines that were read again though the lake had them: its checkpoint was lost.
+        error: why it stopped; ``None``: everything that it had is in the lake.
+        read_at: microseconds since the epoch: what it had then is in the lake; 0: not known.
+    """
+
+    source: str
+    rows: int = 0
+    again: int = 0
+    error: str | None = None
+    read_at: int = 0
+
+
+Watcher = Callable[[Sequence[Archived]], None]
+
+
+@dataclass(slots=True)
+class _Journal:
+    """A database while it is archived."""
+
+    result: Archived
+    reader: StreamReader
+    is_cut: bool
+    """Whether one batch may have less than all that is new."""
+    place: Mapping[str, Any] = field(default_factory=dict)
+    batch: int | None = None
+    rejoins: bool = False
+    failures: int = 0
+    due: float = 0.0
+
+
+@dataclass(slots=True)
+class _New:
+    """What a database has new.
+
+    Args:
+        journal: the database.
+        end: how far it goes.
+        asked_at: microseconds since the epoch.
+        first: the first lines of it.
+        rest: the others; ``None``: there are none.
+    """
+
+    journal: _Journal
+    end: Mapping[str, Any]
+    asked_at: int
+    first: list[pa.RecordBatch]
+    rest: Iterator[pa.RecordBatch] | None
+
+
+def archive(root: str, sources: Mapping[str, Mapping[str, str]], *, watch: Watcher | None = None) -> list[Archived]:
+    """Bring what the journals have new into the lake, then end.
+
+    Args:
+        root: of the lake; it is made where there is none.
+        sources: options of ``format("dtx")`` for each database, by its configured name.
+        watch: called now and then with what has been done so far.
+
+    Returns:
+        What was done with each database; one that fails does not stop the others.
+
+    Raises:
+        LakeError: the lake cannot be used, or another process writes it.
+    """
+    lake = Lake(root)
+    with lake.files.alone(LOCK):
+        run = _Run(lake, sources, watch)
+        for journal in run.journals:
+            if journal.is_cut:
+                with _caught(journal):
+                    journal.reader.prepareForTriggerAvailableNow()
+        todo = [journal for journal in run.journals if journal.result.error is None]
+        while todo:
+            moved = run.round(todo)
+            todo = [journal for journal in moved if journal.is_cut and journal.result.error is None]
+        return run.results
+
+
+def follow(
+    root: str,
+    sources: Mapping[str, Mapping[str, str]],
+    *,
+    interval: float = 10,
+    watch: Watcher | None = None,
+    until: Callable[[], bool] = lambda: False,
+    maintain_every: float = 3600,
+) -> list[Archived]:
+    """As :func:`archive`, but go on until *until* says so, or Ctrl-C.
+
+    A database that fails is tried again after the interval, then after twice as long, and so on, up to minutes.
+
+    Args:
+        root: of the lake.
+        sources: see :func:`archive`.
+        interval: seconds between two looks at each database.
+        watch: see :func:`archive`.
+        until: asked now and then.
+        maintain_every: seconds between two times that small files are joined.
+    """
+    lake = Lake(root)
+    with lake.files.alone(LOCK):
+        run = _Run(lake, sources, watch)
+        maintained = time.monotonic()
+        while not until():
+            now = time.monotonic()
+            due = [journal for journal in run.journals if now >= journal.due]
+            if due:
+                run.round(due)
+            for journal in due:
+                journal.failures = 0 if journal.result.error is None else journal.failures + 1
+                journal.due = now + pause(interval, journal.failures)
+            if now - maintained > maintain_every:
+                lake.table.maintain()
+                maintained = now
+            time.sleep(_TICK)
+        return run.results
+
+
+def pause(interval: float, failures: int) -> float:
+    """Seconds until a database is looked at again that has failed so often in a row."""
+    return min(max(_LONGEST_WAIT, interval), interval * 2.0 ** min(failures, _MOST_DOUBLINGS))
+
+
+def maintain(root: str, watch: Callable[[str], None] = lambda _: None) -> list[Quarantined]:
+    """Join small files of the lake, and remove those that no reader needs any more."""
+    lake = Lake(root)
+    with lake.files.alone(LOCK):
+        return lake.table.maintain(watch)
+
+
+class _Run:
+    def __init__(self, lake: Lake, sources: Mapping[str, Mapping[str, str]], watch: Watcher | None) -> None:
+        self._lake = lake
+        self._watch = watch
+        self._ended = threading.Event()
+        self._table: DeltaTable = lake.table.create()
+        self.journals = []
+        for source, given in sources.items():
+            options = parse({**given, "pollInterval": "0"})
+            journal = _Journal(Archived(source), StreamReader(options, EVENTS), options.batch_rows is not None)
+            journal.place, journal.rejoins = lake.place(self._table, source)
+            journal.batch = self._table.transaction_version(f"{APP}/{source}")
+            journal.result.read_at = lake.read_at(source)
+            self.journals.append(journal)
+        self.results = [journal.result for journal in self.journals]
+
+    def round(self, journals: list[_Journal]) -> list[_Journal]:
+        """Read what each has new, and commit it; those that had something."""
+        moved = []
+        gathered: list[_New] = []
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for new in pool.map(self._look, journals):
+                if new is None:
+                    continue
+                moved.append(new.journal)
+                if new.rest is not None:
+                    self._commit([new])
+                    continue
+                gathered.append(new)
+                if sum(batch.num_rows for each in gathered for batch in each.first) >= _GATHERED:
+                    self._commit(gathered)
+                    gathered = []
+            self._commit(gathered)
+        return moved
+
+    def _look(self, journal: _Journal) -> _New | None:
+        asked_at = time.time_ns() // 1000
+        with _caught(journal):
+            journal.result.error = None
+            reader = journal.reader
+            end = reader.latestOffset(dict(journal.place), reader.getDefaultReadLimit())
+            if end == journal.place:
+                journal.result.read_at = asked_at
+                self._note(journal)
+                return None
+            lines = chain.from_iterable(reader.read(part) for part in reader.partitions(dict(journal.place), dict(end)))
+            first, rows = [], 0
+            for batch in lines:
+                first.append(batch)
+                rows += batch.num_rows
+                if rows >= _GATHERED:
+                    return _New(journal, end, asked_at, first, lines)
+            return _New(journal, end, asked_at, first, None)
+        return None
+
+    def _commit(self, news: list[_New]) -> None:
+        """Write the lines of some databases, and how far they go."""
+        from deltalake import WriterProperties, write_deltalake
+
+        if not news:
+            return
+        self._table.update_incremental()
+        number = last_batch(self._table) + 1
+        sources = {new.journal.result.source: new for new in news}
+        for source, new in sources.items():
+            if self._table.transaction_version(f"{APP}/{source}") != new.journal.batch:
+                raise LakeError(f"another process has archived {source} into {self._lake.files.uri}: run again")
+        before = {source: (new.journal.result.rows, new.journal.result.again) for source, new in sources.items()}
+        known: Any = None
+        if any(new.journal.rejoins for new in news):
+            # by Arrow's file system: deltalake's cannot be used while it writes
+            known = self._table.to_pyarrow_dataset(filesystem=self._lake.files.tree)
+        lines = pa.RecordBatchReader.from_batches(
+            SCHEMA, chain.from_iterable(self._lines(new, number, known) for new in news)
+        )
+        said = places({source: new.end for source, new in sources.items()})
+        versions = dict.fromkeys([APP, *(f"{APP}/{source}" for source in sources)], number)
+        try:
+            # in a thread of its own: a call of deltalake does not end with Ctrl-C, its lines do
+            with refused(self._lake.files.uri), ThreadPoolExecutor(1) as pool:
+                written = pool.submit(
+                    write_deltalake,
+                    self._table,
+                    lines,
+                    mode="append",
+                    schema_mode="merge",
+                    writer_properties=WriterProperties(compression="ZSTD"),
+                    commit_properties=transaction(versions, said),
+                )
+                try:
+                    written.result()
+                except KeyboardInterrupt:
+                    self._ended.set()
+                    raise
+        except BaseException as error:
+            for source, new in sources.items():
+                new.journal.result.rows, new.journal.result.again = before[source]
+            failed = [new.journal for new in news if new.journal.result.error is not None]
+            if not failed or not isinstance(error, Exception):
+                raise
+            return  # a database went away in the midst of its lines; it was alone in this commit
+        for new in news:
+            journal = new.journal
+            journal.place, journal.batch, journal.rejoins = new.end, number, False
+            if not journal.is_cut:
+                journal.result.read_at = new.asked_at
+            self._note(journal)
+
+    def _lines(self, new: _New, number: int, known: Any) -> Iterator[pa.RecordBatch]:
+        journal = new.journal
+        with _caught(journal, again=True):
+            for chunk in _chunks(chain(new.first, new.rest or ())):
+                fresh = _unknown(chunk, journal.result.source, known) if journal.rejoins else chunk
+                journal.result.rows += fresh.num_rows
+                journal.result.again += chunk.num_rows - fresh.num_rows
+                yield from _stored(fresh, number).to_batches()
+                if self._ended.is_set():
+                    raise InterruptedError
+                if self._watch is not None:
+                    self._watch(self.results)
+
+    def _note(self, journal: _Journal) -> None:
+        result = journal.result
+        self._lake.note(result.source, batch=journal.batch, place=journal.place, read_at=result.read_at)
+
+
+class _caught:  # noqa: N801 - used as a statement
+    """Errors of one database become its result."""
+
+    def __init__(self, journal: _Journal, *, again: bool = False) -> None:
+        self._journal = journal
+        self._again = again
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _kind: object, error: BaseException | None, _stack: object) -> bool:
+        if not isinstance(error, SourceError):
+            return False
+        self._journal.result.error = str(error)
+        return not self._again
+
+
+def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += batch.num_rows
+        if rows >= _CHUNK:
+            yield pa.Table.from_batches(waiting)
+            waiting, rows = [], 0
+    if waiting:
+        yield pa.Table.from_batches(waiting)
+
+
+def _unknown(lines: pa.Table, source: str, known: Any) -> pa.Table:
+    """The lines that the lake does not have. They are of about one time, so few of its files are read."""
+    edges = pc.min_max(lines["at"])
+    at = pc.field("at")
+    of_then = (pc.field("source") == source) & (at >= edges["min"]) & (at <= edges["max"])
+    there = known.to_table(columns=["id"], filter=of_then)["id"].combine_chunks().cast(pa.string())
+    return lines.filter(pc.invert(pc.is_in(lines["id"], value_set=there)))
+
+
+def _stored(lines: pa.Table, number: int) -> pa.Table:
+    """*lines* as the table has them, ordered by time."""
+    lines = lines.sort_by("at")
+    at = lines["at"]
+    months = pc.strftime(at, format="%Y-%m") if lines.num_rows else pa.chunked_array([], pa.string())
+    batch = pa.repeat(pa.scalar(number, pa.int64()), lines.num_rows)
+    columns = {**{name: lines[name] for name in lines.column_names}, BATCH: batch, MONTH: months}
+    return pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)

@@ -1,0 +1,353 @@
+"""A Delta table without a jar: ``deltalake`` commits, Spark reads and writes the Parquet files that a commit names.
+
+A commit is there as a whole or not at all. A reader uses the files of one version; files that a later commit takes out
+of the table stay for a week (``delta.deletedFileRetentionDuration``), so readers need no lock. Two commits that name
+the same application transaction (Delta's protocol, "Transaction Identifiers": ``txn`` with ``appId`` and ``version``)
+exclude each other: the second one is refused.
+
+A table that needs no more than version 1 of Delta's reader protocol has all its rows in these files. Tables that others
+have given more to (vectors of deleted rows, other names of columns) are refused.
+"""
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date, datetime
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import unquote
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from dtx.pipeline.files import Files, LakeError
+from dtx.pipeline.quarantine import Quarantined
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from deltalake.transaction import AddAction
+    from pyspark.sql import DataFrame, SparkSession
+
+FILE_BYTES: Final = 128 << 20
+"""Of a file of compressed Parquet that readers can share out well."""
+_LEAST_FILES: Final = 8
+"""Small files of a partition that are worth joining."""
+_READER: Final = 1
+"""The newest version of Delta's reader protocol whose tables are plain Parquet files."""
+_AT_ONCE: Final = 16
+
+
+class DataFile(NamedTuple):
+    """A file of one version of a table.
+
+    Args:
+        name: its path in the table's directory, or a URI.
+        size: bytes.
+        partition: value of the table's partition column.
+        stats: least and greatest values of columns, as ``min.at``.
+    """
+
+    name: str
+    size: int
+    partition: str
+    stats: dict[str, Any]
+
+
+class Table:
+    """A Delta table.
+
+    Args:
+        root: its directory, see :class:`~dtx.pipeline.files.Files`.
+        columns: all of them, the partition column as the last.
+        what: what is missing where there is no table, and the command that makes it.
+
+    Raises:
+        LakeError: the file system cannot be used, or ``deltalake`` is missing.
+    """
+
+    def __init__(self, root: str, columns: pa.Schema, what: str) -> None:
+        self.files: Final = Files(root)
+        self.columns: Final = columns
+        self._stored = from_arrow_schema(columns.remove(len(columns) - 1))
+        self.partition: Final = columns.names[-1]
+        self._what = what
+        self.damaged: dict[str, str] = {}
+        """What the last look found missing or damaged: names of files, and why they were left out."""
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a table."""
+        return bool(_deltalake().DeltaTable.is_deltatable(self.files.place))
+
+    def load(self) -> "DeltaTable":
+        """Its newest version.
+
+        Raises:
+            LakeError: there is none, or its files do not say all.
+        """
+        if not self.exists:
+            raise LakeError(f"{self.files.uri} {self._what}")
+        table: DeltaTable = _deltalake().DeltaTable(self.files.place)
+        if table.protocol().min_reader_version > _READER:
+            raise LakeError(
+                f"{self.files.uri} needs version {table.protocol().min_reader_version} of Delta's reader protocol, and "
+                f"dtx knows version {_READER}: another program has changed the table (deletion vectors or column "
+                "mapping)"
+            )
+        return table
+
+    def create(self) -> "DeltaTable":
+        """Its newest version; an empty table is made where there is none."""
+        if self.exists:
+            return self.load()
+        table: DeltaTable = _deltalake().DeltaTable.create(
+            self.files.place, self.columns, partition_by=[self.partition]
+        )
+        return table
+
+    def data_files(self, table: "DeltaTable") -> list[DataFile]:
+        """The files of a version, without those that are missing or damaged; see :attr:`damaged`."""
+        found = []
+        for row in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+            stats = {name: value for name, value in row.items() if name.startswith(("min.", "max.", "num_"))}
+            # "Add File": the path is a URI, so a blank in it is %20
+            name = unquote(row["path"])
+            found.append(DataFile(name, row["size_bytes"], str(row[f"partition.{self.partition}"]), stats))
+        sizes = self.files.sizes(file.name for file in found if "://" not in file.name)
+        self.damaged = {
+            file.name: "it is missing, and the table's log names it" if sizes[file.name] is None else
+            f"damaged: it has {sizes[file.name]:,} bytes instead of {file.size:,}"
+            for file in found
+            if "://" not in file.name and sizes[file.name] != file.size
+        }  # fmt: skip
+        return [file for file in found if file.name not in self.damaged]
+
+    @property
+    def quarantined(self) -> list[Quarantined]:
+        """The files that the last look left out."""
+        return [
+            Quarantined(source="lake", item=name, reason=reason, count=None) for name, reason in self.damaged.items()
+        ]
+
+    def frame(self, spark: "SparkSession", files: Iterable[DataFile]) -> "DataFrame":
+        """The rows of *files*, without the partition column."""
+        paths = [file.name if "://" in file.name else self.files.path(file.name) for file in files]
+        # no partition discovery: it would guess types from names of directories
+        reader = spark.read.schema(self._stored).option("recursiveFileLookup", "true")
+        return reader.parquet(*paths) if paths else spark.createDataFrame([], self._stored)
+
+    def write(self, frame: "DataFrame", mark: str, *, further: Collection[str] = ()) -> list["AddAction"]:
+        """Have Spark write rows; they are part of the table when :meth:`commit` names them.
+
+        Args:
+            frame: with the columns of the table.
+            mark: begins the name of the directory.
+            further: columns that are kept in the names of directories alone.
+        """
+        place = f"data/{mark}-{uuid4().hex[:12]}"
+        writer = frame.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
+        writer.partitionBy(self.partition, *further).parquet(self.files.path(place))
+        found = self.files.data(place)
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return list(pool.map(self._added, found.items()))
+
+    def _added(self, file: tuple[str, int]) -> "AddAction":
+        name, size = file
+        with self.files.open(name) as opened:
+            rows = pq.read_metadata(opened).num_rows
+        word = f"{self.partition}="
+        (value,) = (part.removeprefix(word) for part in name.split("/") if part.startswith(word))
+        return self._action(name, size, value, {"numRecords": rows}, is_change=True)
+
+    def written(self, added: Iterable["AddAction"]) -> list[DataFile]:
+        """Files that :meth:`write` has made, to be read before they are committed."""
+        return [DataFile(file.path, file.size, str(file.partition_values[self.partition]), {}) for file in added]
+
+    def commit(
+        self, table: "DeltaTable", added: list["AddAction"], removed: Iterable[DataFile], **versions: int
+    ) -> None:
+        """Let files be part of the table in the place of others, in one commit.
+
+        Args:
+            table: the version that *removed* are of; with any later one the commit is refused.
+            added: from :meth:`write`.
+            removed: files of that version.
+            versions: application transactions, each newer than the table's.
+
+        Raises:
+            LakeError: another process has changed the table.
+        """
+        if any((table.transaction_version(app) or 0) >= version for app, version in versions.items()):
+            raise LakeError(f"another process has written {self.files.uri} at the same time: run again")
+        self._swap(table, added, removed, transaction(versions, retries=0), is_change=True)
+
+    def _swap(
+        self,
+        table: "DeltaTable",
+        added: list["AddAction"],
+        removed: Iterable[DataFile],
+        properties: Any,
+        *,
+        is_change: bool,
+    ) -> None:
+        from deltalake.transaction import RemoveAction
+
+        now = time.time_ns() // 1_000_000
+        gone = [
+            RemoveAction(file.name, is_change, now, file.size, {self.partition: file.partition}) for file in removed
+        ]
+        with refused(self.files.uri):
+            table.create_write_transaction(
+                [*added, *gone], "append", self.columns, [self.partition], commit_properties=properties
+            )
+
+    def maintain(self, watch: Callable[[str], None] = lambda _: None) -> list[Quarantined]:
+        """Join the small files of partitions that have many, and remove files that the table has not named for a week.
+
+        A partition with a damaged file stays as it is. ``deltalake`` has a compaction of its own, but two of them at
+        once double rows (seen with 1.6); here a commit is refused when another one has come since the files were read.
+
+        Returns:
+            The damaged files.
+
+        Raises:
+            LakeError: another process has changed the table at the same time.
+        """
+        wrong: list[Quarantined] = []
+        table = self.load()
+        small = defaultdict(list)
+        for file in self.data_files(table):
+            if file.size < FILE_BYTES // 2:
+                small[file.partition].append(file)
+        spoilt = {name.rpartition(f"{self.partition}=")[2].partition("/")[0] for name in self.damaged}
+        for partition, files in sorted(small.items()):
+            if len(files) < _LEAST_FILES or partition in spoilt:
+                continue
+            watch(f"joining {len(files):,} files of {partition}")
+            try:
+                added = [self._joined(partition, some) for some in _groups(files)]
+            except (pa.ArrowException, OSError) as error:
+                wrong.append(Quarantined(source="lake", item=partition, reason=first_line(error), count=None))
+                continue
+            self._swap(table, added, files, transaction({}, retries=0), is_change=False)
+            table = self.load()
+        if table.vacuum(dry_run=True, full=True):
+            table.vacuum(dry_run=False, full=True)
+        return wrong
+
+    def _joined(self, partition: str, files: list[DataFile]) -> "AddAction":
+        """One file of the rows of several."""
+        name = f"{self.partition}={partition}/part-{uuid4().hex}.zstd.parquet"
+        schema = self.columns.remove(len(self.columns) - 1)
+        rows = 0
+        tree = self.files.tree
+        tree.create_dir(name.rpartition("/")[0], recursive=True)
+        with tree.open_output_stream(name) as target, pq.ParquetWriter(target, schema, compression="zstd") as writer:
+            for batch in ds.dataset([file.name for file in files], schema, "parquet", tree).to_batches():
+                rows += batch.num_rows
+                if batch.num_rows:
+                    writer.write_batch(batch)
+        stats = [file.stats for file in files]
+        expected = sum(each["num_records"] or 0 for each in stats)
+        if rows != expected:
+            raise OSError(f"its files have {rows:,} rows, and the table's log says {expected:,}")
+        told: dict[str, Any] = {"numRecords": rows}
+        for kind, edge in (("min", min), ("max", max)):
+            names = [
+                key
+                for key in stats[0]
+                if key.startswith(f"{kind}.") and all(each.get(key) is not None for each in stats)
+            ]
+            told[f"{kind}Values"] = {
+                key.partition(".")[2]: edge(each[key] for each in stats)
+                for key in names
+                if isinstance(stats[0][key], datetime | int)
+            }
+        return self._action(name, self.files.sizes([name])[name] or 0, partition, told, is_change=False)
+
+    def _action(self, name: str, size: int, partition: str, stats: dict[str, Any], *, is_change: bool) -> "AddAction":
+        from deltalake.transaction import AddAction
+
+        said = json.dumps(stats, default=lambda time: time.isoformat(timespec="microseconds"))
+        return AddAction(name, size, {self.partition: partition}, time.time_ns() // 1_000_000, is_change, said)
+
+    def remove_before(self, day: date, column: str, *, also: str = "true", dry_run: bool) -> int:
+        """Remove rows whose *column* is before *day*; how many there are.
+
+        Args:
+            day: the first that stays.
+            column: a time.
+            also: a further condition, SQL.
+            dry_run: count them alone.
+        """
+        from deltalake import QueryBuilder
+
+        table = self.load()
+        condition = f"{column} < '{day}T00:00:00Z' AND {also}"
+        asked = QueryBuilder().register("t", table).execute(f"SELECT count(*) AS n FROM t WHERE {condition}")  # noqa: S608
+        count = int(pa.table(asked.read_all())["n"][0].as_py())
+        if count and not dry_run:
+            with refused(self.files.uri):
+                table.delete(condition)
+        return count
+
+
+def transaction(versions: dict[str, int], metadata: dict[str, str] | None = None, retries: int | None = None) -> Any:
+    """Properties of a commit.
+
+    Args:
+        versions: application transactions. A commit that has come meanwhile, and names one of them, has this refused.
+        metadata: what it says beside.
+        retries: 0: any commit that has come meanwhile has this refused.
+    """
+    from deltalake import CommitProperties, Transaction
+
+    named = [Transaction(app, version) for app, version in versions.items()]
+    return CommitProperties(metadata, retries, named or None)
+
+
+def _groups(files: list[DataFile]) -> Iterator[list[DataFile]]:
+    """Files, oldest first, that make about one large one together."""
+    group: list[DataFile] = []
+    for file in sorted(files, key=lambda file: (str(file.stats.get("min.at")), file.name)):
+        group.append(file)
+        if sum(each.size for each in group) >= FILE_BYTES:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+class refused:  # noqa: N801 - used as a statement
+    """Errors of ``deltalake`` as ours."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _kind: object, error: BaseException | None, _stack: object) -> None:
+        from deltalake.exceptions import CommitFailedError, DeltaError
+
+        if isinstance(error, CommitFailedError):
+            raise LakeError(f"another process has written {self._place} at the same time: run again") from error
+        if isinstance(error, DeltaError):
+            raise LakeError(f"{self._place}: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """The sentence of an error."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _deltalake() -> Any:
+    try:
+        import deltalake
+    except ImportError as error:
+        raise LakeError(f"a Delta table needs deltalake ({error}): pip install 'dtx[pipeline]'") from error
+    return deltalake

@@ -1,0 +1,173 @@
+"""Small files beside Spark and Delta: on this machine, HDFS, S3, Google's storage or Azure's."""
+
+import errno
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+from pyarrow import fs
+
+_LOCAL: Final = "file"
+_HADOOP_S3: Final = re.compile("^s3[an]://")
+"""Spark's names of S3; Arrow and deltalake know it as ``s3://``."""
+
+
+class LakeError(Exception):
+    """Lake or results cannot be used as they are; the sentence says what to do."""
+
+
+class Files:
+    """A directory of a file system.
+
+    Args:
+        root: a path of this machine, or a URI such as ``s3a://bucket/lake``, ``hdfs://host/lake``.
+
+    Raises:
+        LakeError: there is no such kind of file system here.
+    """
+
+    def __init__(self, root: str) -> None:
+        local = root.removeprefix(f"{_LOCAL}://")
+        here = None if "://" in local else str(Path(local).absolute())
+        self.uri: Final = root.rstrip("/") if here is None else f"{_LOCAL}://{here}"
+        """For Spark, which takes a blank or a per cent sign as it is."""
+        self.place: Final = _HADOOP_S3.sub("s3://", self.uri) if here is None else here
+        """For Arrow and deltalake."""
+        try:
+            if here is None:
+                self._system, self._root = fs.FileSystem.from_uri(self.place)
+            else:
+                self._system, self._root = fs.LocalFileSystem(), here
+        except (OSError, ValueError, NotImplementedError) as error:
+            raise LakeError(f"{root} cannot be used as a directory: {error}") from error
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a directory of this machine."""
+        return bool(self._system.type_name == "local")
+
+    @property
+    def tree(self) -> Any:
+        """The directory, as a file system of Arrow's."""
+        return fs.SubTreeFileSystem(self._root, self._system)
+
+    def path(self, name: str) -> str:
+        """The URI of *name* in this directory, for Spark."""
+        return f"{self.uri}/{name}"
+
+    def names(self, under: str = "", *, directories: bool = True) -> list[str]:
+        """Names in the directory *under*, sorted; none where it is missing."""
+        wanted = fs.FileType.Directory if directories else fs.FileType.File
+        return sorted(info.base_name for info in self._listed(under) if info.type == wanted)
+
+    def data(self, under: str) -> dict[str, int]:
+        """Sizes of all Parquet files below a directory, by name."""
+        return {
+            info.path[len(self._root) :].lstrip("/"): info.size
+            for info in self._listed(under, recursive=True)
+            if info.base_name.endswith(".parquet")
+        }
+
+    def sizes(self, names: Iterable[str]) -> dict[str, int | None]:
+        """Bytes of each file; ``None`` where it is missing."""
+        wanted = list(names)
+        found = self._system.get_file_info([self._full(name) for name in wanted])
+        return {
+            name: info.size if info.type == fs.FileType.File else None for name, info in zip(wanted, found, strict=True)
+        }
+
+    def exists(self, name: str) -> bool:
+        """Whether there is a file or a directory of that name."""
+        (info,) = self._system.get_file_info([self._full(name)])
+        return bool(info.type != fs.FileType.NotFound)
+
+    def open(self, name: str) -> Any:
+        """A file for Arrow."""
+        return self._system.open_input_file(self._full(name))
+
+    def read(self, name: str) -> Any:
+        """JSON of a file; ``None`` where there is none.
+
+        Raises:
+            LakeError: it is not JSON.
+        """
+        try:
+            with self._system.open_input_stream(self._full(name)) as file:
+                text = file.read()
+        except FileNotFoundError:
+            return None
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise LakeError(f"{self.path(name)} is damaged: {error}") from error
+
+    def write(self, name: str, content: Any) -> None:
+        """Write JSON: the whole file or none of it, and on disk where this machine keeps it."""
+        full = self._full(name)
+        self._system.create_dir(full.rpartition("/")[0], recursive=True)
+        beside = f"{full}.{uuid4().hex}.tmp"
+        with self._system.open_output_stream(beside) as file:
+            file.write(json.dumps(content, indent=1, sort_keys=True).encode())
+        if self.is_local:
+            _sync(Path(beside))
+        self._system.move(beside, full)
+        if self.is_local:
+            _sync(Path(full).parent)
+
+    def remove(self, name: str) -> None:
+        """Remove a file or a directory with all that is in it, where it exists."""
+        (info,) = self._system.get_file_info([self._full(name)])
+        try:
+            if info.type == fs.FileType.Directory:
+                self._system.delete_dir(info.path)
+            elif info.type == fs.FileType.File:
+                self._system.delete_file(info.path)
+        except FileNotFoundError:
+            return
+
+    @contextmanager
+    def alone(self, name: str) -> Iterator[None]:
+        """Keep other processes of this machine out that ask for the same *name*, until this ends or the process dies.
+
+        File systems of other machines have no such lock: there a Delta commit refuses the second writer.
+
+        Raises:
+            LakeError: another process has it.
+        """
+        if not self.is_local:
+            yield
+            return
+        path = Path(self._full(name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in {errno.EAGAIN, errno.EACCES}:
+                    raise
+                raise LakeError(f"another process is at work in {self.uri} ({name}): wait until it has ended") from None
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _listed(self, under: str, *, recursive: bool = False) -> list[Any]:
+        selector = fs.FileSelector(self._full(under), allow_not_found=True, recursive=recursive)
+        return list(self._system.get_file_info(selector))
+
+    def _full(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

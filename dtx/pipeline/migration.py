@@ -1,0 +1,99 @@
+"""A lake of Parquet files, as older versions of dtx wrote it, becomes a Delta table in the same place.
+
+That lake had ``rm=…/day=…/batch=…/*.parquet``, plans of compactions that were cut off (``_upkeep/plan-*.json``), and
+Spark's checkpoints. Lines of a batch that was not whole are copied like the others: the journals are read once more,
+and what the lake has is left out. Where that dtx kept a Delta table alone, ``LAKE/delta``, its lines are copied.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from dtx.pipeline.delta import Table, refused
+from dtx.pipeline.files import Files, LakeError
+from dtx.pipeline.lake import BATCH, LOCK, MONTH, OLDER, SCHEMA
+
+_UPKEEP: Final = "_upkeep"
+_DELTA: Final = "delta"
+_OF_OLDER: Final = ("_checkpoints", _UPKEEP, _DELTA, OLDER[0])
+
+
+def migrate(root: str, watch: Callable[[int], None] = lambda _: None) -> int:
+    """Make the table, then remove what the older lake was.
+
+    Args:
+        root: of the lake.
+        watch: called with the lines that have been copied.
+
+    Returns:
+        Lines of the table.
+
+    Raises:
+        LakeError: there is no older lake.
+    """
+    from deltalake import DeltaTable, write_deltalake
+
+    files = Files(root)
+    if not any(map(files.exists, OLDER)):
+        raise LakeError(f"{root} is no lake of an older dtx: there is nothing to migrate")
+    with files.alone(LOCK):
+        table = Table(root, SCHEMA, "")
+        if not table.exists:
+            _finish_plans(files)
+            if files.exists(OLDER[0]):
+                datasets = _datasets(files)
+            else:
+                tree = Files(files.path(_DELTA)).tree
+                datasets = iter([(DeltaTable(f"{files.place}/{_DELTA}").to_pyarrow_dataset(filesystem=tree), None)])
+            lines = pa.RecordBatchReader.from_batches(SCHEMA, _lines(datasets, watch))
+            with refused(files.uri):
+                # one commit: a migration that is cut off has made no table
+                write_deltalake(files.place, lines, partition_by=[MONTH])
+        for name in [*(name for name in files.names() if name.startswith("rm=")), *_OF_OLDER]:
+            files.remove(name)
+    return int(table.load().count())
+
+
+def _finish_plans(files: Files) -> None:
+    """Do what a compaction has decided to do, as each of its steps may be repeated."""
+    for name in files.names(_UPKEEP, directories=False):
+        if not name.startswith("plan-"):
+            continue
+        plan = files.read(f"{_UPKEEP}/{name}")
+        for each in plan["remove"]:
+            files.remove(each)
+        for source, target in plan["move"]:
+            for file in files.data(source):
+                to = f"{target}{file[len(source) :]}"
+                files.tree.create_dir(to.rpartition("/")[0], recursive=True)
+                files.tree.move(file, to)
+        files.remove(f"{_UPKEEP}/{name}")
+
+
+def _datasets(files: Files) -> Iterator[tuple[Any, str | None]]:
+    """The lines of each resource manager, and its name, which its files do not have."""
+    for directory in (name for name in files.names() if name.startswith("rm=")):
+        schema = pa.schema([field for field in SCHEMA if field.name not in {"rm", BATCH, MONTH}])
+        # Spark wrote a name as UTF-8, and most of what is no letter or digit as %XX
+        yield ds.dataset(directory, schema, "parquet", files.tree), unquote(directory.removeprefix("rm="))
+
+
+def _lines(datasets: Iterator[tuple[Any, str | None]], watch: Callable[[int], None]) -> Iterator[pa.RecordBatch]:
+    copied = 0
+    for dataset, rm in datasets:
+        for batch in dataset.to_batches():
+            if not batch.num_rows:
+                continue
+            columns = {name: batch.column(name) for name in batch.schema.names}
+            if rm is not None:
+                columns["rm"] = pa.repeat(pa.scalar(rm), batch.num_rows)
+            columns[BATCH] = pa.repeat(pa.scalar(0, pa.int64()), batch.num_rows)
+            columns[MONTH] = pc.strftime(columns["at"], format="%Y-%m")
+            copied += batch.num_rows
+            watch(copied)
+            arrays = [columns[field.name].cast(field.type) for field in SCHEMA]
+            yield pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)

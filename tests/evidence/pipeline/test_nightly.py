@@ -1,0 +1,44 @@
+"""The commands that people use, night after night, and other engines that read what they leave."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import duckdb
+from deltalake import DeltaTable
+
+from tests.servers.pipeline.test_archive import in_lake, journal, write
+from tests.support.processes import spawn
+
+
+def test_a_fleet_night_after_night(database: str, tmp_path: Path) -> None:
+    (tmp_path / "pipeline.toml").write_text(
+        f'lake = "lake"\nresults = "results"\n[[database]]\nname = "bank"\nurl = "{database}"\n'
+    )
+
+    def call(*command: str) -> str:
+        with (tmp_path / "output").open("w+b") as output:
+            process = spawn([sys.executable, "-m", "dtx", "pipeline", *command], output=output.fileno(), cwd=tmp_path)
+            status = process.wait(800)
+            output.seek(0)
+            said = output.read().decode()
+        assert status == 0, said
+        return said
+
+    def verdicts() -> list[tuple[Any, ...]]:
+        found = DeltaTable(tmp_path / "results/verdicts").to_pyarrow_table(columns=["verdict", "run"])
+        with duckdb.connect() as connection:
+            connection.register("verdicts", found)
+            return connection.execute("SELECT verdict, run, count(*) FROM verdicts GROUP BY ALL").fetchall()
+
+    spark = ("--no-publish", "--master", "local[2]", "--memory", "1g")
+    write(database, 5)
+    assert "reconciled 5 transactions from 5 lines, 5 of them new" in call("run", *spark)
+    assert in_lake(tmp_path / "lake") == journal(database)
+    assert verdicts() == [("committed", 1, 5)]
+    write(database, 7, rm="other")
+    assert "reconciled 7 transactions from 12 lines, 7 of them new" in call("run", *spark)
+    assert verdicts() == [("committed", 2, 7)]
+    assert "12 lines of journals, 7 verdicts, 0 changes of verdicts, 0 runs" in call("retain", "--keep", "1d", "--yes")
+    assert "reconciled 0 transactions from 0 lines, 0 of them new" in call("run", *spark)
+    assert in_lake(tmp_path / "lake") == []
