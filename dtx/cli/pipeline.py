@@ -68,7 +68,8 @@ def pipeline() -> None:
 
 def _size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
     try:
-        return None if value is None else parse_size(value)
+        # Spark's own form, 2g, is 2GiB
+        return None if value is None else parse_size(f"{value}iB" if value[-1:] in set("kmgKMG") else value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 

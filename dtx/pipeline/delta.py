@@ -10,10 +10,10 @@ have given more to (vectors of deleted rows, other names of columns) are refused
 """
 
 import json
+import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
@@ -24,6 +24,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from dtx.pipeline import parquet_files
 from dtx.pipeline.files import Files, LakeError
 from dtx.pipeline.quarantine import Quarantined
 
@@ -38,7 +39,6 @@ _LEAST_FILES: Final = 8
 """Small files of a partition that are worth joining."""
 _READER: Final = 1
 """The newest version of Delta's reader protocol whose tables are plain Parquet files."""
-_AT_ONCE: Final = 16
 
 
 class DataFile(NamedTuple):
@@ -133,14 +133,17 @@ class Table:
             Quarantined(source="lake", item=name, reason=reason, count=None) for name, reason in self.damaged.items()
         ]
 
-    def frame(self, spark: "SparkSession", files: Iterable[DataFile]) -> "DataFrame":
-        """The rows of *files*, without the partition column."""
-        paths = [file.name if "://" in file.name else self.files.path(file.name) for file in files]
-        # no partition discovery: it would guess types from names of directories
-        reader = spark.read.schema(self._stored).option("recursiveFileLookup", "true")
-        return reader.parquet(*paths) if paths else spark.createDataFrame([], self._stored)
+    def frame(self, spark: "SparkSession", files: Iterable[DataFile], *, named: bool = False) -> "DataFrame":
+        """The rows of *files*, without the partition column.
 
-    def write(self, frame: "DataFrame", mark: str, *, further: Collection[str] = ()) -> list["AddAction"]:
+        Args:
+            spark: the session.
+            files: of one version, or written.
+            named: whether rows have a column ``file``, see :meth:`names_of`.
+        """
+        return parquet_files.read(spark, self.files, (file.name for file in files), self._stored, named=named)
+
+    def write(self, frame: "DataFrame", mark: str, *, further: Sequence[str] = ()) -> list["AddAction"]:
         """Have Spark write rows; they are part of the table when :meth:`commit` names them.
 
         Args:
@@ -149,19 +152,17 @@ class Table:
             further: columns that are kept in the names of directories alone.
         """
         place = f"data/{mark}-{uuid4().hex[:12]}"
-        writer = frame.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
-        writer.partitionBy(self.partition, *further).parquet(self.files.path(place))
-        found = self.files.data(place)
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            return list(pool.map(self._added, found.items()))
-
-    def _added(self, file: tuple[str, int]) -> "AddAction":
-        name, size = file
-        with self.files.open(name) as opened:
-            rows = pq.read_metadata(opened).num_rows
         word = f"{self.partition}="
-        (value,) = (part.removeprefix(word) for part in name.split("/") if part.startswith(word))
-        return self._action(name, size, value, {"numRecords": rows}, is_change=True)
+        added = []
+        for name, (size, rows) in parquet_files.write(frame, self.files, place, [self.partition, *further]).items():
+            (value,) = (part.removeprefix(word) for part in name.split("/") if part.startswith(word))
+            added.append(self._action(name, size, value, {"numRecords": rows}, is_change=True))
+        return added
+
+    def names_of(self, files: Iterable[str]) -> set[str]:
+        """The names, in the table's directory, of what the column ``file`` has."""
+        place = _without_scheme(self.files.place)
+        return {_without_scheme(unquote(file)).removeprefix(f"{place}/") for file in files}
 
     def written(self, added: Iterable["AddAction"]) -> list[DataFile]:
         """Files that :meth:`write` has made, to be read before they are committed."""
@@ -338,6 +339,10 @@ class refused:  # noqa: N801 - used as a statement
             raise LakeError(f"another process has written {self._place} at the same time: run again") from error
         if isinstance(error, DeltaError):
             raise LakeError(f"{self._place}: {first_line(error)}") from error
+
+
+def _without_scheme(uri: str) -> str:
+    return re.sub(r"^\w+:/+|^/+", "", uri)
 
 
 def first_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Small files beside Spark and Delta: on this machine, HDFS, S3, Google's storage or Azure's."""
+"""Small files beside Spark and Delta: on this machine, S3, Google's storage or Azure's."""
 
 import errno
 import fcntl
@@ -26,7 +26,7 @@ class Files:
     """A directory of a file system.
 
     Args:
-        root: a path of this machine, or a URI such as ``s3a://bucket/lake``, ``hdfs://host/lake``.
+        root: a path of this machine, or a URI such as ``s3://bucket/lake``.
 
     Raises:
         LakeError: there is no such kind of file system here.

@@ -40,7 +40,7 @@ Span = Annotated[timedelta, BeforeValidator(_span)]
 
 EXAMPLE: Final = """\
 # pipeline.toml: ${NAME} is the environment variable NAME, so that passwords stay out of this file.
-lake = "lake"            # a directory, or s3://..., hdfs://..., gs://...
+lake = "lake"            # a directory, or s3://bucket/lake, gs://..., abfss://...
 results = "results"      # verdicts, their totals, the report
 # publish = "postgresql://dtx:${PASSWORD}@db/dtx"   # where the admin pages of a dtx show the verdicts
 orphan_after = "1h"      # a branch in doubt that no transaction manager knows is no orphan before that

@@ -10,12 +10,10 @@ it that was damaged is not any more, or is gone.
 The table of verdicts is changed by files: those that have a transaction that is looked at again are replaced.
 """
 
-import re
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from functools import reduce
 from typing import TYPE_CHECKING, Final, Protocol
-from urllib.parse import unquote
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -239,22 +237,15 @@ def current(spark: SparkSession, out: str) -> DataFrame:
 def _with(table: Table, files: list[DataFile], gtrids: DataFrame) -> tuple[list[DataFile], int]:
     """The files that have one of *gtrids*, and the lines that all their transactions rest on."""
     wanted = gtrids.select("gtrid", sf.lit(True).alias("wanted"))
-    found = table.frame(gtrids.sparkSession, files).select(
-        "gtrid", "lines", sf.col("_metadata.file_path").alias("file")
+    found = (
+        table.frame(gtrids.sparkSession, files, named=True)
+        .select("gtrid", "lines", "file")
+        .join(wanted, "gtrid", "left")
     )
-    grouped = (
-        found.join(wanted, "gtrid", "left")
-        .groupBy("file")
-        .agg(sf.sum("lines").alias("lines"), sf.max("wanted").alias("wanted"))
-    )
+    grouped = found.groupBy("file").agg(sf.sum("lines").alias("lines"), sf.max("wanted").alias("wanted"))
     rows = grouped.where("wanted").collect()
-    place = _without_scheme(table.files.place)
-    names = {_without_scheme(unquote(row.file)).removeprefix(f"{place}/") for row in rows}
+    names = table.names_of(row.file for row in rows)
     return [file for file in files if file.name in names], sum(row.lines for row in rows)
-
-
-def _without_scheme(uri: str) -> str:
-    return re.sub(r"^\w+:/+|^/+", "", uri)
 
 
 def _stored(frame: DataFrame) -> DataFrame:

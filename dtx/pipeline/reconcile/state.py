@@ -20,6 +20,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from dtx.pipeline import parquet_files
 from dtx.pipeline.delta import Table
 from dtx.pipeline.files import Files, LakeError
 
@@ -162,12 +163,15 @@ class State:
             name: the directory's.
             number: of the run.
         """
-        frame.write.mode("overwrite").parquet(self._files.path(f"{_STATE}/run={number}/{name}"))
+        place = f"{_STATE}/run={number}/{name}"
+        self._files.remove(place)
+        parquet_files.write(frame, self._files, place, ())
         return self.read(frame.sparkSession, name, number, frame.schema)
 
     def read(self, spark: SparkSession, name: str, number: int, schema: StructType) -> DataFrame:
         """What run *number* has kept as *name*."""
-        return spark.read.schema(schema).parquet(self._files.path(f"{_STATE}/run={number}/{name}"))
+        names = self._files.data(f"{_STATE}/run={number}/{name}")
+        return parquet_files.read(spark, self._files, names, schema, named=False)
 
     def retain(self, before: date, *, dry_run: bool) -> dict[str, int]:
         """Remove what was settled, changed or run before *before*; how much it is, by what it is.

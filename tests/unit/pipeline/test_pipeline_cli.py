@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from deltalake import DeltaTable, write_deltalake
 
 from dtx.cli.errors import Exit, explain
-from dtx.cli.pipeline import pipeline
+from dtx.cli.pipeline import _size, pipeline
 from dtx.pipeline.lake import SCHEMA
 from dtx.pipeline.quarantine import Quarantined
 from dtx.pipeline.reconcile import PublishingFailed
@@ -105,6 +105,11 @@ def test_what_is_wrong_with_the_words_is_said_at_once(here: Path, words: tuple[s
     code, said = call(*words)
     assert code == Exit.USAGE
     assert sentence in said
+
+
+@pytest.mark.parametrize(("text", "size"), [("2g", 2 << 30), ("512M", 512 << 20), ("2GiB", 2 << 30), ("1GB", 10**9)])
+def test_memory_is_given_as_spark_has_it_or_as_other_sizes(text: str, size: int) -> None:
+    assert _size(None, None, text) == size  # type: ignore[arg-type]
 
 
 def test_old_lines_are_removed_after_a_yes_alone(here: Path) -> None:
