@@ -22,15 +22,23 @@ from pyspark.sql import functions as sf
 from benchmarks.support.report import Table, machine, spread
 from dtx.db import migrate
 from dtx.embedded.cluster import find_programs
+from dtx.log import tables
 from dtx.pipeline.session import SessionOptions, open_session
-from dtx.pipeline.source import register
-from tests.support.jdbc import journal_by_jdbc
+from dtx.pipeline.source import Waits, register
+from dtx.pipeline.source.options import parse
+from dtx.pipeline.source.reading import cuts, times
+from dtx.pipeline.source.server import connected
 from tests.support.journal import write
 from tests.support.processes import end, free_port, short_directory, spawn, wait_until
 
 _AT_ONCE: Final = 100_000
 _ACCOUNT: Final = "postgres"
 """Of whom PostgreSQL runs where this program is root."""
+_USER: Final = "dtx"
+_FETCHED: Final = "10000"
+"""Rows that the JDBC driver holds at a time; by default it holds all."""
+_SHOWN: Final = {"id": "id::text", "branch_id": "branch_id::text", "xid8": "xid8::text::bigint"}
+"""SQL of the columns whose types Spark does not have."""
 
 
 @contextmanager
@@ -48,7 +56,7 @@ def server() -> Iterator[str]:
             "-D",
             data,
             "-U",
-            "dtx",
+            _USER,
             "-A",
             "trust",
             "--no-sync",
@@ -64,7 +72,7 @@ def server() -> Iterator[str]:
             data,
             *(word for setting in settings for word in ("-c", setting)),
         ]
-        url = f"postgresql://dtx@127.0.0.1:{port}/postgres"
+        url = f"postgresql://{_USER}@127.0.0.1:{port}/postgres"
         with (directory / "log").open("wb") as log:
             switch = [] if account is None else ["setpriv", f"--reuid={account}", f"--regid={account}", "--init-groups"]
             process = spawn([*switch, *command], output=log.fileno())
@@ -98,6 +106,20 @@ def digest(frame: DataFrame) -> tuple[int, int]:
     return int(row[0]), int(row[1])
 
 
+def by_jdbc(spark: SparkSession, url: str, partitions: int) -> DataFrame:
+    """The journal as format("dtx") has it, in the same ranges, by Spark's JDBC source."""
+    with connected("dtx", url, Waits()) as asked:
+        ranges = times(cuts(asked, parse({"url": url, "partitions": str(partitions)})))
+    columns = ", ".join(f"{_SHOWN.get(column.name, column.name)} AS {column.name}" for column in tables.journal.columns)
+    frame = spark.read.jdbc(
+        f"jdbc:{url.replace(f'{_USER}@', '')}",
+        f"(SELECT {columns} FROM dtx.journal) AS lines",
+        predicates=[" AND ".join(conditions) or "true" for conditions in ranges],
+        properties={"driver": "org.postgresql.Driver", "user": _USER, "fetchsize": _FETCHED},
+    )
+    return frame.withColumn("source", sf.lit("dtx"))
+
+
 def main() -> None:
     """Fill, read in turns, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -122,7 +144,7 @@ def compare(spark: SparkSession, url: str, rows: int, partitions: int, rounds: i
     """
     readers: dict[str, Callable[[], DataFrame]] = {
         'format("dtx")': lambda: spark.read.format("dtx").options(url=url, partitions=partitions).load(),
-        "JDBC": lambda: journal_by_jdbc(spark, url=url, partitions=partitions),
+        "JDBC": lambda: by_jdbc(spark, url, partitions),
     }
     seconds: dict[str, list[float]] = {name: [] for name in readers}
     found = set()

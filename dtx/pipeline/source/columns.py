@@ -84,7 +84,6 @@ _SPARK: Final[dict[Kind, DataType]] = {
     Kind.UUID: StringType(),
     Kind.XID8: LongType(),
 }
-_SHOWN: Final = {Kind.UUID: "{}::text", Kind.XID8: "{}::text::bigint"}
 _SENT: Final = {Kind.UUID: "uuid_send({})", Kind.XID8: "xid8send({})"}
 
 
@@ -106,24 +105,13 @@ class Readable:
         fields = [StructField(name, _SPARK[kind]) for name, kind in self.columns.items()]
         return StructType([*fields, StructField(SOURCE, StringType())])
 
-    def select(self, names: Sequence[str]) -> str:
-        """SQL of a select list: columns as Spark has them, for whoever reads them as they come (JDBC).
-
-        Args:
-            names: of columns; the source is left out, since the database does not know it.
-        """
-        return self._list(names, _SHOWN)
-
     def sent(self, names: Sequence[str]) -> str:
         """SQL of a select list: columns as PostgreSQL has least work with, for :mod:`dtx.pipeline.source.reading`.
 
         Args:
-            names: as of :meth:`select`.
+            names: of columns; the source is left out, since the database does not know it.
         """
-        return self._list(names, _SENT)
-
-    def _list(self, names: Sequence[str], forms: dict[Kind, str]) -> str:
-        found = [f'{forms.get(self.columns[name], "{}").format(name)} AS "{name}"' for name in names if name != SOURCE]
+        found = [f'{_SENT.get(self.columns[name], "{}").format(name)} AS "{name}"' for name in names if name != SOURCE]
         # a schema of the source alone still needs a row for each row
         return ", ".join(found) or 'true AS "nothing"'
 

@@ -65,4 +65,3 @@ def test_the_source_alone_has_a_row_for_each_row() -> None:
 
 def test_nobody_has_postgresql_write_text_for_it() -> None:
     assert TABLE.sent(["id", "xid8", "rm", "source"]) == 'uuid_send(id) AS "id", xid8send(xid8) AS "xid8", rm AS "rm"'
-    assert TABLE.select(["id", "xid8"]) == 'id::text AS "id", xid8::text::bigint AS "xid8"'
