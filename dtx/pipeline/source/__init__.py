@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from dtx.pipeline.source.columns import where
 from dtx.pipeline.source.datasource import DtxDataSource
 from dtx.pipeline.source.server import HOLD_SECONDS, SourceAway, SourceError, Waits, hold, moments, reachable
 
@@ -19,7 +18,6 @@ __all__ = [
     "moments",
     "reachable",
     "register",
-    "where",
 ]
 
 

@@ -285,9 +285,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 continue
             whole = start.snapshot == NOTHING
             ranges = times(cuts(server, self._options)) if whole else _ranges(server, conditions, self._options)
-            for range_ in ranges:
-                wanted = (*range_, *conditions, *self._options.conditions)
-                parts.append(Part(server.name, wanted, shown=" and ".join(range_) or "all that is new"))
+            parts += (
+                Part(server.name, (*range_, *conditions), shown=" and ".join(range_) or "all that is new")
+                for range_ in ranges
+            )
         return parts
 
 
@@ -352,7 +353,6 @@ class DtxDataSource(DataSource):
     ``sources``           several: a JSON object of name and URL
     ``table``             ``journal`` (default), ``branch``, ``work``, ``heuristic_outcome``; or as ``load(table)``
     ``partitions``        tasks for each database; default by size, ``rowsPerPartition`` (1,000,000) each
-    ``filters``           what the databases leave out: from :func:`where`; ``filter()`` of a DataFrame works in Spark
     ``snapshots``         one moment for several reads: from :func:`hold`, or :func:`moments` for the journal
     ``connectTimeout``    seconds until a connection stands (10)
     ``statementTimeout``  seconds for one task's statement (1800; 0: for ever)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from dtx.pipeline.source.columns import SOURCE, Filter, Readable, condition, keeps, parse_filters, readable
+from dtx.pipeline.source.columns import Readable, readable
 from dtx.pipeline.source.server import SourceError, Waits
 from dtx.pipeline.source.snapshot import Snapshot
 
@@ -16,7 +16,7 @@ _KNOWN: Final = {
     for name in (
         "url", "name", "sources", "table", "path", "partitions", "rowsPerPartition", "snapshots", "connectTimeout",
         "statementTimeout", "stallTimeout", "retries", "maxRowsPerBatch", "unavailable", "sweepInterval",
-        "pollInterval", "timeline", "startingOffsets", "filters",
+        "pollInterval", "timeline", "startingOffsets",
     )
 }  # fmt: skip
 _MOST_SOURCES: Final = 10_000
@@ -52,7 +52,6 @@ class Options:
         poll: streaming: seconds between two looks at a database that had nothing new.
         any_timeline: streaming goes on after a fail-over, in which commits may have been lost.
         latest: streaming begins with what comes, instead of what is there.
-        filters: what the databases leave out.
     """
 
     sources: Mapping[str, str]
@@ -67,16 +66,6 @@ class Options:
     poll: int = 1
     any_timeline: bool = False
     latest: bool = False
-    filters: tuple[Filter, ...] = ()
-
-    def wants(self, source: str) -> bool:
-        """Whether the filters keep rows of *source* at all."""
-        return all(keeps(wanted, source) for wanted in self.filters if wanted.column == SOURCE)
-
-    @property
-    def conditions(self) -> tuple[str, ...]:
-        """The filters as SQL."""
-        return tuple(condition(self.table, wanted) for wanted in self.filters if wanted.column != SOURCE)
 
 
 def parse(given: Mapping[str, str]) -> Options:
@@ -90,7 +79,7 @@ def parse(given: Mapping[str, str]) -> Options:
     if unknown:
         raise SourceError(f"unknown option {unknown[0]!r}: there are {', '.join(_KNOWN.values())}")
     sources = _sources(named)
-    found = Options(
+    return Options(
         sources=sources,
         table=readable(named.get("table") or named.get("path") or "journal"),
         partitions=_number(named, "partitions", least=1),
@@ -103,10 +92,7 @@ def parse(given: Mapping[str, str]) -> Options:
         poll=_or(_number(named, "pollInterval", least=0), 1),
         any_timeline=_word(named, "timeline", "same", "any") == "any",
         latest=_word(named, "startingOffsets", "earliest", "latest") == "latest",
-        filters=parse_filters(named.get("filters")),
     )
-    _ = found.conditions, [found.wants(name) for name in sources]  # a filter that is wrong is refused before the work
-    return found
 
 
 def _sources(named: Mapping[str, str]) -> dict[str, str]:

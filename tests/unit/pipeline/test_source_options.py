@@ -1,14 +1,11 @@
-"""Options and filters: what is wrong is refused with a sentence, before anything is read."""
+"""Options: what is wrong is refused with a sentence, before anything is read."""
 
 import json
-from datetime import UTC, datetime
 
 import pytest
 
 from dtx.pipeline.quarantine import ExitCode, Quarantined, exit_code, sample
-from dtx.pipeline.source import SourceError, where
-from dtx.pipeline.source.columns import condition, readable
-from dtx.pipeline.source.columns import parse_filters as filters
+from dtx.pipeline.source import SourceError
 from dtx.pipeline.source.datasource import Place
 from dtx.pipeline.source.options import parse
 from dtx.pipeline.source.server import Identity, passes, sentence
@@ -34,17 +31,6 @@ URL = "postgresql://u:secret@127.0.0.1/d"
         ({"url": URL, "snapshots": "x"}, "hold() and moments()"),
         ({"url": URL, "snapshots": '{"dtx": {"snapshot": "1:2"}}'}, "hold() and moments()"),
         ({"url": URL, "snapshots": json.dumps({"dtx": {"exported": "0'; DROP"}})}, "hold() and moments()"),
-        ({"url": URL, "filters": "3"}, "what where()"),
-        ({"url": URL, "filters": '[["rm"]]'}, "what where()"),
-        ({"url": URL, "filters": where(("no", "=", 1))}, "no column 'no'"),
-        ({"url": URL, "filters": where(("at", "=", "yesterday"))}, "no value of a timestamptz"),
-        ({"url": URL, "filters": where(("at", ">", "2026-01-01T00:00:00"))}, "no value of a timestamptz"),
-        ({"url": URL, "filters": where(("rm", "=", "a\0"))}, "no value of a text"),
-        ({"url": URL, "filters": where(("id", "=", "1' OR true --"))}, "no value of a uuid"),
-        ({"url": URL, "filters": where(("gtrid", "contains", b"a"))}, "for bytea there is"),
-        ({"url": URL, "filters": where(("rm", "in", []))}, "a list of 1 to"),
-        ({"url": URL, "filters": where(("source", "<", "a"))}, "sources are chosen with"),
-        ({"url": URL, "filters": where(("publishes", "=", True))}, "no value of a integer"),
     ],
 )
 def test_an_option_that_is_wrong_is_refused(given: dict[str, str], words: str) -> None:
@@ -56,16 +42,6 @@ def test_an_option_that_is_wrong_is_refused(given: dict[str, str], words: str) -
 
 def test_names_of_options_are_read_in_any_case() -> None:
     assert parse({"URL": URL, "ROWSPERPARTITION": "7"}).rows == 7
-
-
-def test_a_value_cannot_leave_its_literal() -> None:
-    journal = readable("journal")
-    (wanted,) = filters(where(("rm", "=", "a'; DROP TABLE x; --")))
-    assert condition(journal, wanted) == "rm = 'a''; DROP TABLE x; --'::text"
-    (wanted,) = filters(where(("rm", "=", "a\\'")))
-    assert condition(journal, wanted) == r"rm = E'a\\''' :: text".replace(" :: ", "::")
-    (wanted,) = filters(where(("at", "<", datetime(2026, 1, 2, tzinfo=UTC))))
-    assert condition(journal, wanted) == "at < '2026-01-02T00:00:00+00:00'::timestamptz"
 
 
 PLACE = Place(
