@@ -3,19 +3,16 @@
 from typing import TYPE_CHECKING
 
 from dtx.pipeline.source.datasource import DtxDataSource
-from dtx.pipeline.source.server import HOLD_SECONDS, SourceAway, SourceError, Waits, hold, moments, reachable
+from dtx.pipeline.source.server import SourceAway, SourceError, Waits, reachable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = [
-    "HOLD_SECONDS",
     "DtxDataSource",
     "SourceAway",
     "SourceError",
     "Waits",
-    "hold",
-    "moments",
     "reachable",
     "register",
 ]

@@ -352,8 +352,7 @@ class DtxDataSource(DataSource):
     ``url``, ``name``     one database, and what it is called (default ``dtx``)
     ``sources``           several: a JSON object of name and URL
     ``table``             ``journal`` (default), ``branch``, ``work``, ``heuristic_outcome``; or as ``load(table)``
-    ``partitions``        tasks for each database; default by size, ``rowsPerPartition`` (1,000,000) each
-    ``snapshots``         one moment for several reads: from :func:`hold`, or :func:`moments` for the journal
+    ``partitions``        tasks for the journal of each database; default: by ``rowsPerPartition`` (1,000,000)
     ``connectTimeout``    seconds until a connection stands (10)
     ``statementTimeout``  seconds for one task's statement (1800; 0: for ever)
     ``stallTimeout``      seconds without a row until a database counts as away (120)

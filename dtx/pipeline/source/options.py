@@ -1,38 +1,24 @@
 """The options of ``format("dtx")``: read once, refused with a sentence that says what they may be."""
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from dtx.pipeline.source.columns import Readable, readable
 from dtx.pipeline.source.server import SourceError, Waits
-from dtx.pipeline.source.snapshot import Snapshot
 
 _SCHEMES: Final = ("postgresql://", "postgres://", "postgresql+psycopg://")
 _KNOWN: Final = {
     name.lower(): name
     for name in (
-        "url", "name", "sources", "table", "path", "partitions", "rowsPerPartition", "snapshots", "connectTimeout",
+        "url", "name", "sources", "table", "path", "partitions", "rowsPerPartition", "connectTimeout",
         "statementTimeout", "stallTimeout", "retries", "maxRowsPerBatch", "unavailable", "sweepInterval",
         "pollInterval", "timeline", "startingOffsets",
     )
 }  # fmt: skip
 _MOST_SOURCES: Final = 10_000
 """Databases of one read: more is a mistake, and each is asked for its snapshot before anything is read."""
-
-
-class Moment(NamedTuple):
-    """What all partitions of a database see.
-
-    Args:
-        exported: the name of an exported snapshot, which somebody holds.
-        snapshot: the same for the journal, which needs nobody to hold it; ``None``: as the exported one says.
-    """
-
-    exported: str | None
-    snapshot: Snapshot | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +30,6 @@ class Options:
         table: which table.
         partitions: of each database; ``None``: by its size.
         rows: of one partition, about, where *partitions* is ``None``.
-        moments: what partitions see, by source; of those that are not there each read takes its own.
         waits: how long a database may take.
         batch_rows: of one micro-batch and database, about; ``None``: all there is.
         wait_for_away: streaming: a database that is away keeps its place and does not stop the others.
@@ -58,7 +43,6 @@ class Options:
     table: Readable
     partitions: int | None = None
     rows: int = 1_000_000
-    moments: Mapping[str, Moment] = field(default_factory=dict)
     waits: Waits = field(default_factory=Waits)
     batch_rows: int | None = None
     wait_for_away: bool = False
@@ -78,13 +62,11 @@ def parse(given: Mapping[str, str]) -> Options:
     unknown = sorted(set(named) - set(_KNOWN))
     if unknown:
         raise SourceError(f"unknown option {unknown[0]!r}: there are {', '.join(_KNOWN.values())}")
-    sources = _sources(named)
     return Options(
-        sources=sources,
+        sources=_sources(named),
         table=readable(named.get("table") or named.get("path") or "journal"),
         partitions=_number(named, "partitions", least=1),
         rows=_or(_number(named, "rowsPerPartition", least=1), 1_000_000),
-        moments=_moments(named.get("snapshots"), sources),
         waits=_waits(named),
         batch_rows=_number(named, "maxRowsPerBatch", least=1),
         wait_for_away=_word(named, "unavailable", "fail", "wait") == "wait",
@@ -113,32 +95,6 @@ def _sources(named: Mapping[str, str]) -> dict[str, str]:
         if not name or not isinstance(url, str) or not url.startswith(_SCHEMES):
             raise SourceError(f"the url of source {name!r} does not start with postgresql://")
     return {name: url.replace("postgresql+psycopg://", "postgresql://", 1) for name, url in found.items()}
-
-
-def _moments(text: str | None, sources: Mapping[str, str]) -> dict[str, Moment]:
-    if text is None:
-        return {}
-    try:
-        found = {
-            name: Moment(
-                None if moment.get("exported") is None else _exported(moment["exported"]),
-                None if moment.get("snapshot") is None else Snapshot.parse(moment["snapshot"]),
-            )
-            for name, moment in json.loads(text).items()
-        }
-    except (ValueError, AttributeError, KeyError, TypeError):
-        raise SourceError("option snapshots is not what hold() and moments() of dtx.pipeline.source make") from None
-    missing = sorted(set(sources) - set(found))
-    if missing:
-        raise SourceError(f"option snapshots says nothing of source {missing[0]!r}")
-    return found
-
-
-def _exported(name: str) -> str:
-    """*name*, which becomes part of SQL."""
-    if not re.fullmatch("[0-9A-Fa-f-]{1,64}", name):
-        raise ValueError(name)
-    return name
 
 
 def _waits(named: Mapping[str, str]) -> Waits:

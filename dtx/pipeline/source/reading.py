@@ -2,8 +2,8 @@
 
 Ranges of ``at`` hold whatever partition of the journal a line is in: one that is moved meanwhile from the default
 partition into that of its day is still read once. What each range has to show is said by a snapshot's numbers, which
-are the same for all and need nobody to hold a transaction open. The other tables change in place: rows of one moment
-are read by several tasks only where somebody holds an exported snapshot, else by one.
+are the same for all and need nobody to hold a transaction open. The other tables change in place, so each is
+read by one task.
 
 Rows come by ADBC: a thread reads ahead while Spark works, and nobody waits for ever. A part that has had no row yet
 begins again by itself when its database comes back within moments. One that has had rows fails, with a sentence that
@@ -46,17 +46,11 @@ _SAMPLED: Final = 300
 _SAMPLED_FOR_EACH: Final = 30
 _MOST_RANGES: Final = 10_000
 """Of one database: each is a task, and a statement."""
-_BYTES: Final = 256 * 1024 * 1024
-"""Of one range of a table with bodies in it, about."""
 _BOUNDS: Final = re.compile(r"FOR VALUES FROM \('([^']+)'\) TO \('([^']+)'\)")
 
 _LEAVES: Final = """
 SELECT c.oid::bigint, pg_get_expr(c.relpartbound, c.oid), pg_relation_size(c.oid), c.reltuples::float8, c.relpages
 FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = 'dtx.journal'::regclass
-"""
-_SIZE: Final = """
-SELECT pg_relation_size(oid), pg_table_size(oid), reltuples::float8, relpages FROM pg_class
-WHERE oid = 'dtx.{table}'::regclass
 """
 _UUID_OCTETS: Final = 16
 _XID8_OCTETS: Final = 8
@@ -68,8 +62,6 @@ _BATCH_BYTES: Final = 4 * 1024 * 1024
 _AHEAD: Final = 2
 """Batches read ahead of Spark."""
 _FIRST_PAUSE: Final = 0.5
-_NO_SNAPSHOT: Final = frozenset({"22023", "42704"})
-"""invalid_parameter_value, undefined_object: what SET TRANSACTION SNAPSHOT says of one that nobody holds."""
 
 
 class Part(InputPartition):
@@ -78,15 +70,13 @@ class Part(InputPartition):
     Args:
         source: the configured name of the database.
         conditions: SQL, all of which hold for its rows.
-        exported: the snapshot to be seen.
         shown: the range, for people.
     """
 
-    def __init__(self, source: str, conditions: tuple[str, ...], *, exported: str | None = None, shown: str) -> None:
+    def __init__(self, source: str, conditions: tuple[str, ...], *, shown: str) -> None:
         super().__init__(None)
         self.source = source
         self.conditions = conditions
-        self.exported = exported
         self.shown = shown
 
 
@@ -118,16 +108,11 @@ def plan(server: Server, options: Options) -> list[Part]:
         SourceError: the database does not answer, or has no journal that can be read.
     """
     server.identity()
-    moment = options.moments.get(server.name)
     if options.table.name != tables.journal.name:
-        exported = None if moment is None else moment.exported
-        places = _places(server, options) if exported is not None else [()]
-        return [
-            Part(server.name, place, exported=exported, shown=" and ".join(place) or "all of it") for place in places
-        ]
-    snapshot = moment.snapshot if moment is not None and moment.snapshot is not None else server.snapshot()
+        return [Part(server.name, (), shown="all of it")]
+    seen = shown(server.snapshot())
     return [
-        Part(server.name, (*range_, shown(snapshot)), shown=" and ".join(range_) or "all of it")
+        Part(server.name, (*range_, seen), shown=" and ".join(range_) or "all of it")
         for range_ in times(cuts(server, options))
     ]
 
@@ -198,19 +183,6 @@ def _ordered(server: Server, points: list[str]) -> list[str]:
         f"SELECT cut::text FROM (SELECT DISTINCT unnest(ARRAY[{listed}]) AS cut) AS cuts ORDER BY cuts.cut"
     )
     return [text for (text,) in rows]
-
-
-def _places(server: Server, options: Options) -> list[tuple[str, ...]]:
-    """Ranges of blocks; the last one is open, for blocks that came after the snapshot hold nothing that it shows."""
-    size, with_bodies, rows, pages = server.rows(_SIZE.format(table=options.table.name))[0]
-    by_size = max(_estimate(size, rows, pages) / options.rows, with_bodies / _BYTES)
-    blocks = size // _BLOCK
-    count = max(1, min(options.partitions or math.ceil(by_size), blocks, _MOST_RANGES))
-    edges = [blocks * number // count for number in range(count)]
-    return [
-        (f"ctid >= '({low},0)'::tid", *(() if high is None else (f"ctid < '({high},0)'::tid",)))
-        for low, high in pairwise([*edges, None])
-    ]
 
 
 def statement(table: Readable, names: list[str], conditions: tuple[str, ...]) -> str:
@@ -332,18 +304,16 @@ def _once(options: Options, schema: StructType, part: Part) -> Iterator[pa.Recor
             if got is None:
                 return
             if isinstance(got, _Failed):
-                raise _explained(where, part, got.error) from None
+                raise _explained(where, got.error) from None
             yield got
     finally:
         over.set()  # whoever reads ahead ends with its next batch
 
 
-def _explained(where: str, part: Part, error: BaseException) -> SourceError:
+def _explained(where: str, error: BaseException) -> SourceError:
     state = getattr(error, "sqlstate", None)
     if isinstance(error, SourceError):
         return error
-    if part.exported is not None and state in _NO_SNAPSHOT:
-        return SourceError(f"{where}: nobody holds snapshot {part.exported} any more: hold it for longer")
     if isinstance(error, adbc_driver_manager.Error | OSError):
         return (SourceAway if passes(state) else SourceError)(f"{where}: {sentence(error)}")
     return SourceError(f"{where}: {type(error).__name__}: {sentence(error)}")
@@ -403,9 +373,6 @@ def _rows(options: Options, schema: StructType, part: Part) -> Iterator[pa.Recor
     names = [name for name in target.names if name != SOURCE]
     uri = conninfo(options.sources[part.source], options.waits)
     with _connect(uri) as connection, connection.cursor() as cursor:
-        if part.exported is not None:
-            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            cursor.execute(f"SET TRANSACTION SNAPSHOT '{part.exported}'")
         hint = adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value
         cursor.adbc_statement.set_options(**{hint: _BATCH_BYTES})
         cursor.execute(statement(options.table, names, part.conditions))

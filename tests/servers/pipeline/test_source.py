@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
-from dtx.pipeline.source import DtxDataSource, SourceAway, SourceError, Waits, hold, moments, reachable
+from dtx.pipeline.source import DtxDataSource, SourceAway, SourceError, Waits, reachable
 from dtx.pipeline.source.datasource import StreamReader
 from dtx.pipeline.source.server import connected
 from dtx.pipeline.source.snapshot import Snapshot, between, shown
@@ -25,7 +25,7 @@ from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid
 from tests.support.journal import write
 from tests.support.postgres import PostgresServer
-from tests.support.processes import free_port, wait_until
+from tests.support.processes import free_port
 from tests.support.seed import heuristic, in_doubt, seed
 
 WAITS: Final = Waits(connect=2, stall=20, retries=0)
@@ -167,45 +167,28 @@ def test_columns_are_chosen_by_schema(url: str, writer: psycopg.Connection) -> N
             load(url, schema=StructType([StructField(name, StringType())]))
 
 
-def test_a_moment_is_the_same_for_every_read_and_task(url: str, writer: psycopg.Connection) -> None:
+def test_every_task_sees_the_moment_at_which_the_read_was_planned(url: str, writer: psycopg.Connection) -> None:
     """A transaction that was under way at that moment is not in it, though its number is lower than others that are."""
+    source = DtxDataSource({"url": url, "partitions": "4"})
+    reader = source.reader(source.schema())
     with psycopg.connect(url) as slow:
         write(slow, 1, 10)
         write(writer, 11, 20)
-        moment = moments({"dtx": url})
+        planned = reader.partitions()
+        assert len(planned) > 1
         write(writer, 21, 30)
         slow.commit()
-    assert numbers(load(url, snapshots=moment)) == list(range(11, 21))
-    assert numbers(load(url, snapshots=moment, partitions=4)) == list(range(11, 21))
+    batches = [batch for part in planned for batch in reader.read(part)]
+    found = [row for batch in batches for row in batch.to_pylist()]  # type: ignore[union-attr]
+    assert numbers(found) == list(range(11, 21))
     assert numbers(load(url)) == list(range(1, 31))
 
 
-def test_a_held_snapshot_shows_one_moment_of_tables_that_change(url: str, writer: psycopg.Connection) -> None:
-    """One exported snapshot across all partitions, held by the program."""
+def test_a_table_that_changes_in_place_is_read_by_one_task(url: str) -> None:
+    """Rows of one moment: several tasks would see several."""
     seed(url, [in_doubt(Xid(1, number.to_bytes(2, "big"), b"b")) for number in range(1, 400)])
-    with hold({"dtx": url}) as held:
-        writer.execute("UPDATE dtx.branch SET version = version + 1")
-        writer.execute("DELETE FROM dtx.branch WHERE get_byte(gtrid, 1) % 2 = 0")
-        writer.execute("DELETE FROM dtx.work")
-        branches = parts(url, "branch", snapshots=held, partitions=4)
-        assert len(branches) == 4
-        rows = [row for part in branches for row in part]
-        assert {row["version"] for row in rows} == {1}
-        assert len({row["id"] for row in rows}) == len(rows) == 399
-        work = load(url, "work", snapshots=held, partitions=3)
-        assert {row["branch_id"] for row in work} == {row["id"] for row in rows}
-    assert load(url, "work") == []
-    with pytest.raises(SourceError, match="any more: hold it for longer"):
-        load(url, "branch", snapshots=held, partitions=4)
-
-
-def test_a_snapshot_is_held_for_a_bounded_time(url: str, writer: psycopg.Connection) -> None:
-    """A transaction that stays open pins vacuum: PostgreSQL ends it even if the program has died."""
-    held = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction' AND datname = current_database()"
-    with hold({"dtx": url}, seconds=1):
-        wait_until(lambda: writer.execute(held).fetchone() == (0,), what="the end of the held transaction")
-    with pytest.raises(SourceError, match="held for 1 to"), hold({"dtx": url}, seconds=0):
-        pass
+    (rows,) = parts(url, "branch", partitions=4)
+    assert len({row["id"] for row in rows}) == len(rows) == 399
 
 
 def test_what_snapshots_say_in_sql_is_what_postgresql_says(writer: psycopg.Connection) -> None:
@@ -483,8 +466,7 @@ def test_a_user_who_may_only_read_is_enough(url: str, writer: psycopg.Connection
         writer.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA dtx TO {name}")
         assert numbers(load(own, partitions=2)) == [1, 2, 3]
         assert Stream(url=own).run() == [1, 2, 3]
-        with hold({"dtx": own}) as held:
-            assert load(own, "branch", snapshots=held) == []
+        assert load(own, "branch") == []
     finally:
         writer.execute(f"DROP OWNED BY {name}")
         writer.execute(f"DROP ROLE {name}")

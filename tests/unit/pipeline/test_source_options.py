@@ -27,10 +27,6 @@ URL = "postgresql://u:secret@127.0.0.1/d"
         ({"url": URL, "partitions": "0"}, "not a whole number from 1"),
         ({"url": URL, "stallTimeout": "1.5"}, "not a whole number from 1"),
         ({"url": URL, "unavailable": "never"}, "not one of fail, wait"),
-        ({"url": URL, "snapshots": "{}"}, "nothing of source 'dtx'"),
-        ({"url": URL, "snapshots": "x"}, "hold() and moments()"),
-        ({"url": URL, "snapshots": '{"dtx": {"snapshot": "1:2"}}'}, "hold() and moments()"),
-        ({"url": URL, "snapshots": json.dumps({"dtx": {"exported": "0'; DROP"}})}, "hold() and moments()"),
     ],
 )
 def test_an_option_that_is_wrong_is_refused(given: dict[str, str], words: str) -> None:
