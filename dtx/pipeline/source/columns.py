@@ -17,7 +17,7 @@ from pyspark.sql.types import (
     StructType,
     TimestampType,
 )
-from sqlalchemy import BigInteger, Boolean, Column, DateTime, Integer, LargeBinary, Table, Text, Uuid
+from sqlalchemy import BigInteger, Boolean, Column, DateTime, Integer, LargeBinary, Text, Uuid
 
 from dtx.log import tables
 from dtx.pipeline.source.server import SourceError
@@ -139,11 +139,8 @@ def _kind(column: Column[object]) -> Kind:
     raise TypeError(f"column {column} has a type that the pipeline does not read")
 
 
-def _readable(table: Table) -> Readable:
-    return Readable(table.name, {column.name: _kind(column) for column in table.columns})
-
-
 TABLES: Final = {
-    table.name: _readable(table) for table in (tables.journal, tables.branch, tables.work, tables.heuristic_outcome)
+    table.name: Readable(table.name, {column.name: _kind(column) for column in table.columns})
+    for table in (tables.journal, tables.branch, tables.work, tables.heuristic_outcome)
 }
 """What can be read, by name."""

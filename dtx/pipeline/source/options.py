@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
 from dtx.pipeline.source.columns import Readable, readable
 from dtx.pipeline.source.server import SourceError, Waits
@@ -19,6 +19,7 @@ _KNOWN: Final = {
 }  # fmt: skip
 _MOST_SOURCES: Final = 10_000
 """Databases of one read: more is a mistake, and each is asked for its snapshot before anything is read."""
+_Default = TypeVar("_Default", int, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +42,15 @@ class Options:
 
     sources: Mapping[str, str]
     table: Readable
-    partitions: int | None = None
-    rows: int = 1_000_000
-    waits: Waits = field(default_factory=Waits)
-    batch_rows: int | None = None
-    wait_for_away: bool = False
-    sweep: int = 3_600
-    poll: int = 1
-    any_timeline: bool = False
-    latest: bool = False
+    partitions: int | None
+    rows: int
+    waits: Waits
+    batch_rows: int | None
+    wait_for_away: bool
+    sweep: int
+    poll: int
+    any_timeline: bool
+    latest: bool
 
 
 def parse(given: Mapping[str, str]) -> Options:
@@ -65,13 +66,13 @@ def parse(given: Mapping[str, str]) -> Options:
     return Options(
         sources=_sources(named),
         table=readable(named.get("table") or named.get("path") or "journal"),
-        partitions=_number(named, "partitions", least=1),
-        rows=_or(_number(named, "rowsPerPartition", least=1), 1_000_000),
+        partitions=_number(named, "partitions", None, least=1),
+        rows=_number(named, "rowsPerPartition", 1_000_000, least=1),
         waits=_waits(named),
-        batch_rows=_number(named, "maxRowsPerBatch", least=1),
+        batch_rows=_number(named, "maxRowsPerBatch", None, least=1),
         wait_for_away=_word(named, "unavailable", "fail", "wait") == "wait",
-        sweep=_or(_number(named, "sweepInterval", least=0), 3_600),
-        poll=_or(_number(named, "pollInterval", least=0), 1),
+        sweep=_number(named, "sweepInterval", 3_600, least=0),
+        poll=_number(named, "pollInterval", 1, least=0),
         any_timeline=_word(named, "timeline", "same", "any") == "any",
         latest=_word(named, "startingOffsets", "earliest", "latest") == "latest",
     )
@@ -100,24 +101,20 @@ def _sources(named: Mapping[str, str]) -> dict[str, str]:
 def _waits(named: Mapping[str, str]) -> Waits:
     default = Waits()
     return Waits(
-        connect=_or(_number(named, "connectTimeout", least=2), default.connect),
-        statement=_or(_number(named, "statementTimeout", least=0), default.statement),
-        stall=_or(_number(named, "stallTimeout", least=1), default.stall),
-        retries=_or(_number(named, "retries", least=0), default.retries),
+        connect=_number(named, "connectTimeout", default.connect, least=2),
+        statement=_number(named, "statementTimeout", default.statement, least=0),
+        stall=_number(named, "stallTimeout", default.stall, least=1),
+        retries=_number(named, "retries", default.retries, least=0),
     )
 
 
-def _number(named: Mapping[str, str], name: str, *, least: int) -> int | None:
+def _number(named: Mapping[str, str], name: str, default: _Default, *, least: int) -> int | _Default:
     text = named.get(name.lower())
     if text is None:
-        return None
+        return default
     if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) < least:
         raise SourceError(f"option {name} is {text[:40]!r}, not a whole number from {least} to 999999999")
     return int(text)
-
-
-def _or(number: int | None, default: int) -> int:
-    return default if number is None else number
 
 
 def _word(named: Mapping[str, str], name: str, *words: str) -> str:
