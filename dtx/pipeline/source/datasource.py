@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self, TypeVar
 
 import pyarrow as pa
@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 from dtx.log import tables
 from dtx.pipeline.source.columns import chosen
 from dtx.pipeline.source.options import Options, parse
-from dtx.pipeline.source.reading import BatchReader, Part, cuts, read, times
+from dtx.pipeline.source.reading import BatchReader, Part, cuts, evenly, parts, read, times, where
 from dtx.pipeline.source.server import AT_ONCE, Identity, Server, SourceAway, SourceError, connected
 from dtx.pipeline.source.snapshot import NOTHING, Snapshot, between
 
@@ -111,16 +111,15 @@ class Place:
             raise SourceError(
                 f"{name}: the database is older than what the stream has read of it: begin a new checkpoint"
             )
-        return type(self)(identity=now, snapshot=self.snapshot, swept=self.swept, since=self.since)
+        return replace(self, identity=now)
 
     def advanced(self, end: Snapshot) -> Self:
         """When recent days have been read as far as *end*."""
-        swept = end if self.since is None else self.swept
-        return type(self)(identity=self.identity, snapshot=end, swept=swept, since=self.since)
+        return replace(self, snapshot=end, swept=end if self.since is None else self.swept)
 
     def complete(self, end: Snapshot, since: str) -> Self:
         """When everything has been read as far as *end*; from now on days from *since* on are the recent ones."""
-        return type(self)(identity=self.identity, snapshot=end, swept=end, since=since)
+        return replace(self, snapshot=end, swept=end, since=since)
 
 
 def recent(start: Place, end: Place) -> tuple[str, ...] | None:
@@ -208,7 +207,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         before, after = places(start), places(end)
         changed = {name for name in after if name in self._options.sources and before.get(name) != after[name]}
         found = self._each(lambda name, server: self._parts(server, before.get(name), after[name]), changed, wait=False)
-        return [part for parts in found.values() for part in parts]
+        return [part for planned in found.values() for part in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one range; see :func:`dtx.pipeline.source.reading.read`."""
@@ -279,17 +278,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _parts(self, server: Server, start: Place | None, end: Place) -> list[Part]:
         start = start or Place(identity=end.identity)
-        parts: list[Part] = []
+        whole = start.snapshot == NOTHING
+        found: list[Part] = []
         for conditions in (recent(start, end), older(start, end)):
             if conditions is None:
                 continue
-            whole = start.snapshot == NOTHING
             ranges = times(cuts(server, self._options)) if whole else _ranges(server, conditions, self._options)
-            parts += (
-                Part(server.name, (*range_, *conditions), shown=" and ".join(range_) or "all that is new")
-                for range_ in ranges
-            )
-        return parts
+            found += parts(server.name, ranges, conditions, whole="all that is new")
+        return found
 
 
 def _cut(server: Server, start: Place, end: Place, most: int) -> Snapshot:
@@ -301,13 +297,13 @@ def _cut(server: Server, start: Place, end: Place, most: int) -> Snapshot:
         end: where it would end if it had all that is new, which is more than *most* rows.
         most: how many rows are wanted, about: one transaction that has more comes alone.
     """
-    where = _where(recent(start, end))
-    first = server.rows(f"SELECT xid8::text::bigint FROM dtx.journal{where} ORDER BY xid8 LIMIT 1")[0][0]
-    beyond = server.rows(f"SELECT xid8::text::bigint FROM dtx.journal{where} ORDER BY xid8 OFFSET {most} LIMIT 1")[0][0]
+    new = recent(start, end) or ()
+    xids = "SELECT xid8::text::bigint FROM dtx.journal"
+    first = server.rows(f"{xids}{where(new)} ORDER BY xid8 LIMIT 1")[0][0]
+    beyond = server.rows(f"{xids}{where(new)} ORDER BY xid8 OFFSET {most} LIMIT 1")[0][0]
     if beyond == first:
-        more = server.rows(
-            f"SELECT xid8::text::bigint FROM dtx.journal{where} AND xid8 > '{first}'::xid8 ORDER BY xid8 LIMIT 1"
-        )
+        others = where((*new, f"xid8 > '{first}'::xid8"))
+        more = server.rows(f"{xids}{others} ORDER BY xid8 LIMIT 1")
         if not more:
             return end.snapshot
         beyond = more[0][0]
@@ -317,30 +313,20 @@ def _cut(server: Server, start: Place, end: Place, most: int) -> Snapshot:
 def _count(server: Server, conditions: tuple[str, ...] | None) -> int:
     if conditions is None:
         return 0
-    return int(server.rows(f"SELECT count(*) FROM dtx.journal{_where(conditions)}")[0][0])
+    return int(server.rows(f"SELECT count(*) FROM dtx.journal{where(conditions)}")[0][0])
 
 
 def _ranges(server: Server, conditions: tuple[str, ...], options: Options) -> list[tuple[str, ...]]:
     """The times of what is new, divided evenly: the only partitions of the journal that are looked at."""
-    where = _where(conditions)
-    count, low, high = server.rows(f"SELECT count(*), min(at)::text, max(at)::text FROM dtx.journal{where}")[0]
+    new = where(conditions)
+    count, low, high = server.rows(f"SELECT count(*), min(at)::text, max(at)::text FROM dtx.journal{new}")[0]
     if not count:
         return []
     pieces = min(options.partitions or math.ceil(count / options.rows), _MOST_RANGES)
     ends = (f"at >= '{low}'::timestamptz", f"at <= '{high}'::timestamptz")
     if pieces <= 1:
         return [ends]
-    fractions = ",".join(f"{number / pieces:.6f}" for number in range(1, pieces))
-    points = server.rows(
-        "SELECT cut::text FROM (SELECT DISTINCT unnest((SELECT percentile_disc("
-        f"ARRAY[{fractions}]::float8[]) WITHIN GROUP (ORDER BY at) FROM dtx.journal{where})) AS cut) AS cuts "
-        "ORDER BY cuts.cut"
-    )
-    return [(*ends, *range_) for range_ in times([text for (text,) in points])]
-
-
-def _where(conditions: tuple[str, ...] | None) -> str:
-    return f" WHERE {' AND '.join(conditions or ('true',))}"
+    return [(*ends, *range_) for range_ in times(evenly(server, pieces, new))]
 
 
 class DtxDataSource(DataSource):

@@ -2,8 +2,8 @@
 
 Ranges of ``at`` hold whatever partition of the journal a line is in: one that is moved meanwhile from the default
 partition into that of its day is still read once. What each range has to show is said by a snapshot's numbers, which
-are the same for all and need nobody to hold a transaction open. The other tables change in place, so each is
-read by one task.
+are the same for all and need nobody to hold a transaction open. The other tables change in place, so each is read
+by one task.
 
 Rows come by ADBC: a thread reads ahead while Spark works, and nobody waits for ever. A part that has had no row yet
 begins again by itself when its database comes back within moments. One that has had rows fails, with a sentence that
@@ -54,9 +54,11 @@ FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = 'dt
 """
 _UUID_OCTETS: Final = 16
 _XID8_OCTETS: Final = 8
-_GROUPS: Final = ("8", "4", "4", "4", "12")
-"""Digits of a uuid between its hyphens (RFC 9562, section 4)."""
-_DIGITS: Final = np.dtype([(f"group{number}", f"V{width}") for number, width in enumerate(_GROUPS)])
+_DIGITS: Final = 32
+_LETTERS: Final = 36
+"""Of a uuid as text: its digits and four hyphens."""
+_GROUPS: Final = (0, 8, 12, 16, 20, _DIGITS)
+"""Where groups of digits begin, and the last one ends."""
 _BATCH_BYTES: Final = 4 * 1024 * 1024
 """Of one batch: large enough that the calls do not count, and a few of them are all that a task holds."""
 _AHEAD: Final = 2
@@ -81,7 +83,7 @@ class Part(InputPartition):
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class _Leaf:
     """A partition of the journal.
 
     Args:
@@ -109,12 +111,21 @@ def plan(server: Server, options: Options) -> list[Part]:
     """
     server.identity()
     if options.table.name != tables.journal.name:
-        return [Part(server.name, (), shown="all of it")]
+        return parts(server.name, [()], (), whole="all of it")
     seen = shown(server.snapshot())
-    return [
-        Part(server.name, (*range_, seen), shown=" and ".join(range_) or "all of it")
-        for range_ in times(cuts(server, options))
-    ]
+    return parts(server.name, times(cuts(server, options)), (seen,), whole="all of it")
+
+
+def parts(source: str, ranges: list[tuple[str, ...]], conditions: tuple[str, ...], *, whole: str) -> list[Part]:
+    """One for each range.
+
+    Args:
+        source: the configured name of the database.
+        ranges: conditions of each.
+        conditions: of all of them.
+        whole: what a range without conditions is called.
+    """
+    return [Part(source, (*range_, *conditions), shown=" and ".join(range_) or whole) for range_ in ranges]
 
 
 def times(points: list[str]) -> list[tuple[str, ...]]:
@@ -148,57 +159,48 @@ def cuts(server: Server, options: Options) -> list[str]:
         if pieces > 1:
             points += _within(server, leaf, pieces)
         since += leaf.rows
-    return _ordered(server, points)
+    listed = ",".join(f"'{point}'" for point in points)
+    return _distinct(server, f"ARRAY[{listed}]::timestamptz[]")
 
 
-def _leaf(oid: int, bounds: str, size: int, rows: float, pages: int) -> Leaf:
+def _leaf(oid: int, bounds: str, size: int, rows: float, pages: int) -> _Leaf:
     match = _BOUNDS.fullmatch(bounds)
-    return Leaf(oid, None if match is None else (match[1], match[2]), size, _estimate(size, rows, pages))
+    # PostgreSQL's own count is of some time ago: what a block had then, times the blocks of now
+    of_a_block = rows / pages if rows > 0 and pages > 0 else _ROWS_OF_A_BLOCK
+    return _Leaf(oid, None if match is None else (match[1], match[2]), size, size / _BLOCK * of_a_block)
 
 
-def _estimate(size: int, rows: float, pages: int) -> float:
-    """PostgreSQL's own count is of some time ago: what a block had then, times the blocks of now."""
-    return size / _BLOCK * (rows / pages if rows > 0 and pages > 0 else _ROWS_OF_A_BLOCK)
-
-
-def _within(server: Server, leaf: Leaf, pieces: int) -> list[str]:
+def _within(server: Server, leaf: _Leaf, pieces: int) -> list[str]:
     sampled = max(_SAMPLED, _SAMPLED_FOR_EACH * pieces)
     percent = min(100.0, 100.0 * sampled * _BLOCK / max(leaf.size, _BLOCK))
-    fractions = ",".join(f"{number / pieces:.6f}" for number in range(1, pieces))
-    of_it = f"tableoid = {leaf.oid}"
+    of_it = [f"tableoid = {leaf.oid}"]
     if leaf.bounds is not None:
-        of_it += f" AND at >= '{leaf.bounds[0]}'::timestamptz AND at < '{leaf.bounds[1]}'::timestamptz"
-    found = server.rows(
-        f"SELECT percentile_disc(ARRAY[{fractions}]::float8[]) WITHIN GROUP (ORDER BY at)::text[] "
-        f"FROM dtx.journal TABLESAMPLE SYSTEM ({percent:.6f}) WHERE {of_it}"
-    )[0][0]
-    return [point for point in found or () if point is not None]
+        of_it += [f"at >= '{leaf.bounds[0]}'::timestamptz", f"at < '{leaf.bounds[1]}'::timestamptz"]
+    return evenly(server, pieces, f"TABLESAMPLE SYSTEM ({percent:.6f}){where(of_it)}")
 
 
-def _ordered(server: Server, points: list[str]) -> list[str]:
-    if not points:
-        return []
-    listed = ",".join(f"'{point}'::timestamptz" for point in points)
-    rows = server.rows(
-        f"SELECT cut::text FROM (SELECT DISTINCT unnest(ARRAY[{listed}]) AS cut) AS cuts ORDER BY cuts.cut"
-    )
+def evenly(server: Server, pieces: int, lines: str) -> list[str]:
+    """Points in time, in order, that divide *lines* of the journal into about as many pieces.
+
+    Args:
+        server: the database.
+        pieces: how many, at least 2.
+        lines: SQL behind the name of the table.
+    """
+    fractions = ",".join(f"{number / pieces:.6f}" for number in range(1, pieces))
+    points = f"percentile_disc(ARRAY[{fractions}]::float8[]) WITHIN GROUP (ORDER BY at)"
+    return _distinct(server, f"(SELECT {points} FROM dtx.journal {lines})")
+
+
+def _distinct(server: Server, points: str) -> list[str]:
+    """The times of an array of SQL, each once, in order."""
+    rows = server.rows(f"SELECT cut::text FROM (SELECT DISTINCT unnest({points}) AS cut) AS cuts ORDER BY cuts.cut")
     return [text for (text,) in rows]
 
 
-def statement(table: Readable, names: list[str], conditions: tuple[str, ...]) -> str:
-    """The SQL that reads a part."""
-    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    return f"SELECT {table.sent(names)} FROM dtx.{table.name}{where}"
-
-
-def _with_hyphens() -> Iterator[tuple[str, str]]:
-    for number, width in enumerate(_GROUPS):
-        if number:
-            yield f"hyphen{number}", "u1"
-        yield f"group{number}", f"V{width}"
-
-
-_TEXT: Final = np.dtype(list(_with_hyphens()))
+def where(conditions: Sequence[str]) -> str:
+    """SQL: all of them hold."""
+    return f" WHERE {' AND '.join(conditions)}" if conditions else ""
 
 
 def shaped(batch: pa.RecordBatch, table: Readable, target: pa.Schema, source: str) -> pa.RecordBatch:
@@ -219,25 +221,22 @@ def _column(batch: pa.RecordBatch, table: Readable, field: pa.Field, source: str
     column = batch.column(field.name)
     match table.columns[field.name]:
         case Kind.UUID:
-            return _present(column, uuids(_octets(column, _UUID_OCTETS)))
+            return _present(column, _uuids(_octets(column, _UUID_OCTETS)))
         case Kind.XID8:
             return _present(column, pa.array(_octets(column, _XID8_OCTETS).view(">i8").ravel().astype(np.int64)))
         case _:
             return column.cast(field.type)
 
 
-def uuids(octets: "np.ndarray[Any, np.dtype[np.uint8]]") -> pa.Array:
-    """Uuids as text.
-
-    Args:
-        octets: 16 of each, in a row of their own.
-    """
-    digits = np.frombuffer(octets.tobytes().hex().encode(), _DIGITS)
-    text = np.empty(len(digits), _TEXT)
-    for name in _TEXT.names or ():
-        text[name] = digits[name] if name in (_DIGITS.names or ()) else ord("-")
-    ends = np.arange(0, (len(text) + 1) * _TEXT.itemsize, _TEXT.itemsize, dtype=np.int32)
-    return pa.StringArray.from_buffers(len(text), pa.py_buffer(ends), pa.py_buffer(text))
+def _uuids(octets: "np.ndarray[Any, np.dtype[np.uint8]]") -> pa.Array:
+    """Uuids as text: their 16 octets in hexadecimal, with hyphens (RFC 9562, section 4)."""
+    count = len(octets)
+    digits = np.frombuffer(octets.tobytes().hex().encode(), np.uint8).reshape(count, _DIGITS)
+    text = np.full((count, _LETTERS), ord("-"), np.uint8)
+    for hyphens, (start, end) in enumerate(pairwise(_GROUPS)):
+        text[:, start + hyphens : end + hyphens] = digits[:, start:end]
+    ends = np.arange(0, (count + 1) * _LETTERS, _LETTERS, dtype=np.int32)
+    return pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(text))
 
 
 def _octets(column: pa.BinaryArray, width: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":
@@ -266,7 +265,7 @@ def read(options: Options, schema: StructType, part: Part) -> Iterator[pa.Record
     Args:
         options: where and how.
         schema: the columns.
-        part: planned by :mod:`dtx.pipeline.source.reading`.
+        part: one of those that were planned.
 
     Raises:
         SourceError: they could not be read, or not to their end.
@@ -370,12 +369,12 @@ def _connect(uri: str) -> dbapi.Connection:
 
 def _rows(options: Options, schema: StructType, part: Part) -> Iterator[pa.RecordBatch]:
     target = arrow_schema(schema)
-    names = [name for name in target.names if name != SOURCE]
-    uri = conninfo(options.sources[part.source], options.waits)
+    uri = conninfo(options.sources[part.source], options.waits, statement=options.waits.statement)
+    wanted = options.table.sent(target.names)
     with _connect(uri) as connection, connection.cursor() as cursor:
         hint = adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value
         cursor.adbc_statement.set_options(**{hint: _BATCH_BYTES})
-        cursor.execute(statement(options.table, names, part.conditions))
+        cursor.execute(f"SELECT {wanted} FROM dtx.{options.table.name}{where(part.conditions)}")
         for batch in cursor.fetch_record_batch():
             if batch.num_rows:
                 yield shaped(batch, options.table, target, part.source)

@@ -98,22 +98,21 @@ class Identity:
     timeline: int
 
 
-def conninfo(url: str, waits: Waits, *, statement: int | None = None) -> str:
+def conninfo(url: str, waits: Waits, *, statement: int) -> str:
     """How to connect, for libpq.
 
     Args:
         url: of the database.
         waits: limits.
-        statement: seconds for a statement; default as *waits* says.
+        statement: seconds for a statement; 0: for ever.
 
     Raises:
         SourceError: libpq does not understand the URL.
     """
-    seconds = waits.statement if statement is None else statement
     try:
         given = conninfo_to_dict(url)
         options = (
-            f"{given.get('options') or ''} -c statement_timeout={seconds * 1000} -c default_transaction_read_only=on "
+            f"{given.get('options') or ''} -c statement_timeout={statement * 1000} -c default_transaction_read_only=on "
             "-c timezone=UTC -c client_encoding=UTF8 -c bytea_output=hex"
         )
         ours: dict[str, Any] = {
@@ -258,12 +257,10 @@ def reachable(sources: Mapping[str, str], *, waits: Waits | None = None) -> tupl
         waits: how long each may take.
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = dict(
-            zip(sources, pool.map(lambda item: _look(item[0], item[1], waits or Waits()), sources.items()), strict=True)
-        )
-    return {name: sources[name] for name, wrong in found.items() if wrong is None}, [
-        wrong for wrong in found.values() if wrong is not None
-    ]
+        found = list(pool.map(lambda name: _look(name, sources[name], waits or Waits()), sources))
+    wrong = [one for one in found if one is not None]
+    away = {one.source for one in wrong}
+    return {name: url for name, url in sources.items() if name not in away}, wrong
 
 
 def _look(name: str, url: str, waits: Waits) -> Quarantined | None:
