@@ -60,10 +60,6 @@ class Snapshot:
         """PostgreSQL's form."""
         return f"{self.xmin}:{self.xmax}:{','.join(map(str, sorted(self.under_way)))}"
 
-    def shows(self, xid: int) -> bool:
-        """Whether transaction *xid* had ended."""
-        return xid < self.xmax and xid not in self.under_way
-
     def contains(self, other: "Snapshot") -> bool:
         """Whether everything that *other* shows is shown here, too."""
         if other.xmax > self.xmax and any(xid not in other.under_way for xid in range(self.xmax, other.xmax)):
