@@ -209,6 +209,9 @@ def example() -> None:
 @_fleet
 @click.option("--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
 @click.option(
+    "--again", is_flag=True, help="Read these journals from their beginning, and leave out what the lake has."
+)
+@click.option(
     "--interval",
     default="10s",
     show_default=True,
@@ -216,7 +219,7 @@ def example() -> None:
     metavar="DURATION",
     help="With --follow: between two looks.",
 )
-def archive(names: tuple[str, ...], fleet_file: Path, follow: bool, interval: float) -> int:
+def archive(names: tuple[str, ...], fleet_file: Path, follow: bool, again: bool, interval: float) -> int:
     """Copy what the journals have new into the lake, a Delta table, each line exactly once. Needs no Spark.
 
     A run that was killed, at whatever moment, is made good by the next one. A database that cannot be read does not
@@ -227,9 +230,11 @@ def archive(names: tuple[str, ...], fleet_file: Path, follow: bool, interval: fl
     from dtx.pipeline.fleet import load
     from dtx.pipeline.session import SessionOptions
 
+    if again and (follow or not names):
+        raise click.UsageError("--again needs the names of databases, and does not go with --follow")
     fleet = load(fleet_file)
     with _sentences(), steps.Steps(fleet, SessionOptions()) as run:
-        return _finish(run.follow(names, interval) if follow else run.archive(names))
+        return _finish(run.follow(names, interval) if follow else run.archive(names, again=again))
 
 
 @pipeline.command("migrate-lake", epilog=_EPILOG)

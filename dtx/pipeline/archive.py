@@ -6,9 +6,10 @@ the lines are there and the commit says how far they go (:mod:`dtx.pipeline.lake
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
@@ -71,6 +72,8 @@ class _Journal:
     place: Mapping[str, Any] = field(default_factory=dict)
     batch: int | None = None
     rejoins: bool = False
+    ends_at: int | None = None
+    """Microseconds since the epoch: what comes later is for the next time."""
     failures: int = 0
     due: float = 0.0
 
@@ -113,6 +116,7 @@ def archive(root: str, sources: Mapping[str, Mapping[str, str]], *, watch: Watch
         run = _Run(lake, sources, watch)
         for journal in run.journals:
             if journal.is_cut:
+                journal.ends_at = time.time_ns() // 1000
                 with _caught(journal):
                     journal.reader.prepareForTriggerAvailableNow()
         todo = [journal for journal in run.journals if journal.result.error is None]
@@ -182,9 +186,12 @@ class _Run:
         self._table: DeltaTable = lake.table.create()
         self.journals = []
         for source, given in sources.items():
+            place, rejoins = lake.place(self._table, source)
             options = parse({**given, "pollInterval": "0"})
+            if rejoins:
+                options = replace(options, batch_rows=None)  # in one commit: half of it would not say what is left
             journal = _Journal(Archived(source), StreamReader(options, EVENTS), options.batch_rows is not None)
-            journal.place, journal.rejoins = lake.place(self._table, source)
+            journal.place, journal.rejoins = place, rejoins
             journal.batch = self._table.transaction_version(f"{APP}/{source}")
             journal.result.read_at = lake.read_at(source)
             self.journals.append(journal)
@@ -194,8 +201,13 @@ class _Run:
         """Read what each has new, and commit it; those that had something."""
         moved = []
         gathered: list[_New] = []
+        waiting = list(journals)
+        reading: deque[Future[_New | None]] = deque()
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            for new in pool.map(self._look, journals):
+            while waiting or reading:
+                while waiting and len(reading) < _AT_ONCE:
+                    reading.append(pool.submit(self._look, waiting.pop(0)))
+                new = reading.popleft().result()
                 if new is None:
                     continue
                 moved.append(new.journal)
@@ -210,7 +222,7 @@ class _Run:
         return moved
 
     def _look(self, journal: _Journal) -> _New | None:
-        asked_at = time.time_ns() // 1000
+        asked_at = journal.ends_at or time.time_ns() // 1000
         with _caught(journal):
             journal.result.error = None
             reader = journal.reader
@@ -245,7 +257,7 @@ class _Run:
         known: Any = None
         if any(new.journal.rejoins for new in news):
             # by Arrow's file system: deltalake's cannot be used while it writes
-            known = self._table.to_pyarrow_dataset(filesystem=self._lake.files.tree)
+            known = self._lake.table.dataset(self._table)
         lines = pa.RecordBatchReader.from_batches(
             SCHEMA, chain.from_iterable(self._lines(new, number, known) for new in news)
         )

@@ -12,9 +12,8 @@ have given more to (vectors of deleted rows, other names of columns) are refused
 import json
 import re
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import date, datetime
+from datetime import date
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 from uuid import uuid4
@@ -37,6 +36,7 @@ FILE_BYTES: Final = 128 << 20
 """Of a file of compressed Parquet that readers can share out well."""
 _LEAST_FILES: Final = 8
 """Small files of a partition that are worth joining."""
+_GROUP_BYTES: Final = 64 << 20
 _READER: Final = 1
 """The newest version of Delta's reader protocol whose tables are plain Parquet files."""
 
@@ -104,9 +104,10 @@ class Table:
         """Its newest version; an empty table is made where there is none."""
         if self.exists:
             return self.load()
-        table: DeltaTable = _deltalake().DeltaTable.create(
-            self.files.place, self.columns, partition_by=[self.partition]
-        )
+        with refused(self.files.uri):
+            table: DeltaTable = _deltalake().DeltaTable.create(
+                self.files.place, self.columns, partition_by=[self.partition]
+            )
         return table
 
     def data_files(self, table: "DeltaTable") -> list[DataFile]:
@@ -125,6 +126,13 @@ class Table:
             if "://" not in file.name and sizes[file.name] != file.size
         }  # fmt: skip
         return [file for file in found if file.name not in self.damaged]
+
+    def dataset(self, table: "DeltaTable") -> Any:
+        """The rows of a version, for Arrow; what is passed over is said by the files themselves, not by the log."""
+        names = [file.name for file in self.data_files(table)]
+        if self.damaged:
+            raise LakeError(f"{self.files.uri}: {next(iter(self.damaged))} is damaged or missing: restore it first")
+        return ds.dataset(names, self.columns.remove(len(self.columns) - 1), "parquet", self.files.tree)
 
     @property
     def quarantined(self) -> list[Quarantined]:
@@ -219,54 +227,52 @@ class Table:
             LakeError: another process has changed the table at the same time.
         """
         wrong: list[Quarantined] = []
-        table = self.load()
-        small = defaultdict(list)
-        for file in self.data_files(table):
-            if file.size < FILE_BYTES // 2:
-                small[file.partition].append(file)
-        spoilt = {name.rpartition(f"{self.partition}=")[2].partition("/")[0] for name in self.damaged}
-        for partition, files in sorted(small.items()):
-            if len(files) < _LEAST_FILES or partition in spoilt:
+        for partition in sorted({file.partition for file in self.data_files(self.load())}):
+            table = self.load()  # with the files of this version: a commit that has come between refuses the swap
+            small = [file for file in self.data_files(table) if file.partition == partition]
+            small = [file for file in small if file.size < FILE_BYTES // 2]
+            spoilt = any(f"{self.partition}={partition}/" in name for name in self.damaged)
+            if len(small) < _LEAST_FILES or spoilt:
                 continue
-            watch(f"joining {len(files):,} files of {partition}")
+            watch(f"joining {len(small):,} files of {partition}")
             try:
-                added = [self._joined(partition, some) for some in _groups(files)]
+                added = [self._joined(table, partition, some) for some in _groups(small)]
             except (pa.ArrowException, OSError) as error:
                 wrong.append(Quarantined(source="lake", item=partition, reason=first_line(error), count=None))
                 continue
-            self._swap(table, added, files, transaction({}, retries=0), is_change=False)
+            self._swap(table, added, small, transaction({}, retries=0), is_change=False)
+        with refused(self.files.uri):
             table = self.load()
-        if table.vacuum(dry_run=True, full=True):
-            table.vacuum(dry_run=False, full=True)
+            if table.vacuum(dry_run=True, full=True):
+                table.vacuum(dry_run=False, full=True)
         return wrong
 
-    def _joined(self, partition: str, files: list[DataFile]) -> "AddAction":
+    def _joined(self, table: "DeltaTable", partition: str, files: list[DataFile]) -> "AddAction":
         """One file of the rows of several."""
         name = f"{self.partition}={partition}/part-{uuid4().hex}.zstd.parquet"
-        schema = self.columns.remove(len(self.columns) - 1)
+        # with columns that a newer dtx has added
+        schema = pa.schema([field for field in pa.schema(table.schema().to_arrow()) if field.name != self.partition])
+        nulls = dict.fromkeys(schema.names, 0)
         rows = 0
         tree = self.files.tree
         tree.create_dir(name.rpartition("/")[0], recursive=True)
         with tree.open_output_stream(name) as target, pq.ParquetWriter(target, schema, compression="zstd") as writer:
-            for batch in ds.dataset([file.name for file in files], schema, "parquet", tree).to_batches():
-                rows += batch.num_rows
-                if batch.num_rows:
-                    writer.write_batch(batch)
+            for group in _large(ds.dataset([file.name for file in files], schema, "parquet", tree).to_batches()):
+                rows += group.num_rows
+                for column in schema.names:
+                    nulls[column] += group[column].null_count
+                writer.write_table(group)
         stats = [file.stats for file in files]
         expected = sum(each["num_records"] or 0 for each in stats)
         if rows != expected:
             raise OSError(f"its files have {rows:,} rows, and the table's log says {expected:,}")
-        told: dict[str, Any] = {"numRecords": rows}
+        # all of them: readers take a column without an edge for one that has nulls alone (deltalake 1.6)
+        told: dict[str, Any] = {"numRecords": rows, "nullCount": nulls}
         for kind, edge in (("min", min), ("max", max)):
-            names = [
-                key
-                for key in stats[0]
-                if key.startswith(f"{kind}.") and all(each.get(key) is not None for each in stats)
-            ]
             told[f"{kind}Values"] = {
-                key.partition(".")[2]: edge(each[key] for each in stats)
-                for key in names
-                if isinstance(stats[0][key], datetime | int)
+                key.partition(".")[2]: edge(known)
+                for key in {key for each in stats for key in each if key.startswith(f"{kind}.")}
+                if (known := [each[key] for each in stats if each.get(key) is not None])
             }
         return self._action(name, self.files.sizes([name])[name] or 0, partition, told, is_change=False)
 
@@ -289,10 +295,10 @@ class Table:
 
         table = self.load()
         condition = f"{column} < '{day}T00:00:00Z' AND {also}"
-        asked = QueryBuilder().register("t", table).execute(f"SELECT count(*) AS n FROM t WHERE {condition}")  # noqa: S608
-        count = int(pa.table(asked.read_all())["n"][0].as_py())
-        if count and not dry_run:
-            with refused(self.files.uri):
+        with refused(self.files.uri):
+            asked = QueryBuilder().register("t", table).execute(f"SELECT count(*) AS n FROM t WHERE {condition}")  # noqa: S608
+            count = int(pa.table(asked.read_all())["n"][0].as_py())
+            if count and not dry_run:
                 table.delete(condition)
         return count
 
@@ -309,6 +315,18 @@ def transaction(versions: dict[str, int], metadata: dict[str, str] | None = None
 
     named = [Transaction(app, version) for app, version in versions.items()]
     return CommitProperties(metadata, retries, named or None)
+
+
+def _large(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Batches together, as large as groups of rows should be."""
+    waiting: list[pa.RecordBatch] = []
+    for batch in batches:
+        waiting.append(batch)
+        if sum(each.nbytes for each in waiting) >= _GROUP_BYTES:
+            yield pa.Table.from_batches(waiting)
+            waiting = []
+    if waiting:
+        yield pa.Table.from_batches(waiting)
 
 
 def _groups(files: list[DataFile]) -> Iterator[list[DataFile]]:
@@ -337,7 +355,7 @@ class refused:  # noqa: N801 - used as a statement
 
         if isinstance(error, CommitFailedError):
             raise LakeError(f"another process has written {self._place} at the same time: run again") from error
-        if isinstance(error, DeltaError):
+        if isinstance(error, DeltaError) or type(error) is Exception:  # queries of deltalake raise no other
             raise LakeError(f"{self._place}: {first_line(error)}") from error
 
 

@@ -34,7 +34,7 @@ class Files:
 
     def __init__(self, root: str) -> None:
         local = root.removeprefix(f"{_LOCAL}://")
-        here = None if "://" in local else str(Path(local).absolute())
+        here = None if "://" in local else os.path.abspath(local)  # noqa: PTH100 - without "..", as Spark has it
         self.uri: Final = root.rstrip("/") if here is None else f"{_LOCAL}://{here}"
         """For Spark, which takes a blank or a per cent sign as it is."""
         self.place: Final = _HADOOP_S3.sub("s3://", self.uri) if here is None else here

@@ -234,6 +234,11 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Fleet:
         said = item["msg"].removeprefix("Value error, ")
         raise ConfigError(redact(f"{path}: {f'{where}: ' if where else ''}{said}")) from None
     here = path.absolute().parent
+    places = [Path(_placed(place, here)).resolve() for place in (fleet.lake, fleet.results) if "://" not in place]
+    if len(places) == 2 and (places[0].is_relative_to(places[1]) or places[1].is_relative_to(places[0])):
+        raise ConfigError(
+            f"{path}: lake and results are one inside the other: files of one would be removed as left over"
+        )
     return fleet.model_copy(
         update={
             "lake": _placed(fleet.lake, here),

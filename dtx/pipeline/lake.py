@@ -59,6 +59,7 @@ class Lake:
     def __init__(self, root: str) -> None:
         self.table: Final = Table(root, SCHEMA, "is no lake: dtx pipeline archive makes one")
         self.files: Final = self.table.files
+        self._pinned: DeltaTable | None = None
         if any(map(self.files.exists, OLDER)):
             raise LakeError(f"an older dtx has made the lake {root}: dtx pipeline migrate-lake makes a table of it")
 
@@ -66,6 +67,10 @@ class Lake:
     def identity(self) -> str | None:
         """Which lake it is, wherever it is moved; ``None`` where there is none."""
         return str(self.table.load().metadata().id) if self.table.exists else None
+
+    def pin(self) -> None:
+        """From now on the lines are those of the version of now, whatever is archived meanwhile."""
+        self._pinned = self.table.load()
 
     @property
     def quarantined(self) -> list[Quarantined]:
@@ -88,7 +93,7 @@ class Lake:
         Raises:
             LakeError: there is no lake, or it needs more than plain Parquet.
         """
-        table = self.table.load()
+        table = self._pinned or self.table.load()
         files = self.table.data_files(table)
         if since is not None:
             files = [file for file in files if _greatest(file, BATCH, since + 1) > since]
@@ -121,6 +126,8 @@ class Lake:
         """
         last = table.transaction_version(f"{APP}/{source}")
         noted = self.files.read(_file(source))
+        if noted is not None and noted["place"] is None:
+            return {}, bool(table.count())
         if noted is not None and noted["batch"] == last:
             return noted["place"], False
         if last is not None:
@@ -130,8 +137,11 @@ class Lake:
                     return place, False
         return {}, bool(table.count())
 
-    def note(self, source: str, *, batch: int | None, place: Mapping[str, Any], read_at: int) -> None:
-        """Write the checkpoint of *source*: its last batch, how far that went, and when it was read to its end."""
+    def note(self, source: str, *, batch: int | None, place: Mapping[str, Any] | None, read_at: int) -> None:
+        """Write the checkpoint of *source*: its last batch, how far that went, and when it was read to its end.
+
+        A place of ``None`` has it read from its beginning; lines that the lake has are left out.
+        """
         content = {"source": source, "batch": batch, "place": place, "read_at": read_at}
         self.files.write(_file(source), content)
 

@@ -2,7 +2,8 @@
 
 That lake had ``rm=…/day=…/batch=…/*.parquet``, plans of compactions that were cut off (``_upkeep/plan-*.json``), and
 Spark's checkpoints. Lines of a batch that was not whole are copied like the others: the journals are read once more,
-and what the lake has is left out. Where that dtx kept a Delta table alone, ``LAKE/delta``, its lines are copied.
+and what the lake has is left out. Lines that are in a
+Delta table beside, ``LAKE/delta``, and not in these files are copied, too.
 """
 
 from collections.abc import Callable, Iterator
@@ -44,11 +45,12 @@ def migrate(root: str, watch: Callable[[int], None] = lambda _: None) -> int:
         table = Table(root, SCHEMA, "")
         if not table.exists:
             _finish_plans(files)
-            if files.exists(OLDER[0]):
-                datasets = _datasets(files)
-            else:
+            datasets = list(_datasets(files))
+            if files.exists(OLDER[1]):
                 tree = Files(files.path(_DELTA)).tree
-                datasets = iter([(DeltaTable(f"{files.place}/{_DELTA}").to_pyarrow_dataset(filesystem=tree), None)])
+                known = [dataset for dataset, _ in datasets]
+                there = DeltaTable(f"{files.place}/{_DELTA}").to_pyarrow_dataset(filesystem=tree)
+                datasets.append((_Others(there, known), None))
             lines = pa.RecordBatchReader.from_batches(SCHEMA, _lines(datasets, watch))
             with refused(files.uri):
                 # one commit: a migration that is cut off has made no table
@@ -82,7 +84,32 @@ def _datasets(files: Files) -> Iterator[tuple[Any, str | None]]:
         yield ds.dataset(directory, schema, "parquet", files.tree), unquote(directory.removeprefix("rm="))
 
 
-def _lines(datasets: Iterator[tuple[Any, str | None]], watch: Callable[[int], None]) -> Iterator[pa.RecordBatch]:
+class _Others:
+    """Lines of a dataset that others do not have: the table beside the Parquet files had checkpoints of its own."""
+
+    def __init__(self, dataset: Any, known: list[Any]) -> None:
+        self._dataset = dataset
+        self._known = known
+
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        for batch in self._dataset.to_batches():
+            lines = pa.Table.from_batches([batch])
+            if not lines.num_rows:
+                continue
+            edges = pc.min_max(lines["at"])
+            of_then = (pc.field("at") >= edges["min"]) & (pc.field("at") <= edges["max"])
+            found = [dataset.to_table(columns=["id", "source"], filter=of_then) for dataset in self._known]
+            if found:
+                there = _named(pa.concat_tables(found)).combine_chunks()
+                lines = lines.filter(pc.invert(pc.is_in(_named(lines), value_set=there)))
+            yield from lines.to_batches()
+
+
+def _named(lines: pa.Table) -> pa.ChunkedArray:
+    return pc.binary_join_element_wise(pc.cast(lines["source"], "string"), pc.cast(lines["id"], "string"), "/")
+
+
+def _lines(datasets: list[tuple[Any, str | None]], watch: Callable[[int], None]) -> Iterator[pa.RecordBatch]:
     copied = 0
     for dataset, rm in datasets:
         for batch in dataset.to_batches():

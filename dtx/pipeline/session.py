@@ -32,6 +32,7 @@ _MOST_PARTITIONS: Final = 64
 """Of a default: 100,000,000 lines are 1.6 million to a piece."""
 _LINES_OF_A_PARTITION: Final = 500_000
 _FEW_LINES: Final = 200_000
+_SHORT_LINES: Final = 3_000_000
 _QUICK: Final = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -41,7 +42,7 @@ _QUICK: Final = {
     "spark.sql.ui.explainMode": "simple",
 }
 """For few lines: to compile a query takes longer than to do it."""
-_QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_SHORT_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _CALLED: Final = "An error occurred while calling "
 """So begins what py4j has no class of its own for; it goes on with the stack of Java."""
 _CAUSE: Final = "Caused by: "
@@ -52,6 +53,7 @@ _ALWAYS: Final = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.maxConcurrentOutputFileWriters": "100",  # else rows are sorted by the columns of directories
 }
 """What results depend on; can be set in any session, also of somebody else's server."""
 
@@ -95,6 +97,11 @@ class SessionOptions:
     def is_quick(self) -> bool:
         """Whether so little is read that starting, planning and compiling take longest."""
         return self.lines is not None and self.lines <= _FEW_LINES
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the optimising compiler of Java would take longer than it saves."""
+        return self.lines is not None and self.lines <= _SHORT_LINES
 
     @property
     def pieces(self) -> int:
@@ -186,7 +193,7 @@ def _prepare_environment(*, local: bool) -> None:
 def _static(options: SessionOptions) -> dict[str, str]:
     """Settings that Spark reads when it starts."""
     memory = options.memory or default_memory()
-    java_options = f"{_QUICK_JAVA} {options.java_options}" if options.is_quick else options.java_options
+    java_options = f"{_SHORT_JAVA} {options.java_options}" if options.is_short else options.java_options
     settings = {
         "spark.driver.memory": f"{memory >> 20}m",
         "spark.python.authenticate.socketTimeout": "300s",  # loopback: whoever is slow there is starved, not away

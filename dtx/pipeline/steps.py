@@ -16,7 +16,7 @@ from dtx.config import redact
 from dtx.pipeline import archive as journals
 from dtx.pipeline.decisions import DecisionLog, LogKind
 from dtx.pipeline.decisions import read as read_decisions
-from dtx.pipeline.files import Files
+from dtx.pipeline.files import Files, LakeError
 from dtx.pipeline.fleet import Fleet
 from dtx.pipeline.lake import LOCK, Lake
 from dtx.pipeline.participants import Participant, ParticipantKind, observe, waiting
@@ -81,24 +81,30 @@ class Steps:
         with Progress(None, "starting Spark"):
             return self._stack.enter_context(open_session(options))
 
-    def archive(self, names: Sequence[str]) -> list[Quarantined]:
+    def archive(self, names: Sequence[str], *, again: bool = False) -> list[Quarantined]:
         """Bring what is new into the lake, of all databases or of *names*, and join its small files.
 
         Args:
             names: of databases.
+            again: read their journals from the beginning; lines that the lake has are left out.
 
         Raises:
             LakeError: the lake cannot be used.
             ConfigError: there is no such database.
         """
         sources = self._fleet.sources(tuple(names))
+        if again:
+            lake = Lake(self._fleet.lake)
+            for source in sources:
+                lake.note(source, batch=None, place=None, read_at=lake.read_at(source))
         with Progress(None, "archive") as progress:
             done = journals.archive(self._fleet.lake, sources, watch=partial(_watch, progress))
-            wrong = journals.maintain(self._fleet.lake, progress.note)
+            progress.note("joining small files")
+            wrong = _maintained(partial(journals.maintain, self._fleet.lake, progress.note))
         unread = _unread(done)
         read = f"{len(done) - len(unread):,} of {len(done):,}" if unread else f"{len(done):,}"
-        again = sum(result.again for result in done)
-        known = f"; {again:,} that it had were read again, since a checkpoint was lost" if again else ""
+        repeated = sum(result.again for result in done)
+        known = f"; {repeated:,} that it had were read again" if repeated else ""
         self._say(f"archived {sum(result.rows for result in done):,} new lines of {read} databases{known}")
         self._note("archive", unread, others=[one.name for one in self._fleet.database if one.name not in sources])
         return unread + wrong
@@ -198,6 +204,7 @@ class Steps:
         lake = Lake(self._fleet.lake)
         with Progress(self.spark, "reconcile") as progress:
             archived = {one.name: 0 for one in self._fleet.database} | lake.archived()
+            lake.pin()  # what a dtx that is asked later has no more, has ended since
             progress.note("asking who has what in doubt")
             observations, unseen = observe(self.spark, participants)
             decisions, unread = read_decisions(self.spark, logs)
@@ -209,7 +216,6 @@ class Steps:
                 skew=round(self._fleet.skew.total_seconds() * 1_000_000),
                 # nobody is an orphan because of a log that nobody read
                 decisions_read=bool(logs) and not away,
-                # Spark asks them when it has listed the lake's files: what they have no more has ended since
                 asked=frozenset(one.name for one in self._fleet.database if one.name not in unasked),
                 archived=archived,
             )
@@ -231,7 +237,10 @@ class Steps:
         for verdict, total in done.totals.items():
             if total.transactions:
                 self._say(f"  {verdict:<18} {total.transactions:>15,}")
-        wrong = [*unseen, *unread, *lake.quarantined, *_stale(done, rules)]
+        state = State(self._results.uri)
+        tables = [table for table in (state.verdicts, state.history) if table.exists]
+        rows = [row for table in tables for row in _maintained(table.maintain)]
+        wrong = [*unseen, *unread, *lake.quarantined, *_stale(done, rules), *rows]
         self._note("reconcile", wrong)
         if self._results.is_local:
             unread_of = Counter(row.source for row in [*self._noted(), *lake.quarantined])
@@ -244,9 +253,9 @@ class Steps:
         return wrong
 
     def _lines(self) -> int:
-        """How many lines the lake has, without reading them."""
-        lake = Lake(self._fleet.lake)
-        return lake.count() if lake.table.exists else 0
+        """How many lines and verdicts there are, without reading them."""
+        tables = (Lake(self._fleet.lake).table, State(self._results.uri).verdicts)
+        return sum(int(table.load().count()) for table in tables if table.exists)
 
     def _publish(self, done: Run, say: Callable[[str], None]) -> int:
         assert self._fleet.publish is not None
@@ -267,6 +276,14 @@ def _log(name: str, kind: str, path: str | None, url: str | None) -> DecisionLog
     if kind == "dtx":
         kind = LogKind.SQLITE if url is None else LogKind.POSTGRESQL
     return DecisionLog(kind=LogKind(kind), name=name, place=url or path or "")
+
+
+def _maintained(maintain: Callable[[], list[Quarantined]]) -> list[Quarantined]:
+    """What is damaged; where small files cannot be joined now, they can be the next time."""
+    try:
+        return maintain()
+    except LakeError as error:
+        return [Quarantined(source="lake", item="small files", reason=str(error), count=None)]
 
 
 def _watch(progress: Progress, done: Sequence[journals.Archived]) -> None:

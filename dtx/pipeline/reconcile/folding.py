@@ -216,5 +216,11 @@ def folded(rows: DataFrame) -> DataFrame:
     """One row for each place and owner, where all rows of one transaction are in one partition."""
     together = rows.repartition(*KEY)
     found = together.groupBy(*KEY, *PLACE).agg(*(fold(column).alias(column) for column, fold in _FOLDS.items()))
-    # that a branch is gone says nothing where the lake has dropped its lines
-    return found.where(~sf.col("is_branch") | (sf.col("lines") > 0) | (sf.col("seen") != 0))
+    # that a branch is gone says nothing where nothing else is known of it
+    return found.where(~sf.col("is_branch") | is_known())
+
+
+def is_known() -> Column:
+    """Whether something is known of a branch, from lines that are there or were, or from its participant."""
+    marks = sf.col("marks").bitwiseAND(_int(~(int(Mark.GONE) | OF_DTX)))
+    return (sf.col("lines") > 0) | (sf.col("seen") != 0) | (marks != 0)

@@ -233,7 +233,8 @@ def _facts(branches: DataFrame, rules: Rules) -> DataFrame:
     owners = sf.when(sf.col("is_branch"), sf.col("owner"))
     of_dtx = sf.when(sf.col("is_branch") & _has(sf.col("marks"), OF_DTX), sf.col("owner"))
     managers = sf.when(~sf.col("is_branch"), sf.col("name"))
-    kept = sf.when((sf.col("lines") > 0) | ~sf.col("is_branch"), sf.struct(*KEPT))
+    marked = sf.col("marks").bitwiseAND(_mark(~(Mark.GONE | OF_DTX))) != 0
+    kept = sf.when((sf.col("lines") > 0) | marked | ~sf.col("is_branch"), sf.struct(*KEPT))
     return told.groupBy(*KEY).agg(
         sf.bit_or("now").alias("marks"),
         sf.max("unknown").alias("unknown"),

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from functools import reduce
 from typing import TYPE_CHECKING, Final, Protocol
+from uuid import uuid4
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -107,8 +108,8 @@ def run(
         StateDamaged: the control totals do not agree, or the file of the last run cannot be read.
     """
     state = State(out)
-    last = next(iter(state.runs(1)), None)
-    number = last.number + 1 if last else 1
+    last = _last(state, full=full)
+    number, kept_as = state.number() + 1, uuid4().hex
     anew = full or last is None or lines.identity != last.lake or last.form != FORM
     new_lines, token = lines.frame(spark, None if anew or last is None else last.token)
     damaged = _damaged(lines)
@@ -122,15 +123,15 @@ def run(
     seen_before, digests = observations, _digests(decisions)
     decided_before = digests
     if last is not None:
-        seen_before = state.read(spark, "observed", last.number, observations.schema)
+        seen_before = state.read(spark, last.state, "observed", observations.schema)
         observations = _since_when(observations, seen_before, away)
     # once for all: a participant that is asked again may answer something else
-    observations = state.write(observations, "observed", number)
+    observations = state.write(observations, kept_as, "observed")
     if last is not None:
-        decided_before = state.read(spark, "decided", last.number, digests.schema)
+        decided_before = state.read(spark, last.state, "decided", digests.schema)
         # of a log of several files some may have been read
         digests = digests.unionByName(decided_before.where(~sf.col("log").isin(*sorted(read))).exceptAll(digests))
-    digests = state.write(digests, "decided", number)
+    digests = state.write(digests, kept_as, "decided")
     told = rows_of_events(new_lines)
     rows = told.unionByName(rows_of_observations(observations))
     decided = rows_of_decisions(decisions)
@@ -140,7 +141,7 @@ def run(
     if anew or last is None:
         old = state.verdicts.frame(spark, files)
         rest = old.limit(0)
-        kept = _not_in_lines(_facts(old))
+        kept = _not_in_lines(_facts(old), state.retained())
         say("folding all lines, and judging all transactions")
     else:
         say("looking for what has changed")
@@ -198,6 +199,7 @@ def run(
         lake=lines.identity,
         damaged=sorted(damaged),
         archived=dict(rules.archived),
+        state=kept_as,
     )
     now = state.verdicts.frame(spark, written).where(sf.col("run") == number)
     changes = state.history.write(_changes(now, old, done), f"run-{number}")
@@ -245,7 +247,10 @@ def _with(table: Table, files: list[DataFile], gtrids: DataFrame) -> tuple[list[
     grouped = found.groupBy("file").agg(sf.sum("lines").alias("lines"), sf.max("wanted").alias("wanted"))
     rows = grouped.where("wanted").collect()
     names = table.names_of(row.file for row in rows)
-    return [file for file in files if file.name in names], sum(row.lines for row in rows)
+    matched = [file for file in files if file.name in names]
+    if len(matched) != len(rows):
+        raise StateDamaged(f"files of {table.files.uri} have other names than Spark gives them: move the results")
+    return matched, sum(row.lines for row in rows)
 
 
 def _stored(frame: DataFrame) -> DataFrame:
@@ -275,6 +280,17 @@ def _judged(table: Table, judged: DataFrame, number: int) -> "tuple[list[AddActi
     ]
 
 
+def _last(state: State, *, full: bool) -> Run | None:
+    """The last run; ``None``: nothing that it has left can be used, and all lines are read."""
+    try:
+        last = state.last()
+    except StateDamaged:
+        if not full:
+            raise
+        return None
+    return last if last is not None and state.is_kept(last) else None
+
+
 def _damaged(lines: Lines) -> set[str]:
     """What of the lines was not read."""
     return {row.item for row in lines.quarantined}
@@ -301,14 +317,18 @@ def _facts(transactions: DataFrame) -> DataFrame:
     return transactions.select(*KEY, sf.explode("facts").alias("fact")).select(*KEY, "fact.*")
 
 
-def _not_in_lines(facts: DataFrame) -> DataFrame:
-    """Of folded rows, what reading all lines again does not tell: decisions, and which branches were gone."""
+def _not_in_lines(facts: DataFrame, retained: int) -> DataFrame:
+    """Of folded rows, what reading all lines again does not tell: decisions, which branches were gone, and branches of
+    before *retained*, whose lines may have been removed.
+    """
     told, mark = sf.col("is_branch"), sf.lit(int(Mark.GONE)).cast("int")
     gone = told & (sf.col("marks").bitwiseAND(mark) != 0)
-    emptied = {name: sf.when(~told, sf.col(name)) for name in ("opened_at", "forgotten_at", "first_at", "last_at")}
-    emptied["marks"] = sf.when(told, mark).otherwise(sf.col("marks"))
-    emptied["lines"] = sf.when(told, sf.lit(0).cast("bigint")).otherwise(sf.col("lines"))
-    return facts.where(~sf.col("is_branch") | gone).withColumns(emptied)
+    removed = told & sf.coalesce(sf.col("first_at") < retained, sf.lit(False))
+    whole = ~told | removed
+    emptied = {name: sf.when(whole, sf.col(name)) for name in ("opened_at", "forgotten_at", "first_at", "last_at")}
+    emptied["marks"] = sf.when(whole, sf.col("marks")).otherwise(mark)
+    emptied["lines"] = sf.lit(0).cast("bigint")
+    return facts.where(whole | gone).withColumns(emptied)
 
 
 def _remembered(facts: DataFrame, read: Collection[str], asked: Collection[str]) -> DataFrame:

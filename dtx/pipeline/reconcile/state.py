@@ -5,10 +5,11 @@
     RESULTS/verdicts/          Delta: one row for each global transaction, as it stands
     RESULTS/history/           Delta: one row for each change of a verdict that is or was a finding
     RESULTS/runs/N.json        the totals of run N, and what the next run compares with
-    RESULTS/state/run=N/…      what participants had in doubt (observed), and digests of all decisions (decided)
+    RESULTS/state/…            what participants had in doubt (observed), and digests of all decisions (decided)
 
-A run counts when the commit of ``verdicts`` names it. Whatever a run that died has written before is replaced by the
-next one, which has the same number.
+A run counts when the commit of ``verdicts`` names it. What a run that died before has written is replaced by the next
+one, which has the same number. Its file is written last: where a run that counts has none, all lines are read again. So
+of two runs at once, where there is no lock, the one whose commit is refused has changed nothing that counts.
 """
 
 from collections.abc import Collection, Mapping
@@ -59,6 +60,8 @@ more."""
 _APP: Final = "dtx/run"
 _RUNS: Final = "runs"
 _STATE: Final = "state"
+_WRITTEN: Final = "_written.json"
+_RETAINED: Final = "retained.json"
 
 
 class StateDamaged(Exception):
@@ -91,6 +94,7 @@ class Run:
         damaged: files of the lake whose lines are missing.
         form: of what is kept of its transactions; see :data:`FORM`.
         archived: see :class:`~dtx.pipeline.verdicts.Rules`.
+        state: the directory of what it has kept for the next one.
     """
 
     number: int
@@ -106,6 +110,7 @@ class Run:
     damaged: Collection[str] = ()
     form: int = FORM
     archived: Mapping[str, int] = field(default_factory=dict)
+    state: str = ""
 
     @property
     def transactions(self) -> int:
@@ -132,10 +137,23 @@ class State:
         Raises:
             StateDamaged: a file cannot be read.
         """
-        last = self.verdicts.load().transaction_version(_APP) if self.verdicts.exists else None
+        last = self.number()
         names = [name for name in self._files.names(_RUNS, directories=False) if name.endswith(".json")]
-        numbers = [number for number in (int(name.partition(".")[0]) for name in names) if number <= (last or 0)]
+        numbers = [number for number in (int(name.partition(".")[0]) for name in names) if number <= last]
         return [self._run(number) for number in (numbers if most is None else numbers[-most:])]
+
+    def last(self) -> Run | None:
+        """The last run that counts; ``None`` where there is none, or its file is missing.
+
+        Raises:
+            StateDamaged: its file cannot be read.
+        """
+        number = self.number()
+        return self._run(number) if number and self._files.exists(_name(number)) else None
+
+    def number(self) -> int:
+        """Of the last run that counts; 0 where there is none."""
+        return (self.verdicts.load().transaction_version(_APP) or 0) if self.verdicts.exists else 0
 
     def _run(self, number: int) -> Run:
         name = _name(number)
@@ -148,30 +166,36 @@ class State:
 
     def complete(self, run: Run, verdicts: "Change", history: "Change") -> None:
         """From now on *run* counts."""
+        if self.number() >= run.number:
+            raise LakeError(f"another process has reconciled into {self._files.uri} at the same time: run again")
         self.history.commit(history.table, history.added, history.removed)
-        self._files.write(_name(run.number), asdict(run))
         self.verdicts.commit(verdicts.table, verdicts.added, verdicts.removed, **{_APP: run.number})
+        self._files.write(_name(run.number), asdict(run))
         for name in self._files.names(_STATE):
-            if name != f"run={run.number}":
+            if name != run.state:
                 self._files.remove(f"{_STATE}/{name}")
 
-    def write(self, frame: DataFrame, name: str, number: int) -> DataFrame:
+    def write(self, frame: DataFrame, state: str, name: str) -> DataFrame:
         """Keep *frame* for the next run, and read it back.
 
         Args:
             frame: what.
-            name: the directory's.
-            number: of the run.
+            state: the directory of this run.
+            name: the directory in it.
         """
-        place = f"{_STATE}/run={number}/{name}"
-        self._files.remove(place)
+        place = f"{_STATE}/{state}/{name}"
         parquet_files.write(frame, self._files, place, ())
-        return self.read(frame.sparkSession, name, number, frame.schema)
+        self._files.write(f"{place}/{_WRITTEN}", {})
+        return self.read(frame.sparkSession, state, name, frame.schema)
 
-    def read(self, spark: SparkSession, name: str, number: int, schema: StructType) -> DataFrame:
-        """What run *number* has kept as *name*."""
-        names = self._files.data(f"{_STATE}/run={number}/{name}")
+    def read(self, spark: SparkSession, state: str, name: str, schema: StructType) -> DataFrame:
+        """What a run has kept."""
+        names = self._files.data(f"{_STATE}/{state}/{name}")
         return parquet_files.read(spark, self._files, names, schema, named=False)
+
+    def is_kept(self, run: Run) -> bool:
+        """Whether all is there that *run* has kept for the next one."""
+        return all(self._files.exists(f"{_STATE}/{run.state}/{name}/{_WRITTEN}") for name in ("observed", "decided"))
 
     def retain(self, before: date, *, dry_run: bool) -> dict[str, int]:
         """Remove what was settled, changed or run before *before*; how much it is, by what it is.
@@ -189,9 +213,15 @@ class State:
             "changes of verdicts": self.history.remove_before(before, "as_of", dry_run=dry_run),
             "runs": len(old),
         }
-        for number in () if dry_run else old:
-            self._files.remove(_name(number))
+        if not dry_run:
+            for number in old:
+                self._files.remove(_name(number))
+            self._files.write(_RETAINED, {"before": max(edge, self.retained())})
         return found
+
+    def retained(self) -> int:
+        """Microseconds since the epoch: lines of before may have been removed from the lake."""
+        return int((self._files.read(_RETAINED) or {"before": 0})["before"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,17 +99,18 @@ class Place:
         if now.system != self.identity.system:
             raise SourceError(
                 f"{name}: this is not the database that the stream has read until now (a restored dump, or another "
-                "server): begin a new checkpoint, or give the source a new name"
+                "server): begin a new checkpoint (dtx pipeline archive --again), or give the source a new name"
             )
         if now.timeline != self.identity.timeline and not any_timeline:
             raise SourceError(
                 f"{name}: the database has changed its timeline from {self.identity.timeline} to {now.timeline} (a "
                 "fail-over, or a recovery to a point in time): where no commit was lost, option timeline=any goes on; "
-                "else begin a new checkpoint"
+                "else begin a new checkpoint (dtx pipeline archive --again)"
             )
         if latest is not None and latest.xmax < self.snapshot.xmax:
             raise SourceError(
-                f"{name}: the database is older than what the stream has read of it: begin a new checkpoint"
+                f"{name}: the database is older than what the stream has read of it: begin a new checkpoint (dtx "
+                "pipeline archive --again)"
             )
         return replace(self, identity=now)
 

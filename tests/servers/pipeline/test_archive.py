@@ -5,13 +5,16 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, TableFeatures, write_deltalake
+from pyarrow import parquet
 from pyspark.sql import SparkSession
 
 from dtx.pipeline import archive as journals
@@ -21,6 +24,7 @@ from dtx.pipeline.files import LakeError
 from dtx.pipeline.lake import LOCK, SCHEMA, Lake, read_lake
 from dtx.pipeline.source import SourceError
 from dtx.pipeline.source.datasource import StreamReader
+from dtx.pipeline.source.server import Server
 from tests.support.spark import shared_spark
 
 pytestmark = pytest.mark.timeout(900)  # a first job of Spark can take a minute where many others compute
@@ -442,3 +446,155 @@ def test_spark_reads_a_session_of_its_own(database: str, tmp_path: Path) -> None
     run(tmp_path, database)
     session: SparkSession = shared_spark()
     assert read_lake(session, str(tmp_path)).columns == [*SCHEMA.names[:-2]]
+
+
+def _written_anew(lake: Path) -> None:
+    """As another program may do it: the table does not say any more how far it goes."""
+    table = DeltaTable(lake).to_pyarrow_table()
+    shutil.rmtree(lake)
+    write_deltalake(lake, table, partition_by=["month"])
+
+
+def test_a_lost_place_is_made_good_in_one_commit(database: str, tmp_path: Path) -> None:
+    """Half of it, with ``maxRowsPerBatch``, would not say that lines of the other half are there, too."""
+    for number in range(5):
+        write(database, 4, at=MONDAY + timedelta(days=number))
+    lake = tmp_path / "lake"
+    run(lake, database, maxRowsPerBatch="4")
+    _written_anew(lake)
+    write(database, 3)
+    result = result_of(lake, database, maxRowsPerBatch="4")
+    assert (result.rows, result.again) == (3, 20)
+    assert in_lake(lake) == journal(database)
+
+
+def test_a_place_that_is_lost_after_files_were_joined_repeats_no_line(database: str, tmp_path: Path) -> None:
+    _small_files(database, tmp_path / "lake")
+    maintain(str(tmp_path / "lake"))
+    lake = Lake(str(tmp_path / "lake"))
+    lake.note("prod", batch=None, place=None, read_at=0)
+    result = result_of(tmp_path / "lake", database)
+    assert (result.rows, result.again) == (0, 18)
+    assert in_lake(tmp_path / "lake") == journal(database)
+
+
+def test_joined_files_answer_questions_as_the_small_ones_did(database: str, tmp_path: Path) -> None:
+    """Readers pass over files by what the log says of them: text, columns with some nulls and with nothing else."""
+
+    def ask() -> list[int]:
+        dataset: Any = DeltaTable(tmp_path).to_pyarrow_dataset()
+        conditions = [
+            pc.field("rm") == "rm",
+            pc.field("rm") == "r" * 300,
+            pc.field("reason") == "why",
+            pc.field("reason").is_null(),
+            pc.field("outcome").is_null() & (pc.field("rm") == "rm"),
+            pc.field("source") == "prod",
+            pc.field("at") >= MONDAY + timedelta(hours=4),
+            pc.field("one_phase"),
+        ]
+        return [dataset.count_rows(filter=condition) for condition in conditions]
+
+    for number in range(9):
+        write(database, 2, at=MONDAY + timedelta(hours=number), rm="r" * 300 if number == 3 else "rm")
+        if number % 2:
+            with psycopg.connect(database) as connection:
+                connection.execute("UPDATE dtx.journal SET reason = 'why' WHERE at = (SELECT max(at) FROM dtx.journal)")
+        run(tmp_path, database)
+    before = ask()
+    maintain(str(tmp_path))
+    (file,) = DeltaTable(tmp_path).file_uris()
+    assert ask() == before
+    assert parquet.read_metadata(file).num_row_groups == 1
+
+
+@pytest.mark.parametrize("between", ["another program joins files", "lines are removed"])
+def test_files_are_joined_month_by_month_whatever_comes_between(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: str
+) -> None:
+    for _ in range(9):
+        write(database, 2)
+        write(database, 2, at=MONDAY + timedelta(days=40))
+        run(tmp_path, database)
+    swap = Table._swap
+
+    def late(table: Table, *given: Any, **more: Any) -> None:
+        swap(table, *given, **more)
+        monkeypatch.setattr(Table, "_swap", swap)
+        if between == "lines are removed":
+            Lake(str(tmp_path)).table.remove_before(date(2026, 6, 1), "at", dry_run=False)
+        else:
+            DeltaTable(tmp_path).optimize.compact()
+
+    monkeypatch.setattr(Table, "_swap", late)
+    maintain(str(tmp_path))
+    assert in_lake(tmp_path) == ([] if between == "lines are removed" else journal(database))
+
+
+def test_few_databases_are_in_memory_at_once(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(database, 50)
+    monkeypatch.setattr(journals, "_GATHERED", 20)
+    looked: list[int] = []
+    held: list[int] = []
+    look, commit = journals._Run._look, journals._Run._commit
+
+    def count(self: Any, journal: Any) -> Any:
+        looked.append(1)
+        return look(self, journal)
+
+    def note(self: Any, news: Any) -> None:
+        held.append(len(looked) - len(held))
+        commit(self, news)
+
+    monkeypatch.setattr(journals._Run, "_look", count)
+    monkeypatch.setattr(journals._Run, "_commit", note)
+    archive(str(tmp_path), {f"s{number}": {"url": database, "name": f"s{number}"} for number in range(20)})
+    assert max(held) <= 2 * journals._AT_ONCE
+
+
+def test_what_comes_while_batches_are_read_is_not_said_to_be_read(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(database, 8)
+    later: list[int] = []
+    prepare = StreamReader.prepareForTriggerAvailableNow
+
+    def and_write(self: StreamReader) -> None:
+        prepare(self)
+        write(database, 1, rm="later")
+        later.append(time.time_ns() // 1000)
+
+    monkeypatch.setattr(StreamReader, "prepareForTriggerAvailableNow", and_write)
+    result = result_of(tmp_path, database, maxRowsPerBatch="100")
+    assert result.rows == 8
+    assert 0 < result.read_at < later[0]
+
+
+def test_a_restored_database_is_archived_after_it_was_ordered(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(database, 3)
+    run(tmp_path, database)
+    identity = Server.identity
+    monkeypatch.setattr(Server, "identity", lambda self: replace(identity(self), system="another"))
+    shutil.rmtree(tmp_path / "_checkpoints")
+    refused = result_of(tmp_path, database).error
+    assert refused is not None
+    assert "dtx pipeline archive --again" in refused
+    write(database, 2)
+    Lake(str(tmp_path)).note("prod", batch=None, place=None, read_at=0)
+    result = result_of(tmp_path, database)
+    assert (result.rows, result.again) == (2, 3)
+    assert in_lake(tmp_path) == journal(database)
+
+
+def test_a_missing_file_is_named_before_lines_are_removed_or_read_again(database: str, tmp_path: Path) -> None:
+    for number in range(2):
+        write(database, 4, at=MONDAY + timedelta(days=number))
+        run(tmp_path, database)
+    next(tmp_path.glob("month=*/*.parquet")).unlink()
+    with pytest.raises(LakeError):
+        Lake(str(tmp_path)).table.remove_before(date(2026, 3, 3), "at", dry_run=False)
+    Lake(str(tmp_path)).note("prod", batch=None, place=None, read_at=0)
+    with pytest.raises(LakeError, match="is damaged or missing: restore it first"):
+        run(tmp_path, database)

@@ -98,3 +98,16 @@ def test_a_table_beside_the_older_lake_is_taken_over(database: str, tmp_path: Pa
     assert migrate(str(lake)) == 15
     assert in_lake(lake) == journal(database)
     assert not (lake / "delta").exists()
+
+
+def test_lines_that_the_table_alone_has_are_copied_once(older: Path, database: str, tmp_path: Path) -> None:
+    for name in NAMES:
+        write(database, 2, rm=name)
+    run(tmp_path / "scratch", database)
+    table = Lake(str(tmp_path / "scratch")).table.load().to_pyarrow_table()
+    days = pa.array([at.date() for at in table["at"].to_pylist()])
+    table = table.drop_columns(["batch", "month"]).append_column("day", days)
+    write_deltalake(older / "delta", table, partition_by=["rm", "day"])
+    (older / "delta/_lake.json").write_text("{}")
+    assert migrate(str(older)) == 21
+    assert in_lake(older) == journal(database)

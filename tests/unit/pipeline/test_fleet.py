@@ -60,6 +60,13 @@ def test_a_mistake_is_one_sentence_that_names_it(tmp_path: Path, more: str, sent
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(("lake", "results"), [("a", "a/b"), ("a/b", "a"), ("a", "x/../a")])
+def test_lake_and_results_are_not_one_inside_the_other(tmp_path: Path, lake: str, results: str) -> None:
+    """What a table does not name is removed after a week."""
+    with pytest.raises(ConfigError, match="lake and results are one inside the other"):
+        load(written(tmp_path, f'lake = "{lake}"\nresults = "{results}"\n'), {})
+
+
 def test_a_password_is_in_no_message(tmp_path: Path) -> None:
     text = _LEAST + '[[database]]\nname = "a"\nurl = "mysql://u:${PASSWORD}@h/d"\n'
     with pytest.raises(ConfigError) as refused:

@@ -70,7 +70,7 @@ def test_a_session_suits_the_lines_that_it_reads() -> None:
     ]  # fmt: skip
     assert SessionOptions(lines=2_000, partitions=7).pieces == 7
     words = [session._static(each)["spark.driver.extraJavaOptions"] for each in found.values()]
-    assert ["TieredStopAtLevel" in each for each in words] == [False, True, False, False, False]
+    assert ["TieredStopAtLevel" in each for each in words] == [False, True, True, False, False]
 
 
 def test_what_java_says_is_its_last_cause_and_no_stack() -> None:
