@@ -245,7 +245,9 @@ def main() -> None:
     directory = Path(tempfile.mkdtemp(prefix="dtx-reconcile-", dir=asked.directory))
     failed = []
     try:
-        options = SessionOptions(master="local[2]", memory=asked.memory << 30, local_dir=directory / "spark")
+        options = SessionOptions(
+            master="local[2]", memory=asked.memory << 30, local_dir=directory / "spark", lines=max(asked.lines)
+        )
         with open_session(options) as spark:
             table = Table(
                 ("lines of journals", 18),
