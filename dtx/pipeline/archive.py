@@ -7,7 +7,7 @@ the lines are there and the commit says how far they go (:mod:`dtx.pipeline.lake
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dtx.pipeline.delta import refused, transaction
+from dtx.pipeline.delta import gathered, refused, transaction
 from dtx.pipeline.files import LakeError
 from dtx.pipeline.lake import APP, BATCH, EVENTS, LOCK, MONTH, SCHEMA, Lake, last_batch, places
 from dtx.pipeline.quarantine import Quarantined
@@ -297,7 +297,7 @@ class _Run:
     def _lines(self, new: _New, number: int, known: Any) -> Iterator[pa.RecordBatch]:
         journal = new.journal
         with _caught(journal, again=True):
-            for chunk in _chunks(chain(new.first, new.rest or ())):
+            for chunk in gathered(chain(new.first, new.rest or ()), _CHUNK, lambda batch: batch.num_rows):
                 fresh = _unknown(chunk, journal.result.source, known) if journal.rejoins else chunk
                 journal.result.rows += fresh.num_rows
                 journal.result.again += chunk.num_rows - fresh.num_rows
@@ -327,19 +327,6 @@ class _caught:  # noqa: N801 - used as a statement
             return False
         self._journal.result.error = str(error)
         return not self._again
-
-
-def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    waiting: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in batches:
-        waiting.append(batch)
-        rows += batch.num_rows
-        if rows >= _CHUNK:
-            yield pa.Table.from_batches(waiting)
-            waiting, rows = [], 0
-    if waiting:
-        yield pa.Table.from_batches(waiting)
 
 
 def _unknown(lines: pa.Table, source: str, known: Any) -> pa.Table:

@@ -12,6 +12,7 @@ have given more to (vectors of deleted rows, other names of columns) are refused
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -227,7 +228,8 @@ class Table:
             LakeError: another process has changed the table at the same time.
         """
         wrong: list[Quarantined] = []
-        for partition in sorted({file.partition for file in self.data_files(self.load())}):
+        many = Counter(file.partition for file in self.data_files(self.load()) if file.size < FILE_BYTES // 2)
+        for partition in sorted(partition for partition, count in many.items() if count >= _LEAST_FILES):
             table = self.load()  # with the files of this version: a commit that has come between refuses the swap
             small = [file for file in self.data_files(table) if file.partition == partition]
             small = [file for file in small if file.size < FILE_BYTES // 2]
@@ -257,7 +259,8 @@ class Table:
         tree = self.files.tree
         tree.create_dir(name.rpartition("/")[0], recursive=True)
         with tree.open_output_stream(name) as target, pq.ParquetWriter(target, schema, compression="zstd") as writer:
-            for group in _large(ds.dataset([file.name for file in files], schema, "parquet", tree).to_batches()):
+            batches = ds.dataset([file.name for file in files], schema, "parquet", tree).to_batches()
+            for group in gathered(batches, _GROUP_BYTES, lambda batch: batch.nbytes):
                 rows += group.num_rows
                 for column in schema.names:
                     nulls[column] += group[column].null_count
@@ -317,14 +320,18 @@ def transaction(versions: dict[str, int], metadata: dict[str, str] | None = None
     return CommitProperties(metadata, retries, named or None)
 
 
-def _large(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Batches together, as large as groups of rows should be."""
+def gathered(
+    batches: Iterable[pa.RecordBatch], least: int, size: Callable[[pa.RecordBatch], int]
+) -> Iterator[pa.Table]:
+    """Batches together, as tables of at least *least*, counted by *size*; the last one may be smaller."""
     waiting: list[pa.RecordBatch] = []
+    total = 0
     for batch in batches:
         waiting.append(batch)
-        if sum(each.nbytes for each in waiting) >= _GROUP_BYTES:
+        total += size(batch)
+        if total >= least:
             yield pa.Table.from_batches(waiting)
-            waiting = []
+            waiting, total = [], 0
     if waiting:
         yield pa.Table.from_batches(waiting)
 

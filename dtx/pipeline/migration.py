@@ -2,8 +2,7 @@
 
 That lake had ``rm=…/day=…/batch=…/*.parquet``, plans of compactions that were cut off (``_upkeep/plan-*.json``), and
 Spark's checkpoints. Lines of a batch that was not whole are copied like the others: the journals are read once more,
-and what the lake has is left out. Lines that are in a
-Delta table beside, ``LAKE/delta``, and not in these files are copied, too.
+and what the lake has is left out. Lines that only the Delta table beside them has, ``LAKE/delta``, are copied, too.
 """
 
 from collections.abc import Callable, Iterator
