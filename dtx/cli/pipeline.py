@@ -89,7 +89,10 @@ def _with_spark(function: _Function) -> _Function:
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        names = ("master", "remote", "memory", "executor_memory", "partitions", "local_dir", "ui", "log", "settings")
+        names = (
+            "master", "remote", "memory", "executor_memory", "partitions", "local_dir", "keep_classes", "ui", "log",
+            "settings",
+        )  # fmt: skip
         given = {name: kwargs.pop(f"spark_{name}") for name in names}
         if given["master"] and given["remote"]:
             raise click.UsageError("--master and --remote exclude each other")
@@ -131,6 +134,13 @@ def _with_spark(function: _Function) -> _Function:
             type=click.Path(path_type=Path, file_okay=False),
             metavar="DIR",
             help="For what is spilled; default: the directory for temporary files.",
+        ),
+        click.option(
+            "--keep-classes",
+            "spark_keep_classes",
+            is_flag=True,
+            default=None,
+            help="Keep Java's classes in a file of 190 MB, once after an installation: Spark starts in half the time.",
         ),
         click.option("--ui", "spark_ui", is_flag=True, default=None, help="Serve Spark's own web pages."),
         click.option(

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from dtx.pipeline.java import find_java, quiet_home
+from dtx.pipeline.java import JavaMissing, class_archive, find_java, quiet_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +42,10 @@ _QUICK: Final = {
     "spark.sql.ui.explainMode": "simple",
 }
 """For few lines: to compile a query takes longer than to do it."""
+_ARCHIVE_SECONDS: Final = 300.0
+"""How long Java may take to write its archive of classes: about 25 s."""
 _SHORT_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_QUIET_ARCHIVE: Final = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 _CALLED: Final = "An error occurred while calling "
 """So begins what py4j has no class of its own for; it goes on with the stack of Java."""
 _CAUSE: Final = "Caused by: "
@@ -79,6 +82,7 @@ class SessionOptions:
         ui: whether Spark's own web pages are served, on loopback.
         log: from which level on Spark's log is shown.
         java_options: further words for the driver's Java.
+        keep_classes: write :func:`~dtx.pipeline.java.class_archive` at the end.
         settings: further settings of Spark; these win.
     """
 
@@ -92,6 +96,7 @@ class SessionOptions:
     ui: bool = False
     log: str = "error"
     java_options: str = ""
+    keep_classes: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -155,6 +160,34 @@ def _session(options: SessionOptions) -> Iterator["SparkSession"]:
     finally:
         with suppress(Exception):  # the work is done or has failed: the end of Spark changes neither
             spark.stop()
+    if options.keep_classes and not options.remote:
+        _keep_classes()
+
+
+def _keep_classes() -> None:
+    """End Java, which writes its archive then.
+
+    Raises:
+        JavaMissing: it has written none.
+    """
+    from pyspark import SparkContext
+
+    context: Any = SparkContext
+    gateway, archive = context._gateway, class_archive(find_java())  # noqa: SLF001 - the one way to end Java
+    context._gateway = context._jvm = None  # noqa: SLF001 - the next session starts another
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    status = gateway.proc.wait(_ARCHIVE_SECONDS)
+    new = _unfinished(archive)
+    if status or not new.exists():
+        new.unlink(missing_ok=True)
+        raise JavaMissing(f"Java has not kept its classes in {archive}: look for space there, or try another Java")
+    new.replace(archive)
+
+
+def _unfinished(archive: Path) -> Path:
+    """Java ends at once when it maps part of an archive: it gets its name when it is whole."""
+    return archive.with_suffix(f".{os.getpid()}")
 
 
 def _no_stack_of_py4j(record: logging.LogRecord) -> bool:
@@ -194,13 +227,20 @@ def _prepare_environment(*, local: bool) -> None:
 def _static(options: SessionOptions) -> dict[str, str]:
     """Settings that Spark reads when it starts."""
     memory = options.memory or default_memory()
-    java_options = f"{_SHORT_JAVA} {options.java_options}" if options.is_short else options.java_options
+    words = [_SHORT_JAVA] if options.is_short else []
+    archive = class_archive(find_java())
+    if options.keep_classes:
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        words.append(f'"-XX:ArchiveClassesAtExit={_unfinished(archive)}" {_QUIET_ARCHIVE}')
+    elif archive.exists():
+        words.append(f'"-XX:SharedArchiveFile={archive}" {_QUIET_ARCHIVE}')
+    words.append(options.java_options)
     settings = {
         "spark.driver.memory": f"{memory >> 20}m",
         "spark.python.authenticate.socketTimeout": "300s",  # loopback: whoever is slow there is starved, not away
         "spark.driver.extraJavaOptions": (
             f"-Dlog4j2.configurationFile={_CONFIGURATION.as_uri()} -Ddtx.spark.log={options.log} "
-            f"-Ddtx.spark.log.told={'off' if options.log == LOG_LEVELS[0] else options.log} {java_options}"
+            f"-Ddtx.spark.log.told={'off' if options.log == LOG_LEVELS[0] else options.log} {' '.join(words)}"
         ),
         "spark.driver.maxResultSize": "1g",
         "spark.ui.enabled": str(options.ui).lower(),

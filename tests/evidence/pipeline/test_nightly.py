@@ -6,6 +6,7 @@ from typing import Any
 
 from deltalake import DeltaTable
 
+from dtx.pipeline.java import class_archive, find_java
 from tests.servers.pipeline.test_archive import in_lake, journal, write
 from tests.support.processes import spawn
 
@@ -31,7 +32,8 @@ def test_a_fleet_night_after_night(database: str, tmp_path: Path) -> None:
 
     spark = ("--no-publish", "--master", "local[2]", "--memory", "1g")
     write(database, 5)
-    assert "reconciled 5 transactions from 5 lines, 5 of them new" in call("run", *spark)
+    assert "reconciled 5 transactions from 5 lines, 5 of them new" in call("run", *spark, "--keep-classes")
+    assert class_archive(find_java()).stat().st_size > 100_000_000
     assert in_lake(tmp_path / "lake") == journal(database)
     assert verdicts() == [("committed", 1, 5)]
     write(database, 7, rm="other")

@@ -1,11 +1,17 @@
 """A session that is stopped with Ctrl-C, without Spark; with Spark nobody hears more of it either."""
 
 import logging
+import os
 import signal
+import subprocess
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dtx.pipeline import session
+from dtx.pipeline.java import Java, JavaMissing, class_archive
 from dtx.pipeline.session import SessionOptions, open_session
 
 
@@ -71,6 +77,45 @@ def test_a_session_suits_the_lines_that_it_reads() -> None:
     assert SessionOptions(lines=2_000, partitions=7).pieces == 7
     words = [session._static(each)["spark.driver.extraJavaOptions"] for each in found.values()]
     assert ["TieredStopAtLevel" in each for each in words] == [False, True, True, False, False]
+
+
+def test_classes_are_mapped_once_they_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    archive = tmp_path / "a place/spark-java-17.jsa"
+    monkeypatch.setattr(session, "class_archive", lambda _: archive)
+    monkeypatch.setattr(session, "find_java", lambda: None)
+
+    def words(*, keep: bool) -> str:
+        return session._static(SessionOptions(keep_classes=keep))["spark.driver.extraJavaOptions"]
+
+    assert ".jsa" not in words(keep=False)
+    assert f'"-XX:ArchiveClassesAtExit={archive.with_suffix(f".{os.getpid()}")}"' in words(keep=True)
+    archive.touch()
+    assert f'"-XX:SharedArchiveFile={archive}"' in words(keep=False)
+    assert "SharedArchiveFile" not in words(keep=True)
+
+
+def test_an_archive_of_classes_belongs_to_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    java = Java(Path("/java"), 21, "")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    monkeypatch.setattr("sys.prefix", "/venv")
+    assert class_archive(java) == Path("/venv/var/dtx/spark-java-21.jsa")
+    monkeypatch.setattr("sys.base_prefix", "/venv")
+    assert class_archive(java) == Path("/cache/dtx/spark-java-21.jsa")
+
+
+def test_java_that_keeps_no_classes_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    archive = tmp_path / "spark-java-17.jsa"
+    monkeypatch.setattr(session, "class_archive", lambda _: archive)
+    monkeypatch.setattr(session, "find_java", lambda: None)
+    monkeypatch.setattr("pyspark.SparkContext._jvm", None)
+    for program, kept in (("exit 0", False), (f"touch {archive.with_suffix(f'.{os.getpid()}')}; exit 1", False),
+                          (f"touch {archive.with_suffix(f'.{os.getpid()}')}", True)):  # fmt: skip
+        process = subprocess.Popen(["/bin/sh", "-c", program], stdin=subprocess.PIPE)
+        gateway = SimpleNamespace(proc=process, shutdown=lambda: None)
+        monkeypatch.setattr("pyspark.SparkContext._gateway", gateway)
+        with nullcontext() if kept else pytest.raises(JavaMissing, match="Java has not kept its classes in"):
+            session._keep_classes()
+        assert [path.name for path in tmp_path.iterdir()] == ([archive.name] if kept else [])
 
 
 def test_what_java_says_is_its_last_cause_and_no_stack() -> None:
