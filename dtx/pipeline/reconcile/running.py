@@ -130,7 +130,8 @@ def run(
     if last is not None:
         decided_before = state.read(spark, last.state, "decided", digests.schema)
         # of a log of several files some may have been read
-        digests = digests.unionByName(decided_before.where(~sf.col("log").isin(*sorted(read))).exceptAll(digests))
+        unread = decided_before.where(~sf.col("log").isin(*sorted(read)))
+        digests = digests.unionByName(_without(unread, digests))
     digests = state.write(digests, kept_as, "decided")
     told = rows_of_events(new_lines)
     rows = told.unionByName(rows_of_observations(observations))
@@ -363,7 +364,12 @@ def _digests(decisions: DataFrame) -> DataFrame:
 
 def _changed(before: DataFrame, now: DataFrame) -> DataFrame:
     """Gtrids of decisions that differ."""
-    return before.exceptAll(now).union(now.exceptAll(before)).select("gtrid")
+    return _without(before, now).union(_without(now, before)).select("gtrid")
+
+
+def _without(digests: DataFrame, others: DataFrame) -> DataFrame:
+    """Of *digests* those that *others* do not have."""
+    return digests.join(others, digests.columns, "left_anti")
 
 
 def _with_evidence(
