@@ -27,7 +27,7 @@ STAMP := .venv/.installed
 PIPELINE := .venv/.pipeline
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo pipeline-demo java xa-switch test test-servers evidence check format bench
+.PHONY: help install run demo pipeline-demo java xa-switch test test-servers evidence check docs format bench
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -86,6 +86,7 @@ evidence: install $(PIPELINE) ## long runs, with result files in docs/evidence (
 	@$(BIN)/python -c 'import duckdb' 2>/dev/null || \
 	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --editable '.[bench]'
 	@$(BIN)/python -m pytest --quiet --minutes $(MINUTES) $(addprefix tests/evidence/,$(PARTS)) $(ARGS)
+	@$(BIN)/python -m tests.support.pages
 
 java: ## build dtx-client.jar, XA for Java's transaction managers, in build/java (AMQP_CLIENT=amqp-client.jar)
 	@command -v javac >/dev/null || { echo 'javac is missing: install a JDK (Debian: apt install default-jdk-headless)' >&2; exit 1; }
@@ -104,6 +105,10 @@ check: install $(PIPELINE) ## lint, format, types, import contracts
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: install $(PIPELINE) ## build the documentation site in build/docs, warnings are errors
+	@$(BIN)/sphinx-build -q -W --keep-going -j 2 -d build/doctrees docs build/docs
+	@echo build/docs/index.html
 
 format: install ## repair what lint and format can repair themselves
 	$(BIN)/ruff check --fix

@@ -1,4 +1,4 @@
-"""The runbooks of README: a test runs their commands as they stand there, all of them, in the order that they have."""
+"""The runbooks in docs/operations/runbooks.md: a test runs all their commands, in their order."""
 
 import re
 import shlex
@@ -9,17 +9,14 @@ from pathlib import Path
 from dtx.client import Xid
 from tests.support.service import DtxService
 
-README = Path(__file__).parents[2] / "README.md"
-_SECTION = re.compile(r"^## Runbooks\n(.*?)^## ", re.MULTILINE | re.DOTALL)
+PAGE = Path(__file__).parents[2] / "docs/operations/runbooks.md"
 _BLOCK = r"^ *```{}\n(.*?)^ *```$"
 
 
 def runbooks(kind: str = "sh") -> dict[str, list[str]]:
     """By title, the lines of each: commands, or what else the blocks of *kind* have."""
     block = re.compile(_BLOCK.format(kind), re.MULTILINE | re.DOTALL)
-    section = _SECTION.search(README.read_text(encoding="utf-8"))
-    assert section is not None
-    _, *parts = re.split(r"^### ", section[1], flags=re.MULTILINE)
+    _, *parts = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     found = {}
     for part in parts:
         title, _, rest = part.partition("\n")

@@ -18,7 +18,7 @@ from dtx.store.api import UnitOutcome
 from dtx.telemetry import metrics
 from dtx.xa.codes import Heuristic
 from dtx.xa.model import State
-from tests.support.readme import families, labels, series
+from tests.support.pages import families, labels, series
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = DEPLOY / "prometheus" / "dtx.rules.yml"

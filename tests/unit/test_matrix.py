@@ -1,4 +1,4 @@
-"""The kill matrix is complete: every failpoint has a cell, and README shows every row."""
+"""The kill matrix is complete: every failpoint has a cell, and the page of the matrix shows every row."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.evidence.matrix.audit import Verdict
 from tests.evidence.matrix.cases import all_rows
 from tests.evidence.matrix.cells import Cell, Result
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs/evidence/kill-matrix.md"
 
 
 def test_every_failpoint_has_a_cell_in_the_short_form() -> None:
@@ -39,9 +39,9 @@ def test_rows_that_were_not_played_keep_their_line_and_others_are_new_or_sums(
     assert lines[second.name] == table.Line(second.name, runs, 0, repeated, 0)
 
 
-def test_the_table_in_readme_has_the_rows_that_there_are_and_nothing_was_lost_or_wrong() -> None:
-    """Made, never edited: ``python -m tests.evidence.matrix --readme README.md`` plays the matrix and writes it."""
-    lines = table.shown(README.read_text(encoding="utf-8"))
+def test_the_page_has_the_rows_that_there_are_and_nothing_was_lost_or_wrong() -> None:
+    """``python -m tests.evidence.matrix --page docs/evidence/kill-matrix.md`` writes it."""
+    lines = table.shown(PAGE.read_text(encoding="utf-8"))
     assert [line.name for line in lines] == [row.name for row in all_rows()]
     for line, row in zip(lines, all_rows(), strict=True):
         assert line.runs, row.name

@@ -53,7 +53,7 @@ async def drive_async(work: Work[T]) -> T:
 
 
 class Point(IntEnum):
-    """Where a transaction is, and what dying there means. README has the table."""
+    """Where a transaction is, and what dying there means. docs/how-to/python.md has the table."""
 
     BEGUN = 1
     """The branches exist; work is done in them."""

@@ -134,7 +134,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no cell after so many seconds")
     parser.add_argument("--most", type=int, default=MOST, help="how often a point is tried that a case reaches often")
     parser.add_argument("--every", type=int, default=1, help="play each so-manieth cell of a row alone")
-    parser.add_argument("--readme", type=Path, help="bring the table in this file up to date")
+    parser.add_argument("--page", type=Path, help="bring the table in this file up to date")
     parser.add_argument("--add", action="store_true", help="add to the table in this file, which is of other runs")
     parser.add_argument("--learn", action="store_true", help="kill nobody; write which case the short form takes")
     parser.add_argument("--list", action="store_true", help="print the names of the rows and end")
@@ -156,10 +156,8 @@ def main() -> int:
     say(figures.table(rows))
     for cell, faults in figures.faults().items():
         say(f"WRONG: {cell}: {'; '.join(faults)}")
-    if words.readme is not None:
-        words.readme.write_text(
-            embed(words.readme.read_text(encoding="utf-8"), figures, add=words.add), encoding="utf-8"
-        )
+    if words.page is not None:
+        words.page.write_text(embed(words.page.read_text(encoding="utf-8"), figures, add=words.add), encoding="utf-8")
     return int(bool(wrong or figures.faults()))
 
 

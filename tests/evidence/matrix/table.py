@@ -1,4 +1,4 @@
-"""The table of the matrix: what came of every cell, kept in a file, printed, and shown in README."""
+"""The table of the matrix: the result of each cell, kept in a file, printed, and shown in the documentation."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -8,10 +8,10 @@ from typing import Any, Final, NamedTuple
 from dtx.failpoint import Point
 from tests.evidence.matrix.cases import Row, all_rows
 from tests.evidence.matrix.cells import Cell, Result
-from tests.support import readme
+from tests.support import pages
 
 NAME: Final = "kill-matrix"
-"""Of the markers of the table in README."""
+"""Of the markers of the table in the page."""
 HEAD: Final = "| case | runs | lost | repeated | wrong |\n| --- | ---: | ---: | ---: | ---: |\n"
 
 
@@ -79,7 +79,7 @@ class Figures:
         return f"| {row.name} | {len(cells)} | {sums[0]} | {sums[1]} | {wrong} |"
 
     def table(self, rows: Iterable[Row], known: Mapping[str, "Line"] | None = None, *, add: bool = False) -> str:
-        """For people and README.
+        """For people and the page.
 
         Args:
             rows: which.
@@ -117,7 +117,7 @@ class Figures:
 
 
 def embed(text: str, figures: Figures, *, add: bool = False) -> str:
-    """*text*, which is README's, with the table brought up to date; rows that were not played keep their line.
+    """*text*, which is the page's, with the table brought up to date; rows that were not played keep their line.
 
     Args:
         text: as it was.
@@ -128,7 +128,7 @@ def embed(text: str, figures: Figures, *, add: bool = False) -> str:
         ValueError: the markers are not in *text*.
     """
     known = {line.name: line for line in shown(text)}
-    return readme.embed(text, NAME, figures.table(all_rows(), known, add=add).rstrip("\n"))
+    return pages.embed(text, NAME, figures.table(all_rows(), known, add=add).rstrip("\n"))
 
 
 class Line(NamedTuple):
@@ -155,6 +155,6 @@ class Line(NamedTuple):
 
 
 def shown(text: str) -> list[Line]:
-    """The rows that *text*, which is README's, has, without the sum."""
+    """The rows that *text*, which is the page's, has, without the sum."""
     block = text.partition(f"<!-- {NAME} -->")[2].partition(f"<!-- /{NAME} -->")[0]
     return [Line.of(line) for line in [line for line in block.splitlines() if "|" in line][2:-1]]

@@ -1,7 +1,6 @@
 """Each rule by its sentence, with what is next to it and must not match."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -322,11 +321,3 @@ def test_fingerprints_differ_with_whatever_differs() -> None:
 def test_rules_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match="not negative"):
         Rules(as_of=0, skew=-1)
-
-
-def test_the_readme_has_the_rules_as_they_are() -> None:
-    readme = (Path(__file__).parents[3] / "README.md").read_text()
-    _, _, rest = readme.partition("<!-- verdicts -->\n")
-    table, _, _ = rest.partition("<!-- /verdicts -->")
-    rows = [f"| `{rule.verdict}` | {rule.sentence} |" for rule in RULES]
-    assert table.splitlines() == ["| verdict | when |", "|---|---|", *rows]

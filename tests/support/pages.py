@@ -1,19 +1,23 @@
-"""Blocks of README that are made of the code: states and answers, settings, metrics; and how a block is replaced.
+"""Blocks of the documentation that are generated: from the code, and from the result files of ``make evidence``.
 
-``python -m tests.support.readme`` brings all of them up to date. A test keeps README and the code equal.
+``python -m tests.support.pages`` writes all of them. A test compares them with the code.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final
 
 from prometheus_client import Metric
 
+from dtx.admin.api import api
 from dtx.config.settings import Settings, group_of
+from dtx.pipeline.verdicts import RULES
 from dtx.telemetry import Metrics
 from tests.support.diagram import answers_table, state_diagram
 
-README: Final = Path(__file__).parents[2] / "README.md"
+DOCS: Final = Path(__file__).parents[2] / "docs"
 _UNITS: Final = ((1 << 20, "MiB"), (1 << 10, "KiB"))
 _SIZES: Final = ("_bytes", "frame_max")
 _DURATIONS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
@@ -118,20 +122,52 @@ def metrics_table() -> str:
     return "\n".join(lines)
 
 
-BLOCKS: Final[dict[str, Callable[[], str]]] = {
-    "state-diagram": states_and_answers,
-    "settings": settings_table,
-    "metrics": metrics_table,
+def verdicts_table() -> str:
+    """The rules of the pipeline, in their order."""
+    return "\n".join(
+        ["| verdict | when |", "| --- | --- |", *(f"| `{rule.verdict}` | {rule.sentence} |" for rule in RULES)]
+    )
+
+
+def routes_table() -> str:
+    """Every route of the operators' HTTP API."""
+    lines = ["| request | |", "| --- | --- |"]
+    context: Any = SimpleNamespace()
+    for path, methods in api(context).openapi()["paths"].items():
+        for method, route in methods.items():
+            sentence, _, _ = route.get("description", route["summary"]).partition("\n\n")
+            lines.append(f"| `{method.upper()} {path}` | {' '.join(sentence.split())} |")
+    return "\n".join(lines)
+
+
+def results_table() -> str:
+    """The last result of each part of ``make evidence``, and the machines that they were made on."""
+    results = [json.loads(path.read_text()) for path in sorted((DOCS / "evidence").glob("*.json"))]
+    lines = ["| part | date | commit | minutes | figures |", "| --- | --- | --- | --- | --- |"]
+    for result in results:
+        figures = ", ".join(f"{name} {_number(value)}" for name, value in result["figures"].items())
+        minutes = round(result["seconds"] / 60)
+        lines.append(f"| {result['part']} | {result['date'][:10]} | {result['commit']} | {minutes} | {figures} |")
+    machines = sorted({result["machine"] for result in results})
+    return "\n".join([*lines, "", f"Machines: {'; '.join(machines)}."])
+
+
+def _number(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
+
+
+BLOCKS: Final[dict[str, tuple[str, Callable[[], str]]]] = {
+    "state-diagram": ("reference/states.md", states_and_answers),
+    "settings": ("reference/settings.md", settings_table),
+    "metrics": ("reference/metrics.md", metrics_table),
+    "verdicts": ("reference/verdicts.md", verdicts_table),
+    "http-api": ("reference/http-api.md", routes_table),
+    "results": ("evidence/index.md", results_table),
 }
-"""By the name of their markers."""
-
-
-def up_to_date(text: str) -> str:
-    """*text* with all of :data:`BLOCKS` brought up to date."""
-    for name, content in BLOCKS.items():
-        text = embed(text, name, content())
-    return text
+"""By the name of their markers: the page, and what makes the block."""
 
 
 if __name__ == "__main__":
-    README.write_text(up_to_date(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for block, (page, content) in BLOCKS.items():
+        file = DOCS / page
+        file.write_text(embed(file.read_text(encoding="utf-8"), block, content()), encoding="utf-8")

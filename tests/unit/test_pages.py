@@ -1,0 +1,42 @@
+"""Generated blocks of the documentation are up to date, its links lead somewhere, and README is short."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.pages import BLOCKS, DOCS, embed
+
+BEGIN, END = "<!-- name -->", "<!-- /name -->"
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_generated_blocks_are_up_to_date(name: str) -> None:
+    """``python -m tests.support.pages`` writes them."""
+    page, content = BLOCKS[name]
+    text = (DOCS / page).read_text(encoding="utf-8")
+    assert text == embed(text, name, content()), "run `python -m tests.support.pages`"
+
+
+def test_readme_has_at_most_150_lines() -> None:
+    assert len((DOCS.parent / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])
+def test_links_to_files_lead_somewhere(page: str) -> None:
+    """``make docs`` checks those between pages of the documentation."""
+    text = (DOCS.parent / page).read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if not link.startswith("http")]
+    assert [link for link in links if not Path(DOCS.parent, link).exists()] == []
+
+
+def test_a_block_is_replaced_and_the_text_around_it_kept() -> None:
+    block = f"{BEGIN}\n\nnew\n\n{END}"
+    assert embed(f"before\n{BEGIN}\nold\n{END}\nafter\n", "name", "new") == f"before\n{block}\nafter\n"
+    assert embed(block, "name", "new") == block
+
+
+@pytest.mark.parametrize("text", ["", BEGIN, END, f"{END} {BEGIN}"])
+def test_a_text_without_both_markers_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no block between"):
+        embed(text, "name", "new")
