@@ -21,8 +21,8 @@ from benchmarks.support.servers import Servers
 from dtx.client import Xid
 from dtx.db import migrate
 from dtx.log.changes import Change, Define, MessageFlag, QueueRow, Slot, Store, StoredMessage
-from dtx.log.postgres import PostgresLog
-from dtx.log.records import BranchRecord, Complete, Insert, JournalEntry, JournalEvent, LogState
+from dtx.log.postgres import TransactionLog
+from dtx.log.records import BranchRecord, CompleteWrite, Insert, JournalEntry, JournalEvent, LogState
 from dtx.manager.branch_runtime import new_branch_id
 
 _AT_ONCE: Final = 250
@@ -50,7 +50,7 @@ class Traffic:
         options: of the command line.
     """
 
-    def __init__(self, log: PostgresLog, options: argparse.Namespace) -> None:
+    def __init__(self, log: TransactionLog, options: argparse.Namespace) -> None:
         self.written = 0
         self._log = log
         self._options = options
@@ -109,7 +109,7 @@ class Traffic:
             )
 
         await self._log.write(Insert(branch=branch, change=Change(puts=puts), journal=line(JournalEvent.PREPARED)))
-        completion = Complete(
+        completion = CompleteWrite(
             id=branch.id,
             expect=branch.state,
             version=branch.version,
@@ -198,7 +198,7 @@ class Watch:
 
 async def measure(url: str, options: argparse.Namespace) -> None:
     """Write, and watch."""
-    log = PostgresLog(url, "bloat")
+    log = TransactionLog(url, "bloat")
     await log.open()
     traffic = Traffic(log, options)
     live = options.depth * (options.size + _ROW)

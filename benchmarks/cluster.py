@@ -30,7 +30,7 @@ from benchmarks.reconcile import Stored, wrong
 from benchmarks.source import digest, fill, server
 from benchmarks.support.report import Table, machine
 from dtx.pipeline.archive import archive
-from dtx.pipeline.generate import Plan, generate, write
+from dtx.pipeline.generate import FleetPlan, generate, write
 from dtx.pipeline.java import find_java, quiet_home
 from dtx.pipeline.lake import read_lake
 from dtx.pipeline.reconcile import current, run
@@ -96,7 +96,7 @@ class Job:
 
     def do_in(self, spark: SparkSession) -> dict[str, Any]:
         """The same in a session that there is; the fleet is made where there is none."""
-        plan = Plan(transactions=self.transactions, anomalies=self.anomalies)
+        plan = FleetPlan(transactions=self.transactions, anomalies=self.anomalies)
         if not Path(self.fleet).exists():
             write(generate(spark, plan), self.fleet)
         register(spark)

@@ -20,17 +20,17 @@ import psycopg
 import uvloop
 
 from dtx.db import migrate
-from dtx.log.postgres import PostgresLog
+from dtx.log.postgres import TransactionLog
 from dtx.log.records import (
     Advance,
     BranchRecord,
-    Complete,
+    CompleteWrite,
     Insert,
     JournalEntry,
     JournalEvent,
     LogState,
-    Work,
     WorkKind,
+    WorkRow,
 )
 from dtx.xa.xid import Xid
 
@@ -40,7 +40,7 @@ _random = Random(6774)
 _numbers = count()
 
 
-async def one_branch(log: PostgresLog, latencies: list[float]) -> None:
+async def one_branch(log: TransactionLog, latencies: list[float]) -> None:
     """Insert, advance and complete one branch."""
     branch_id = UUID(int=_random.getrandbits(128))
     xid = Xid(4660, b"gtrid-%016d" % next(_numbers), b"bqual-0001")
@@ -56,7 +56,7 @@ async def one_branch(log: PostgresLog, latencies: list[float]) -> None:
         publishes=1,
         bytes=len(BODY),
     )
-    work = Work(
+    work = WorkRow(
         position=0, kind=WorkKind.PUBLISH, exchange=b"", routing_key=b"orders", properties=PROPERTIES, body=BODY
     )
 
@@ -80,7 +80,7 @@ async def one_branch(log: PostgresLog, latencies: list[float]) -> None:
         Advance(
             id=branch_id, expect=LogState.PREPARED, version=1, to=LogState.COMMITTING, decided_at=started, journal=None
         ),
-        Complete(id=branch_id, expect=LogState.COMMITTING, version=2, journal=line(JournalEvent.COMMITTED)),
+        CompleteWrite(id=branch_id, expect=LogState.COMMITTING, version=2, journal=line(JournalEvent.COMMITTED)),
     )
     for record in records:
         began = time.perf_counter()
@@ -91,7 +91,7 @@ async def one_branch(log: PostgresLog, latencies: list[float]) -> None:
 async def measure(url: str, branches: int, concurrent: int) -> str:
     """One row of the result."""
     groups: list[int] = []
-    log = PostgresLog(url, "benchmark", observe=lambda records, _: groups.append(records))
+    log = TransactionLog(url, "benchmark", observe=lambda records, _: groups.append(records))
     await log.open()
     latencies: list[float] = []
     left = iter(range(branches))

@@ -30,7 +30,7 @@ from pyspark.sql import functions as sf
 from benchmarks.support.duck import question
 from benchmarks.support.processor import resident, seconds, tree
 from benchmarks.support.report import Table, machine
-from dtx.pipeline.generate import INJECTED, Plan, generate, write
+from dtx.pipeline.generate import INJECTED, FleetPlan, generate, write
 from dtx.pipeline.reconcile import current, run
 from dtx.pipeline.session import SessionOptions, open_session
 from dtx.pipeline.verdicts import Rules, Verdict
@@ -196,7 +196,7 @@ def measure(spark: SparkSession, directory: Path, lines: int, asked: argparse.Na
     Returns:
         what is wrong with their verdicts.
     """
-    plan = Plan(transactions=round(lines / _LINES_OF_ONE), anomalies=asked.anomalies)
+    plan = FleetPlan(transactions=round(lines / _LINES_OF_ONE), anomalies=asked.anomalies)
     rules, fleet = plan.rules, directory / "fleet"
     _say(f"generating about {lines:,} lines")
     write(generate(spark, plan), str(fleet))

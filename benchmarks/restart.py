@@ -25,8 +25,8 @@ from benchmarks.support.report import Table, machine
 from benchmarks.support.servers import Servers
 from dtx.client import Coordinator, Xid
 from dtx.db import migrate
-from dtx.log.postgres import PostgresLog
-from dtx.log.records import BranchRecord, Insert, JournalEntry, JournalEvent, LogState, Work, WorkKind
+from dtx.log.postgres import TransactionLog
+from dtx.log.records import BranchRecord, Insert, JournalEntry, JournalEvent, LogState, WorkKind, WorkRow
 from dtx.manager.branch_runtime import new_branch_id
 from tests.support.raw import Address
 from tests.support.service import DtxService
@@ -46,7 +46,7 @@ def new_xids(count: int) -> list[Xid]:
 
 async def fill(url: str, xids: list[Xid], size: int) -> None:
     """Write a prepared branch for each xid, each with a message of *size* octets."""
-    log = PostgresLog(url, "dtx")
+    log = TransactionLog(url, "dtx")
     await log.open()
     left = iter(xids)
 
@@ -65,7 +65,7 @@ async def fill(url: str, xids: list[Xid], size: int) -> None:
                 publishes=1,
                 bytes=size,
             )
-            work = Work(
+            work = WorkRow(
                 position=0,
                 kind=WorkKind.PUBLISH,
                 exchange=b"",

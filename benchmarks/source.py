@@ -25,8 +25,8 @@ from dtx.embedded.cluster import find_programs
 from dtx.log import tables
 from dtx.pipeline.session import SessionOptions, open_session
 from dtx.pipeline.source import Waits, register
+from dtx.pipeline.source.batch_reader import cuts, times
 from dtx.pipeline.source.options import parse
-from dtx.pipeline.source.reading import cuts, times
 from dtx.pipeline.source.server import connected
 from tests.support.journal import write
 from tests.support.processes import end, free_port, short_directory, spawn, wait_until

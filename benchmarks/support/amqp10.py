@@ -5,7 +5,7 @@ from typing import Final
 
 from dtx.wire.amqp10.composite import encode
 from dtx.wire.amqp10.connection import AMQP_HEADER, Connection
-from dtx.wire.amqp10.endpoint import AMQP, Delivered, Settings, frame
+from dtx.wire.amqp10.endpoint import AMQP, Delivered, EndpointSettings, frame
 from dtx.wire.amqp10.message import data
 from dtx.wire.amqp10.performatives import (
     ACCEPTED,
@@ -49,7 +49,7 @@ class Ours:
     """dtx's engine, which settles whatever comes."""
 
     def __init__(self) -> None:
-        self.engine = Connection(Settings(container_id="dtx", window=_WINDOW), 0.0)
+        self.engine = Connection(EndpointSettings(container_id="dtx", window=_WINDOW), 0.0)
         self.engine.receive(_ENTER, 0.0)
         self.engine.open()
         self.session = self.engine.session(0)

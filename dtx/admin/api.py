@@ -16,7 +16,7 @@ import dtx
 from dtx.admin import problems, routes_accounts, routes_orders, routes_read
 from dtx.admin.api_context import ApiContext, Asker, Context
 from dtx.admin.forms import Form
-from dtx.auth.roles import Role
+from dtx.auth.roles import OperatorRole
 from dtx.manager.branches import BranchStats, branch_stats
 
 
@@ -70,7 +70,7 @@ async def is_ready(context: Context) -> Response:
 )
 async def show_metrics(who: Asker, context: Context) -> Response:
     """All numbers, for Prometheus (give it a viewer's token)."""
-    who.require(Role.VIEWER)
+    who.require(OperatorRole.VIEWER)
     await _count(context)
     return Response(context.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 

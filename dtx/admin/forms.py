@@ -16,10 +16,10 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, 
 from dtx.admin.api_context import Arrived, ChannelFacts, Connected
 from dtx.admin.branch_filter import FilterForm, Name
 from dtx.admin.safe_text import exact_name
-from dtx.config.rules import Resource
+from dtx.config.rules import QuotaResource
 from dtx.log.pages import InDoubt, JournalRow
-from dtx.log.reader import Detail, Holder
-from dtx.log.records import Archived, BranchRecord, JournalEntry, JournalEvent, Work
+from dtx.log.reader import Detail, LeaseHolder
+from dtx.log.records import ArchivedMessage, BranchRecord, JournalEntry, JournalEvent, WorkRow
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.limits import Usage
 from dtx.manager.operators import Done, Forecast
@@ -60,7 +60,9 @@ AsText = Annotated[str, BeforeValidator(str)]
 
 
 _ABSENT: Final = object()
-*_RESOURCES, _LAST_RESOURCE = ("those of them in doubt" if name is Resource.IN_DOUBT else name for name in Resource)
+*_RESOURCES, _LAST_RESOURCE = (
+    "those of them in doubt" if name is QuotaResource.IN_DOUBT else name for name in QuotaResource
+)
 
 
 class Form(BaseModel):
@@ -141,7 +143,7 @@ class Contents(MessageForm):
     body: str = Field(description="In base64.")
 
     @classmethod
-    def exported(cls, work: Work) -> Self:
+    def exported(cls, work: WorkRow) -> Self:
         """All of it."""
         return cls.of(work, bytes=len(work.body), **_contents(work.properties, work.body))
 
@@ -317,7 +319,7 @@ class LeaseForm(Form):
     remaining: float | None = Field(description="Seconds until it runs out; null where it was given back.")
 
     @classmethod
-    def of_holder(cls, holder: Holder) -> Self:
+    def of_holder(cls, holder: LeaseHolder) -> Self:
         """From the log."""
         return cls.of(holder, remaining=holder.remaining if holder.remaining > float("-inf") else None)
 
@@ -616,7 +618,7 @@ class ArchivedForm(MessageForm):
     archived_at: Moment
 
     @classmethod
-    def of_archived(cls, message: Archived, **more: object) -> Self:
+    def of_archived(cls, message: ArchivedMessage, **more: object) -> Self:
         """From the archive; *more* has at least how many octets the body has."""
         return cls.of(message, readable=message.xid.readable, branch=message.branch_id, archived_at=message.at, **more)
 
@@ -625,7 +627,7 @@ class ArchivedContents(Contents, ArchivedForm):
     """The same with its contents."""
 
     @classmethod
-    def exported_from_archive(cls, message: Archived) -> Self:
+    def exported_from_archive(cls, message: ArchivedMessage) -> Self:
         """All of it."""
         return cls.of_archived(message, bytes=len(message.body), **_contents(message.properties, message.body))
 

@@ -16,7 +16,7 @@ from fastapi import Request
 from dtx.admin.problems import Problem
 from dtx.auth.accounts import Accounts, LoginRefused
 from dtx.auth.operators import OperatorLog, Token
-from dtx.auth.roles import TAGS, Role
+from dtx.auth.roles import TAGS, OperatorRole
 from dtx.log.api import LogError
 from dtx.telemetry import get_logger
 
@@ -42,10 +42,10 @@ class Identity:
     """
 
     name: str
-    role: Role
+    role: OperatorRole
     address: str
 
-    def require(self, role: Role) -> None:
+    def require(self, role: OperatorRole) -> None:
         """Let only who has *role* go on.
 
         Raises:
@@ -57,8 +57,8 @@ class Identity:
             )
 
 
-def _with_article(role: Role) -> str:
-    return f"{'an' if role is Role.OPERATOR else 'a'} {role}"
+def _with_article(role: OperatorRole) -> str:
+    return f"{'an' if role is OperatorRole.OPERATOR else 'a'} {role}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +220,7 @@ def _holder(token: Token, address: str) -> Identity:
     return Identity(name=f"token:{token.name}", role=token.role, address=address)
 
 
-def _role(tags: frozenset[str]) -> Role | None:
+def _role(tags: frozenset[str]) -> OperatorRole | None:
     return next((role for tag, role in _LETS_IN.items() if tag in tags), None)
 
 

@@ -15,25 +15,25 @@ from pydantic import Field, GetPydanticSchema, model_validator
 from dtx.admin.api_context import ApiContext, Asker, Context
 from dtx.admin.forms import Form, Moment
 from dtx.admin.identity import Identity
-from dtx.auth.roles import TAGS, Role
+from dtx.auth.roles import TAGS, OperatorRole
 from dtx.auth.users import AccountEditor, User
 
 Word = Annotated[str, Field(max_length=255)]
 Why = Annotated[str, Field(max_length=2000)]
 Pattern = Annotated[str | None, Field(max_length=4096)]
 TagWord = Annotated[str, GetPydanticSchema(lambda _, of: of(Literal[*map(str, TAGS)]))]
-RoleWord = Annotated[str, GetPydanticSchema(lambda _, of: of(Literal[*map(str, Role)]))]
+RoleWord = Annotated[str, GetPydanticSchema(lambda _, of: of(Literal[*map(str, OperatorRole)]))]
 _T = TypeVar("_T")
 router = APIRouter(prefix="/api")
 
 
-class Change(Form):
+class AccountChange(Form):
     """What changes users may say why."""
 
     reason: Why = Field(default="", description="Why; goes into the trail.")
 
 
-class NamedForm(Change):
+class NamedForm(AccountChange):
     """A user or virtual host that there is, or is to be."""
 
     name: Word
@@ -199,7 +199,7 @@ class MadeToken(Form):
 @router.get("/tokens", tags=["operators"])
 async def list_tokens(who: Asker, context: Context) -> list[TokenForm]:
     """Tokens, without their secrets."""
-    who.require(Role.COORDINATOR)
+    who.require(OperatorRole.COORDINATOR)
     return [TokenForm.of(token) for token in await asyncio.to_thread(context.trail.tokens)]
 
 
@@ -208,9 +208,9 @@ async def make_token(who: Asker, context: Context, form: NewToken) -> MadeToken:
     """Make a token; its secret is told this once."""
 
     async def work() -> tuple[str, MadeToken]:
-        who.require(Role.COORDINATOR)
+        who.require(OperatorRole.COORDINATOR)
         secret = await asyncio.to_thread(
-            lambda: context.trail.make_token(form.name, Role(form.role), who.name, seconds=form.seconds)
+            lambda: context.trail.make_token(form.name, OperatorRole(form.role), who.name, seconds=form.seconds)
         )
         return "made", MadeToken(name=form.name, role=form.role, secret=secret)
 
@@ -225,7 +225,7 @@ async def revoke_token(
     """Revoke a token: from now on it permits nothing."""
 
     async def work() -> tuple[str, None]:
-        who.require(Role.COORDINATOR)
+        who.require(OperatorRole.COORDINATOR)
         await asyncio.to_thread(context.trail.revoke_token, name)
         return "revoked", None
 
@@ -243,7 +243,7 @@ async def _change(
     """*change*, in the trail as everything that operators do; passwords are nowhere in it."""
 
     async def work() -> tuple[str, _T]:
-        who.require(Role.COORDINATOR)
+        who.require(OperatorRole.COORDINATOR)
         return result, await asyncio.to_thread(change, AccountEditor(context.url, context.rm))
 
     detail = form.model_dump(exclude={"name", "reason", "password", "encoding"}, exclude_none=True)
@@ -253,7 +253,7 @@ async def _change(
 @router.get("/users", tags=["users"])
 async def list_users(who: Asker, context: Context) -> list[UserForm]:
     """Users by name, with what they may do."""
-    who.require(Role.COORDINATOR)
+    who.require(OperatorRole.COORDINATOR)
     found = await asyncio.to_thread(AccountEditor(context.url, context.rm).read)
     return [UserForm.of_user(user) for user in found.users.values()]
 
@@ -342,7 +342,7 @@ async def revoke_topic(who: Asker, context: Context, form: TopicPlaceForm) -> Li
 @router.get("/vhosts", tags=["users"])
 async def list_vhosts(who: Asker, context: Context) -> list[VhostForm]:
     """Virtual hosts by name."""
-    who.require(Role.VIEWER)
+    who.require(OperatorRole.VIEWER)
     found = await asyncio.to_thread(AccountEditor(context.url, context.rm).read)
     return [VhostForm(name=name) for name in sorted(found.vhosts)]
 

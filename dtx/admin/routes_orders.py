@@ -17,13 +17,13 @@ from dtx.admin.api_context import ApiContext, Asker, Context, Vhost
 from dtx.admin.identity import Identity
 from dtx.admin.problems import Problem, as_problem
 from dtx.admin.routes_read import client_of, wanted_of, xid_of
-from dtx.auth.roles import Role
+from dtx.auth.roles import OperatorRole
 from dtx.config.rules import Policy
 from dtx.log import reader
 from dtx.log.pages import InDoubt, branch_page
 from dtx.log.reader import AgedBranch
 from dtx.log.records import Redirect
-from dtx.manager.operators import Action, Order
+from dtx.manager.operators import OperatorAction, Order
 from dtx.manager.policies import Policies
 from dtx.xa.codes import ReplyCode, XaError
 
@@ -40,7 +40,7 @@ async def discard(
     who: Asker, context: Context, xid: str, form: forms.DiscardForm, vhost: Vhost = "/"
 ) -> forms.DoneForm:
     """Give up messages that phase two is stuck with. What is left goes on with the next commit, rollback or retry."""
-    order = _order(who, Action.DISCARD, xid, vhost, form, positions=tuple(form.positions))
+    order = _order(who, OperatorAction.DISCARD, xid, vhost, form, positions=tuple(form.positions))
     return await _carry_out(context, who, order, form)
 
 
@@ -55,7 +55,7 @@ async def redirect(
         routing_key=form.routing_key.encode(),
         queue=None if form.queue is None else form.queue.encode(),
     )
-    return await _carry_out(context, who, _order(who, Action.REDIRECT, xid, vhost, form, redirect=to), form)
+    return await _carry_out(context, who, _order(who, OperatorAction.REDIRECT, xid, vhost, form, redirect=to), form)
 
 
 @router.post("/branches/{xid}/{action}", tags=["orders"])
@@ -68,12 +68,12 @@ async def decide(
     vhost: Vhost = "/",
 ) -> forms.DoneForm:
     """Commit or roll back a prepared branch heuristically, forget a heuristic outcome, or retry what is stuck."""
-    return await _carry_out(context, who, _order(who, Action(action), xid, vhost, form), form)
+    return await _carry_out(context, who, _order(who, OperatorAction(action), xid, vhost, form), form)
 
 
 def _order(
     who: Identity,
-    action: Action,
+    action: OperatorAction,
     xid: str,
     vhost: str,
     form: forms.OrderForm,
@@ -95,7 +95,7 @@ def _order(
 
 async def _carry_out(context: ApiContext, who: Identity, order: Order, form: forms.OrderForm) -> forms.DoneForm:
     async def work() -> tuple[str, forms.DoneForm]:
-        who.require(Role.OPERATOR)
+        who.require(OperatorRole.OPERATOR)
         _, operators = context.require_active()
         if form.dry_run:
             forecast = forms.ForecastForm.of_forecast(await operators.forecast(order))
@@ -116,7 +116,7 @@ async def decide_many(who: Asker, context: Context, form: forms.BulkForm) -> for
     """
 
     async def work() -> tuple[str, forms.BulkAnswer]:
-        who.require(Role.COORDINATOR)
+        who.require(OperatorRole.COORDINATOR)
         context.require_active()
         wanted = wanted_of(form.filter, context.rm)
         order = hashlib.sha256(f"{form.action} {form.filter.model_dump_json()}".encode()).hexdigest()[:16]
@@ -158,7 +158,7 @@ async def _many(
         order = Order(
             vhost=branch.vhost,
             xid=branch.xid,
-            action=Action(form.action),
+            action=OperatorAction(form.action),
             actor=who.name,
             reason=form.reason,
             version=branch.version,
@@ -185,7 +185,7 @@ async def close_connection(
     """End a client's connection (320), as it was. Its branches go the way that they go when a client leaves."""
 
     async def work() -> tuple[str, forms.ConnectionForm]:
-        who.require(Role.OPERATOR)
+        who.require(OperatorRole.OPERATOR)
         client, arrival = client_of(context, number)
         (was,) = await forms.ConnectionForm.of_clients([(client, arrival)])
         context.require_active()[0].disconnect(client, form.reason)
@@ -222,11 +222,11 @@ def police(context: ApiContext, policies: Sequence[Policy], alert_after: float) 
     assert active is not None, "policies are for the active dtx"
 
     async def decide(policy: Policy, found: AgedBranch) -> str:
-        who = Identity(name=f"{ACTOR}{policy.name}", role=Role.OPERATOR, address="")
+        who = Identity(name=f"{ACTOR}{policy.name}", role=OperatorRole.OPERATOR, address="")
         order = Order(
             vhost=found.vhost,
             xid=found.xid,
-            action=Action(policy.action),
+            action=OperatorAction(policy.action),
             actor=who.name,
             reason=f"policy {policy.name}: prepared for {found.age:.0f} s, limit {policy.after:.0f} s",
             version=found.version,

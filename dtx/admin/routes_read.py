@@ -36,7 +36,7 @@ from dtx.admin.identity import Identity
 from dtx.admin.message_properties import decode_properties
 from dtx.admin.problems import Problem
 from dtx.admin.safe_text import exact_name
-from dtx.auth.roles import Role
+from dtx.auth.roles import OperatorRole
 from dtx.log import pages
 from dtx.log.pages import (
     BRANCH_CURSORS,
@@ -113,7 +113,7 @@ class BranchQuery(FilterForm):
 @router.get("/branches", tags=["branches"])
 async def list_branches(who: Asker, context: Context, query: Annotated[BranchQuery, Query()]) -> forms.Page:
     """Branches that have voted and are not completed, by the time of their start or as *sort* says."""
-    who.require(Role.VIEWER)
+    who.require(OperatorRole.VIEWER)
     wanted = wanted_of(query, context.rm)
     by, descending, limit = query.sort, query.descending, query.limit
     try:
@@ -140,7 +140,7 @@ async def show_branch(
     cursor: MessageCursor = None,
 ) -> forms.DetailForm:
     """One branch with its journal and its messages, a page of them."""
-    who.require(Role.VIEWER)
+    who.require(OperatorRole.VIEWER)
     wanted = xid_of(xid)
     messages = Messages(after=-1 if cursor is None else cursor, limit=limit, bodies=False)
 
@@ -169,7 +169,7 @@ async def message_contents(
     wanted = xid_of(xid)
 
     async def work() -> tuple[str, forms.Contents]:
-        who.require(Role.OPERATOR)
+        who.require(OperatorRole.OPERATOR)
         # A number that no message can have is that of none; of the others, that one alone is read.
         only = Messages(after=position - 1, limit=1) if 0 <= position <= LAST_POSITION else Messages(limit=0)
         found = await context.read(lambda log: log.show(wanted, vhost=vhost, rm=context.rm, messages=only))
@@ -186,7 +186,7 @@ async def message_contents(
 @router.get("/status", tags=["service"])
 async def show_status(who: Asker, context: Context) -> forms.StatusForm:
     """How dtx is: branches by state and age, lanes, leases, memory."""
-    who.require(Role.VIEWER)
+    who.require(OperatorRole.VIEWER)
     return await status(context)
 
 
@@ -238,7 +238,7 @@ async def export_branch(
         return Export(log, context.rm, vhost, wanted, archived=archived, positions=position)
 
     async def work() -> tuple[str, int]:
-        who.require(Role.OPERATOR)
+        who.require(OperatorRole.OPERATOR)
         found = await context.read(export)
         if not found.branches:
             where = "the archive has nothing of" if archived else "unknown xid"
@@ -318,7 +318,7 @@ async def show_journal(
     who: Asker, context: Context, query: Annotated[forms.JournalQuery, Query()]
 ) -> forms.JournalPage:
     """What the journal has, about an xid for example; the oldest line first, unless it is asked for otherwise."""
-    who.require(Role.VIEWER)
+    who.require(OperatorRole.VIEWER)
     asked = _asked(context.rm, query, tuple(query.event))
     return await journal_page(context, asked, cursor=query.cursor, limit=query.limit, latest_first=query.latest_first)
 
@@ -328,7 +328,7 @@ async def show_transaction(
     who: Asker, context: Context, gtrid: str, query: Annotated[forms.PastQuery, Query()]
 ) -> forms.JournalPage:
     """What the journal has about all branches of one global transaction; *gtrid* in hexadecimal."""
-    who.require(Role.VIEWER)
+    who.require(OperatorRole.VIEWER)
     asked = _asked(context.rm, forms.XidQuery(gtrid=gtrid, **query.model_dump()))
     return await journal_page(context, asked, cursor=query.cursor, limit=query.limit, latest_first=False)
 
@@ -338,7 +338,7 @@ async def list_outcomes(
     who: Asker, context: Context, query: Annotated[forms.OutcomeQuery, Query()]
 ) -> forms.JournalPage:
     """How branches ended, latest first: the outcome memory."""
-    who.require(Role.VIEWER)
+    who.require(OperatorRole.VIEWER)
     strange = set(query.event) - set(pages.OUTCOMES)
     if strange:
         raise Problem(HTTPStatus.BAD_REQUEST, f"{min(strange)} ends no branch: /api/journal has it")
@@ -349,7 +349,7 @@ async def list_outcomes(
 @router.get("/archive", tags=["archive"])
 async def list_archive(who: Asker, context: Context, query: Annotated[forms.XidQuery, Query()]) -> forms.ArchivePage:
     """Messages that nobody got, of branches that were forgotten; what came last first."""
-    who.require(Role.VIEWER)
+    who.require(OperatorRole.VIEWER)
     asked, after, limit = _asked(context.rm, query), _cursor_of(query.cursor), query.limit
     found = await context.read(lambda log: pages.archive_page(log, asked, after=after, limit=limit + 1))
     shown, last = page_of(found, limit)
@@ -373,7 +373,7 @@ async def archived_contents(
     """The same, written to the trail as *action*."""
 
     async def work() -> tuple[str, forms.ArchivedContents]:
-        who.require(Role.OPERATOR)
+        who.require(OperatorRole.OPERATOR)
         kept = await context.read(lambda log: pages.message_of_archive(log, context.rm, branch, position))
         if kept is None:
             raise Problem(HTTPStatus.NOT_FOUND, f"the archive has no message {position} of branch {branch}")
@@ -385,7 +385,7 @@ async def archived_contents(
 @router.get("/audit", tags=["operators"])
 async def show_audit(who: Asker, context: Context, query: Annotated[forms.AuditQuery, Query()]) -> forms.AuditPage:
     """Who did what, and why: the latest first."""
-    who.require(Role.COORDINATOR)
+    who.require(OperatorRole.COORDINATOR)
     found = await asyncio.to_thread(
         lambda: context.trail.trail(
             before=query.cursor,
@@ -412,7 +412,7 @@ async def list_connections(
     who: Asker, context: Context, user: Of = None, vhost: Of = None, cursor: int = 0, limit: Limit = 100
 ) -> forms.ConnectionPage:
     """Clients that are connected."""
-    who.require(Role.VIEWER)
+    who.require(OperatorRole.VIEWER)
     active, _ = context.require_active()
     later = ((client, arrival) for client, arrival in _clients(active, user, vhost) if client.id > cursor)
     found = nsmallest(limit + 1, later, key=lambda pair: pair[0].id)
@@ -426,7 +426,7 @@ async def list_connections(
 @router.get("/connections/{number}", tags=["clients"])
 async def show_connection(who: Asker, context: Context, number: int) -> forms.ClientForm:
     """One connection with its channels, and the branches that they work for."""
-    who.require(Role.VIEWER)
+    who.require(OperatorRole.VIEWER)
     client, arrival = client_of(context, number)
     return await forms.ClientForm.of_client(client, arrival)
 
@@ -455,7 +455,7 @@ async def list_associations(
     limit: Limit = 100,
 ) -> forms.AssociationPage:
     """Branches that have not voted: nobody but this dtx knows them."""
-    who.require(Role.VIEWER)
+    who.require(OperatorRole.VIEWER)
     active, _ = context.require_active()
 
     def wanted(entry: BranchRuntime) -> bool:
@@ -500,7 +500,7 @@ async def list_scans(
     limit: Limit = 100,
 ) -> forms.ScanPage:
     """Recovery scans that are open: some transaction managers never end theirs."""
-    who.require(Role.VIEWER)
+    who.require(OperatorRole.VIEWER)
     active, _ = context.require_active()
     connection, _, channel = cursor.partition("-")
     after = int(connection), int(channel)

@@ -31,7 +31,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert
 
-from dtx.auth.roles import Role
+from dtx.auth.roles import OperatorRole
 from dtx.db.columns import metadata, moment, octets, one_of, prose, word
 from dtx.db.connections import Dsn, LogError, explained, timed_engine
 
@@ -51,7 +51,7 @@ token: Final = Table(
     moment("expires_at", nullable=True),
     PrimaryKeyConstraint("rm", "name", name="token_pkey"),
     CheckConstraint("octet_length(name) BETWEEN 1 AND 64", name="token_name_check"),
-    CheckConstraint(one_of("role", Role), name="token_role_check"),
+    CheckConstraint(one_of("role", OperatorRole), name="token_role_check"),
     CheckConstraint("octet_length(hash) = 32", name="token_hash_check"),
     Index("token_hash_idx", "hash", unique=True),
 )
@@ -90,7 +90,7 @@ class Token:
     """
 
     name: str
-    role: Role
+    role: OperatorRole
     made_by: str
     made_at: float
     expires_at: float | None
@@ -141,7 +141,7 @@ class OperatorLog:
 
     # -- tokens
 
-    def make_token(self, name: str, role: Role, made_by: str, *, seconds: float | None = None) -> str:
+    def make_token(self, name: str, role: OperatorRole, made_by: str, *, seconds: float | None = None) -> str:
         """A new token; its text is told once and kept nowhere.
 
         Args:
@@ -271,7 +271,7 @@ _TOKENS: Final = select(token.c.name, token.c.role, token.c.made_by, token.c.mad
 
 def _token(row: Any) -> Token:
     name, role, made_by, made_at, expires_at = row
-    return Token(name=name, role=Role(role), made_by=made_by, made_at=made_at, expires_at=expires_at)
+    return Token(name=name, role=OperatorRole(role), made_by=made_by, made_at=made_at, expires_at=expires_at)
 
 
 def _hash(secret: str) -> bytes:

@@ -4,7 +4,7 @@ from enum import StrEnum
 from typing import Final
 
 
-class Role(StrEnum):
+class OperatorRole(StrEnum):
     """What somebody may do; each may do what those before it may."""
 
     VIEWER = "viewer"
@@ -14,9 +14,9 @@ class Role(StrEnum):
     COORDINATOR = "coordinator"
     """Decide about many at once; make users, virtual hosts and tokens; read the trail."""
 
-    def includes(self, other: "Role") -> bool:
+    def includes(self, other: "OperatorRole") -> bool:
         """Whether who has this role may do what *other* may."""
-        return [*Role].index(self) >= [*Role].index(other)
+        return [*OperatorRole].index(self) >= [*OperatorRole].index(other)
 
 
 class Tag(StrEnum):
@@ -29,9 +29,9 @@ class Tag(StrEnum):
 
 
 TAGS: Final = {
-    Tag.MONITORING: (Role.VIEWER, "look at branches by the operators' API and its pages"),
-    Tag.OPERATOR: (Role.OPERATOR, "look, and decide about a branch"),
-    Tag.ADMINISTRATOR: (Role.COORDINATOR, "look, decide about many, make users and tokens, read the trail"),
+    Tag.MONITORING: (OperatorRole.VIEWER, "look at branches by the operators' API and its pages"),
+    Tag.OPERATOR: (OperatorRole.OPERATOR, "look, and decide about a branch"),
+    Tag.ADMINISTRATOR: (OperatorRole.COORDINATOR, "look, decide about many, make users and tokens, read the trail"),
     Tag.IMPERSONATOR: (None, "publish messages with the user-id of another user"),
 }
 """As what each lets a user in at the operators' API, the lowest role first; and what it permits."""

@@ -49,7 +49,7 @@ The token for an API is the first of:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
+class ApiAccess:
     """What the user said about the API.
 
     Args:
@@ -99,7 +99,7 @@ def with_access(function: _Function) -> _Function:
         if api is not None and not api.startswith(("http://", "https://")):
             raise click.BadParameter("an address begins with http:// or https://", param_hint="--api")
         base = None if api is None else api.rstrip("/")
-        return function(*args, access=Access(api=base, ca=api_ca, token_file=token_file), **kwargs)
+        return function(*args, access=ApiAccess(api=base, ca=api_ca, token_file=token_file), **kwargs)
 
     path = click.Path(path_type=Path, dir_okay=False)
     command: _Function = with_options(
@@ -115,7 +115,7 @@ def with_access(function: _Function) -> _Function:
 
 
 @contextmanager
-def reach(settings: Settings, access: Access, *, orders: bool, make: bool = False) -> Iterator[Api]:
+def reach(settings: Settings, access: ApiAccess, *, orders: bool, make: bool = False) -> Iterator[Api]:
     """The API to ask.
 
     Args:
@@ -145,9 +145,9 @@ def reach(settings: Settings, access: Access, *, orders: bool, make: bool = Fals
             )
             yield stack.enter_context(remote)
             return
-        from dtx.cli.local_api import Local
+        from dtx.cli.local_api import LocalApi
 
-        yield stack.enter_context(Local(settings, url))
+        yield stack.enter_context(LocalApi(settings, url))
 
 
 def _make_tables(url: str) -> None:
@@ -182,7 +182,7 @@ def _holder(settings: Settings, url: str) -> str | None:
     )
 
 
-def _token(settings: Settings, access: Access, stack: ExitStack) -> str:
+def _token(settings: Settings, access: ApiAccess, stack: ExitStack) -> str:
     """For an API that was named: the database may be out of reach."""
     given = access.given_token()
     if given is not None:
@@ -207,11 +207,11 @@ def _token(settings: Settings, access: Access, stack: ExitStack) -> str:
 def _lent(settings: Settings, url: str, stack: ExitStack) -> str:
     """A token for the moment, made in the database."""
     from dtx.auth.operators import OperatorLog
-    from dtx.auth.roles import Role
+    from dtx.auth.roles import OperatorRole
 
     log = OperatorLog(url, settings.rm)
     name = f"{user_name()[:40]} at the command line {secrets.token_hex(4)}"
-    made = log.make_token(name, Role.COORDINATOR, user_name(), seconds=_TOKEN_SECONDS)
+    made = log.make_token(name, OperatorRole.COORDINATOR, user_name(), seconds=_TOKEN_SECONDS)
     stack.callback(_revoke, log, name)
     return made
 

@@ -13,8 +13,8 @@ from urllib.parse import quote
 import click
 
 from dtx.admin.safe_text import safe
-from dtx.auth.roles import TAGS, Role, Tag
-from dtx.cli.access import HOW, Access, reach, with_access
+from dtx.auth.roles import TAGS, OperatorRole, Tag
+from dtx.cli.access import HOW, ApiAccess, reach, with_access
 from dtx.cli.api_client import Api
 from dtx.cli.errors import CommandError, Exit
 from dtx.cli.options import ADMIN_SETTINGS, DATABASE_SETTINGS, SettingsCommand, duration, with_options, with_settings
@@ -133,7 +133,7 @@ class _Subcommands(click.Group):
 
 
 @contextmanager
-def _reached(settings: Settings, access: Access, *, change: bool = True) -> Iterator[Api]:
+def _reached(settings: Settings, access: ApiAccess, *, change: bool = True) -> Iterator[Api]:
     """Whom such a command asks. Unlike branches these tables need no lease, where no dtx has it.
 
     Args:
@@ -159,7 +159,7 @@ def _changing(
 
     def decorate(function: Callable[..., None]) -> click.Command:
         @wraps(function)
-        def run(settings: Settings, reason: str, access: Access, **given: Any) -> int:
+        def run(settings: Settings, reason: str, access: ApiAccess, **given: Any) -> int:
             def change(path: str, **body: object) -> Any:
                 with _reached(settings, access) as api:
                     return api.post(path, body | {"reason": reason})
@@ -180,7 +180,7 @@ def _listing(
 
     def decorate(show: Callable[[list[dict[str, Any]]], None]) -> click.Command:
         @wraps(show)
-        def run(settings: Settings, as_json: bool, access: Access) -> int:
+        def run(settings: Settings, as_json: bool, access: ApiAccess) -> int:
             with _reached(settings, access, change=False) as api:
                 found = api.get(path)
             show_list(found, show, empty, as_json=as_json)
@@ -389,7 +389,7 @@ def token() -> None:
     token,
     "add",
     _name,
-    click.option("--role", type=click.Choice([*map(str, Role)]), required=True, help="What it permits."),
+    click.option("--role", type=click.Choice([*map(str, OperatorRole)]), required=True, help="What it permits."),
     click.option("--expires", callback=duration, metavar="DURATION", help="After this it permits nothing."),
 )
 def add_token(change: Any, name: str, role: str, expires: float | None) -> None:
@@ -409,7 +409,7 @@ def list_tokens(found: list[dict[str, Any]]) -> None:
 @_api
 @_name
 @_reason
-def remove_token(settings: Settings, name: str, reason: str, access: Access) -> int:
+def remove_token(settings: Settings, name: str, reason: str, access: ApiAccess) -> int:
     """Revoke a token: from now on it permits nothing."""
     with _reached(settings, access) as api:
         api.delete(f"/api/tokens/{quote(name, safe='')}", reason=reason)

@@ -21,7 +21,7 @@ _COUNT: Final = "x-dtx-messages"
 HEADERS: Final = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 
-class Refused(CommandError):
+class RequestRefused(CommandError):
     """The API does not do what it was asked for.
 
     Args:
@@ -35,7 +35,7 @@ class Refused(CommandError):
 
 
 class Api(ABC):
-    """An API that can be asked. Use as a context manager. Every question raises ``Refused`` where the API says no."""
+    """An API. Use as a context manager. Each request raises ``RequestRefused`` if the API refuses it."""
 
     away: str | None = None
     """Why the broker cannot be used, within :meth:`orders` of an API in this process."""
@@ -171,14 +171,14 @@ def encoded(body: object) -> bytes | None:
 
 
 def accept(response: "httpx.Response") -> None:
-    """Raise ``Refused`` in the words of the problem, unless all is well."""
+    """Raise ``RequestRefused`` in the words of the problem, unless all is well."""
     if response.is_success:
         return
     try:
         sentence = str(json.loads(response.read())["detail"])
     except (ValueError, KeyError, TypeError):
         sentence = f"the API answered {response.status_code} {response.reason_phrase}"
-    raise Refused(response.status_code, sentence)
+    raise RequestRefused(response.status_code, sentence)
 
 
 def parsed(response: "httpx.Response") -> Any:

@@ -6,7 +6,7 @@ from typing import Any, Final
 import click
 
 from dtx.admin.safe_text import safe
-from dtx.cli.access import HOW, Access, reach, with_access
+from dtx.cli.access import HOW, ApiAccess, reach, with_access
 from dtx.cli.errors import Exit
 from dtx.cli.options import DATABASE_SETTINGS, SettingsCommand, with_settings
 from dtx.cli.output import show_list, show_table
@@ -48,7 +48,7 @@ def audit(
     action: str | None,
     about: str | None,
     as_json: bool,
-    access: Access,
+    access: ApiAccess,
 ) -> int:
     """List who did what and why, the latest first."""
     wanted = {"actor": actor, "action": action, "subject": about}

@@ -16,15 +16,15 @@ from rich.text import Text
 from dtx.admin.branch_filter import FilterForm
 from dtx.admin.message_properties import decode_properties
 from dtx.admin.safe_text import exact_name, human_duration, human_size, iso_time, json_line, name_text, preview, safe
-from dtx.cli.access import HOW, Access, reach, with_access
+from dtx.cli.access import HOW, ApiAccess, reach, with_access
 from dtx.cli.database import database_at_hand
 from dtx.cli.errors import CommandError, Exit
 from dtx.cli.options import ABOUT_FILTER, DATABASE_SETTINGS, SettingsCommand, with_filter, with_settings
 from dtx.cli.output import print_lines, show_table
 from dtx.config import Settings
 from dtx.log.pages import InDoubt, JournalRow, history, in_doubt, totals
-from dtx.log.reader import Decision, Detail, LogReader
-from dtx.log.records import BranchRecord, JournalEntry, Unit, Work, WorkKind
+from dtx.log.reader import Detail, LoggedDecision, LogReader
+from dtx.log.records import BranchRecord, JournalEntry, Unit, WorkKind, WorkRow
 from dtx.xa.codes import XaError
 from dtx.xa.xid import Xid
 
@@ -58,7 +58,7 @@ An empty list is no error. Without --api the list is read from the database, whe
 @with_filter
 @click.option("--limit", type=click.IntRange(min=1), metavar="NUMBER", help="At most so many, the oldest first.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
-def branches(settings: Settings, wanted: dict[str, Any], access: Access, limit: int | None, as_json: bool) -> int:
+def branches(settings: Settings, wanted: dict[str, Any], access: ApiAccess, limit: int | None, as_json: bool) -> int:
     """List the branches whose outcome is open, the oldest first."""
     if access.api is not None:
         _list_from_api(settings, access, wanted, limit, as_json=as_json)
@@ -88,7 +88,7 @@ def _list_from_database(settings: Settings, wanted: dict[str, Any], limit: int |
 
 
 def _list_from_api(
-    settings: Settings, access: Access, wanted: dict[str, Any], limit: int | None, *, as_json: bool
+    settings: Settings, access: ApiAccess, wanted: dict[str, Any], limit: int | None, *, as_json: bool
 ) -> None:
     with reach(settings, access, orders=False) as api:
         found = islice(map(listed_value, api.pages("/api/branches", "branches", **wanted, limit=_PAGE)), limit)
@@ -259,7 +259,7 @@ def _show_history(entries: list[JournalEntry]) -> None:
     show_table(columns, rows, numbers=("messages", "bytes"))
 
 
-def _show_work(work: tuple[Work, ...], limit: int, length: int) -> None:
+def _show_work(work: tuple[WorkRow, ...], limit: int, length: int) -> None:
     rows = (
         [
             str(item.position),
@@ -275,7 +275,7 @@ def _show_work(work: tuple[Work, ...], limit: int, length: int) -> None:
         click.echo(f"{len(work) - limit} more messages: --messages {len(work)} or --json shows them")
 
 
-def _where(work: Work) -> str:
+def _where(work: WorkRow) -> str:
     source = f"exchange {name_text(work.exchange) or '(default)'} key {name_text(work.routing_key)}"
     if work.kind is WorkKind.PUBLISH:
         into = "" if work.queue is None else f" into queue {name_text(work.queue)}"
@@ -372,7 +372,7 @@ def line_value(line: JournalRow) -> dict[str, object]:
     return {"branch": str(value.pop("branch_id"))} | value | times
 
 
-def _decision_value(decision: Decision) -> dict[str, object]:
+def _decision_value(decision: LoggedDecision) -> dict[str, object]:
     return {
         "outcome": str(decision.outcome),
         "actor": decision.actor,
@@ -392,7 +392,7 @@ def _unit_value(unit: Unit) -> dict[str, object]:
     }
 
 
-def message_value(work: Work, size: int, preview_length: int) -> dict[str, object]:
+def message_value(work: WorkRow, size: int, preview_length: int) -> dict[str, object]:
     """One message as a JSON object.
 
     Args:

@@ -12,7 +12,7 @@ from typing import IO, Any, Final, Protocol
 
 import click
 
-from dtx.cli.access import HOW, Access, reach, with_access
+from dtx.cli.access import HOW, ApiAccess, reach, with_access
 from dtx.cli.errors import CommandError, Exit
 from dtx.cli.options import DATABASE_SETTINGS, SettingsCommand, with_settings, with_xid
 from dtx.config import Settings
@@ -21,7 +21,7 @@ _MOST_HEAD: Final = 64 * 1024 * 1024
 """Octets of what comes before a body: headers of a message may be as large as a frame, and larger in JSON."""
 
 
-class Writer(Protocol):
+class ExportWriter(Protocol):
     """Keeps messages, one after the other."""
 
     def begin(self, head: dict[str, Any]) -> None:
@@ -44,7 +44,7 @@ class Unframer:
         writer: gets them.
     """
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: ExportWriter) -> None:
         self._writer = writer
         self._head = bytearray()
         self._left = 0
@@ -95,7 +95,7 @@ class Unframer:
             self._writer.abandon()
 
 
-class Lines:
+class ExportLines:
     """One JSON object a line, the body in base64.
 
     Args:
@@ -136,7 +136,7 @@ class Lines:
             raise _unwritable("stdout", error) from None
 
 
-class Files:
+class ExportFiles:
     """``NUMBER.json`` and ``NUMBER.body`` for each; durable when the next one begins, readable by nobody else.
 
     No name in it is one that a client chose.
@@ -257,11 +257,11 @@ def export(
     to: Path | None,
     positions: tuple[int, ...],
     archived: bool,
-    access: Access,
+    access: ApiAccess,
 ) -> int:
     """Write the messages of a branch to files or to stdout, with properties and bodies. It decides nothing."""
     with reach(settings, access, orders=False) as api:
-        writer: Writer = Lines(sys.stdout.buffer) if to is None else Files(to)
+        writer: ExportWriter = ExportLines(sys.stdout.buffer) if to is None else ExportFiles(to)
         stream = Unframer(writer)
         try:
             expected = api.export(xid, stream.feed, vhost=vhost, archived=archived, positions=positions)

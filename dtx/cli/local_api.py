@@ -18,8 +18,8 @@ from dtx.admin.identity import Gate, Identity
 from dtx.admin.problems import Problem, as_problem
 from dtx.admin.routes_read import COUNT, Positions, export_branch
 from dtx.auth.operators import OperatorLog
-from dtx.auth.roles import Role
-from dtx.cli.api_client import HEADERS, Api, Refused, encoded, parsed, user_name
+from dtx.auth.roles import OperatorRole
+from dtx.cli.api_client import HEADERS, Api, RequestRefused, encoded, parsed, user_name
 from dtx.cli.errors import CommandError, Exit
 from dtx.config import Settings
 from dtx.log.api import LeaseHeld, LogError
@@ -38,10 +38,10 @@ class _AtTheTerminal(Gate):
 
     async def identify(self, request: "Request | None" = None) -> Identity:  # noqa: ARG002
         """Whoever sits there."""
-        return Identity(name=user_name(), role=Role.COORDINATOR, address="command line")
+        return Identity(name=user_name(), role=OperatorRole.COORDINATOR, address="command line")
 
 
-class Local(Api):
+class LocalApi(Api):
     """Answers as the API of a dtx does.
 
     Args:
@@ -86,7 +86,7 @@ class Local(Api):
         Raises:
             CommandError: another dtx has the lease, or the tables are not those of this dtx.
         """
-        from dtx.server.alone import alone
+        from dtx.server.offline_orders import alone
 
         self.require_tables()
         stack = AsyncExitStack()
@@ -131,10 +131,12 @@ class Local(Api):
             who = await self._gate.identify()
             response = await export_branch(who, self._context, xid, vhost, archived, positions)
         except ValidationError as error:
-            raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, f"query.position: {error.errors()[0]['msg']}") from None
+            raise RequestRefused(
+                HTTPStatus.UNPROCESSABLE_ENTITY, f"query.position: {error.errors()[0]['msg']}"
+            ) from None
         except (Problem, XaError, LogError) as error:
             problem = as_problem(error)
-            raise Refused(problem.status, problem.detail) from None
+            raise RequestRefused(problem.status, problem.detail) from None
         async for piece in cast("AsyncIterable[bytes]", response.body_iterator):
             sink(piece)
         return int(response.headers[COUNT])

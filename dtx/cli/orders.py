@@ -14,8 +14,8 @@ from typing import Any, Final, Self, TypeVar
 import click
 
 from dtx.admin.safe_text import json_line, safe
-from dtx.cli.access import HOW, Access, reach, with_access
-from dtx.cli.api_client import Api, Refused, branch_path
+from dtx.cli.access import HOW, ApiAccess, reach, with_access
+from dtx.cli.api_client import Api, RequestRefused, branch_path
 from dtx.cli.errors import EXIT_CODES, CommandError, Exit
 from dtx.cli.options import (
     ABOUT_FILTER,
@@ -181,7 +181,7 @@ def _command(action: str, *parameters: Callable[[Any], Any]) -> click.Command:
         settings: Settings,
         xid: str,
         vhost: str,
-        access: Access,
+        access: ApiAccess,
         version: int | None,
         reason: str | None,
         dry_run: bool,
@@ -240,7 +240,7 @@ def _carry_out(
 ) -> dict[str, Any]:
     try:
         done: dict[str, Any] = api.post(branch_path(xid, action), order, vhost=vhost)
-    except Refused as error:
+    except RequestRefused as error:
         if api.away is None or error.status != HTTPStatus.SERVICE_UNAVAILABLE:
             raise
         branch = api.get(branch_path(xid), vhost=vhost)["branch"]
@@ -307,7 +307,7 @@ def bulk(
     settings: Settings,
     action: str,
     wanted: dict[str, Any],
-    access: Access,
+    access: ApiAccess,
     reason: str | None,
     dry_run: bool,
     yes: bool,
@@ -364,7 +364,7 @@ class Meant:
         return cls(listed["id"], listed["xid"], listed["vhost"], listed["version"])
 
 
-class Round:
+class BulkRound:
     """Some branches, which are decided together.
 
     Args:
@@ -404,7 +404,7 @@ class Round:
         while self._branches:
             try:
                 yield from self._post(dry_run=False, confirm=self._confirm)["results"]
-            except Refused as error:
+            except RequestRefused as error:
                 if error.status != HTTPStatus.PRECONDITION_FAILED:
                     yield from self._not_done(self._branches, error.sentence)
                     return
@@ -425,13 +425,15 @@ class Round:
             yield {"xid": branch.xid, "vhost": branch.vhost, "answer": why, "done": False}
 
 
-def _rounds(api: Api, action: str, wanted: dict[str, Any], why: str) -> list[Round]:
+def _rounds(api: Api, action: str, wanted: dict[str, Any], why: str) -> list[BulkRound]:
     found: list[Meant] = []
     with _progress("looking", None) as advance:
         for branch in api.pages("/api/branches", "branches", **wanted, limit=_PAGE):
             found.append(Meant.of(branch))
             advance(1)
-    return [Round(api, action, wanted, why, found[start : start + _ROUND]) for start in range(0, len(found), _ROUND)]
+    return [
+        BulkRound(api, action, wanted, why, found[start : start + _ROUND]) for start in range(0, len(found), _ROUND)
+    ]
 
 
 @contextmanager

@@ -363,7 +363,7 @@ def generate(directory: str, transactions: int, anomalies: int, seed: int, spark
     from dtx.pipeline.session import open_session
 
     try:
-        plan = fleets.Plan(transactions=transactions, anomalies=anomalies, seed=seed)
+        plan = fleets.FleetPlan(transactions=transactions, anomalies=anomalies, seed=seed)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     with open_session(spark) as session, Progress(session, "generate"):

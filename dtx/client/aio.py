@@ -37,7 +37,7 @@ from dtx.client.errors import (
     XAException,
     raised_by_reply_code,
 )
-from dtx.client.pika_methods import METHODS, Method
+from dtx.client.pika_methods import METHODS, DtxMethod
 from dtx.wire.amqp09.errors import WireError
 
 AnyChannel = aio_pika.abc.AbstractChannel | aiormq.abc.AbstractChannel
@@ -52,9 +52,9 @@ _LOST: Final = (AMQPError, ConnectionError, PAMQPException, RuntimeError)
 class DtxFrame(Frame):
     """A method of the dtx classes as pamqp knows methods: it carries the method as :mod:`dtx.wire` has it."""
 
-    method_class: ClassVar[type[Method]]
+    method_class: ClassVar[type[DtxMethod]]
 
-    def __init__(self, method: Method | None = None) -> None:
+    def __init__(self, method: DtxMethod | None = None) -> None:
         self.method = self.method_class() if method is None else method
 
     def marshal(self) -> bytes:
@@ -73,7 +73,7 @@ class DtxFrame(Frame):
             raise ValueError(str(error)) from error
 
 
-def _frame_class(method: type[Method]) -> type[DtxFrame]:
+def _frame_class(method: type[DtxMethod]) -> type[DtxFrame]:
     waits = bool(method.synchronous)
     kind: type[DtxFrame] = type(
         method.__name__,
@@ -90,7 +90,7 @@ def _frame_class(method: type[Method]) -> type[DtxFrame]:
     return kind
 
 
-_FRAMES: Final[dict[type[Method], type[DtxFrame]]] = {method: _frame_class(method) for method in METHODS.values()}
+_FRAMES: Final[dict[type[DtxMethod], type[DtxFrame]]] = {method: _frame_class(method) for method in METHODS.values()}
 
 
 def register() -> None:

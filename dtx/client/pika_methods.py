@@ -20,7 +20,7 @@ from dtx.xa.xid import Xid
 _DEFAULTS: Final = {"H": 0, "I": 0, "bit": False, "long": b""}
 
 
-class Method(amqp_object.Method):  # type: ignore[misc]  # pika has no types
+class DtxMethod(amqp_object.Method):  # type: ignore[misc]  # pika has no types
     """Takes its arguments in the order of the XML or by name; without them, they are 0, false or empty."""
 
     INDEX: int
@@ -57,7 +57,7 @@ class Method(amqp_object.Method):  # type: ignore[misc]  # pika has no types
         return self
 
 
-class _RecoverOk(Method):
+class _RecoverOk(DtxMethod):
     """A batch of a recovery scan; an empty one is its end. ``xids`` are wire forms."""
 
     xids: list[bytes]
@@ -66,11 +66,11 @@ class _RecoverOk(Method):
         super().__init__(list(xids))
 
     def encode(self) -> list[bytes]:
-        """See :class:`Method`."""
+        """See :class:`DtxMethod`."""
         return [self._pack(0, write_xids(self.xids))[11:-1]]
 
     def decode(self, encoded: bytes, offset: int = 0) -> Self:
-        """See :class:`Method`."""
+        """See :class:`DtxMethod`."""
         (table,) = self._unpack(bytes(4) + encoded[offset:])
         self.xids = read_xids(table)
         return self
@@ -88,7 +88,7 @@ def _camel(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("-"))
 
 
-def _made(row: type[codec.Method]) -> type[Method]:
+def _made(row: type[codec.Method]) -> type[DtxMethod]:
     """The class of a row."""
     group, name = map(_camel, row.NAME.split("."))
     wire = [("ticket" if field == TICKET else field, "long" if kind == "xid" else kind) for field, kind in row.WIRE]
@@ -99,7 +99,7 @@ def _made(row: type[codec.Method]) -> type[Method]:
     scope = codec.compiled(row.KEY, wire, lambda *values: values, malformed)
     return type(
         name,
-        (_RecoverOk if row is methods.DtxRecoverOk else Method,),
+        (_RecoverOk if row is methods.DtxRecoverOk else DtxMethod,),
         {
             "INDEX": row.KEY,
             "NAME": f"{group}.{name}",
@@ -112,7 +112,7 @@ def _made(row: type[codec.Method]) -> type[Method]:
     )
 
 
-METHODS: Final[dict[int, type[Method]]] = {
+METHODS: Final[dict[int, type[DtxMethod]]] = {
     key: _made(row) for key, row in methods.METHODS.items() if key >> 16 in methods.DTX_CLASSES
 }
 """Every method of both classes by class << 16 | method."""

@@ -39,11 +39,11 @@ from zope.interface import implementer
 
 from dtx.client.calls import FAILURES
 from dtx.client.errors import XAException
-from dtx.client.tm.commitment import Branch, Outcome, Plan, decide, rollback
+from dtx.client.tm.commitment import CommitPlan, EnlistedBranch, Outcome, decide, rollback
 from dtx.client.tm.decisions import Decision
 from dtx.client.tm.errors import RolledBack, TransactionError
 from dtx.client.tm.manager import TransactionManager
-from dtx.client.tm.resources import DtxResource, Session
+from dtx.client.tm.resources import DtxResource, ResourceSession
 from dtx.client.tm.steps import Work, drive
 from dtx.xa.codes import XaFlag
 
@@ -106,13 +106,13 @@ class QueueDataManager:
         self._resource = resource
         self._gtrid = tm.identity.new()
         self._numbers = itertools.count(2)
-        self._branches: list[Branch] = []
+        self._branches: list[EnlistedBranch] = []
         self._ended = False
         self._begun = time.monotonic()
         xid = tm.identity.xid(self._gtrid, resource.name)
         session = resource.started(xid)
-        self._session: Session[BlockingChannel] | None = session
-        self._branches.append(Branch(resource, session, xid))
+        self._session: ResourceSession[BlockingChannel] | None = session
+        self._branches.append(EnlistedBranch(resource, session, xid))
         tm.begun(self._gtrid)
 
     @property
@@ -120,7 +120,7 @@ class QueueDataManager:
         """What the application works with."""
         return self._open_session().handle
 
-    def _open_session(self) -> Session[BlockingChannel]:
+    def _open_session(self) -> ResourceSession[BlockingChannel]:
         if self._session is None:
             raise RolledBack("the transaction is over", gtrid=self._gtrid)
         return self._session
@@ -129,7 +129,7 @@ class QueueDataManager:
         session = self._open_session()
         xid = self._tm.identity.xid(self._gtrid, f"{self._resource.name}/{next(self._numbers)}")
         session.start(xid)
-        self._branches.append(Branch(self._resource, session, xid))
+        self._branches.append(EnlistedBranch(self._resource, session, xid))
         self._ended = False
 
     def _end(self) -> None:
@@ -137,7 +137,7 @@ class QueueDataManager:
             self._ended = True
             self._open_session().end(self._branches[-1].xid)
 
-    def _plan(self, branches: list[Branch]) -> Plan:
+    def _plan(self, branches: list[EnlistedBranch]) -> CommitPlan:
         return self._tm.plan(self._gtrid, branches)
 
     # -- the two phases -----------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ _LEAST: Final = 1.0
 _T = TypeVar("_T")
 
 
-class Resource(StrEnum):
+class QuotaResource(StrEnum):
     """What a quota bounds."""
 
     BRANCHES = "branches"
@@ -30,7 +30,7 @@ class Resource(StrEnum):
     CHANNELS = "channels"
 
 
-QUOTA_LIMITS: Final = " ".join(f"{name}={'SIZE' if name is Resource.BYTES else 'N'}" for name in Resource)
+QUOTA_LIMITS: Final = " ".join(f"{name}={'SIZE' if name is QuotaResource.BYTES else 'N'}" for name in QuotaResource)
 """How limits are written."""
 _QUOTA_FORMAT: Final = f"user=NAME|vhost=NAME {QUOTA_LIMITS}"
 
@@ -118,7 +118,7 @@ class Quota:
     Args:
         scope: ``user`` or ``vhost``.
         name: which one; ``*`` for each that has no quota of its own.
-        limits: by name of :class:`Resource`, those that there are.
+        limits: by name of :class:`QuotaResource`, those that there are.
     """
 
     scope: str
@@ -152,6 +152,6 @@ def _quota(text: str) -> Quota:
         raise ValueError(f"{text.strip()!r} is no quota: {_QUOTA_FORMAT}") from None
     if scope not in {"user", "vhost"} or not name or not limits or len(limits) < len(rest):
         raise ValueError(f"{text.strip()!r} is no quota: {_QUOTA_FORMAT}")
-    if not limits.keys() <= set(Resource):
+    if not limits.keys() <= set(QuotaResource):
         raise ValueError(f"the quota of {scope} {name} is for something unknown: {_QUOTA_FORMAT}")
     return Quota(scope=scope, name=name, limits=tuple(limits.items()))

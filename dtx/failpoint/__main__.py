@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from dtx import failpoint
-from dtx.failpoint.action import Action, Target, reaching
+from dtx.failpoint.action import Action, FailpointTarget, reaching
 from dtx.failpoint.points import Point
 
 
@@ -40,14 +40,14 @@ def main(
         return
     if not words:
         raise click.UsageError("a command of dtx is missing, e.g. -- serve")
-    target: Target | None = None
+    target: FailpointTarget | None = None
     if at is not None:
         if action is None:
             raise click.UsageError("--at needs --do")
         if action == Action.HOLD and hold_file is None:
             raise click.UsageError("--do hold needs --hold-file")
         try:
-            target = Target.read(at, Action(action), hold_file)
+            target = FailpointTarget.read(at, Action(action), hold_file)
         except ValueError as error:
             raise click.UsageError(str(error)) from None
     failpoint.arm(reaching(target, trace))

@@ -28,7 +28,7 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class FailpointTarget:
     """At which failpoint what is done.
 
     Args:
@@ -44,7 +44,7 @@ class Target:
     file: Path | None = None
 
     @classmethod
-    def read(cls, text: str, action: Action, file: Path | None) -> "Target":
+    def read(cls, text: str, action: Action, file: Path | None) -> "FailpointTarget":
         """Read ``name``, ``name#3`` or a point's number.
 
         Raises:
@@ -57,7 +57,7 @@ class Target:
         return cls(point=Point.named(name), number=number, action=action, file=file)
 
 
-def reaching(target: Target | None, trace: Path | None) -> Callable[[Point], None]:
+def reaching(target: FailpointTarget | None, trace: Path | None) -> Callable[[Point], None]:
     """What is called at each point.
 
     Args:
@@ -79,7 +79,7 @@ def reaching(target: Target | None, trace: Path | None) -> Callable[[Point], Non
     return reached
 
 
-def _act(target: Target) -> None:
+def _act(target: FailpointTarget) -> None:
     match target.action:
         case Action.DIE:
             os._exit(DIED)
@@ -98,6 +98,6 @@ def _act(target: Target) -> None:
             assert_never(target.action)
 
 
-def _say(target: Target) -> None:
+def _say(target: FailpointTarget) -> None:
     sys.stderr.write(f"FAILPOINT {target.point.label}\n")
     sys.stderr.flush()

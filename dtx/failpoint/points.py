@@ -121,12 +121,16 @@ class Point(Enum):
 
     # -- start and end of the service
 
-    RESTART_ROW = 301, "dtx.manager.upkeep", "one more branch of the log is known; what needs a decision waits"
-    RESTART_LOADED = 302, "dtx.manager.upkeep", "all branches of the log are known; nothing was decided"
-    RESTART_DECIDE_BEFORE = 303, "dtx.manager.upkeep", "a branch that was half-way is about to be taken up"
-    RESTART_DECIDE_AFTER = 304, "dtx.manager.upkeep", "its fate is known, and the log has it"
-    REREAD_BEFORE = 305, "dtx.manager.durable", "a write failed: what memory says of the branch is worth nothing"
-    REREAD_AFTER = 306, "dtx.manager.durable", "the log was read again"
+    RESTART_ROW = 301, "dtx.manager.maintenance", "one more branch of the log is known; what needs a decision waits"
+    RESTART_LOADED = 302, "dtx.manager.maintenance", "all branches of the log are known; nothing was decided"
+    RESTART_DECIDE_BEFORE = 303, "dtx.manager.maintenance", "a branch that was half-way is about to be taken up"
+    RESTART_DECIDE_AFTER = 304, "dtx.manager.maintenance", "its fate is known, and the log has it"
+    REREAD_BEFORE = (
+        305,
+        "dtx.manager.branch_persistence",
+        "a write failed: the state in memory is not valid any more",
+    )
+    REREAD_AFTER = 306, "dtx.manager.branch_persistence", "the log was read again"
     STORE_OPENED = 307, "dtx.server.standalone.mode", "topology and positions of messages are loaded; no branch is"
     STORE_BEGUN = (
         308,
@@ -204,46 +208,50 @@ class Point(Enum):
         "the first select of a connection; nothing shows that it may act for branches",
     )
     LOCK_AFTER = 502, "dtx.server.alongside.lock", "its lock is there: a successor will wait for it to end"
-    TAKING_BEFORE = 503, "dtx.store.rabbitmq.taking", "nothing of a unit that takes is sent"
+    TAKING_BEFORE = 503, "dtx.store.rabbitmq.consume_channel", "nothing of a unit that takes is sent"
     TAKING_ACKED = (
         504,
-        "dtx.store.rabbitmq.taking",
+        "dtx.store.rabbitmq.consume_channel",
         "its acknowledgements are sent, without receipt and tx.commit: they have no effect",
     )
-    TAKING_RECEIPTED = 505, "dtx.store.rabbitmq.taking", "its receipt is sent too"
+    TAKING_RECEIPTED = 505, "dtx.store.rabbitmq.consume_channel", "its receipt is sent too"
     TAKING_SENT = (
         506,
-        "dtx.store.rabbitmq.taking",
+        "dtx.store.rabbitmq.consume_channel",
         "tx.commit is sent: the broker takes what was consumed, now or never",
     )
-    TAKING_COMMITTED = 507, "dtx.store.rabbitmq.taking", "tx.commit-ok is there: dtx alone has the messages"
+    TAKING_COMMITTED = 507, "dtx.store.rabbitmq.consume_channel", "tx.commit-ok is there: dtx alone has the messages"
     SETTLE_BEFORE = (
         508,
-        "dtx.store.rabbitmq.taking",
+        "dtx.store.rabbitmq.consume_channel",
         "acknowledgements outside of a branch, or what goes back: nothing is sent",
     )
-    SETTLE_SENT = 509, "dtx.store.rabbitmq.taking", "they are sent, with tx.commit"
-    SETTLE_COMMITTED = 510, "dtx.store.rabbitmq.taking", "tx.commit-ok is there: they are settled"
-    UNIT_BEFORE = 511, "dtx.store.rabbitmq.lane", "the log knows the unit of phase two; nothing of it is sent"
+    SETTLE_SENT = 509, "dtx.store.rabbitmq.consume_channel", "they are sent, with tx.commit"
+    SETTLE_COMMITTED = 510, "dtx.store.rabbitmq.consume_channel", "tx.commit-ok is there: they are settled"
+    UNIT_BEFORE = 511, "dtx.store.rabbitmq.phase_two", "the log knows the unit of phase two; nothing of it is sent"
     UNIT_PUBLISHED = (
         512,
-        "dtx.store.rabbitmq.lane",
+        "dtx.store.rabbitmq.phase_two",
         "its messages are sent, without receipt and tx.commit: nobody sees them",
     )
-    UNIT_RECEIPTED = 513, "dtx.store.rabbitmq.lane", "its receipt is sent too"
-    UNIT_SENT = 514, "dtx.store.rabbitmq.lane", "tx.commit is sent: the messages come in, now or never"
-    UNIT_COMMITTED = 515, "dtx.store.rabbitmq.lane", "tx.commit-ok is there: the messages are in their queues"
-    UNIT_REFUSED = 516, "dtx.store.rabbitmq.lane", "the broker has closed the channel of the unit: it refuses a message"
-    UNIT_LOST = 517, "dtx.store.rabbitmq.lane", "the connection was lost under the unit"
-    RESOLVE_BEFORE = 518, "dtx.store.rabbitmq.lane", "what became of a unit is to be found out"
-    RESOLVE_FREE = 519, "dtx.store.rabbitmq.lane", "its lock is free: it has happened, or never will"
-    RESOLVE_READ = 520, "dtx.store.rabbitmq.lane", "the receipts are read"
+    UNIT_RECEIPTED = 513, "dtx.store.rabbitmq.phase_two", "its receipt is sent too"
+    UNIT_SENT = 514, "dtx.store.rabbitmq.phase_two", "tx.commit is sent: the messages come in, now or never"
+    UNIT_COMMITTED = 515, "dtx.store.rabbitmq.phase_two", "tx.commit-ok is there: the messages are in their queues"
+    UNIT_REFUSED = (
+        516,
+        "dtx.store.rabbitmq.phase_two",
+        "the broker has closed the unit's channel: it refuses a message",
+    )
+    UNIT_LOST = 517, "dtx.store.rabbitmq.phase_two", "the connection was lost under the unit"
+    RESOLVE_BEFORE = 518, "dtx.store.rabbitmq.phase_two", "what became of a unit is to be found out"
+    RESOLVE_FREE = 519, "dtx.store.rabbitmq.phase_two", "its lock is free: it has happened, or never will"
+    RESOLVE_READ = 520, "dtx.store.rabbitmq.phase_two", "the receipts are read"
     LANE_LOCK_BEFORE = (
         521,
-        "dtx.store.rabbitmq.lane",
+        "dtx.store.rabbitmq.phase_two",
         "a connection of dtx's own is open; nothing shows that it may act",
     )
-    LANE_LOCK_AFTER = 522, "dtx.store.rabbitmq.lane", "its lock is there"
+    LANE_LOCK_AFTER = 522, "dtx.store.rabbitmq.phase_two", "its lock is there"
     MARKER_BEFORE = (
         523,
         "dtx.store.rabbitmq.receipts",
@@ -252,7 +260,7 @@ class Point(Enum):
     MARKER_WRITTEN = 524, "dtx.store.rabbitmq.receipts", "markers are sent, without tx.commit"
     MARKER_SENT = 525, "dtx.store.rabbitmq.receipts", "markers are sent, with tx.commit"
     MARKER_AFTER = 526, "dtx.store.rabbitmq.receipts", "a marker lies in every receipt queue"
-    LANE_READY = 527, "dtx.store.rabbitmq.lane", "the lane of a vhost is about to work"
+    LANE_READY = 527, "dtx.store.rabbitmq.phase_two", "the lane of a vhost is about to work"
     DRAIN_BEFORE = (
         528,
         "dtx.store.rabbitmq.receipts",

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from dtx.db.connections import LogError, LogUnavailable
 from dtx.log.changes import Definitions, QueueContents, Slot, StoredMessage
-from dtx.log.records import Archived, BranchRecord, JournalEntry, LogWrite, Lookup, Work
+from dtx.log.records import ArchivedMessage, BranchRecord, JournalEntry, LogWrite, Lookup, WorkRow
 from dtx.xa.xid import Xid
 
 __all__ = [
@@ -98,13 +98,13 @@ class TransactionLog(Protocol):
     def load(self) -> AsyncIterator[BranchRecord]:
         """Every logged branch of this resource manager, without work; for the start."""
 
-    async def read_work(self, branch_id: UUID) -> list[Work]:
+    async def read_work(self, branch_id: UUID) -> list[WorkRow]:
         """The work of a branch, in order of position, bodies included."""
 
-    async def read_messages_of(self, branch_id: UUID) -> list[Work]:
+    async def read_messages_of(self, branch_id: UUID) -> list[WorkRow]:
         """As :meth:`read_work`, wherever the messages are: those of standalone mode included."""
 
-    async def read_archive(self, xid: Xid) -> list[Archived]:
+    async def read_archive(self, xid: Xid) -> list[ArchivedMessage]:
         """Messages that nobody got, of branches with *xid* that were forgotten, in their order."""
 
     async def lookup(self, vhost: str, xid: Xid, branch_id: UUID | None = None) -> Lookup:

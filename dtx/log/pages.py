@@ -44,7 +44,16 @@ from dtx.log.queries import (
     slots,
 )
 from dtx.log.reader import LogReader
-from dtx.log.records import ENDINGS, Archived, BranchRecord, Fate, JournalEntry, JournalEvent, LogState, WorkKind
+from dtx.log.records import (
+    ENDINGS,
+    ArchivedMessage,
+    BranchRecord,
+    Fate,
+    JournalEntry,
+    JournalEvent,
+    LogState,
+    WorkKind,
+)
 from dtx.log.tables import archive, branch, journal, message, queue, reconciliation, verdict, work
 from dtx.xa.xid import Xid
 
@@ -543,7 +552,7 @@ class ArchivedRow:
     """
 
     cursor: Cursor
-    message: Archived
+    message: ArchivedMessage
     bytes: int
 
 
@@ -565,7 +574,7 @@ def archive_page(
     return found
 
 
-def message_of_archive(log: LogReader, rm: str, branch_id: UUID, position: int) -> Archived | None:
+def message_of_archive(log: LogReader, rm: str, branch_id: UUID, position: int) -> ArchivedMessage | None:
     """One message of the archive with its contents; ``None`` where it has no such."""
     statement = select(*ARCHIVE_COLUMNS, archive.c.properties, archive.c.body).where(
         archive.c.rm == rm, archive.c.branch_id == branch_id, archive.c.position == position

@@ -26,7 +26,7 @@ MAINTENANCE_SECONDS: Final = 3600.0
 log = get_logger()
 
 
-class PostgresLog(LogQueries):
+class TransactionLog(LogQueries):
     """The truth about every branch that has voted, in PostgreSQL (see :class:`dtx.log.api.TransactionLog`).
 
     The tables must be there: see :func:`dtx.db.migrate.upgrade`.

@@ -54,18 +54,18 @@ from dtx.log.changes import (
 )
 from dtx.log.records import (
     ENDINGS,
-    Archived,
+    ArchivedMessage,
     BranchRecord,
-    Ending,
     Fate,
+    JournalEnding,
     JournalEntry,
     JournalEvent,
     LogState,
     Lookup,
     Unit,
     UnitState,
-    Work,
     WorkKind,
+    WorkRow,
 )
 from dtx.log.tables import archive, binding, body, branch, exchange, journal, message, queue, unit, work
 from dtx.xa.codes import Heuristic
@@ -373,10 +373,10 @@ def unit_record(row: Sequence[Any]) -> Unit:
     return Unit(number=number, lock=lock, nonce=nonce, incarnation=incarnation, receipt=receipt, state=UnitState(state))
 
 
-def work_record(row: Sequence[Any]) -> Work:
+def work_record(row: Sequence[Any]) -> WorkRow:
     """A row of the work columns as a value."""
     position, kind, exchange, routing_key, queue, flags, properties, body, number, fate = row
-    return Work(
+    return WorkRow(
         position=position,
         kind=WorkKind(kind),
         exchange=exchange,
@@ -397,10 +397,10 @@ def journal_entry(row: Sequence[Any]) -> JournalEntry:
     return JournalEntry(xid=Xid(values.pop("format_id"), values.pop("gtrid"), values.pop("bqual")), **values)
 
 
-def archived_message(row: Sequence[Any], properties: bytes = b"", body: bytes = b"") -> Archived:
+def archived_message(row: Sequence[Any], properties: bytes = b"", body: bytes = b"") -> ArchivedMessage:
     """A row of the archive's columns as a value, with these contents."""
     branch_id, position, vhost, format_id, gtrid, bqual, owner, kind, exchange, routing_key, queue, fate, at = row
-    return Archived(
+    return ArchivedMessage(
         branch_id=branch_id,
         position=position,
         vhost=vhost,
@@ -457,16 +457,16 @@ class LogQueries(ABC):
             if len(rows) < PAGE:
                 return
 
-    async def read_work(self, branch_id: UUID) -> list[Work]:
+    async def read_work(self, branch_id: UUID) -> list[WorkRow]:
         """The work of a branch, bodies included."""
         return [work_record(row) for row in await self.fetch(WORK, branch_id=branch_id)]
 
-    async def read_messages_of(self, branch_id: UUID) -> list[Work]:
+    async def read_messages_of(self, branch_id: UUID) -> list[WorkRow]:
         """As :meth:`read_work`, wherever the messages are: those of standalone mode included."""
         rows = [*await self.fetch(WORK, branch_id=branch_id), *await self.fetch(KEPT, branch_id=branch_id)]
         return [work_record(row) for row in rows]
 
-    async def read_archive(self, xid: Xid) -> list[Archived]:
+    async def read_archive(self, xid: Xid) -> list[ArchivedMessage]:
         """Messages that nobody got, of branches with *xid* that were forgotten."""
         rows = await self.fetch(ARCHIVED, format_id=xid.format_id, gtrid=xid.gtrid, bqual=xid.bqual)
         return [archived_message(row[:-2], row[-2], row[-1]) for row in rows]
@@ -480,7 +480,7 @@ class LogQueries(ABC):
         query, of_it = (ENDING, {}) if branch_id is None else (ENDING_OF_BRANCH, {"branch_id": branch_id})
         for event, at, ended, owner, outcome in await self.fetch(query, **key, **of_it):
             return Lookup(
-                ending=Ending(
+                ending=JournalEnding(
                     event=JournalEvent(event), at=at, branch_id=ended, owner=owner, outcome=_OUTCOMES[outcome]
                 )
             )

@@ -44,7 +44,7 @@ from dtx.log.queries import (
     unit_record,
     work_record,
 )
-from dtx.log.records import BranchRecord, Fate, LogState, Work, WorkKind
+from dtx.log.records import BranchRecord, Fate, LogState, WorkKind, WorkRow
 from dtx.log.tables import archive, branch, heuristic_outcome, lease, queue, unit, work
 from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid
@@ -69,7 +69,7 @@ _CHUNK: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class LoggedDecision:
     """A heuristic decision: who ended the branch without its transaction manager, and why."""
 
     outcome: Heuristic
@@ -93,9 +93,9 @@ class Detail:
 
     rm: str
     branch: BranchRecord
-    work: tuple[Work, ...]
+    work: tuple[WorkRow, ...]
     sizes: tuple[int, ...]
-    decision: Decision | None
+    decision: LoggedDecision | None
     cursor: int | None = None
 
 
@@ -115,7 +115,7 @@ class Messages:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class LeaseHolder:
     """Who is the active dtx of a resource manager.
 
     Args:
@@ -254,7 +254,7 @@ class LogReader:
             sizes=sizes,
             decision=next(
                 (
-                    Decision(outcome=Heuristic(outcome), actor=actor, reason=reason, at=at)
+                    LoggedDecision(outcome=Heuristic(outcome), actor=actor, reason=reason, at=at)
                     for outcome, actor, reason, at in decisions
                 ),
                 None,
@@ -283,7 +283,7 @@ class LogReader:
             return pieces, None
         return pieces[:limit], int(pieces[limit - 1][0])
 
-    def leases(self) -> list[Holder]:
+    def leases(self) -> list[LeaseHolder]:
         """Who holds the lease of each resource manager that ever was in this database."""
         remaining = case(
             (func.isfinite(lease.c.expires_at), func.extract("epoch", lease.c.expires_at - func.clock_timestamp())),
@@ -291,7 +291,7 @@ class LogReader:
         )
         columns = (lease.c.rm, lease.c.holder, lease.c.epoch, lease.c.taken_at, remaining, lease.c.log)
         return [
-            Holder(rm=rm, holder=holder, epoch=epoch, taken_at=taken_at, remaining=float(left), log=log)
+            LeaseHolder(rm=rm, holder=holder, epoch=epoch, taken_at=taken_at, remaining=float(left), log=log)
             for rm, holder, epoch, taken_at, left, log in self.rows(select(*columns).order_by(lease.c.rm))
         ]
 

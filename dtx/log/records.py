@@ -64,7 +64,7 @@ EXCLUSIVE = 2
 
 
 @value
-class Work:
+class WorkRow:
     """One message published or consumed in a branch.
 
     Args:
@@ -115,21 +115,21 @@ class Redirect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Close:
+class CloseWrite:
     """What became of all messages whose fate is open, by their kind."""
 
     publishes: Fate
     consumes: Fate
 
 
-def redirected(work: Work, to: Redirect) -> Work:
+def redirected(work: WorkRow, to: Redirect) -> WorkRow:
     """*work* as it goes elsewhere."""
     if work.kind is WorkKind.PUBLISH:
         return replace(work, exchange=to.exchange, routing_key=to.routing_key)
     return replace(work, queue=to.queue, flags=None if work.flags is None else work.flags & ~EXCLUSIVE)
 
 
-def closed(work: Work, close: Close) -> Work:
+def closed(work: WorkRow, close: CloseWrite) -> WorkRow:
     """*work* as it has gone, where that was open."""
     if not work.is_open:
         return work
@@ -306,7 +306,7 @@ class Insert:
     """
 
     branch: BranchRecord
-    work: Sequence[Work] = ()
+    work: Sequence[WorkRow] = ()
     journal: JournalEntry | Line | None = None
     change: Change | None = None
 
@@ -343,7 +343,7 @@ class Advance:
     settled: tuple[int, ...] = ()
     outcome: Heuristic | None = None
     fates: tuple[tuple[int, Fate], ...] = ()
-    close: Close | None = None
+    close: CloseWrite | None = None
     redirects: tuple[Redirect, ...] = ()
     change: Change | None = None
     released: frozenset[WorkKind] = frozenset()
@@ -351,7 +351,7 @@ class Advance:
 
 
 @value
-class Complete:
+class CompleteWrite:
     """A logged branch ends: branch, work, units and heuristic outcome leave, the journal keeps its ending.
 
     With a :class:`Line` and a change the branch has neither work nor units.
@@ -370,11 +370,11 @@ class Complete:
 
 
 @value
-class Note:
+class NoteWrite:
     """A journal line alone (a timeout of a branch that was never logged, a hazard).
 
-    With a *change* it is the whole of a one-phase commit. Where its outcome is unknown, :attr:`Ending.branch_id` tells
-    later whether it happened.
+    With a *change* it is the whole of a one-phase commit. If its outcome is unknown, :attr:`JournalEnding.branch_id`
+    shows later whether it happened.
     """
 
     journal: JournalEntry
@@ -382,7 +382,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Archived:
+class ArchivedMessage:
     """A message that nobody got, of a branch that was forgotten."""
 
     branch_id: UUID
@@ -400,11 +400,11 @@ class Archived:
     at: float
 
 
-LogWrite = Insert | Advance | Complete | Note | Store | Define
+LogWrite = Insert | Advance | CompleteWrite | NoteWrite | Store | Define
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class JournalEnding:
     """What the outcome memory has of a completed branch."""
 
     event: JournalEvent
@@ -419,4 +419,4 @@ class Lookup:
     """The answer to "does the log know this xid": the branch where it is there, else its last ending."""
 
     branch: BranchRecord | None = None
-    ending: Ending | None = None
+    ending: JournalEnding | None = None

@@ -29,7 +29,17 @@ from dtx.db.columns import (
 from dtx.db.pipeline import CONFLICT, Bound, Statement, both, expect_all, in_pieces, insert, unnest
 from dtx.log import tables
 from dtx.log.changes import Change, Define, Slot, Store, mark, marks, pack_slots
-from dtx.log.records import EXCLUSIVE, WITH_OUTCOME, Advance, Complete, Insert, JournalEntry, Line, LogWrite, Note
+from dtx.log.records import (
+    EXCLUSIVE,
+    WITH_OUTCOME,
+    Advance,
+    CompleteWrite,
+    Insert,
+    JournalEntry,
+    Line,
+    LogWrite,
+    NoteWrite,
+)
 
 LEASE_LOST: Final = "DTX02"
 """SQLSTATE raised when the lease's epoch is not the writer's."""
@@ -460,7 +470,7 @@ def _advance(rows: _Rows, record: Advance, line_id: bytes) -> None:
     _line(rows, journal, line_id)
 
 
-def _complete(rows: _Rows, record: Complete, line_id: bytes) -> None:
+def _complete(rows: _Rows, record: CompleteWrite, line_id: bytes) -> None:
     journal = record.journal
     if record.archive:
         rows[ARCHIVE].append((record.id, journal.at))
@@ -531,7 +541,7 @@ def _exchange_marks(record: Insert) -> bytes | None:
     return marks([put.exchange for put in change.puts])
 
 
-class Turn(NamedTuple):
+class WriteTurn(NamedTuple):
     """The place of a group among those that are sent before the ones before them are answered.
 
     Args:
@@ -543,7 +553,9 @@ class Turn(NamedTuple):
     behind: int
 
 
-def bind_group(rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]], turn: Turn | None = None) -> list[Bound]:
+def bind_group(
+    rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]], turn: WriteTurn | None = None
+) -> list[Bound]:
     """The statements of one group, none of them empty.
 
     Completions go first, so that an xid may end and begin again in one group; no branch may occur twice. Messages are
@@ -565,13 +577,13 @@ def bind_group(rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]], t
         match record:
             case Insert():
                 _insert(rows, record, line_id)
-            case Complete():
+            case CompleteWrite():
                 _complete(rows, record, line_id)
             case Store():
                 pass
             case Advance():
                 _advance(rows, record, line_id)
-            case Note():
+            case NoteWrite():
                 _line(rows, record.journal, line_id)
             case Define():
                 _define(rows, record)

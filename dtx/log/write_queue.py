@@ -13,12 +13,12 @@ from dtx.log.api import LogError, OnWritten
 from dtx.log.changes import Define, Store
 from dtx.log.records import (
     Advance,
-    Complete,
+    CompleteWrite,
     Insert,
     JournalEvent,
     LogState,
     LogWrite,
-    Note,
+    NoteWrite,
 )
 from dtx.telemetry import get_logger
 
@@ -61,9 +61,9 @@ class Pending:
                 self.subject = record.branch.id.int
                 for piece in record.work:
                     self.size += len(piece.body) + len(piece.properties) + _ROW_BYTES
-            case Complete() | Advance():
+            case CompleteWrite() | Advance():
                 self.subject = record.id.int
-            case Note() | Store():
+            case NoteWrite() | Store():
                 pass
             case Define():
                 self.subject = Define
@@ -254,11 +254,11 @@ def around(record: LogWrite) -> Around:
             if record.stuck is not None:
                 return Point.LOG_STUCK_BEFORE, Point.LOG_STUCK_AFTER
             return Point.LOG_UNIT_BEFORE, Point.LOG_UNIT_AFTER
-        case Complete():
+        case CompleteWrite():
             return _LEAVES[record.journal.event]
-        case Note(change=None):
+        case NoteWrite(change=None):
             return Point.LOG_NOTED_BEFORE, Point.LOG_NOTED_AFTER
-        case Note():
+        case NoteWrite():
             return Point.LOG_ONE_PHASE_BEFORE, Point.LOG_ONE_PHASE_AFTER
         case Store():
             return Point.LOG_STORED_BEFORE, Point.LOG_STORED_AFTER

@@ -50,13 +50,13 @@ from psycopg.pq.abc import PGresult
 from dtx import failpoint
 from dtx.db.columns import int4s, int8s, raw_uuids, texts, times, uuids
 from dtx.db.connections import Dsn, application_name, session_settings
-from dtx.db.pipeline import CONFLICT, Bound, Refused, Session, SessionLost, Statement
+from dtx.db.pipeline import CONFLICT, Bound, PipelineSession, SessionLost, Statement, StatementRefused
 from dtx.failpoint import Point
 from dtx.log.api import LeaseLost, LogConflict, LogError, LogUnavailable, OnWritten
 from dtx.log.changes import Change, Define, Slot, Store
 from dtx.log.lease import Lease
 from dtx.log.records import Advance, Insert, JournalEntry, Line, LogWrite
-from dtx.log.statements import LEASE_LOST, PREPARED, Turn, bind_group
+from dtx.log.statements import LEASE_LOST, PREPARED, WriteTurn, bind_group
 from dtx.log.write_queue import Pending, WriteQueue, around
 from dtx.telemetry import get_logger
 
@@ -147,7 +147,7 @@ class Writer:
         dsn: the database.
         rm: name of the resource manager.
         lease: taken.
-        durable: see :meth:`dtx.db.pipeline.Session.connect`.
+        durable: see :meth:`dtx.db.pipeline.PipelineSession.connect`.
         retry_window: seconds for which a write outlives a database that is away.
         answer_timeout: seconds after which a database that does not answer counts as away.
         observe: told of each commit: how many records, how many seconds.
@@ -193,7 +193,7 @@ class Writer:
         self._idle: asyncio.Future[None] | None = None
         self._pause = _PAUSE_MIN
         self._closing = asyncio.Event()
-        self._session: Session | None = None
+        self._session: PipelineSession | None = None
         self._epoch = 0
         self._full_until = float("-inf")
         self._end: LogError | None = None
@@ -220,7 +220,7 @@ class Writer:
         """
         try:
             await self._connect(self._answer_timeout)
-        except (psycopg.Error, OSError, Refused, SessionLost) as error:
+        except (psycopg.Error, OSError, StatementRefused, SessionLost) as error:
             raise LogUnavailable(f"cannot write to {self._dsn.shown}: {self._dsn.explain(error)}") from None
         self._task = asyncio.create_task(self._run(), name="log writer")
 
@@ -371,9 +371,9 @@ class Writer:
         self._last_size = len(group)
         turn = None
         if self._under_way:
-            turn = Turn(next(self._turns), self._under_way[-1].turn)
+            turn = WriteTurn(next(self._turns), self._under_way[-1].turn)
         elif len(group) >= _LEADS:
-            turn = Turn(next(self._turns), 0)
+            turn = WriteTurn(next(self._turns), 0)
         try:
             bound = bind_group(self._rm, self._epoch, [(pending.record, pending.line_id) for pending in group], turn)
         except (UnicodeError, struct.error, OverflowError) as error:
@@ -410,7 +410,7 @@ class Writer:
             self._carried.append(group)
             self._known.clear()
             failpoint.at(Point.LOG_CARRIED)
-        except Refused as error:
+        except StatementRefused as error:
             if error.sqlstate == _DISK_FULL:
                 self._full_until = time.monotonic() + _FULL_SECONDS
             await self._recall()
@@ -438,7 +438,7 @@ class Writer:
             sent = self._under_way[-1]
             try:
                 await sent.answer
-            except (Refused, SessionLost):
+            except (StatementRefused, SessionLost):
                 pass  # a session that was lost had refused the one before
             else:
                 raise AssertionError("a group was written though the one before it was not")
@@ -465,7 +465,7 @@ class Writer:
         except LeaseLost as error:
             self._lease.lose()
             self._stop(error)
-        except (Refused, SessionLost):
+        except (StatementRefused, SessionLost):
             await self._session.close()
 
     def _count_lines(self, group: list[Pending]) -> None:
@@ -482,7 +482,7 @@ class Writer:
         for pending in group:
             pending.answer()
 
-    async def _refused(self, pending: Pending, error: Refused) -> None:
+    async def _refused(self, pending: Pending, error: StatementRefused) -> None:
         """Answer for a record that was refused when it came alone."""
         if error.sqlstate == CONFLICT or error.sqlstate.startswith(("21", "23")):
             pending.answer(LogConflict(error.message))
@@ -501,7 +501,7 @@ class Writer:
         if self._session is not None:
             await self._session.close()
             self._session = None
-        session = await Session.connect(
+        session = await PipelineSession.connect(
             self._dsn,
             (*PREPARED, *UNKNOWN_COMMIT),
             settings=self._settings,
@@ -523,7 +523,7 @@ class Writer:
         except LeaseLost as error:
             self._lease.lose()
             self._stop(error)
-        except (psycopg.Error, OSError, Refused, SessionLost, TimeoutError) as error:
+        except (psycopg.Error, OSError, StatementRefused, SessionLost, TimeoutError) as error:
             self._expire(self._dsn.explain(error))
             if not self._waiting and self._closing.is_set():
                 self._stop(LogUnavailable("the log is closed"))
@@ -553,7 +553,7 @@ class Writer:
         groups = self._carried
         try:
             applied = await self._count_applied(self._session, groups)
-        except (Refused, SessionLost) as error:
+        except (StatementRefused, SessionLost) as error:
             log.warning("a write of unknown outcome could not be settled yet", error=str(error))
             await self._session.close()
             return
@@ -570,7 +570,7 @@ class Writer:
             # where a record is what ends the connection, it ends alone.
             self._queue_apart([pending for pending in group if not pending.answered])
 
-    async def _count_applied(self, session: Session, groups: list[list[Pending]]) -> int:
+    async def _count_applied(self, session: PipelineSession, groups: list[list[Pending]]) -> int:
         """How many of *groups* were committed.
 
         Raises:
@@ -587,7 +587,7 @@ def _eight_octets(number: int) -> bytes:
     return number.to_bytes(8)
 
 
-async def raise_epoch(session: Session, rm: bytes, instance: UUID) -> int:
+async def raise_epoch(session: PipelineSession, rm: bytes, instance: UUID) -> int:
     """Fence off every earlier session of this instance.
 
     Returns:
@@ -608,7 +608,7 @@ async def raise_epoch(session: Session, rm: bytes, instance: UUID) -> int:
     return epoch
 
 
-async def was_applied(session: Session, rm: bytes, group: Iterable[tuple[LogWrite, bytes]]) -> bool:
+async def was_applied(session: PipelineSession, rm: bytes, group: Iterable[tuple[LogWrite, bytes]]) -> bool:
     """Whether *group* was committed by a session that is fenced off, or may be written again without harm.
 
     Args:

@@ -8,7 +8,7 @@ from enum import Enum, auto
 from typing import Final
 from uuid import UUID
 
-from dtx.log.records import BranchRecord, Fate, JournalEntry, JournalEvent, LogState, Work
+from dtx.log.records import BranchRecord, Fate, JournalEntry, JournalEvent, LogState, WorkRow
 from dtx.manager.limits import Holdings
 from dtx.store.api import Plan, UnitOutcome, UnitProgress
 from dtx.store.work import Decided, HeldWork, Returner
@@ -78,7 +78,7 @@ def new_branch_id() -> UUID:
 
 
 @value
-class Decision:
+class BranchDecision:
     """What an operator has decided about a branch, and why; it is written with the state that it leads to.
 
     Args:
@@ -90,7 +90,7 @@ class Decision:
     fates: tuple[tuple[int, Fate], ...] = ()
 
 
-class End(Enum):
+class BranchEnd(Enum):
     """How a branch is over, and what those hear who asked the same again meanwhile."""
 
     COMMITTED = (Operation.COMMIT, Operation.ONE_PHASE)
@@ -175,7 +175,7 @@ class BranchRuntime:
         self.doubt: int | None = None
         """Bytes that it holds as a branch in doubt; ``None`` while it does not count as one."""
         self.record: BranchRecord | None = None
-        self.cached: Sequence[Work] | None = None
+        self.cached: Sequence[WorkRow] | None = None
         self._activity = _IDLE
         self.progress = UnitProgress.UNSENT
         self.may_repeat = False
@@ -189,12 +189,12 @@ class BranchRuntime:
         self.settled: frozenset[int] = frozenset()
         """Positions that phase two is through with, whatever the log says."""
         self.taken: dict[int, UnitOutcome] = {}
-        self.decision: Decision | None = None
+        self.decision: BranchDecision | None = None
         """The operator's, while it is being written."""
         self.deferred: list[ChannelLost | Happened] = []
         self.outcomes: list[Decided] = [] if work is None else work.outcomes
         """They wait for the end of the branch, see :meth:`HeldWork.add_outcome`; the work itself goes with the vote."""
-        self.end: End | None = None
+        self.end: BranchEnd | None = None
         self._waiters: list[asyncio.Future[None]] = []
 
     @classmethod

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from dtx.config.rules import Resource
+from dtx.config.rules import QuotaResource
 from dtx.log.api import LogError, TransactionLog
-from dtx.manager.branch_runtime import TAKING, BranchRuntime, End
-from dtx.manager.durable import Durable, log_failed
+from dtx.manager.branch_persistence import BranchPersistence, log_failed
+from dtx.manager.branch_runtime import TAKING, BranchEnd, BranchRuntime
 from dtx.manager.effects import Reply, release
 from dtx.manager.limits import Limits, Quotas
 from dtx.store.api import UnitProgress
@@ -33,8 +33,8 @@ from dtx.xa.xid import Xid
 _log = get_logger(part="manager")
 # Reading a member of an enum costs as much as a call in Python 3.11, and these are read for each branch.
 _ANSWERED: Final = UnitProgress.ANSWERED
-_BRANCHES: Final = Resource.BRANCHES
-_IN_DOUBT: Final = Resource.IN_DOUBT
+_BRANCHES: Final = QuotaResource.BRANCHES
+_IN_DOUBT: Final = QuotaResource.IN_DOUBT
 _HEURISTIC: Final = State.HEURISTIC
 _UNKNOWN: Final = State.UNKNOWN
 
@@ -104,7 +104,7 @@ class Branches:
         quotas: count every branch that is known.
     """
 
-    def __init__(self, log: TransactionLog, durable: Durable, limits: Limits, quotas: Quotas) -> None:
+    def __init__(self, log: TransactionLog, durable: BranchPersistence, limits: Limits, quotas: Quotas) -> None:
         self._log = log
         self._durable = durable
         self._limits = limits
@@ -298,7 +298,9 @@ class Branches:
         entry.done()
         if entry.outcomes and (over or (state is _HEURISTIC and certain)):  # nothing will be decided about it any more
             outcome = entry.branch.outcome
-            entry.conclude(committed=entry.end is End.COMMITTED if outcome is None else outcome is Heuristic.COMMITTED)
+            entry.conclude(
+                committed=entry.end is BranchEnd.COMMITTED if outcome is None else outcome is Heuristic.COMMITTED
+            )
         if entry.deferred:
             events, entry.deferred = entry.deferred, []
             for event in events if self.has(entry) else ():

@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, assert_never
 
 from dtx.log.api import LogError, TransactionLog
-from dtx.log.records import Fate, Unit, UnitState, Work, WorkKind
+from dtx.log.records import Fate, Unit, UnitState, WorkKind, WorkRow
+from dtx.manager.branch_persistence import DTX, BrokerPersistence, log_failed
 from dtx.manager.branch_runtime import BranchRuntime
-from dtx.manager.durable import DTX, BrokerDurable, log_failed
 from dtx.store.api import Applied, BrokerStore, PhaseTwo, Refused, Returned, UnitOutcome, UnitProgress
 from dtx.telemetry import Metrics, get_logger
 from dtx.xa.model import Event, Happened, Operation, State
@@ -26,7 +26,7 @@ class BrokerEffects:
         metrics: numbers.
     """
 
-    def __init__(self, log: TransactionLog, durable: BrokerDurable, store: BrokerStore, metrics: Metrics) -> None:
+    def __init__(self, log: TransactionLog, durable: BrokerPersistence, store: BrokerStore, metrics: Metrics) -> None:
         self._log = log
         self._durable = durable
         self._store = store
@@ -145,7 +145,7 @@ class BrokerEffects:
         record = entry.record
         assert record is not None
 
-        async def work() -> Sequence[Work]:
+        async def work() -> Sequence[WorkRow]:
             rows = entry.cached if entry.cached is not None else await self.read_work(entry)
             # An earlier unit, perhaps of a predecessor, may have put it where it belongs.
             entry.may_repeat |= any(item.fate is Fate.UNSURE for item in rows)
@@ -163,7 +163,7 @@ class BrokerEffects:
             assign=lambda unit: self._durable.assign(entry, unit),
         )
 
-    async def read_work(self, entry: BranchRuntime) -> Sequence[Work]:
+    async def read_work(self, entry: BranchRuntime) -> Sequence[WorkRow]:
         """The messages of a branch, from the log.
 
         Raises:

@@ -17,9 +17,9 @@ from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.log.api import InFlight, LogError, TransactionLog
 from dtx.log.records import LogWrite
+from dtx.manager.branch_persistence import BranchPersistence, LoggedEffect, log_failed
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.broker import BrokerEffects
-from dtx.manager.durable import Durable, LoggedEffect, log_failed
 from dtx.telemetry import get_logger
 from dtx.xa.branch import Branch, step
 from dtx.xa.codes import ReplyCode, XaError, XaFlag
@@ -98,7 +98,7 @@ class Effects:
     def __init__(
         self,
         log: TransactionLog,
-        durable: Durable,
+        durable: BranchPersistence,
         broker: BrokerEffects | None,
         patience: float,
         *,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dtx.config.rules import Quota, Resource
+from dtx.config.rules import Quota, QuotaResource
 from dtx.store.work import Budget
 from dtx.telemetry import get_logger
 
@@ -31,7 +31,7 @@ LOOK_SECONDS: Final = 1.0
 _SCOPES: Final = ("user", "vhost")
 _MOST_EMPTY: Final = 1_000
 """Pairs of user and virtual host that may be remembered though they hold nothing: a megabyte or two."""
-_COUNTED: Final[tuple[Resource, ...]] = tuple(each for each in Resource if each is not Resource.BYTES)
+_COUNTED: Final[tuple[QuotaResource, ...]] = tuple(each for each in QuotaResource if each is not QuotaResource.BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +82,14 @@ class Usage:
         self.scope = scope
         self.name = name
         self.limits: Final = limits
-        most = limits.get(Resource.BYTES, NO_LIMIT)
+        most = limits.get(QuotaResource.BYTES, NO_LIMIT)
         self.budget: Final = Budget(most, f"{scope} '{name}' may hold {most} octets (--quota)")
         self.counts: Final = dict.fromkeys(_COUNTED, 0)
 
     @property
     def used(self) -> dict[str, int]:
         """By name, how much of what."""
-        counts = self.counts | {Resource.BYTES: self.budget.used}
+        counts = self.counts | {QuotaResource.BYTES: self.budget.used}
         return {str(resource): count for resource, count in counts.items()}
 
     def take_in(self, holdings: "Holdings") -> None:
@@ -98,12 +98,12 @@ class Usage:
         for resource, count in holdings.counts.items():
             self.counts[resource] += count
 
-    def excess(self, resource: Resource) -> str | None:
+    def excess(self, resource: QuotaResource) -> str | None:
         """Why one more is too much; ``None`` where it is not."""
         limit = self.limits.get(resource, NO_LIMIT)
         if self.counts[resource] < limit:
             return None
-        kind = "branches in doubt" if resource is Resource.IN_DOUBT else resource
+        kind = "branches in doubt" if resource is QuotaResource.IN_DOUBT else resource
         return f"{self.scope} '{self.name}' has {self.counts[resource]} {kind}, its quota is {limit}"
 
 
@@ -137,17 +137,17 @@ class Holdings:
         for budget in self._budgets if size else ():
             budget.used += size
 
-    def add(self, resource: Resource) -> None:
+    def add(self, resource: QuotaResource) -> None:
         """One more, whether that is too much or not."""
         for counts in self._counted:
             counts[resource] += 1
 
-    def remove(self, resource: Resource) -> None:
+    def remove(self, resource: QuotaResource) -> None:
         """One less."""
         for counts in self._counted:
             counts[resource] -= 1
 
-    def excess(self, *resources: Resource) -> str | None:
+    def excess(self, *resources: QuotaResource) -> str | None:
         """Why one more of each of *resources* is too much, for people; ``None`` where it is not."""
         for usage in self._limited:
             for resource in resources:

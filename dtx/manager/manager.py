@@ -11,17 +11,17 @@ import time
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from dtx.config.rules import Resource
+from dtx.config.rules import QuotaResource
 from dtx.log.api import TransactionLog
 from dtx.log.records import Redirect
-from dtx.manager.branch_runtime import TAKING, BranchRuntime, Decision
+from dtx.manager.branch_persistence import BranchPersistence, BrokerPersistence
+from dtx.manager.branch_runtime import TAKING, BranchDecision, BranchRuntime
 from dtx.manager.branches import Branches, Who
 from dtx.manager.broker import BrokerEffects
-from dtx.manager.durable import BrokerDurable, Durable
 from dtx.manager.effects import Effects, Reply, release
 from dtx.manager.limits import DiskAlarm, Limits, Quotas
-from dtx.manager.local import LocalDurable
-from dtx.manager.upkeep import Upkeep
+from dtx.manager.local_persistence import LocalPersistence
+from dtx.manager.maintenance import Maintenance
 from dtx.store.api import BrokerStore, LocalStore
 from dtx.store.slices import Slices, in_turns
 from dtx.store.work import Budget, HeldWork
@@ -47,8 +47,8 @@ from dtx.xa.xid import Xid
 
 _log = get_logger(part="manager")
 
-_BRANCHES: Final = Resource.BRANCHES
-_IN_DOUBT: Final = Resource.IN_DOUBT
+_BRANCHES: Final = QuotaResource.BRANCHES
+_IN_DOUBT: Final = QuotaResource.IN_DOUBT
 _PREPARE: Final = Operation.PREPARE
 _START: Final = Operation.START
 _OK: Final = XaFlag.OK
@@ -74,12 +74,12 @@ class TransactionManager:
         self.budget = Budget(limits.held_bytes)
         self.quotas = Quotas(limits.quotas, self.budget)
         self.disk = DiskAlarm(limits.disk, limits.disk_free, lambda: log.disk_full)
-        self._durable: Durable
+        self._durable: BranchPersistence
         broker: BrokerEffects | None = None
         if isinstance(store, LocalStore):
-            self._durable = LocalDurable(log, store)
+            self._durable = LocalPersistence(log, store)
         else:
-            self._durable = durable = BrokerDurable(log, store)
+            self._durable = durable = BrokerPersistence(log, store)
             broker = BrokerEffects(log, durable, store, metrics)
         self._branches = Branches(log, self._durable, limits, self.quotas)
         self._effects = Effects(
@@ -91,7 +91,9 @@ class TransactionManager:
             answered=self._branches.answered,
             done=self._branches.through,
         )
-        self._upkeep = Upkeep(log, self._durable, self._branches, self._effects, limits, metrics, self._run, self.spawn)
+        self._upkeep = Maintenance(
+            log, self._durable, self._branches, self._effects, limits, metrics, self._run, self.spawn
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._watches: list[asyncio.Task[None]] = []
         self._clock = time.monotonic
@@ -393,7 +395,7 @@ class TransactionManager:
         return await self._quiet(who, xid, Operation.GET_TIMEOUT)
 
     async def operate(
-        self, entry: BranchRuntime, event: Event, reply: Reply, actor: str, decision: Decision | None
+        self, entry: BranchRuntime, event: Event, reply: Reply, actor: str, decision: BranchDecision | None
     ) -> None:
         """Run what an operator has decided.
 
@@ -416,7 +418,7 @@ class TransactionManager:
         Raises:
             XaError: 541; the write may or may not have happened.
         """
-        assert isinstance(self._durable, BrokerDurable), "local work is never stuck"
+        assert isinstance(self._durable, BrokerPersistence), "local work is never stuck"
         try:
             await self._durable.redirect(entry, to, reason, time.time(), actor)
         finally:

@@ -13,10 +13,10 @@ from typing import Final
 from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.log.api import LogError
-from dtx.log.records import BranchRecord, Fate, LogState, Redirect, Work, WorkKind
-from dtx.manager.branch_runtime import UNFINISHED, BranchRuntime, Decision
+from dtx.log.records import BranchRecord, Fate, LogState, Redirect, WorkKind, WorkRow
+from dtx.manager.branch_persistence import log_failed
+from dtx.manager.branch_runtime import UNFINISHED, BranchDecision, BranchRuntime
 from dtx.manager.branches import Who
-from dtx.manager.durable import log_failed
 from dtx.manager.effects import Reply
 from dtx.manager.manager import TransactionManager
 from dtx.store.api import UnitProgress
@@ -32,7 +32,7 @@ _MOST_REASON: Final = 2_000
 """Characters: a reason is a sentence, and goes into every line about the decision."""
 
 
-class Action(StrEnum):
+class OperatorAction(StrEnum):
     """What can be ordered."""
 
     COMMIT = "commit"
@@ -59,7 +59,7 @@ class Order:
 
     vhost: str
     xid: Xid
-    action: Action
+    action: OperatorAction
     actor: str
     reason: str
     version: int | None = None
@@ -68,7 +68,7 @@ class Order:
 
 
 @value
-class Step:
+class OrderStep:
     """What happens to one message; without a *fate* it goes elsewhere than it was meant to, when the branch goes on."""
 
     position: int
@@ -98,7 +98,7 @@ class Forecast:
     becomes: State
     outcome: Heuristic | None
     told: str
-    steps: tuple[Step, ...]
+    steps: tuple[OrderStep, ...]
     archived: int = 0
 
 
@@ -225,7 +225,7 @@ class Operators:
                 vote = self._manager.vote(entry)
                 return _weigh(_Case(order=order, entry=entry, record=record, work=work, vote=vote))
 
-    async def _work(self, entry: BranchRuntime, record: BranchRecord) -> Sequence[Work]:
+    async def _work(self, entry: BranchRuntime, record: BranchRecord) -> Sequence[WorkRow]:
         try:
             return await self._manager.log.read_messages_of(record.id)
         except LogError as error:
@@ -239,7 +239,7 @@ class _Case:
     order: Order
     entry: BranchRuntime
     record: BranchRecord
-    work: Sequence[Work]
+    work: Sequence[WorkRow]
     vote: Vote
 
     def illegal(self, why: str = "") -> XaError:
@@ -252,7 +252,7 @@ class _Case:
         return XaError(ReplyCode.PRECONDITION_FAILED, f"{why} (xid {self.order.xid})")
 
 
-_Judgement = tuple[BranchRuntime, Forecast, Event | None, Decision | None]
+_Judgement = tuple[BranchRuntime, Forecast, Event | None, BranchDecision | None]
 _COMMITS: Final = (State.COMMITTING, State.HEURISTIC_COMMITTING)
 
 
@@ -270,24 +270,24 @@ def _require_version(order: Order, record: BranchRecord) -> None:
 
 def _weigh(case: _Case) -> _Judgement:
     match case.order.action:
-        case Action.COMMIT | Action.ROLLBACK:
+        case OperatorAction.COMMIT | OperatorAction.ROLLBACK:
             return _complete(case)
-        case Action.FORGET:
+        case OperatorAction.FORGET:
             return _forget(case)
-        case Action.RETRY:
+        case OperatorAction.RETRY:
             return _retry(case)
-        case Action.DISCARD:
+        case OperatorAction.DISCARD:
             return _discard(case)
-        case Action.REDIRECT:
+        case OperatorAction.REDIRECT:
             return _redirect(case)
 
 
-def _steps(work: Sequence[Work], fates: dict[WorkKind, Fate]) -> tuple[Step, ...]:
+def _steps(work: Sequence[WorkRow], fates: dict[WorkKind, Fate]) -> tuple[OrderStep, ...]:
     return tuple(_step(item, fates[item.kind]) for item in work if item.is_open and item.kind in fates)
 
 
-def _step(item: Work, fate: Fate) -> Step:
-    return Step(
+def _step(item: WorkRow, fate: Fate) -> OrderStep:
+    return OrderStep(
         position=item.position,
         kind=item.kind,
         fate=fate,
@@ -306,17 +306,22 @@ _GOES: Final = {
 
 
 def _complete(case: _Case) -> _Judgement:
-    commits = case.order.action is Action.COMMIT
+    commits = case.order.action is OperatorAction.COMMIT
     operation = Operation.HEURISTIC_COMMIT if commits else Operation.HEURISTIC_ROLLBACK
     if case.entry.branch.state is not State.PREPARED or not is_legal(case.entry.branch, operation, case.vote):
         raise case.illegal()
     outcome = Heuristic.COMMITTED if commits else Heuristic.ROLLED_BACK
     steps = _steps(case.work, _GOES[commits])
     event = Decide(operation=operation, vote=case.vote, outcome=outcome)
-    return case.entry, _heuristic(case, State.HEURISTIC, outcome, steps), event, Decision(reason=case.order.reason)
+    return (
+        case.entry,
+        _heuristic(case, State.HEURISTIC, outcome, steps),
+        event,
+        BranchDecision(reason=case.order.reason),
+    )
 
 
-def _heuristic(case: _Case, becomes: State, outcome: Heuristic | None, steps: tuple[Step, ...]) -> Forecast:
+def _heuristic(case: _Case, becomes: State, outcome: Heuristic | None, steps: tuple[OrderStep, ...]) -> Forecast:
     told = "xa-ok" if outcome is None else outcome.flag.wire_name
     return Forecast(
         state=case.entry.branch.state,
@@ -343,7 +348,7 @@ def _forget(case: _Case) -> _Judgement:
         archived=len(kept),
     )
     event = Request(operation=Operation.FORGET, vote=case.vote)
-    return case.entry, forecast, event, Decision(reason=case.order.reason)
+    return case.entry, forecast, event, BranchDecision(reason=case.order.reason)
 
 
 def _retry(case: _Case) -> _Judgement:
@@ -361,7 +366,7 @@ def _retry(case: _Case) -> _Judgement:
     return case.entry, _heuristic(case, becomes, case.record.outcome, steps), event, None
 
 
-def _stuck(case: _Case) -> dict[int, Work]:
+def _stuck(case: _Case) -> dict[int, WorkRow]:
     """The messages that a stuck branch has still to finish."""
     if case.record.stuck is None:
         raise case.illegal(": phase two is not stuck")
@@ -385,7 +390,7 @@ def _discard(case: _Case) -> _Judgement:
     fates = tuple((position, Fate.DISCARDED) for position in sorted(wanted))
     steps = tuple(_step(left[position], fate) for position, fate in fates)
     forecast = _heuristic(case, becomes, outcome, steps)
-    return case.entry, forecast, event, Decision(reason=case.order.reason, fates=fates)
+    return case.entry, forecast, event, BranchDecision(reason=case.order.reason, fates=fates)
 
 
 def _verdict(case: _Case, wanted: set[int]) -> Heuristic:
@@ -409,7 +414,7 @@ def _redirect(case: _Case) -> _Judgement:
     if (item.kind is WorkKind.CONSUME) != (to.queue is not None):
         needed = "a queue" if item.kind is WorkKind.CONSUME else "an exchange and a routing key"
         raise case.refused(f"message {to.position} needs {needed}")
-    moved = Step(
+    moved = OrderStep(
         position=item.position,
         kind=item.kind,
         fate=None,

@@ -102,7 +102,7 @@ class Database(_Table):
         return {**self.options, "url": self.url, "name": self.name}
 
 
-class Participant(_Table):
+class FleetParticipant(_Table):
     """Another resource manager.
 
     Args:
@@ -159,7 +159,7 @@ class Fleet(_Table):
     orphan_after: Span = timedelta(hours=1)
     skew: Span = timedelta(minutes=5)
     database: tuple[Database, ...] = ()
-    participant: tuple[Participant, ...] = ()
+    participant: tuple[FleetParticipant, ...] = ()
     decisions: tuple[Decisions, ...] = ()
 
     @model_validator(mode="before")

@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from dtx.log.records import JournalEvent
-from dtx.pipeline.verdicts import MICROS, Choice, Kind, Rules, Verdict
+from dtx.pipeline.verdicts import MICROS, Choice, Rules, SourceKind, Verdict
 from dtx.xa.codes import Heuristic
 
 OPERATOR: Final = "operator"
@@ -41,7 +41,7 @@ _TOLD: Final = pa.schema(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class HistoryStep:
     """One line of a journal.
 
     Args:
@@ -94,8 +94,8 @@ class Story:
 
     name: str
     verdict: Verdict
-    first: tuple[Step, ...]
-    others: tuple[Step, ...]
+    first: tuple[HistoryStep, ...]
+    others: tuple[HistoryStep, ...]
     decided: Decided | None = None
     least: int = 2
     most: int = 4
@@ -109,8 +109,8 @@ class Story:
 
 def _step(
     event: JournalEvent, after: float, outcome: Heuristic | None = None, *, life: int = 0, actor: str | None = None
-) -> Step:
-    return Step(event=event, after=after, outcome=outcome, life=life, actor=actor)
+) -> HistoryStep:
+    return HistoryStep(event=event, after=after, outcome=outcome, life=life, actor=actor)
 
 
 _PREPARED = _step(_E.PREPARED, 0.2)
@@ -124,7 +124,7 @@ ORDINARY: Final = (
     Story(
         name="one-phase",
         verdict=Verdict.COMMITTED,
-        first=(Step(event=_E.COMMITTED, after=0.3, one_phase=True),),
+        first=(HistoryStep(event=_E.COMMITTED, after=0.3, one_phase=True),),
         others=(),
         least=1,
         most=1,
@@ -294,7 +294,7 @@ _STORIES: Final = (*ORDINARY, *INJECTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class FleetPlan:
     """How large a fleet is, and what goes wrong in it.
 
     Args:
@@ -337,7 +337,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class GeneratedFleet:
     """What the pipeline gets to see, and what is true.
 
     Args:
@@ -351,11 +351,11 @@ class Fleet:
     truth: DataFrame
 
 
-def generate(spark: SparkSession, plan: Plan) -> Fleet:
+def generate(spark: SparkSession, plan: FleetPlan) -> GeneratedFleet:
     """The fleet of a plan; nothing is computed before it is read."""
     transactions = _transactions(spark, plan)
     branches = _branches(transactions, plan)
-    return Fleet(
+    return GeneratedFleet(
         events=_events(branches),
         observations=_observations(branches, plan),
         decisions=_decisions(transactions),
@@ -363,7 +363,7 @@ def generate(spark: SparkSession, plan: Plan) -> Fleet:
     )
 
 
-def write(fleet: Fleet, directory: str) -> None:
+def write(fleet: GeneratedFleet, directory: str) -> None:
     """The fleet as Parquet: ``events``, ``observations``, ``decisions``, ``truth`` under *directory*.
 
     Args:
@@ -375,7 +375,7 @@ def write(fleet: Fleet, directory: str) -> None:
         frame.write.mode("overwrite").parquet(f"{directory}/{name}")
 
 
-def _chance(plan: Plan, salt: str, *columns: str) -> Column:
+def _chance(plan: FleetPlan, salt: str, *columns: str) -> Column:
     """From 0 to 1, the same for the same."""
     mixed = sf.xxhash64(*(sf.col(column) for column in columns), sf.lit(f"{plan.seed} {salt}"))
     return sf.pmod(mixed, sf.lit(1 << 40)) / float(1 << 40)
@@ -403,7 +403,7 @@ def _told(number: int, story: Story) -> dict[str, Any]:
     }
 
 
-def _as_json(step: Step) -> dict[str, Any]:
+def _as_json(step: HistoryStep) -> dict[str, Any]:
     return asdict(step) | {"event": str(step.event), "outcome": None if step.outcome is None else str(step.outcome)}
 
 
@@ -413,7 +413,7 @@ def _stories(spark: SparkSession) -> DataFrame:
     return sf.broadcast(spark.createDataFrame(table))
 
 
-def _transactions(spark: SparkSession, plan: Plan) -> DataFrame:
+def _transactions(spark: SparkSession, plan: FleetPlan) -> DataFrame:
     thousandth = sf.floor(_chance(plan, "story", "n") * 1_000)
     usual = sf.lit(0)
     edge = 1_000
@@ -453,7 +453,7 @@ def _transactions(spark: SparkSession, plan: Plan) -> DataFrame:
     )
 
 
-def _branches(transactions: DataFrame, plan: Plan) -> DataFrame:
+def _branches(transactions: DataFrame, plan: FleetPlan) -> DataFrame:
     number = sf.pmod(sf.col("home") + sf.col("branch"), sf.lit(plan.resource_managers))
     second = sf.col("two_owners") & (sf.col("branch") == 1)
     owner = sf.floor(sf.pow(_chance(plan, "owner", "n"), sf.lit(2.0)) * 20)
@@ -511,18 +511,19 @@ def _events(branches: DataFrame) -> DataFrame:
     )
 
 
-def _observations(branches: DataFrame, plan: Plan) -> DataFrame:
+def _observations(branches: DataFrame, plan: FleetPlan) -> DataFrame:
     first, every, foreign = (sf.col(name) for name in ("seen", "others_seen", "foreign"))
     observed = sf.timestamp_micros(sf.lit(plan.rules.as_of)).alias("observed_at")
     since = sf.timestamp_micros(sf.col("begun") + sf.lit(200_000) + sf.col("ahead")).alias("since")
     ours = branches.where((first & (sf.col("branch") == 0)) | every).select(
-        "source", sf.lit(str(Kind.DTX)).alias("kind"), "rm", "vhost", "format_id", "gtrid", "bqual",
+        "source", sf.lit(str(SourceKind.DTX)).alias("kind"), "rm", "vhost", "format_id", "gtrid", "bqual",
         _uuid("gtrid", sf.col("branch"), sf.lit(0)).alias("branch_id"),
         sf.lit("prepared").alias("state"), "owner", since, observed,
     )  # fmt: skip
     theirs = branches.where(foreign & (sf.col("branch") == 0)).select(
-        sf.lit("accounts").alias("source"), sf.lit(str(Kind.POSTGRESQL)).alias("kind"), sf.lit("accounts").alias("rm"),
-        sf.lit("bank").alias("vhost"), "format_id", "gtrid", sf.lit("pg").cast("binary").alias("bqual"),
+        sf.lit("accounts").alias("source"), sf.lit(str(SourceKind.POSTGRESQL)).alias("kind"),
+        sf.lit("accounts").alias("rm"), sf.lit("bank").alias("vhost"), "format_id", "gtrid",
+        sf.lit("pg").cast("binary").alias("bqual"),
         sf.lit(None).cast("string").alias("branch_id"),
         sf.lit("prepared").alias("state"), sf.lit("bank_role").alias("owner"), since, observed,
     )  # fmt: skip

@@ -21,9 +21,9 @@ import pymysql
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
 
 from dtx.pipeline.quarantine import Quarantined, sample
+from dtx.pipeline.source.batch_reader import read_table
 from dtx.pipeline.source.columns import SOURCE, TABLES, arrow_schema
 from dtx.pipeline.source.options import parse
-from dtx.pipeline.source.reading import read_table
 from dtx.pipeline.source.server import AT_ONCE, SourceError, Waits, connected, reachable, sentence
 from dtx.xa.codes import XaError
 from dtx.xa.xid import Xid

@@ -20,7 +20,7 @@ _TERMINAL_SECONDS: Final = 0.5
 _LOG_SECONDS: Final = 15.0
 
 
-class Work(NamedTuple):
+class StageProgress(NamedTuple):
     """How far the stages are that run now.
 
     Args:
@@ -92,7 +92,7 @@ class Progress:
             with suppress(Exception):
                 self._show(self.line(time.monotonic(), self._look()))
 
-    def line(self, now: float, work: Work) -> str:
+    def line(self, now: float, work: StageProgress) -> str:
         """The line that is shown at *now*, in seconds of the monotonic clock."""
         words = [self._title]
         if self._doing:
@@ -122,16 +122,16 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _looker(spark: "SparkSession | None") -> tuple[Callable[[], Work], Callable[[], None]]:
+def _looker(spark: "SparkSession | None") -> tuple[Callable[[], StageProgress], Callable[[], None]]:
     if spark is None:
-        return lambda: Work(0, 0, 0), lambda: None
+        return lambda: StageProgress(0, 0, 0), lambda: None
     if hasattr(spark, "registerProgressHandler") and "connect" in type(spark).__module__:
         return _remote(spark)
     # The one place that looks behind DataFrames: without Connect there is no other way to see tasks, and nothing but
     # this line on stderr depends on it.
     tracker = spark.sparkContext.statusTracker()
 
-    def look() -> Work:
+    def look() -> StageProgress:
         found = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
         running = [info for info in found if info is not None]
         return _sum((info.numCompletedTasks, info.numTasks) for info in running)
@@ -139,19 +139,21 @@ def _looker(spark: "SparkSession | None") -> tuple[Callable[[], Work], Callable[
     return look, lambda: None
 
 
-def _remote(spark: "SparkSession") -> tuple[Callable[[], Work], Callable[[], None]]:
+def _remote(spark: "SparkSession") -> tuple[Callable[[], StageProgress], Callable[[], None]]:
     session: Any = spark
-    state = Work(0, 0, 0)
+    state = StageProgress(0, 0, 0)
 
     def hear(*, stages: Iterable[Any] | None, done: bool, **_: object) -> None:
         nonlocal state
         running = [stage for stage in stages or () if not stage.done]
-        state = Work(0, 0, 0) if done else _sum((stage.num_completed_tasks, stage.num_tasks) for stage in running)
+        state = (
+            StageProgress(0, 0, 0) if done else _sum((stage.num_completed_tasks, stage.num_tasks) for stage in running)
+        )
 
     session.registerProgressHandler(hear)
     return lambda: state, lambda: session.removeProgressHandler(hear)
 
 
-def _sum(stages: Iterable[tuple[int, int]]) -> Work:
+def _sum(stages: Iterable[tuple[int, int]]) -> StageProgress:
     counted = list(stages)
-    return Work(len(counted), sum(done for done, _ in counted), sum(tasks for _, tasks in counted))
+    return StageProgress(len(counted), sum(done for done, _ in counted), sum(tasks for _, tasks in counted))

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
 from dtx.config import redact
 from dtx.pipeline import archive as journals
-from dtx.pipeline.decisions import DecisionLog, LogKind
+from dtx.pipeline.decisions import LogKind, ManagerLog
 from dtx.pipeline.decisions import read as read_decisions
 from dtx.pipeline.files import Files, LakeError
 from dtx.pipeline.fleet import Fleet
@@ -22,7 +22,7 @@ from dtx.pipeline.lake import LOCK, Lake
 from dtx.pipeline.participants import Participant, ParticipantKind, observe, waiting
 from dtx.pipeline.progress import Progress
 from dtx.pipeline.quarantine import Quarantined
-from dtx.pipeline.reconcile import PublishingFailed, Run, State, Total, current, publish, run, runs
+from dtx.pipeline.reconcile import PublishingFailed, Results, Run, Total, current, publish, run, runs
 from dtx.pipeline.report import collect, write_report
 from dtx.pipeline.session import SessionOptions, open_session
 from dtx.pipeline.source import reachable
@@ -143,7 +143,7 @@ class Steps:
         lake = Lake(self._fleet.lake)
         with lake.files.alone(LOCK), self._results.alone(_LOCK):
             found = {"lines of journals": lake.table.remove_before(before, "at", dry_run=dry_run)}
-            state = State(self._results.uri)
+            state = Results(self._results.uri)
             return found | (state.retain(before, dry_run=dry_run) if state.verdicts.exists else {})
 
     def reconcile(self, *, full: bool, to_publish: bool) -> list[Quarantined]:
@@ -237,7 +237,7 @@ class Steps:
         for verdict, total in done.totals.items():
             if total.transactions:
                 self._say(f"  {verdict:<18} {total.transactions:>15,}")
-        state = State(self._results.uri)
+        state = Results(self._results.uri)
         tables = [table for table in (state.verdicts, state.history) if table.exists]
         rows = [row for table in tables for row in _maintained(table.maintain)]
         wrong = [*unseen, *unread, *lake.quarantined, *_stale(done, rules), *rows]
@@ -254,7 +254,7 @@ class Steps:
 
     def _lines(self) -> int:
         """How many lines and verdicts there are, without reading them."""
-        tables = (Lake(self._fleet.lake).table, State(self._results.uri).verdicts)
+        tables = (Lake(self._fleet.lake).table, Results(self._results.uri).verdicts)
         return sum(int(table.load().count()) for table in tables if table.exists)
 
     def _publish(self, done: Run, say: Callable[[str], None]) -> int:
@@ -272,10 +272,10 @@ class Steps:
         return [Quarantined(**row) for step in ("archive", "reconcile") for row in noted.get(step, ())]
 
 
-def _log(name: str, kind: str, path: str | None, url: str | None) -> DecisionLog:
+def _log(name: str, kind: str, path: str | None, url: str | None) -> ManagerLog:
     if kind == "dtx":
         kind = LogKind.SQLITE if url is None else LogKind.POSTGRESQL
-    return DecisionLog(kind=LogKind(kind), name=name, place=url or path or "")
+    return ManagerLog(kind=LogKind(kind), name=name, place=url or path or "")
 
 
 def _maintained(maintain: Callable[[], list[Quarantined]]) -> list[Quarantined]:

@@ -49,7 +49,7 @@ PLAIN: Final = frozenset({Verdict.COMMITTED, Verdict.ROLLED_BACK})
 """The verdicts that nobody needs to look at."""
 
 
-class Kind(StrEnum):
+class SourceKind(StrEnum):
     """Where an observation comes from."""
 
     DTX = "dtx"
@@ -282,7 +282,7 @@ def _rolled_back(facts: Facts, _: Rules) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class VerdictRule:
     """When a verdict is given.
 
     Args:
@@ -297,72 +297,72 @@ class Rule:
 
 
 RULES: Final = (
-    Rule(
+    VerdictRule(
         Verdict.XID_REUSED,
         "The same xid had two lives in the same resource manager and virtual host, so nothing else can be told apart.",
         lambda facts, _: facts.reused,
     ),
-    Rule(
+    VerdictRule(
         Verdict.MIXED,
         "One branch was committed and another rolled back, both by order of a transaction manager.",
         _mixed,
     ),
-    Rule(
+    VerdictRule(
         Verdict.AGAINST_DECISION,
         "A branch was committed although a transaction manager decided to roll back, or the other way round, or one"
         " timed out and another was committed.",
         _against_decision,
     ),
-    Rule(
+    VerdictRule(
         Verdict.HEURISTIC_DAMAGE,
         "A heuristic outcome is mixed, or goes against the decision, another branch or another heuristic outcome.",
         _heuristic_damage,
     ),
-    Rule(
+    VerdictRule(
         Verdict.HAZARD,
         "Nobody knows which way a branch went: its heuristic outcome is hazard, or was forgotten unrecorded.",
         lambda facts, _: facts.unknown,
     ),
-    Rule(
+    VerdictRule(
         Verdict.FORGOTTEN_EARLY,
         "Somebody other than its owner had a heuristic outcome forgotten while another branch was open, the transaction"
         " manager had not finished, or before it decided.",
         _forgotten_early,
     ),
-    Rule(
+    VerdictRule(
         Verdict.UNFINISHED,
         "The decision is known, from a log or from another branch, and a branch is still open; or the transaction"
         " manager says itself that it has not finished; and nothing has happened lately.",
         _unfinished,
     ),
-    Rule(
+    VerdictRule(
         Verdict.NOT_ARCHIVED,
         "A branch has ended, and its journal was not archived since: how it ended is not known yet.",
         lambda facts, _: facts.gone,
     ),
-    Rule(
+    VerdictRule(
         Verdict.ORPHAN,
         "A branch has been in doubt for longer than a transaction manager takes, none has a decision about it, and no"
         " other branch has ended unheard of.",
         _orphan,
     ),
-    Rule(
+    VerdictRule(
         Verdict.OWNER_MISMATCH,
         "Branches of it in dtx belong to different users.",
         lambda facts, _: facts.owners_differ,
     ),
-    Rule(
+    VerdictRule(
         Verdict.IN_DOUBT,
         "A branch has voted and waits for a decision, or for what has just been decided.",
         lambda facts, _: facts.open > 0,
     ),
-    Rule(
+    VerdictRule(
         Verdict.ROLLED_BACK,
         "A branch was rolled back or timed out, and the others had nothing to do or were, too; or none had anything to"
         " do, or there is none, and the decision is to roll back.",
         _rolled_back,
     ),
-    Rule(
+    VerdictRule(
         Verdict.COMMITTED,
         "A branch was committed, and the others had nothing to do or were, too; or none had anything to do, or there is"
         " none, and the decision is not to roll back.",

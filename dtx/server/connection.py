@@ -11,10 +11,10 @@ from enum import Enum
 from itertools import count
 from typing import Final
 
-from dtx.config.rules import Resource
+from dtx.config.rules import QuotaResource
 from dtx.manager import TransactionManager, Who
 from dtx.manager.limits import Holdings
-from dtx.server.front import ClientTransport
+from dtx.server.client_session import ClientTransport
 from dtx.server.limits import MAX_UNSENT
 from dtx.store.slices import Slices
 from dtx.telemetry import get_logger
@@ -159,10 +159,10 @@ class BaseClient(ABC):
             XaError: 530, its user or virtual host has too many connections.
         """
         holdings = self.manager.quotas.of(who.user, who.vhost)
-        reason = holdings.excess(Resource.CONNECTIONS)
+        reason = holdings.excess(QuotaResource.CONNECTIONS)
         if reason is not None:
             raise XaError(ReplyCode.NOT_ALLOWED, f"connection refused: {reason}")
-        holdings.add(Resource.CONNECTIONS)
+        holdings.add(QuotaResource.CONNECTIONS)
         self._admitted = holdings
         self.budget = holdings.budget
 
@@ -170,7 +170,7 @@ class BaseClient(ABC):
         """The client counts no longer. Idempotent."""
         holdings, self._admitted = self._admitted, None
         if holdings is not None:
-            holdings.remove(Resource.CONNECTIONS)
+            holdings.remove(QuotaResource.CONNECTIONS)
 
     def _over(self) -> None:
         self._discount_connection()

@@ -33,7 +33,7 @@ def _forget_ok(number: int, _: XaFlag) -> bytes:
     return methods.DtxForgetOk().frame(number)
 
 
-class Coordination:
+class CoordinationHandler:
     """Runs the calls of one channel.
 
     Args:

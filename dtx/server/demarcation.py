@@ -20,7 +20,7 @@ _end_ok: Final = packer(methods.DtxEndOk)
 _OK: Final = XaFlag.OK
 
 
-class Demarcation:
+class DemarcationHandler:
     """The associations of one channel.
 
     Args:

@@ -19,7 +19,7 @@ from typing import Final, cast
 from dtx.auth.login_throttle import source_of
 from dtx.config import Address, ConfigError
 from dtx.manager import Who
-from dtx.server.front import ClientSession
+from dtx.server.client_session import ClientSession
 from dtx.server.memory import Leftovers
 from dtx.store.rabbitmq.upstream import MOST_UNSENT
 from dtx.telemetry import Metrics, get_logger
@@ -40,7 +40,7 @@ _RESERVED: Final = 16
 _GRACE: Final = 5.0
 """Seconds for a handshake before it may be closed to make room for another client."""
 
-NewSession = Callable[["ClientConnection", bytes], ClientSession | None]
+NewSession = Callable[["AcceptedConnection", bytes], ClientSession | None]
 """Makes the session of a connection whose header has been read; ``None`` where nobody here speaks that protocol."""
 
 
@@ -69,7 +69,7 @@ _NAMES: Final = {
 }
 
 
-class ClientConnection(asyncio.Protocol):
+class AcceptedConnection(asyncio.Protocol):
     """One socket of a client.
 
     Args:
@@ -265,9 +265,9 @@ class Listener:
         self._max_handshakes = max_handshakes
         self._coordinators = coordinators
         self._metrics = metrics
-        self._connections: dict[ClientConnection, str] = {}
+        self._connections: dict[AcceptedConnection, str] = {}
         """Whose sockets are open, with what stands for their address."""
-        self._handshakes: dict[str, dict[ClientConnection, float]] = {}
+        self._handshakes: dict[str, dict[AcceptedConnection, float]] = {}
         """By that: those that are not open yet, as they came, and when (seconds of the loop)."""
         self._left: set[ClientSession] = set()
         """Sessions that go on without their client."""
@@ -302,7 +302,7 @@ class Listener:
     async def _bind(self, host: str, port: int, tls: ssl.SSLContext | None) -> asyncio.Server | TlsServer:
         if tls is None:
             server = await asyncio.get_running_loop().create_server(
-                lambda: ClientConnection(self), host, port, backlog=_BACKLOG, start_serving=False
+                lambda: AcceptedConnection(self), host, port, backlog=_BACKLOG, start_serving=False
             )
             self._servers.append(server)
             return server
@@ -311,12 +311,12 @@ class Listener:
         await tls_server.bind(host, port)
         return tls_server
 
-    def _admit_tls(self, accepted: socket.socket, peer: str) -> ClientConnection | None:
-        connection = ClientConnection(self, accepted)
+    def _admit_tls(self, accepted: socket.socket, peer: str) -> AcceptedConnection | None:
+        connection = AcceptedConnection(self, accepted)
         return connection if self.admit(connection, peer) else None
 
     def _dismiss_tls(self, protocol: asyncio.Protocol) -> None:
-        self.dismiss(cast("ClientConnection", protocol))
+        self.dismiss(cast("AcceptedConnection", protocol))
 
     async def accept(self, new_session: NewSession) -> None:
         """Accept clients on all addresses; *new_session* makes their sessions."""
@@ -326,7 +326,7 @@ class Listener:
         for tls_server in self._tls_servers:
             tls_server.start_serving(_BACKLOG)
 
-    def admit(self, connection: ClientConnection, peer: str) -> bool:
+    def admit(self, connection: AcceptedConnection, peer: str) -> bool:
         """Whether there is room for one more, from the address *peer*, or it has been admitted already."""
         if connection in self._connections:
             return True
@@ -358,7 +358,7 @@ class Listener:
         oldest.abort()
         return True
 
-    def has_room_for(self, connection: ClientConnection, who: Who) -> bool:
+    def has_room_for(self, connection: AcceptedConnection, who: Who) -> bool:
         """Whether *connection*, whose handshake is over, may stay: the last places are the coordinators'."""
         within_handshake = sum(map(len, self._handshakes.values()))
         others = len(self._connections) + len(self._left) - within_handshake
@@ -368,7 +368,7 @@ class Listener:
         _log.info("connection opened", **_described(connection))
         return True
 
-    def _end_handshake(self, connection: ClientConnection) -> None:
+    def _end_handshake(self, connection: AcceptedConnection) -> None:
         source = self._connections.get(connection, "")
         ours = self._handshakes.get(source, {})
         if connection in ours:
@@ -376,7 +376,7 @@ class Listener:
             if not ours:
                 del self._handshakes[source]
 
-    def dismiss(self, connection: ClientConnection) -> None:
+    def dismiss(self, connection: AcceptedConnection) -> None:
         """A socket is closed. Idempotent."""
         if connection not in self._connections:
             return
@@ -390,7 +390,7 @@ class Listener:
         elif connection.session is not None:  # a broker that refuses a login knows no more than dtx's own address
             _log.info("connection closed in its handshake", **_described(connection))
 
-    def begin(self, connection: ClientConnection, header: bytes) -> ClientSession | None:
+    def begin(self, connection: AcceptedConnection, header: bytes) -> ClientSession | None:
         """A client has said what it speaks; ``None`` where dtx does not."""
         assert self._new_session is not None, "clients are accepted only after that"
         session = self._new_session(connection, header)
@@ -437,7 +437,7 @@ class Listener:
         self._leftovers.close()
 
 
-def _described(connection: ClientConnection) -> dict[str, object]:
+def _described(connection: AcceptedConnection) -> dict[str, object]:
     """What the log says of a connection."""
     session, arrived = connection.session, connection.arrived
     assert session is not None, "it is there once the header has been read"

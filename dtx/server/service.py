@@ -21,7 +21,7 @@ from dtx.db import migrate
 from dtx.embedded.postgres import EmbeddedPostgres
 from dtx.failpoint import Point
 from dtx.log.lease import Keep
-from dtx.log.postgres import PostgresLog
+from dtx.log.postgres import TransactionLog
 from dtx.manager import Limits, TransactionManager
 from dtx.server import memory
 from dtx.server.listener import Listener, NewSession
@@ -31,7 +31,7 @@ from dtx.wire.amqp09 import closes
 from dtx.wire.amqp09.errors import HardCode
 
 if TYPE_CHECKING:
-    from dtx.server.operating import Operating
+    from dtx.server.operator_service import OperatorService
 
 _log = get_logger(part="service")
 OK: Final = 0
@@ -42,7 +42,7 @@ _GOODBYE: Final = 5.0
 """Seconds that clients have to say goodbye on a graceful stop."""
 _Opened: TypeAlias = tuple[TransactionManager, NewSession, Callable[[], Mapping[str, LaneNumbers]]]
 """The manager, what makes the connection of a client, and what tells the lanes."""
-_OpenMode: TypeAlias = Callable[[str, PostgresLog], Awaitable[_Opened]]
+_OpenMode: TypeAlias = Callable[[str, TransactionLog], Awaitable[_Opened]]
 """Opens a mode, given the database's URL and the log under its lease."""
 
 
@@ -182,13 +182,13 @@ async def _migrate(url: str) -> None:
     _log.info("the tables are there", database=redact(url), revision=revision)
 
 
-def _operating(settings: Settings, metrics: Metrics, stack: AsyncExitStack) -> "Operating | None":
+def _operating(settings: Settings, metrics: Metrics, stack: AsyncExitStack) -> "OperatorService | None":
     """The operators' part, listening; ``None`` where nobody wants it: then it is not even loaded."""
     if settings.no_admin and not settings.policy and not settings.alert_after:
         return None
-    from dtx.server.operating import Operating
+    from dtx.server.operator_service import OperatorService
 
-    return Operating(settings, metrics, stack)
+    return OperatorService(settings, metrics, stack)
 
 
 async def _mode(settings: Settings, metrics: Metrics, stack: AsyncExitStack) -> tuple[str, _OpenMode]:
@@ -203,7 +203,7 @@ async def _mode(settings: Settings, metrics: Metrics, stack: AsyncExitStack) -> 
     if settings.broker is None:
         from dtx.server.standalone.mode import open_standalone
 
-        async def standalone(url: str, log: PostgresLog) -> _Opened:
+        async def standalone(url: str, log: TransactionLog) -> _Opened:
             opened = await open_standalone(settings, url, log, _limits(settings), metrics, stack)
             return *opened, dict
 
@@ -213,7 +213,7 @@ async def _mode(settings: Settings, metrics: Metrics, stack: AsyncExitStack) -> 
     broker = broker_of(settings)
     await require_broker(broker, vhost_of(settings))
 
-    async def alongside(_: str, log: PostgresLog) -> _Opened:
+    async def alongside(_: str, log: TransactionLog) -> _Opened:
         return await open_alongside(settings, broker, log, _limits(settings), metrics, stack)
 
     return str(broker), alongside
@@ -224,8 +224,10 @@ def _days(seconds: float) -> int | None:
     return math.ceil(seconds / _DAY) or None
 
 
-async def _open_log(settings: Settings, url: str, stack: AsyncExitStack, stop: _Stop, metrics: Metrics) -> PostgresLog:
-    log = PostgresLog(
+async def _open_log(
+    settings: Settings, url: str, stack: AsyncExitStack, stop: _Stop, metrics: Metrics
+) -> TransactionLog:
+    log = TransactionLog(
         url,
         settings.rm,
         lease_ttl=settings.lease_ttl,

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 from uuid import UUID
 
 from dtx.log.changes import Change, Slot
-from dtx.log.records import BranchRecord, Unit, Work
+from dtx.log.records import BranchRecord, Unit, WorkRow
 from dtx.store.work import HeldPublish, HeldWork, Holder
 from dtx.xa.value import value
 
@@ -60,7 +60,7 @@ class PhaseTwo:
     unit: Unit
     progress: UnitProgress
     size: int
-    work: Callable[[], Awaitable[Sequence[Work]]]
+    work: Callable[[], Awaitable[Sequence[WorkRow]]]
     assign: Callable[[Unit], Awaitable[None]]
     repeated: bool = False
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.log.changes import ROW_BYTES, SHARED_BYTES, Slot
-from dtx.log.records import EXCLUSIVE, Work, WorkKind
+from dtx.log.records import EXCLUSIVE, WorkKind, WorkRow
 
 Decided = Callable[[bool], None]
 """Called once, when a branch has ended, with whether it has committed."""
@@ -53,7 +53,7 @@ class Budget:
 class Returner(Protocol):
     """The channel that published a message, if it still wants to hear of it."""
 
-    def returned(self, work: Work, code: int, text: bytes) -> None:
+    def returned(self, work: WorkRow, code: int, text: bytes) -> None:
         """A mandatory message could not be routed when its branch was committed."""
 
 
@@ -266,13 +266,13 @@ class HeldWork:
             if isinstance(item, HeldPublish) and item.origin is not None
         }
 
-    def to_log(self, units: dict[Holder, int]) -> tuple[Work, ...]:
+    def to_log(self, units: dict[Holder, int]) -> tuple[WorkRow, ...]:
         """The rows of this work; *units* numbers the holders."""
         rows = []
         for position, item in enumerate(self.items):
             if isinstance(item, HeldPublish):
                 rows.append(
-                    Work(
+                    WorkRow(
                         position=position,
                         kind=WorkKind.PUBLISH,
                         exchange=item.exchange,
@@ -284,7 +284,7 @@ class HeldWork:
                 )
             else:
                 rows.append(
-                    Work(
+                    WorkRow(
                         position=position,
                         kind=WorkKind.CONSUME,
                         exchange=item.exchange,

@@ -26,7 +26,7 @@ class TracesUnavailable(ConfigError):
     """Traces are switched on, and OpenTelemetry is not installed."""
 
 
-class Call:
+class TracedCall:
     """The span of one XA call, from its begin to its answer."""
 
     __slots__ = ("_span",)
@@ -91,7 +91,7 @@ class Traces:
         """It has ended."""
         self._branches.pop(branch, None)
 
-    def begin(self, operation: str, branch: UUID | None, attributes: Mapping[str, str | int]) -> Call:
+    def begin(self, operation: str, branch: UUID | None, attributes: Mapping[str, str | int]) -> TracedCall:
         """A call begins.
 
         Its parent is the trace of the branch's first message; it is linked to those of the others.
@@ -104,7 +104,7 @@ class Traces:
         span = self._tracer.start_span(
             f"dtx.{operation}", context=parent, kind=SpanKind.SERVER, attributes=dict(attributes), links=links
         )
-        return Call(span)
+        return TracedCall(span)
 
     def close(self) -> None:
         """Send what is left."""

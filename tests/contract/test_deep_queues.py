@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dtx.log.api import LogUnavailable
-from dtx.store.postgres import recording, store
+from dtx.store.postgres import recorder, store
 from tests.contract.conftest import OpenLog
 from tests.support.memory_log import Fault, MemoryLog
 from tests.support.standalone import TRANSIENT, Client
@@ -21,7 +21,7 @@ OpenClient = Callable[[], Coroutine[Any, Any, Client]]
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything takes several pieces."""
     monkeypatch.setattr(store, "DROPS_AT_ONCE", AT_ONCE)
-    monkeypatch.setattr(recording, "DROPS_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr(recorder, "DROPS_AT_ONCE", AT_ONCE)
 
 
 @pytest.fixture

@@ -8,7 +8,18 @@ from uuid import uuid4
 import pytest
 
 from dtx.log.api import LogConflict, TransactionLog
-from dtx.log.records import Advance, Ending, Insert, JournalEntry, JournalEvent, Line, LogState, Lookup, Note, UnitState
+from dtx.log.records import (
+    Advance,
+    Insert,
+    JournalEnding,
+    JournalEntry,
+    JournalEvent,
+    Line,
+    LogState,
+    Lookup,
+    NoteWrite,
+    UnitState,
+)
 from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid
 from tests.contract.conftest import OpenLog
@@ -201,7 +212,9 @@ async def test_a_completed_branch_leaves_and_is_remembered(log: TransactionLog) 
     assert await all_of(log.load()) == {}
     assert await log.read_work(branch.id) == []
     assert await log.lookup("/", branch.xid) == Lookup(
-        ending=Ending(event=JournalEvent.ROLLED_BACK, at=completion.journal.at, branch_id=branch.id, owner=branch.owner)
+        ending=JournalEnding(
+            event=JournalEvent.ROLLED_BACK, at=completion.journal.at, branch_id=branch.id, owner=branch.owner
+        )
     )
 
 
@@ -238,7 +251,7 @@ async def test_the_last_ending_of_a_reused_xid_counts(log: TransactionLog) -> No
         branch = a_branch(xid=xid)
         await log.write(an_insert(branch))
         await log.write(a_completion(branch, event))
-    await log.write(Note(journal=a_line(a_branch(xid=xid), JournalEvent.TIMED_OUT)))
+    await log.write(NoteWrite(journal=a_line(a_branch(xid=xid), JournalEvent.TIMED_OUT)))
     ending = (await log.lookup("/", xid)).ending
     assert ending is not None
     assert ending.event is JournalEvent.ROLLED_BACK
@@ -253,7 +266,7 @@ async def test_the_journal_tells_everything_in_order(log: TransactionLog) -> Non
         a_line(branch, JournalEvent.FORGOTTEN, started_at=None, prepared_at=None, decided_at=1_800_000_009.0),
     ]
     for line in lines:
-        await log.write(Note(journal=line))
+        await log.write(NoteWrite(journal=line))
     assert await log.history("/", branch.xid) == lines
     assert await log.history(None, branch.xid) == lines
     assert await log.history("elsewhere", branch.xid) == []
@@ -328,7 +341,7 @@ async def test_a_heuristic_outcome_stays_until_it_is_forgotten(log: TransactionL
     forgotten = replace(a_line(branch, JournalEvent.FORGOTTEN), outcome=Heuristic.MIXED)
     await log.write(a_completion(branch, expect=LogState.HEURISTIC, version=3, journal=forgotten))
     assert await log.lookup("/", branch.xid) == Lookup(
-        ending=Ending(
+        ending=JournalEnding(
             event=JournalEvent.FORGOTTEN,
             at=forgotten.at,
             branch_id=branch.id,
@@ -427,8 +440,8 @@ async def test_a_standby_waits_until_the_active_log_closes(open_log: OpenLog) ->
 
 async def test_a_note_belongs_to_no_branch(log: TransactionLog) -> None:
     line = a_line(a_branch(), JournalEvent.READ_ONLY)
-    await log.write(Note(journal=line))
-    assert (await log.lookup("/", line.xid)).ending == Ending(
+    await log.write(NoteWrite(journal=line))
+    assert (await log.lookup("/", line.xid)).ending == JournalEnding(
         event=JournalEvent.READ_ONLY, at=line.at, branch_id=line.branch_id, owner=line.owner
     )
     assert await all_of(log.load()) == {}

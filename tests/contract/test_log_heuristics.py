@@ -6,11 +6,11 @@ import pytest
 
 from dtx.log.api import LogConflict, MessageLog
 from dtx.log.changes import Change, Define, QueueRow, Slot, StoredMessage
-from dtx.log.records import EXCLUSIVE, Close, Fate, JournalEvent, Line, LogState, Redirect, WorkKind
+from dtx.log.records import EXCLUSIVE, CloseWrite, Fate, JournalEvent, Line, LogState, Redirect, WorkKind
 from dtx.xa.codes import Heuristic
 from tests.support.branches import a_branch, a_commit, a_completion, a_consume, a_line, a_publish, an_insert
 
-COMMITTED = Close(publishes=Fate.PUBLISHED, consumes=Fate.CONSUMED)
+COMMITTED = CloseWrite(publishes=Fate.PUBLISHED, consumes=Fate.CONSUMED)
 
 
 async def fates(log: MessageLog) -> list[Fate | None]:
@@ -85,7 +85,7 @@ async def test_forget_archives_what_nobody_got(log: MessageLog) -> None:
     work = (a_publish(0), a_publish(1, body=bytes(range(256))), a_consume(2), a_consume(3))
     await log.write(an_insert(branch, *work))
     line = a_line(branch, JournalEvent.HEURISTIC, outcome=Heuristic.MIXED)
-    close = Close(publishes=Fate.DROPPED, consumes=Fate.PUT_BACK)
+    close = CloseWrite(publishes=Fate.DROPPED, consumes=Fate.PUT_BACK)
     decision = a_commit(branch, to=LogState.HEURISTIC, outcome=Heuristic.MIXED, journal=line, close=close)
     await log.write(replace(decision, fates=((3, Fate.DISCARDED),)))
     assert await log.read_archive(branch.xid) == []
@@ -109,7 +109,7 @@ async def test_forget_archives_what_nobody_got(log: MessageLog) -> None:
 async def test_a_completion_that_is_refused_archives_nothing(log: MessageLog) -> None:
     branch = a_branch()
     await log.write(an_insert(branch))
-    close = Close(publishes=Fate.DROPPED, consumes=Fate.PUT_BACK)
+    close = CloseWrite(publishes=Fate.DROPPED, consumes=Fate.PUT_BACK)
     line = a_line(branch, JournalEvent.HEURISTIC, outcome=Heuristic.ROLLED_BACK)
     outcome = Heuristic.ROLLED_BACK
     await log.write(a_commit(branch, to=LogState.HEURISTIC, outcome=outcome, journal=line, close=close))

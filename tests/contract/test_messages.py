@@ -7,7 +7,7 @@ import pytest
 
 from dtx.log.api import LogConflict, LogError, MessageLog
 from dtx.log.changes import Change, Define, Definitions, DestinationKind, ExchangeKey, QueueContents, Slot, Store
-from dtx.log.records import JournalEvent, LogState, Note
+from dtx.log.records import JournalEvent, LogState, NoteWrite
 from tests.contract.conftest import OpenLog
 from tests.support.branches import a_branch, a_completion, a_line, all_of, an_insert
 from tests.support.stored import QUEUE, a_binding, a_message, a_queue, an_exchange, drops, puts
@@ -227,7 +227,7 @@ async def test_a_one_phase_commit_is_a_note_and_names_its_branch(log: MessageLog
     held, message = a_message(), a_message()
     await log.write(Store(change=puts(held)))
     line = a_line(a_branch(state=LogState.PREPARED), JournalEvent.COMMITTED, one_phase=True)
-    await log.write(Note(journal=line, change=Change(puts=[message], drops=[held.slot])))
+    await log.write(NoteWrite(journal=line, change=Change(puts=[message], drops=[held.slot])))
     assert await positions_in(log) == [message.position]
     ending = (await log.lookup("/", line.xid)).ending
     assert ending is not None

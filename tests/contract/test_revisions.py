@@ -5,13 +5,13 @@ import pytest
 from dtx.log.api import LogUnavailable
 from dtx.log.changes import StoredMessage
 from dtx.store.postgres import store
-from dtx.store.postgres.consumers import Delivery
+from dtx.store.postgres.consumers import QueueDelivery
 from dtx.wire.amqp09 import properties
 from tests.support.memory_log import Fault, MemoryLog
 from tests.support.standalone import Client, OpenClient
 
 
-def marked(_: Delivery, message: StoredMessage) -> bytes:
+def marked(_: QueueDelivery, message: StoredMessage) -> bytes:
     """A message that has been here."""
     return properties.set_header(message.properties, b"x-seen", message.body)
 

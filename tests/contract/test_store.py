@@ -7,7 +7,7 @@ import pytest
 
 from dtx.log.changes import SHARED_BYTES, Slot, StoredMessage
 from dtx.store.postgres import store
-from dtx.store.postgres.consumers import Delivery
+from dtx.store.postgres.consumers import QueueDelivery
 from dtx.store.postgres.exchanges import Queue
 from dtx.wire.amqp09 import properties
 from dtx.wire.amqp09.properties import Property, build
@@ -115,9 +115,9 @@ class _Got:
     no_ack = False
 
     def __init__(self) -> None:
-        self.found: tuple[Delivery, StoredMessage] | None = None
+        self.found: tuple[QueueDelivery, StoredMessage] | None = None
 
-    def got(self, found: tuple[Delivery, StoredMessage] | None, remaining: int) -> None:
+    def got(self, found: tuple[QueueDelivery, StoredMessage] | None, remaining: int) -> None:
         self.found = found
 
 

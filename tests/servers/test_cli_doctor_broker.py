@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dtx.cli.doctor import Check, Status
+from dtx.cli.doctor import DoctorCheck, Status
 from dtx.cli.doctor.broker import check_broker
 from dtx.config import Settings
 from tests.support.postgres import PostgresServer
@@ -34,7 +34,7 @@ def add_user(rabbitmq: RabbitNode, vhost: str) -> Iterator[AddUser]:
         rabbitmq.delete_user(name)
 
 
-def look(node: RabbitNode, url: str, **more: object) -> dict[str, Check]:
+def look(node: RabbitNode, url: str, **more: object) -> dict[str, DoctorCheck]:
     settings = Settings.model_validate({"broker": url, "management": node.management_url, **more})
     return {check.name: check for check in check_broker(settings)}
 

@@ -17,19 +17,19 @@ import pytest
 from dtx.admin.safe_text import iso_time
 from dtx.cli import run
 from dtx.db import migrate as migrations
-from dtx.log.postgres import PostgresLog
+from dtx.log.postgres import TransactionLog
 from dtx.log.records import (
     Advance,
     BranchRecord,
-    Complete,
+    CompleteWrite,
     Insert,
     JournalEntry,
     JournalEvent,
     LogState,
     LogWrite,
     Unit,
-    Work,
     WorkKind,
+    WorkRow,
 )
 from dtx.wire.amqp09 import properties
 from dtx.wire.amqp09.properties import Property
@@ -70,17 +70,17 @@ def entry(of: BranchRecord, event: JournalEvent, **more: Any) -> JournalEntry:
     return JournalEntry(**{**values, **more})
 
 
-def publish(position: int, body: bytes, **more: Any) -> Work:
+def publish(position: int, body: bytes, **more: Any) -> WorkRow:
     values: dict[str, Any] = {
         "position": position, "kind": WorkKind.PUBLISH, "exchange": b"orders", "routing_key": b"new",
         "properties": properties.EMPTY, "body": body,
     }  # fmt: skip
-    return Work(**{**values, **more})
+    return WorkRow(**{**values, **more})
 
 
 def write(url: str, *records: LogWrite, rm: str = "dtx") -> None:
     async def all_of_them() -> None:
-        log = PostgresLog(url, rm, holder="test-host:1")
+        log = TransactionLog(url, rm, holder="test-host:1")
         await log.open()
         try:
             for record in records:
@@ -144,7 +144,7 @@ def three(dtx: Command) -> Command:
             branch=stuck,
             work=[
                 publish(0, ATTACK, exchange=b"ex\xff", properties=raw),
-                Work(
+                WorkRow(
                     position=1, kind=WorkKind.CONSUME, exchange=b"", routing_key=b"k", queue=b"q\x1b", flags=1,
                     properties=b"\xff\xff", body=ATTACK, unit=1,
                 ),
@@ -298,7 +298,7 @@ def test_show_knows_a_branch_that_is_completed_from_the_journal(dtx: Command) ->
     write(
         dtx.url,
         Insert(branch=done, work=[publish(0, b"hello")], journal=entry(done, JournalEvent.PREPARED)),
-        Complete(
+        CompleteWrite(
             id=done.id, expect=LogState.PREPARED, version=1, journal=entry(done, JournalEvent.COMMITTED, at=NOW + 3)
         ),
     )
@@ -334,7 +334,7 @@ def test_commands_work_while_the_log_is_served(dtx: Command) -> None:
     """They read the database without a lease."""
 
     async def served() -> None:
-        log = PostgresLog(dtx.url, "dtx", holder="busy-host:1")
+        log = TransactionLog(dtx.url, "dtx", holder="busy-host:1")
         await log.open()
         try:
             await log.write(Insert(branch=branch(PLAIN)))

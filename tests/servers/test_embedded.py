@@ -379,7 +379,7 @@ def test_as_root_a_cluster_that_root_has_restored_is_refused_with_what_to_do(new
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root changes its user")
 def test_as_root_programs_out_of_reach_are_copied(new_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster.Account, "reaches", lambda _, path: path.name != "bin")
+    monkeypatch.setattr(cluster.SystemAccount, "reaches", lambda _, path: path.name != "bin")
     with EmbeddedPostgres(new_dir) as server:
         program = str(Path(f"/proc/{server.pid}/exe").readlink())
         assert program.startswith(str(new_dir / "programs"))

@@ -9,11 +9,11 @@ from uuid import uuid4
 
 import pytest
 
-from dtx.server.alongside.order import FLOW
+from dtx.server.alongside.channel_barrier import FLOW
 from dtx.store.rabbitmq import messages
-from dtx.store.rabbitmq.identity import Identity, NameTaken, consumers_of, declare_lock, hold_lock
+from dtx.store.rabbitmq.identity import BrokerIdentity, NameTaken, consumers_of, declare_lock, hold_lock
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
-from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel
+from dtx.store.rabbitmq.upstream import OwnChannel, UpstreamChannelClosed
 from dtx.wire.amqp09 import methods, properties, tables
 from dtx.wire.amqp09.events import ContentReceived
 from dtx.wire.amqp09.frames import header_frame, method_frame
@@ -168,9 +168,9 @@ async def bodies(channel: OwnChannel, queue: bytes) -> list[bytes]:
     return found
 
 
-async def closed(work: Awaitable[object]) -> ChannelClosed:
+async def closed(work: Awaitable[object]) -> UpstreamChannelClosed:
     """The exception that the broker closes the channel with."""
-    with pytest.raises(ChannelClosed) as caught:
+    with pytest.raises(UpstreamChannelClosed) as caught:
         await work
     return caught.value
 
@@ -277,7 +277,7 @@ async def test_a_lock_is_held_until_the_last_channel_has_ended(play: Play) -> No
 
 async def test_a_second_log_cannot_claim_the_same_name(play: Play) -> None:
     async def scenario(rig: Rig) -> None:
-        mine, theirs = (Identity(rm=rig.queue.decode(), log=uuid4(), instance=uuid4()) for _ in range(2))
+        mine, theirs = (BrokerIdentity(rm=rig.queue.decode(), log=uuid4(), instance=uuid4()) for _ in range(2))
         for identity in (mine, replace(mine, instance=uuid4())):
             await identity.claim("/", await rig.channel())
         with pytest.raises(NameTaken, match="belongs to another log"):

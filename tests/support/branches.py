@@ -9,16 +9,16 @@ from uuid import UUID, uuid4
 from dtx.log.records import (
     Advance,
     BranchRecord,
-    Complete,
+    CompleteWrite,
     Insert,
     JournalEntry,
     JournalEvent,
     LogState,
     Unit,
-    Work,
     WorkKind,
+    WorkRow,
 )
-from dtx.store.rabbitmq.identity import Identity
+from dtx.store.rabbitmq.identity import BrokerIdentity
 from dtx.xa.xid import Xid
 
 _numbers = count(1)
@@ -46,7 +46,7 @@ def a_branch(**changes: Any) -> BranchRecord:
     return BranchRecord(**(values | changes))
 
 
-def a_publish(position: int = 0, **changes: Any) -> Work:
+def a_publish(position: int = 0, **changes: Any) -> WorkRow:
     """A publish to the exchange ``orders``."""
     values: dict[str, Any] = {
         "position": position,
@@ -57,10 +57,10 @@ def a_publish(position: int = 0, **changes: Any) -> Work:
         "properties": b"\x80\x00\x0atext/plain",
         "body": b"hello",
     }
-    return Work(**(values | changes))
+    return WorkRow(**(values | changes))
 
 
-def a_consume(position: int = 0, **changes: Any) -> Work:
+def a_consume(position: int = 0, **changes: Any) -> WorkRow:
     """A message taken from the queue ``incoming`` by unit 1."""
     values: dict[str, Any] = {"kind": WorkKind.CONSUME, "queue": b"incoming\xfe", "unit": 1}
     return a_publish(position, **(values | changes))
@@ -90,7 +90,7 @@ def a_line(branch: BranchRecord, event: JournalEvent = JournalEvent.PREPARED, **
     return JournalEntry(**(values | changes))
 
 
-def an_insert(branch: BranchRecord, *work: Work) -> Insert:
+def an_insert(branch: BranchRecord, *work: WorkRow) -> Insert:
     """The prepare record of *branch*, with one publish unless told otherwise."""
     return Insert(branch=branch, work=work or (a_publish(),), journal=a_line(branch))
 
@@ -107,7 +107,7 @@ def a_commit(branch: BranchRecord, **changes: Any) -> Advance:
     return Advance(**(values | changes))
 
 
-def a_completion(branch: BranchRecord, event: JournalEvent = JournalEvent.COMMITTED, **changes: Any) -> Complete:
+def a_completion(branch: BranchRecord, event: JournalEvent = JournalEvent.COMMITTED, **changes: Any) -> CompleteWrite:
     """The ending of *branch*, which is as it was inserted."""
     values: dict[str, Any] = {
         "id": branch.id,
@@ -115,7 +115,7 @@ def a_completion(branch: BranchRecord, event: JournalEvent = JournalEvent.COMMIT
         "version": branch.version,
         "journal": a_line(branch, event),
     }
-    return Complete(**(values | changes))
+    return CompleteWrite(**(values | changes))
 
 
 async def all_of(records: AsyncIterator[BranchRecord]) -> dict[UUID, BranchRecord]:
@@ -123,6 +123,6 @@ async def all_of(records: AsyncIterator[BranchRecord]) -> dict[UUID, BranchRecor
     return {record.id: record async for record in records}
 
 
-def new_identity(rm: str) -> Identity:
+def new_identity(rm: str) -> BrokerIdentity:
     """Of a dtx with a log that no other test has."""
-    return Identity(rm=f"{rm}-{uuid4()}", log=uuid4(), instance=uuid4())
+    return BrokerIdentity(rm=f"{rm}-{uuid4()}", log=uuid4(), instance=uuid4())

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from dtx.log.records import JournalEvent
-from dtx.pipeline.verdicts import STATE_MARK, Choice, Kind, Verdict
+from dtx.pipeline.verdicts import STATE_MARK, Choice, SourceKind, Verdict
 from dtx.xa.codes import Heuristic
 from tests.support.reference import Decision, Event, Judgement, Key, Observation
 
@@ -102,11 +102,11 @@ def fleet_of(seed: int, transactions: int) -> Fleet:
     events = tuple(event(number) for number in range(transactions * 2))
 
     def observation() -> Observation:
-        kind = dice.choice(tuple(Kind))
+        kind = dice.choice(tuple(SourceKind))
         return Observation(
             # what PostgreSQL has prepared need not be an xid
             **(place() | {"format_id": dice.choice((None, *_FORMATS))}), kind=kind, state=dice.choice(_STATES),
-            branch_id=dice.choice(_LIVES) if kind is Kind.DTX else None, since=dice.choice((None, at(), at())),
+            branch_id=dice.choice(_LIVES) if kind is SourceKind.DTX else None, since=dice.choice((None, at(), at())),
             observed_at=at(),
         )  # fmt: skip
 

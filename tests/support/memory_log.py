@@ -19,22 +19,22 @@ from dtx.log.records import (
     UNDELIVERED,
     WITH_OUTCOME,
     Advance,
-    Archived,
+    ArchivedMessage,
     BranchRecord,
-    Complete,
-    Ending,
+    CompleteWrite,
     Fate,
     Insert,
+    JournalEnding,
     JournalEntry,
     Line,
     LogState,
     LogWrite,
     Lookup,
-    Note,
+    NoteWrite,
     Unit,
     UnitState,
-    Work,
     WorkKind,
+    WorkRow,
     closed,
     redirected,
 )
@@ -57,7 +57,7 @@ class Fault(Enum):
 class _Row:
     rm: str
     branch: BranchRecord
-    work: dict[int, Work]
+    work: dict[int, WorkRow]
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class MemoryDatabase:
     rows: dict[UUID, _Row] = field(default_factory=dict)
     journal: list[tuple[str, JournalEntry]] = field(default_factory=list)
     messages: MemoryMessages = field(default_factory=MemoryMessages)
-    archive: list[tuple[str, Archived]] = field(default_factory=list)
+    archive: list[tuple[str, ArchivedMessage]] = field(default_factory=list)
     holders: dict[str, "MemoryLog"] = field(default_factory=dict)
     released: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -185,7 +185,7 @@ class MemoryLog:
             case Advance(journal=journal, change=change):
                 messages.check(change)
                 self._advance(record)
-            case Complete(journal=journal, change=change):
+            case CompleteWrite(journal=journal, change=change):
                 messages.check(change)
                 row = self._find(record.id, record.expect, record.version)
                 if record.archive:
@@ -193,7 +193,7 @@ class MemoryLog:
                 del self.database.rows[record.id]
                 if isinstance(journal, Line):
                     journal = journal.entry(row.branch)
-            case Note(journal=journal, change=change):
+            case NoteWrite(journal=journal, change=change):
                 messages.check(change)
             case Store(change=change):
                 messages.check(change)
@@ -263,7 +263,7 @@ class MemoryLog:
         undelivered += [replace(work, fate=Fate.DROPPED) for work in self._kept(hidden)]
         for work in undelivered:
             assert work.fate is not None
-            archived = Archived(
+            archived = ArchivedMessage(
                 branch_id=branch.id,
                 position=work.position,
                 vhost=branch.vhost,
@@ -298,18 +298,18 @@ class MemoryLog:
         for row in [row for row in self.database.rows.values() if row.rm == self._rm]:
             yield row.branch
 
-    async def read_work(self, branch_id: UUID) -> list[Work]:
+    async def read_work(self, branch_id: UUID) -> list[WorkRow]:
         """The work of a branch, in order of position."""
         self._require_reachable()
         row = self.database.rows.get(branch_id)
         return [] if row is None else [row.work[position] for position in sorted(row.work)]
 
-    async def read_messages_of(self, branch_id: UUID) -> list[Work]:
+    async def read_messages_of(self, branch_id: UUID) -> list[WorkRow]:
         """As :meth:`read_work`, wherever the messages are."""
         row = self.database.rows.get(branch_id)
         return [] if row is None else [*await self.read_work(branch_id), *self._kept(row.branch)]
 
-    def _kept(self, branch: BranchRecord) -> list[Work]:
+    def _kept(self, branch: BranchRecord) -> list[WorkRow]:
         published, consumed = branch.published or (), branch.consumed or ()
         found = self.database.messages.read((*published, *consumed), None)
         kept = []
@@ -319,7 +319,7 @@ class MemoryLog:
                 publish = position < len(published)
                 name = self.database.messages.name(slot.queue)
                 kept.append(
-                    Work(
+                    WorkRow(
                         position=position,
                         kind=WorkKind.PUBLISH if publish else WorkKind.CONSUME,
                         exchange=message.exchange,
@@ -332,7 +332,7 @@ class MemoryLog:
                 )
         return kept
 
-    async def read_archive(self, xid: Xid) -> list[Archived]:
+    async def read_archive(self, xid: Xid) -> list[ArchivedMessage]:
         """Messages that nobody got, of branches with *xid* that were forgotten."""
         self._require_reachable()
         found = [message for rm, message in self.database.archive if rm == self._rm and message.xid == xid]
@@ -359,7 +359,7 @@ class MemoryLog:
             return Lookup()
         last = lines[-1]
         return Lookup(
-            ending=Ending(
+            ending=JournalEnding(
                 event=last.event, at=last.at, branch_id=last.branch_id, owner=last.owner, outcome=last.outcome
             )
         )
@@ -418,7 +418,7 @@ def _check_unique(what: str, numbers: list[int]) -> None:
         raise LogConflict(f"the numbers of the {what} are not different ones from 0 on")
 
 
-def _check_work(work: Work) -> None:
+def _check_work(work: WorkRow) -> None:
     consumed = work.kind is WorkKind.CONSUME
     if consumed != (work.queue is not None) or (work.unit is not None and not consumed):
         raise LogConflict("a consumption has a queue, a publish has neither queue nor unit")

@@ -31,7 +31,7 @@ _MODULES: Final = (
     "dtx.cli.orders",
     "dtx.cli.serve",
     "dtx.failpoint.action",
-    "dtx.server.operating",
+    "dtx.server.operator_service",
     "dtx.server.service",
     "dtx.server.alongside.mode",
     "dtx.server.standalone.mode",

@@ -40,7 +40,7 @@ from dtx.wire.amqp09.methods import (
     DtxSetTimeoutOk,
     DtxStart,
 )
-from dtx.wire.amqp09.settings import End, EngineSettings
+from dtx.wire.amqp09.settings import EngineSettings, PeerEnd
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 
@@ -131,7 +131,7 @@ class RawClient:
         self.offered = methods.ConnectionTune(0, 0, 0)
         self.largest = 0
         """Octets of the largest frame that came."""
-        self._engine = ConnectionEngine(EngineSettings(), End.CLIENT)
+        self._engine = ConnectionEngine(EngineSettings(), PeerEnd.CLIENT)
         self._selected: set[int] = set()
         self._input = bytearray()
         """What was read behind the last frame."""

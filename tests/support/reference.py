@@ -20,9 +20,9 @@ from dtx.pipeline.verdicts import (
     WITH_OUTCOME,
     Choice,
     Facts,
-    Kind,
     Mark,
     Rules,
+    SourceKind,
     Verdict,
     judge,
 )
@@ -78,7 +78,7 @@ class Observation:
     """
 
     source: str
-    kind: Kind
+    kind: SourceKind
     rm: str
     vhost: str
     format_id: int | None
@@ -257,7 +257,7 @@ class _Transaction:
         branch.seen_since = _later(branch.seen_since, seen.since)
         branch.seen_at = _later(branch.seen_at, seen.observed_at)
         self.times.append(seen.observed_at if seen.since is None else seen.since)
-        if seen.kind is Kind.DTX:
+        if seen.kind is SourceKind.DTX:
             self.dtx_owners.add(seen.owner)
 
     def add_decision(self, made: Decision) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from dtx.db import migrate
-from dtx.log.postgres import PostgresLog
-from dtx.log.records import Advance, BranchRecord, Insert, JournalEvent, LogState, Work
+from dtx.log.postgres import TransactionLog
+from dtx.log.records import Advance, BranchRecord, Insert, JournalEvent, LogState, WorkRow
 from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid
 from tests.support.branches import a_branch, a_line, a_publish, an_insert
@@ -31,8 +31,8 @@ def seed(url: str, branches: Iterable[BranchRecord], queue: str = "nowhere", rm:
     )
 
 
-async def _seed(url: str, rm: str, branches: Iterable[BranchRecord], work: Work) -> None:
-    log = PostgresLog(url, rm)
+async def _seed(url: str, rm: str, branches: Iterable[BranchRecord], work: WorkRow) -> None:
+    log = TransactionLog(url, rm)
     await log.open()
     try:
         await asyncio.gather(*(_write(log, branch, work) for branch in branches))
@@ -40,7 +40,7 @@ async def _seed(url: str, rm: str, branches: Iterable[BranchRecord], work: Work)
         await log.close()
 
 
-async def _write(log: PostgresLog, branch: BranchRecord, work: Work) -> None:
+async def _write(log: TransactionLog, branch: BranchRecord, work: WorkRow) -> None:
     prepared = branch._replace(state=LogState.PREPARED, outcome=None)
     if branch.published is None:
         await log.write(an_insert(prepared, work))

@@ -6,9 +6,9 @@ from typing import Any
 
 from dtx.log.api import LogError, MessageLog
 from dtx.log.changes import DestinationKind, StoredMessage
-from dtx.log.records import BranchRecord, Complete, Insert, JournalEvent, Note
+from dtx.log.records import BranchRecord, CompleteWrite, Insert, JournalEvent, NoteWrite
 from dtx.store.api import Plan
-from dtx.store.postgres.consumers import Consumer, Credit, Delivery
+from dtx.store.postgres.consumers import Consumer, Credit, QueueDelivery
 from dtx.store.postgres.exchanges import Queue
 from dtx.store.postgres.store import PostgresStore
 from dtx.store.work import Budget, HeldPublish, HeldWork
@@ -39,16 +39,16 @@ class Sink:
 
     def __init__(self) -> None:
         self.full = False
-        self.got: list[tuple[Delivery, StoredMessage]] = []
+        self.got: list[tuple[QueueDelivery, StoredMessage]] = []
         self.empty = 0
         self.no_ack = False
         self._news = asyncio.Event()
 
-    def deliver(self, consumer: Consumer, delivery: Delivery, message: StoredMessage) -> None:
+    def deliver(self, consumer: Consumer, delivery: QueueDelivery, message: StoredMessage) -> None:
         self.got.append((delivery, message))
         self._news.set()
 
-    def got_one(self, found: tuple[Delivery, StoredMessage] | None, remaining: int) -> None:
+    def got_one(self, found: tuple[QueueDelivery, StoredMessage] | None, remaining: int) -> None:
         if found is None:
             self.empty += 1
         else:
@@ -64,7 +64,7 @@ class Sink:
         return [message.body for _, message in self.got]
 
     @property
-    def deliveries(self) -> list[Delivery]:
+    def deliveries(self) -> list[QueueDelivery]:
         return [delivery for delivery, _ in self.got]
 
 
@@ -109,7 +109,9 @@ class Client:
         ids = tuple(queue.spec.id for queue in queues)
         return HeldPublish(exchange.encode(), key.encode(), mandatory, properties, body, None, ids)
 
-    async def submit(self, publishes: Sequence[HeldPublish] = (), acked: Sequence[Delivery] = (), **more: bool) -> Any:
+    async def submit(
+        self, publishes: Sequence[HeldPublish] = (), acked: Sequence[QueueDelivery] = (), **more: bool
+    ) -> Any:
         """Write, and wait for it; the refused ones."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -132,7 +134,7 @@ class Client:
         queue.index.consume(Consumer(b"tag", sink, no_ack=no_ack, credit=Credit(prefetch)))
         return sink
 
-    def work(self, publishes: Sequence[HeldPublish] = (), acked: Sequence[Delivery] = ()) -> HeldWork:
+    def work(self, publishes: Sequence[HeldPublish] = (), acked: Sequence[QueueDelivery] = ()) -> HeldWork:
         """What a branch holds; deliveries are held in their queues."""
         work = HeldWork(1 << 30, 100_000, self.budget)
         for publish in publishes:
@@ -156,7 +158,7 @@ class Client:
         change = self.store.committing(published, consumed)
         completion = a_completion(branch)
         await self.log.write(
-            Complete(
+            CompleteWrite(
                 id=branch.id, expect=branch.state, version=branch.version, journal=completion.journal, change=change
             )
         )
@@ -168,7 +170,7 @@ class Client:
         change = self.store.rolling_back(published, consumed)
         journal = a_line(branch, JournalEvent.ROLLED_BACK)
         await self.log.write(
-            Complete(id=branch.id, expect=branch.state, version=branch.version, journal=journal, change=change)
+            CompleteWrite(id=branch.id, expect=branch.state, version=branch.version, journal=journal, change=change)
         )
         self.store.rolled_back(published, consumed)
 
@@ -177,7 +179,7 @@ class Client:
         plan = self.store.plan("/", work)
         second = self.store.committing(plan.published, plan.consumed)
         change = type(second)(puts=plan.change.puts, drops=second.drops, expiries=second.expiries)
-        await self.log.write(Note(journal=a_line(a_branch(), JournalEvent.COMMITTED), change=change))
+        await self.log.write(NoteWrite(journal=a_line(a_branch(), JournalEvent.COMMITTED), change=change))
         self.store.committed(plan.published, plan.consumed)
 
     async def close(self) -> None:

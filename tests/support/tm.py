@@ -17,7 +17,7 @@ import pytest
 
 from dtx.client.errors import XAER_NOTA
 from dtx.client.tm import DtxResource, Pep249Resource, Transaction, TransactionManager, steps
-from dtx.client.tm.steps import Point
+from dtx.client.tm.steps import CommitPoint
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitNode
 from tests.support.service import ADMIN, DtxService
@@ -214,10 +214,10 @@ class Died(BaseException):
     """The transaction manager got no further."""
 
 
-def left_at(tm: TransactionManager, point: Point, *names: str) -> Transaction:
+def left_at(tm: TransactionManager, point: CommitPoint, *names: str) -> Transaction:
     """A transaction that is interrupted at a point, as by Ctrl-C."""
 
-    def reached(here: Point) -> None:
+    def reached(here: CommitPoint) -> None:
         if here is point:
             steps.arm(None)
             raise Died

@@ -38,7 +38,7 @@ def arm(fates: list[list[int]]) -> None:
     """Die when one of these points is reached for the so-manieth time."""
     seen = Counter[int]()
 
-    def reached(here: steps.Point) -> None:
+    def reached(here: steps.CommitPoint) -> None:
         seen[here] += 1
         if [int(here), seen[here]] in fates:
             os._exit(DIED_AT + here)

@@ -9,7 +9,7 @@ from pika import data
 
 from dtx.log.changes import StoredMessage
 from dtx.store.postgres.cache import MessageCache
-from dtx.store.postgres.consumers import Consumer, Delivery
+from dtx.store.postgres.consumers import Consumer, QueueDelivery
 from dtx.store.postgres.exchanges import Queue, QueueSpec
 from dtx.store.postgres.queue import Letter, QueueIndex, Reason
 from dtx.store.postgres.topology import VirtualHost
@@ -46,7 +46,7 @@ class Idle:
     def full(self) -> bool:
         return True
 
-    def deliver(self, consumer: Consumer, delivery: Delivery, message: StoredMessage) -> None: ...
+    def deliver(self, consumer: Consumer, delivery: QueueDelivery, message: StoredMessage) -> None: ...
 
 
 def idle_index(spec: QueueSpec) -> QueueIndex:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from dtx.auth.operators import OperatorLog
-from dtx.auth.roles import Role
+from dtx.auth.roles import OperatorRole
 from dtx.auth.users import AccountEditor
 from dtx.client import XA_HEURCOM, XA_HEURRB, XAER_NOTA, XaFlag, Xid
 from tests.support.browser import Browser, Visitor
@@ -214,7 +214,7 @@ class Tour:
 
     def secrets_are_nowhere(self) -> None:
         """Secrets nowhere in pages; nothing failed in any browser; nobody else was asked for anything."""
-        token = OperatorLog(self.scene.database, "dtx").make_token("tour", Role.COORDINATOR, "test")
+        token = OperatorLog(self.scene.database, "dtx").make_token("tour", OperatorRole.COORDINATOR, "test")
         holder = self.browser.visitor(self.scene.service.admin_url)
         self.visitors.append(holder)
         holder.enter("", token, "audit")

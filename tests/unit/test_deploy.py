@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from dtx.log.records import JournalEvent
-from dtx.manager.operators import Action
+from dtx.manager.operators import OperatorAction
 from dtx.store.api import UnitOutcome
 from dtx.telemetry import metrics
 from dtx.xa.codes import Heuristic
@@ -96,7 +96,7 @@ def test_labels_have_the_values_that_dtx_knows() -> None:
     assert set(metrics.EVENTS) == set(JournalEvent)
     assert set(metrics.OUTCOMES) == set(Heuristic)
     assert set(metrics.FINDINGS) == set(UnitOutcome)
-    assert set(metrics.OPERATOR_ACTIONS) == set(Action)
+    assert set(metrics.OPERATOR_ACTIONS) == set(OperatorAction)
 
 
 def test_the_dashboard_is_one_that_grafana_loads() -> None:

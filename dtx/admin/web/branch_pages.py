@@ -21,7 +21,7 @@ from dtx.admin.problems import Problem, as_problem
 from dtx.admin.safe_text import preview
 from dtx.admin.web.page_request import Fields, Visit, Visitor, build, read_form
 from dtx.admin.web.rendering import HEADERS, address, go_to
-from dtx.auth.roles import Role
+from dtx.auth.roles import OperatorRole
 from dtx.config.values import parse_duration
 from dtx.log.pages import Sort
 from dtx.log.records import JournalEvent, LogState
@@ -181,7 +181,7 @@ def _ordered(fields: dict[str, list[str]], by: Sort, now: str, descending: bool)
 @router.get("/bulk")
 async def ask_about_many(request: Request, visit: Visitor) -> Response:
     """An order about all branches of a search: what is to be done, and why."""
-    visit.who.require(Role.COORDINATOR)
+    visit.who.require(OperatorRole.COORDINATOR)
     return _bulk_page(visit, asked(request.query_params))
 
 
@@ -192,7 +192,7 @@ async def decide_many(request: Request, visit: Visitor) -> Response:
     fields = asked(form)
     stage, action, reason = form.one("stage"), form.one("action") or ACTIONS[0], form.one("reason")
     if stage == "choose":
-        visit.who.require(Role.COORDINATOR)
+        visit.who.require(OperatorRole.COORDINATOR)
         if "branch" not in fields:
             raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "no branch is chosen: tick some of them, or search")
         return _bulk_page(visit, {"branch": fields["branch"]}, action)
@@ -368,7 +368,7 @@ async def ask_to_decide(
     visit: Visitor, xid: Words, action: Annotated[str, Query(max_length=20)], vhost: Host = "/", position: str = ""
 ) -> Response:
     """The form of an order."""
-    visit.who.require(Role.OPERATOR)
+    visit.who.require(OperatorRole.OPERATOR)
     return await _decide_page(visit, xid, vhost, action, {"position": position})
 
 
@@ -383,7 +383,7 @@ async def decide(request: Request, visit: Visitor) -> Response:
     dry_run = form.one("stage") != "do"
     order = repr((xid, vhost, action, form.all("position"), *map(form.one, ("exchange", "routing_key", "queue"))))
     try:
-        permitted = visit.who.role.includes(Role.OPERATOR)  # who is refused anyway hears of that
+        permitted = visit.who.role.includes(OperatorRole.OPERATOR)  # who is refused anyway hears of that
         if permitted and not dry_run and not visit.session.take_dry_run(order, form.one("version")):
             raise Problem(HTTPStatus.PRECONDITION_REQUIRED, "there was no dry run of this order: run that first")
         done = await _order(visit, xid, vhost, action, form, dry_run=dry_run)

@@ -47,7 +47,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 @dataclass(slots=True, kw_only=True)
-class Session:
+class WebSession:
     """One browser that has signed in.
 
     Args:
@@ -96,19 +96,19 @@ class Sessions:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._sessions: OrderedDict[bytes, Session] = OrderedDict()
+        self._sessions: OrderedDict[bytes, WebSession] = OrderedDict()
         """By the hash of the cookie; what was used last comes last."""
 
     def begin(self, badge: Badge) -> str:
         """A new session; the text of its cookie is told this once."""
         secret = secrets.token_urlsafe(32)
         now = self._clock()
-        self._sessions[_hash(secret)] = Session(badge=badge, begun=now, used=now)
+        self._sessions[_hash(secret)] = WebSession(badge=badge, begun=now, used=now)
         while len(self._sessions) > MOST_SESSIONS:
             self._sessions.popitem(last=False)
         return secret
 
-    def find(self, secret: str, *, touch: bool = True) -> Session | None:
+    def find(self, secret: str, *, touch: bool = True) -> WebSession | None:
         """The session of a cookie, unless it has ended.
 
         Args:
@@ -155,7 +155,7 @@ class Visit:
     """
 
     who: Identity
-    session: Session
+    session: WebSession
     context: ApiContext
     pulse: Pulse
     here: str

@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from dtx.admin.safe_text import human_duration, human_size, safe
-from dtx.auth.roles import TAGS, Role
+from dtx.auth.roles import TAGS, OperatorRole
 from dtx.xa.xid import Xid
 
 PAGES: Final = "/console"
@@ -114,7 +114,7 @@ def _environment() -> Environment:
     found.globals.update(
         address=address,
         static=lambda name: f"{PAGES}/static/{name}?v={static_version(name)}",
-        Role=Role,
+        OperatorRole=OperatorRole,
         TAGS=TAGS,
     )
     return found

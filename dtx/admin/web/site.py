@@ -32,7 +32,7 @@ from dtx.admin.web.page_request import (
     to_sign_in,
 )
 from dtx.admin.web.rendering import address, go_to
-from dtx.auth.roles import Role
+from dtx.auth.roles import OperatorRole
 from dtx.log import pages
 from dtx.log.api import LogError
 from dtx.log.pages import OUTCOMES, VERDICT_CURSORS, Cursor
@@ -52,7 +52,7 @@ _OTHERS = 20
 @router.get("/")
 async def show_overview(visit: Visitor) -> Response:
     """How dtx is, at one glance."""
-    visit.who.require(Role.VIEWER)
+    visit.who.require(OperatorRole.VIEWER)
     status = (await visit.pulse.look()).status
     samples = visit.pulse.samples
     done = endings(samples)
@@ -119,7 +119,7 @@ async def show_connection(visit: Visitor, number: int) -> Response:
 @router.get("/connection/close")
 async def ask_to_close(visit: Visitor, number: int) -> Response:
     """The form of that order."""
-    visit.who.require(Role.OPERATOR)
+    visit.who.require(OperatorRole.OPERATOR)
     found = await routes_read.show_connection(visit.who, visit.context, number)
     return visit.show("close.html", connection=found.connection)
 
@@ -139,7 +139,7 @@ async def close_connection(request: Request, visit: Visitor) -> Response:
 @router.get("/reconciliation")
 async def show_reconciliation(request: Request, visit: Visitor) -> Response:
     """The totals, and what somebody has to look at."""
-    visit.who.require(Role.VIEWER)
+    visit.who.require(OperatorRole.VIEWER)
     given = _given(request, "verdict", "gtrid", "rm", "owner")
     cursor = request.query_params.get("cursor", "")
     gtrid = _gtrid(given["gtrid"]) if "gtrid" in given else None

@@ -13,7 +13,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class DoctorCheck:
     """One finding.
 
     Args:
@@ -27,16 +27,16 @@ class Check:
     sentence: str
 
 
-def ok(name: str, sentence: str) -> Check:
+def ok(name: str, sentence: str) -> DoctorCheck:
     """Nothing to do."""
-    return Check(name=name, status=Status.OK, sentence=sentence)
+    return DoctorCheck(name=name, status=Status.OK, sentence=sentence)
 
 
-def warning(name: str, sentence: str) -> Check:
+def warning(name: str, sentence: str) -> DoctorCheck:
     """It works, and something is worse than it could be."""
-    return Check(name=name, status=Status.WARNING, sentence=sentence)
+    return DoctorCheck(name=name, status=Status.WARNING, sentence=sentence)
 
 
-def failed(name: str, sentence: str) -> Check:
+def failed(name: str, sentence: str) -> DoctorCheck:
     """It does not work, or not safely."""
-    return Check(name=name, status=Status.FAILED, sentence=sentence)
+    return DoctorCheck(name=name, status=Status.FAILED, sentence=sentence)

@@ -26,12 +26,12 @@ from pika.exceptions import (
 )
 
 from dtx.cli.database import database_url
-from dtx.cli.doctor import Check, failed, ok, warning
+from dtx.cli.doctor import DoctorCheck, failed, ok, warning
 from dtx.config import Settings, broker_vhost, redact
 from dtx.embedded.postgres import EmbeddedPostgresError
 from dtx.log.api import LogError
 from dtx.log.reader import LogReader
-from dtx.store.rabbitmq.identity import Identity, name_taken, owner_exchange, owner_mark, receipt_queues
+from dtx.store.rabbitmq.identity import BrokerIdentity, name_taken, owner_exchange, owner_mark, receipt_queues
 from dtx.store.rabbitmq.management import Management, ManagementError
 
 _Answer = TypeVar("_Answer")
@@ -59,7 +59,7 @@ def _answer(question: Coroutine[Any, Any, _Answer]) -> _Answer:
     return asyncio.run(question)
 
 
-def check_management(settings: Settings, vhost: str, connection: Any) -> Generator[Check, None, bool]:
+def check_management(settings: Settings, vhost: str, connection: Any) -> Generator[DoctorCheck, None, bool]:
     """Alarms of the broker, and trust in receipts on *vhost*, as the service user sees them.
 
     Returns:
@@ -85,7 +85,7 @@ def check_management(settings: Settings, vhost: str, connection: Any) -> Generat
         return False
     yield ok("broker.management", f"the management API at {management.url} answers ({name})")
     yield from _alarms(management)
-    sample = Identity(rm=settings.rm, log=uuid4(), instance=uuid4())
+    sample = BrokerIdentity(rm=settings.rm, log=uuid4(), instance=uuid4())
     names = [name.decode() for name in receipt_queues(sample.stem)]
     try:
         distrust = _answer(management.distrust(vhost, names))
@@ -123,7 +123,7 @@ def _is_of_another_broker(management: Management, vhost: str, connection: Any) -
         channel.close()
 
 
-def _alarms(management: Management) -> Iterator[Check]:
+def _alarms(management: Management) -> Iterator[DoctorCheck]:
     try:
         ask(management, "health/checks/alarms")
     except ManagementError as error:
@@ -143,7 +143,7 @@ _PREDECLARED: Final = ("amq.direct", "amq.fanout", "amq.topic", "amq.headers")
 _MAX_EXCHANGES: Final = 500
 
 
-def check_broker(settings: Settings) -> Iterator[Check]:
+def check_broker(settings: Settings) -> Iterator[DoctorCheck]:
     """Everything that can be seen as the service user, on the vhost of the broker URL. Leaves nothing behind."""
     assert settings.broker is not None, "without a broker that is check_standalone's"
     # pika logs what it raises as well.
@@ -204,7 +204,7 @@ def _why_unreachable(error: BaseException, where: str, user: str, vhost: str) ->
     return f"no broker answers at {where} ({reason}): start it, or correct the broker URL"
 
 
-def _version(connection: Any) -> Iterator[Check]:
+def _version(connection: Any) -> Iterator[DoctorCheck]:
     properties = connection._impl.server_properties or {}  # noqa: SLF001
     product, version = (_text(properties.get(key, "")) for key in ("product", "version"))
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
@@ -218,7 +218,7 @@ def _version(connection: Any) -> Iterator[Check]:
         yield ok("broker.version", f"RabbitMQ {version}")
 
 
-def _name(connection: Any, settings: Settings, vhost: str) -> Iterator[Check]:
+def _name(connection: Any, settings: Settings, vhost: str) -> Iterator[DoctorCheck]:
     """Whether another log uses the name of this resource manager here. Declares nothing that is not there."""
     try:
         with LogReader(database_url(settings)) as reader:
@@ -238,7 +238,7 @@ def _name(connection: Any, settings: Settings, vhost: str) -> Iterator[Check]:
     yield ok("broker.name", f"resource manager {settings.rm} of vhost {vhost} belongs to this log")
 
 
-def _permissions(connection: Any, user: str, vhost: str) -> Iterator[Check]:
+def _permissions(connection: Any, user: str, vhost: str) -> Iterator[DoctorCheck]:
     fix = f"run 'rabbitmqctl set_permissions -p {vhost} {user} .* .* .*'"
     if refusal := _own_queue(connection):
         yield failed(
@@ -259,7 +259,7 @@ def _permissions(connection: Any, user: str, vhost: str) -> Iterator[Check]:
         yield ok("broker.impersonator", f"user {user} may republish messages with the user-id of others")
 
 
-def _exchanges(connection: Any, user: str, vhost: str, management: Management | None) -> Iterator[Check]:
+def _exchanges(connection: Any, user: str, vhost: str, management: Management | None) -> Iterator[DoctorCheck]:
     names: list[str] = list(_PREDECLARED)
     if management is not None:
         with suppress(ManagementError):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import click
 
 from dtx.admin.safe_text import safe
-from dtx.cli.doctor import Check, Status, failed, warning
+from dtx.cli.doctor import DoctorCheck, Status, failed, warning
 from dtx.cli.errors import Exit, explain
 from dtx.cli.options import BROKER_SETTINGS, DATABASE_SETTINGS, SettingsCommand, with_settings
 from dtx.cli.output import print_lines, show_table
@@ -40,7 +40,7 @@ def doctor(settings: Settings, as_json: bool) -> int:
     return Exit.FAILED if any(check.status is Status.FAILED for check in checks) else Exit.OK
 
 
-def run_checks(settings: Settings) -> Iterator[Check]:
+def run_checks(settings: Settings) -> Iterator[DoctorCheck]:
     """All checks, in the order in which a reader wants to fix things."""
     from dtx.cli.doctor.broker import check_broker
     from dtx.cli.doctor.database import check_database, check_ha, check_left_behind, check_standalone
@@ -56,11 +56,13 @@ def run_checks(settings: Settings) -> Iterator[Check]:
         yield from _guarded("standalone", check_standalone, settings)
 
 
-def _guarded(name: str, checks: Callable[[Settings], Iterator[Check]], settings: Settings) -> Iterator[Check]:
+def _guarded(
+    name: str, checks: Callable[[Settings], Iterator[DoctorCheck]], settings: Settings
+) -> Iterator[DoctorCheck]:
     """The checks of one side; what they did not foresee is a finding too, and keeps nobody from the other side."""
     try:
         for check in checks(settings):
             # Sentences quote servers, and servers quote clients.
-            yield Check(name=check.name, status=check.status, sentence=safe(check.sentence))
+            yield DoctorCheck(name=check.name, status=check.status, sentence=safe(check.sentence))
     except Exception as error:  # noqa: BLE001
         yield failed(name, f"the checks ended early: {safe(explain(error)[1])}")

@@ -17,14 +17,14 @@ from dtx.auth.passwords import is_password
 from dtx.auth.permissions import BadPattern, check_pattern
 from dtx.auth.users import DEFAULT_PASSWORD, DEFAULT_USER, LOOPBACK_USERS, AccountEditor, Snapshot
 from dtx.cli.database import database_url, known_revisions
-from dtx.cli.doctor import Check, failed, ok, warning
+from dtx.cli.doctor import DoctorCheck, failed, ok, warning
 from dtx.config import Settings
 from dtx.db import connections, migrate
 from dtx.db.connections import Dsn, connect_now
 from dtx.embedded.postgres import EmbeddedPostgresError
 from dtx.log.api import LogError
 from dtx.log.pages import BranchFilter, totals
-from dtx.log.reader import Holder, LogReader, Stored
+from dtx.log.reader import LeaseHolder, LogReader, Stored
 
 _TIMEOUT_SECONDS: Final = 5
 _CLOCK_WARNING_SECONDS: Final = 1.0
@@ -41,10 +41,10 @@ _MOSTLY_DEAD: Final = 4
 """Dead rows for each that is alive: tables of queues turn over quickly, and vacuum needs its time."""
 
 _Connection = psycopg.Connection[Any]
-_Question = Callable[[_Connection, Settings], Iterator[Check]]
+_Question = Callable[[_Connection, Settings], Iterator[DoctorCheck]]
 
 
-def check_database(settings: Settings) -> Iterator[Check]:
+def check_database(settings: Settings) -> Iterator[DoctorCheck]:
     """Everything that can be seen as the user of the database URL. Writes nothing."""
     if settings.database is None:
         from dtx.embedded.cluster import find_programs
@@ -81,7 +81,7 @@ def check_database(settings: Settings) -> Iterator[Check]:
     yield from _log(url, settings)
 
 
-def _server(dsn: Dsn, settings: Settings) -> Iterator[Check]:
+def _server(dsn: Dsn, settings: Settings) -> Iterator[DoctorCheck]:
     """What the service itself demands at its start."""
     for check in connections.examine(dsn):
         name, found = f"database.{check.name}", f"{check.name} is {check.found}"
@@ -93,7 +93,7 @@ def _server(dsn: Dsn, settings: Settings) -> Iterator[Check]:
             yield failed(name, f"{check.fault} ({found})")
 
 
-def _capacity(connection: _Connection, _: Settings) -> Iterator[Check]:
+def _capacity(connection: _Connection, _: Settings) -> Iterator[DoctorCheck]:
     limit, used, autovacuum = _row(
         connection,
         "SELECT current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int,"
@@ -108,7 +108,7 @@ def _capacity(connection: _Connection, _: Settings) -> Iterator[Check]:
         yield warning("database.autovacuum", "autovacuum is off, so the log's tables will grow without end: turn it on")
 
 
-def _clock(connection: _Connection, _: Settings) -> Iterator[Check]:
+def _clock(connection: _Connection, _: Settings) -> Iterator[DoctorCheck]:
     before = time.time()
     (theirs,) = _row(connection, "SELECT extract(epoch FROM clock_timestamp())::float8")
     after = time.time()
@@ -124,7 +124,7 @@ def _clock(connection: _Connection, _: Settings) -> Iterator[Check]:
         yield ok("clock", f"the clocks of this machine and of the database agree within {max(difference, 0.001):.3f} s")
 
 
-def _migrations(connection: _Connection, settings: Settings) -> Iterator[Check]:
+def _migrations(connection: _Connection, settings: Settings) -> Iterator[DoctorCheck]:
     here, known = migrate.current(database_url(settings)), known_revisions()
     newest = known[0]
     if here == newest:
@@ -151,7 +151,7 @@ def _migrations(connection: _Connection, settings: Settings) -> Iterator[Check]:
         )
 
 
-def _log(url: str, settings: Settings) -> Iterator[Check]:
+def _log(url: str, settings: Settings) -> Iterator[DoctorCheck]:
     """What waits."""
     try:
         with LogReader(url) as log:
@@ -178,7 +178,7 @@ def _row(connection: _Connection, query: str, *parameters: object) -> tuple[Any,
     return row
 
 
-def check_ha(settings: Settings) -> Iterator[Check]:
+def check_ha(settings: Settings) -> Iterator[DoctorCheck]:
     """Everything that can be seen in the settings and in the database. Writes nothing."""
     if settings.database is None:
         yield ok(
@@ -195,7 +195,7 @@ def check_ha(settings: Settings) -> Iterator[Check]:
     yield from _times(settings)
 
 
-def _holder(settings: Settings, mine: list[Holder], waiting: int, managers: int) -> Iterator[Check]:
+def _holder(settings: Settings, mine: list[LeaseHolder], waiting: int, managers: int) -> Iterator[DoctorCheck]:
     active = [lease for lease in mine if lease.remaining > 0]
     others = "" if managers == 1 else f" (for one of the {managers} resource managers of this database)"
     if not active:
@@ -213,14 +213,14 @@ def _holder(settings: Settings, mine: list[Holder], waiting: int, managers: int)
         )
 
 
-def _nobody(settings: Settings, mine: list[Holder]) -> str:
+def _nobody(settings: Settings, mine: list[LeaseHolder]) -> str:
     if not mine:
         return f"no dtx has ever served as {settings.rm} on this database"
     (lease,) = mine
     return f"no dtx is active as {lease.rm}; the last one was {safe(lease.holder)} (epoch {lease.epoch})"
 
 
-def _times(settings: Settings) -> Iterator[Check]:
+def _times(settings: Settings) -> Iterator[DoctorCheck]:
     """How long a failover takes, and whether the lease outlives what is shorter than one."""
     lease = settings.lease_ttl
     words = f"a standby serves within {human_duration(lease + 2)} of a kill"
@@ -241,7 +241,7 @@ def _times(settings: Settings) -> Iterator[Check]:
         yield ok("ha.lease", words)
 
 
-def check_standalone(settings: Settings) -> Iterator[Check]:
+def check_standalone(settings: Settings) -> Iterator[DoctorCheck]:
     """Everything that can be seen in the settings and in the database. Writes nothing."""
     yield ok(
         "mode",
@@ -268,7 +268,7 @@ def check_standalone(settings: Settings) -> Iterator[Check]:
         )
 
 
-def check_left_behind(settings: Settings) -> Iterator[Check]:
+def check_left_behind(settings: Settings) -> Iterator[DoctorCheck]:
     """In front of a broker: what a dtx without one has left in the database, and nobody gets."""
     try:
         with LogReader(database_url(settings)) as log:
@@ -289,7 +289,7 @@ def check_left_behind(settings: Settings) -> Iterator[Check]:
         )
 
 
-def _users(found: Snapshot, remote: list[str], settings: Settings) -> Iterator[Check]:
+def _users(found: Snapshot, remote: list[str], settings: Settings) -> Iterator[DoctorCheck]:
     if not found.version:
         yield ok("users", "the first start makes user guest with password guest, who can connect from this machine")
         return
@@ -321,7 +321,7 @@ def _users(found: Snapshot, remote: list[str], settings: Settings) -> Iterator[C
         )
 
 
-def _patterns(found: Snapshot) -> Iterator[Check]:
+def _patterns(found: Snapshot) -> Iterator[DoctorCheck]:
     """Granting refuses a bad pattern; what was written into the table by hand has not been looked at."""
     for name, user in found.users.items():
         for vhost, patterns in user.grants.items():
@@ -336,7 +336,7 @@ def _patterns(found: Snapshot) -> Iterator[Check]:
                     )
 
 
-def _messages(stored: Stored) -> Iterator[Check]:
+def _messages(stored: Stored) -> Iterator[DoctorCheck]:
     if stored.brokered:
         yield warning(
             "in-doubt.mode",

@@ -55,7 +55,7 @@ from dtx.client.tm.errors import (
 )
 from dtx.client.tm.manager import Transaction, TransactionManager
 from dtx.client.tm.recovery import FORMAT_ID, Gtrid, RecoveryReport
-from dtx.client.tm.resources import DtxResource, Pep249Resource, Resource, Session
+from dtx.client.tm.resources import DtxResource, Pep249Resource, Resource, ResourceSession
 
 __all__ = [
     "FORMAT_ID",
@@ -77,8 +77,8 @@ __all__ = [
     "Pep249Resource",
     "RecoveryReport",
     "Resource",
+    "ResourceSession",
     "RolledBack",
-    "Session",
     "TimedOut",
     "Transaction",
     "TransactionError",

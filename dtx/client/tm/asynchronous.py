@@ -14,7 +14,7 @@ from dtx.client.tm.commitment import Outcome
 from dtx.client.tm.decisions import DecisionLog
 from dtx.client.tm.manager import BaseTransaction, BaseTransactionManager
 from dtx.client.tm.recovery import RecoveryReport
-from dtx.client.tm.resources import ANSWER_SECONDS, AnyDtxSession, Pep249Session, Pool, Session, words
+from dtx.client.tm.resources import ANSWER_SECONDS, AnyDtxSession, Pep249Session, Pool, ResourceSession, words
 from dtx.client.tm.steps import Work, drive_async
 from dtx.xa.xid import Xid
 
@@ -33,11 +33,11 @@ class AsyncResource(Pool):
     drive = staticmethod(drive_async)
 
     @abstractmethod
-    async def open(self) -> Session[Any]:
+    async def open(self) -> ResourceSession[Any]:
         """A new session; its methods are awaited."""
 
     @abstractmethod
-    def around(self, handle: Any) -> Session[Any]:
+    def around(self, handle: Any) -> ResourceSession[Any]:
         """A session on a connection or channel of the application's own."""
 
 

@@ -50,7 +50,7 @@ from dtx.client.tm.errors import (
     TransactionError,
     heuristic_error,
 )
-from dtx.client.tm.steps import Access, Point, Work, ask, reach
+from dtx.client.tm.steps import Access, CommitPoint, Work, ask, reach
 from dtx.xa.codes import Heuristic, XaFlag
 from dtx.xa.model import State
 from dtx.xa.xid import Xid
@@ -60,7 +60,7 @@ _COMMITTING: Final = frozenset({State.COMMITTING, State.TAKING_ONE_PHASE})
 
 
 @dataclass(slots=True)
-class Branch:
+class EnlistedBranch:
     """One resource's part in a transaction."""
 
     resource: Any
@@ -115,7 +115,7 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class CommitPlan:
     """A transaction that is to be completed.
 
     Args:
@@ -131,12 +131,12 @@ class Plan:
     gtrid: bytes
     format_id: int
     node: str
-    branches: Sequence[Branch]
+    branches: Sequence[EnlistedBranch]
     log: Access
     forget: bool = True
     one_phase: bool = True
 
-    def row(self, voted: Sequence[Branch]) -> DecisionRow:
+    def row(self, voted: Sequence[EnlistedBranch]) -> DecisionRow:
         """The decision to commit."""
         return DecisionRow(
             gtrid=self.gtrid,
@@ -148,7 +148,7 @@ class Plan:
         )
 
 
-def commit(plan: Plan) -> Work[Outcome]:
+def commit(plan: CommitPlan) -> Work[Outcome]:
     """Commit.
 
     Raises:
@@ -158,8 +158,8 @@ def commit(plan: Plan) -> Work[Outcome]:
         answer = yield from ask(branch.session, "end", branch.xid)
         if isinstance(answer, XAException):
             return (yield from _give_up(plan, branch, answer))
-        reach(Point.ENDED)
-    voted: list[Branch] = []
+        reach(CommitPoint.ENDED)
+    voted: list[EnlistedBranch] = []
     for position, branch in enumerate(plan.branches, start=1):
         if plan.one_phase and not voted and position == len(plan.branches):
             # Alone, or all others were read-only: its own commit is the decision, and nothing need be logged.
@@ -171,14 +171,14 @@ def commit(plan: Plan) -> Work[Outcome]:
             branch.live = False
         else:
             voted.append(branch)
-        reach(Point.PREPARED)
+        reach(CommitPoint.PREPARED)
     if not voted:
         return Outcome(decision=Decision.COMMIT)
-    reach(Point.VOTED)
+    reach(CommitPoint.VOTED)
     return (yield from decide(plan, voted))
 
 
-def decide(plan: Plan, voted: Sequence[Branch]) -> Work[Outcome]:
+def decide(plan: CommitPlan, voted: Sequence[EnlistedBranch]) -> Work[Outcome]:
     """All have voted: make the decision durable, and tell the branches.
 
     Args:
@@ -206,17 +206,17 @@ def decide(plan: Plan, voted: Sequence[Branch]) -> Work[Outcome]:
         yield from plan.log(lambda log: log.finish(plan.gtrid))
         _raise_damage("rolled back", plan, completion)
         raise RolledBack(reason, gtrid=plan.gtrid)
-    reach(Point.DECIDED)
+    reach(CommitPoint.DECIDED)
     completion = yield from complete_all(plan, Decision.COMMIT)
-    reach(Point.COMPLETED)
+    reach(CommitPoint.COMPLETED)
     if not completion.unfinished:
         yield from plan.log(lambda log: log.finish(plan.gtrid))
-        reach(Point.FINISHED)
+        reach(CommitPoint.FINISHED)
     _raise_damage("committed", plan, completion)
     return Outcome(decision=Decision.COMMIT, unfinished=tuple(completion.unfinished), reports=tuple(completion.reports))
 
 
-def rollback(plan: Plan) -> Work[Outcome]:
+def rollback(plan: CommitPlan) -> Work[Outcome]:
     """Roll back.
 
     Raises:
@@ -229,24 +229,26 @@ def rollback(plan: Plan) -> Work[Outcome]:
     )
 
 
-def _give_up(plan: Plan, branch: Branch, cause: XAException) -> Work[Outcome]:
+def _give_up(plan: CommitPlan, branch: EnlistedBranch, cause: XAException) -> Work[Outcome]:
     """A branch cannot be prepared: none is committed."""
     completion = yield from complete_all(plan, Decision.ROLLBACK)
     _raise_damage("rolled back", plan, completion)
     raise RolledBack(f"{branch.resource.name} cannot commit: {cause}", gtrid=plan.gtrid, causes=(cause,)) from cause
 
 
-def complete_all(plan: Plan, decision: Decision) -> Work[Completion]:
+def complete_all(plan: CommitPlan, decision: Decision) -> Work[Completion]:
     """Tell every branch that is left what was decided. One that cannot be told does not keep the others waiting."""
     completion = Completion(plan.log, plan.forget)
     for branch in plan.branches:
         if branch.live:
             yield from complete(branch, decision, completion)
-            reach(Point.COMMITTED if decision is Decision.COMMIT else Point.ROLLED_BACK)
+            reach(CommitPoint.COMMITTED if decision is Decision.COMMIT else CommitPoint.ROLLED_BACK)
     return completion
 
 
-def complete(branch: Branch, decision: Decision, completion: Completion, *, recovering: bool = False) -> Work[bool]:
+def complete(
+    branch: EnlistedBranch, decision: Decision, completion: Completion, *, recovering: bool = False
+) -> Work[bool]:
     """Tell one branch what was decided.
 
     Args:
@@ -283,7 +285,7 @@ def complete(branch: Branch, decision: Decision, completion: Completion, *, reco
 
 
 def _understand(
-    branch: Branch, session: Any, decision: Decision, answer: object, uncertain: bool, completion: Completion
+    branch: EnlistedBranch, session: Any, decision: Decision, answer: object, uncertain: bool, completion: Completion
 ) -> Work[bool]:
     """What *answer* means; whether the branch is done with."""
     if not isinstance(answer, XAException):
@@ -314,7 +316,7 @@ def _understand(
         # Never forget what nobody has written down: the resource keeps it, and recovery finds it there.
         completion.unfinished[branch.name] = written
         return False
-    reach(Point.HEURISTIC_RECORDED)
+    reach(CommitPoint.HEURISTIC_RECORDED)
     if completion.forget:
         forgotten: object = None
         if isinstance(answer, XAHeuristic):
@@ -322,7 +324,7 @@ def _understand(
         if isinstance(forgotten, XAException) and not isinstance(forgotten, XAER_NOTA):
             completion.unfinished[branch.name] = forgotten
             return False
-        reach(Point.HEURISTIC_FORGOTTEN)
+        reach(CommitPoint.HEURISTIC_FORGOTTEN)
         yield from completion.log(lambda log: log.forgotten(report.gtrid, report.resource))
     return True
 
@@ -335,7 +337,7 @@ _HEURISTIC: Final[dict[type[XAException], Heuristic]] = {
 
 
 def _unknown(
-    branch: Branch, decision: Decision, answer: XAER_NOTA, uncertain: bool, log: Access
+    branch: EnlistedBranch, decision: Decision, answer: XAER_NOTA, uncertain: bool, log: Access
 ) -> Work[Heuristic | None]:
     """The resource does not know the branch: how it ended, where that is not as decided."""
     ended = ended_as(answer)
@@ -374,15 +376,15 @@ def ended_as(answer: XAER_NOTA) -> Heuristic | None:
             return Heuristic.HAZARD
 
 
-def _commit_one_phase(plan: Plan, branch: Branch) -> Work[Outcome]:
-    reach(Point.ONE_PHASE_BEFORE)
+def _commit_one_phase(plan: CommitPlan, branch: EnlistedBranch) -> Work[Outcome]:
+    reach(CommitPoint.ONE_PHASE_BEFORE)
     answer = yield from ask(branch.session, "commit_one_phase", branch.xid)
     if isinstance(answer, XAER_RMFAIL) and branch.session.one_phase_repeatable:
         fresh = yield from ask(branch.resource, "open")
         if not isinstance(fresh, XAException):
             answer = yield from ask(fresh, "commit_one_phase", branch.xid)
             yield from ask(branch.resource, "release", fresh)
-    reach(Point.ONE_PHASE_AFTER)
+    reach(CommitPoint.ONE_PHASE_AFTER)
     done = Outcome(decision=Decision.COMMIT, one_phase=True)
     match answer:
         case None:
@@ -414,7 +416,7 @@ def _commit_one_phase(plan: Plan, branch: Branch) -> Work[Outcome]:
             raise AssertionError(f"a session answered commit_one_phase with {answer!r}")
 
 
-def _raise_damage(decided: str, plan: Plan, completion: Completion) -> None:
+def _raise_damage(decided: str, plan: CommitPlan, completion: Completion) -> None:
     if completion.damage:
         message = f"the transaction is {decided}, but somebody decided otherwise about a branch"
         raise heuristic_error(message, plan.gtrid, completion.damage, len(plan.branches))

@@ -61,7 +61,7 @@ class DecisionRow:
 
 
 @dataclass(slots=True)
-class Entry:
+class DecisionEntry:
     """A decision that waits to be written."""
 
     row: DecisionRow
@@ -75,7 +75,7 @@ class Entry:
 class Batch:
     """What goes into one transaction of the log."""
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[DecisionEntry] = field(default_factory=list)
     finished: list[tuple[bytes, datetime]] = field(default_factory=list)
 
 
@@ -166,7 +166,7 @@ class DecisionLog(ABC):
         Returns:
             What stands: the row's, or the earlier one of somebody else.
         """
-        entry = Entry(row)
+        entry = DecisionEntry(row)
         with self._queue:
             self._waiting.entries.append(entry)
         with self._writing:  # whoever gets in first writes for all who wait: one fsync for the group

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from dtx.client.tm import commitment
-from dtx.client.tm.commitment import Branch, Outcome, Plan
+from dtx.client.tm.commitment import CommitPlan, EnlistedBranch, Outcome
 from dtx.client.tm.databases import open_log
 from dtx.client.tm.decisions import Decision, DecisionLog
 from dtx.client.tm.errors import (
@@ -32,9 +32,9 @@ from dtx.client.tm.errors import (
     TimedOut,
     TransactionError,
 )
-from dtx.client.tm.recovery import FORMAT_ID, Gtrid, Identity, RecoveryReport, Round
+from dtx.client.tm.recovery import FORMAT_ID, Gtrid, RecoveryReport, RecoveryRound, ResourceIdentity
 from dtx.client.tm.resources import Handle, Resource
-from dtx.client.tm.steps import Point, Work, access, drive, reach
+from dtx.client.tm.steps import CommitPoint, Work, access, drive, reach
 from dtx.xa.xid import Xid
 
 _log: Final = logging.getLogger("dtx.client.tm")
@@ -46,7 +46,7 @@ KEEP: Final = timedelta(days=7)
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
-class Metrics:
+class ManagerMetrics:
     """The metrics of all transaction managers of a registry, told apart by their node.
 
     Args:
@@ -84,15 +84,15 @@ class Metrics:
         )
 
 
-_ALL: Final[WeakKeyDictionary[CollectorRegistry, Metrics]] = WeakKeyDictionary()
+_ALL: Final[WeakKeyDictionary[CollectorRegistry, ManagerMetrics]] = WeakKeyDictionary()
 
 
-def metrics_of(registry: CollectorRegistry | None) -> Metrics:
+def metrics_of(registry: CollectorRegistry | None) -> ManagerMetrics:
     """The metrics of *registry*, ``None``: of the default one; made once."""
     where = REGISTRY if registry is None else registry
     known = _ALL.get(where)
     if known is None:
-        known = _ALL[where] = Metrics(where)
+        known = _ALL[where] = ManagerMetrics(where)
     return known
 
 
@@ -127,11 +127,11 @@ class BaseTransactionManager(ABC, Generic[TX]):
     ) -> None:
         if timeout is not None and timedelta(seconds=timeout) * 2 > keep:
             raise Misuse("decisions must be kept for twice the time-out at least")
-        self.identity: Final = Identity(node, format_id)
+        self.identity: Final = ResourceIdentity(node, format_id)
         self.log: Final = open_log(log)
         self.interval: Final = interval
         self.timeout: Final = timeout
-        self.metrics: Final[Metrics] = metrics_of(registry)
+        self.metrics: Final[ManagerMetrics] = metrics_of(registry)
         self._resources: dict[str, Any] = {}
         self._recover_every = recover_every
         self._keep = keep
@@ -222,9 +222,9 @@ class BaseTransactionManager(ABC, Generic[TX]):
             self._running.discard(gtrid)
             self.metrics.running.labels(self.node).dec()
 
-    def plan(self, gtrid: bytes, branches: list[Branch]) -> Plan:
+    def plan(self, gtrid: bytes, branches: list[EnlistedBranch]) -> CommitPlan:
         """How a transaction is to be completed."""
-        return Plan(
+        return CommitPlan(
             gtrid=gtrid,
             format_id=self.identity.format_id,
             node=self.node,
@@ -260,7 +260,7 @@ class BaseTransactionManager(ABC, Generic[TX]):
 
     def recovering(self) -> Work[RecoveryReport]:
         """One round of recovery; see :meth:`dtx.client.tm.TransactionManager.recover`."""
-        work = Round(
+        work = RecoveryRound(
             identity=self.identity,
             resources=dict(self._resources),
             log=access(self.write),
@@ -314,7 +314,7 @@ class BaseTransaction:
         self._manager = manager
         self._timeout = timeout
         self._begun = time.monotonic()
-        self._branches: dict[str, Branch] = {}
+        self._branches: dict[str, EnlistedBranch] = {}
         self._token: Token[Any] | None = None
         self._rollback_only: str | None = None
         manager.begun(gtrid)
@@ -349,8 +349,8 @@ class BaseTransaction:
         else:
             session = known.around(handle)
             yield partial(session.start, xid)
-        self._branches[known.name] = Branch(known, session, xid)
-        reach(Point.BEGUN)
+        self._branches[known.name] = EnlistedBranch(known, session, xid)
+        reach(CommitPoint.BEGUN)
         return session.handle
 
     def _committing(self) -> Work[Outcome]:

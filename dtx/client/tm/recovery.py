@@ -26,10 +26,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dtx.client.errors import XAException
-from dtx.client.tm.commitment import Branch, Completion, complete
+from dtx.client.tm.commitment import Completion, EnlistedBranch, complete
 from dtx.client.tm.decisions import Decision, DecisionRow, now
 from dtx.client.tm.errors import HeuristicReport, Misuse, TransactionError
-from dtx.client.tm.steps import Access, Point, Work, ask, reach
+from dtx.client.tm.steps import Access, CommitPoint, Work, ask, reach
 from dtx.xa.xid import Xid
 
 FORMAT_ID: Final = 0x0D7C731
@@ -69,7 +69,7 @@ class Gtrid:
             return None
 
 
-class Identity:
+class ResourceIdentity:
     """Makes gtrids that nobody else makes.
 
     Args:
@@ -149,7 +149,7 @@ class RecoveryReport:
 
 
 @dataclass(slots=True, kw_only=True)
-class Round:
+class RecoveryRound:
     """One round of recovery.
 
     Args:
@@ -163,7 +163,7 @@ class Round:
         forget: whether heuristic outcomes are forgotten once they are recorded.
     """
 
-    identity: Identity
+    identity: ResourceIdentity
     resources: dict[str, Any]
     log: Access
     running: Callable[[bytes], bool]
@@ -208,7 +208,7 @@ class Round:
                 return  # in its second phase, in another one
         # Whoever is told afterwards that a branch is not known finds out by this that it was us.
         _raised((yield from self.log(lambda log: log.take_up(row.gtrid))))
-        reach(Point.RECOVERY_TAKEN_UP)
+        reach(CommitPoint.RECOVERY_TAKEN_UP)
         done = True
         for name in row.resources:
             xid = self.identity.xid(row.gtrid, name)
@@ -220,7 +220,7 @@ class Round:
                 done = False
         if done:
             yield from self.log(lambda log: log.finish(row.gtrid))
-            reach(Point.RECOVERY_FINISHED)
+            reach(CommitPoint.RECOVERY_FINISHED)
 
     def _roll_back(self, row: DecisionRow, in_doubt: set[Xid]) -> Work[None]:
         """It was written that a transaction is rolled back, and not that it is done: somebody died in between."""
@@ -247,7 +247,7 @@ class Round:
         if isinstance(found, XAException):
             self.report.unreachable[resource.name] = str(found)
             return ()
-        reach(Point.RECOVERY_SCANNED)
+        reach(CommitPoint.RECOVERY_SCANNED)
         mine = list(_of_node(self.identity, found))
         for xid, owner in mine:
             if xid not in self.report.waiting:
@@ -268,7 +268,7 @@ class Round:
         if decision is None:
             orphan = self._orphan(xid)
             decision = _raised((yield from self.log(lambda log: log.fence(orphan))))
-            reach(Point.RECOVERY_FENCED)
+            reach(CommitPoint.RECOVERY_FENCED)
         if decision is Decision.COMMIT:
             _raised((yield from self.log(lambda log: log.take_up(xid.gtrid))))
         done = yield from self._complete(resource, xid, decision)
@@ -325,7 +325,7 @@ class Round:
             self.report.waiting[xid] = f"{resource.name} is out of reach"
             return False
         completion = Completion(self.log, self.forget)
-        branch = Branch(resource, session, xid)
+        branch = EnlistedBranch(resource, session, xid)
         done = yield from complete(branch, decision, completion, recovering=True)
         self.report.heuristics += completion.reports
         if completion.alone:
@@ -337,7 +337,7 @@ class Round:
             told += [xid] * listed
         else:
             self.report.waiting[xid] = str(completion.unfinished[branch.name])
-        reach(Point.RECOVERY_COMPLETED)
+        reach(CommitPoint.RECOVERY_COMPLETED)
         return done
 
     def _session(self, resource: Any) -> Work[Any]:
@@ -355,7 +355,7 @@ class Round:
         return session
 
 
-def _of_node(identity: Identity, found: Iterable[Xid]) -> Iterable[tuple[Xid, Gtrid]]:
+def _of_node(identity: ResourceIdentity, found: Iterable[Xid]) -> Iterable[tuple[Xid, Gtrid]]:
     for xid in found:
         owner = identity.owns(xid)
         if owner is not None:

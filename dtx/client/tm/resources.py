@@ -80,7 +80,7 @@ def driven(work: Callable[Concatenate[_D, _P], Work[Any]]) -> Callable[Concatena
     return method
 
 
-class Session(Driven, ABC, Generic[Handle]):
+class ResourceSession(Driven, ABC, Generic[Handle]):
     """One connection to a resource manager, used by one thread or task at a time. With asyncio its methods are awaited.
 
     Args:
@@ -225,7 +225,7 @@ class Resource(Pool, Generic[Handle]):
     """
 
     @abstractmethod
-    def open(self) -> Session[Handle]:
+    def open(self) -> ResourceSession[Handle]:
         """A new session.
 
         Raises:
@@ -233,7 +233,7 @@ class Resource(Pool, Generic[Handle]):
         """
 
     @abstractmethod
-    def around(self, handle: Handle) -> Session[Handle]:
+    def around(self, handle: Handle) -> ResourceSession[Handle]:
         """A session on a connection or channel of the application's own, which stays open when it is done."""
 
 
@@ -277,7 +277,7 @@ class DtxResource(Resource[BlockingChannel]):
         return DtxSession(handle, self._timeout, own=False)
 
 
-class AnyDtxSession(Session[Handle]):
+class AnyDtxSession(ResourceSession[Handle]):
     """A channel for work, and one beside it for outcomes: a refused one must not cost the application its channel.
 
     Args:
@@ -432,7 +432,7 @@ class Pep249Resource(Resource[Any]):
         return Pep249Session(handle, own=False)
 
 
-class Pep249Session(Session[Any]):
+class Pep249Session(ResourceSession[Any]):
     """One connection, whose two-phase methods are functions, or coroutines with asyncio.
 
     Args:

@@ -4,8 +4,8 @@ There is one algorithm for both, a generator: it yields calls, and whoever drive
 call returns or raises comes back from its ``yield``, so ``try`` and ``finally`` mean what they always mean. Commitment
 and recovery get what went wrong as an answer (:func:`ask`, :func:`access`).
 
-:class:`Point` names the instants at which tests let a transaction manager die. Nothing happens there unless a test
-armed them.
+:class:`CommitPoint` names the instants at which tests let a transaction manager die. They do nothing unless a test arms
+them.
 """
 
 from collections.abc import Callable, Generator
@@ -52,7 +52,7 @@ async def drive_async(work: Work[T]) -> T:
         return end.value  # type: ignore[no-any-return]
 
 
-class Point(IntEnum):
+class CommitPoint(IntEnum):
     """Where a transaction is, and what dying there means. docs/how-to/python.md has the table."""
 
     BEGUN = 1
@@ -93,16 +93,16 @@ class Point(IntEnum):
     """Recovery has told the log that a decision is finished."""
 
 
-_armed: Final[list[Callable[[Point], None]]] = []
+_armed: Final[list[Callable[[CommitPoint], None]]] = []
 
 
-def reach(point: Point) -> None:
+def reach(point: CommitPoint) -> None:
     """Tell the test that armed the points, if any."""
     for told in _armed:
         told(point)
 
 
-def arm(reached: Callable[[Point], None] | None) -> None:
+def arm(reached: Callable[[CommitPoint], None] | None) -> None:
     """From now on *reached* is called at each point, ``None``: nothing is; for tests."""
     _armed[:] = [] if reached is None else [reached]
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from dtx.client.errors import XAER_INVAL, XAException
 from dtx.client.xa_switch import messages
-from dtx.client.xa_switch.interface import DTX_EMPTY, DTX_TRUNCATED, NULL_FORMAT, XA_OK, Call
+from dtx.client.xa_switch.interface import DTX_EMPTY, DTX_TRUNCATED, NULL_FORMAT, XA_OK, SwitchCall
 from dtx.client.xa_switch.messages import Taken, short, text
 from dtx.client.xa_switch.switch import Switch
 from dtx.xa.codes import XaError
@@ -111,7 +111,7 @@ def _close(thread: int, rmid: int, flags: int) -> int:
 
 @_entry
 def _branch(thread: int, call: int, xid: Any, rmid: int, flags: int) -> int:
-    return SWITCH.branch(thread, Call(call), _xid(xid), rmid, _flags(flags))
+    return SWITCH.branch(thread, SwitchCall(call), _xid(xid), rmid, _flags(flags))
 
 
 @_entry

@@ -62,7 +62,7 @@ class XAER_ASYNC(XAError, code=-2):  # noqa: N801 - X/Open's name
     """An asynchronous call was asked for; the switch does not say TMUSEASYNC."""
 
 
-class Call(IntEnum):
+class SwitchCall(IntEnum):
     """The calls that name a branch; the numbers are those of ``enum dtx_call`` in ``entry.c``."""
 
     START = 0
@@ -73,15 +73,15 @@ class Call(IntEnum):
     FORGET = 5
 
 
-POSSIBLE: Final[dict[Call, frozenset[int]]] = {
+POSSIBLE: Final[dict[SwitchCall, frozenset[int]]] = {
     # TMJOIN excludes TMRESUME; nothing here waits for other branches, so TMNOWAIT is met
-    Call.START: frozenset(how | wait for how in (TMNOFLAGS, TMJOIN, TMRESUME) for wait in (TMNOFLAGS, TMNOWAIT)),
+    SwitchCall.START: frozenset(how | wait for how in (TMNOFLAGS, TMJOIN, TMRESUME) for wait in (TMNOFLAGS, TMNOWAIT)),
     # one of the three has to be set, and TMMIGRATE belongs to TMSUSPEND
-    Call.END: frozenset({TMSUCCESS, TMFAIL, TMSUSPEND, TMSUSPEND | TMMIGRATE}),
-    Call.ROLLBACK: frozenset({TMNOFLAGS}),
-    Call.PREPARE: frozenset({TMNOFLAGS}),
-    Call.COMMIT: frozenset(how | wait for how in (TMNOFLAGS, TMONEPHASE) for wait in (TMNOFLAGS, TMNOWAIT)),
-    Call.FORGET: frozenset({TMNOFLAGS}),
+    SwitchCall.END: frozenset({TMSUCCESS, TMFAIL, TMSUSPEND, TMSUSPEND | TMMIGRATE}),
+    SwitchCall.ROLLBACK: frozenset({TMNOFLAGS}),
+    SwitchCall.PREPARE: frozenset({TMNOFLAGS}),
+    SwitchCall.COMMIT: frozenset(how | wait for how in (TMNOFLAGS, TMONEPHASE) for wait in (TMNOFLAGS, TMNOWAIT)),
+    SwitchCall.FORGET: frozenset({TMNOFLAGS}),
 }
 """Every legal combination of flags."""
 

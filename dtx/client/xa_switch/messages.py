@@ -26,7 +26,7 @@ _SHORT: Final = 255
 _MOST_PRIORITY: Final = 255
 
 
-class Association:
+class SwitchAssociation:
     """A branch that a thread of control works for, or has suspended, and the channel that it works with.
 
     Args:
@@ -138,7 +138,9 @@ def properties_of(
     )
 
 
-def publish(mine: Association, exchange: str, routing_key: str, body: bytes, properties: pika.BasicProperties) -> None:
+def publish(
+    mine: SwitchAssociation, exchange: str, routing_key: str, body: bytes, properties: pika.BasicProperties
+) -> None:
     """Publish; it is there for others when the branch commits.
 
     Raises:
@@ -149,7 +151,7 @@ def publish(mine: Association, exchange: str, routing_key: str, body: bytes, pro
         mine.channel.basic_publish(exchange, routing_key, body, properties)
 
 
-def get(mine: Association, queue: str, size: int) -> Taken | int | None:
+def get(mine: SwitchAssociation, queue: str, size: int) -> Taken | int | None:
     """Take a message out of *queue*.
 
     Args:
@@ -185,7 +187,7 @@ def get(mine: Association, queue: str, size: int) -> Taken | int | None:
     return found  # type: ignore[no-any-return]
 
 
-def header(mine: Association, tag: int, name: str) -> bytes | None:
+def header(mine: SwitchAssociation, tag: int, name: str) -> bytes | None:
     """A header of a message that was taken in this branch and is not settled, as text; ``None``: it has no value.
 
     Raises:
@@ -206,14 +208,14 @@ def header(mine: Association, tag: int, name: str) -> bytes | None:
             raise XAER_INVAL(f"header {name} is a table or an array")
 
 
-def _headers(mine: Association, tag: int) -> Mapping[str, Any]:
+def _headers(mine: SwitchAssociation, tag: int) -> Mapping[str, Any]:
     try:
         return mine.unsettled[tag]
     except KeyError:
         raise XAER_INVAL(f"delivery tag {tag} is of no message that this thread has taken in {mine.xid}") from None
 
 
-def settle(mine: Association, tag: int, *, ack: bool, requeue: bool) -> None:
+def settle(mine: SwitchAssociation, tag: int, *, ack: bool, requeue: bool) -> None:
     """Acknowledge a message that was taken in this branch, or give it back.
 
     Raises:
@@ -230,7 +232,7 @@ def settle(mine: Association, tag: int, *, ack: bool, requeue: bool) -> None:
     mine.unsettled.pop(tag, None)
 
 
-def give_back(mine: Association) -> None:
+def give_back(mine: SwitchAssociation) -> None:
     """What was taken and not acknowledged is for others, now that the branch has ended; raises nothing."""
     for tag in sorted(mine.unsettled):
         with suppress(XAException):
@@ -240,7 +242,7 @@ def give_back(mine: Association) -> None:
 
 
 @contextmanager
-def _working(mine: Association) -> Iterator[None]:
+def _working(mine: SwitchAssociation) -> Iterator[None]:
     """Within it pika is asked for something on the channel of the branch."""
     if not mine.channel.is_open:
         raise mine.lost(closing_reason(mine.channel))

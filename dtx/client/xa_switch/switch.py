@@ -49,13 +49,13 @@ from dtx.client.xa_switch.interface import (
     XA_NOMIGRATE,
     XA_OK,
     XA_RDONLY,
-    Call,
     Info,
+    SwitchCall,
     check_flags,
     no_such_flags,
     parse,
 )
-from dtx.client.xa_switch.messages import Association, give_back
+from dtx.client.xa_switch.messages import SwitchAssociation, give_back
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 
@@ -63,7 +63,7 @@ ANY: Final = -1
 """For :meth:`Switch.use`: the only resource manager that the thread is associated with."""
 
 
-class Link:
+class SwitchLink:
     """A connection that is there when it is needed.
 
     Args:
@@ -144,10 +144,10 @@ class Manager:
     def __init__(self, text: str, info: Info) -> None:
         self.text = text
         self._info = info
-        self._work = Link(info.work, info.answer_timeout)
-        self._outcomes = self._work if info.coordination is None else Link(info.coordination, info.answer_timeout)
+        self._work = SwitchLink(info.work, info.answer_timeout)
+        self._outcomes = self._work if info.coordination is None else SwitchLink(info.coordination, info.answer_timeout)
         self._free: list[XAResource] = []
-        self._associations: dict[Xid, Association] = {}
+        self._associations: dict[Xid, SwitchAssociation] = {}
         self._scan: list[Xid] | None = None
 
     def connect(self) -> None:
@@ -161,7 +161,7 @@ class Manager:
         self._outcomes.connection()
 
     @property
-    def active(self) -> Association | None:
+    def active(self) -> SwitchAssociation | None:
         """The branch that the thread is associated with (T1)."""
         return next((found for found in self._associations.values() if not found.suspended), None)
 
@@ -213,12 +213,12 @@ class Manager:
         finally:
             self._give_back(resource)
         self._free.remove(resource)
-        self._associations[xid] = Association(xid, resource, self._work.timeout)
+        self._associations[xid] = SwitchAssociation(xid, resource, self._work.timeout)
         if not (join or resume) and self._info.transaction_timeout:
             self._limit(xid)
         return XA_OK
 
-    def _resume(self, mine: Association) -> int:
+    def _resume(self, mine: SwitchAssociation) -> int:
         try:
             self._on(mine, resume=True)
         except XAException:
@@ -263,7 +263,7 @@ class Manager:
         self._end(mine, fail=fail, suspend=False)
         return XA_OK
 
-    def _end(self, mine: Association, *, fail: bool, suspend: bool) -> None:
+    def _end(self, mine: SwitchAssociation, *, fail: bool, suspend: bool) -> None:
         try:
             self._on(mine, fail=fail, suspend=suspend)
         except XAException:
@@ -272,7 +272,7 @@ class Manager:
         if not suspend:
             self._leave(mine)
 
-    def _leave(self, mine: Association) -> None:
+    def _leave(self, mine: SwitchAssociation) -> None:
         give_back(mine)  # behind the end: within a branch it would wait until that is decided
         self._associations.pop(mine.xid)
         self._give_back(mine.resource)
@@ -286,7 +286,7 @@ class Manager:
             self._give_back(resource)
         raise XAER_PROTO(f"this thread is not associated with {xid}")  # never: a fresh channel has no association
 
-    def _on(self, mine: Association, *, resume: bool = False, fail: bool = False, suspend: bool = False) -> None:
+    def _on(self, mine: SwitchAssociation, *, resume: bool = False, fail: bool = False, suspend: bool = False) -> None:
         """Resume or end, on the channel of the association."""
         alive(mine.connection)
         try:
@@ -447,7 +447,7 @@ class Switch:
 
     # -- branches ------------------------------------------------------------------------------------------------------
 
-    def branch(self, thread: int, call: Call, xid: Xid, rmid: int, flags: int) -> int:
+    def branch(self, thread: int, call: SwitchCall, xid: Xid, rmid: int, flags: int) -> int:
         """``xa_start``, ``xa_end``, ``xa_rollback``, ``xa_prepare``, ``xa_commit`` and ``xa_forget``.
 
         Raises:
@@ -460,18 +460,18 @@ class Switch:
         check_flags(name, flags, POSSIBLE[call])
         manager = self._opened(thread, rmid, name)
         match call:
-            case Call.START:
+            case SwitchCall.START:
                 return manager.start(xid, join=bool(flags & TMJOIN), resume=bool(flags & TMRESUME))
-            case Call.END:
+            case SwitchCall.END:
                 fail, suspend, migrate = (bool(flags & flag) for flag in (TMFAIL, TMSUSPEND, TMMIGRATE))
                 return manager.end(xid, fail=fail, suspend=suspend, migrate=migrate)
-            case Call.PREPARE:
+            case SwitchCall.PREPARE:
                 return manager.prepare(xid)
-            case Call.COMMIT:
+            case SwitchCall.COMMIT:
                 return manager.commit(xid, one_phase=bool(flags & TMONEPHASE))
-            case Call.ROLLBACK:
+            case SwitchCall.ROLLBACK:
                 return manager.rollback(xid)
-            case Call.FORGET:
+            case SwitchCall.FORGET:
                 return manager.forget(xid)
 
     def recover(self, thread: int, count: int, rmid: int, flags: int) -> list[Xid]:
@@ -514,7 +514,7 @@ class Switch:
         self._used[thread] = rmid
         return XA_OK
 
-    def working(self, thread: int) -> tuple[int, Association]:
+    def working(self, thread: int) -> tuple[int, SwitchAssociation]:
         """The resource manager and the branch that the work of this thread is for.
 
         Raises:
@@ -528,7 +528,7 @@ class Switch:
             if manager.active is not None and used in {None, rmid}
         ]
         match found:
-            case [(rmid, Association() as active)]:
+            case [(rmid, SwitchAssociation() as active)]:
                 return rmid, active
             case []:
                 raise XAER_PROTO(

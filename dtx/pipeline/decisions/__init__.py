@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, assert_never
 
 from dtx.config.values import redact
-from dtx.pipeline.decisions.kinds import DECISIONS, DecisionLog, LogKind, kind_of
+from dtx.pipeline.decisions.kinds import DECISIONS, LogKind, ManagerLog, kind_of
 from dtx.pipeline.decisions.own import postgresql, sqlite
 from dtx.pipeline.decisions.parquet import SPARK_ERRORS, parquet, sound
 from dtx.pipeline.decisions.text import atomikos, csv_lines, json_lines
@@ -14,11 +14,11 @@ from dtx.pipeline.source.server import Waits
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["DECISIONS", "DecisionLog", "LogKind", "kind_of", "read", "sound"]
+__all__ = ["DECISIONS", "LogKind", "ManagerLog", "kind_of", "read", "sound"]
 
 
 def read(
-    spark: "SparkSession", logs: Sequence[DecisionLog], *, waits: Waits | None = None
+    spark: "SparkSession", logs: Sequence[ManagerLog], *, waits: Waits | None = None
 ) -> "tuple[DataFrame, list[Quarantined]]":
     """Every decision as :data:`DECISIONS`, and what could not be read: lines, files, whole logs.
 
@@ -42,7 +42,7 @@ def read(
     return whole, wrong
 
 
-def _read(spark: "SparkSession", log: DecisionLog, waits: Waits) -> "tuple[DataFrame, list[Quarantined]]":
+def _read(spark: "SparkSession", log: ManagerLog, waits: Waits) -> "tuple[DataFrame, list[Quarantined]]":
     match log.kind:
         case LogKind.PARQUET:
             return parquet(spark, log.name, log.place)

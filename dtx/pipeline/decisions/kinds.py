@@ -58,7 +58,7 @@ _SUFFIXES: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecisionLog:
+class ManagerLog:
     """One log of decisions.
 
     Args:

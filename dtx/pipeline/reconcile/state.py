@@ -118,7 +118,7 @@ class Run:
         return sum(total.transactions for total in self.totals.values())
 
 
-class State:
+class Results:
     """The results.
 
     Args:
@@ -164,7 +164,7 @@ class State:
         except (LakeError, TypeError, KeyError, AttributeError) as error:
             raise StateDamaged(f"{self._files.path(name)} cannot be read: {error}") from error
 
-    def complete(self, run: Run, verdicts: "Change", history: "Change") -> None:
+    def complete(self, run: Run, verdicts: "TableChange", history: "TableChange") -> None:
         """From now on *run* counts."""
         if self.number() >= run.number:
             raise LakeError(f"another process has reconciled into {self._files.uri} at the same time: run again")
@@ -225,7 +225,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class TableChange:
     """Of a table.
 
     Args:

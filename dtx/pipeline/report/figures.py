@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as sf
 
 from dtx.pipeline.quarantine import Quarantined
-from dtx.pipeline.reconcile.judging import evidence_json
+from dtx.pipeline.reconcile.judged_rows import evidence_json
 from dtx.pipeline.verdicts import PLAIN, Verdict
 
 if TYPE_CHECKING:

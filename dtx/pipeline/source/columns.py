@@ -34,7 +34,7 @@ _ARROW: Final[dict[str, pa.DataType]] = {
 }
 
 
-class Kind(StrEnum):
+class ColumnKind(StrEnum):
     """What a column is to PostgreSQL."""
 
     TEXT = "text"
@@ -47,17 +47,17 @@ class Kind(StrEnum):
     XID8 = "xid8"
 
 
-_SPARK: Final[dict[Kind, DataType]] = {
-    Kind.TEXT: StringType(),
-    Kind.BYTES: BinaryType(),
-    Kind.TIME: TimestampType(),
-    Kind.LONG: LongType(),
-    Kind.INTEGER: IntegerType(),
-    Kind.BOOLEAN: BooleanType(),
-    Kind.UUID: StringType(),
-    Kind.XID8: LongType(),
+_SPARK: Final[dict[ColumnKind, DataType]] = {
+    ColumnKind.TEXT: StringType(),
+    ColumnKind.BYTES: BinaryType(),
+    ColumnKind.TIME: TimestampType(),
+    ColumnKind.LONG: LongType(),
+    ColumnKind.INTEGER: IntegerType(),
+    ColumnKind.BOOLEAN: BooleanType(),
+    ColumnKind.UUID: StringType(),
+    ColumnKind.XID8: LongType(),
 }
-_SENT: Final = {Kind.UUID: "uuid_send({})", Kind.XID8: "xid8send({})"}
+_SENT: Final = {ColumnKind.UUID: "uuid_send({})", ColumnKind.XID8: "xid8send({})"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Readable:
     """
 
     name: str
-    columns: dict[str, Kind]
+    columns: dict[str, ColumnKind]
 
     @property
     def schema(self) -> StructType:
@@ -79,7 +79,7 @@ class Readable:
         return StructType([*fields, StructField(SOURCE, StringType())])
 
     def sent(self, names: Sequence[str]) -> str:
-        """SQL of a select list: columns as PostgreSQL has least work with, for :mod:`dtx.pipeline.source.reading`.
+        """SQL of a select list: columns as PostgreSQL has least work with, for :mod:`dtx.pipeline.source.batch_reader`.
 
         Args:
             names: of columns; the source is left out, since the database does not know it.
@@ -123,16 +123,16 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     )
 
 
-def _kind(column: Column[object]) -> Kind:
+def _kind(column: Column[object]) -> ColumnKind:
     for type_, kind in (
-        (BigInteger, Kind.LONG),
-        (Integer, Kind.INTEGER),
-        (Boolean, Kind.BOOLEAN),
-        (DateTime, Kind.TIME),
-        (LargeBinary, Kind.BYTES),
-        (Uuid, Kind.UUID),
-        (Text, Kind.TEXT),
-        (tables.Xid8, Kind.XID8),
+        (BigInteger, ColumnKind.LONG),
+        (Integer, ColumnKind.INTEGER),
+        (Boolean, ColumnKind.BOOLEAN),
+        (DateTime, ColumnKind.TIME),
+        (LargeBinary, ColumnKind.BYTES),
+        (Uuid, ColumnKind.UUID),
+        (Text, ColumnKind.TEXT),
+        (tables.Xid8, ColumnKind.XID8),
     ):
         if isinstance(column.type, type_):
             return kind

@@ -23,11 +23,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from dtx.log import tables
+from dtx.pipeline.source.batch_reader import BatchReader, TablePart, cuts, evenly, parts, read, times, where
 from dtx.pipeline.source.columns import chosen
 from dtx.pipeline.source.options import Options, parse
-from dtx.pipeline.source.reading import BatchReader, Part, cuts, evenly, parts, read, times, where
-from dtx.pipeline.source.server import AT_ONCE, Identity, Server, SourceAway, SourceError, connected
-from dtx.pipeline.source.snapshot import NOTHING, Snapshot, between
+from dtx.pipeline.source.server import AT_ONCE, Server, SourceAway, SourceError, SourceIdentity, connected
+from dtx.pipeline.source.snapshot import NOTHING, SourceSnapshot, between
 
 _LONGEST_WAIT: Final = 1.0
 """Seconds of one wait for something new: a stream that is stopped waits for the end of it."""
@@ -51,9 +51,9 @@ class Place:
         since: a point in time, as PostgreSQL writes it; ``None``: all lines are recent.
     """
 
-    identity: Identity
-    snapshot: Snapshot = NOTHING
-    swept: Snapshot = NOTHING
+    identity: SourceIdentity
+    snapshot: SourceSnapshot = NOTHING
+    swept: SourceSnapshot = NOTHING
     since: str | None = None
 
     @classmethod
@@ -66,9 +66,9 @@ class Place:
         try:
             since = given["since"]
             return cls(
-                identity=Identity(system=str(given["system"]), timeline=int(given["timeline"])),
-                snapshot=Snapshot.parse(given["snapshot"]),
-                swept=Snapshot.parse(given["swept"]),
+                identity=SourceIdentity(system=str(given["system"]), timeline=int(given["timeline"])),
+                snapshot=SourceSnapshot.parse(given["snapshot"]),
+                swept=SourceSnapshot.parse(given["swept"]),
                 since=None if since is None else _time(str(since)),
             )
         except (KeyError, TypeError, ValueError, AttributeError):
@@ -84,7 +84,7 @@ class Place:
             "since": self.since,
         }
 
-    def follow(self, name: str, now: Identity, latest: Snapshot | None, *, any_timeline: bool) -> Self:
+    def follow(self, name: str, now: SourceIdentity, latest: SourceSnapshot | None, *, any_timeline: bool) -> Self:
         """The same place in the database as it is *now*.
 
         Args:
@@ -114,11 +114,11 @@ class Place:
             )
         return replace(self, identity=now)
 
-    def advanced(self, end: Snapshot) -> Self:
+    def advanced(self, end: SourceSnapshot) -> Self:
         """When recent days have been read as far as *end*."""
         return replace(self, snapshot=end, swept=end if self.since is None else self.swept)
 
-    def complete(self, end: Snapshot, since: str) -> Self:
+    def complete(self, end: SourceSnapshot, since: str) -> Self:
         """When everything has been read as far as *end*; from now on days from *since* on are the recent ones."""
         return replace(self, snapshot=end, swept=end, since=since)
 
@@ -161,7 +161,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._target: dict[str, Snapshot] | None = None
+        self._target: dict[str, SourceSnapshot] | None = None
         self._swept_at: dict[str, float] = {}
         self._next_look = 0.0
 
@@ -211,8 +211,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [part for planned in found.values() for part in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one range; see :func:`dtx.pipeline.source.reading.read`."""
-        assert isinstance(partition, Part)
+        """The rows of one range; see :func:`dtx.pipeline.source.batch_reader.read`."""
+        assert isinstance(partition, TablePart)
         yield from read(self._options, self._schema, partition)
 
     def _wait(self) -> None:
@@ -277,10 +277,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return True
         return bool(server.rows(_INDEXED)[0][0])
 
-    def _parts(self, server: Server, start: Place | None, end: Place) -> list[Part]:
+    def _parts(self, server: Server, start: Place | None, end: Place) -> list[TablePart]:
         start = start or Place(identity=end.identity)
         whole = start.snapshot == NOTHING
-        found: list[Part] = []
+        found: list[TablePart] = []
         for conditions in (recent(start, end), older(start, end)):
             if conditions is None:
                 continue
@@ -289,7 +289,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
 
-def _cut(server: Server, start: Place, end: Place, most: int) -> Snapshot:
+def _cut(server: Server, start: Place, end: Place, most: int) -> SourceSnapshot:
     """Where a micro-batch ends that must not have more than *most* rows: a transaction is never divided.
 
     Args:

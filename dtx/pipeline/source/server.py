@@ -20,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dtx.config.values import redact
 from dtx.pipeline.quarantine import Quarantined
-from dtx.pipeline.source.snapshot import Snapshot
+from dtx.pipeline.source.snapshot import SourceSnapshot
 
 _CONNECTION: Final = ("08", "53", "57P")
 """SQLSTATE classes of connections lost, of a server that is full, and of one that is starting or stopping."""
@@ -86,7 +86,7 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class SourceIdentity:
     """Which history a snapshot belongs to: in another one its numbers mean something else.
 
     Args:
@@ -159,7 +159,7 @@ class Server:
         with explained(self.name):
             return self._connection.execute(statement).fetchall()
 
-    def identity(self) -> Identity:
+    def identity(self) -> SourceIdentity:
         """Which database this is.
 
         Raises:
@@ -176,9 +176,9 @@ class Server:
                     f"{self.name}: the journal is that of a newer dtx (revision {found}, this one knows up to "
                     f"{newest}): update dtx here first"
                 )
-        return Identity(system=f"{system}/{oid}", timeline=int(timeline))
+        return SourceIdentity(system=f"{system}/{oid}", timeline=int(timeline))
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> SourceSnapshot:
         """What has ended by now, for good.
 
         PostgreSQL forgets at a crash that numbers were given to transactions whose records it had not written to disk,
@@ -196,7 +196,7 @@ class Server:
                     self._flush()
                     break
                 time.sleep(_FLUSH_PAUSE)
-        return Snapshot.parse(text)
+        return SourceSnapshot.parse(text)
 
     def lines(self) -> int | None:
         """How many lines the journal has, ``None`` where that cannot be said: there is none, or it may not be read."""

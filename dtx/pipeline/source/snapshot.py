@@ -16,7 +16,7 @@ _MOST: int = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class SourceSnapshot:
     """A set of transactions that have ended.
 
     Args:
@@ -60,13 +60,13 @@ class Snapshot:
         """PostgreSQL's form."""
         return f"{self.xmin}:{self.xmax}:{','.join(map(str, sorted(self.under_way)))}"
 
-    def contains(self, other: "Snapshot") -> bool:
+    def contains(self, other: "SourceSnapshot") -> bool:
         """Whether everything that *other* shows is shown here, too."""
         if other.xmax > self.xmax and any(xid not in other.under_way for xid in range(self.xmax, other.xmax)):
             return False
         return all(xid in other.under_way or xid >= other.xmax for xid in self.under_way)
 
-    def cut(self, start: "Snapshot", at: int) -> "Snapshot":
+    def cut(self, start: "SourceSnapshot", at: int) -> "SourceSnapshot":
         """Less than this one, and no less than *start*: of what is new, only transactions below *at*.
 
         Args:
@@ -75,14 +75,14 @@ class Snapshot:
         """
         xmax = max(start.xmax, min(at, self.xmax))
         late = {xid for xid in start.under_way if xid >= at}
-        return Snapshot(xmax, frozenset({xid for xid in self.under_way if xid < xmax} | late))
+        return SourceSnapshot(xmax, frozenset({xid for xid in self.under_way if xid < xmax} | late))
 
 
-NOTHING = Snapshot(1)
+NOTHING = SourceSnapshot(1)
 """Before the first transaction of any database."""
 
 
-def shown(snapshot: Snapshot) -> str:
+def shown(snapshot: SourceSnapshot) -> str:
     """SQL: the line of the journal is in *snapshot*."""
     if not snapshot.under_way:
         return f"xid8 < '{snapshot.xmax}'::xid8"
@@ -92,7 +92,7 @@ def shown(snapshot: Snapshot) -> str:
     )
 
 
-def between(start: Snapshot, end: Snapshot) -> str:
+def between(start: SourceSnapshot, end: SourceSnapshot) -> str:
     """SQL: the line is in *end* and was not in *start*; an index on ``xid8`` serves it where there is one."""
     if start == NOTHING:
         return shown(end)

@@ -13,12 +13,12 @@ from typing import Final
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.scan import Scan
 from dtx.server.alongside import queries
+from dtx.server.alongside.channel_barrier import ChannelBarrier
 from dtx.server.alongside.client import ProxiedClient
-from dtx.server.alongside.order import Fence
 from dtx.server.alongside.queries import Preview
-from dtx.server.alongside.unsettled import ANSWERS, Tally
-from dtx.server.coordination import Coordination
-from dtx.store.rabbitmq.taking import Keeper, TakingChannel
+from dtx.server.alongside.unsettled_deliveries import ANSWERS, Tally
+from dtx.server.coordination import CoordinationHandler
+from dtx.store.rabbitmq.consume_channel import ConsumeChannel, Keeper
 from dtx.store.rabbitmq.upstream import Declares
 from dtx.store.slices import advance, finish
 from dtx.telemetry import get_logger
@@ -36,7 +36,7 @@ _log = get_logger(part="channel")
 _CONTENT: Final = (methods.BasicPublish.KEY, HEADER, BODY)
 
 
-class Phase(Enum):
+class ProxyPhase(Enum):
     """Where a channel is in its life."""
 
     OPEN = "open"
@@ -53,11 +53,11 @@ class Phase(Enum):
 class ChannelOwner(ProxiedClient, Keeper):
     """The connection, as its channels see it."""
 
-    channels: "dict[int, Channel]"
+    channels: "dict[int, ProxyChannel]"
     """By number."""
 
     @abstractmethod
-    def select(self, channel: "Channel") -> Awaitable[bytes]:
+    def select(self, channel: "ProxyChannel") -> Awaitable[bytes]:
         """dtx-demarcation.select; returns the answering frame.
 
         Raises:
@@ -69,7 +69,7 @@ class ChannelOwner(ProxiedClient, Keeper):
         """A channel may go on with what waited."""
 
     @abstractmethod
-    def forget(self, channel: "Channel") -> None:
+    def forget(self, channel: "ProxyChannel") -> None:
         """A channel is closed on both sides."""
 
     @abstractmethod
@@ -106,7 +106,7 @@ class Drain:
         """The connection is gone, and the channel with it."""
 
 
-class Channel:
+class ProxyChannel:
     """One channel of a client.
 
     Args:
@@ -124,19 +124,19 @@ class Channel:
         self.session = session
         self.engine = engine
         self.number = number = engine.number
-        self.phase = Phase.OPEN
+        self.phase = ProxyPhase.OPEN
         reserved = upstream_number is None
         self.upstream_number = session.upstream.allocate(number) if upstream_number is None else upstream_number
         self.used = False
         """Whether it was ever used for anything but dtx-coordination."""
         self.preview = Preview(session, number)
-        self._fence: Fence | None = None
+        self._fence: ChannelBarrier | None = None
         self.coordinated = False
         self.tally: Tally | None = None
         """What it has consumed, since it began to."""
         self.last_queue = b""
         self._declares = Declares(session.upstream.exclusive)
-        self.coordination: Coordination | None = None
+        self.coordination: CoordinationHandler | None = None
         """Made at the first call of dtx-coordination."""
         self._coordinates = False
         """A call of dtx-coordination runs: it goes on without the channel, and the client hears what it has decided."""
@@ -172,11 +172,11 @@ class Channel:
 
     def _sort(self) -> None:
         """Let its frames pass unseen, or not any more; its first one never does."""
-        is_open, mapped = self.phase is Phase.OPEN, self.upstream_number != self.number
+        is_open, mapped = self.phase is ProxyPhase.OPEN, self.upstream_number != self.number
         unseen = self.used and is_open and not mapped and not self.preview.counting
         self.engine.pass_frames(Passing.JOINED if unseen else Passing.SINGLY)
 
-    def _leave(self, phase: Phase, frame: bytes = b"") -> None:
+    def _leave(self, phase: ProxyPhase, frame: bytes = b"") -> None:
         """The channel is open no more: nothing waits for a call, though that may go on."""
         self.phase = phase
         self._sort()
@@ -193,7 +193,7 @@ class Channel:
         """
         assert isinstance(event, FramePassed), "no selected channel"
         key, buffer, start, end = event.key, event.buffer, event.start, event.end
-        if self.phase is not Phase.OPEN:
+        if self.phase is not ProxyPhase.OPEN:
             self._late(key, buffer, start, end)
             return
         self.preview.commands += queries.is_command(key)
@@ -214,14 +214,14 @@ class Channel:
     def _late(self, key: int, buffer: bytes, start: int, end: int) -> None:
         """A frame on a channel that is not open any more."""
         if key == methods.ChannelCloseOk.KEY:
-            if self.phase is Phase.CLOSED_BY_BROKER:
+            if self.phase is ProxyPhase.CLOSED_BY_BROKER:
                 self._to_broker(buffer, start, end)
                 self.session.upstream.free(self.upstream_number)
             self.session.forget(self)
-        elif self.phase is Phase.CLOSED_BY_BROKER and key in _CONTENT:
+        elif self.phase is ProxyPhase.CLOSED_BY_BROKER and key in _CONTENT:
             # The broker drops it; close-ok in the midst of a content would end the connection (505).
             self._to_broker(buffer, start, end)
-        elif key == methods.ChannelClose.KEY and self.phase is not Phase.CLOSING:
+        elif key == methods.ChannelClose.KEY and self.phase is not ProxyPhase.CLOSING:
             # Both sides closed at once: each confirms the other's close (AMQP 0-9-1, 1.5.2.5).
             self.session.to_client(methods.ChannelCloseOk().frame(self.number))
 
@@ -275,11 +275,11 @@ class Channel:
     def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
         """A frame from the broker (as the handler of a mapped channel, or because it does not pass unseen)."""
         if key == methods.ChannelClose.KEY:
-            if self.phase is Phase.CLOSING:
+            if self.phase is ProxyPhase.CLOSING:
                 self.session.upstream.crossed(self.upstream_number)
                 return
             self._drop_fence()
-            self._leave(Phase.CLOSED_BY_BROKER, with_channel(buffer[start:end], self.number))
+            self._leave(ProxyPhase.CLOSED_BY_BROKER, with_channel(buffer[start:end], self.number))
             return
         if key == methods.ChannelCloseOk.KEY:
             self._drop_fence()
@@ -310,19 +310,19 @@ class Channel:
             self.session.to_client(methods.ChannelCloseOk().frame(self.number))
             self.session.forget(self)
             return
-        self._leave(Phase.CLOSING)
+        self._leave(ProxyPhase.CLOSING)
         handler = self.session.upstream.handlers.get(self.upstream_number)
-        if isinstance(handler, TakingChannel):  # it was being selected
+        if isinstance(handler, ConsumeChannel):  # it was being selected
             handler.close()
         else:
             self.session.upstream.write(method_frame(self.upstream_number, payload))
 
     def upstream_closed(self, close: ChannelClose) -> None:
         """The broker closed the channel while it was being selected: nothing may be sent on it any more."""
-        if self.phase is Phase.CLOSING:
+        if self.phase is ProxyPhase.CLOSING:
             self.upstream_close_ok()
-        elif self.phase is Phase.OPEN:
-            self._leave(Phase.REFUSED, close.frame(self.number))
+        elif self.phase is ProxyPhase.OPEN:
+            self._leave(ProxyPhase.REFUSED, close.frame(self.number))
 
     def upstream_close_ok(self) -> None:
         """The broker has confirmed a close while the channel was being selected."""
@@ -333,10 +333,10 @@ class Channel:
         """The client or its connection is gone: nothing may be delivered to it any more."""
         self._drop_fence()
         handler = self.session.upstream.handlers.get(self.upstream_number, self)
-        if self.phase is Phase.OPEN:
+        if self.phase is ProxyPhase.OPEN:
             if handler is self and not self.session.upstream.is_lost:
                 self.close_upstream()
-            self.phase = Phase.GONE
+            self.phase = ProxyPhase.GONE
 
     def lose_branches(self) -> None:
         """Behind :meth:`let_go`: the channel works for no branch any more."""
@@ -374,7 +374,7 @@ class Channel:
             self.coordinated = True
         session = self.session
         if self.coordination is None:
-            self.coordination = Coordination(session.manager, session.metrics, self.number, session.id)
+            self.coordination = CoordinationHandler(session.manager, session.metrics, self.number, session.id)
         self._coordinates = True
         self.engine.hold()
         self.coordination.run(call, session.who, session.frame_max, lambda answer: self._answered(answer, call.KEY))
@@ -397,14 +397,14 @@ class Channel:
 
     async def executed(self) -> bool:
         """Wait until the broker has done what it was sent on the channel, or that is no more; whether it is open."""
-        if self.used and self.phase is Phase.OPEN:  # it may have been closed before its turn came
+        if self.used and self.phase is ProxyPhase.OPEN:  # it may have been closed before its turn came
             await self._fenced().wait()
-        return self.phase is Phase.OPEN
+        return self.phase is ProxyPhase.OPEN
 
-    def _fenced(self) -> Fence:
+    def _fenced(self) -> ChannelBarrier:
         if self._fence is None:
             upstream, number = self.session.upstream, self.upstream_number
-            self._fence = Fence(lambda payload: upstream.write(method_frame(number, payload)))
+            self._fence = ChannelBarrier(lambda payload: upstream.write(method_frame(number, payload)))
         return self._fence
 
     def _drop_fence(self) -> None:
@@ -413,7 +413,7 @@ class Channel:
 
     def is_open(self) -> bool:
         """Whether neither side has closed the channel."""
-        return self.phase is Phase.OPEN
+        return self.phase is ProxyPhase.OPEN
 
     # -- one call at a time
 
@@ -445,7 +445,7 @@ class Channel:
     def _finish(self, frame: bytes = b"", *, error: XaError | None = None, key: int = 0) -> None:
         """The running call is answered: go on with what waited behind it."""
         self._coordinates = False
-        if self.phase is Phase.OPEN:
+        if self.phase is ProxyPhase.OPEN:
             if error is not None:
                 self.refuse(error, key)
             else:
@@ -472,10 +472,10 @@ class Channel:
         self._refuse(close.frame(self.number))
 
     def _refuse(self, frame: bytes) -> None:
-        if self.phase is not Phase.OPEN:
+        if self.phase is not ProxyPhase.OPEN:
             return
         self._drop_fence()
-        self._leave(Phase.REFUSED, frame)
+        self._leave(ProxyPhase.REFUSED, frame)
         self.close_upstream()
 
     def close_upstream(self) -> None:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from dtx.manager import TransactionManager
-from dtx.server.alongside.unsettled import Unsettled
+from dtx.server.alongside.unsettled_deliveries import UnsettledDeliveries
+from dtx.server.client_session import ClientTransport
 from dtx.server.connection import BaseClient
-from dtx.server.front import ClientTransport
 from dtx.server.limits import MAX_UNSENT, SessionLimits
 from dtx.store.rabbitmq.store import RabbitStore
 from dtx.store.rabbitmq.upstream import Upstream
@@ -22,7 +22,7 @@ from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09 import content, methods
 from dtx.wire.amqp09.connection import ConnectionEngine
 from dtx.wire.amqp09.frames import BODY, HEADER, OPENING_FRAME, OVERHEAD, Frame, Protocol
-from dtx.wire.amqp09.settings import End, EngineSettings
+from dtx.wire.amqp09.settings import EngineSettings, PeerEnd
 
 _log = get_logger(part="session")
 _CONNECTION: Final = b"\x00\x00"
@@ -54,7 +54,7 @@ class ProxiedClient(BaseClient):
     ) -> None:
         super().__init__(manager, transport)
         opening_frame = min(limits.frame_max or OPENING_FRAME, OPENING_FRAME)
-        self.engine = ConnectionEngine(EngineSettings(opening_frame=opening_frame), End.SERVER)
+        self.engine = ConnectionEngine(EngineSettings(opening_frame=opening_frame), PeerEnd.SERVER)
         for _ in self.engine.receive(header):
             raise AssertionError("a header means nothing else")
         self.store = store
@@ -62,7 +62,7 @@ class ProxiedClient(BaseClient):
         self.limits = limits
         self.user: str | None = None
         """The login's name; ``None`` when it does not tell one."""
-        self.unsettled = Unsettled()
+        self.unsettled = UnsettledDeliveries()
         self.passing = False
         """Frames of the broker are being passed on at the moment: what is sent now is between whole ones."""
         self._beat: asyncio.TimerHandle | None = None

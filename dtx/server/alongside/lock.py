@@ -5,7 +5,7 @@ from dtx.failpoint import Point
 from dtx.manager import Who
 from dtx.store.rabbitmq import identity, messages
 from dtx.store.rabbitmq.store import RabbitStore
-from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, Upstream, words
+from dtx.store.rabbitmq.upstream import OwnChannel, Upstream, UpstreamChannelClosed, words
 from dtx.wire.amqp09 import methods, properties
 from dtx.xa.codes import ReplyCode, XaError
 
@@ -39,7 +39,7 @@ async def declare_lock(upstream: Upstream, store: RabbitStore, who: Who, what: s
         raw = properties.build({properties.Property.USER_ID: who.user.encode()})
         probe = messages.probe(side.number, b"", receipts.queues[0], 0, raw)
         await side.send_raw(probe, methods.TxRollbackOk)
-    except ChannelClosed as closed:
+    except UpstreamChannelClosed as closed:
         for channel in (keeper, side):
             await channel.close()
         raise XaError(

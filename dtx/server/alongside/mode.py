@@ -6,21 +6,21 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 
 from dtx.config import Settings, broker_vhost
-from dtx.log.postgres import PostgresLog
+from dtx.log.postgres import TransactionLog
 from dtx.manager import Limits, TransactionManager
 from dtx.server.alongside.amqp10.nodes import BrokerNodes
-from dtx.server.alongside.session import Session
-from dtx.server.amqp10.connection import Connection as Connection10
-from dtx.server.amqp10.connection import Limits as Limits10
+from dtx.server.alongside.session import ProxySession
+from dtx.server.amqp10.connection import Amqp10Connection as Connection10
+from dtx.server.amqp10.connection import Amqp10Limits as Limits10
 from dtx.server.amqp10.nodes import Home
 from dtx.server.limits import SessionLimits
-from dtx.server.listener import ClientConnection, NewSession
-from dtx.store.rabbitmq.identity import Identity, NameTaken
-from dtx.store.rabbitmq.lane import Lane, LaneSettings
+from dtx.server.listener import AcceptedConnection, NewSession
+from dtx.store.rabbitmq.identity import BrokerIdentity, NameTaken
 from dtx.store.rabbitmq.management import Management
-from dtx.store.rabbitmq.service import Broker, LoginRefused, ServiceConnection
+from dtx.store.rabbitmq.phase_two import Lane, LaneSettings
+from dtx.store.rabbitmq.service import Broker, BrokerLoginRefused, ServiceConnection
 from dtx.store.rabbitmq.store import RabbitStore
-from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, UpstreamLost
+from dtx.store.rabbitmq.upstream import OwnChannel, UpstreamChannelClosed, UpstreamLost
 from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09.frames import Protocol
 
@@ -59,7 +59,7 @@ async def require_broker(broker: Broker, vhost: str = "/") -> None:
     connection = ServiceConnection(broker, "dtx start-up check")
     try:
         await connection.login(vhost)
-    except LoginRefused as error:
+    except BrokerLoginRefused as error:
         if "NOT_ALLOWED" not in str(error):  # a vhost that is not ours is no reason not to start
             raise BrokerUnusable(f"{str(error).removesuffix('.')}; check user and password in --broker") from None
     except ssl.SSLError as error:
@@ -97,7 +97,7 @@ def _why_away(broker: Broker, error: OSError | UpstreamLost) -> str:
 
 
 async def open_alongside(
-    settings: Settings, broker: Broker, log: PostgresLog, limits: Limits, metrics: Metrics, stack: AsyncExitStack
+    settings: Settings, broker: Broker, log: TransactionLog, limits: Limits, metrics: Metrics, stack: AsyncExitStack
 ) -> tuple[TransactionManager, NewSession, Callable[[], Mapping[str, Lane]]]:
     """The manager, its branches loaded, what makes the session of a client, and what tells the lanes.
 
@@ -113,7 +113,7 @@ async def open_alongside(
         LogError: the log cannot be read.
         BrokerUnusable: another log uses the name of this resource manager.
     """
-    identity = Identity(rm=settings.rm, log=log.id, instance=log.instance)
+    identity = BrokerIdentity(rm=settings.rm, log=log.id, instance=log.instance)
     await _claim_name(broker, identity, vhost_of(settings))
     loaded = asyncio.Event()  # until then nobody knows which receipts of a predecessor are needed
     store = RabbitStore(
@@ -133,9 +133,9 @@ async def open_alongside(
     def nodes(home: Home) -> BrokerNodes:
         return BrokerNodes(store, metrics, settings.max_kept_bytes, home)
 
-    def new_session(connection: ClientConnection, header: bytes) -> Session | Connection10 | None:
+    def new_session(connection: AcceptedConnection, header: bytes) -> ProxySession | Connection10 | None:
         if header in (Protocol.AMQP_0_9_1.value, Protocol.AMQP_0_9.value):
-            return Session(manager, store, metrics, session_limits, connection, header)
+            return ProxySession(manager, store, metrics, session_limits, connection, header)
         if header == Protocol.AMQP_1_0_TLS.value:
             return None
         return Connection10(manager, limits_10, nodes, connection, header)
@@ -143,7 +143,7 @@ async def open_alongside(
     return manager, new_session, lambda: store.lanes
 
 
-async def _claim_name(broker: Broker, identity: Identity, vhost: str) -> None:
+async def _claim_name(broker: Broker, identity: BrokerIdentity, vhost: str) -> None:
     """Refuse to start where another log has the name; lanes do the same in virtual hosts that are used later.
 
     Raises:
@@ -155,7 +155,7 @@ async def _claim_name(broker: Broker, identity: Identity, vhost: str) -> None:
         await identity.claim(vhost, await OwnChannel(connection).open())
     except NameTaken as error:
         raise BrokerUnusable(str(error)) from None
-    except (OSError, LoginRefused, UpstreamLost, ChannelClosed) as error:
+    except (OSError, BrokerLoginRefused, UpstreamLost, UpstreamChannelClosed) as error:
         _log.info("the name cannot be claimed yet", broker=str(broker), vhost=vhost, reason=str(error))
     finally:
         connection.close()
@@ -164,7 +164,7 @@ async def _claim_name(broker: Broker, identity: Identity, vhost: str) -> None:
 def _lane_settings(
     settings: Settings,
     broker: Broker,
-    identity: Identity,
+    identity: BrokerIdentity,
     active: Callable[[], bool],
     finished: Callable[[], bool],
     metrics: Metrics,

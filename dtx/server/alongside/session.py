@@ -11,17 +11,17 @@ from contextlib import ExitStack
 from enum import Enum
 from typing import Final
 
-from dtx.config.rules import Resource
+from dtx.config.rules import QuotaResource
 from dtx.manager import TransactionManager, Who
-from dtx.server.alongside.channel import Channel, ChannelOwner, Drain
-from dtx.server.alongside.opening import Opening
-from dtx.server.alongside.passing import ChannelZero, ProxyUpstream
-from dtx.server.alongside.selecting import Selecting
+from dtx.server.alongside.broker_handshake import BrokerHandshake
+from dtx.server.alongside.channel import ChannelOwner, Drain, ProxyChannel
+from dtx.server.alongside.channel_selection import ChannelSelection
+from dtx.server.alongside.pass_through import ChannelZero, ProxyUpstream
+from dtx.server.client_session import ClientTransport
 from dtx.server.failpoints import replying
-from dtx.server.front import ClientTransport
 from dtx.server.limits import MAX_UNSENT, SessionLimits
+from dtx.store.rabbitmq.consume_channel import ConsumeChannel
 from dtx.store.rabbitmq.store import RabbitStore
-from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.slices import Slices
 from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09 import closes, methods
@@ -58,7 +58,7 @@ _CLOSE_PATIENCE: Final = 5.0
 """Seconds that a client has to confirm connection.close."""
 
 
-class Stage(Enum):
+class ProxyStage(Enum):
     """Where a connection is in its life, for operators."""
 
     OPENING = "opening"
@@ -71,7 +71,7 @@ class Stage(Enum):
     """The client is gone; branches still need the connection to the broker."""
 
 
-class Session(ChannelOwner):
+class ProxySession(ChannelOwner):
     """One client, from its protocol header to its end; arguments as of :class:`ProxiedClient`."""
 
     def __init__(
@@ -90,8 +90,8 @@ class Session(ChannelOwner):
         self.upstream = upstream = ProxyUpstream(self, self._unopened, self.upstream_lost)
         self._agree_with_broker = upstream.agreed
         self.upstream.handlers[0] = ChannelZero(self._broker_said)
-        self._opening = Opening(self.engine, store.broker, limits)
-        self._selecting = Selecting(self)
+        self._opening = BrokerHandshake(self.engine, store.broker, limits)
+        self._selecting = ChannelSelection(self)
         self._slices = Slices(self.refuse)
         """What was read from the client and is not handled yet."""
         self._slow = False
@@ -103,17 +103,17 @@ class Session(ChannelOwner):
         """The broker was told that nobody is left."""
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> ProxyStage:
         """See there."""
         if self._detached:
-            return Stage.DETACHED
+            return ProxyStage.DETACHED
         match self.engine.state:
             case EndpointState.OPENING:
-                return Stage.OPENING
+                return ProxyStage.OPENING
             case EndpointState.OPEN:
-                return Stage.CUT_OFF if self.upstream.is_lost else Stage.RUNNING
+                return ProxyStage.CUT_OFF if self.upstream.is_lost else ProxyStage.RUNNING
             case _:
-                return Stage.CLOSING
+                return ProxyStage.CLOSING
 
     # -- opening
 
@@ -278,12 +278,12 @@ class Session(ChannelOwner):
 
     def _open_channel(self, number: int) -> None:
         holdings = self.manager.quotas.of(self.who.user, self.who.vhost)
-        reason = holdings.excess(Resource.CHANNELS)
+        reason = holdings.excess(QuotaResource.CHANNELS)
         if reason is not None:
             raise WireError(HardCode.NOT_ALLOWED, f"channel refused: {reason}")
         engine, frame = self.engine.channel(number), methods.ChannelOpen().frame(number)
         try:
-            channel = Channel(self, engine)
+            channel = ProxyChannel(self, engine)
         except XaError as error:
             if not self._drains():
                 raise WireError(HardCode.RESOURCE_ERROR, error.reason) from error
@@ -294,7 +294,7 @@ class Session(ChannelOwner):
             return
         self.channels[number] = channel
         self.metrics.channels.inc()
-        holdings.add(Resource.CHANNELS)
+        holdings.add(QuotaResource.CHANNELS)
         if self.upstream.is_lost:
             engine.open_ok()
         else:
@@ -309,7 +309,7 @@ class Session(ChannelOwner):
             self.go_on()
         self._say_goodbye()
 
-    def forget(self, channel: Channel) -> None:
+    def forget(self, channel: ProxyChannel) -> None:
         """A channel is closed on both sides."""
         if self.channels.get(channel.number) is channel:
             del self.channels[channel.number]
@@ -317,22 +317,22 @@ class Session(ChannelOwner):
             self._discount(channel)
         self._end_if_done()
 
-    def _discount(self, channel: Channel) -> None:
+    def _discount(self, channel: ProxyChannel) -> None:
         self._unwatch(channel)
         self.metrics.channels.dec()
-        self.manager.quotas.of(self.who.user, self.who.vhost).remove(Resource.CHANNELS)
+        self.manager.quotas.of(self.who.user, self.who.vhost).remove(QuotaResource.CHANNELS)
         if channel.mode is ChannelMode.DTX:
             self.metrics.selected_channels.dec()
 
-    def _unwatch(self, channel: Channel) -> None:
+    def _unwatch(self, channel: ProxyChannel) -> None:
         if channel.tally is not None:
             self.unsettled.drop(channel.number, channel.upstream_number, channel.tally)
 
-    async def select(self, channel: Channel) -> bytes:
+    async def select(self, channel: ProxyChannel) -> bytes:
         """dtx-demarcation.select; returns the answering frame.
 
         Raises:
-            XaError: see :meth:`Selecting.select`.
+            XaError: see :meth:`ChannelSelection.select`.
         """
         selected = await self._selecting.select(channel)
         if selected is None:
@@ -424,8 +424,8 @@ class Session(ChannelOwner):
         self.flush()
         self._end_client()
 
-    def _takings(self) -> list[TakingChannel]:
-        return [handler for handler in self.upstream.handlers.values() if isinstance(handler, TakingChannel)]
+    def _takings(self) -> list[ConsumeChannel]:
+        return [handler for handler in self.upstream.handlers.values() if isinstance(handler, ConsumeChannel)]
 
     def _drains(self) -> bool:
         """Whether the broker has still to do what was sent on a channel that is being closed."""
@@ -464,7 +464,7 @@ class Session(ChannelOwner):
         finally:
             Slices(self.refuse).run(self._lose_branches(channels))
 
-    def _lose_branches(self, channels: Sequence[Channel]) -> Iterator[None]:
+    def _lose_branches(self, channels: Sequence[ProxyChannel]) -> Iterator[None]:
         for channel in channels:
             try:
                 channel.lose_branches()
@@ -472,7 +472,7 @@ class Session(ChannelOwner):
                 _log.exception("channel failed", connection=self.id, channel=channel.number)
             yield
 
-    def _let_go(self, channel: Channel) -> None:
+    def _let_go(self, channel: ProxyChannel) -> None:
         self._discount(channel)
         channel.let_go()
 

@@ -11,23 +11,24 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, replace
 from typing import Final
 
-from dtx.config.rules import Resource
+from dtx.config.rules import QuotaResource
 from dtx.manager import TransactionManager, Who
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.scan import Scan
-from dtx.server.amqp10.links import Attaching, Control, Incoming, Outgoing, Shell
+from dtx.server.amqp10.links import Attaching, Control, Incoming, OutgoingLink, Shell
 from dtx.server.amqp10.nodes import Home, Nodes, amqp_error
 from dtx.server.amqp10.transactions import Transactions
+from dtx.server.client_session import ClientTransport
 from dtx.server.connection import ClientConnection, Stage
-from dtx.server.front import ClientTransport
 from dtx.server.limits import MAX_FRAME, ClientLimits
 from dtx.store.slices import SLICE_SECONDS, advance, finish
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp10.connection import Connection as Engine
+from dtx.wire.amqp10.coordination import Control as ControlPlace
 from dtx.wire.amqp10.coordination import (
-    Answer,
-    Coordination,
+    CoordinationEngine,
+    CoordinatorAnswer,
     DeclareAsked,
     DischargeAsked,
     PromoteAsked,
@@ -35,7 +36,6 @@ from dtx.wire.amqp10.coordination import (
     Terminate,
     WorkRefused,
 )
-from dtx.wire.amqp10.coordination import Control as ControlPlace
 from dtx.wire.amqp10.endpoint import (
     Attached,
     Begun,
@@ -45,12 +45,12 @@ from dtx.wire.amqp10.endpoint import (
     Disposed,
     Dropped,
     Ended,
+    EndpointSettings,
     Event,
     Flowed,
     LoginAsked,
     Missed,
     Opened,
-    Settings,
     Writable,
 )
 from dtx.wire.amqp10.errors import AmqpError, Condition
@@ -104,13 +104,13 @@ class SessionFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits(ClientLimits):
+class Amqp10Limits(ClientLimits):
     """What one connection may use."""
 
     control_errors: str
 
 
-class Connection(ClientConnection):
+class Amqp10Connection(ClientConnection):
     """One client, from its protocol header to its end.
 
     Args:
@@ -124,17 +124,17 @@ class Connection(ClientConnection):
     def __init__(
         self,
         manager: TransactionManager,
-        limits: Limits,
+        limits: Amqp10Limits,
         new_nodes: Callable[[Home], Nodes],
         transport: ClientTransport,
         header: bytes,
     ) -> None:
         super().__init__(manager, transport)
         self.nodes = new_nodes(self)
-        self.coordination = Coordination(_CAPABILITIES, Rejects(limits.control_errors))
+        self.coordination = CoordinationEngine(_CAPABILITIES, Rejects(limits.control_errors))
         self.transactions = Transactions(self, self.coordination)
         self._engine = Engine(
-            Settings(
+            EndpointSettings(
                 container_id=f"dtx-{self.id}",
                 mechanisms=self.nodes.mechanisms,
                 max_frame_size=limits.frame_max or MAX_FRAME,
@@ -313,7 +313,7 @@ class Connection(ClientConnection):
                 self._on_delivered(event)
             case Flowed():
                 shell = self._links.get((event.session, event.link))
-                if isinstance(shell, Outgoing):
+                if isinstance(shell, OutgoingLink):
                     try:
                         shell.flowed(event)
                     except AmqpError as error:
@@ -395,17 +395,17 @@ class Connection(ClientConnection):
         if session is None or self.stage is not Stage.RUNNING:
             return
         holdings = self.manager.quotas.of(self.who.user, self.who.vhost)
-        reason = holdings.excess(Resource.CHANNELS)
+        reason = holdings.excess(QuotaResource.CHANNELS)
         if reason is not None:
             session.end(told(AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, f"session refused: {reason}")))
             return
-        holdings.add(Resource.CHANNELS)
+        holdings.add(QuotaResource.CHANNELS)
         self._sessions.add(number)
         session.begin()
 
     def _discount_sessions(self, count: int) -> None:
         for _ in range(count):
-            self.manager.quotas.of(self.who.user, self.who.vhost).remove(Resource.CHANNELS)
+            self.manager.quotas.of(self.who.user, self.who.vhost).remove(QuotaResource.CHANNELS)
 
     # -- links
 
@@ -436,7 +436,7 @@ class Connection(ClientConnection):
             else:
                 shell.let_go()
 
-    def detach(self, shell: Incoming | Outgoing, error: AmqpError) -> None:
+    def detach(self, shell: Incoming | OutgoingLink, error: AmqpError) -> None:
         """End a link because of *error*."""
         if self._links.get(shell.place) is shell:
             self._forget(shell.place)
@@ -471,7 +471,7 @@ class Connection(ClientConnection):
 
     def _forget_all(self, places: Iterable[tuple[int, int]], *, by_client: bool = False) -> Iterator[None]:
         """First the receivers: what transactions give back must not be delivered to them again."""
-        for place in sorted(places, key=lambda place: not isinstance(self._links[place], Outgoing)):
+        for place in sorted(places, key=lambda place: not isinstance(self._links[place], OutgoingLink)):
             try:
                 self._forget(place, by_client=by_client)
             except Exception:  # noqa: BLE001 - logged; what the others have would belong to nobody
@@ -507,7 +507,7 @@ class Connection(ClientConnection):
             by_link.setdefault(link, []).append(number)
         for handle, deliveries in by_link.items():
             shell = self._links.get((event.session, handle))
-            if isinstance(shell, Outgoing):
+            if isinstance(shell, OutgoingLink):
                 try:
                     yield from shell.disposed(deliveries, event.state, settled=event.settled)
                 except WorkRefused as refusal:
@@ -515,7 +515,7 @@ class Connection(ClientConnection):
                         self.terminate(refusal.terminates, told(refusal.error))
                     self.detach(shell, refusal.error)
 
-    def say(self, answer: Answer | Terminate) -> None:
+    def say(self, answer: CoordinatorAnswer | Terminate) -> None:
         """Answer a control link."""
         if isinstance(answer, Terminate):
             self.terminate(answer.control, answer.error)
@@ -540,7 +540,7 @@ class Connection(ClientConnection):
     def _resume(self) -> None:
         self._resuming = False
         for shell in list(self._links.values()):
-            if isinstance(shell, Outgoing):
+            if isinstance(shell, OutgoingLink):
                 shell.resume()
 
     def _tick(self) -> None:

@@ -14,13 +14,20 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 from dtx.server.amqp10.addresses import COPY, MOVE, Address, ExchangeAddress, check_terminus, parse
 from dtx.server.amqp10.mapping import from_basic, to_basic
 from dtx.server.amqp10.nodes import Destination, Handed, Origin, amqp_error, kills
-from dtx.server.amqp10.transactions import Retired, TransactionHome, Transactions, Work, spoil
+from dtx.server.amqp10.transactions import Retired, TransactionHome, Transactions, TransactionWork, spoil
 from dtx.server.connection import Outbox
 from dtx.server.limits import MAX_UNACKED
 from dtx.store.work import HeldPublish
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp10 import message as messages
-from dtx.wire.amqp10.coordination import TXN_ID, Coordination, Transaction, WorkRefused, default_outcome, provisional
+from dtx.wire.amqp10.coordination import (
+    TXN_ID,
+    Amqp10Transaction,
+    CoordinationEngine,
+    WorkRefused,
+    default_outcome,
+    provisional,
+)
 from dtx.wire.amqp10.coordination import Work as Kind
 from dtx.wire.amqp10.endpoint import Delivered, Flowed
 from dtx.wire.amqp10.errors import AmqpError, Condition
@@ -65,14 +72,14 @@ _Node = TypeVar("_Node")
 class LinkHome(TransactionHome, Protocol):
     """The connection, as its links see it."""
 
-    coordination: Coordination
+    coordination: CoordinationEngine
     transactions: Transactions
     outbox: Outbox
 
     def pump(self) -> None:
         """What the engine has for the client is on its way."""
 
-    def detach(self, shell: "Incoming | Outgoing", error: AmqpError) -> None:
+    def detach(self, shell: "Incoming | OutgoingLink", error: AmqpError) -> None:
         """End a link because of *error*."""
 
     def terminate(self, control: tuple[int, int], error: Error) -> None:
@@ -170,7 +177,7 @@ class Incoming(_Shell):
         if number is not None and self._open:
             self.session.dispose(Role.RECEIVER, (number,), state, settled=True)
 
-    def _refuse(self, number: int | None, error: AmqpError, transaction: Transaction | None) -> None:
+    def _refuse(self, number: int | None, error: AmqpError, transaction: Amqp10Transaction | None) -> None:
         rejected = Rejected(error=told(error))
         if number is not None:
             self._answer(number, rejected if transaction is None else provisional(transaction, rejected))
@@ -188,7 +195,7 @@ class Incoming(_Shell):
 
     # -- in a transaction
 
-    def _post(self, number: int | None, transaction: Transaction, message: HeldPublish) -> None:
+    def _post(self, number: int | None, transaction: Amqp10Transaction, message: HeldPublish) -> None:
         work = self._connection.transactions.work(transaction)
         verdict = self._node.judge(message)
         if isinstance(verdict, Future):
@@ -203,8 +210,8 @@ class Incoming(_Shell):
     def _judged(
         self,
         number: int | None,
-        transaction: Transaction,
-        work: Work,
+        transaction: Amqp10Transaction,
+        work: TransactionWork,
         message: HeldPublish,
         verdict: Future[AmqpError | None],
     ) -> None:
@@ -228,18 +235,18 @@ class Incoming(_Shell):
     # -- what becomes of them
 
     def answer(self, deliveries: Sequence[int], outcome: Outcome) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Sender`."""
+        """See :class:`~dtx.server.amqp10.nodes.NodeSender`."""
         if self._open:
             self.session.dispose(Role.RECEIVER, deliveries, outcome, settled=True)
             self._connection.pump()
 
     def reject(self, delivery: int | None, error: AmqpError) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Sender`."""
+        """See :class:`~dtx.server.amqp10.nodes.NodeSender`."""
         self._refuse(delivery, error, None)
         self._connection.pump()
 
     def fail(self, error: AmqpError) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Sender`."""
+        """See :class:`~dtx.server.amqp10.nodes.NodeSender`."""
         self._connection.detach(self, error)
 
     # -- the end
@@ -258,11 +265,11 @@ class Incoming(_Shell):
 class _InWork(NamedTuple):
     """A transaction, and what it does."""
 
-    transaction: Transaction
-    work: Work
+    transaction: Amqp10Transaction
+    work: TransactionWork
 
 
-class Outgoing(_Shell):
+class OutgoingLink(_Shell):
     """One link from a node to a client.
 
     Args:
@@ -400,13 +407,13 @@ class Outgoing(_Shell):
         if self._open and self._is_vain and self._link.drain:
             self.drained()
 
-    def acquire_no_more(self, work: Work) -> None:
+    def acquire_no_more(self, work: TransactionWork) -> None:
         """The transaction is being discharged: what is sent from now on does not belong to it (4.4.3)."""
         if self._acquires is not None and self._acquires.work is work:
             self._acquires = self._link.properties = None
             self._connection.soon(self.resume)
 
-    def discharged(self, work: Work, *, committed: bool) -> None:
+    def discharged(self, work: TransactionWork, *, committed: bool) -> None:
         """A transaction has ended: what was sent in it and has no outcome is the client's, or returns to the queue."""
         acquired = self._acquired
         # At once, whatever takes longer: an outcome that comes now must not be held for a transaction that is over.
@@ -501,7 +508,7 @@ class Outgoing(_Shell):
             self.node.then(lambda: self.settle(known, answer))
 
     def _retire(
-        self, transaction: Transaction, deliveries: Sequence[int], outcome: DeliveryState | None, *, settled: bool
+        self, transaction: Amqp10Transaction, deliveries: Sequence[int], outcome: DeliveryState | None, *, settled: bool
     ) -> Iterator[None]:
         final = self._final(outcome)
         if final is None and not settled:
@@ -519,7 +526,7 @@ class Outgoing(_Shell):
                 self.retired.pop(number).settled = True
             yield
 
-    def _hold(self, work: Work, number: int, outcome: Outcome, *, settled: bool) -> None:
+    def _hold(self, work: TransactionWork, number: int, outcome: Outcome, *, settled: bool) -> None:
         acquired = self._acquired.pop(number, None) is not None
         kind = Kind.ACQUISITION if acquired else Kind.RETIREMENT
         work.retire(self, number, self.unsettled.pop(number), outcome, settled=settled, kind=kind)
@@ -580,7 +587,7 @@ class Outgoing(_Shell):
         self._connection.detach(self, error)
 
 
-Shell = Control | Incoming | Outgoing
+Shell = Control | Incoming | OutgoingLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -649,10 +656,10 @@ class Attaching:
         node = self.connection.nodes.origin(address, dynamic=source.dynamic, filters=source.filter)
         return _with(node, partial(self._outgoing, source, subscribes))
 
-    def _outgoing(self, source: Source, subscribes: bool, node: Origin) -> Outgoing:
+    def _outgoing(self, source: Source, subscribes: bool, node: Origin) -> OutgoingLink:
         default = default_outcome(source)
         settled = self.asked.snd_settle_mode is SenderSettles.SETTLED
-        shell = Outgoing(self.connection, self.session, self.link, node, settled=settled, default=default)
+        shell = OutgoingLink(self.connection, self.session, self.link, node, settled=settled, default=default)
         shown = Source(
             address=node.shown or source.address,
             # What has come from an exchange goes with the link (3.5.6); a queue keeps it whatever becomes of links.
@@ -670,12 +677,12 @@ class Attaching:
 
     def _answer(
         self,
-        shell: Incoming | Outgoing,
+        shell: Incoming | OutgoingLink,
         source: Source | Described | None,
         target: Target | Coordinator | Described | None,
     ) -> None:
         modes = self.asked
-        second = modes.rcv_settle_mode if isinstance(shell, Outgoing) else ReceiverSettles.FIRST
+        second = modes.rcv_settle_mode if isinstance(shell, OutgoingLink) else ReceiverSettles.FIRST
         try:
             self.link.attach(
                 source=source, target=target, sender_settles=modes.snd_settle_mode, receiver_settles=second

@@ -266,7 +266,7 @@ def deliveries_in_vain(headers: dict[bytes, Entry]) -> int:
     return min(count, _MAX_COUNT) if isinstance(count, int) and not isinstance(count, bool) and count > 0 else 0
 
 
-def _header(view: properties.Properties, headers: dict[bytes, Entry], *, redelivered: bool) -> Header:
+def _header(view: properties.BasicProperties, headers: dict[bytes, Entry], *, redelivered: bool) -> Header:
     expiration = view.expiration
     return Header(
         durable=view.delivery_mode == properties.PERSISTENT,
@@ -323,7 +323,7 @@ def _framed(frame: bytes, body: bytes) -> bytes:
     return b"".join(pieces)
 
 
-def _properties_section(view: properties.Properties, kept: _Kept | None) -> bytes:
+def _properties_section(view: properties.BasicProperties, kept: _Kept | None) -> bytes:
     fields = {which: octets for which in _MAPPED if (octets := view.value(which)) is not None}
     if kept is not None and kept.properties and _fields(kept.said.properties) == fields:
         return kept.properties

@@ -14,7 +14,7 @@ from dtx.manager import TransactionManager, Who
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.server.amqp10.addresses import Address
 from dtx.server.amqp10.mapping import Content
-from dtx.server.front import ClientTransport
+from dtx.server.client_session import ClientTransport
 from dtx.store.slices import Slices
 from dtx.store.work import Budget, Decided, HeldPublish, HeldWork
 from dtx.wire.amqp09.errors import WireError
@@ -99,7 +99,7 @@ class Home(Protocol):
         """The connection cannot go on. Idempotent."""
 
 
-class Sender(Protocol):
+class NodeSender(Protocol):
     """A link from a client, as its destination sees it."""
 
     def answer(self, deliveries: Sequence[int], outcome: Outcome) -> None:
@@ -119,7 +119,7 @@ class Destination(Protocol):
     def shown(self) -> str | None:
         """The address of a node that was made for the link; ``None``: the client's own."""
 
-    def begin(self, sender: Sender) -> None:
+    def begin(self, sender: NodeSender) -> None:
         """The link is there."""
 
     def address(self, address: Address, subject: str | None, content: Content) -> HeldPublish:

@@ -23,14 +23,14 @@ from dtx.store.work import HeldPublish
 from dtx.wire.amqp09.methods import DtxCommitOk, DtxEndOk, DtxRollbackOk, DtxStartOk
 from dtx.wire.amqp10.coordination import (
     FATES,
-    Answer,
-    Coordination,
+    Amqp10Transaction,
+    CoordinationEngine,
+    CoordinatorAnswer,
     DeclareAsked,
     DischargeAsked,
-    Fate,
     PromoteAsked,
     Terminate,
-    Transaction,
+    TransactionFate,
 )
 from dtx.wire.amqp10.coordination import Work as Kind
 from dtx.wire.amqp10.errors import AmqpError, Condition
@@ -52,7 +52,7 @@ class TransactionHome(Home, Protocol):
     def shell(self, place: tuple[int, int]) -> object | None:
         """The link that is attached there: places are taken again."""
 
-    def say(self, answer: Answer | Terminate) -> None:
+    def say(self, answer: CoordinatorAnswer | Terminate) -> None:
         """Answer a control link."""
 
     def behind_all(self, act: Callable[[], None]) -> None:
@@ -82,10 +82,10 @@ class RetiringLink(Protocol):
     def give_back(self, number: int, taken: object, *, settled: bool) -> None:
         """A delivery was sent in a transaction that is rolled back: it has not been."""
 
-    def acquire_no_more(self, work: "Work") -> None:
+    def acquire_no_more(self, work: "TransactionWork") -> None:
         """The transaction is being discharged: what is sent from now on does not belong to it (4.4.3)."""
 
-    def discharged(self, work: "Work", *, committed: bool) -> None:
+    def discharged(self, work: "TransactionWork", *, committed: bool) -> None:
         """A transaction has ended: what was sent in it and has no outcome is the client's, or returns to the queue."""
 
 
@@ -105,7 +105,7 @@ class Retired:
         later: what the client has said of it since the transaction failed, and others still worked for its branch.
     """
 
-    work: "Work"
+    work: "TransactionWork"
     link: RetiringLink
     number: int
     taken: object
@@ -116,7 +116,7 @@ class Retired:
     later: Outcome | None = None
 
 
-class Work:
+class TransactionWork:
     """What one transaction does; for the manager it is a channel that is associated with the branch.
 
     Args:
@@ -393,7 +393,7 @@ class Work:
             connection.manager.ask(connection.who, self.xid, Operation.ROLLBACK, _nobody)
 
 
-def spoil(transaction: Transaction, work: Work, reason: str) -> None:
+def spoil(transaction: Amqp10Transaction, work: TransactionWork, reason: str) -> None:
     """What cannot be done was sent settled, or nobody hears of it: "it MUST NOT allow the successful discharge"
     (4.4.4.1), and what was not settled has an outcome that "the resource must inform the controller of" before (4.4.1).
     """
@@ -421,13 +421,13 @@ def _revert(retired: Retired) -> None:
     link = retired.link
     link.retired.pop(retired.number, None)
     match FATES[retired.kind, retired.settled or not link.is_open, False]:
-        case Fate.RETURN:
+        case TransactionFate.RETURN:
             link.give_back(retired.number, retired.taken, settled=retired.settled)
         case _ if retired.later is not None:
             link.apply((retired.taken,), retired.later)
             if not retired.settled:
                 link.settle((retired.number,), retired.later)
-        case Fate.DEFAULT:
+        case TransactionFate.DEFAULT:
             link.apply_default(retired.taken)
         case _:
             link.unsettled[retired.number] = retired.taken
@@ -452,7 +452,7 @@ class _Ending(NamedTuple):
     """
 
     asked: DischargeAsked
-    work: Work
+    work: TransactionWork
     control: object | None
 
 
@@ -464,14 +464,14 @@ class Transactions:
         coordination: what its control links have asked for.
     """
 
-    def __init__(self, connection: TransactionHome, coordination: Coordination) -> None:
+    def __init__(self, connection: TransactionHome, coordination: CoordinationEngine) -> None:
         self._connection = connection
         self._coordination = coordination
-        self._works: dict[bytes, Work] = {}
+        self._works: dict[bytes, TransactionWork] = {}
         self._promoting: dict[bytes, _Ending | None] = {}
         """Those that wait for the branch they are to work for, with the discharge that waits for that."""
 
-    def work(self, transaction: Transaction) -> Work:
+    def work(self, transaction: Amqp10Transaction) -> TransactionWork:
         """What *transaction*, a live one, does."""
         return self._works[transaction.txn_id]
 
@@ -492,7 +492,7 @@ class Transactions:
     def declare(self, asked: DeclareAsked) -> None:
         """Begin a transaction, and answer."""
         try:
-            work = Work(self._connection, _xid(asked.global_id), local=asked.global_id is None)
+            work = TransactionWork(self._connection, _xid(asked.global_id), local=asked.global_id is None)
             flag = work.begin()
         except (AmqpError, XaError) as error:
             self._refuse(asked, error)
@@ -503,7 +503,7 @@ class Transactions:
         else:
             self._declared(asked, work, flag)
 
-    async def _declare_later(self, asked: DeclareAsked, work: Work, control: object | None) -> None:
+    async def _declare_later(self, asked: DeclareAsked, work: TransactionWork, control: object | None) -> None:
         try:
             flag = None
             while flag is None:
@@ -517,7 +517,7 @@ class Transactions:
         else:
             self._declared(asked, work, flag)
 
-    def _declared(self, asked: DeclareAsked, work: Work, flag: XaFlag) -> None:
+    def _declared(self, asked: DeclareAsked, work: TransactionWork, flag: XaFlag) -> None:
         if flag is not XaFlag.OK:
             self._refuse(asked, rolled_back(flag))
             return
@@ -546,7 +546,9 @@ class Transactions:
         else:
             self._connection.say(self._promoted(asked))
 
-    async def _promote_later(self, asked: PromoteAsked, work: Work, xid: Xid, control: object | None) -> None:
+    async def _promote_later(
+        self, asked: PromoteAsked, work: TransactionWork, xid: Xid, control: object | None
+    ) -> None:
         manager, who, txn_id = self._connection.manager, self._connection.who, asked.transaction.txn_id
         try:
             done = False
@@ -565,16 +567,18 @@ class Transactions:
         if discharge is not None:
             self._discharge(discharge)
 
-    def _promoted(self, asked: PromoteAsked) -> Answer:
+    def _promoted(self, asked: PromoteAsked) -> CoordinatorAnswer:
         saying(DtxStartOk.KEY)
         return self._coordination.promoted(asked)
 
-    def _promotion_refused(self, asked: PromoteAsked, work: Work, error: AmqpError | XaError) -> Answer | Terminate:
+    def _promotion_refused(
+        self, asked: PromoteAsked, work: TransactionWork, error: AmqpError | XaError
+    ) -> CoordinatorAnswer | Terminate:
         refusal = amqp_error(error)
         work.doom(str(refusal))
         return self._coordination.promotion_refused(asked, refusal)
 
-    def _say_late(self, answer: Answer | Terminate, control: object | None) -> None:
+    def _say_late(self, answer: CoordinatorAnswer | Terminate, control: object | None) -> None:
         """Answer *control*, unless it is gone: to whatever has its place it would mean something else."""
         if self._connection.shell(answer.control) is control:
             self._connection.say(answer)
@@ -659,7 +663,7 @@ class Transactions:
 
     # -- the end
 
-    def lose(self, transactions: Sequence[Transaction]) -> None:
+    def lose(self, transactions: Sequence[Amqp10Transaction]) -> None:
         """Their control link is gone: "all such transactions are immediately rolled back" (4.1)."""
         lost = [work for one in transactions if (work := self._works.pop(one.txn_id, None)) is not None]
         for work in lost:
@@ -667,7 +671,7 @@ class Transactions:
         self._connection.slices.run(_part(lost))
 
 
-def _part(works: Sequence[Work]) -> Iterator[None]:
+def _part(works: Sequence[TransactionWork]) -> Iterator[None]:
     for work in works:
         work.part()
         yield

@@ -8,9 +8,9 @@ from dtx.auth.permissions import Permission
 from dtx.auth.roles import Tag
 from dtx.store.postgres.arguments import MAX_MILLISECONDS, text
 from dtx.store.postgres.exchanges import describe
-from dtx.store.postgres.matching import ExchangeType
+from dtx.store.postgres.matchers import ExchangeType
 from dtx.store.postgres.topology import VirtualHost
-from dtx.wire.amqp09.properties import Properties, Property
+from dtx.wire.amqp09.properties import BasicProperties, Property
 from dtx.xa.codes import ReplyCode, XaError
 
 _MAX_ALLOWED: Final = 1000
@@ -85,7 +85,7 @@ class Access:
                 ReplyCode.ACCESS_REFUSED, f"access to topic '{text(key)}' in {what} refused for user '{user}'"
             )
 
-    def judge(self, view: Properties) -> None:
+    def judge(self, view: BasicProperties) -> None:
         """What RabbitMQ looks at before it takes a message. A table that does not parse would break its readers.
 
         Raises:

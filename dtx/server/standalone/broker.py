@@ -9,9 +9,9 @@ from typing import Final, Protocol, cast
 from dtx.log.api import LogError
 from dtx.log.changes import Define, StoredMessage
 from dtx.manager import TransactionManager
-from dtx.store.postgres.consumers import Consumer, Delivery, Sink
+from dtx.store.postgres.consumers import Consumer, QueueDelivery, Sink
 from dtx.store.postgres.exchanges import Owner, Queue
-from dtx.store.postgres.recording import Thing
+from dtx.store.postgres.recorder import Thing
 from dtx.store.postgres.topology import Gone, VirtualHost
 from dtx.store.slices import Slices
 from dtx.store.work import HeldPublish, HeldWork
@@ -23,7 +23,7 @@ Done = Callable[[LogError | None], None]
 """Called once, when a record is durable, or with the error when it is not or nobody knows."""
 
 
-class Broker(Protocol):
+class StandaloneServer(Protocol):
     """Exchanges, queues and messages."""
 
     def virtual_host(self, name: str) -> VirtualHost:
@@ -33,7 +33,7 @@ class Broker(Protocol):
         self,
         vhost: str,
         publishes: Sequence[HeldPublish],
-        acked: Sequence[Delivery],
+        acked: Sequence[QueueDelivery],
         done: Done,
         *,
         whole: bool = False,
@@ -52,7 +52,7 @@ class Broker(Protocol):
         """
 
     async def dead_letters(
-        self, deliveries: Sequence[Delivery], revised: Callable[[StoredMessage], bytes]
+        self, deliveries: Sequence[QueueDelivery], revised: Callable[[StoredMessage], bytes]
     ) -> Sequence[HeldPublish | None]:
         """What a branch publishes that rejects *deliveries*, of queues with a dead letter exchange; ``None``: nothing.
 
@@ -95,7 +95,9 @@ class Broker(Protocol):
     def close_queues(self, queues: Sequence[Queue]) -> list[Consumer]:
         """Queues are gone: close their indexes, and have their messages removed; their consumers, to be told."""
 
-    async def revise(self, deliveries: Sequence[Delivery], revised: Callable[[Delivery, StoredMessage], bytes]) -> None:
+    async def revise(
+        self, deliveries: Sequence[QueueDelivery], revised: Callable[[QueueDelivery, StoredMessage], bytes]
+    ) -> None:
         """Change the properties of messages that are handed out; whoever gets them next, gets them so.
 
         Args:
@@ -125,7 +127,7 @@ class ClientSink(Sink, Protocol):
         """The queue of *consumer* is gone."""
 
 
-def close_queues(broker: Broker, queues: Sequence[Queue]) -> None:
+def close_queues(broker: StandaloneServer, queues: Sequence[Queue]) -> None:
     """Queues are gone from the topology: so are their messages, and their consumers hear of it."""
     Slices(_failed).run(_tell(broker.close_queues(queues)))
 
@@ -140,14 +142,16 @@ def _failed(error: Exception) -> None:
     _log.error("consumers may not hear of the end of their queue", exc_info=error)
 
 
-def remove_own(broker: Broker, manager: TransactionManager, vhost: VirtualHost, owner: Owner) -> Iterator[None]:
+def remove_own(
+    broker: StandaloneServer, manager: TransactionManager, vhost: VirtualHost, owner: Owner
+) -> Iterator[None]:
     """The exclusive queues of a connection that is gone go with it, in steps."""
     while (gone := vhost.disconnected(owner, OWN_AT_ONCE)).queues:
         remove(broker, manager, gone)
         yield
 
 
-def remove(broker: Broker, manager: TransactionManager, gone: Gone) -> None:
+def remove(broker: StandaloneServer, manager: TransactionManager, gone: Gone) -> None:
     """The same for queues that go by themselves, so nobody waits until that is durable."""
     close_queues(broker, gone.queues)
     if gone.define is not None:

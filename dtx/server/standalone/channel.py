@@ -6,15 +6,15 @@ from typing import Any, Final, cast, get_args
 
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.scan import Scan
-from dtx.server.coordination import Coordination
+from dtx.server.coordination import CoordinationHandler
 from dtx.server.failpoints import replying
+from dtx.server.standalone.answer_order import ChannelOrder
+from dtx.server.standalone.channel_consumers import ChannelConsumers
 from dtx.server.standalone.client import Client
-from dtx.server.standalone.consuming import Consuming
-from dtx.server.standalone.contexts import Context, Immediate, Local, PublisherChannel
-from dtx.server.standalone.declaring import Declaring
-from dtx.server.standalone.distributed import Distributed
-from dtx.server.standalone.order import ChannelOrder
-from dtx.server.standalone.publishing import Publishing
+from dtx.server.standalone.contexts import Context, ImmediateContext, LocalContext, PublisherChannel
+from dtx.server.standalone.declarations import Declarations
+from dtx.server.standalone.distributed_context import DistributedContext
+from dtx.server.standalone.message_routing import MessageRouting
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.channel import ChannelEngine
 from dtx.wire.amqp09.codec import ChannelMode, Fact, Method
@@ -24,7 +24,7 @@ from dtx.xa.codes import XaError
 from dtx.xa.model import Association
 
 
-class Channel:
+class StandaloneChannel:
     """One channel of a client.
 
     Args:
@@ -36,13 +36,13 @@ class Channel:
         self.number = engine.number
         self.engine = engine
         self.order = ChannelOrder(client, engine, self.let_go)
-        self.consuming = Consuming(client, self.order)
+        self.consuming = ChannelConsumers(client, self.order)
         self._client = client
         self._publisher = PublisherChannel(client, self.order)
-        self._publishing = Publishing(client, self.consuming, self._publisher)
-        self._declaring = Declaring(client, self.order)
-        self._context: Context = Immediate(client, self.order, self._publisher)
-        self._coordination = Coordination(client.manager, client.parts.metrics, self.number, client.connection)
+        self._publishing = MessageRouting(client, self.consuming, self._publisher)
+        self._declaring = Declarations(client, self.order)
+        self._context: Context = ImmediateContext(client, self.order, self._publisher)
+        self._coordination = CoordinationHandler(client.manager, client.parts.metrics, self.number, client.connection)
         self._wants_tickets = client.parts.limits.require_tickets
         self._has_let_go = False
 
@@ -61,7 +61,7 @@ class Channel:
     @property
     def ties(self) -> Iterable[tuple[BranchRuntime, Association]]:
         """Branches that it is associated or suspended with."""
-        return self._context.ties if isinstance(self._context, Distributed) else ()
+        return self._context.ties if isinstance(self._context, DistributedContext) else ()
 
     @property
     def scan(self) -> Scan | None:
@@ -113,9 +113,9 @@ class Channel:
             self.order.send(methods.ConfirmSelectOk().frame(self.number))
 
     def _tx_select(self, event: MethodReceived) -> None:  # noqa: ARG002 - it says no more
-        if not isinstance(self._context, Local):
+        if not isinstance(self._context, LocalContext):
             self.engine.become(ChannelMode.TX)
-            self._context = Local(self._client, self.order, self._publisher, self.consuming.unsettled.restore)
+            self._context = LocalContext(self._client, self.order, self._publisher, self.consuming.unsettled.restore)
         self.order.send(methods.TxSelectOk().frame(self.number))
 
     def _tx_commit(self, event: MethodReceived) -> None:
@@ -124,22 +124,22 @@ class Channel:
         def done(error: XaError | None) -> None:
             self.order.finish(error or methods.TxCommitOk().frame(self.number), event.method.KEY)
 
-        cast("Local", self._context).commit(done)
+        cast("LocalContext", self._context).commit(done)
 
     def _tx_rollback(self, event: MethodReceived) -> None:  # noqa: ARG002 - it says no more
-        cast("Local", self._context).rollback()
+        cast("LocalContext", self._context).rollback()
         self.order.send(methods.TxRollbackOk().frame(self.number))
 
     def _dtx_select(self, event: MethodReceived) -> None:  # noqa: ARG002 - it says no more
-        if not isinstance(self._context, Distributed):
+        if not isinstance(self._context, DistributedContext):
             self.engine.become(ChannelMode.DTX)
-            self._context = Distributed(self._client, self.order, self._publisher)
+            self._context = DistributedContext(self._client, self.order, self._publisher)
             self._client.parts.metrics.selected_channels.inc()
         self.order.send(replying(methods.DtxSelectOk().frame(self.number)))
 
     def _demarcate(self, event: MethodReceived) -> None:
         said: Any = event.method
-        assert isinstance(self._context, Distributed), "the engine lets a channel say so in that mode alone"
+        assert isinstance(self._context, DistributedContext), "the engine lets a channel say so in that mode alone"
         self._context.demarcate(said, said.KEY)
 
     def _coordinate(self, event: MethodReceived) -> None:
@@ -161,58 +161,58 @@ class Channel:
                 self._client.parts.metrics.selected_channels.dec()
 
 
-_Handler = Callable[[Channel, MethodReceived], None]
+_Handler = Callable[[StandaloneChannel, MethodReceived], None]
 
 
-def _of_queue(act: Callable[[Consuming, Any, bytes], None]) -> _Handler:
-    def handle(channel: Channel, event: MethodReceived) -> None:
+def _of_queue(act: Callable[[ChannelConsumers, Any, bytes], None]) -> _Handler:
+    def handle(channel: StandaloneChannel, event: MethodReceived) -> None:
         said: Any = event.method
         act(channel.consuming, said, channel._declaring.queue_name(said.queue))  # noqa: SLF001 - of this module
 
     return handle
 
 
-def _consuming(act: Callable[[Consuming, Any], None]) -> _Handler:
+def _consuming(act: Callable[[ChannelConsumers, Any], None]) -> _Handler:
     return lambda channel, event: act(channel.consuming, event.method)
 
 
-def _declaring(act: Callable[[Declaring, Any], None]) -> _Handler:
+def _declaring(act: Callable[[Declarations, Any], None]) -> _Handler:
     return lambda channel, event: act(channel._declaring, event.method)  # noqa: SLF001 - of this module
 
 
 _HANDLERS: Final[dict[type[Method], _Handler]] = {
-    methods.BasicAck: Channel._settle,  # noqa: SLF001 - so are all that follow
-    methods.BasicNack: Channel._settle,  # noqa: SLF001
-    methods.BasicReject: Channel._settle,  # noqa: SLF001
-    methods.BasicQos: _consuming(Consuming.qos),
-    methods.BasicConsume: _of_queue(Consuming.consume),
-    methods.BasicCancel: _consuming(Consuming.cancel),
-    methods.BasicGet: _of_queue(Consuming.get),
-    methods.BasicRecover: _consuming(Consuming.recover),
-    methods.BasicRecoverAsync: _consuming(Consuming.recover),
+    methods.BasicAck: StandaloneChannel._settle,  # noqa: SLF001 - so are all that follow
+    methods.BasicNack: StandaloneChannel._settle,  # noqa: SLF001
+    methods.BasicReject: StandaloneChannel._settle,  # noqa: SLF001
+    methods.BasicQos: _consuming(ChannelConsumers.qos),
+    methods.BasicConsume: _of_queue(ChannelConsumers.consume),
+    methods.BasicCancel: _consuming(ChannelConsumers.cancel),
+    methods.BasicGet: _of_queue(ChannelConsumers.get),
+    methods.BasicRecover: _consuming(ChannelConsumers.recover),
+    methods.BasicRecoverAsync: _consuming(ChannelConsumers.recover),
     methods.ChannelFlow: _consuming(lambda consuming, said: consuming.flow(said.active)),
-    methods.AccessRequest: _declaring(Declaring.access_request),
-    methods.ExchangeDeclare: _declaring(Declaring.exchange_declare),
-    methods.ExchangeDelete: _declaring(Declaring.exchange_delete),
-    methods.ExchangeQuery: _declaring(Declaring.exchange_query),
-    methods.ExchangeBind: _declaring(Declaring.bind),
-    methods.ExchangeUnbind: _declaring(Declaring.bind),
-    methods.QueueDeclare: _declaring(Declaring.queue_declare),
-    methods.QueueBind: _declaring(Declaring.bind),
-    methods.QueueUnbind: _declaring(Declaring.bind),
-    methods.QueuePurge: _declaring(Declaring.queue_purge),
-    methods.QueueDelete: _declaring(Declaring.queue_delete),
-    methods.BindingQuery: _declaring(Declaring.binding_query),
-    methods.ConfirmSelect: Channel._confirm_select,  # noqa: SLF001
-    methods.TxSelect: Channel._tx_select,  # noqa: SLF001
-    methods.TxCommit: Channel._tx_commit,  # noqa: SLF001
-    methods.TxRollback: Channel._tx_rollback,  # noqa: SLF001
-    methods.DtxSelect: Channel._dtx_select,  # noqa: SLF001
-    methods.DtxStart: Channel._demarcate,  # noqa: SLF001
-    methods.DtxEnd: Channel._demarcate,  # noqa: SLF001
-    **dict.fromkeys(get_args(methods.CoordinationCall), Channel._coordinate),  # noqa: SLF001
-    methods.ExecutionFlush: Channel._flush,  # noqa: SLF001
-    methods.ExecutionComplete: Channel._nothing,  # noqa: SLF001
+    methods.AccessRequest: _declaring(Declarations.access_request),
+    methods.ExchangeDeclare: _declaring(Declarations.exchange_declare),
+    methods.ExchangeDelete: _declaring(Declarations.exchange_delete),
+    methods.ExchangeQuery: _declaring(Declarations.exchange_query),
+    methods.ExchangeBind: _declaring(Declarations.bind),
+    methods.ExchangeUnbind: _declaring(Declarations.bind),
+    methods.QueueDeclare: _declaring(Declarations.queue_declare),
+    methods.QueueBind: _declaring(Declarations.bind),
+    methods.QueueUnbind: _declaring(Declarations.bind),
+    methods.QueuePurge: _declaring(Declarations.queue_purge),
+    methods.QueueDelete: _declaring(Declarations.queue_delete),
+    methods.BindingQuery: _declaring(Declarations.binding_query),
+    methods.ConfirmSelect: StandaloneChannel._confirm_select,  # noqa: SLF001
+    methods.TxSelect: StandaloneChannel._tx_select,  # noqa: SLF001
+    methods.TxCommit: StandaloneChannel._tx_commit,  # noqa: SLF001
+    methods.TxRollback: StandaloneChannel._tx_rollback,  # noqa: SLF001
+    methods.DtxSelect: StandaloneChannel._dtx_select,  # noqa: SLF001
+    methods.DtxStart: StandaloneChannel._demarcate,  # noqa: SLF001
+    methods.DtxEnd: StandaloneChannel._demarcate,  # noqa: SLF001
+    **dict.fromkeys(get_args(methods.CoordinationCall), StandaloneChannel._coordinate),  # noqa: SLF001
+    methods.ExecutionFlush: StandaloneChannel._flush,  # noqa: SLF001
+    methods.ExecutionComplete: StandaloneChannel._nothing,  # noqa: SLF001
 }
 _TICKETED: Final = frozenset(row for row in _HANDLERS if Fact.TICKET | Fact.LOCAL in row.FACTS)
 """Methods of the preview: their tickets count."""

@@ -10,8 +10,8 @@ from dtx.manager import TransactionManager, Who
 from dtx.server.connection import Outbox
 from dtx.server.limits import ConnectionLimits
 from dtx.server.standalone.access import Access
-from dtx.server.standalone.broker import Broker, close_queues, remove
-from dtx.server.standalone.direct import DirectReplies
+from dtx.server.standalone.broker import StandaloneServer, close_queues, remove
+from dtx.server.standalone.direct_replies import DirectReplies
 from dtx.server.standalone.writes import Writes
 from dtx.store.postgres.exchanges import Queue
 from dtx.store.postgres.topology import Gone, VirtualHost
@@ -25,7 +25,7 @@ class Parts:
     """What all connections share."""
 
     manager: TransactionManager
-    broker: Broker
+    broker: StandaloneServer
     accounts: Accounts
     metrics: Metrics
     limits: ConnectionLimits
@@ -76,7 +76,7 @@ class Client:
         return self.parts.manager
 
     @property
-    def broker(self) -> Broker:
+    def broker(self) -> StandaloneServer:
         """Of the messages."""
         return self.parts.broker
 

@@ -12,15 +12,15 @@ from typing import Final
 
 import dtx
 from dtx.auth.accounts import Account, LoginRefused
-from dtx.config.rules import Resource
+from dtx.config.rules import QuotaResource
 from dtx.log.api import LogError
 from dtx.manager import Who
+from dtx.server.client_session import ClientTransport
 from dtx.server.connection import ClientConnection, Stage
-from dtx.server.front import ClientTransport
 from dtx.server.limits import HEARTBEAT, MAX_FRAME
 from dtx.server.standalone.access import Access
 from dtx.server.standalone.broker import remove_own
-from dtx.server.standalone.channel import Channel
+from dtx.server.standalone.channel import StandaloneChannel
 from dtx.server.standalone.client import Client, Parts
 from dtx.server.standalone.writes import Writes
 from dtx.store.slices import SLICE_SECONDS
@@ -48,7 +48,7 @@ from dtx.wire.amqp09.events import (
     VhostRequested,
 )
 from dtx.wire.amqp09.frames import OPENING_FRAME, Protocol
-from dtx.wire.amqp09.settings import End, EngineSettings
+from dtx.wire.amqp09.settings import EngineSettings, PeerEnd
 from dtx.xa.codes import XaError
 
 _log = get_logger(part="connection")
@@ -92,7 +92,7 @@ _GREETING: Final = methods.ConnectionStart(
 )
 
 
-class Connection(ClientConnection):
+class StandaloneConnection(ClientConnection):
     """One client, from its protocol header to its end.
 
     Args:
@@ -103,7 +103,7 @@ class Connection(ClientConnection):
     def __init__(self, parts: Parts, transport: ClientTransport) -> None:
         super().__init__(parts.manager, transport)
         limits = parts.limits
-        self.channels: dict[int, Channel] = {}
+        self.channels: dict[int, StandaloneChannel] = {}
         self.client: Client
         """Known when it has entered a virtual host, as *writes* are."""
         self.writes: Writes
@@ -115,7 +115,7 @@ class Connection(ClientConnection):
                 max_message=limits.max_message_bytes,
                 close_overtakes=False,
             ),
-            End.SERVER,
+            PeerEnd.SERVER,
         )
         self.outbox.source = self._engine.data_to_send
         self._account: Account | None = None
@@ -351,35 +351,35 @@ class Connection(ClientConnection):
 
     def _open_channel(self, number: int) -> None:
         holdings = self.manager.quotas.of(self.who.user, self.who.vhost)
-        reason = holdings.excess(Resource.CHANNELS)
+        reason = holdings.excess(QuotaResource.CHANNELS)
         if reason is not None:
             raise WireError(HardCode.NOT_ALLOWED, f"channel refused: {reason}")
-        holdings.add(Resource.CHANNELS)
+        holdings.add(QuotaResource.CHANNELS)
         engine = self._engine.channel(number)
-        self.channels[number] = Channel(self.client, engine)
+        self.channels[number] = StandaloneChannel(self.client, engine)
         self._parts.metrics.channels.inc()
         engine.open_ok()
 
-    def _close_channel(self, channel: Channel) -> None:
+    def _close_channel(self, channel: StandaloneChannel) -> None:
         """The client closes a channel: confirmed when all that was sent before is durable."""
         self.writes.flush()
         channel.let_go()
         self.slices.then(lambda: self.writes.then(lambda: self._confirm_close_of(channel)))
 
-    def _confirm_close_of(self, channel: Channel) -> None:
+    def _confirm_close_of(self, channel: StandaloneChannel) -> None:
         if channel.engine.state is EndpointState.CLOSE_RECEIVED:
             channel.engine.close_ok()
             self.outbox.announce()
             self._forget(channel)
 
-    def _forget(self, channel: Channel) -> None:
+    def _forget(self, channel: StandaloneChannel) -> None:
         """A channel is closed on both sides."""
         del self.channels[channel.number]
         self._discount_channel()
 
     def _discount_channel(self) -> None:
         self._parts.metrics.channels.dec()
-        self.manager.quotas.of(self.who.user, self.who.vhost).remove(Resource.CHANNELS)
+        self.manager.quotas.of(self.who.user, self.who.vhost).remove(QuotaResource.CHANNELS)
 
     # -- pace
 
@@ -490,7 +490,7 @@ class Connection(ClientConnection):
         if stage is Stage.ENDED:
             self._engine.end()
 
-    def _let_go(self, channels: Sequence[Channel]) -> Iterator[None]:
+    def _let_go(self, channels: Sequence[StandaloneChannel]) -> Iterator[None]:
         for channel in channels:
             self._discount_channel()
             try:

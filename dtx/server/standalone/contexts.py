@@ -1,8 +1,8 @@
 """The transactional contexts of a channel: what becomes of the messages that it publishes and settles.
 
 A channel has one of three: non-transactional, local (class tx) or distributed (class dtx-demarcation,
-:mod:`~dtx.server.standalone.distributed`). Whatever the context, a publish has been judged and routed when it gets
-here, and a settlement names deliveries of this channel.
+:mod:`~dtx.server.standalone.distributed_context`). In each of them a publish has been authorised and routed before it
+gets here, and a settlement names deliveries of this channel.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,10 +10,10 @@ from enum import Enum
 from typing import Final, Protocol
 
 from dtx.log.api import LogError
-from dtx.log.records import Work
+from dtx.log.records import WorkRow
+from dtx.server.standalone.answer_order import ChannelOrder
 from dtx.server.standalone.client import Client
-from dtx.server.standalone.order import ChannelOrder
-from dtx.store.postgres.consumers import Delivery, SourceQueue, return_slowly
+from dtx.store.postgres.consumers import QueueDelivery, SourceQueue, return_slowly
 from dtx.store.work import HeldPublish
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09.codec import packer
@@ -28,7 +28,7 @@ _return_frame: Final = packer(BasicReturn)
 SETTLED_AT_ONCE: Final = 500
 """Deliveries that are settled in one step, a millisecond or two; of more a client may name, many steps are made."""
 
-Settled = dict[int, Delivery]
+Settled = dict[int, QueueDelivery]
 """Deliveries by their tags on the channel, in order. No list of pairs: very many of those are looked at as garbage."""
 
 
@@ -69,15 +69,15 @@ class Context(Protocol):
         """The channel is gone: nothing more comes, and what is not decided is given back."""
 
 
-def by_queue(deliveries: Iterable[Delivery]) -> dict[SourceQueue, list[Delivery]]:
+def by_queue(deliveries: Iterable[QueueDelivery]) -> dict[SourceQueue, list[QueueDelivery]]:
     """The deliveries of each queue."""
-    found: dict[SourceQueue, list[Delivery]] = {}
+    found: dict[SourceQueue, list[QueueDelivery]] = {}
     for delivery in deliveries:
         found.setdefault(delivery.queue, []).append(delivery)
     return found
 
 
-def give_back(deliveries: Iterable[Delivery], how: Settlement, now: float) -> None:
+def give_back(deliveries: Iterable[QueueDelivery], how: Settlement, now: float) -> None:
     """Requeue or reject now.
 
     Args:
@@ -92,7 +92,9 @@ def give_back(deliveries: Iterable[Delivery], how: Settlement, now: float) -> No
             queue.requeue(group, now)
 
 
-def give_back_slowly(deliveries: Sequence[Delivery], how: Settlement, clock: Callable[[], float]) -> Iterator[None]:
+def give_back_slowly(
+    deliveries: Sequence[QueueDelivery], how: Settlement, clock: Callable[[], float]
+) -> Iterator[None]:
     """As :func:`give_back`, in steps."""
     if how is Settlement.REQUEUE:
         yield from return_slowly(deliveries, clock)
@@ -124,7 +126,7 @@ class PublisherChannel:
                 message.exchange, message.routing_key, message.properties, message.body, _NO_ROUTE, b"NO_ROUTE"
             )
 
-    def returned(self, work: Work, code: int, text: bytes) -> None:
+    def returned(self, work: WorkRow, code: int, text: bytes) -> None:
         """A mandatory message could not be routed when its branch was committed."""
         self._return(work.exchange, work.routing_key, work.properties, work.body, code, text)
 
@@ -158,7 +160,7 @@ class PublisherChannel:
         self._client.outbox.announce()
 
 
-class Immediate:
+class ImmediateContext:
     """The non-transactional context: everything happens at once, and in the order in which it came.
 
     Args:
@@ -197,7 +199,7 @@ class Immediate:
         else:
             give_back(deliveries.values(), how, self._client.now())
 
-    def _settle_slowly(self, deliveries: Sequence[Delivery], how: Settlement) -> Iterator[None]:
+    def _settle_slowly(self, deliveries: Sequence[QueueDelivery], how: Settlement) -> Iterator[None]:
         """It goes on when the channel or the client is gone: they are settled from the moment in which it was read."""
         writes = self._client.writes
         if how is Settlement.ACK:
@@ -213,7 +215,7 @@ class Immediate:
         """Nothing is held here."""
 
 
-class Local:
+class LocalContext:
     """The context of class tx: publishes and acknowledgements wait for tx.commit, which makes them one record.
 
     So all of a transaction happens, or nothing of it: more than AMQP promises, which has atomicity "only where
@@ -233,14 +235,14 @@ class Local:
         client: Client,
         order: ChannelOrder,
         publisher: PublisherChannel,
-        restore: Callable[[Iterable[tuple[int, Delivery]]], None],
+        restore: Callable[[Iterable[tuple[int, QueueDelivery]]], None],
     ) -> None:
         self._client = client
         self._order = order
         self._publisher = publisher
         self._restore = restore
         self._publishes: list[HeldPublish] = []
-        self._settled: list[tuple[int, Delivery, Settlement]] = []
+        self._settled: list[tuple[int, QueueDelivery, Settlement]] = []
         self._octets = 0
 
     def publish(self, message: HeldPublish, number: int) -> None:  # noqa: ARG002 - there are no confirms
@@ -296,7 +298,7 @@ class Local:
 
     def _committed(
         self,
-        settled: Sequence[tuple[int, Delivery, Settlement]],
+        settled: Sequence[tuple[int, QueueDelivery, Settlement]],
         publishes: Sequence[HeldPublish],
         done: Callable[[XaError | None], None],
     ) -> Iterator[None]:

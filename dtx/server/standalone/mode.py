@@ -7,14 +7,14 @@ from dtx import failpoint
 from dtx.auth.accounts import Accounts
 from dtx.config import Settings
 from dtx.failpoint import Point
-from dtx.log.postgres import PostgresLog
+from dtx.log.postgres import TransactionLog
 from dtx.manager import Limits, TransactionManager
-from dtx.server.amqp10.connection import Connection as Connection10
-from dtx.server.amqp10.connection import Limits as Limits10
+from dtx.server.amqp10.connection import Amqp10Connection as Connection10
+from dtx.server.amqp10.connection import Amqp10Limits as Limits10
 from dtx.server.limits import ConnectionLimits
-from dtx.server.listener import ClientConnection, NewSession
+from dtx.server.listener import AcceptedConnection, NewSession
 from dtx.server.standalone.client import Parts
-from dtx.server.standalone.connection import Connection
+from dtx.server.standalone.connection import StandaloneConnection
 from dtx.server.standalone.nodes import StandaloneNodes
 from dtx.store.postgres.store import PostgresStore
 from dtx.telemetry import Metrics
@@ -22,7 +22,7 @@ from dtx.wire.amqp09.frames import Protocol
 
 
 async def open_standalone(
-    settings: Settings, url: str, log: PostgresLog, limits: Limits, metrics: Metrics, stack: AsyncExitStack
+    settings: Settings, url: str, log: TransactionLog, limits: Limits, metrics: Metrics, stack: AsyncExitStack
 ) -> tuple[TransactionManager, NewSession]:
     """The manager, its branches and messages loaded, and what makes the connection of a client.
 
@@ -54,12 +54,12 @@ async def open_standalone(
     client_limits = ConnectionLimits.of(settings)
     parts = Parts(manager=manager, broker=store, accounts=accounts, metrics=metrics, limits=client_limits)
     limits_10 = Limits10.of(settings)
-    connections: dict[Connection | Connection10, None] = {}  # as they came
+    connections: dict[StandaloneConnection | Connection10, None] = {}  # as they came
 
-    def new_session(transport: ClientConnection, header: bytes) -> Connection | Connection10 | None:
-        connection: Connection | Connection10
+    def new_session(transport: AcceptedConnection, header: bytes) -> StandaloneConnection | Connection10 | None:
+        connection: StandaloneConnection | Connection10
         if header in (Protocol.AMQP_0_9_1.value, Protocol.AMQP_0_9.value):
-            connection = Connection(parts, transport)
+            connection = StandaloneConnection(parts, transport)
         elif header == Protocol.AMQP_1_0_TLS.value:
             return None
         else:

@@ -17,16 +17,16 @@ from dtx.manager import Who
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.server.amqp10.addresses import Address, ExchangeAddress, QueueAddress, of_queue, route, subscription
 from dtx.server.amqp10.mapping import Content, modified
-from dtx.server.amqp10.nodes import DEFAULT_VHOST, Handed, Home, Receiver, Sender, Working, kills, named_vhost
-from dtx.server.front import ClientTransport
+from dtx.server.amqp10.nodes import DEFAULT_VHOST, Handed, Home, NodeSender, Receiver, Working, kills, named_vhost
+from dtx.server.client_session import ClientTransport
 from dtx.server.limits import demand_fan_out
 from dtx.server.standalone.access import Access
 from dtx.server.standalone.broker import remove, remove_own
 from dtx.server.standalone.client import Parts
-from dtx.server.standalone.declaring import SERVER_NAMED
-from dtx.server.standalone.distributed import HeldDelivery
+from dtx.server.standalone.declarations import SERVER_NAMED
+from dtx.server.standalone.distributed_context import HeldDelivery
 from dtx.server.standalone.writes import Writes
-from dtx.store.postgres.consumers import Consumer, Credit, Delivery, return_slowly
+from dtx.store.postgres.consumers import Consumer, Credit, QueueDelivery, return_slowly
 from dtx.store.postgres.exchanges import Queue, describe
 from dtx.store.postgres.property_scan import sender_selected
 from dtx.store.postgres.topology import Gone, VirtualHost
@@ -272,10 +272,10 @@ class Publications:
     def __init__(self, nodes: StandaloneNodes, shown: str | None) -> None:
         self.shown = shown
         self._nodes = nodes
-        self._sender: Sender
+        self._sender: NodeSender
         self._accepted: list[int] = []
 
-    def begin(self, sender: Sender) -> None:
+    def begin(self, sender: NodeSender) -> None:
         """See :class:`Destination`."""
         self._sender = sender
 
@@ -344,7 +344,7 @@ class KeptDelivery(HeldDelivery):
         released: see :meth:`Origin.keep`.
     """
 
-    taken: Delivery | None = None
+    taken: QueueDelivery | None = None
     released: Callable[[], None] | None = None
 
 
@@ -365,7 +365,7 @@ class LinkCredit(Credit):
         self.change(self.used + credit)
 
 
-Rejection = tuple[Delivery, Working, Outcome]
+Rejection = tuple[QueueDelivery, Working, Outcome]
 """What a transaction rejects."""
 
 
@@ -422,7 +422,7 @@ class QueueOrigin:
         """Nothing can be delivered at present."""
         return self._receiver.full
 
-    def deliver(self, consumer: Consumer, delivery: Delivery, message: StoredMessage) -> None:  # noqa: ARG002
+    def deliver(self, consumer: Consumer, delivery: QueueDelivery, message: StoredMessage) -> None:  # noqa: ARG002
         """Send a message."""
         content = Content(message.properties, message.body)
         handed = Handed(content, message.exchange, message.routing_key, delivery.redelivered)
@@ -463,7 +463,7 @@ class QueueOrigin:
 
     no_ack = False
 
-    def got(self, found: tuple[Delivery, StoredMessage] | None, remaining: int) -> None:  # noqa: ARG002
+    def got(self, found: tuple[QueueDelivery, StoredMessage] | None, remaining: int) -> None:  # noqa: ARG002
         """A message while the link is drained, or none. The next step goes to the index again, so it comes later."""
         self._getting = False
         if found is not None:
@@ -477,12 +477,12 @@ class QueueOrigin:
 
     def accept(self, taken: Sequence[object]) -> None:
         """See :class:`Origin`."""
-        self._nodes.writes.ack(cast("Sequence[Delivery]", taken))
+        self._nodes.writes.ack(cast("Sequence[QueueDelivery]", taken))
         self._nodes.home.soon()
 
     def reject(self, taken: Sequence[object]) -> None:
         """See :class:`Origin`."""
-        self._queue.index.reject(cast("Sequence[Delivery]", taken))
+        self._queue.index.reject(cast("Sequence[QueueDelivery]", taken))
 
     def requeue(self, taken: Sequence[object]) -> None:
         """See :class:`Origin`."""
@@ -490,17 +490,17 @@ class QueueOrigin:
 
     def _returning(self, taken: Sequence[object]) -> Iterator[None]:
         """What is *taken* returns; nothing is handed out of the queue before."""
-        returning = return_slowly(cast("Sequence[Delivery]", taken), self._nodes.now)
+        returning = return_slowly(cast("Sequence[QueueDelivery]", taken), self._nodes.now)
         next(returning)
         return returning
 
     def modify(self, taken: Sequence[object], outcome: Modified) -> None:
         """See :class:`Origin`: nobody gets them before the change is durable."""
         self._modifying += 1
-        self._nodes.home.manager.spawn(self._modify(cast("Sequence[Delivery]", taken), outcome))
+        self._nodes.home.manager.spawn(self._modify(cast("Sequence[QueueDelivery]", taken), outcome))
 
-    async def _modify(self, deliveries: Sequence[Delivery], outcome: Modified) -> None:
-        def revised(delivery: Delivery, message: StoredMessage) -> bytes:
+    async def _modify(self, deliveries: Sequence[QueueDelivery], outcome: Modified) -> None:
+        def revised(delivery: QueueDelivery, message: StoredMessage) -> bytes:
             try:
                 return modified(message.properties, outcome, redelivered=delivery.redelivered)
             except WireError as error:  # somebody has changed the database
@@ -530,7 +530,7 @@ class QueueOrigin:
 
     def keep(self, taken: object, work: Working, held: HeldWork, released: Callable[[], None]) -> None:  # noqa: ARG002
         """See :class:`Origin`."""
-        delivery = cast("Delivery", taken)
+        delivery = cast("QueueDelivery", taken)
         if not held.fits(0):
             raise XaError(ReplyCode.RESOURCE_ERROR, held.excess(0))
         index = delivery.queue
@@ -542,7 +542,7 @@ class QueueOrigin:
 
     def postpone(self, taken: object, work: Working, held: HeldWork, decided: Decided, outcome: Outcome) -> None:
         """See :class:`Origin`: what is rejected is consumed by the branch, and published by it as a dead letter."""
-        delivery = cast("Delivery", taken)
+        delivery = cast("QueueDelivery", taken)
         if not kills(outcome):
             if not held.fits(0):
                 raise XaError(ReplyCode.RESOURCE_ERROR, held.excess(0))
@@ -557,7 +557,7 @@ class QueueOrigin:
             work.wait_for(self._burial)
 
     @staticmethod
-    def _decided(delivery: Delivery, decided: Decided, committed: bool) -> None:
+    def _decided(delivery: QueueDelivery, decided: Decided, committed: bool) -> None:
         delivery.queue.unhold(delivery)
         decided(committed)
 

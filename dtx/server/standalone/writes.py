@@ -11,8 +11,8 @@ from typing import Final, Protocol
 
 from dtx.log.api import LogError
 from dtx.server.limits import MAX_UNWRITTEN
-from dtx.server.standalone.broker import Broker, Done
-from dtx.store.postgres.consumers import Delivery
+from dtx.server.standalone.broker import Done, StandaloneServer
+from dtx.store.postgres.consumers import QueueDelivery
 from dtx.store.work import Budget, HeldPublish
 
 _MESSAGE: Final = 512
@@ -58,7 +58,7 @@ class Writes:
         "_waiting",
     )
 
-    def __init__(self, vhost: str, broker: Broker, budget: Budget, throttle: Callable[[bool], None]) -> None:
+    def __init__(self, vhost: str, broker: StandaloneServer, budget: Budget, throttle: Callable[[bool], None]) -> None:
         self._vhost = vhost
         self._broker = broker
         self._budget = budget
@@ -66,7 +66,7 @@ class Writes:
         self._throttled = False
         self._publishes: list[HeldPublish] = []
         self._publishers: list[tuple[Publisher, int]] = []
-        self._acked: list[Delivery] = []
+        self._acked: list[QueueDelivery] = []
         self._octets = 0
         self._underway = 0
         self._submitted = 0
@@ -82,7 +82,7 @@ class Writes:
         self._publishers.append((publisher, number))
         self._octets += _cost(message)
 
-    def ack(self, deliveries: Sequence[Delivery]) -> None:
+    def ack(self, deliveries: Sequence[QueueDelivery]) -> None:
         """Deliveries that are acknowledged."""
         self._acked += deliveries
 
@@ -112,7 +112,7 @@ class Writes:
             publisher, name = publishers[index]
             publisher.refused(name)
 
-    def apart(self, publishes: Sequence[HeldPublish], acked: Sequence[Delivery], done: Done) -> bool:
+    def apart(self, publishes: Sequence[HeldPublish], acked: Sequence[QueueDelivery], done: Done) -> bool:
         """Write these as a record of their own, behind all that has come in: tx.commit.
 
         Returns:

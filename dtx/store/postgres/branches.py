@@ -10,9 +10,9 @@ from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.log.changes import Change, Slot, StoredMessage
 from dtx.store.api import Plan
-from dtx.store.postgres.cache import Contents
+from dtx.store.postgres.cache import CachedBodies
 from dtx.store.postgres.property_scan import expiry, traits, without_blind
-from dtx.store.postgres.recording import Recorder
+from dtx.store.postgres.recorder import Recorder
 from dtx.store.postgres.registry import QueueEntry, Registry, by_queue
 from dtx.store.work import HeldPublish, HeldWork
 from dtx.xa.codes import ReplyCode, XaError
@@ -37,7 +37,7 @@ class Hidden(NamedTuple):
 _PLAIN: Final = Hidden()
 
 
-class Branches:
+class StoredBranches:
     """The messages of branches: that half of :class:`dtx.store.api.LocalStore` which is told how they end.
 
     A branch commits soon after its vote, mostly: so what it has put is kept in memory for that moment, the latest
@@ -55,7 +55,7 @@ class Branches:
         self._registry = registry
         self._clock = clock
         self._limit = limit
-        self._contents = Contents()
+        self._contents = CachedBodies()
         self._hidden: OrderedDict[Slot, StoredMessage] = OrderedDict()
         self._stored: dict[Slot, Hidden] = {}
         # By queue, of those that expire: positions of what branches have promised to put there.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from dtx.log.changes import StoredMessage
-from dtx.store.postgres.consumers import Round
+from dtx.store.postgres.consumers import DispatchRound
 
 OVERHEAD: Final = 400
 """Octets that a message costs beside its content: tuple, bytes objects, dictionary entry (CPython 3.11, 64 bit)."""
@@ -21,7 +21,7 @@ def cost(message: StoredMessage) -> int:
     return OVERHEAD + len(message.body) + len(message.properties)
 
 
-class Contents:
+class CachedBodies:
     """What messages take in memory; a body that several of them share counts once."""
 
     __slots__ = ("_shared", "used")
@@ -67,7 +67,7 @@ class Evictable(Protocol):
         """Let go of messages that cost *octets* together, or of all that it can spare."""
 
 
-class MessageCache(Contents):
+class MessageCache(CachedBodies):
     """The bodies in memory, of all queues together.
 
     Args:
@@ -121,7 +121,7 @@ class Bodies:
 
     __slots__ = ("_asked", "_cache", "_fetched", "_getters", "_kept", "_sharing", "_turns", "cached")
 
-    def __init__(self, cache: MessageCache, turns: Round, getters: Sequence[object]) -> None:
+    def __init__(self, cache: MessageCache, turns: DispatchRound, getters: Sequence[object]) -> None:
         self.cached = 0
         self._cache = cache
         self._turns = turns

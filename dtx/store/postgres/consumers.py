@@ -38,19 +38,19 @@ class SourceQueue(Protocol):
     name: str
     arguments: QueueArguments
 
-    def ack(self, delivery: "Delivery") -> None:
+    def ack(self, delivery: "QueueDelivery") -> None:
         """It is settled; the caller drops its slot, in its record. Raises ValueError unless it is unacknowledged."""
 
-    def hold(self, delivery: "Delivery") -> None:
+    def hold(self, delivery: "QueueDelivery") -> None:
         """It was acknowledged within a branch: nobody sees it until the branch ends. Raises as :meth:`ack`."""
 
-    def unhold(self, delivery: "Delivery") -> None:
+    def unhold(self, delivery: "QueueDelivery") -> None:
         """The other end of :meth:`hold`: it is unacknowledged again. Raises KeyError unless it is held."""
 
-    def requeue(self, deliveries: Iterable["Delivery"], now: float) -> None:
+    def requeue(self, deliveries: Iterable["QueueDelivery"], now: float) -> None:
         """They are ready again, each in its old place. Raises as :meth:`ack`."""
 
-    def reject(self, deliveries: Iterable["Delivery"]) -> None:
+    def reject(self, deliveries: Iterable["QueueDelivery"]) -> None:
         """They are not wanted: to the dead letter exchange, or away. Raises as :meth:`ack`."""
 
     def rollback(self, positions: Iterable[int], now: float) -> None:
@@ -66,7 +66,7 @@ class SourceQueue(Protocol):
         """See :meth:`Consumer.resume`."""
 
 
-class Delivery:
+class QueueDelivery:
     """A message that was handed out.
 
     Args:
@@ -91,7 +91,7 @@ class Delivery:
         return Slot(self.queue.id, self.position)
 
 
-def all_in(state: DeliveryState, deliveries: Iterable[Delivery]) -> list[Delivery]:
+def all_in(state: DeliveryState, deliveries: Iterable[QueueDelivery]) -> list[QueueDelivery]:
     """*deliveries*, each once; all of them are in *state*, or (ValueError) nothing happens to any."""
     each = list(dict.fromkeys(deliveries))
     for delivery in each:
@@ -100,7 +100,7 @@ def all_in(state: DeliveryState, deliveries: Iterable[Delivery]) -> list[Deliver
     return each
 
 
-def wrong_state(delivery: Delivery) -> ValueError:
+def wrong_state(delivery: QueueDelivery) -> ValueError:
     """*delivery* is not in the state that it must be in."""
     return ValueError(f"delivery {delivery.position} of {delivery.queue.name} is {delivery.state.value}")
 
@@ -112,7 +112,7 @@ class Sink(Protocol):
     def full(self) -> bool:
         """It takes no more for now; it calls :meth:`Consumer.resume` of its consumers when it does again."""
 
-    def deliver(self, consumer: "Consumer", delivery: Delivery, message: StoredMessage) -> None:
+    def deliver(self, consumer: "Consumer", delivery: QueueDelivery, message: StoredMessage) -> None:
         """Send a message. Must not call the queue's index, and must not raise."""
 
 
@@ -123,7 +123,7 @@ class Getter(Protocol):
     def no_ack(self) -> bool:
         """The message is settled when it is sent."""
 
-    def got(self, found: tuple[Delivery, StoredMessage] | None, remaining: int) -> None:
+    def got(self, found: tuple[QueueDelivery, StoredMessage] | None, remaining: int) -> None:
         """The answer: get-ok, or get-empty. As :meth:`Sink.deliver` it must not call the index, and must not raise.
 
         Args:
@@ -277,7 +277,7 @@ class _Lines:
             del self._priorities[bisect_left(self._priorities, -consumer.priority)]
 
 
-class Round:
+class DispatchRound:
     """Consumers in turn, by priority.
 
     Args:
@@ -377,7 +377,7 @@ class Round:
         return None
 
 
-def return_slowly(deliveries: Sequence[Delivery], clock: Callable[[], float]) -> Iterator[None]:
+def return_slowly(deliveries: Sequence[QueueDelivery], clock: Callable[[], float]) -> Iterator[None]:
     """As :meth:`SourceQueue.requeue`, in steps, of any queues: nothing is handed out of one before all is there again.
 
     Args:
@@ -394,7 +394,7 @@ def return_slowly(deliveries: Sequence[Delivery], clock: Callable[[], float]) ->
         yield
         # From the last on, so that each is the least of all that is ready: the cheap case.
         for end in range(len(deliveries), 0, -RETURN_MESSAGES):
-            groups: dict[SourceQueue, list[Delivery]] = {}
+            groups: dict[SourceQueue, list[QueueDelivery]] = {}
             for delivery in deliveries[max(0, end - RETURN_MESSAGES) : end]:
                 groups.setdefault(delivery.queue, []).append(delivery)
             for queue, group in groups.items():

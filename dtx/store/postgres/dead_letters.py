@@ -18,7 +18,7 @@ from dtx.store.postgres.cache import cost
 from dtx.store.postgres.exchanges import QueueSpec
 from dtx.store.postgres.property_scan import BCC, CC, sender_selected, traits
 from dtx.store.postgres.queue import Letter, QueueIndex, Reason
-from dtx.store.postgres.recording import Recorder
+from dtx.store.postgres.recorder import Recorder
 from dtx.store.postgres.registry import QueueEntry, Registry
 from dtx.store.postgres.topology import VirtualHost
 from dtx.store.work import HeldPublish

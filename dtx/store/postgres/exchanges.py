@@ -10,7 +10,7 @@ from typing import Final
 
 from dtx.log.changes import BindingRow, Define, DestinationKind, ExchangeKey, ExchangeRow, QueueRow
 from dtx.store.postgres.arguments import QueueArguments, text
-from dtx.store.postgres.matching import ExchangeType, Matcher, matcher
+from dtx.store.postgres.matchers import ExchangeType, Matcher, matcher
 from dtx.store.postgres.queue import QueueIndex
 
 Owner = object

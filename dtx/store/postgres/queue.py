@@ -20,9 +20,17 @@ from typing import Final, Protocol
 from dtx.log.changes import StoredMessage
 from dtx.store.postgres.arguments import QueueArguments
 from dtx.store.postgres.cache import FETCH_MESSAGES, Bodies, MessageCache
-from dtx.store.postgres.consumers import Consumer, Delivery, DeliveryState, Getter, Round, all_in, wrong_state
+from dtx.store.postgres.consumers import (
+    Consumer,
+    DeliveryState,
+    DispatchRound,
+    Getter,
+    QueueDelivery,
+    all_in,
+    wrong_state,
+)
 from dtx.store.postgres.property_scan import visible
-from dtx.store.postgres.ready import NEVER, Limits, PriorityReady, Ready
+from dtx.store.postgres.ready_messages import NEVER, PriorityReady, QueueLimits, Ready
 
 DISPATCH_MESSAGES: Final = 100
 """Messages that one call hands out at most, a millisecond, or ten where AMQP 1.0 takes them: others want their turn."""
@@ -125,17 +133,17 @@ class QueueIndex:
         self._host = host
         self._used_at = now
         self._ready = PriorityReady(arguments.max_priority) if arguments.max_priority else Ready()
-        self._round = Round(single=arguments.single_active)
+        self._round = DispatchRound(single=arguments.single_active)
         self._getters: list[Getter] = []  # hardly ever more than one
         self._scheduled = False
         self._suspended = 0
         """Those who give messages back in several steps: nothing is handed out before the last, for the order."""
         self._bodies = Bodies(cache, self._round, self._getters)
-        self._held: dict[int, Delivery] = {}
+        self._held: dict[int, QueueDelivery] = {}
         # Redelivered: what was given back, and what may have been handed out before a restart.
         self._again: set[int] = set()
         self._mark = 0
-        self._limits = Limits(arguments)
+        self._limits = QueueLimits(arguments)
         # Something has to be forgotten of each message that is settled.
         self._detailed = arguments.max_priority > 0 or self._limits.weighs
         # Sent without acknowledgement in this dispatch.
@@ -356,7 +364,7 @@ class QueueIndex:
             octets: of its body; needed where :attr:`QueueArguments.max_length_bytes` is set.
             expires_at: when it expires, if it does.
         """
-        delivery = Delivery(self, position, redelivered=True, consumer=None)
+        delivery = QueueDelivery(self, position, redelivered=True, consumer=None)
         delivery.state = DeliveryState.HELD
         self._held[position] = delivery
         self.unacked += 1
@@ -440,13 +448,13 @@ class QueueIndex:
         if self._detailed:
             self._limits.went(position)
 
-    def _hand_out(self, position: int, consumer: Consumer | None, *, no_ack: bool) -> Delivery:
+    def _hand_out(self, position: int, consumer: Consumer | None, *, no_ack: bool) -> QueueDelivery:
         redelivered = position <= self._mark
         if self._again and position in self._again:
             self._again.remove(position)
             redelivered = True
         self.delivered = max(self.delivered, position)
-        delivery = Delivery(self, position, redelivered, consumer)
+        delivery = QueueDelivery(self, position, redelivered, consumer)
         if no_ack:
             delivery.state = DeliveryState.SETTLED
             self._forget(position)
@@ -509,7 +517,7 @@ class QueueIndex:
 
     # -- what was handed out -------------------------------------------------------------------------------------------
 
-    def ack(self, delivery: Delivery) -> None:
+    def ack(self, delivery: QueueDelivery) -> None:
         """It is settled; the caller drops its slot (in its own record, with whatever else belongs to that).
 
         Raises:
@@ -519,7 +527,7 @@ class QueueIndex:
         if self._detailed:
             self._forget(delivery.position)
 
-    def hold(self, delivery: Delivery) -> None:
+    def hold(self, delivery: QueueDelivery) -> None:
         """It was acknowledged within a branch: nobody sees it until the branch ends. It uses up credit until then.
 
         Raises:
@@ -530,7 +538,7 @@ class QueueIndex:
         delivery.state = DeliveryState.HELD
         self._held[delivery.position] = delivery
 
-    def unhold(self, delivery: Delivery) -> None:
+    def unhold(self, delivery: QueueDelivery) -> None:
         """The other end of :meth:`hold`: it is unacknowledged again, with whoever got it.
 
         Raises:
@@ -549,7 +557,7 @@ class QueueIndex:
             self._settle(delivery, DeliveryState.HELD)
             self._forget(delivery.position)
 
-    def requeue(self, deliveries: Iterable[Delivery], now: float) -> None:
+    def requeue(self, deliveries: Iterable[QueueDelivery], now: float) -> None:
         """They are ready again, each in its old place (nack, reject and recover with requeue; a channel that closed).
 
         Raises:
@@ -580,14 +588,14 @@ class QueueIndex:
         self._give_back(self._let_go(positions), DeliveryState.HELD, now)
         self._used_at = now
 
-    def _let_go(self, positions: Iterable[int]) -> list[Delivery]:
+    def _let_go(self, positions: Iterable[int]) -> list[QueueDelivery]:
         """These are held no more: all of them, or (KeyError) none."""
         deliveries = [self._held[position] for position in positions]
         for delivery in deliveries:
             del self._held[delivery.position]
         return deliveries
 
-    def reject(self, deliveries: Iterable[Delivery]) -> None:
+    def reject(self, deliveries: Iterable[QueueDelivery]) -> None:
         """They are not wanted (nack and reject without requeue): to the dead letter exchange, or away.
 
         Raises:
@@ -601,7 +609,7 @@ class QueueIndex:
         if letters and not self.closed:
             self._leave(letters, Reason.REJECTED)
 
-    def _settle(self, delivery: Delivery, expected: DeliveryState) -> None:
+    def _settle(self, delivery: QueueDelivery, expected: DeliveryState) -> None:
         if delivery.state is not expected:
             raise wrong_state(delivery)
         delivery.state = DeliveryState.SETTLED
@@ -609,7 +617,7 @@ class QueueIndex:
         if delivery.consumer is not None:
             delivery.consumer.released()
 
-    def _give_back(self, deliveries: Iterable[Delivery], expected: DeliveryState, now: float) -> None:
+    def _give_back(self, deliveries: Iterable[QueueDelivery], expected: DeliveryState, now: float) -> None:
         # From the last on, so that each is the least of all that is ready: the cheap case.
         for delivery in sorted(all_in(expected, deliveries), key=lambda delivery: -delivery.position):
             position = delivery.position
@@ -689,7 +697,7 @@ class QueueIndex:
         """
         self.closed = True
         consumers = self._round.all()
-        self._round = Round()
+        self._round = DispatchRound()
         for consumer in consumers:
             consumer.leave()
         while self._getters:

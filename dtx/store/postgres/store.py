@@ -20,15 +20,15 @@ from typing import Final
 from dtx.log.api import LogConflict, LogError, LogUnavailable, MessageLog
 from dtx.log.changes import PRIORITY_SHIFT, Change, Define, QueueContents, Slot, Store, StoredMessage
 from dtx.log.records import BranchRecord
-from dtx.store.postgres.branches import Branches, Hidden
+from dtx.store.postgres.branches import Hidden, StoredBranches
 from dtx.store.postgres.cache import MessageCache
-from dtx.store.postgres.consumers import Consumer, Delivery
+from dtx.store.postgres.consumers import Consumer, QueueDelivery
 from dtx.store.postgres.dead_letters import DeadLetters
+from dtx.store.postgres.dispatcher import Dispatcher
 from dtx.store.postgres.exchanges import Queue, QueueSpec
 from dtx.store.postgres.property_scan import traits
-from dtx.store.postgres.pump import Pump
 from dtx.store.postgres.queue import QueueIndex, Reason
-from dtx.store.postgres.recording import DROPS_AT_ONCE, NO_QUEUE_YET, Recorder, Thing
+from dtx.store.postgres.recorder import DROPS_AT_ONCE, NO_QUEUE_YET, Recorder, Thing
 from dtx.store.postgres.registry import QueueEntry, Registry, by_queue
 from dtx.store.postgres.topology import Gone, VirtualHost
 from dtx.store.work import HeldPublish
@@ -43,7 +43,7 @@ class Loading:
         branches: hears of messages that expire after their branch has committed.
     """
 
-    def __init__(self, registry: Registry, branches: Branches) -> None:
+    def __init__(self, registry: Registry, branches: StoredBranches) -> None:
         self._registry = registry
         self._branches = branches
         self._contents: Final[dict[int, QueueContents]] = {}
@@ -157,7 +157,7 @@ Put = tuple[QueueEntry, StoredMessage]
 log = get_logger(part="store")
 
 
-class PostgresStore(Branches):
+class PostgresStore(StoredBranches):
     """Messages live in the log's database; see :class:`dtx.store.api.LocalStore`.
 
     Args:
@@ -187,7 +187,7 @@ class PostgresStore(Branches):
         self._strays: list[int] = []
         self._upkeep: asyncio.Task[None] | None = None
         self._letters = letters = DeadLetters(log_, self._recorder, self._registry, self._host, clock)
-        self._pump = Pump(log_, self._recorder, letters, clock)
+        self._pump = Dispatcher(log_, self._recorder, letters, clock)
 
     async def open(self) -> None:
         """Load topology and positions; branches come next, by :meth:`restore`.
@@ -322,7 +322,9 @@ class PostgresStore(Branches):
 
     # -- messages that change ------------------------------------------------------------------------------------------
 
-    async def revise(self, deliveries: Sequence[Delivery], revised: Callable[[Delivery, StoredMessage], bytes]) -> None:
+    async def revise(
+        self, deliveries: Sequence[QueueDelivery], revised: Callable[[QueueDelivery, StoredMessage], bytes]
+    ) -> None:
         """Change the properties of messages that are handed out; whoever gets them next, gets them so.
 
         Args:
@@ -353,7 +355,7 @@ class PostgresStore(Branches):
         self,
         vhost: str,  # noqa: ARG002 - ids of queues are the resource manager's
         publishes: Sequence[HeldPublish],
-        acked: Sequence[Delivery],
+        acked: Sequence[QueueDelivery],
         done: Done,
         *,
         whole: bool = False,
@@ -414,7 +416,7 @@ class PostgresStore(Branches):
         return letters
 
     async def dead_letters(
-        self, deliveries: Sequence[Delivery], revised: Callable[[StoredMessage], bytes]
+        self, deliveries: Sequence[QueueDelivery], revised: Callable[[StoredMessage], bytes]
     ) -> Sequence[HeldPublish | None]:
         """See :meth:`DeadLetters.in_branch`.
 
@@ -423,7 +425,7 @@ class PostgresStore(Branches):
         """
         return await self._letters.in_branch([delivery.slot for delivery in deliveries], revised)
 
-    def _decline(self, acked: Sequence[Delivery], done: Done) -> None:
+    def _decline(self, acked: Sequence[QueueDelivery], done: Done) -> None:
         """The log does not have a queue that is published to: what is put there could be lost."""
         now = self._clock()
         for delivery in acked:

@@ -28,7 +28,7 @@ from dtx.store.postgres.arguments import (
     text,
 )
 from dtx.store.postgres.exchanges import Changes, Exchange, Graph, Owner, Queue, QueueSpec, describe
-from dtx.store.postgres.matching import ExchangeType
+from dtx.store.postgres.matchers import ExchangeType
 from dtx.store.postgres.queue import QueueIndex
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.xa.codes import ReplyCode, XaError
@@ -74,7 +74,7 @@ _GENERATED: Final = b"amq.gen-"
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class DeclaredQueue:
     """The answer to queue.declare.
 
     Args:
@@ -366,7 +366,7 @@ class VirtualHost(Graph):
         exclusive: bool = False,
         auto_delete: bool = False,
         arguments: bytes = b"",
-    ) -> Declared:
+    ) -> DeclaredQueue:
         """queue.declare, not passive.
 
         Args:
@@ -389,7 +389,7 @@ class VirtualHost(Graph):
             check_field(durable and not exclusive, there.durable, "durable", where)
             check_field(auto_delete, there.spec.auto_delete, "auto_delete", where)
             check_equivalent(arguments, there.spec.arguments, where)
-            return Declared(there, created=False, define=None)
+            return DeclaredQueue(there, created=False, define=None)
         check_name("queue", name)
         name = name or _GENERATED + urlsafe_b64encode(self._entropy(16)).rstrip(b"=")
         number = int.from_bytes(self._entropy(8), "big") >> 2
@@ -397,7 +397,7 @@ class VirtualHost(Graph):
             name, number, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments
         )
         queue = self._add_queue(spec, owner if exclusive else None)
-        return Declared(queue, created=True, define=Define(queues=(spec.row,)) if spec.durable else None)
+        return DeclaredQueue(queue, created=True, define=Define(queues=(spec.row,)) if spec.durable else None)
 
     def find_queue(self, name: bytes, owner: Owner) -> Queue:
         """queue.declare, passive; and the queue of every other method that uses one.

@@ -2,12 +2,12 @@
 
 from typing import Final
 
-from dtx.store.rabbitmq.lane import Lane
-from dtx.store.rabbitmq.taking import REPLY_TO
+from dtx.store.rabbitmq.consume_channel import REPLY_TO
+from dtx.store.rabbitmq.phase_two import Lane
 from dtx.store.work import Delivery
 from dtx.wire.amqp09 import properties
 from dtx.wire.amqp09.errors import WireError
-from dtx.wire.amqp09.properties import Properties
+from dtx.wire.amqp09.properties import BasicProperties
 from dtx.xa.codes import ReplyCode, XaError
 
 _ADDED: Final = 1024
@@ -43,7 +43,7 @@ def check_publish(lane: Lane, own_user: str, exchange: bytes, routing_key: bytes
     _check_user(lane, own_user, view)
 
 
-def _check_user(lane: Lane, own_user: str, view: Properties) -> None:
+def _check_user(lane: Lane, own_user: str, view: BasicProperties) -> None:
     user = view.user_id
     if user is not None and not lane.impersonates and user != own_user.encode():
         raise XaError(

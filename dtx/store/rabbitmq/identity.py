@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID, uuid4
 
-from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, Upstream
+from dtx.store.rabbitmq.upstream import OwnChannel, Upstream, UpstreamChannelClosed
 from dtx.wire.amqp09 import methods, tables
 
 GENERATIONS: Final = 4
@@ -24,7 +24,7 @@ class NameTaken(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class BrokerIdentity:
     """Whose queues they are.
 
     Args:
@@ -62,7 +62,7 @@ class Identity:
         )
         try:
             await channel.call(declare)
-        except ChannelClosed as closed:
+        except UpstreamChannelClosed as closed:
             if closed.close.reply_code != 406:
                 raise
             raise NameTaken(name_taken(self.rm, vhost)) from None
@@ -123,7 +123,7 @@ async def consumers_of(queue: bytes, upstream: Upstream) -> int | None:
     channel = await OwnChannel(upstream).open()
     try:
         found = await channel.declare(methods.QueueDeclare(queue, passive=True))
-    except ChannelClosed as closed:
+    except UpstreamChannelClosed as closed:
         match closed.close.reply_code:
             case 404:
                 return None

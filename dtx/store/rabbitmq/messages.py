@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 from uuid import UUID
 
-from dtx.log.records import Unit, Work, WorkKind
+from dtx.log.records import Unit, WorkKind, WorkRow
 from dtx.wire.amqp09 import content, methods, properties
 from dtx.wire.amqp09.codec import packer
 from dtx.wire.amqp09.errors import WireError
@@ -70,7 +70,7 @@ def probe(channel: int, exchange: bytes, routing_key: bytes, flags: int, raw: by
     return content.message(publish, channel, raw, b"", 0) + methods.TxRollback().frame(channel)
 
 
-def commit_frames(channel: int, frame_max: int, branch_id: UUID, work: Iterable[Work]) -> Iterator[bytes]:
+def commit_frames(channel: int, frame_max: int, branch_id: UUID, work: Iterable[WorkRow]) -> Iterator[bytes]:
     """The publishes of a branch, message by message."""
     for item in work:
         if item.kind is not WorkKind.PUBLISH:
@@ -89,7 +89,7 @@ def _unmarked(raw: bytes) -> bytes:
     )
 
 
-def put_back_frames(channel: int, frame_max: int, branch_id: UUID, work: Iterable[Work]) -> Iterator[bytes]:
+def put_back_frames(channel: int, frame_max: int, branch_id: UUID, work: Iterable[WorkRow]) -> Iterator[bytes]:
     """The consumed messages of a branch, each back to its queue and to no other."""
     for item in work:
         if item.kind is not WorkKind.CONSUME:
@@ -98,7 +98,7 @@ def put_back_frames(channel: int, frame_max: int, branch_id: UUID, work: Iterabl
         yield content.message(publish, channel, _marked(branch_id, item), item.body, frame_max)
 
 
-def _marked(branch_id: UUID, item: Work) -> bytes:
+def _marked(branch_id: UUID, item: WorkRow) -> bytes:
     raw = properties.rename_headers(item.properties, _COPIES)
     view = properties.read(raw)
     here = message_id(branch_id, item.position)

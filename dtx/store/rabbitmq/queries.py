@@ -18,7 +18,7 @@ from dtx.wire.amqp09.errors import WireError
 from dtx.xa.codes import ReplyCode, XaError
 
 if TYPE_CHECKING:
-    from dtx.store.rabbitmq.lane import Lane
+    from dtx.store.rabbitmq.phase_two import Lane
 
 _log = get_logger(part="queries")
 _T = TypeVar("_T")

@@ -24,8 +24,8 @@ from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.log.records import Unit
 from dtx.store.rabbitmq import messages
-from dtx.store.rabbitmq.identity import CLASSIC, GENERATIONS, Identity, consumers_of, receipt_queues, stem_of
-from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, Upstream
+from dtx.store.rabbitmq.identity import CLASSIC, GENERATIONS, BrokerIdentity, consumers_of, receipt_queues, stem_of
+from dtx.store.rabbitmq.upstream import OwnChannel, Upstream, UpstreamChannelClosed
 from dtx.wire.amqp09 import methods, tables
 from dtx.wire.amqp09.events import ContentReceived
 
@@ -42,7 +42,7 @@ _ARGUMENTS: Final = CLASSIC + tables.entry(b"x-expires", b"I", _UNUSED.to_bytes(
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
+class ReceiptScan:
     """What lay in all receipt queues at one time.
 
     Args:
@@ -62,7 +62,7 @@ class Receipts:
         identity: whose they are.
     """
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: BrokerIdentity) -> None:
         self._stem: Final = identity.stem
         self.queues: Final = receipt_queues(self._stem)
         self.incarnation: str | None = None
@@ -75,7 +75,7 @@ class Receipts:
         # Units of dtx that are gone, by the stem of their queues; an older version named its queues by the rm alone.
         self._inherited: dict[str, set[UUID]] = {identity.rm: set()}
         self._scanning = asyncio.Lock()
-        self._scans: OrderedDict[str, Scan] = OrderedDict()
+        self._scans: OrderedDict[str, ReceiptScan] = OrderedDict()
 
     @property
     def open(self) -> int:
@@ -182,7 +182,7 @@ class Receipts:
         """
         for stem in [stem for stem, units in self._inherited.items() if units]:
             for queue in receipt_queues(stem):
-                with suppress(ChannelClosed):  # a refusal: this is only upkeep, who reads the queue reports it
+                with suppress(UpstreamChannelClosed):  # a refusal: this is only upkeep, who reads the queue reports it
                     await consumers_of(queue, upstream)
 
     async def delete(self, channel: OwnChannel) -> None:
@@ -213,7 +213,7 @@ class Receipts:
             await channel.close()
             self.incarnation, self._proposed = incarnation, None
 
-    async def left_by(self, lock: str, upstream: Upstream) -> Scan:
+    async def left_by(self, lock: str, upstream: Upstream) -> ReceiptScan:
         """All receipts of the dtx that made *lock*, read once after *lock* was seen free.
 
         Raises:
@@ -227,16 +227,18 @@ class Receipts:
             if known is None:
                 try:
                     known = await self._scan(queues, upstream)
-                except ChannelClosed as closed:
+                except UpstreamChannelClosed as closed:
                     if closed.close.reply_code != 404 or queues == self.queues:
                         raise
-                    known = Scan(frozenset(), frozenset())  # a queue of the predecessor is gone, and its marker with it
+                    known = ReceiptScan(
+                        frozenset(), frozenset()
+                    )  # a queue of the predecessor is gone, and its marker with it
                 self._scans[lock] = known
                 while len(self._scans) > _KEEP_SCANS:
                     self._scans.popitem(last=False)
             return known
 
-    async def _scan(self, queues: Iterable[bytes], upstream: Upstream) -> Scan:
+    async def _scan(self, queues: Iterable[bytes], upstream: Upstream) -> ReceiptScan:
         """Look at every receipt and leave them all where they are.
 
         A receipt that somebody else is looking at would not be seen, and a unit that happened would be taken for one
@@ -266,7 +268,7 @@ class Receipts:
                 # What is counted after the consumer began has been delivered before the answer, or still waits.
                 waiting = (await channel.declare(methods.QueueDeclare(queue, passive=True))).message_count
             await channel.close()  # they go back where they were
-        return Scan(frozenset(nonces), frozenset(set.intersection(*markers)))
+        return ReceiptScan(frozenset(nonces), frozenset(set.intersection(*markers)))
 
     async def _consume_alone(
         self, queue: bytes, upstream: Upstream, note: Callable[[ContentReceived], None], prefetch: int = 0
@@ -278,7 +280,7 @@ class Receipts:
             if prefetch:
                 await channel.call(methods.BasicQos(0, prefetch))
             await channel.call(methods.BasicConsume(queue, b"", exclusive=True))
-        except ChannelClosed as closed:
+        except UpstreamChannelClosed as closed:
             if closed.close.reply_code != _IN_USE:
                 raise
             return None

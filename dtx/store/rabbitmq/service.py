@@ -78,7 +78,7 @@ class Broker:
         return f"{'amqps' if self.tls else 'amqp'}://{self.host}:{self.port}"
 
 
-class LoginRefused(Exception):
+class BrokerLoginRefused(Exception):
     """The broker does not let dtx in; the message says why.
 
     Args:
@@ -203,7 +203,7 @@ class ServiceConnection(Upstream):
                 self.blocked = False
                 _log.info("the broker takes publishes again", connection=self._name)
             case events.ConnectionClosing(close):
-                self._go_on(LoginRefused(f"the broker refused {self._broker}: {words(close)}", close.reply_code))
+                self._go_on(BrokerLoginRefused(f"the broker refused {self._broker}: {words(close)}", close.reply_code))
                 self.flush()
                 self.abort(f"the broker closed the connection: {words(close)}")
             case events.ConnectionFailed(error):

@@ -7,10 +7,10 @@ from uuid import UUID, uuid4
 
 from dtx.log.records import Unit
 from dtx.store.api import Applied, PhaseTwo, Refused, UnitOutcome
-from dtx.store.rabbitmq.lane import Lane, LaneSettings
+from dtx.store.rabbitmq.consume_channel import ConsumeChannel
+from dtx.store.rabbitmq.phase_two import Lane, LaneSettings
 from dtx.store.rabbitmq.queries import Queries
 from dtx.store.rabbitmq.service import Broker
-from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.work import HeldWork, Holder
 
 
@@ -63,10 +63,10 @@ class RabbitStore:
         return {
             holder: Unit(
                 number=number,
-                lock=cast("TakingChannel", holder).lock,
+                lock=cast("ConsumeChannel", holder).lock,
                 nonce=uuid4(),
                 incarnation=lane.receipts.incarnation,
-                receipt=receipts and not cast("TakingChannel", holder).upstream.blocked,
+                receipt=receipts and not cast("ConsumeChannel", holder).upstream.blocked,
             )
             for number, holder in enumerate(work.holders(), 1)
         }
@@ -79,7 +79,7 @@ class RabbitStore:
         for unit in units:
             holder, deliveries = holders[unit.number - 1]
             queue = lane.receipts.use(unit)
-            under_way.append((unit, cast("TakingChannel", holder).take(deliveries, branch_id, unit, queue)))
+            under_way.append((unit, cast("ConsumeChannel", holder).take(deliveries, branch_id, unit, queue)))
         outcomes: dict[int, UnitOutcome] = {}
         for unit, done in under_way:
             outcome = await done

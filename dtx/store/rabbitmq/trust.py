@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from dtx.store.rabbitmq.management import Management, ManagementError
 from dtx.store.rabbitmq.receipts import Receipts
-from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, UpstreamLost
+from dtx.store.rabbitmq.upstream import OwnChannel, UpstreamChannelClosed, UpstreamLost
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import methods
 
@@ -141,7 +141,7 @@ class Trust:
             return False
         try:
             await control.declare(methods.QueueDeclare(lock.encode(), passive=True))
-        except ChannelClosed as closed:
+        except UpstreamChannelClosed as closed:
             # Without it a successor would believe that nothing of this connection can happen any more.
             control.upstream.abort(f"its lock is gone: {closed}")
             raise UpstreamLost("the lock of the lane is gone") from closed

@@ -23,7 +23,7 @@ from dtx.wire.amqp09.connection import ConnectionEngine
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.events import ChannelEvent, ContentReceived, MethodReceived
 from dtx.wire.amqp09.methods import ChannelClose
-from dtx.wire.amqp09.settings import End, EngineSettings
+from dtx.wire.amqp09.settings import EngineSettings, PeerEnd
 from dtx.xa.codes import ReplyCode, XaError
 
 _log = get_logger(part="upstream")
@@ -41,7 +41,7 @@ class UpstreamLost(Exception):
     """The connection to the broker is gone; what was under way has an unknown outcome."""
 
 
-class ChannelClosed(Exception):
+class UpstreamChannelClosed(Exception):
     """The broker closed a channel of dtx's own."""
 
     def __init__(self, close: ChannelClose) -> None:
@@ -129,7 +129,7 @@ class Upstream(asyncio.BaseProtocol):
     """One connection to the broker."""
 
     def __init__(self) -> None:
-        self.engine = ConnectionEngine(EngineSettings(), End.CLIENT)
+        self.engine = ConnectionEngine(EngineSettings(), PeerEnd.CLIENT)
         self.handlers: dict[int, Handler] = {}
         self.used: set[int] = {0}
         self.blocked = False
@@ -422,7 +422,7 @@ class OwnChannel(EventHandler):
                 self._answer(event.method, event)
             case events.ChannelClosing():
                 self.upstream.free(self.number)
-                self._fail(ChannelClosed(event.close))
+                self._fail(UpstreamChannelClosed(event.close))
             case events.ChannelClosed():
                 self.upstream.free(self.number)
                 self._answer(event, event)

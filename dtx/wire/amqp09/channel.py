@@ -28,7 +28,7 @@ from dtx.wire.amqp09.events import (
 )
 from dtx.wire.amqp09.frames import BODY, HEADER, OVERHEAD
 from dtx.wire.amqp09.methods import METHODS, ChannelClose, ChannelCloseOk, ChannelOpen, ChannelOpenOk
-from dtx.wire.amqp09.settings import MAX_BACKLOG, End, EngineSettings, Memory
+from dtx.wire.amqp09.settings import MAX_BACKLOG, EngineSettings, Memory, PeerEnd
 from dtx.xa.codes import ReplyCode, XaError
 
 _DTX_CLASSES: Final = frozenset((methods.DtxSelect.KEY >> 16, methods.DtxPrepare.KEY >> 16))
@@ -82,7 +82,7 @@ def _rules(sender: Sender) -> dict[int, _Rule]:
     return {key: _rule(row) for key, row in METHODS.items() if _has(row.SENT_BY, sender) and key >> 16 != 10}
 
 
-_FROM: Final = {End.SERVER: _rules(Sender.CLIENT), End.CLIENT: _rules(Sender.SERVER)}
+_FROM: Final = {PeerEnd.SERVER: _rules(Sender.CLIENT), PeerEnd.CLIENT: _rules(Sender.SERVER)}
 """What the peer of each end may send on a channel, by class << 16 | method."""
 _QUERY: Final = _rule(methods.ExchangeQuery)
 _QUERY_OK: Final = _rule(methods.ExchangeQueryOk)
@@ -126,7 +126,7 @@ class Shared:
 
     __slots__ = ("channels", "confirming", "end", "frame_max", "heavy", "joined", "memory", "out", "ready", "settings")
 
-    def __init__(self, settings: EngineSettings, end: End, memory: Memory) -> None:
+    def __init__(self, settings: EngineSettings, end: PeerEnd, memory: Memory) -> None:
         self.settings = settings
         self.end = end
         self.memory = memory
@@ -186,7 +186,7 @@ class ChannelEngine:
         self._shared = shared
         self._rules = _FROM[shared.end]
         self.number = number
-        self.state = EndpointState.OPENING if shared.end is End.CLIENT else EndpointState.OPEN
+        self.state = EndpointState.OPENING if shared.end is PeerEnd.CLIENT else EndpointState.OPEN
         self.mode = ChannelMode.PLAIN
         self.held = False
         self.announces = False
@@ -236,7 +236,9 @@ class ChannelEngine:
                 return None
             return FramePassed(self.number, key, buffer, start, end)
         state = self.state
-        if state is not _IS_OPEN and (key in _LATE or state is EndpointState.OPENING or self._shared.end is End.SERVER):
+        if state is not _IS_OPEN and (
+            key in _LATE or state is EndpointState.OPENING or self._shared.end is PeerEnd.SERVER
+        ):
             if self.passes_content:
                 return self._late_content(key, buffer, start, end)
             return self._late(key, buffer[start + 7 : end - 1])
@@ -283,7 +285,7 @@ class ChannelEngine:
             self._go(EndpointStep.OPEN)
             return ChannelOpened(self.number)
         if key == _CLOSE and self.state is EndpointState.CLOSE_SENT:
-            if self._shared.end is End.CLIENT:
+            if self._shared.end is PeerEnd.CLIENT:
                 self._crossed = True
             else:
                 self._confirm_close()
@@ -327,13 +329,13 @@ class ChannelEngine:
                     return None  # nothing was closed: no harm
                 rule = _query_or(rule, key, payload)
         method = rule.decode(payload)
-        if rule.modes is not None and self.mode not in rule.modes and self._shared.end is End.SERVER:
+        if rule.modes is not None and self.mode not in rule.modes and self._shared.end is PeerEnd.SERVER:
             raise _wrong_mode(method, self.mode)
         ticket = methods.ticket(payload) if rule.ticketed else 0
         return MethodReceived(self.number, method, self._commands, ticket)
 
     def _on_close(self, payload: bytes) -> EngineEvent:
-        if self._shared.end is End.CLIENT:
+        if self._shared.end is PeerEnd.CLIENT:
             close = ChannelClose.decode(payload)
             self._confirm_close()
             self.end()
@@ -409,7 +411,7 @@ class ChannelEngine:
         self._drop_content()
         number = 0
         confirms = self._confirms
-        if confirms is not None and self._shared.end is End.SERVER:
+        if confirms is not None and self._shared.end is PeerEnd.SERVER:
             number = confirms.published = confirms.published + 1
         return ContentReceived(self.number, method, properties, body, number)
 
@@ -503,7 +505,7 @@ class ChannelEngine:
         if self in shared.confirming:
             self.say_confirms()
         shared.out.append(content.message(frame, self.number, properties, body, shared.frame_max))
-        if confirms is None or shared.end is End.SERVER:
+        if confirms is None or shared.end is PeerEnd.SERVER:
             return 0
         confirms.published += 1
         return confirms.published
@@ -547,7 +549,7 @@ class ChannelEngine:
             return False
         self.send(frame)
         self._go(EndpointStep.SEND_CLOSE)
-        if self._shared.end is End.SERVER and not self.passes_content:
+        if self._shared.end is PeerEnd.SERVER and not self.passes_content:
             self._drop_content()
         self._shared.heavy.discard(self)
         return True

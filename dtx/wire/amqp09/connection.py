@@ -54,7 +54,7 @@ from dtx.wire.amqp09.methods import (
     ConnectionTune,
     ConnectionTuneOk,
 )
-from dtx.wire.amqp09.settings import MAX_EFFORT, MOST_AT_ONCE, End, EngineSettings, Memory, Unbounded
+from dtx.wire.amqp09.settings import MAX_EFFORT, MOST_AT_ONCE, EngineSettings, Memory, PeerEnd, Unbounded
 from dtx.xa.codes import ReplyCode, XaError
 
 _HEADER_SIZE: Final = 8
@@ -65,9 +65,11 @@ _CLOSE: Final = ConnectionClose.KEY
 _CLOSE_OK: Final = ConnectionCloseOk.KEY
 _NOTHING: Final[frozenset[int]] = frozenset()
 _WORDS: Final = (methods.ConnectionUpdateSecret, methods.ConnectionBlocked, methods.ConnectionUnblocked)
-_ON_ZERO: Final[dict[End, dict[int, type[Method]]]] = {
-    End.SERVER: {row.KEY: row for row in _WORDS if row.SENT_BY & Sender.CLIENT},
-    End.CLIENT: {row.KEY: row for row in (*_WORDS, methods.ConnectionUpdateSecretOk) if row.SENT_BY & Sender.SERVER},
+_ON_ZERO: Final[dict[PeerEnd, dict[int, type[Method]]]] = {
+    PeerEnd.SERVER: {row.KEY: row for row in _WORDS if row.SENT_BY & Sender.CLIENT},
+    PeerEnd.CLIENT: {
+        row.KEY: row for row in (*_WORDS, methods.ConnectionUpdateSecretOk) if row.SENT_BY & Sender.SERVER
+    },
 }
 """What the peer of each end may send on channel 0 when the connection is open, close apart."""
 _JOINED: Final = methods.unwatched(Sender.CLIENT) | {HEADER, BODY}
@@ -88,7 +90,7 @@ class ConnectionEngine:
         capabilities: what the client can do, by name.
     """
 
-    def __init__(self, settings: EngineSettings, end: End) -> None:
+    def __init__(self, settings: EngineSettings, end: PeerEnd) -> None:
         self.settings = settings
         self.state = EndpointState.OPENING
         self.protocol = Protocol.AMQP_0_9_1
@@ -123,7 +125,7 @@ class ConnectionEngine:
         """Something was received, and sent, since the last look."""
         self._look_at: float | None = None
         self._silent = 0
-        if end is End.CLIENT:
+        if end is PeerEnd.CLIENT:
             self._header = None
             self._awaited = frozenset((ConnectionStart.KEY,))
 
@@ -326,7 +328,7 @@ class ConnectionEngine:
             raise WireError(HardCode.CHANNEL_ERROR, f"channel {number} before connection.open")
         if self.state is not EndpointState.OPEN:
             return None
-        if key != ChannelOpen.KEY or self._end is End.CLIENT:
+        if key != ChannelOpen.KEY or self._end is PeerEnd.CLIENT:
             raise WireError(HardCode.CHANNEL_ERROR, f"channel {number} is not open")
         granted = self.agreed.channel_max
         if number > granted:
@@ -364,7 +366,7 @@ class ConnectionEngine:
         try:
             close = ConnectionClose.decode(payload)
         except WireError:
-            if self._end is End.CLIENT:
+            if self._end is PeerEnd.CLIENT:
                 raise
             close = ConnectionClose(0, b"")  # why a client closes is its own business, however it says so
         self._closing, self._frames = ConnectionClosing(close), iter(())
@@ -377,7 +379,7 @@ class ConnectionEngine:
             return None
         self._closing = None
         self._go(EndpointStep.RECEIVE_CLOSE)
-        if self._end is End.CLIENT:
+        if self._end is PeerEnd.CLIENT:
             self.close_ok()
         return closing
 

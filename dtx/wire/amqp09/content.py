@@ -13,7 +13,7 @@ BASIC: Final = 60
 _END: Final = b"\xce"
 
 
-class Header(NamedTuple):
+class ContentHeader(NamedTuple):
     """A content header. ``properties`` from the property flags on."""
 
     class_id: int
@@ -21,7 +21,7 @@ class Header(NamedTuple):
     properties: bytes
 
 
-def header(payload: bytes) -> Header:
+def header(payload: bytes) -> ContentHeader:
     """Read the payload of a content header frame.
 
     Raises:
@@ -30,7 +30,7 @@ def header(payload: bytes) -> Header:
     if len(payload) < _HEADER.size + 2:
         raise syntax_error("content header is truncated or too long")
     class_id, _, body_size = _HEADER.unpack_from(payload)
-    return Header._make((class_id, body_size, payload[_HEADER.size :]))
+    return ContentHeader._make((class_id, body_size, payload[_HEADER.size :]))
 
 
 def message(method: bytes, channel: int, properties: bytes, body: bytes, frame_max: int) -> bytes:

@@ -54,7 +54,7 @@ _UNDEFINED: Final = 0b11
 
 
 @dataclass(frozen=True, slots=True)
-class Properties:
+class BasicProperties:
     """A view of raw properties.
 
     Args:
@@ -154,7 +154,7 @@ def remembered(find: Callable[[bytes], _T]) -> Callable[[bytes], _T]:
 
 
 @remembered
-def read(raw: bytes) -> Properties:
+def read(raw: bytes) -> BasicProperties:
     """Find the properties in *raw*. The headers table is measured, and parsed when it is asked for.
 
     Raises:
@@ -180,10 +180,10 @@ def read(raw: bytes) -> Properties:
         spans[bit] = start, position
     if position != length:
         raise syntax_error(f"{length - position} octets after the last property")
-    return Properties(raw, spans)
+    return BasicProperties(raw, spans)
 
 
-def _put(view: Properties, which: Property, encoded: bytes | None) -> bytes:
+def _put(view: BasicProperties, which: Property, encoded: bytes | None) -> bytes:
     """The octets of *view* with those of one property replaced, added or (``None``) taken away."""
     raw, bit = view.raw, which.value
     (flags,) = _FLAGS.unpack_from(raw)
@@ -195,7 +195,7 @@ def _put(view: Properties, which: Property, encoded: bytes | None) -> bytes:
     return _FLAGS.pack(flags) + raw[_FLAGS.size : start] + (encoded or b"") + raw[end:]
 
 
-def _put_headers(view: Properties, parts: Iterable[bytes]) -> bytes:
+def _put_headers(view: BasicProperties, parts: Iterable[bytes]) -> bytes:
     return _put(view, Property.HEADERS, tables.put_long(b"".join(parts)))
 
 

@@ -16,7 +16,7 @@ MOST_AT_ONCE: Final = 1000
 """Frames that are cut out of what was read before the first of them is handled: a millisecond's work."""
 
 
-class End(Enum):
+class PeerEnd(Enum):
     """Which of the two peers this is."""
 
     SERVER = "server"

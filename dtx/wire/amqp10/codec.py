@@ -47,7 +47,7 @@ MAX_NOTHING: Final = 1024
 Buffer = bytes | bytearray | memoryview
 
 
-class Room:
+class CodecRoom:
     """What may still be read: how deep, and how many values."""
 
     __slots__ = ("depth", "nothing", "values")
@@ -80,7 +80,7 @@ def stumbled(what: str) -> AmqpError:
     return malformed(f"{what} is truncated or no text where text must be")
 
 
-Reader = Callable[[Buffer, int, Room], tuple[Any, int]]
+Reader = Callable[[Buffer, int, CodecRoom], tuple[Any, int]]
 Writer = Callable[[bytearray, Any], None]
 
 
@@ -108,13 +108,13 @@ def read(buffer: Buffer, position: int, end: int) -> tuple[Value, int]:
         AmqpError: decode-error.
     """
     with reading("a value"):
-        found, position = read_value(buffer, position, Room())
+        found, position = read_value(buffer, position, CodecRoom())
     if position > end:
         raise malformed("a value is longer than what holds it")
     return found, position
 
 
-def read_value(buffer: Buffer, position: int, room: Room) -> tuple[Any, int]:
+def read_value(buffer: Buffer, position: int, room: CodecRoom) -> tuple[Any, int]:
     """Any value, from its constructor on."""
     return reader_of(buffer[position])(buffer, position + 1, room)
 
@@ -161,7 +161,7 @@ NULL: Final = 0x40
 def constant(value: Any) -> Reader:
     """A reader of a constructor that is all of its value."""
 
-    def reader(_buffer: Buffer, position: int, _room: Room) -> tuple[Value, int]:
+    def reader(_buffer: Buffer, position: int, _room: CodecRoom) -> tuple[Value, int]:
         return value, position
 
     return reader
@@ -172,7 +172,7 @@ def number_reader(layout: str, made: Callable[[Any], Any]) -> Reader:
     struct = Struct(layout)
     unpack, size = struct.unpack_from, struct.size
 
-    def reader(buffer: Buffer, position: int, _room: Room) -> tuple[Any, int]:
+    def reader(buffer: Buffer, position: int, _room: CodecRoom) -> tuple[Any, int]:
         return made(unpack(buffer, position)[0]), position + size
 
     return reader
@@ -202,13 +202,13 @@ def _string(octets: Buffer) -> str:
 def octets_reader(wide: bool, made: Callable[[Buffer], Any]) -> Reader:
     """A reader of octets behind their length."""
 
-    def narrow_reader(buffer: Buffer, position: int, _room: Room) -> tuple[Any, int]:
+    def narrow_reader(buffer: Buffer, position: int, _room: CodecRoom) -> tuple[Any, int]:
         end = position + 1 + buffer[position]
         if end > len(buffer):
             raise malformed("a value ends behind its frame")
         return made(buffer[position + 1 : end]), end
 
-    def wide_reader(buffer: Buffer, position: int, _room: Room) -> tuple[Any, int]:
+    def wide_reader(buffer: Buffer, position: int, _room: CodecRoom) -> tuple[Any, int]:
         end = position + 4 + _U4.unpack_from(buffer, position)[0]
         if end > len(buffer):
             raise malformed("a value ends behind its frame")
@@ -226,7 +226,7 @@ def header(buffer: Buffer, position: int, wide: bool) -> tuple[int, int, int]:
 
 
 def _list(wide: bool) -> Reader:
-    def reader(buffer: Buffer, position: int, room: Room) -> tuple[list[Any], int]:
+    def reader(buffer: Buffer, position: int, room: CodecRoom) -> tuple[list[Any], int]:
         count, position, end = header(buffer, position, wide)
         room.enter(count)
         found = []
@@ -241,12 +241,12 @@ def _list(wide: bool) -> Reader:
     return reader
 
 
-def _no_list(_buffer: Buffer, position: int, _room: Room) -> tuple[list[Any], int]:
+def _no_list(_buffer: Buffer, position: int, _room: CodecRoom) -> tuple[list[Any], int]:
     return [], position
 
 
 def _map(wide: bool) -> Reader:
-    def reader(buffer: Buffer, position: int, room: Room) -> tuple[dict[Any, Any], int]:
+    def reader(buffer: Buffer, position: int, room: CodecRoom) -> tuple[dict[Any, Any], int]:
         count, position, end = header(buffer, position, wide)
         if count & 1:
             raise malformed("a map with a key that has no value")
@@ -268,7 +268,7 @@ def _map(wide: bool) -> Reader:
 
 
 def _array(wide: bool) -> Reader:
-    def reader(buffer: Buffer, position: int, room: Room) -> tuple[Array, int]:
+    def reader(buffer: Buffer, position: int, room: CodecRoom) -> tuple[Array, int]:
         count, position, end = header(buffer, position, wide)
         room.enter(count)
         descriptor = None
@@ -296,7 +296,7 @@ def _array(wide: bool) -> Reader:
     return reader
 
 
-def _described(buffer: Buffer, position: int, room: Room) -> tuple[Described, int]:
+def _described(buffer: Buffer, position: int, room: CodecRoom) -> tuple[Described, int]:
     room.enter(2)
     descriptor, position = read_value(buffer, position, room)
     value, position = read_value(buffer, position, room)

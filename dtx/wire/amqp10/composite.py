@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar, dataclass_transform
 
 from dtx.wire.amqp10 import codec
-from dtx.wire.amqp10.codec import NULL, Buffer, Reader, Room, Writer
+from dtx.wire.amqp10.codec import NULL, Buffer, CodecRoom, Reader, Writer
 from dtx.wire.amqp10.errors import AmqpError, Condition, malformed
 from dtx.wire.amqp10.values import Array, Described, Symbol, Timestamp, UByte, ULong, UShort, Value
 
@@ -40,11 +40,11 @@ def _as(name: str, codes: Iterable[int], write: Writer) -> Kind:
     return Kind(name, {code: codec.READERS[code] for code in codes}, write)
 
 
-def _u1(buffer: Buffer, position: int, _room: Room) -> tuple[int, int]:
+def _u1(buffer: Buffer, position: int, _room: CodecRoom) -> tuple[int, int]:
     return buffer[position], position + 1
 
 
-def _zero(_buffer: Buffer, position: int, _room: Room) -> tuple[int, int]:
+def _zero(_buffer: Buffer, position: int, _room: CodecRoom) -> tuple[int, int]:
     return 0, position
 
 
@@ -52,7 +52,7 @@ def _keyed(code: int, cls: type[str]) -> Reader:
     """A reader of a map whose keys are all of one type; they become plain text."""
     read_map = codec.READERS[code]
 
-    def reader(buffer: Buffer, position: int, room: Room) -> tuple[dict[str, Any], int]:
+    def reader(buffer: Buffer, position: int, room: CodecRoom) -> tuple[dict[str, Any], int]:
         found, position = read_map(buffer, position, room)
         if any(type(key) is not cls for key in found):
             raise malformed(f"a map with a key that is no {'symbol' if cls is Symbol else 'string'}")
@@ -86,7 +86,7 @@ def choice(kind: Kind, enum: type[Enum]) -> Kind:
         if code < 0x50 and kind.readers is BOOLEAN.readers:  # the constructor is the value
             return codec.constant(members[code == 0x41])
 
-        def reader(buffer: Buffer, position: int, room: Room) -> tuple[Enum, int]:
+        def reader(buffer: Buffer, position: int, room: CodecRoom) -> tuple[Enum, int]:
             found, position = inner(buffer, position, room)
             member = members.get(found)
             if member is None:
@@ -105,14 +105,14 @@ def several(kind: Kind) -> Kind:
     """The kind of a field that is ``multiple``: a tuple of *kind*; on the wire one value or an array."""
 
     def one(inner: Reader) -> Reader:
-        def reader(buffer: Buffer, position: int, room: Room) -> tuple[tuple[Any, ...], int]:
+        def reader(buffer: Buffer, position: int, room: CodecRoom) -> tuple[tuple[Any, ...], int]:
             found, position = inner(buffer, position, room)
             return (found,), position
 
         return reader
 
     def array(code: int) -> Reader:
-        def reader(buffer: Buffer, position: int, room: Room) -> tuple[tuple[Any, ...], int]:
+        def reader(buffer: Buffer, position: int, room: CodecRoom) -> tuple[tuple[Any, ...], int]:
             found, position = codec.READERS[code](buffer, position, room)
             if found.items and found.kind is not Symbol:
                 raise malformed(f"an array of something else than {kind.name}")
@@ -167,7 +167,7 @@ class Layout:
         """As the text calls it, for example ``transfer``."""
         return self.symbol.split(":")[1]
 
-    def read(self, buffer: Buffer, position: int, room: Room) -> tuple[Any, int]:
+    def read(self, buffer: Buffer, position: int, room: CodecRoom) -> tuple[Any, int]:
         """Read the list that the descriptor describes; *position* is that of its constructor."""
         code = buffer[position]
         if code == 0x45 and self._only is not None:
@@ -278,7 +278,7 @@ def composite(code: int, symbol: str) -> Callable[[type[T]], type[T]]:
     return declare
 
 
-def descriptor(buffer: Buffer, position: int, room: Room) -> tuple[Layout | None, Value, int]:
+def descriptor(buffer: Buffer, position: int, room: CodecRoom) -> tuple[Layout | None, Value, int]:
     """Read a descriptor, numeric or symbolic, at *position*.
 
     Returns:
@@ -303,7 +303,7 @@ def one_of(name: str, classes: Iterable[type[Composite]], *, others: bool = Fals
     """
     taken = frozenset(classes)
 
-    def reader(buffer: Buffer, position: int, room: Room) -> tuple[Any, int]:
+    def reader(buffer: Buffer, position: int, room: CodecRoom) -> tuple[Any, int]:
         room.enter(2)
         layout, described_by, position = descriptor(buffer, position, room)
         if layout is not None and layout.cls in taken:
@@ -342,7 +342,7 @@ def read_kind(buffer: Buffer, position: int, kind: Kind, name: str) -> Any:
     if reader is None:
         raise malformed(f"{name} is no {kind.name}")
     try:
-        found, _ = reader(buffer, position + 1, Room())
+        found, _ = reader(buffer, position + 1, CodecRoom())
     except codec.STUMBLES as cause:
         raise codec.stumbled(name) from cause
     return found
@@ -356,7 +356,7 @@ def read_list(buffer: Buffer, position: int, cls: type[C]) -> C:
     """
     found: C
     try:
-        found, _ = cls.layout.read(buffer, position, Room())
+        found, _ = cls.layout.read(buffer, position, CodecRoom())
     except codec.STUMBLES as cause:
         raise codec.stumbled(cls.layout.name) from cause
     return found
@@ -377,7 +377,7 @@ def decode(buffer: Buffer, position: int, end: int, classes: frozenset[type]) ->
     Raises:
         AmqpError: decode-error, invalid-field.
     """
-    room = Room()
+    room = CodecRoom()
     try:
         if buffer[position] != 0:
             raise malformed("a value without a descriptor")

@@ -23,19 +23,19 @@ from dtx.wire.amqp10.endpoint import (
     MIN_IDLE_SECONDS,
     MIN_MAX_FRAME,
     SASL,
+    Amqp10FrameSplitter,
+    Amqp10State,
+    Amqp10Step,
     Closed,
+    EndpointSettings,
     Event,
     Frame,
-    FrameSplitter,
     LoginAsked,
     Opened,
-    Settings,
-    State,
-    Step,
     frame,
     step,
 )
-from dtx.wire.amqp10.errors import AmqpError, Condition, FrameError, malformed
+from dtx.wire.amqp10.errors import Amqp10FrameError, AmqpError, Condition, malformed
 from dtx.wire.amqp10.link import Carrier
 from dtx.wire.amqp10.performatives import (
     ANONYMOUS,
@@ -91,7 +91,7 @@ class _Rest(NamedTuple):
 
     buffer: bytes
     frames: Sequence[Frame]
-    failure: FrameError | None
+    failure: Amqp10FrameError | None
 
 
 class Connection(Carrier):
@@ -103,7 +103,7 @@ class Connection(Carrier):
         client: this end is a client; it has no SASL layer.
     """
 
-    def __init__(self, settings: Settings, now: float, *, client: bool = False) -> None:
+    def __init__(self, settings: EndpointSettings, now: float, *, client: bool = False) -> None:
         super().__init__(settings)
         self._phase = _Phase.AMQP_HEADER if client else _Phase.FIRST_HEADER
         if client:
@@ -111,7 +111,7 @@ class Connection(Carrier):
         self._header_sent = client
         self._held = b""
         self._init: SaslInit | None = None
-        self._splitter = FrameSplitter(settings.max_frame_size)
+        self._splitter = Amqp10FrameSplitter(settings.max_frame_size)
         self._sessions: dict[int, Session] = {}
         self._by_remote: dict[int, Session] = {}
         self._rest: _Rest | None = None
@@ -123,7 +123,7 @@ class Connection(Carrier):
     @property
     def over(self) -> bool:
         """Whether nothing is to come or to go any more, but what ``data_to_send`` still has."""
-        return self._phase is _Phase.OVER or self.state is State.CLOSED
+        return self._phase is _Phase.OVER or self.state is Amqp10State.CLOSED
 
     def session(self, channel: int) -> Session | None:
         """The session that has this channel here, while there is one."""
@@ -237,8 +237,8 @@ class Connection(Carrier):
     def _sasl_frame(self, data: bytes) -> int:
         """Read what the client chooses or answers; the octets it took, 0 while it is not there."""
         try:
-            buffer, frames = FrameSplitter(MAX_SASL).feed(data)
-        except FrameError as error:
+            buffer, frames = Amqp10FrameSplitter(MAX_SASL).feed(data)
+        except Amqp10FrameError as error:
             buffer, frames = error.buffer, error.frames
             if not frames:
                 self._end_of_stream(error)
@@ -299,7 +299,7 @@ class Connection(Carrier):
         """Send our open."""
         if self.state in DEAF:
             return
-        following = step(self.state, Step.SEND_OPEN, _CONNECTION)
+        following = step(self.state, Amqp10Step.SEND_OPEN, _CONNECTION)
         idle = self.settings.idle_seconds
         self.send(
             0,
@@ -325,9 +325,9 @@ class Connection(Carrier):
             self._phase = _Phase.OVER
         if self._phase is _Phase.OVER or self.state in DEAF:
             return
-        if self.state in (State.UNUSED, State.OPEN_RECEIVED, State.UNANSWERED):
+        if self.state in (Amqp10State.UNUSED, Amqp10State.OPEN_RECEIVED, Amqp10State.UNANSWERED):
             self.open()
-        following = step(self.state, Step.SEND_CLOSE, _CONNECTION)
+        following = step(self.state, Amqp10Step.SEND_CLOSE, _CONNECTION)
         self.send(0, Close(error=error))
         self.state = following
         self._release()
@@ -344,11 +344,11 @@ class Connection(Carrier):
         failure = None
         try:
             buffer, frames = self._splitter.feed(data)
-        except FrameError as error:
+        except Amqp10FrameError as error:
             buffer, frames, failure = error.buffer, error.frames, error
         self._each(buffer, frames, failure)
 
-    def _each(self, buffer: bytes, frames: Sequence[Frame], failure: FrameError | None) -> None:
+    def _each(self, buffer: bytes, frames: Sequence[Frame], failure: Amqp10FrameError | None) -> None:
         """Look at frames as long as others can wait; *failure* is what came behind them."""
         view = memoryview(buffer)
         for number, (kind, channel, start, end) in enumerate(frames):
@@ -358,7 +358,7 @@ class Connection(Carrier):
             self.effort += FRAME_EFFORT
             try:
                 if kind != AMQP:
-                    raise FrameError("a frame of SASL behind its outcome")
+                    raise Amqp10FrameError("a frame of SASL behind its outcome")
                 if start != end:
                     self._on_frame(buffer, view, channel, start, end)
             except AmqpError as error:
@@ -373,7 +373,7 @@ class Connection(Carrier):
             self.due.pop()()
 
     def _on_frame(self, buffer: bytes, view: memoryview, channel: int, start: int, end: int) -> None:
-        if self.state is State.CLOSED:
+        if self.state is Amqp10State.CLOSED:
             return
         performative, position = read_performative(buffer, start, end)
         match performative:
@@ -383,18 +383,18 @@ class Connection(Carrier):
                 self._on_close(performative)
             case _ if self.state in DEAF:
                 return
-            case _ if self.state not in (State.OPEN, State.OPEN_RECEIVED):
+            case _ if self.state not in (Amqp10State.OPEN, Amqp10State.OPEN_RECEIVED):
                 raise AmqpError(Condition.ILLEGAL_STATE, f"{performative.layout.name} without open, or behind close")
             case Begin():
                 self._on_begin(performative, channel)
             case _:
                 session = self._by_remote.get(channel)
                 if session is None:
-                    raise FrameError(f"no session on channel {channel}")
+                    raise Amqp10FrameError(f"no session on channel {channel}")
                 if isinstance(performative, End):
                     del self._by_remote[channel]
                     session.on_end(performative)
-                    if session.state is State.CLOSED:
+                    if session.state is Amqp10State.CLOSED:
                         self.forget(session.channel)
                 elif session.state not in DEAF:
                     session.on_frame(performative, view[position:end] if position < end else _NOTHING)
@@ -402,7 +402,7 @@ class Connection(Carrier):
                     session.miss(performative.state)
 
     def _on_open(self, opened: Open) -> None:
-        self.state = step(self.state, Step.RECEIVE_OPEN, _CONNECTION)
+        self.state = step(self.state, Amqp10Step.RECEIVE_OPEN, _CONNECTION)
         if opened.max_frame_size < MIN_MAX_FRAME:
             raise AmqpError(Condition.INVALID_FIELD, f"a max-frame-size of {opened.max_frame_size}, less than 512")
         self._remote_frame = opened.max_frame_size
@@ -417,16 +417,16 @@ class Connection(Carrier):
 
     def _on_close(self, close: Close) -> None:
         told_already = self.state in DEAF
-        self.state = step(self.state, Step.RECEIVE_CLOSE, _CONNECTION)
+        self.state = step(self.state, Amqp10Step.RECEIVE_CLOSE, _CONNECTION)
         self._release()
         if not told_already:
             self.tell(Closed(error=close.error, by_peer=True))
 
     def _on_begin(self, begin: Begin, channel: int) -> None:
         if channel > self.settings.channel_max:
-            raise FrameError(f"channel {channel} is above channel-max")
+            raise Amqp10FrameError(f"channel {channel} is above channel-max")
         if channel in self._by_remote:
-            raise FrameError(f"there is a session on channel {channel}")
+            raise Amqp10FrameError(f"there is a session on channel {channel}")
         if begin.remote_channel is None:
             session = self._add()
         else:
@@ -460,7 +460,7 @@ class Connection(Carrier):
         if self._phase is not _Phase.FRAMES:
             self._end_of_stream(error)
             return
-        if self.state in (State.CLOSE_RECEIVED, State.UNANSWERED):
+        if self.state in (Amqp10State.CLOSE_RECEIVED, Amqp10State.UNANSWERED):
             return
         cause = told(error)
         try:

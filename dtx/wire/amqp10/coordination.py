@@ -1,11 +1,11 @@
 """Transactions of one connection, as its peers see them: what a control link asks, which work is allowed, what an end
 does to unsettled deliveries (AMQP 1.0 transactions, 4.1 to 4.5).
 
-Nothing is begun, committed or rolled back here: a :class:`Coordination` says what was asked and which answer the text
-demands; whoever has the messages does it, and tells how it went with :meth:`Coordination.declared`,
-:meth:`Coordination.promoted` and :meth:`Coordination.discharged`. A transaction lives from the first to the last of
-them, and belongs to the control link that declared it. Errors go to that control link: by a rejected outcome where its
-source takes one, by a detach otherwise.
+Nothing is begun, committed or rolled back here. A :class:`CoordinationEngine` returns the request, and the answer that
+the specification demands. The shell carries it out and reports the result with :meth:`CoordinationEngine.declared`,
+:meth:`CoordinationEngine.promoted` or :meth:`CoordinationEngine.discharged`. A transaction lives from the first to the
+last of these calls, and belongs to the control link that declared it. That control link gets the errors: as a rejected
+outcome if its source allows that outcome, else by a detach.
 
 Promotion is ours in its form: the text has the capability and no exchange ("will be provided separately in Book 6").
 It is a declare whose global-id names both, as a described list, ``dtx:promote:list`` of txn-id and global-id, and its
@@ -82,7 +82,7 @@ class Phase(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Transaction:
+class Amqp10Transaction:
     """One that has been declared and not been discharged.
 
     Args:
@@ -102,7 +102,7 @@ class Transaction:
 
 @value
 class DeclareAsked:
-    """Begin a transaction, for a global one where *global_id* is set; then :meth:`Coordination.declared`."""
+    """Begin a transaction, for a global one where *global_id* is set; then :meth:`CoordinationEngine.declared`."""
 
     control: Control
     delivery_id: int
@@ -112,7 +112,7 @@ class DeclareAsked:
 @value
 class PromoteAsked:
     """Let a local transaction work for a global one from now on, with all that it has done; then
-    :meth:`Coordination.promoted` or :meth:`Coordination.promotion_refused`.
+    :meth:`CoordinationEngine.promoted` or :meth:`CoordinationEngine.promotion_refused`.
 
     Args:
         control: who asks.
@@ -123,13 +123,13 @@ class PromoteAsked:
 
     control: Control
     delivery_id: int
-    transaction: Transaction
+    transaction: Amqp10Transaction
     global_id: Value
 
 
 @value
 class DischargeAsked:
-    """End a transaction; then :meth:`Coordination.discharged`.
+    """End a transaction; then :meth:`CoordinationEngine.discharged`.
 
     Args:
         control: who asks.
@@ -141,13 +141,13 @@ class DischargeAsked:
 
     control: Control
     delivery_id: int
-    transaction: Transaction
+    transaction: Amqp10Transaction
     commit: bool
     refusal: AmqpError | None = field(default=None)
 
 
 @value
-class Answer:
+class CoordinatorAnswer:
     """Settle a delivery of the control link with this outcome."""
 
     control: Control
@@ -157,13 +157,13 @@ class Answer:
 
 @value
 class Terminate:
-    """Detach the control link with this error, and then handle :meth:`Coordination.control_closed`."""
+    """Detach the control link with this error, and then handle :meth:`CoordinationEngine.control_closed`."""
 
     control: Control
     error: Error
 
 
-Asked = DeclareAsked | PromoteAsked | DischargeAsked | Answer | Terminate
+Asked = DeclareAsked | PromoteAsked | DischargeAsked | CoordinatorAnswer | Terminate
 
 
 class WorkRefused(Exception):
@@ -181,7 +181,7 @@ class WorkRefused(Exception):
         self.terminates = terminates
 
 
-class Coordination:
+class CoordinationEngine:
     """The transactions of one connection.
 
     Args:
@@ -192,7 +192,7 @@ class Coordination:
     def __init__(self, capabilities: frozenset[Capability], rejects: Rejects = Rejects.LENIENT) -> None:
         self.capabilities = capabilities
         self._setting = rejects
-        self._live: dict[bytes, Transaction] = {}
+        self._live: dict[bytes, Amqp10Transaction] = {}
         self._rejects: dict[Control, bool] = {}
 
     @property
@@ -209,7 +209,7 @@ class Coordination:
             or (self._setting is Rejects.LENIENT and not outcomes)
         )
 
-    def control_closed(self, control: Control) -> tuple[Transaction, ...]:
+    def control_closed(self, control: Control) -> tuple[Amqp10Transaction, ...]:
         """A control link is gone: "all such transactions are immediately rolled back" (4.1).
 
         Returns:
@@ -299,7 +299,7 @@ class Coordination:
             refusal=refusal,
         )
 
-    def declared(self, asked: DeclareAsked, txn_id: bytes) -> Answer:
+    def declared(self, asked: DeclareAsked, txn_id: bytes) -> CoordinatorAnswer:
         """A transaction has been begun.
 
         Args:
@@ -311,29 +311,29 @@ class Coordination:
         """
         assert 0 < len(txn_id) <= MAX_TXN_ID
         assert txn_id not in self._live
-        self._live[txn_id] = Transaction(txn_id, asked.control, asked.global_id)
-        return Answer(control=asked.control, delivery_id=asked.delivery_id, outcome=Declared(txn_id=txn_id))
+        self._live[txn_id] = Amqp10Transaction(txn_id, asked.control, asked.global_id)
+        return CoordinatorAnswer(control=asked.control, delivery_id=asked.delivery_id, outcome=Declared(txn_id=txn_id))
 
-    def promoted(self, asked: PromoteAsked) -> Answer:
+    def promoted(self, asked: PromoteAsked) -> CoordinatorAnswer:
         """A transaction works for a global one; its id is the same as before."""
         transaction = asked.transaction
         transaction.global_id = asked.global_id
         self._through(transaction)
         declared = Declared(txn_id=transaction.txn_id)
-        return Answer(control=asked.control, delivery_id=asked.delivery_id, outcome=declared)
+        return CoordinatorAnswer(control=asked.control, delivery_id=asked.delivery_id, outcome=declared)
 
-    def promotion_refused(self, asked: PromoteAsked, error: AmqpError) -> Answer | Terminate:
+    def promotion_refused(self, asked: PromoteAsked, error: AmqpError) -> CoordinatorAnswer | Terminate:
         """A transaction could not be promoted; it can only be rolled back."""
         self._through(asked.transaction)
         asked.transaction.doom = _rollback(f"it could not be promoted: {error.reason}")
         return self.refused(asked.control, asked.delivery_id, error)
 
     @staticmethod
-    def _through(transaction: Transaction) -> None:
+    def _through(transaction: Amqp10Transaction) -> None:
         if transaction.phase is Phase.PROMOTING:  # a discharge may have come behind it
             transaction.phase = Phase.LIVE
 
-    def discharged(self, asked: DischargeAsked, failure: AmqpError | None = None) -> Answer | Terminate:
+    def discharged(self, asked: DischargeAsked, failure: AmqpError | None = None) -> CoordinatorAnswer | Terminate:
         """A transaction has been ended; its id is known no more.
 
         Args:
@@ -344,23 +344,23 @@ class Coordination:
         error = asked.refusal or failure
         if error is not None:
             return self.refused(asked.control, asked.delivery_id, error)
-        return Answer(control=asked.control, delivery_id=asked.delivery_id, outcome=ACCEPTED)
+        return CoordinatorAnswer(control=asked.control, delivery_id=asked.delivery_id, outcome=ACCEPTED)
 
-    def refused(self, control: Control, delivery_id: int, error: AmqpError) -> Answer | Terminate:
+    def refused(self, control: Control, delivery_id: int, error: AmqpError) -> CoordinatorAnswer | Terminate:
         """The answer to a refused request: rejected where the source of the link supports that, else a detach (4.2)."""
         if self._rejects.get(control, False):
-            return Answer(control=control, delivery_id=delivery_id, outcome=Rejected(error=told(error)))
+            return CoordinatorAnswer(control=control, delivery_id=delivery_id, outcome=Rejected(error=told(error)))
         return Terminate(control=control, error=told(error))
 
     # Work.
 
-    def _find(self, txn_id: bytes) -> Transaction:
+    def _find(self, txn_id: bytes) -> Amqp10Transaction:
         found = self._live.get(txn_id)
         if found is None or found.phase is Phase.DISCHARGING:
             raise AmqpError(Condition.UNKNOWN_ID, f"no live transaction has the id {txn_id[:MAX_TXN_ID].hex()}")
         return found
 
-    def _work(self, txn_id: bytes, session: int) -> Transaction:
+    def _work(self, txn_id: bytes, session: int) -> Amqp10Transaction:
         """The transaction that work on a session names."""
         try:
             found = self._find(txn_id)
@@ -370,7 +370,7 @@ class Coordination:
             raise WorkRefused(_not_allowed(f"the coordinator does not have {Capability.MULTI_SSNS_PER_TXN.value}"))
         return found
 
-    def posting(self, session: int, states: tuple[DeliveryState, ...]) -> Transaction | None:
+    def posting(self, session: int, states: tuple[DeliveryState, ...]) -> Amqp10Transaction | None:
         """The transaction to which a message that has come belongs, if any.
 
         Args:
@@ -388,7 +388,7 @@ class Coordination:
             raise WorkRefused(_rollback("the frames of a delivery do not name the same transaction"), found.control)
         return found
 
-    def live(self, txn_id: bytes) -> Transaction | None:
+    def live(self, txn_id: bytes) -> Amqp10Transaction | None:
         """The transaction of that id, if it takes work."""
         try:
             return self._find(txn_id)
@@ -396,8 +396,8 @@ class Coordination:
             return None
 
     def retiring(
-        self, session: int, state: DeliveryState | None, acquired_in: Transaction | None
-    ) -> tuple[Transaction | None, DeliveryState | None]:
+        self, session: int, state: DeliveryState | None, acquired_in: Amqp10Transaction | None
+    ) -> tuple[Amqp10Transaction | None, DeliveryState | None]:
         """The transaction of a disposition, if any, and the outcome that is to be applied.
 
         Args:
@@ -420,7 +420,7 @@ class Coordination:
             raise WorkRefused(error, (found or acquired_in).control)
         return found, outcome
 
-    def acquiring(self, session: int, properties: Mapping[str, Any] | None) -> Transaction | None:
+    def acquiring(self, session: int, properties: Mapping[str, Any] | None) -> Amqp10Transaction | None:
         """The transaction in which a link shall acquire from now on, as the properties of a flow name it.
 
         Raises:
@@ -455,7 +455,7 @@ def read_request(payload: bytes | memoryview) -> Declare | Discharge:
     return found
 
 
-def provisional(transaction: Transaction, outcome: Outcome | None = None) -> TransactionalState:
+def provisional(transaction: Amqp10Transaction, outcome: Outcome | None = None) -> TransactionalState:
     """The state that work in a transaction has for the peer."""
     return TransactionalState(txn_id=transaction.txn_id, outcome=outcome)
 
@@ -469,7 +469,7 @@ class Work(Enum):
     """It was sent in it."""
 
 
-class Fate(Enum):
+class TransactionFate(Enum):
     """What becomes of a delivery when the transaction of its outcome ends."""
 
     APPLY = auto()
@@ -482,15 +482,15 @@ class Fate(Enum):
     """The acquisition is rolled back, too."""
 
 
-FATES: Final[dict[tuple[Work, bool, bool], Fate]] = {
-    (Work.RETIREMENT, True, True): Fate.APPLY,
-    (Work.RETIREMENT, True, False): Fate.DEFAULT,
-    (Work.RETIREMENT, False, True): Fate.APPLY,
-    (Work.RETIREMENT, False, False): Fate.KEEP,
-    (Work.ACQUISITION, True, True): Fate.APPLY,
-    (Work.ACQUISITION, True, False): Fate.RETURN,
-    (Work.ACQUISITION, False, True): Fate.APPLY,
-    (Work.ACQUISITION, False, False): Fate.RETURN,
+FATES: Final[dict[tuple[Work, bool, bool], TransactionFate]] = {
+    (Work.RETIREMENT, True, True): TransactionFate.APPLY,
+    (Work.RETIREMENT, True, False): TransactionFate.DEFAULT,
+    (Work.RETIREMENT, False, True): TransactionFate.APPLY,
+    (Work.RETIREMENT, False, False): TransactionFate.KEEP,
+    (Work.ACQUISITION, True, True): TransactionFate.APPLY,
+    (Work.ACQUISITION, True, False): TransactionFate.RETURN,
+    (Work.ACQUISITION, False, True): TransactionFate.APPLY,
+    (Work.ACQUISITION, False, False): TransactionFate.RETURN,
 }
 """By the kind of work, whether the delivery is settled, and whether the transaction was committed (4.4.4)."""
 

@@ -15,7 +15,7 @@ from enum import Enum, auto
 from struct import Struct
 from typing import Any, Final
 
-from dtx.wire.amqp10.errors import AmqpError, Condition, FrameError
+from dtx.wire.amqp10.errors import Amqp10FrameError, AmqpError, Condition
 from dtx.wire.amqp10.performatives import Attach, Begin, DeliveryState, Error, Flow, Open, Role
 from dtx.xa.value import value
 
@@ -68,7 +68,7 @@ FRAME_EFFORT: Final = 50
 """What a frame costs by itself, in the same measure: a thousand small ones are a turn."""
 
 
-class FrameSplitter:
+class Amqp10FrameSplitter:
     """Cuts a stream of octets into frames.
 
     Args:
@@ -128,7 +128,7 @@ class FrameSplitter:
             body = position + 4 * offset
             end = position + size
             if offset < 2 or body > end or size > self.max_frame or kind > SASL:
-                raise FrameError(self._problem(size, offset, kind), buffer, frames)
+                raise Amqp10FrameError(self._problem(size, offset, kind), buffer, frames)
             if end > length:
                 need = size
                 break
@@ -161,7 +161,7 @@ def head(channel: int, size: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class EndpointSettings:
     """Of one connection.
 
     Args:
@@ -194,7 +194,7 @@ class Settings:
     properties: dict[str, Any] | None = None
 
 
-class State(Enum):
+class Amqp10State(Enum):
     """Of one endpoint."""
 
     UNUSED = auto()
@@ -210,7 +210,7 @@ class State(Enum):
     CLOSED = auto()
 
 
-class Step(Enum):
+class Amqp10Step(Enum):
     """What is sent or received."""
 
     SEND_OPEN = auto()
@@ -219,29 +219,29 @@ class Step(Enum):
     RECEIVE_CLOSE = auto()
 
 
-TRANSITIONS: Final[dict[tuple[State, Step], State]] = {
-    (State.UNUSED, Step.SEND_OPEN): State.OPEN_SENT,
-    (State.UNUSED, Step.RECEIVE_OPEN): State.OPEN_RECEIVED,
-    (State.OPEN_SENT, Step.RECEIVE_OPEN): State.OPEN,
-    (State.OPEN_SENT, Step.SEND_CLOSE): State.PIPELINED,
-    (State.OPEN_RECEIVED, Step.SEND_OPEN): State.OPEN,
-    (State.OPEN_RECEIVED, Step.RECEIVE_CLOSE): State.UNANSWERED,
-    (State.PIPELINED, Step.RECEIVE_OPEN): State.CLOSE_SENT,
-    (State.UNANSWERED, Step.SEND_OPEN): State.CLOSE_RECEIVED,
-    (State.OPEN, Step.SEND_CLOSE): State.CLOSE_SENT,
-    (State.OPEN, Step.RECEIVE_CLOSE): State.CLOSE_RECEIVED,
-    (State.CLOSE_SENT, Step.RECEIVE_CLOSE): State.CLOSED,
-    (State.CLOSE_RECEIVED, Step.SEND_CLOSE): State.CLOSED,
+TRANSITIONS: Final[dict[tuple[Amqp10State, Amqp10Step], Amqp10State]] = {
+    (Amqp10State.UNUSED, Amqp10Step.SEND_OPEN): Amqp10State.OPEN_SENT,
+    (Amqp10State.UNUSED, Amqp10Step.RECEIVE_OPEN): Amqp10State.OPEN_RECEIVED,
+    (Amqp10State.OPEN_SENT, Amqp10Step.RECEIVE_OPEN): Amqp10State.OPEN,
+    (Amqp10State.OPEN_SENT, Amqp10Step.SEND_CLOSE): Amqp10State.PIPELINED,
+    (Amqp10State.OPEN_RECEIVED, Amqp10Step.SEND_OPEN): Amqp10State.OPEN,
+    (Amqp10State.OPEN_RECEIVED, Amqp10Step.RECEIVE_CLOSE): Amqp10State.UNANSWERED,
+    (Amqp10State.PIPELINED, Amqp10Step.RECEIVE_OPEN): Amqp10State.CLOSE_SENT,
+    (Amqp10State.UNANSWERED, Amqp10Step.SEND_OPEN): Amqp10State.CLOSE_RECEIVED,
+    (Amqp10State.OPEN, Amqp10Step.SEND_CLOSE): Amqp10State.CLOSE_SENT,
+    (Amqp10State.OPEN, Amqp10Step.RECEIVE_CLOSE): Amqp10State.CLOSE_RECEIVED,
+    (Amqp10State.CLOSE_SENT, Amqp10Step.RECEIVE_CLOSE): Amqp10State.CLOSED,
+    (Amqp10State.CLOSE_RECEIVED, Amqp10Step.SEND_CLOSE): Amqp10State.CLOSED,
 }
 """What is absent is illegal."""
 
-SENDING: Final = frozenset((State.OPEN_SENT, State.OPEN))
+SENDING: Final = frozenset((Amqp10State.OPEN_SENT, Amqp10State.OPEN))
 """Where more than a close may be sent."""
-DEAF: Final = frozenset((State.PIPELINED, State.CLOSE_SENT, State.CLOSED))
+DEAF: Final = frozenset((Amqp10State.PIPELINED, Amqp10State.CLOSE_SENT, Amqp10State.CLOSED))
 """Where nothing but the peer's open and close is looked at."""
 
 
-def step(state: State, made: Step, what: str) -> State:
+def step(state: Amqp10State, made: Amqp10Step, what: str) -> Amqp10State:
     """The state behind a step.
 
     Args:

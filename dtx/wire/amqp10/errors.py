@@ -57,7 +57,7 @@ class AmqpError(Exception):
         return f"{self.condition}: {self.reason}"
 
 
-class FrameError(AmqpError):
+class Amqp10FrameError(AmqpError):
     """The stream cannot be cut into frames any further: framing-error.
 
     Args:

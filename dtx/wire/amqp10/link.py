@@ -15,15 +15,15 @@ from dtx.wire.amqp10.endpoint import (
     MAX_TAG,
     MIN_MAX_FRAME,
     SENDING,
+    Amqp10State,
+    Amqp10Step,
     Attached,
     Delivered,
     Detached,
     Dropped,
+    EndpointSettings,
     Event,
     Flowed,
-    Settings,
-    State,
-    Step,
     frame,
     head,
     serial_add,
@@ -177,7 +177,7 @@ class Link:
         self.remote_handle: int | None = None
         self.name = name
         self.role = role
-        self.state = State.UNUSED
+        self.state = Amqp10State.UNUSED
         self.credit = 0
         self.delivery_count = 0
         self.drain = False
@@ -195,7 +195,7 @@ class Link:
     @property
     def awaits_attach(self) -> bool:
         """Whether the peer's attach is the answer to ours."""
-        return self.state in (State.OPEN_SENT, State.PIPELINED)
+        return self.state in (Amqp10State.OPEN_SENT, Amqp10State.PIPELINED)
 
     # What the shell says.
 
@@ -227,7 +227,7 @@ class Link:
         """
         if self.state in DEAF or not self._session.sending:
             return
-        following = step(self.state, Step.SEND_OPEN, f"link {self.name!r}")
+        following = step(self.state, Amqp10Step.SEND_OPEN, f"link {self.name!r}")
         limit = self._session.connection.settings.max_message_size
         self._session.send(
             Attach(
@@ -280,7 +280,7 @@ class Link:
             handle=self.handle,
             # The receiver does not know the sender's count before it has its attach (2.7.4).
             delivery_count=None
-            if self.role is Role.RECEIVER and self.state is State.OPEN_SENT
+            if self.role is Role.RECEIVER and self.state is Amqp10State.OPEN_SENT
             else self.delivery_count,
             link_credit=self.credit + self.queued,
             available=available,
@@ -314,7 +314,7 @@ class Link:
         Raises:
             AmqpError: transfer-limit-exceeded without credit, message-size-exceeded beyond the peer's limit.
         """
-        if self.state is not State.OPEN or not self._session.sending:
+        if self.state is not Amqp10State.OPEN or not self._session.sending:
             return None
         if self.credit <= 0:
             raise AmqpError(Condition.TRANSFER_LIMIT_EXCEEDED, f"link {self.name!r} has no credit")
@@ -354,9 +354,9 @@ class Link:
         """Close the link, or answer the peer's detach."""
         if self.state in DEAF or not self._session.sending:
             return
-        if self.state in (State.OPEN_RECEIVED, State.UNANSWERED):
+        if self.state in (Amqp10State.OPEN_RECEIVED, Amqp10State.UNANSWERED):
             self.attach(source=None, target=None)
-        following = step(self.state, Step.SEND_CLOSE, f"link {self.name!r}")
+        following = step(self.state, Amqp10Step.SEND_CLOSE, f"link {self.name!r}")
         self.miss_partial()
         closed = error is not None or self._remote_closed
         self._session.send(Detach(handle=self.handle, closed=closed, error=error))
@@ -367,7 +367,7 @@ class Link:
 
     def on_attach(self, attach: Attach, *, answer: bool) -> None:
         """The peer's attach."""
-        self.state = step(self.state, Step.RECEIVE_OPEN, f"link {self.name!r}")
+        self.state = step(self.state, Amqp10Step.RECEIVE_OPEN, f"link {self.name!r}")
         self.remote_handle = attach.handle
         if self.role is Role.RECEIVER:
             if attach.initial_delivery_count is None:
@@ -394,7 +394,7 @@ class Link:
             self.delivery_count = flow.delivery_count
             self.credit -= used
         if flow.echo:
-            self._echo = self.state is State.OPEN_RECEIVED  # then the answer waits for our attach
+            self._echo = self.state is Amqp10State.OPEN_RECEIVED  # then the answer waits for our attach
             if self.role is Role.RECEIVER or not flow.properties:
                 self.flow()
         self._session.tell(Flowed(session=self._session.channel, link=self.handle, flow=flow))
@@ -482,7 +482,7 @@ class Link:
     def on_detach(self, detach: Detach) -> None:
         """The peer's detach."""
         told_already = self.state in DEAF
-        self.state = step(self.state, Step.RECEIVE_CLOSE, f"link {self.name!r}")
+        self.state = step(self.state, Amqp10Step.RECEIVE_CLOSE, f"link {self.name!r}")
         self._remote_closed = detach.closed
         self._session.release_link(self)
         if not told_already:
@@ -516,9 +516,9 @@ class Carrier(ABC):
         effort: deliveries and links that were looked at since the last octets were taken, and frames, which are more.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: EndpointSettings) -> None:
         self.settings = settings
-        self.state = State.UNUSED
+        self.state = Amqp10State.UNUSED
         self.names: dict[tuple[str, Role], Link] = {}
         self.due: set[Callable[[], None]] = set()
         self.unfinished = 0

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from dtx.wire.amqp10 import codec
 from dtx.wire.amqp10 import composite as composites
-from dtx.wire.amqp10.codec import Room
+from dtx.wire.amqp10.codec import CodecRoom
 from dtx.wire.amqp10.composite import (
     BINARY,
     BOOLEAN,
@@ -191,7 +191,7 @@ def _section(view: memoryview, position: int) -> tuple[Section, int]:
     section = None
     if view[position + 1] == _SMALL_ULONG and (section := _CODES.get(view[position + 2])) is not None:
         return section, position + 3  # as nearly everybody writes it
-    _, described_by, position = descriptor(view, position + 1, Room())
+    _, described_by, position = descriptor(view, position + 1, CodecRoom())
     if type(described_by) is ULong:
         section = _CODES.get(int(described_by))
     elif type(described_by) is Symbol:

@@ -12,19 +12,19 @@ from dtx.wire.amqp10.endpoint import (
     DISPOSED_AT_ONCE,
     MAX_NAME,
     SENDING,
+    Amqp10State,
+    Amqp10Step,
     Begun,
     Disposed,
     Ended,
     Event,
     Missed,
-    State,
-    Step,
     Writable,
     serial_add,
     serial_distance,
     step,
 )
-from dtx.wire.amqp10.errors import AmqpError, Condition, FrameError
+from dtx.wire.amqp10.errors import Amqp10FrameError, AmqpError, Condition
 from dtx.wire.amqp10.link import Carrier, Link, Outgoing
 from dtx.wire.amqp10.performatives import (
     NO_LIMIT,
@@ -64,7 +64,7 @@ class Session:
         self.connection = connection
         self.channel = channel
         self.remote_channel: int | None = None
-        self.state = State.UNUSED
+        self.state = Amqp10State.UNUSED
         self.incoming: dict[int, int] = {}
         self.outgoing: dict[int, Outgoing] = {}
         self.context: Any = None
@@ -95,7 +95,7 @@ class Session:
         """Send our begin."""
         if self.state in DEAF or not self.connection.sending:
             return
-        following = step(self.state, Step.SEND_OPEN, f"session {self.channel}")
+        following = step(self.state, Amqp10Step.SEND_OPEN, f"session {self.channel}")
         self.send(
             Begin(
                 remote_channel=self.remote_channel,
@@ -188,15 +188,15 @@ class Session:
         """End the session, or answer the peer's end."""
         if self.state in DEAF or not self.connection.sending:
             return
-        if self.state in (State.OPEN_RECEIVED, State.UNANSWERED):
+        if self.state in (Amqp10State.OPEN_RECEIVED, Amqp10State.UNANSWERED):
             self.begin()
-        following = step(self.state, Step.SEND_CLOSE, f"session {self.channel}")
+        following = step(self.state, Amqp10Step.SEND_CLOSE, f"session {self.channel}")
         for link in self._links.values():
             link.miss_partial()
         self.send(End(error=error))
         self.state = following
         self.release()
-        if self.state is State.CLOSED:
+        if self.state is Amqp10State.CLOSED:
             self.connection.forget(self.channel)
 
     # What the connection and the links say.
@@ -275,13 +275,13 @@ class Session:
     def release_link(self, link: Link) -> None:
         """Forget what belongs to a link that is detached, from one end or from both."""
         link.forget_partial()
-        if link.state is not State.PIPELINED:  # which the peer's attach is still to find
+        if link.state is not Amqp10State.PIPELINED:  # which the peer's attach is still to find
             self.connection.release_name(link)
         handle = link.remote_handle
-        is_free = link.state not in DEAF or link.state is State.CLOSED
+        is_free = link.state not in DEAF or link.state is Amqp10State.CLOSED
         if is_free and handle is not None and self._by_remote.get(handle) is link:
             del self._by_remote[handle]
-        if link.state is State.CLOSED:
+        if link.state is Amqp10State.CLOSED:
             del self._links[link.handle]
         self.connection.effort += len(self.incoming) + len(link.unsettled) + len(self._pending)
         for delivery_id in [key for key, handle in self.incoming.items() if handle == link.handle]:
@@ -315,7 +315,7 @@ class Session:
 
     def on_begin(self, begin: Begin, channel: int, *, answer: bool) -> None:
         """The peer's begin, on its *channel*."""
-        self.state = step(self.state, Step.RECEIVE_OPEN, f"session {self.channel}")
+        self.state = step(self.state, Amqp10Step.RECEIVE_OPEN, f"session {self.channel}")
         self.remote_channel = channel
         self._next_incoming = begin.next_outgoing_id
         self._remote_window = begin.incoming_window
@@ -325,7 +325,7 @@ class Session:
     def on_end(self, end: End) -> None:
         """The peer's end."""
         told_already = self.state in DEAF
-        self.state = step(self.state, Step.RECEIVE_CLOSE, f"session {self.channel}")
+        self.state = step(self.state, Amqp10Step.RECEIVE_CLOSE, f"session {self.channel}")
         self.release()
         if not told_already:
             self.tell(Ended(session=self.channel, error=end.error, by_peer=True))
@@ -354,7 +354,7 @@ class Session:
                     self._on_attach(performative)
                 case _:
                     self._attached(performative.handle).on_detach(performative)
-        except FrameError:
+        except Amqp10FrameError:
             raise
         except AmqpError as error:
             self.fail(error)
@@ -383,7 +383,7 @@ class Session:
 
     def _on_attach(self, attach: Attach) -> None:
         if attach.handle > self.connection.settings.handle_max:
-            raise FrameError(f"handle {attach.handle} is above handle-max")
+            raise Amqp10FrameError(f"handle {attach.handle} is above handle-max")
         if attach.handle in self._by_remote:
             raise AmqpError(Condition.HANDLE_IN_USE, f"a link is attached to handle {attach.handle}")
         if len(attach.name) > MAX_NAME:

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from dtx.pipeline.generate import INJECTED, ORDINARY, Plan, generate, write
+from dtx.pipeline.generate import INJECTED, ORDINARY, FleetPlan, generate, write
 from dtx.pipeline.reconcile import verdicts_of
 from dtx.pipeline.verdicts import PLAIN
 
 
 @pytest.mark.timeout(900)  # the first job of Spark can take a minute on a busy machine
 def test_what_was_injected_is_found_and_nothing_else(spark: SparkSession, tmp_path: Path) -> None:
-    plan = Plan(transactions=1_200, anomalies=15)
+    plan = FleetPlan(transactions=1_200, anomalies=15)
     write(generate(spark, plan), str(tmp_path))
     events, observations, decisions = (
         spark.read.parquet(str(tmp_path / name)) for name in ("events", "observations", "decisions")

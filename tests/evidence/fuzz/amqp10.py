@@ -8,7 +8,7 @@ from dtx.wire.amqp10 import codec, message
 from dtx.wire.amqp10.codec import encode as encode_value
 from dtx.wire.amqp10.composite import Composite, encode
 from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER, Connection
-from dtx.wire.amqp10.coordination import Coordination
+from dtx.wire.amqp10.coordination import CoordinationEngine
 from dtx.wire.amqp10.endpoint import AMQP, SASL, Delivered, frame
 from dtx.wire.amqp10.errors import AmqpError
 from dtx.wire.amqp10.performatives import (
@@ -51,7 +51,7 @@ def value(data: bytes) -> None:
             said = read(data, 0, len(data))
             performative = said[0] if isinstance(said, tuple) else said
             again = encode(performative)
-            assert encode(type(performative).layout.read(again, 3, codec.Room())[0]) == again
+            assert encode(type(performative).layout.read(again, 3, codec.CodecRoom())[0]) == again
     with suppress(AmqpError):
         whole = message.read(data)
         assert bytes(whole.bare) in data
@@ -59,7 +59,7 @@ def value(data: bytes) -> None:
     request = Delivered(
         session=0, link=0, delivery_id=0, tag=b"", message_format=0, payload=memoryview(data), settled=False, states=()
     )
-    Coordination(frozenset(TransactionCapability)).asked(request)
+    CoordinationEngine(frozenset(TransactionCapability)).asked(request)
 
 
 def peer(data: bytes) -> None:

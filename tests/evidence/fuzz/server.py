@@ -19,10 +19,10 @@ from dtx.auth.permissions import Patterns
 from dtx.auth.users import Snapshot, User
 from dtx.client import pika_methods
 from dtx.manager import Limits, TransactionManager, Who
-from dtx.server.front import ClientSession
+from dtx.server.client_session import ClientSession
 from dtx.server.limits import ConnectionLimits
 from dtx.server.standalone.client import Parts
-from dtx.server.standalone.connection import Connection
+from dtx.server.standalone.connection import StandaloneConnection
 from dtx.server.standalone.writes import Writes
 from dtx.store.postgres.store import PostgresStore
 from dtx.telemetry import Metrics
@@ -141,7 +141,7 @@ async def converse(
     """
     async with whole() as (parts, store):
         wire = Wire()
-        connection = Connection(parts, wire)
+        connection = StandaloneConnection(parts, wire)
         try:
             await connection.connect()
             for data in ([START_OK, ENTER] if enter else []) + list(reads):

@@ -4,12 +4,12 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from dtx.server.amqp10.connection import Connection, Limits
+from dtx.server.amqp10.connection import Amqp10Connection, Amqp10Limits
 from dtx.server.standalone.nodes import StandaloneNodes
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import Composite, encode
 from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER
-from dtx.wire.amqp10.endpoint import AMQP, HEAD, SASL, FrameSplitter, frame
+from dtx.wire.amqp10.endpoint import AMQP, HEAD, SASL, Amqp10FrameSplitter, frame
 from dtx.wire.amqp10.performatives import (
     ACCEPTED,
     RELEASED,
@@ -45,7 +45,7 @@ _DECLARED: Final = b"\x00\x53\x33\xc0\x13\x01\xa0\x10"
 _LOGIN: Final = frame(SASL, 0, encode(SaslInit(mechanism="PLAIN", initial_response=b"\x00guest\x00guest")))
 _BEGIN: Final = Begin(remote_channel=None, next_outgoing_id=0, incoming_window=1000, outgoing_window=1000)
 ENTER: Final = (_LOGIN, AMQP_HEADER + frame(AMQP, 0, encode(Open(container_id="fuzz"))))
-_BOUNDS: Final = Limits(
+_BOUNDS: Final = Amqp10Limits(
     max_channels=100,
     frame_max=FRAME_MAX,
     max_message_bytes=1 << 20,
@@ -72,7 +72,9 @@ async def converse(reads: Iterable[bytes]) -> bytes:
     async with whole() as (parts, store):
         store.virtual_host("/").declare_queue(b"q", None, durable=True)
         wire = Wire()
-        connection = Connection(parts.manager, _BOUNDS, lambda home: StandaloneNodes(parts, home), wire, SASL_HEADER)
+        connection = Amqp10Connection(
+            parts.manager, _BOUNDS, lambda home: StandaloneNodes(parts, home), wire, SASL_HEADER
+        )
         try:
             for data in reads:
                 at = wire.sent.rfind(_DECLARED)
@@ -97,7 +99,7 @@ def check(sent: bytes) -> list[Composite]:
             continue
         size = int.from_bytes(rest[:4], "big")
         assert HEAD <= size <= len(rest), "half a frame was sent"
-        buffer, ((kind, _, start, end),) = FrameSplitter(FRAME_MAX).feed(rest[:size])
+        buffer, ((kind, _, start, end),) = Amqp10FrameSplitter(FRAME_MAX).feed(rest[:size])
         if kind == SASL:
             found.append(read_sasl(buffer, start, end))
         elif start < end:

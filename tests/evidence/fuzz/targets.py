@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from dtx.client import pika_methods
 from dtx.log.changes import BindingRow, DestinationKind
-from dtx.store.postgres import matching
+from dtx.store.postgres import matchers
 from dtx.store.postgres.arguments import QueueArguments, check_equivalent, queue_arguments
 from dtx.wire.amqp09 import content, handshake, methods, properties, recovery, tables
 from dtx.wire.amqp09.closes import connection_close, describe
@@ -229,8 +229,8 @@ def arguments(data: bytes) -> None:
     with nothing_but(*refused):
         check_equivalent(first, second, "queue 'q' in vhost '/'")
     with nothing_but(*refused):
-        wanted = matching._Wanted(first)
-        exchange: matching.Headers[int] = matching.Headers()
+        wanted = matchers._Wanted(first)
+        exchange: matchers.Headers[int] = matchers.Headers()
         exchange._bound[NotImplemented] = wanted, 1
         assert list(exchange.match([], second)) in ([], [1])
 
@@ -239,7 +239,7 @@ def topic(data: bytes) -> None:
     """Topic patterns match what the words of the specification say, in little time."""
     pattern, _, key = data.partition(b"\n")
     pattern, key = pattern[:255], key[:255]
-    exchange: matching.Topic[int] = matching.Topic()
+    exchange: matchers.Topic[int] = matchers.Topic()
     row = BindingRow("/", b"x", DestinationKind.QUEUE, b"q", pattern, b"")
     exchange.add(row, 1)
     assert sum(1 for _ in exchange.match([key], b"")) == _matches(pattern, key)

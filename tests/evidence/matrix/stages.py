@@ -15,7 +15,7 @@ import psycopg
 from pika.adapters.blocking_connection import BlockingChannel
 
 from dtx.auth.operators import OperatorLog
-from dtx.auth.roles import Role
+from dtx.auth.roles import OperatorRole
 from dtx.client import XaFlag, Xid
 from dtx.failpoint import DIED
 from tests.evidence.matrix.cases import Condition, Mode
@@ -168,7 +168,7 @@ class MatrixStage(Scene):
     def __enter__(self) -> Self:
         self.database = self.postgres.create_migrated_database()
         self._stack.callback(self.postgres.drop_database, self.database)
-        self.token = OperatorLog(self.database, "dtx").make_token("operator", Role.OPERATOR, "matrix")
+        self.token = OperatorLog(self.database, "dtx").make_token("operator", OperatorRole.OPERATOR, "matrix")
         self.admin_port = free_port()
         options = ["--lease-ttl", "5", "--unit-deadline", "20", "--default-timeout", "600"]
         url: str | None = None

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from dtx.pipeline.reconcile import Run, current, run
-from dtx.pipeline.verdicts import Choice, Kind, Rules
+from dtx.pipeline.verdicts import Choice, Rules, SourceKind
 from tests.servers.pipeline.test_reconcile_runs import Batches
 from tests.support.fleets import decisions_frame, events_frame, line, observations_frame
 from tests.support.reference import Decision, Observation
@@ -42,8 +42,8 @@ def test_who_cannot_be_asked_has_in_doubt_what_was_there_the_last_time(spark: Sp
     lake, out, rules = Batches(), str(tmp_path / "results"), Rules(as_of=10_000_000_000)
     lake.batches.append(events_frame(spark, [line(b"kept", "committed", 1)]))
     foreign = Observation(
-        source="bank", kind=Kind.POSTGRESQL, rm="bank", vhost="bank", format_id=1, gtrid=b"gone", bqual=b"", owner="x",
-        state="prepared", since=1, observed_at=rules.as_of,
+        source="bank", kind=SourceKind.POSTGRESQL, rm="bank", vhost="bank", format_id=1, gtrid=b"gone", bqual=b"",
+        owner="x", state="prepared", since=1, observed_at=rules.as_of,
     )  # fmt: skip
     made = Decision(source="log", tm="tm", format_id=1, gtrid=b"kept", decision=Choice.COMMIT, at=2, finished=False)
     nobody = observations_frame(spark, ())
@@ -74,7 +74,7 @@ def test_what_is_in_doubt_since_nobody_says_when_is_so_since_it_was_seen_first(
 
     def verdict(at: int, *, of: bytes = b"lost") -> tuple[str, int | None]:
         seen = Observation(
-            source="stock", kind=Kind.MYSQL, rm="stock", vhost=None, format_id=1, gtrid=of, bqual=b"",  # type: ignore[arg-type]
+            source="stock", kind=SourceKind.MYSQL, rm="stock", vhost=None, format_id=1, gtrid=of, bqual=b"",  # type: ignore[arg-type]
             owner=None, state="prepared", since=None, observed_at=at,  # type: ignore[arg-type]
         )  # fmt: skip
         rules = Rules(as_of=at, orphan_after=100)

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from dtx.pipeline.reconcile.judging import MOST
+from dtx.pipeline.reconcile.judged_rows import MOST
 from dtx.pipeline.verdicts import Rules
 from tests.servers.pipeline.test_reconcile import RULES, agree
 

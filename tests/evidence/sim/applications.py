@@ -12,7 +12,7 @@ from random import Random
 from typing import Final
 
 from dtx.log.records import WITH_OUTCOME, LogState
-from dtx.store.rabbitmq.upstream import ChannelClosed
+from dtx.store.rabbitmq.upstream import UpstreamChannelClosed
 from dtx.xa.codes import Heuristic, XaFlag
 from dtx.xa.xid import Xid
 from tests.evidence.sim.client import GONE, Client
@@ -53,7 +53,7 @@ class Asker:
         record = self.database.tables.look("/", xid)
         return None if record is None else record.state
 
-    def unknown(self, branch: Branch, before: LogState | None, error: ChannelClosed) -> None:
+    def unknown(self, branch: Branch, before: LogState | None, error: UpstreamChannelClosed) -> None:
         """404 was said: not of what was in doubt before the question and still is."""
         now = self.state(branch.xid)
         if before in _DOUBT and now in _DOUBT:
@@ -88,7 +88,7 @@ class Asker:
         commit = branch.decision == "commit"
         try:
             flag = await (client.commit(branch.xid) if commit else client.rollback(branch.xid))
-        except ChannelClosed as error:
+        except UpstreamChannelClosed as error:
             self._refused(branch, before, commit, error)
             raise
         self.ledger.answers[f"{branch.decision} {flag.wire_name}"] += 1
@@ -121,7 +121,7 @@ class Asker:
         branch.forgets = True
         try:
             await client.forget(branch.xid)
-        except ChannelClosed as error:
+        except UpstreamChannelClosed as error:
             branch.finished = error.close.reply_code == 404
             raise
         if self.state(branch.xid) is not None:
@@ -153,7 +153,7 @@ class Asker:
             if times > 1:
                 self.ledger.wrong(f"recover lists {xid} {times} times in a scan")
 
-    def _refused(self, branch: Branch, before: LogState | None, commit: bool, error: ChannelClosed) -> None:
+    def _refused(self, branch: Branch, before: LogState | None, commit: bool, error: UpstreamChannelClosed) -> None:
         code, text = error.close.reply_code, error.close.reply_text.decode()
         self.ledger.answers[f"{branch.decision} {code}"] += 1
         if code == 404:
@@ -327,7 +327,7 @@ class Recovery(Asker):
                 else:
                     branch.decision = branch.decision or "rollback"
                     await self.complete(self._client, branch)
-            except ChannelClosed:
+            except UpstreamChannelClosed:
                 await self._client.reopen(select=False)
 
     async def _settle_one_phase(self, branch: Branch) -> None:
@@ -340,7 +340,7 @@ class Recovery(Asker):
             return
         try:
             await self._client.rollback(branch.xid)
-        except ChannelClosed as error:
+        except UpstreamChannelClosed as error:
             branch.finished = error.close.reply_code == 404
             raise
         branch.decision = "rollback"

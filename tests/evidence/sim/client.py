@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final, cast
 
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
-from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, UpstreamLost
+from dtx.store.rabbitmq.upstream import OwnChannel, UpstreamChannelClosed, UpstreamLost
 from dtx.wire.amqp09 import methods, properties, tables
 from dtx.wire.amqp09.codec import Method
 from dtx.wire.amqp09.events import ContentReceived
@@ -34,7 +34,7 @@ from tests.support.raw import body_frames
 PATIENCE: Final = 40.0
 """Seconds for one answer; then the connection is given up."""
 _PERSISTENT: Final = properties.build({properties.Property.DELIVERY_MODE: b"\x02"})
-GONE: Final = (UpstreamLost, ChannelClosed, OSError, TimeoutError)
+GONE: Final = (UpstreamLost, UpstreamChannelClosed, OSError, TimeoutError)
 """Whatever ends the work on a connection."""
 
 

@@ -17,15 +17,15 @@ from uuid import UUID
 
 import psycopg
 
-from dtx.db.pipeline import CONFLICT, Refused, SessionLost
+from dtx.db.pipeline import CONFLICT, SessionLost, StatementRefused
 from dtx.log import lease, writer
 from dtx.log.api import LeaseLost, LogConflict, LogUnavailable
 from dtx.log.changes import Definitions, QueueContents, Slot, StoredMessage
 from dtx.log.lease import Lease
-from dtx.log.postgres import PostgresLog
+from dtx.log.postgres import TransactionLog
 from dtx.log.queries import Fetch, LogQueries
-from dtx.log.records import BranchRecord, LogWrite, Lookup, Work
-from dtx.log.statements import LEASE_LOST, OUT_OF_TURN, Turn
+from dtx.log.records import BranchRecord, LogWrite, Lookup, WorkRow
+from dtx.log.statements import LEASE_LOST, OUT_OF_TURN, WriteTurn
 from dtx.log.writer import Writer
 from dtx.xa.xid import Xid
 from tests.evidence.sim.scheduler import Process, SimLoop, current
@@ -38,7 +38,7 @@ RETRY_WINDOW: Final = 10.0
 """Seconds for which a write waits for a database that is away."""
 _ANSWER_TIMEOUT: Final = 30.0
 Group = Sequence[tuple[LogWrite, bytes]]
-_Bound = tuple[int, Group, Turn | None]
+_Bound = tuple[int, Group, WriteTurn | None]
 
 
 class _Tables(MemoryLog):
@@ -123,7 +123,7 @@ class SimDatabase:
 
     # -- writing
 
-    def write(self, epoch: int, group: Group, session: "SimSession", process: Process, turn: Turn | None) -> None:
+    def write(self, epoch: int, group: Group, session: "SimSession", process: Process, turn: WriteTurn | None) -> None:
         """One transaction.
 
         Raises:
@@ -131,9 +131,9 @@ class SimDatabase:
         """
         row = self.lease
         if row is None or row.epoch != epoch:
-            raise Refused(LEASE_LOST, "another dtx has the lease")
+            raise StatementRefused(LEASE_LOST, "another dtx has the lease")
         if turn is not None and turn.behind not in {0, session.turn}:
-            raise Refused(OUT_OF_TURN, "the group before was not written")
+            raise StatementRefused(OUT_OF_TURN, "the group before was not written")
         if self.writers.setdefault(epoch, process.name) != process.name:
             self.violations.append(f"{process.name} wrote under epoch {epoch} of {self.writers[epoch]}")
         before = self._snapshot() if len(group) > 1 else None
@@ -143,7 +143,7 @@ class SimDatabase:
         except LogConflict as conflict:
             if before is not None:
                 self._restore(before)
-            raise Refused(CONFLICT, str(conflict)) from None
+            raise StatementRefused(CONFLICT, str(conflict)) from None
         if turn is not None:
             session.turn = turn.mine
         for record, line in group:
@@ -215,7 +215,7 @@ _DICTS: Final = ("messages", "_exchanges", "_queues", "_bindings")
 
 
 class SimSession:
-    """A session of the writer; see :class:`dtx.db.pipeline.Session`."""
+    """A session of the writer; see :class:`dtx.db.pipeline.PipelineSession`."""
 
     def __init__(self, database: SimDatabase) -> None:
         self.database = database
@@ -283,7 +283,7 @@ class SimSession:
             return
         try:
             result, error = work(), None
-        except (Refused, LeaseLost) as refused:
+        except (StatementRefused, LeaseLost) as refused:
             result, error = None, refused
         if database.lost_answers:
             database.lost_answers -= 1
@@ -388,14 +388,14 @@ class _SimQueries(LogQueries):
         for record in [record async for record in self.database.tables.load()]:
             yield record
 
-    async def read_work(self, branch_id: UUID) -> list[Work]:
+    async def read_work(self, branch_id: UUID) -> list[WorkRow]:
         """The work of a branch."""
         await self._go()
         found = await self.database.tables.read_work(branch_id)
         await self.database.pause()
         return found
 
-    async def read_messages_of(self, branch_id: UUID) -> list[Work]:
+    async def read_messages_of(self, branch_id: UUID) -> list[WorkRow]:
         """The same, wherever the messages are."""
         await self._go()
         found = await self.database.tables.read_messages_of(branch_id)
@@ -440,7 +440,7 @@ class _SimQueries(LogQueries):
         return await self.database.tables.stray_queues(known)
 
 
-class SimLog(PostgresLog, _SimQueries):
+class SimLog(TransactionLog, _SimQueries):
     """The real log, put together of the real lease, the real writer, and the database of the simulation."""
 
     def __init__(self, database: SimDatabase, *, lease_ttl: float, on_lost: Callable[[], None]) -> None:
@@ -463,7 +463,9 @@ class SimLog(PostgresLog, _SimQueries):
         await self._writer.start()
 
 
-def bind_group(_rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]], turn: Turn | None = None) -> "_Bound":
+def bind_group(
+    _rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]], turn: WriteTurn | None = None
+) -> "_Bound":
     """In place of :func:`dtx.log.statements.bind_group`: the records themselves."""
     return epoch, list(group), turn
 
@@ -484,7 +486,7 @@ async def was_applied(session: SimSession, _rm: bytes, group: Iterable[tuple[Log
 
 
 def connector(database: SimDatabase) -> Any:
-    """In place of :class:`dtx.db.pipeline.Session`."""
+    """In place of :class:`dtx.db.pipeline.PipelineSession`."""
 
     class Sessions:
         @staticmethod

@@ -13,7 +13,7 @@ from random import Random
 from typing import Final
 
 from dtx.log.records import LogState
-from dtx.store.rabbitmq.upstream import ChannelClosed
+from dtx.store.rabbitmq.upstream import UpstreamChannelClosed
 from dtx.xa.codes import ReplyCode, XaFlag
 from dtx.xa.xid import Xid
 from tests.evidence.sim.applications import Asker
@@ -122,7 +122,7 @@ class Explorer(Asker):
         """
         try:
             return await asked
-        except ChannelClosed as error:
+        except UpstreamChannelClosed as error:
             if error.close.reply_code in _NOT_KNOWN:
                 raise
             await client.reopen()

@@ -8,21 +8,21 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from dtx.log import writer
-from dtx.log.postgres import PostgresLog
+from dtx.log.postgres import TransactionLog
 from dtx.log.records import BranchRecord, Lookup, Redirect, Unit, WorkKind, redirected
-from dtx.log.statements import Turn
+from dtx.log.statements import WriteTurn
 from dtx.manager import effects
+from dtx.manager.branch_persistence import BrokerPersistence
 from dtx.manager.branch_runtime import Activity, BranchRuntime
 from dtx.manager.broker import BrokerEffects
-from dtx.manager.durable import BrokerDurable
 from dtx.manager.effects import Effects, Reply, Steps
-from dtx.manager.local import LocalDurable
-from dtx.manager.operators import Action, Done, Operators, Order
-from dtx.manager.upkeep import Upkeep
+from dtx.manager.local_persistence import LocalPersistence
+from dtx.manager.maintenance import Maintenance
+from dtx.manager.operators import Done, OperatorAction, Operators, Order
 from dtx.store.api import UnitOutcome, UnitProgress
 from dtx.store.postgres.store import PostgresStore
-from dtx.store.rabbitmq.lane import Lane
-from dtx.store.rabbitmq.receipts import Receipts, Scan
+from dtx.store.rabbitmq.phase_two import Lane
+from dtx.store.rabbitmq.receipts import Receipts, ReceiptScan
 from dtx.xa.branch import Branch
 from dtx.xa.codes import Heuristic, XaFlag
 from dtx.xa.model import Answer, Complete, Effect, Happened, Operation, Persist, Request, State
@@ -111,7 +111,7 @@ def _without_the_write_of(*states: State) -> Change:
     ) -> Steps:
         first = planned[0] if planned else None
         if entry.record is not None and isinstance(first, Persist) and first.state in states:
-            assert isinstance(self._durable, BrokerDurable)
+            assert isinstance(self._durable, BrokerPersistence)
             unit = self._durable._store.next_unit(entry.vhost)
             entry.record = entry.record._replace(units=(unit,), outcome=first.outcome)
             entry.branch = branch
@@ -150,16 +150,16 @@ def _marker_ignored() -> Sequence[Change]:
     """A receipt that is not there proves something even after a restart of the broker."""
     left_by = Receipts.left_by
 
-    async def believing(self: Receipts, lock: str, upstream: Any) -> Scan:
+    async def believing(self: Receipts, lock: str, upstream: Any) -> ReceiptScan:
         found = await left_by(self, lock, upstream)
-        return Scan(found.nonces, _Everything())
+        return ReceiptScan(found.nonces, _Everything())
 
     return [(Receipts, "left_by", believing)]
 
 
 def _out_of_turn() -> Sequence[Change]:
     """A group is written though the one before it was not."""
-    return [(writer, "Turn", lambda mine, _: Turn(mine, 0))]
+    return [(writer, "WriteTurn", lambda mine, _: WriteTurn(mine, 0))]
 
 
 class _Everything(frozenset[str]):
@@ -190,15 +190,15 @@ def _always_again() -> Sequence[Change]:
 def _log_not_read() -> Sequence[Change]:
     """A start does not read the log, and what is not in memory counts as unknown."""
 
-    async def load(self: PostgresLog) -> AsyncIterator[BranchRecord]:
+    async def load(self: TransactionLog) -> AsyncIterator[BranchRecord]:
         nothing: list[BranchRecord] = []
         for record in nothing:
             yield record
 
-    async def lookup(self: PostgresLog, vhost: str, xid: Any, branch_id: Any = None) -> Lookup:
+    async def lookup(self: TransactionLog, vhost: str, xid: Any, branch_id: Any = None) -> Lookup:
         return Lookup()
 
-    return [(PostgresLog, "load", load), (PostgresLog, "lookup", lookup)]
+    return [(TransactionLog, "load", load), (TransactionLog, "lookup", lookup)]
 
 
 def _not_put_back() -> Sequence[Change]:
@@ -215,15 +215,15 @@ def _pretend(operation: str) -> Any:
 
 def _shown_early() -> Sequence[Change]:
     """Standalone: messages of a prepared branch are seen before it commits."""
-    entered = LocalDurable._entered
+    entered = LocalPersistence._entered
 
-    def hasty(self: LocalDurable, entry: BranchRuntime, vote: Any) -> None:
+    def hasty(self: LocalPersistence, entry: BranchRuntime, vote: Any) -> None:
         entered(self, entry, vote)
         record = entry.record
         assert record is not None
         self._store.committed(record.published or (), ())
 
-    return [(LocalDurable, "_entered", hasty)]
+    return [(LocalPersistence, "_entered", hasty)]
 
 
 def _not_hidden() -> Sequence[Change]:
@@ -234,13 +234,13 @@ def _not_hidden() -> Sequence[Change]:
 def _unit_not_logged() -> Sequence[Change]:
     """A unit that is sent in the place of a lost one is remembered, and not in the log."""
 
-    async def forgetful(self: BrokerDurable, entry: BranchRuntime, unit: Unit) -> None:
+    async def forgetful(self: BrokerPersistence, entry: BranchRuntime, unit: Unit) -> None:
         assert entry.record is not None
         others = (other for other in entry.record.units if other.number != unit.number)
         entry.record = entry.record._replace(units=(*others, unit))
         entry.progress = UnitProgress.SENT
 
-    return [(BrokerDurable, "assign", forgetful)]
+    return [(BrokerPersistence, "assign", forgetful)]
 
 
 def _purged_early() -> Sequence[Change]:
@@ -257,23 +257,23 @@ def _purged_early() -> Sequence[Change]:
 
 def _no_doubt() -> Sequence[Change]:
     """A write whose outcome is not known is taken for one that was not done."""
-    failed = BrokerDurable.failed
+    failed = BrokerPersistence.failed
 
-    def sure(self: BrokerDurable, entry: BranchRuntime, *rest: Any) -> Any:
+    def sure(self: BrokerPersistence, entry: BranchRuntime, *rest: Any) -> Any:
         error = failed(self, entry, *rest)
         entry._activity = Activity.RUNNING
         return error
 
-    return [(BrokerDurable, "failed", sure)]
+    return [(BrokerPersistence, "failed", sure)]
 
 
 def _never_taken_put_back() -> Sequence[Change]:
     """A branch that was taken in part puts back what never left its queue."""
 
-    def everything(self: BrokerDurable, entry: BranchRuntime) -> tuple[int, ...]:
+    def everything(self: BrokerPersistence, entry: BranchRuntime) -> tuple[int, ...]:
         return tuple(work.position for work in entry.cached or () if work.kind is WorkKind.PUBLISH)
 
-    return [(BrokerDurable, "_not_taken", everything)]
+    return [(BrokerPersistence, "_not_taken", everything)]
 
 
 def _one_outcome() -> Sequence[Change]:
@@ -288,24 +288,24 @@ def _forgets_by_itself() -> Sequence[Change]:
 
 def _goes_where_it_was_to_go() -> Sequence[Change]:
     """Operators: what a branch has in memory does not hear that a message goes elsewhere."""
-    redirect = BrokerDurable.redirect
+    redirect = BrokerPersistence.redirect
 
-    async def stale(self: BrokerDurable, entry: BranchRuntime, *rest: Any) -> None:
+    async def stale(self: BrokerPersistence, entry: BranchRuntime, *rest: Any) -> None:
         cached = entry.cached
         await redirect(self, entry, *rest)
         entry.cached = cached
 
-    return [(BrokerDurable, "redirect", stale)]
+    return [(BrokerPersistence, "redirect", stale)]
 
 
 def _redirected_in_memory() -> Sequence[Change]:
     """Operators: that a message goes elsewhere is not in the log."""
 
-    async def forgetful(self: BrokerDurable, entry: BranchRuntime, to: Redirect, *_: Any) -> None:
+    async def forgetful(self: BrokerPersistence, entry: BranchRuntime, to: Redirect, *_: Any) -> None:
         if entry.cached is not None:
             entry.cached = [redirected(item, to) if item.position == to.position else item for item in entry.cached]
 
-    return [(BrokerDurable, "redirect", forgetful)]
+    return [(BrokerPersistence, "redirect", forgetful)]
 
 
 def _retried_in_vain() -> Sequence[Change]:
@@ -313,7 +313,7 @@ def _retried_in_vain() -> Sequence[Change]:
     carry_out = Operators.carry_out
 
     async def hasty(self: Operators, order: Order) -> Done:
-        if order.action is not Action.RETRY:
+        if order.action is not OperatorAction.RETRY:
             return await carry_out(self, order)
         _, forecast, _, _ = await self._judge(order)
         return Done(forecast=forecast, answer="xa-ok", state=forecast.becomes, version=None)
@@ -323,9 +323,9 @@ def _retried_in_vain() -> Sequence[Change]:
 
 def _impatient(state: State, operation: Operation) -> Sequence[Change]:
     """Every few seconds dtx does by itself what others have to ask for."""
-    revive = Upkeep._revive
+    revive = Maintenance._revive
 
-    async def impatient(self: Upkeep) -> None:
+    async def impatient(self: Maintenance) -> None:
         for entry in list(self._branches):
             if entry.branch.state is state and entry.idle:
                 entry.claim()
@@ -333,7 +333,7 @@ def _impatient(state: State, operation: Operation) -> Sequence[Change]:
                 self._spawn(self._run(entry, event, lambda _: None, "dtx"))
         await revive(self)
 
-    return [(Upkeep, "_revive", impatient)]
+    return [(Maintenance, "_revive", impatient)]
 
 
 def _prepared_times_out() -> Sequence[Change]:

@@ -7,11 +7,11 @@ from typing import Any, Final
 from dtx.manager import TransactionManager, Who
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.branches import Branches
+from dtx.manager.maintenance import Maintenance
 from dtx.manager.scan import Scan
-from dtx.manager.upkeep import Upkeep
 from dtx.server import demarcation
-from dtx.server.coordination import Coordination
-from dtx.server.demarcation import Demarcation
+from dtx.server.coordination import CoordinationHandler
+from dtx.server.demarcation import DemarcationHandler
 from dtx.wire.amqp09 import methods
 from dtx.xa import branch
 from dtx.xa.codes import XaFlag
@@ -40,14 +40,14 @@ def _skipped() -> Sequence[Change]:
 
 def _no_snapshot() -> Sequence[Change]:
     """A scan goes on in a list that has changed since it began."""
-    recover = Coordination._recover
+    recover = CoordinationHandler._recover
 
-    async def fresh(self: Coordination, call: methods.DtxRecover, who: Who, frame_max: int) -> bytes:
+    async def fresh(self: CoordinationHandler, call: methods.DtxRecover, who: Who, frame_max: int) -> bytes:
         if self.scan is not None and not call.startscan:
             self.scan._snapshot = await self._manager.in_doubt(who)
         return await recover(self, call, who, frame_max)
 
-    return [(Coordination, "_recover", fresh)]
+    return [(CoordinationHandler, "_recover", fresh)]
 
 
 def _always_the_first_page() -> Sequence[Change]:
@@ -100,22 +100,22 @@ def _anybody_resumes() -> Sequence[Change]:
 
 def _resumed_in_name() -> Sequence[Change]:
     """What is done behind a resume is no work of the branch."""
-    run = Demarcation._run
+    run = DemarcationHandler._run
 
-    def absent(self: Demarcation, call: methods.DtxStart | methods.DtxEnd, who: Who) -> bytes | None:
+    def absent(self: DemarcationHandler, call: methods.DtxStart | methods.DtxEnd, who: Who) -> bytes | None:
         frame = run(self, call, who)
         if isinstance(call, methods.DtxStart) and call.resume:
             self.branch = None
         return frame
 
-    return [(Demarcation, "_run", absent)]
+    return [(DemarcationHandler, "_run", absent)]
 
 
 def _suspended_in_name() -> Sequence[Change]:
     """What is done while the branch is suspended is its work, too."""
-    run = Demarcation._run
+    run = DemarcationHandler._run
 
-    def present(self: Demarcation, call: methods.DtxStart | methods.DtxEnd, who: Who) -> bytes | None:
+    def present(self: DemarcationHandler, call: methods.DtxStart | methods.DtxEnd, who: Who) -> bytes | None:
         worked_for = self.branch
         if isinstance(call, methods.DtxStart):
             self.branch = None
@@ -124,7 +124,7 @@ def _suspended_in_name() -> Sequence[Change]:
             self.branch = worked_for
         return frame
 
-    return [(Demarcation, "_run", present)]
+    return [(DemarcationHandler, "_run", present)]
 
 
 def _failure_is_success() -> Sequence[Change]:
@@ -191,13 +191,13 @@ def _no_ceiling() -> Sequence[Change]:
 
 def _strikes_early() -> Sequence[Change]:
     """A timeout strikes some time before it is over."""
-    falls_due = Upkeep._falls_due
-    return [(Upkeep, "_falls_due", lambda self, entry, now: falls_due(self, entry, now + 0.7))]
+    falls_due = Maintenance._falls_due
+    return [(Maintenance, "_falls_due", lambda self, entry, now: falls_due(self, entry, now + 0.7))]
 
 
 def _never_strikes() -> Sequence[Change]:
     """Nobody looks at the timeouts."""
-    return [(Upkeep, "_age", lambda *_: None)]
+    return [(Maintenance, "_age", lambda *_: None)]
 
 
 _PAGES: Final = (

@@ -10,8 +10,8 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
-from dtx.log.records import WITH_OUTCOME, BranchRecord, LogState, Redirect, Work, WorkKind
-from dtx.manager.operators import Action, Operators, Order
+from dtx.log.records import WITH_OUTCOME, BranchRecord, LogState, Redirect, WorkKind, WorkRow
+from dtx.manager.operators import OperatorAction, Operators, Order
 from dtx.xa.codes import XaError
 from dtx.xa.xid import Xid
 from tests.evidence.sim.database import SimDatabase
@@ -67,21 +67,23 @@ class Operator:
     def _order(self, record: BranchRecord) -> Order | None:
         """What could be ordered about it."""
         if record.state is LogState.PREPARED:
-            return _order(record.xid, self._random.choice((Action.COMMIT, Action.ROLLBACK)))
+            return _order(record.xid, self._random.choice((OperatorAction.COMMIT, OperatorAction.ROLLBACK)))
         if record.state is LogState.HEURISTIC and self._random.random() < 0.1:
-            return _order(record.xid, Action.FORGET)
+            return _order(record.xid, OperatorAction.FORGET)
         if record.stuck is not None and not record.one_phase:
             return self._mend(record, self._open(record))
         return None
 
-    def _mend(self, record: BranchRecord, work: list[Work]) -> Order | None:
+    def _mend(self, record: BranchRecord, work: list[WorkRow]) -> Order | None:
         """What could be done about a branch that is stuck with *work*."""
         if not work:
             return None
-        match self._random.choice((Action.RETRY, Action.REDIRECT, Action.REDIRECT, Action.DISCARD)):
-            case Action.RETRY:
-                return _order(record.xid, Action.RETRY)
-            case Action.REDIRECT:
+        match self._random.choice(
+            (OperatorAction.RETRY, OperatorAction.REDIRECT, OperatorAction.REDIRECT, OperatorAction.DISCARD)
+        ):
+            case OperatorAction.RETRY:
+                return _order(record.xid, OperatorAction.RETRY)
+            case OperatorAction.REDIRECT:
                 item = self._random.choice(work)
                 to = self._random.choice(self._queues)
                 publish = item.kind is WorkKind.PUBLISH
@@ -90,16 +92,16 @@ class Operator:
                     if publish
                     else Redirect(position=item.position, queue=to)
                 )
-                return replace(_order(record.xid, Action.REDIRECT), redirect=redirect)
+                return replace(_order(record.xid, OperatorAction.REDIRECT), redirect=redirect)
             case _:
                 some = work if self._random.random() < 0.5 else work[:1]
-                return _order(record.xid, Action.DISCARD, *(item.position for item in some))
+                return _order(record.xid, OperatorAction.DISCARD, *(item.position for item in some))
 
-    def _open(self, record: BranchRecord) -> list[Work]:
+    def _open(self, record: BranchRecord) -> list[WorkRow]:
         kind = WorkKind.PUBLISH if record.state in _COMMITS else WorkKind.CONSUME
         return [item for item in self._work(record).values() if item.kind is kind and item.is_open]
 
-    def _work(self, record: BranchRecord) -> dict[int, Work]:
+    def _work(self, record: BranchRecord) -> dict[int, WorkRow]:
         return self._database.tables.database.rows[record.id].work
 
     def _give(self, instance: Instance, order: Order) -> None:
@@ -130,10 +132,10 @@ class Operator:
         if move is not None:
             move.done = True
             self._is_redirected(order, branch, record)
-        elif order.action is Action.RETRY:
+        elif order.action is OperatorAction.RETRY:
             if state in _UNFINISHED:
                 self._ledger.wrong(f"a retry of {branch.xid} is done, and the log has {state}")
-        elif order.action is Action.FORGET:
+        elif order.action is OperatorAction.FORGET:
             if state is not None:
                 self._ledger.wrong(f"{branch.xid} was forgotten, and the log has {state}")
         elif state not in WITH_OUTCOME and not (state is None and branch.may_be_forgotten):
@@ -154,5 +156,5 @@ def _target(to: Redirect) -> bytes:
     return to.routing_key if to.queue is None else to.queue
 
 
-def _order(xid: Xid, action: Action, *positions: int) -> Order:
+def _order(xid: Xid, action: OperatorAction, *positions: int) -> Order:
     return Order(vhost="/", xid=xid, action=action, actor="operator", reason="nobody answers", positions=positions)

@@ -90,7 +90,7 @@ def simulated(
         (writer, "bind_group", sim_database.bind_group),
         (writer, "_ENOUGH", 1),  # so few clients seldom make larger groups, and two are to be under way
         (writer, "_LEADS", 1),
-        (writer, "Session", sim_database.connector(database)),
+        (writer, "PipelineSession", sim_database.connector(database)),
         (writer, "raise_epoch", sim_database.raise_epoch),
         (writer, "was_applied", sim_database.was_applied),
         (connection, "connection_numbers", count(1)),

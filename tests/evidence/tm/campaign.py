@@ -24,15 +24,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from dtx.client.tm.steps import Point
+from dtx.client.tm.steps import CommitPoint
 from tests.support.broker import MODES
 from tests.support.nursery import Nursery
 from tests.support.rabbitmq import RabbitNode
 from tests.support.tm import ALL, World, two_phase_server
 from tests.support.tm_child import DIED_AT, UNDONE
 
-IN_WORK: Final = [point for point in Point if point <= Point.ROLLED_BACK]
-IN_RECOVERY: Final = [point for point in Point if point >= Point.RECOVERY_SCANNED]
+IN_WORK: Final = [point for point in CommitPoint if point <= CommitPoint.ROLLED_BACK]
+IN_RECOVERY: Final = [point for point in CommitPoint if point >= CommitPoint.RECOVERY_SCANNED]
 _BATCH: Final = 250
 """Transactions that are the work of one program, and of those that come after it."""
 _DEATHS: Final = 0.9
@@ -41,7 +41,7 @@ _RECOVERIES: Final = 0.5
 """The share of those that are to die in recovery, where there is so much to recover."""
 _LIFE: Final = 30
 """The most times that a program gets to its point; it is there once or four times in a transaction."""
-_RARE: Final = (Point.ONE_PHASE_BEFORE, Point.ONE_PHASE_AFTER, Point.ROLLED_BACK)
+_RARE: Final = (CommitPoint.ONE_PHASE_BEFORE, CommitPoint.ONE_PHASE_AFTER, CommitPoint.ROLLED_BACK)
 """Points of few transactions: a program dies at the first ones, or it would hardly ever."""
 _PROGRAM_SECONDS: Final = 600.0
 _TELL_EVERY: Final = 5.0
@@ -62,9 +62,9 @@ class Ended:
     errors: str
 
     @property
-    def died_at(self) -> Point | None:
+    def died_at(self) -> CommitPoint | None:
         """The point that it died at."""
-        points = [point for point in Point if DIED_AT + point == self.status]
+        points = [point for point in CommitPoint if DIED_AT + point == self.status]
         return points[0] if points else None
 
 
@@ -97,7 +97,7 @@ class Tally:
     committed: set[str] = field(default_factory=set)
     rolled_back: set[str] = field(default_factory=set)
     unknown: set[str] = field(default_factory=set)
-    deaths: Counter[Point] = field(default_factory=Counter)
+    deaths: Counter[CommitPoint] = field(default_factory=Counter)
     found: dict[str, int] = field(default_factory=dict)
     """How many rows or messages each resource has in the end."""
     in_doubt: int = 0
@@ -160,7 +160,7 @@ def play(copies: Nursery, world: World, total: int, seed: int, programs: int = 4
     return tally
 
 
-def _fates(lots: random.Random) -> list[tuple[Point, int]]:
+def _fates(lots: random.Random) -> list[tuple[CommitPoint, int]]:
     """Where a program dies, and the how-manieth time that it is there: whichever comes first."""
     fates = []
     if lots.random() < _RECOVERIES:

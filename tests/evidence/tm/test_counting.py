@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dtx.client.tm.steps import Point
+from dtx.client.tm.steps import CommitPoint
 from tests.evidence.tm.campaign import IN_RECOVERY, IN_WORK, Ended, Tally, compare, count, ids, table
 from tests.support.tm import ALL
 from tests.support.tm_child import DIED_AT
@@ -47,8 +47,8 @@ def test_what_does_not_agree_is_named(spoil: Callable[[Found], object], words: s
 
 def test_a_program_that_dies_of_something_else_is_wrong() -> None:
     tally = Tally(3)
-    assert count(tally, Ended(DIED_AT + Point.VOTED, "begun a\ncommitted a\nbegun b\n", "")) == {"a", "b"}
-    assert tally.deaths == {Point.VOTED: 1}
+    assert count(tally, Ended(DIED_AT + CommitPoint.VOTED, "begun a\ncommitted a\nbegun b\n", "")) == {"a", "b"}
+    assert tally.deaths == {CommitPoint.VOTED: 1}
     assert (tally.begun, tally.committed, tally.wrong) == (2, {"a"}, [])
     count(tally, Ended(1, "begun c\n", "ZeroDivisionError"))
     assert tally.wrong == ["a program ended with 1: ZeroDivisionError"]
@@ -60,4 +60,7 @@ def test_of_a_hundred_transactions_five_are_undone_and_four_are_alone() -> None:
 
 
 def test_every_point_but_those_of_heuristic_outcomes_is_one_to_die_at() -> None:
-    assert set(Point) - set(IN_WORK) - set(IN_RECOVERY) == {Point.HEURISTIC_RECORDED, Point.HEURISTIC_FORGOTTEN}
+    assert set(CommitPoint) - set(IN_WORK) - set(IN_RECOVERY) == {
+        CommitPoint.HEURISTIC_RECORDED,
+        CommitPoint.HEURISTIC_FORGOTTEN,
+    }

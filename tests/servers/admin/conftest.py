@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 
 from dtx.auth.operators import OperatorLog
-from dtx.auth.roles import Role
+from dtx.auth.roles import OperatorRole
 from dtx.client import XaFlag, Xid
 from tests.support.broker import MODES
 from tests.support.crash import Scene, Stage, StandaloneStage, work
@@ -40,7 +40,7 @@ def shared(postgres: PostgresServer) -> Iterator[StandaloneStage]:
         yield stage
 
 
-def somebody(scene: Scene, role: Role) -> Operator:
+def somebody(scene: Scene, role: OperatorRole) -> Operator:
     """Whoever has a new token for *role*."""
     trail = OperatorLog(scene.database, "dtx")
     number = len(trail.tokens())

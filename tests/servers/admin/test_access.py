@@ -9,7 +9,7 @@ import pytest
 import trustme
 
 from dtx.auth.operators import OperatorLog
-from dtx.auth.roles import Role
+from dtx.auth.roles import OperatorRole
 from dtx.auth.users import AccountEditor
 from dtx.client import Xid
 from tests.servers.admin.conftest import orphan, somebody
@@ -79,7 +79,7 @@ def test_a_token_ends_when_it_is_revoked_or_expires(alone: StandaloneStage) -> N
     assert boss.ask("POST", "/api/tokens", {"name": "prometheus", "role": "viewer"}).status == 409
     assert boss.ask("DELETE", "/api/tokens/prometheus", {}).status == 204
     assert viewer.ask("GET", "/metrics").status == 401
-    secret = OperatorLog(alone.database, "dtx").make_token("brief", Role.VIEWER, "test", seconds=-1)
+    secret = OperatorLog(alone.database, "dtx").make_token("brief", OperatorRole.VIEWER, "test", seconds=-1)
     assert Operator(alone.service.admin_url, token=secret).ask("GET", "/metrics").status == 401
 
 
@@ -199,7 +199,7 @@ def test_the_api_speaks_tls(postgres: PostgresServer, migrated_postgres_url: str
 
 def test_filters_and_pages_find_each_branch_once(scene: Scene) -> None:
     xids = [str(orphan(scene)) for _ in range(5)]
-    viewer = somebody(scene, Role.VIEWER)
+    viewer = somebody(scene, OperatorRole.VIEWER)
     seen: list[str] = []
     cursor = None
     while True:
@@ -247,7 +247,7 @@ def test_pages_in_another_order_find_each_branch_once_too(alone: StandaloneStage
         for bodies in ([b"long"], [b"a", b"b"], [b"long"], [b"a", b"b", b"c"], [b"x" * 10]):
             xa, xid = work(connection.channel(), publish={"out": bodies})
             xa.prepare(xid)
-    viewer = somebody(alone, Role.VIEWER)
+    viewer = somebody(alone, OperatorRole.VIEWER)
     seen: list[dict[str, object]] = []
     cursor = None
     while True:

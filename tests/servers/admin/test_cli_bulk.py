@@ -7,10 +7,10 @@ from typing import Any, Self
 import pytest
 
 from dtx.auth.operators import OperatorLog
-from dtx.auth.roles import Role
+from dtx.auth.roles import OperatorRole
 from dtx.cli import orders, run
-from dtx.cli.access import Access, reach
-from dtx.cli.orders import Meant, Round
+from dtx.cli.access import ApiAccess, reach
+from dtx.cli.orders import BulkRound, Meant
 from dtx.client import XA_HEURRB, XaFlag, XAResource, Xid
 from dtx.config import Settings
 from tests.servers.admin.conftest import orphan
@@ -114,10 +114,10 @@ def test_what_cannot_be_decided_so_is_named_and_stops_nobody(alone: StandaloneSt
 def test_what_has_changed_since_it_was_shown_is_left_alone(alone: StandaloneStage) -> None:
     xids = prepared(alone, [b"order-%d" % number for number in range(4)])
     settings = Settings.load({"database": alone.database})
-    access = Access(api=alone.service.admin_url, ca=None, token_file=None)
+    access = ApiAccess(api=alone.service.admin_url, ca=None, token_file=None)
     with reach(settings, access, orders=True) as api:
         found = list(map(Meant.of, api.pages("/api/branches", "branches", gtrid="order-*", limit=1000)))
-        chosen = Round(api, "rollback", {"gtrid": "order-*"}, "x", found)
+        chosen = BulkRound(api, "rollback", {"gtrid": "order-*"}, "x", found)
         assert len(chosen.forecast()) == chosen.count == 4
         with alone.coordinator() as coordinator:
             coordinator.commit(xids[0])  # its transaction manager comes after all
@@ -165,14 +165,14 @@ def test_whoever_stops_it_is_told_how_far_it_came(
 ) -> None:
     xids = prepared(alone, [b"order-%d" % number for number in range(5)])
     monkeypatch.setattr(orders, "_ROUND", 2)
-    carry_out, rounds = Round.carry_out, iter(range(5))
+    carry_out, rounds = BulkRound.carry_out, iter(range(5))
 
-    def stopped(self: Round) -> Iterator[dict[str, Any]]:
+    def stopped(self: BulkRound) -> Iterator[dict[str, Any]]:
         if next(rounds) == 1:
             raise KeyboardInterrupt
         yield from carry_out(self)
 
-    monkeypatch.setattr(Round, "carry_out", stopped)
+    monkeypatch.setattr(BulkRound, "carry_out", stopped)
     where = ["--database", alone.database, "--api", alone.service.admin_url]
     assert run(["bulk", "commit", "--gtrid", "order-*", "--reason", "x", "--yes", *where]) == 130
     said = capsys.readouterr()
@@ -182,7 +182,7 @@ def test_whoever_stops_it_is_told_how_far_it_came(
 
 def test_a_bulk_order_takes_a_coordinator(alone: StandaloneStage) -> None:
     prepared(alone, [b"order-1"])
-    token = OperatorLog(alone.database, "dtx").make_token("olga", Role.OPERATOR, "test")
+    token = OperatorLog(alone.database, "dtx").make_token("olga", OperatorRole.OPERATOR, "test")
     words = ("bulk", "rollback", "--gtrid", "order-*", "--reason", "x", "--yes", "--api", alone.service.admin_url)
     with DtxService(env={"DTX_TOKEN": token}, start=False) as far:
         said = far.run(*words, check=False)

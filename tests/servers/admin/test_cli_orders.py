@@ -13,11 +13,11 @@ import psycopg
 import pytest
 
 from dtx.auth.operators import OperatorLog
-from dtx.auth.roles import Role
+from dtx.auth.roles import OperatorRole
 from dtx.cli import run
 from dtx.client import XA_HEURMIX, XA_HEURRB, Xid
 from dtx.config import Settings
-from dtx.server.alone import alone as as_the_only_dtx
+from dtx.server.offline_orders import alone as as_the_only_dtx
 from tests.servers.admin.conftest import orphan
 from tests.servers.admin.test_orders import stuck
 from tests.support.crash import Scene, Stage, StandaloneStage
@@ -211,8 +211,8 @@ def test_a_token_comes_from_file_or_environment_and_its_role_counts(alone: Stand
     xid = orphan(alone)
     trail = OperatorLog(alone.database, "dtx")
     file = tmp_path / "token"
-    file.write_text(trail.make_token("olga", Role.OPERATOR, "test") + "\nnot this line\n")
-    viewer = trail.make_token("vera", Role.VIEWER, "test")
+    file.write_text(trail.make_token("olga", OperatorRole.OPERATOR, "test") + "\nnot this line\n")
+    viewer = trail.make_token("vera", OperatorRole.VIEWER, "test")
     far = DtxService(database=None, env={"DTX_TOKEN": viewer}, start=False)
     with far:
         where = ("--api", alone.service.admin_url)
@@ -271,7 +271,9 @@ def test_tokens_are_made_listed_and_revoked(
 ) -> None:
     where = ["--database", alone.database]
     if way == "api":
-        monkeypatch.setenv("DTX_TOKEN", OperatorLog(alone.database, "dtx").make_token("boss", Role.COORDINATOR, "test"))
+        monkeypatch.setenv(
+            "DTX_TOKEN", OperatorLog(alone.database, "dtx").make_token("boss", OperatorRole.COORDINATOR, "test")
+        )
         where = ["--api", alone.service.admin_url]
     else:
         alone.service.kill9()

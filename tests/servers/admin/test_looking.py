@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pika.exceptions import ConnectionClosedByBroker
 
-from dtx.auth.roles import Role
+from dtx.auth.roles import OperatorRole
 from dtx.client import XaFlag, XAResource, Xid
 from dtx.wire.amqp09.methods import DtxRecover
 from tests.servers.admin.conftest import orphan, somebody
@@ -31,7 +31,7 @@ def pages(ask: Callable[..., Any], path: str, of: str, **query: object) -> list[
 
 def test_a_client_is_seen_with_what_its_channels_work_for(scene: Scene) -> None:
     """Connections and associations: who, from where, since when, which branch on which channel."""
-    viewer = somebody(scene, Role.VIEWER)
+    viewer = somebody(scene, OperatorRole.VIEWER)
     one, other = new_xid(), new_xid()
     with scene.connected() as connection, scene.connected():
         channels = [connection.channel() for _ in range(3)]
@@ -65,7 +65,7 @@ def test_a_client_is_seen_with_what_its_channels_work_for(scene: Scene) -> None:
 
 
 def test_messages_of_a_branch_are_seen_page_by_page(scene: Scene) -> None:
-    viewer, operator = somebody(scene, Role.VIEWER), somebody(scene, Role.OPERATOR)
+    viewer, operator = somebody(scene, OperatorRole.VIEWER), somebody(scene, OperatorRole.OPERATOR)
     for queue in ("in", "out"):
         scene.declare(queue)
     scene.fill("in", b"one", b"two")
@@ -89,7 +89,7 @@ def test_messages_of_a_branch_are_seen_page_by_page(scene: Scene) -> None:
 
 
 def test_a_connection_that_an_operator_closes_is_told_why(scene: Scene) -> None:
-    viewer, operator = somebody(scene, Role.VIEWER), somebody(scene, Role.OPERATOR)
+    viewer, operator = somebody(scene, OperatorRole.VIEWER), somebody(scene, OperatorRole.OPERATOR)
     with scene.connected() as connection:
         XAResource(connection.channel()).start(new_xid())
         (client,) = viewer.get("/api/connections", vhost=scene.vhost)["connections"]
@@ -102,13 +102,13 @@ def test_a_connection_that_an_operator_closes_is_told_why(scene: Scene) -> None:
     assert closed.value.reply_code == 320
     scene.wait_for(lambda: not viewer.get("/api/connections", vhost=scene.vhost)["connections"], "its end")
     assert operator.ask("POST", path, {"reason": "again"}).status == 404
-    trail = somebody(scene, Role.COORDINATOR).get("/api/audit", action="disconnect")["lines"]
+    trail = somebody(scene, OperatorRole.COORDINATOR).get("/api/audit", action="disconnect")["lines"]
     assert [line["result"][:6] for line in trail] == ["404: t", "closed", "403: t"]
     assert {line["reason"] for line in trail} == {"again", "it hangs"}
 
 
 def test_an_open_scan_is_seen_until_it_is_ended(alone: StandaloneStage) -> None:
-    viewer = somebody(alone, Role.VIEWER)
+    viewer = somebody(alone, OperatorRole.VIEWER)
     with alone.connected() as connection:
         xa = XAResource(connection.channel())
         xids = [Xid(1, bytes([number]) * 64, b"b" * 64) for number in range(60)]
@@ -134,7 +134,7 @@ def prepare(xa: XAResource, xid: Xid) -> None:
 
 
 def test_status_tells_states_ages_memory_lanes_and_leases(scene: Scene) -> None:
-    viewer = somebody(scene, Role.VIEWER)
+    viewer = somebody(scene, OperatorRole.VIEWER)
     orphan(scene)
     with scene.connected() as connection:
         channel = connection.channel()
@@ -167,7 +167,7 @@ def test_status_tells_states_ages_memory_lanes_and_leases(scene: Scene) -> None:
 
 def test_outcomes_are_found_by_xid_time_and_kind(alone: StandaloneStage) -> None:
     """Completed outcomes (outcome memory)."""
-    viewer = somebody(alone, Role.VIEWER)
+    viewer = somebody(alone, OperatorRole.VIEWER)
     xids = [new_xid() for _ in range(3)]
     with alone.connected() as connection:
         xa = XAResource(connection.channel())
@@ -229,7 +229,7 @@ def test_a_question_that_is_wrong_is_told_as_a_problem(shared: StandaloneStage, 
 
 def test_the_trail_is_searched_page_by_page(alone: StandaloneStage) -> None:
     xid = new_xid()
-    operator, boss = somebody(alone, Role.OPERATOR), Operator(alone.service.admin_url)
+    operator, boss = somebody(alone, OperatorRole.OPERATOR), Operator(alone.service.admin_url)
     for action in ("commit", "rollback", "commit"):
         operator.order(action, xid)
     boss.order("commit", new_xid())

@@ -4,7 +4,7 @@ import socket
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from dtx.auth.roles import Role
+from dtx.auth.roles import OperatorRole
 from dtx.client import XAResource
 from tests.servers.admin.conftest import orphan, somebody
 from tests.support.client import new_xid
@@ -33,7 +33,7 @@ def number(found: Numbers, name: str, /, **labels: str) -> float:
 
 
 def test_branches_memory_lanes_and_lease_are_as_they_are_now(scene: Scene) -> None:
-    viewer = somebody(scene, Role.VIEWER)
+    viewer = somebody(scene, OperatorRole.VIEWER)
     orphan(scene)
     with scene.connected() as connection:
         channel = connection.channel()
@@ -62,7 +62,7 @@ def test_branches_memory_lanes_and_lease_are_as_they_are_now(scene: Scene) -> No
 
 
 def test_what_has_happened_is_counted_once(scene: Scene) -> None:
-    viewer, operator = somebody(scene, Role.VIEWER), somebody(scene, Role.OPERATOR)
+    viewer, operator = somebody(scene, OperatorRole.VIEWER), somebody(scene, OperatorRole.OPERATOR)
     one, other = orphan(scene), orphan(scene)
     with scene.coordinator() as coordinator:
         coordinator.commit(other)
@@ -98,7 +98,7 @@ def test_a_unit_whose_answer_was_lost_is_counted_by_what_became_of_it(
         stage.proxy.resume()
         stage.service.start()
         stage.wait_for_end()
-        found = numbers(somebody(stage, Role.VIEWER))
+        found = numbers(somebody(stage, OperatorRole.VIEWER))
         assert number(found, "dtx_unit_findings_total", found="happened") == 1
         assert number(found, "dtx_units_total", result="applied") == 1
         assert number(found, "dtx_replays_failed_total") == 0
@@ -111,7 +111,7 @@ def test_a_standby_has_no_branches_and_no_lease(alone: StandaloneStage) -> None:
     with DtxService(database=alone.database, options=("--admin-listen", address), start=False) as standby:
         standby.start(wait=False)
         alone.wait_for(lambda: "standing by" in standby.log_path.read_text(), "the standby")
-        viewer = somebody(alone, Role.VIEWER)
+        viewer = somebody(alone, OperatorRole.VIEWER)
         found = numbers(Operator(f"http://{address}", token=viewer.token))
     assert number(found, "dtx_lease_held") == number(found, "dtx_branches", state="prepared") == 0
     assert number(numbers(viewer), "dtx_lease_held") == 1

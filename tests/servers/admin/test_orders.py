@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dtx.auth.roles import Role
+from dtx.auth.roles import OperatorRole
 from dtx.client import XA_HEURCOM, XA_HEURMIX, XA_HEURRB, XAER_NOTA, XAER_RMFAIL, XaFlag, Xid
 from tests.servers.admin.conftest import orphan, somebody
 from tests.support.crash import PERSISTENT, Scene, Stage, work
@@ -17,7 +17,7 @@ from tests.support.service import ADMIN
 def test_an_orphan_is_found_looked_at_rolled_back_told_and_forgotten(scene: Scene) -> None:
     """Show: found, inspected, dry-run, heuristically rolled back with reason, TM told xa-heurrb, forgotten."""
     xid = orphan(scene)
-    operator = somebody(scene, Role.OPERATOR)
+    operator = somebody(scene, OperatorRole.OPERATOR)
     (found,) = operator.get("/api/branches", state="prepared", queue="in", exchange="")["branches"]
     assert operator.get("/api/branches", queue="out")["branches"][0]["id"] == found["id"]
     assert (found["xid"], found["queues"], found["exchanges"]) == (str(xid), ["in"], [""])
@@ -47,7 +47,7 @@ def test_an_orphan_is_found_looked_at_rolled_back_told_and_forgotten(scene: Scen
     kept = operator.get(f"/api/archive/{listed['branch']}/{listed['position']}")
     assert (kept["fate"], kept["body"], kept["routing_key"]) == ("dropped", "cHVibGlzaGVk", "out")
     assert scene.count("out") == 0
-    trail = somebody(scene, Role.COORDINATOR).get("/api/audit")["lines"]
+    trail = somebody(scene, OperatorRole.COORDINATOR).get("/api/audit")["lines"]
     assert [(line["action"], line["result"]) for line in trail] == [
         ("view", "viewed"),
         ("forget", "xa-ok"),
@@ -59,7 +59,7 @@ def test_an_orphan_is_found_looked_at_rolled_back_told_and_forgotten(scene: Scen
 
 def test_a_heuristic_commit_is_seen_at_once_and_outlives_a_kill(scene: Scene) -> None:
     xid = orphan(scene)
-    operator = somebody(scene, Role.OPERATOR)
+    operator = somebody(scene, OperatorRole.OPERATOR)
     assert operator.order("commit", xid, vhost=scene.vhost).body["answer"] == "xa-heurcom"
     scene.service.restart()
     assert scene.bodies("out") == [b"published"]
@@ -75,7 +75,7 @@ def test_a_heuristic_commit_is_seen_at_once_and_outlives_a_kill(scene: Scene) ->
 def test_of_two_operators_who_race_for_one_branch_one_is_told_so(scene: Scene) -> None:
     """Show: two operators racing on one branch (one gets a clear conflict)."""
     xid = orphan(scene)
-    operators = [somebody(scene, Role.OPERATOR) for _ in range(2)]
+    operators = [somebody(scene, OperatorRole.OPERATOR) for _ in range(2)]
     version = operators[0].branch(xid, scene.vhost)["branch"]["version"]
     with ThreadPoolExecutor(2) as pool:
         answers = list(
@@ -94,7 +94,7 @@ def test_of_two_operators_who_race_for_one_branch_one_is_told_so(scene: Scene) -
 def test_a_viewer_looks_and_does_not_decide(scene: Scene) -> None:
     """Show: a viewer who tries to decide gets 403."""
     xid = orphan(scene)
-    viewer = somebody(scene, Role.VIEWER)
+    viewer = somebody(scene, OperatorRole.VIEWER)
     assert viewer.branch(xid, scene.vhost)["branch"]["state"] == "prepared"
     for answer in (
         viewer.order("commit", xid, vhost=scene.vhost),
@@ -104,7 +104,7 @@ def test_a_viewer_looks_and_does_not_decide(scene: Scene) -> None:
     ):
         assert (answer.status, answer.headers["content-type"]) == (403, "application/problem+json")
     assert scene.states() == {xid: "prepared"}
-    trail = somebody(scene, Role.COORDINATOR).get("/api/audit")["lines"]
+    trail = somebody(scene, OperatorRole.COORDINATOR).get("/api/audit")["lines"]
     assert {line["action"]: line["result"][:4] for line in trail} == dict.fromkeys(
         ("commit", "rollback", "view"), "403:"
     )
@@ -112,7 +112,7 @@ def test_a_viewer_looks_and_does_not_decide(scene: Scene) -> None:
 
 def test_many_are_decided_as_the_dry_run_said_or_not_at_all(alone: Scene) -> None:
     first, second = orphan(alone), orphan(alone)
-    coordinator = somebody(alone, Role.COORDINATOR)
+    coordinator = somebody(alone, OperatorRole.COORDINATOR)
     order = {"action": "rollback", "filter": {"state": ["prepared"]}, "reason": "the site is lost"}
     said = coordinator.ask("POST", "/api/bulk", order).body
     assert {result["xid"] for result in said["results"]} == {str(first), str(second)}
@@ -127,7 +127,7 @@ def test_many_are_decided_as_the_dry_run_said_or_not_at_all(alone: Scene) -> Non
     done = coordinator.ask("POST", "/api/bulk", {**order, "dry_run": False, "confirm": said["confirm"]}).body
     assert {result["answer"] for result in done["results"]} == {"xa-heurrb"}
     assert alone.states() == dict.fromkeys((first, second, third), "heuristic")
-    assert somebody(alone, Role.OPERATOR).ask("POST", "/api/bulk", order).status == 403
+    assert somebody(alone, OperatorRole.OPERATOR).ask("POST", "/api/bulk", order).status == 403
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_bulk_order_that_its_dry_run_did_not_show_is_refused(
     alone: Scene, change: dict[str, object], status: int, words: str
 ) -> None:
     xid = orphan(alone)
-    coordinator = somebody(alone, Role.COORDINATOR)
+    coordinator = somebody(alone, OperatorRole.COORDINATOR)
     order = {"action": "rollback", "filter": {"state": ["prepared"]}, "reason": "the site is lost"}
     said = coordinator.ask("POST", "/api/bulk", order).body
     refused = coordinator.ask("POST", "/api/bulk", {**order, "dry_run": False, "confirm": said["confirm"], **change})
@@ -185,7 +185,7 @@ def found_stuck(operator: Operator, xid: Xid) -> str:
 def test_a_stuck_message_is_exported_and_sent_elsewhere(stage: Stage) -> None:
     with stage:
         xid = stuck(stage)
-        operator = somebody(stage, Role.OPERATOR)
+        operator = somebody(stage, OperatorRole.OPERATOR)
         assert "NOT_FOUND - no exchange 'gone'" in found_stuck(operator, xid)
         message = operator.get(f"/api/branches/{xid}/messages/1", vhost=stage.vhost)
         assert (message["exchange"], message["body"]) == ("gone", "Yg==")
@@ -201,7 +201,7 @@ def test_a_stuck_message_is_given_up_and_the_outcome_is_mixed(stage: Stage) -> N
     """Mixed outcome records which message went which way."""
     with stage:
         xid = stuck(stage)
-        operator = somebody(stage, Role.OPERATOR)
+        operator = somebody(stage, OperatorRole.OPERATOR)
         answer = operator.order("discard", xid, vhost=stage.vhost, positions=[1]).body
         assert (answer["state"], answer["forecast"]["outcome"]) == ("heuristic-committing", "mixed")
         assert operator.order("retry", xid, vhost=stage.vhost).body["answer"] == "xa-heurmix"
@@ -220,7 +220,7 @@ def test_a_decision_whose_work_a_kill_stopped_goes_on_and_is_done_once(stage: St
     """Decision first durable, then the work, restart continues it."""
     with stage:
         xid = orphan(stage)
-        operator = somebody(stage, Role.OPERATOR)
+        operator = somebody(stage, OperatorRole.OPERATOR)
         stage.proxy.stall("down")
         answer = stage.background(lambda: operator.order("commit", xid, vhost=stage.vhost))
         stage.wait_for_state(xid, "heuristic-committing")

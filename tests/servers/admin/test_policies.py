@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import psycopg
 import pytest
 
-from dtx.auth.roles import Role
+from dtx.auth.roles import OperatorRole
 from dtx.client import XA_HEURRB, XaFlag, Xid
 from tests.servers.admin.conftest import somebody
 from tests.support.broker import MODES
@@ -59,7 +59,7 @@ def test_an_old_branch_of_the_kind_that_is_meant_is_rolled_back_and_no_other(pol
     assert (policed.bodies("in"), policed.count("out")) == ([b"consumed"], 0)
     with policed.coordinator() as coordinator, pytest.raises(XA_HEURRB):
         coordinator.commit(xid)
-    boss = somebody(policed, Role.COORDINATOR)
+    boss = somebody(policed, OperatorRole.COORDINATOR)
     detail = boss.branch(xid, policed.vhost)
     assert detail["decided_by"] == "policy:orphans"
     assert "policy orphans: prepared for" in detail["decided_because"]

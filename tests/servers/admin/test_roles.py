@@ -7,17 +7,17 @@ from typing import Any, Final
 import pytest
 
 from dtx.auth.operators import OperatorLog
-from dtx.auth.roles import Role
+from dtx.auth.roles import OperatorRole
 from tests.support.crash import StandaloneStage
 from tests.support.operator import Operator
 from tests.support.postgres import PostgresServer
 from tests.support.service import ADMIN
 
-VIEWER, OPERATOR, COORDINATOR = Role
+VIEWER, OPERATOR, COORDINATOR = OperatorRole
 WHY: Final = {"reason": "to see who may"}
 NAMED: Final = {"name": "nobody", **WHY}
 TOPIC: Final = {**NAMED, "exchange": "amq.topic"}
-ROUTES: Final[dict[str, tuple[Role | None, object]]] = {
+ROUTES: Final[dict[str, tuple[OperatorRole | None, object]]] = {
     "GET /healthz": (None, None),
     "GET /readyz": (None, None),
     "GET /metrics": (VIEWER, None),
@@ -77,10 +77,12 @@ def dtx(postgres: PostgresServer) -> Iterator[StandaloneStage]:
 
 
 @pytest.fixture(scope="module")
-def people(dtx: StandaloneStage) -> dict[Role, Operator]:
+def people(dtx: StandaloneStage) -> dict[OperatorRole, Operator]:
     """Somebody of every role."""
     trail = OperatorLog(dtx.database, "dtx")
-    return {role: Operator(dtx.service.admin_url, token=trail.make_token(str(role), role, "test")) for role in Role}
+    return {
+        role: Operator(dtx.service.admin_url, token=trail.make_token(str(role), role, "test")) for role in OperatorRole
+    }
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +99,7 @@ def test_every_route_is_here(document: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_who_may_not_is_told_so_and_who_may_is_not(
-    dtx: StandaloneStage, people: dict[Role, Operator], route: str
+    dtx: StandaloneStage, people: dict[OperatorRole, Operator], route: str
 ) -> None:
     method, _, path = route.partition(" ")
     role, body = ROUTES[route]

@@ -9,9 +9,9 @@ from uuid import uuid4
 import pytest
 
 from dtx.failpoint import Point
-from dtx.log.records import Unit, Work, WorkKind
+from dtx.log.records import Unit, WorkKind, WorkRow
 from dtx.store.api import Applied, PhaseTwo, Refused, UnitProgress
-from dtx.store.rabbitmq.lane import Lane, LaneSettings
+from dtx.store.rabbitmq.phase_two import Lane, LaneSettings
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
 from dtx.store.rabbitmq.upstream import Step, Upstream
 from dtx.wire.amqp09 import methods
@@ -36,12 +36,12 @@ async def lane(rabbitmq: RabbitNode) -> AsyncIterator[Lane]:
 def phase(lane: Lane, kind: WorkKind, queue: str, body: bytes) -> PhaseTwo:
     name = queue.encode()
     publish = kind is WorkKind.PUBLISH
-    item = Work(
+    item = WorkRow(
         position=0, kind=kind, exchange=b"", routing_key=name, queue=None if publish else name,
         properties=b"\x00\x00", body=body,
     )  # fmt: skip
 
-    async def work() -> Sequence[Work]:
+    async def work() -> Sequence[WorkRow]:
         return [item]
 
     async def assign(_unit: Unit) -> None:
@@ -194,11 +194,11 @@ async def test_that_a_unit_may_be_repeated_is_known_whatever_comes_next(
         once.unit = replace(once.unit, receipt=False)
         work = once.work
 
-        async def away() -> Sequence[Work]:
+        async def away() -> Sequence[WorkRow]:
             once.work = gone
             return await work()
 
-        async def gone() -> Sequence[Work]:
+        async def gone() -> Sequence[WorkRow]:
             raise XaError(ReplyCode.INTERNAL_ERROR, "the log cannot be read")
 
         once.work = away

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from uuid import uuid4
 
-from dtx.log.records import Unit, Work, WorkKind
+from dtx.log.records import Unit, WorkKind, WorkRow
 from dtx.store.api import Applied, PhaseTwo, Refused, UnitProgress
-from dtx.store.rabbitmq.lane import LaneSettings
-from dtx.store.rabbitmq.room import Room
+from dtx.store.rabbitmq.memory_quota import MemoryQuota
+from dtx.store.rabbitmq.phase_two import LaneSettings
 from dtx.store.rabbitmq.service import Broker
 from dtx.store.rabbitmq.store import RabbitStore
 from tests.support.branches import new_identity
@@ -43,14 +43,14 @@ class InMemory:
         body = bytes(size)
         read = 0
 
-        async def work() -> Sequence[Work]:
+        async def work() -> Sequence[WorkRow]:
             nonlocal read
             read = size
             self.now += size
             self.most = max(self.most, self.now)
             await asyncio.sleep(0)
             return [
-                Work(
+                WorkRow(
                     position=0,
                     kind=WorkKind.PUBLISH,
                     exchange=exchange,
@@ -80,7 +80,7 @@ class InMemory:
 async def test_units_that_are_under_way_hold_no_more_than_the_limit_and_a_larger_one_goes_alone(
     rabbitmq: RabbitNode,
 ) -> None:
-    settings = LaneSettings(identity=new_identity("room"), replay="always", room=Room(LIMIT))
+    settings = LaneSettings(identity=new_identity("room"), replay="always", room=MemoryQuota(LIMIT))
     store = RabbitStore(Broker.from_url(rabbitmq.url()), settings)
     try:
         with fresh_queue(rabbitmq) as queue:
@@ -100,7 +100,7 @@ async def test_all_room_is_free_again_however_units_end(
 ) -> None:
     """Applied, refused, late, lost with their connection, or given up at the end: neither a leak nor a gain."""
     between = proxy("127.0.0.1", rabbitmq.port)
-    room = Room(LIMIT)
+    room = MemoryQuota(LIMIT)
     settings = LaneSettings(identity=new_identity("room"), replay="always", room=room, deadline=0.2)
     store = RabbitStore(Broker.from_url(f"amqp://guest:guest@127.0.0.1:{between.port}"), settings)
     try:

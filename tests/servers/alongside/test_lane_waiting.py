@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from dtx.store.rabbitmq import lane as lanes
-from dtx.store.rabbitmq.lane import Lane, LaneSettings
+from dtx.store.rabbitmq import phase_two as lanes
+from dtx.store.rabbitmq.phase_two import Lane, LaneSettings
 from dtx.store.rabbitmq.service import Broker
 from dtx.xa.codes import XaError
 from tests.support.branches import new_identity

@@ -10,7 +10,7 @@ import pytest
 
 from dtx.log.records import Unit
 from dtx.store.rabbitmq import messages
-from dtx.store.rabbitmq.identity import CLASSIC, GENERATIONS, Identity, consumers_of, receipt_queues, stem_of
+from dtx.store.rabbitmq.identity import CLASSIC, GENERATIONS, BrokerIdentity, consumers_of, receipt_queues, stem_of
 from dtx.store.rabbitmq.receipts import Receipts
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
 from dtx.store.rabbitmq.upstream import Answer, OwnChannel, UpstreamLost
@@ -42,7 +42,7 @@ async def connected(rabbitmq: RabbitNode) -> ServiceConnection:
     return connection
 
 
-async def made(connection: ServiceConnection, identity: Identity) -> Receipts:
+async def made(connection: ServiceConnection, identity: BrokerIdentity) -> Receipts:
     receipts = Receipts(identity)
     await receipts.declare(await OwnChannel(connection).open())
     await receipts.recognise(connection)

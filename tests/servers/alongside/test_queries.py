@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dtx.client.pika_methods import Method
+from dtx.client.pika_methods import DtxMethod
 from dtx.server.alongside import queries
 from dtx.wire.amqp09 import methods, tables
 from dtx.wire.amqp09.frames import Protocol, method_frame
@@ -71,7 +71,7 @@ def there(shared_rabbitmq: RabbitNode) -> Iterator[Names]:
         channel.queue_delete(names.other)
 
 
-def octets(method: Method) -> bytes:
+def octets(method: DtxMethod) -> bytes:
     """A method as its payload."""
     return bytes(method.INDEX.to_bytes(4, "big") + b"".join(method.encode()))
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from uuid import uuid4
 
-from dtx.log.records import Unit, Work, WorkKind
+from dtx.log.records import Unit, WorkKind, WorkRow
 from dtx.store.api import PhaseTwo, Refused, UnitProgress
-from dtx.store.rabbitmq.lane import Lane, LaneSettings
+from dtx.store.rabbitmq.phase_two import Lane, LaneSettings
 from dtx.store.rabbitmq.service import Broker
 from dtx.wire.amqp09.properties import EMPTY
 from tests.support.branches import new_identity
@@ -21,9 +21,9 @@ async def test_a_unit_that_cannot_be_written_is_refused_and_its_channel_serves_o
         LaneSettings(identity=new_identity("unwritable"), channels=CHANNELS, replay="always"),
     )
 
-    async def work() -> Sequence[Work]:
+    async def work() -> Sequence[WorkRow]:
         return [
-            Work(position=0, kind=WorkKind.PUBLISH, exchange=b"x" * 256, routing_key=b"", properties=EMPTY, body=b"")
+            WorkRow(position=0, kind=WorkKind.PUBLISH, exchange=b"x" * 256, routing_key=b"", properties=EMPTY, body=b"")
         ]
 
     async def assign(unit: Unit) -> None:

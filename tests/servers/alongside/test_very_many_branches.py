@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from dtx.auth.operators import OperatorLog
-from dtx.auth.roles import Role
+from dtx.auth.roles import OperatorRole
 from dtx.client import Xid
 from dtx.wire.amqp09 import methods
 from tests.support.operator import Operator
@@ -33,7 +33,7 @@ def service(shared_rabbitmq: RabbitNode, postgres: PostgresServer) -> Iterator[W
 
 def test_a_client_leaves_very_many_branches_of_very_many_channels(service: WatchedService) -> None:
     assert service.database is not None
-    token = OperatorLog(service.database, RM).make_token("viewer", Role.VIEWER, "test")
+    token = OperatorLog(service.database, RM).make_token("viewer", OperatorRole.VIEWER, "test")
     operator = Operator(service.admin_url, token=token)
     with RawClient(service.url(), patience=120) as peer:
         peer.log_in()

@@ -13,17 +13,17 @@ from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER, Connection
 from dtx.wire.amqp10.coordination import PROMOTE
 from dtx.wire.amqp10.endpoint import (
     SASL,
+    Amqp10FrameSplitter,
     Attached,
     Begun,
     Closed,
     Delivered,
     Detached,
     Disposed,
+    EndpointSettings,
     Event,
     Flowed,
-    FrameSplitter,
     Opened,
-    Settings,
     frame,
 )
 from dtx.wire.amqp10.link import Link
@@ -84,7 +84,7 @@ class Raw:
         self.socket: socket.socket = socket.create_connection((service.host, service.port), SECONDS)
         if tls is not None:
             self.socket = tls.wrap_socket(self.socket, server_hostname=service.host)
-        self.engine = Connection(Settings(container_id="raw", **settings), 0.0, client=True)
+        self.engine = Connection(EndpointSettings(container_id="raw", **settings), 0.0, client=True)
         self.events: list[Event] = []
         if mechanism == "PLAIN":
             response = b"\x00" + user.encode() + b"\x00" + password.encode()
@@ -100,7 +100,7 @@ class Raw:
         while True:
             head = self._exactly(8)
             rest = self._exactly(int.from_bytes(head[:4], "big") - 8)
-            buffer, frames = FrameSplitter(8192).feed(head + rest)
+            buffer, frames = Amqp10FrameSplitter(8192).feed(head + rest)
             said = read_sasl(buffer, frames[0][2], frames[0][3])
             if isinstance(said, SaslMechanisms):
                 self.mechanisms = said.sasl_server_mechanisms

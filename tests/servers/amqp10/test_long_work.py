@@ -9,7 +9,7 @@ from dtx.wire.amqp09 import methods, tables
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import encode
 from dtx.wire.amqp10.coordination import MAX_LIVE
-from dtx.wire.amqp10.endpoint import AMQP, Attached, Event, Settings, frame
+from dtx.wire.amqp10.endpoint import AMQP, Attached, EndpointSettings, Event, frame
 from dtx.wire.amqp10.errors import Condition
 from dtx.wire.amqp10.link import Link
 from dtx.wire.amqp10.message import Header, Properties
@@ -281,7 +281,7 @@ def test_very_many_transactions_end_with_their_control_link(service: WatchedServ
 
 
 def test_very_many_links_end_at_once(service: WatchedService, queue: bytes) -> None:
-    settings = Settings(container_id="")
+    settings = EndpointSettings(container_id="")
     with Raw(service) as raw:
         raw.opened()
         for number in range(settings.max_links // (settings.handle_max + 1)):

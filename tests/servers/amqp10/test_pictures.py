@@ -15,7 +15,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import Composite, encode
-from dtx.wire.amqp10.endpoint import AMQP, FrameSplitter, frame
+from dtx.wire.amqp10.endpoint import AMQP, Amqp10FrameSplitter, frame
 from dtx.wire.amqp10.performatives import (
     ACCEPTED,
     Attach,
@@ -55,7 +55,7 @@ class Picture:
 
     def __init__(self, raw: Raw) -> None:
         self._raw = raw
-        self._splitter = FrameSplitter(1 << 20)
+        self._splitter = Amqp10FrameSplitter(1 << 20)
         self._attached: set[str] = set()
         self._closed = False
         self.lines: list[str] = []

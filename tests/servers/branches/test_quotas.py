@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dtx.auth.roles import Role
+from dtx.auth.roles import OperatorRole
 from dtx.wire.amqp10.endpoint import Closed, Ended
 from dtx.wire.amqp10.errors import Condition
 from tests.servers.admin.conftest import somebody
@@ -78,7 +78,7 @@ def refusal(raw: Raw) -> str:
 
 def test_quotas_are_shown_beside_what_is_used(stage: Scene) -> None:
     """In the API and in the metrics; a virtual host without a quota has none there."""
-    viewer = somebody(stage, Role.VIEWER)
+    viewer = somebody(stage, OperatorRole.VIEWER)
     with session(stage.service.url(vhost=stage.vhost)) as client:
         client.open(1)
         status = viewer.get("/api/status")

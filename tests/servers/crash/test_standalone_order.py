@@ -9,8 +9,8 @@ import pytest
 
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.changes import DestinationKind, Slot
-from dtx.log.postgres import PostgresLog
-from dtx.store.postgres.consumers import Delivery
+from dtx.log.postgres import TransactionLog
+from dtx.store.postgres.consumers import QueueDelivery
 from dtx.wire.amqp09.properties import Property, build
 from dtx.xa.codes import XaError
 from tests.support.obstacles import Lock, refusing
@@ -36,7 +36,7 @@ class Stand:
     async def open(self, *, retry_window: float = 5.0, answer_timeout: float = 30.0, **options: Any) -> Client:
         """Start, or start again."""
         await self.close()
-        log = PostgresLog(self.url, "rm", retry_window=retry_window, answer_timeout=answer_timeout)
+        log = TransactionLog(self.url, "rm", retry_window=retry_window, answer_timeout=answer_timeout)
         await log.open()
         client = await Client(log, **options).open()
         self._opened.append(client)
@@ -361,7 +361,7 @@ async def test_of_two_branches_that_consume_one_rolls_back_and_order_is_kept(sta
     await sink.wait(4)
 
     async def branch(*numbers: int) -> Any:
-        deliveries: list[Delivery] = [sink.deliveries[number] for number in numbers]
+        deliveries: list[QueueDelivery] = [sink.deliveries[number] for number in numbers]
         return await client.prepare(client.work([], deliveries))
 
     first, second = await branch(0, 2), await branch(1, 3)

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import pytest
 
 from dtx.client.tm import Decision, RolledBack
-from dtx.client.tm.steps import Point
+from dtx.client.tm.steps import CommitPoint
 from tests.evidence.tm.campaign import nursery, play, program
 from tests.support.broker import MODES, Mode
 from tests.support.nursery import Nursery
@@ -17,26 +17,26 @@ from tests.support.tm import ALL, World, new_id, two_phase_server
 from tests.support.tm_child import UNDONE
 
 COMMIT_POINTS = [
-    (Point.BEGUN, 1, False),
-    (Point.BEGUN, 4, False),
-    (Point.ENDED, 2, False),
-    (Point.PREPARED, 1, False),
-    (Point.PREPARED, 3, False),
-    (Point.VOTED, 1, False),
-    (Point.DECIDED, 1, True),
-    (Point.COMMITTED, 1, True),
-    (Point.COMMITTED, 3, True),
-    (Point.COMPLETED, 1, True),
-    (Point.FINISHED, 1, True),
+    (CommitPoint.BEGUN, 1, False),
+    (CommitPoint.BEGUN, 4, False),
+    (CommitPoint.ENDED, 2, False),
+    (CommitPoint.PREPARED, 1, False),
+    (CommitPoint.PREPARED, 3, False),
+    (CommitPoint.VOTED, 1, False),
+    (CommitPoint.DECIDED, 1, True),
+    (CommitPoint.COMMITTED, 1, True),
+    (CommitPoint.COMMITTED, 3, True),
+    (CommitPoint.COMPLETED, 1, True),
+    (CommitPoint.FINISHED, 1, True),
 ]
 """Point, the how-manieth time, whether all is committed then."""
 RECOVERY_POINTS = [
-    (Point.VOTED, Point.RECOVERY_SCANNED, 1, False),
-    (Point.VOTED, Point.RECOVERY_FENCED, 1, False),
-    (Point.VOTED, Point.RECOVERY_COMPLETED, 2, False),
-    (Point.DECIDED, Point.RECOVERY_TAKEN_UP, 1, True),
-    (Point.DECIDED, Point.RECOVERY_COMPLETED, 2, True),
-    (Point.DECIDED, Point.RECOVERY_FINISHED, 1, True),
+    (CommitPoint.VOTED, CommitPoint.RECOVERY_SCANNED, 1, False),
+    (CommitPoint.VOTED, CommitPoint.RECOVERY_FENCED, 1, False),
+    (CommitPoint.VOTED, CommitPoint.RECOVERY_COMPLETED, 2, False),
+    (CommitPoint.DECIDED, CommitPoint.RECOVERY_TAKEN_UP, 1, True),
+    (CommitPoint.DECIDED, CommitPoint.RECOVERY_COMPLETED, 2, True),
+    (CommitPoint.DECIDED, CommitPoint.RECOVERY_FINISHED, 1, True),
 ]
 """Where the program dies, where the recovery after it dies, and what becomes of it all."""
 
@@ -44,7 +44,7 @@ RECOVERY_POINTS = [
 class Dies(Protocol):
     """See the fixture."""
 
-    def __call__(self, point: Point, number: int = ..., **order: Any) -> None:
+    def __call__(self, point: CommitPoint, number: int = ..., **order: Any) -> None:
         """Run it."""
 
 
@@ -91,7 +91,7 @@ def copies() -> Iterator[Nursery]:
 def dies(copies: Nursery, world: World) -> Dies:
     """Runs the program until it dies at a point, for the so-manieth time that it is there."""
 
-    def run(point: Point, number: int = 1, **order: Any) -> None:
+    def run(point: CommitPoint, number: int = 1, **order: Any) -> None:
         ended = program(copies, world, fates=[(point, number)], **order)
         assert ended.died_at is point, f"it did not reach {point.name}: {ended}"
 
@@ -127,7 +127,7 @@ def agreed(world: World, **options: Any) -> set[str]:
 
 @pytest.mark.parametrize(("point", "number", "committed"), COMMIT_POINTS)
 def test_a_program_that_dies_leaves_nothing_half_done(
-    world: World, dies: Dies, point: Point, number: int, committed: bool
+    world: World, dies: Dies, point: CommitPoint, number: int, committed: bool
 ) -> None:
     id_ = new_id()
     dies(point, number, ids=[id_])
@@ -136,15 +136,20 @@ def test_a_program_that_dies_leaves_nothing_half_done(
 
 @pytest.mark.parametrize(
     ("point", "number", "committed"),
-    [(Point.PREPARED, 3, False), (Point.VOTED, 1, False), (Point.DECIDED, 1, True), (Point.COMMITTED, 2, True)],
+    [
+        (CommitPoint.PREPARED, 3, False),
+        (CommitPoint.VOTED, 1, False),
+        (CommitPoint.DECIDED, 1, True),
+        (CommitPoint.COMMITTED, 2, True),
+    ],
 )
 def test_a_program_with_asyncio_that_dies_leaves_nothing_half_done(
-    world: World, dies: Dies, point: Point, number: int, committed: bool
+    world: World, dies: Dies, point: CommitPoint, number: int, committed: bool
 ) -> None:
     """And the next one, with asyncio, too, dies in its recovery."""
     id_ = new_id()
     dies(point, number, ids=[id_], asyncio=True)
-    in_recovery = Point.RECOVERY_TAKEN_UP if committed else Point.RECOVERY_FENCED
+    in_recovery = CommitPoint.RECOVERY_TAKEN_UP if committed else CommitPoint.RECOVERY_FENCED
     dies(in_recovery, recover=True, asyncio=True)
     assert agreed(world) == ({id_} if committed else set())
 
@@ -153,13 +158,19 @@ def test_a_program_with_asyncio_that_dies_leaves_nothing_half_done(
 @pytest.mark.parametrize(
     ("point", "in_recovery", "committed"),
     [
-        (Point.VOTED, Point.RECOVERY_FENCED, False),
-        (Point.DECIDED, Point.RECOVERY_TAKEN_UP, True),
-        (Point.COMMITTED, Point.RECOVERY_FINISHED, True),
+        (CommitPoint.VOTED, CommitPoint.RECOVERY_FENCED, False),
+        (CommitPoint.DECIDED, CommitPoint.RECOVERY_TAKEN_UP, True),
+        (CommitPoint.COMMITTED, CommitPoint.RECOVERY_FINISHED, True),
     ],
 )
 def test_a_program_whose_log_is_in_postgresql_leaves_nothing_half_done_either(
-    world: World, dies: Dies, log_database: str, point: Point, in_recovery: Point, committed: bool, asyncio: bool
+    world: World,
+    dies: Dies,
+    log_database: str,
+    point: CommitPoint,
+    in_recovery: CommitPoint,
+    committed: bool,
+    asyncio: bool,
 ) -> None:
     """And the next one dies in its recovery."""
     id_ = new_id()
@@ -170,7 +181,7 @@ def test_a_program_whose_log_is_in_postgresql_leaves_nothing_half_done_either(
 
 @pytest.mark.parametrize(("point", "in_recovery", "number", "committed"), RECOVERY_POINTS)
 def test_a_recovery_that_dies_is_done_by_the_next_one(
-    world: World, dies: Dies, point: Point, in_recovery: Point, number: int, committed: bool
+    world: World, dies: Dies, point: CommitPoint, in_recovery: CommitPoint, number: int, committed: bool
 ) -> None:
     id_ = new_id()
     dies(point, ids=[id_])
@@ -180,14 +191,16 @@ def test_a_recovery_that_dies_is_done_by_the_next_one(
 
 @pytest.mark.parametrize("number", [1, 3])
 def test_a_rollback_that_dies_is_one_all_the_same(world: World, dies: Dies, number: int) -> None:
-    dies(Point.ROLLED_BACK, number, ids=[f"{UNDONE}-{new_id()}"])
+    dies(CommitPoint.ROLLED_BACK, number, ids=[f"{UNDONE}-{new_id()}"])
     assert agreed(world) == set()
 
 
 @pytest.mark.parametrize("alone", ["db1", "q1"])
-@pytest.mark.parametrize(("point", "committed"), [(Point.ONE_PHASE_BEFORE, False), (Point.ONE_PHASE_AFTER, True)])
+@pytest.mark.parametrize(
+    ("point", "committed"), [(CommitPoint.ONE_PHASE_BEFORE, False), (CommitPoint.ONE_PHASE_AFTER, True)]
+)
 def test_a_one_phase_commit_leaves_nothing_in_doubt(
-    world: World, dies: Dies, point: Point, committed: bool, alone: str
+    world: World, dies: Dies, point: CommitPoint, committed: bool, alone: str
 ) -> None:
     id_ = f"{alone}-{new_id()}"
     dies(point, ids=[id_])
@@ -198,10 +211,10 @@ def test_a_one_phase_commit_leaves_nothing_in_doubt(
     assert world.in_doubt() == []
 
 
-@pytest.mark.parametrize("point", [Point.HEURISTIC_RECORDED, Point.HEURISTIC_FORGOTTEN])
-def test_a_heuristic_outcome_is_recorded_before_it_is_forgotten(world: World, dies: Dies, point: Point) -> None:
+@pytest.mark.parametrize("point", [CommitPoint.HEURISTIC_RECORDED, CommitPoint.HEURISTIC_FORGOTTEN])
+def test_a_heuristic_outcome_is_recorded_before_it_is_forgotten(world: World, dies: Dies, point: CommitPoint) -> None:
     id_ = new_id()
-    dies(Point.DECIDED, ids=[id_])
+    dies(CommitPoint.DECIDED, ids=[id_])
     world.decide("q1", "rollback")
     dies(point, recover=True)
     with world.manager() as tm:
@@ -218,9 +231,9 @@ def test_a_heuristic_outcome_is_recorded_before_it_is_forgotten(world: World, di
 
 def test_every_point_is_one_that_a_program_dies_at_here() -> None:
     tried = {point for point, _, _ in COMMIT_POINTS} | {point for _, point, _, _ in RECOVERY_POINTS}
-    tried |= {Point.ROLLED_BACK, Point.ONE_PHASE_BEFORE, Point.ONE_PHASE_AFTER}
-    tried |= {Point.HEURISTIC_RECORDED, Point.HEURISTIC_FORGOTTEN}
-    assert tried == set(Point)
+    tried |= {CommitPoint.ROLLED_BACK, CommitPoint.ONE_PHASE_BEFORE, CommitPoint.ONE_PHASE_AFTER}
+    tried |= {CommitPoint.HEURISTIC_RECORDED, CommitPoint.HEURISTIC_FORGOTTEN}
+    assert tried == set(CommitPoint)
 
 
 def test_a_decision_that_only_seems_orphaned_cannot_commit_after_its_roll_back(world: World) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from dtx.client import XA_RBROLLBACK, XAER_INVAL, XAER_NOTA, XAER_PROTO, XAER_RMERR, XAException, Xid
 from dtx.client.xa_switch import messages
-from dtx.client.xa_switch.interface import TMONEPHASE, TMSUCCESS, Call
+from dtx.client.xa_switch.interface import TMONEPHASE, TMSUCCESS, SwitchCall
 from dtx.client.xa_switch.messages import Taken
 from dtx.client.xa_switch.switch import ANY, Switch
 from tests.servers.interop.c.programs import RM
@@ -29,7 +29,7 @@ class Thread:
         self.xid = Xid(9, secrets.token_bytes(32), b"")
         self.switch.open(self.number, f"url={service.url()}{more}", RM, 0)
 
-    def __call__(self, call: Call, flags: int = 0) -> int:
+    def __call__(self, call: SwitchCall, flags: int = 0) -> int:
         """A call that names the branch."""
         return self.switch.branch(self.number, call, self.xid, RM, flags)
 
@@ -56,16 +56,16 @@ def thread(service: DtxService) -> Iterator[Thread]:
 
 def committed(thread: Thread, queue: str, *bodies: bytes) -> None:
     """Messages that are there."""
-    thread(Call.START)
+    thread(SwitchCall.START)
     for body in bodies:
         thread.publish(queue, body)
-    thread(Call.END, TMSUCCESS)
-    thread(Call.COMMIT, TMONEPHASE)
+    thread(SwitchCall.END, TMSUCCESS)
+    thread(SwitchCall.COMMIT, TMONEPHASE)
 
 
 def test_messages_are_taken_kept_and_given_back(thread: Thread, queue: str, bodies: Callable[[], list[str]]) -> None:
     committed(thread, queue, b"acknowledged", b"given back", b"left")
-    thread(Call.START)
+    thread(SwitchCall.START)
     assert thread.get(queue, 3) == len(b"acknowledged")
     first, second, third = (thread.get(queue) for _ in range(3))
     assert isinstance(first, Taken)
@@ -78,8 +78,8 @@ def test_messages_are_taken_kept_and_given_back(thread: Thread, queue: str, bodi
     for tag in (first.tag, second.tag, 99):
         with pytest.raises(XAER_INVAL, match="of no message"):
             thread.settle(tag, ack=True)
-    thread(Call.END, TMSUCCESS)
-    thread(Call.COMMIT, TMONEPHASE)
+    thread(SwitchCall.END, TMSUCCESS)
+    thread(SwitchCall.COMMIT, TMONEPHASE)
     found: list[str] = []
 
     def back() -> bool:
@@ -91,37 +91,37 @@ def test_messages_are_taken_kept_and_given_back(thread: Thread, queue: str, bodi
 
 
 def test_a_queue_that_is_not_there_dooms_the_branch(thread: Thread) -> None:
-    thread(Call.START)
+    thread(SwitchCall.START)
     for _ in range(2):  # the second time the channel is known to be closed
         with pytest.raises(XA_RBROLLBACK, match="404"):
             thread.get("no-such-queue")
     with pytest.raises(XA_RBROLLBACK, match="404"):
-        thread(Call.END, TMSUCCESS)
-    thread(Call.ROLLBACK)
+        thread(SwitchCall.END, TMSUCCESS)
+    thread(SwitchCall.ROLLBACK)
 
 
 def test_a_thread_that_is_gone_has_nothing_open(thread: Thread, queue: str) -> None:
-    thread(Call.START)
+    thread(SwitchCall.START)
     thread.publish(queue, b"lost")
     open_files = len(list(Path("/proc/self/fd").iterdir()))
     thread.switch.gone(thread.number)
     assert len(list(Path("/proc/self/fd").iterdir())) < open_files
     with pytest.raises(XAER_PROTO, match="has not called xa_open"):
-        thread(Call.END, TMSUCCESS)
+        thread(SwitchCall.END, TMSUCCESS)
     with pytest.raises(XAER_PROTO, match="between xa_start and xa_end"):
         thread.publish(queue, b"late")
 
 
 def test_what_was_abandoned_connects_anew(thread: Thread, queue: str, service: DtxService) -> None:
     """After something unforeseen: nothing is built upon what is left."""
-    thread(Call.START)
+    thread(SwitchCall.START)
     thread.publish(queue, b"lost")
     thread.switch.abandon(thread.number, RM)
     thread.switch.abandon(thread.number, 77)
 
     def rolled_back() -> bool:
         try:
-            return thread(Call.ROLLBACK) == 0
+            return thread(SwitchCall.ROLLBACK) == 0
         except XAER_NOTA:
             return True
         except XAER_PROTO:  # dtx has not noticed yet

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dtx.client import XAER_INVAL
 from dtx.client.xa_switch import messages
-from dtx.client.xa_switch.interface import ANSWER_SECONDS, POSSIBLE, TMASYNC, XAER_ASYNC, Call, check_flags, parse
+from dtx.client.xa_switch.interface import ANSWER_SECONDS, POSSIBLE, TMASYNC, XAER_ASYNC, SwitchCall, check_flags, parse
 
 URL = "amqp://user:secret@example.org:5673/orders"
 
@@ -76,8 +76,8 @@ def test_nothing_but_its_own_error_comes_out(text: str) -> None:
         parse(text)
 
 
-@given(st.sampled_from(Call), st.integers(0, (1 << 33) - 1))
-def test_flags_are_possible_or_named(call: Call, flags: int) -> None:
+@given(st.sampled_from(SwitchCall), st.integers(0, (1 << 33) - 1))
+def test_flags_are_possible_or_named(call: SwitchCall, flags: int) -> None:
     try:
         check_flags(call.name, flags, POSSIBLE[call])
     except XAER_ASYNC:

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 import pytest
 
 from dtx.client import XAException, Xid
-from dtx.client.xa_switch.interface import Call
+from dtx.client.xa_switch.interface import SwitchCall
 from dtx.client.xa_switch.switch import Switch
 from tests.servers.interop.c.programs import (
     ASYNC,
@@ -168,7 +168,7 @@ class InProcess:
                 messages.publish(self._switch.working(thread)[1], "", queue, body.encode(), nothing)
                 return XA_OK
             case _, (xid, rmid, flags):
-                return self._switch.branch(thread, Call[call.upper()], Xid.parse(xid), int(rmid), int(flags, 16))
+                return self._switch.branch(thread, SwitchCall[call.upper()], Xid.parse(xid), int(rmid), int(flags, 16))
             case _:
                 raise AssertionError(words)
 

@@ -5,19 +5,19 @@ from typing import Any
 
 import pytest
 
-from dtx.log.postgres import PostgresLog
+from dtx.log.postgres import TransactionLog
 
-OpenLog = Callable[..., Coroutine[Any, Any, PostgresLog]]
+OpenLog = Callable[..., Coroutine[Any, Any, TransactionLog]]
 
 
 @pytest.fixture
 async def open_log(migrated_postgres_url: str) -> AsyncIterator[OpenLog]:
     """Opens a log with short times on a fresh database."""
-    opened: list[PostgresLog] = []
+    opened: list[TransactionLog] = []
 
-    async def make(**options: Any) -> PostgresLog:
+    async def make(**options: Any) -> TransactionLog:
         settings: dict[str, Any] = {"url": migrated_postgres_url, "rm": "rm", "lease_ttl": 5.0, "retry_window": 5.0}
-        log = PostgresLog(**(settings | options))
+        log = TransactionLog(**(settings | options))
         opened.append(log)
         await log.open()
         return log

@@ -19,8 +19,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from dtx.log.api import LogConflict, LogError
 from dtx.log.changes import Change, Define, Slot, Store
-from dtx.log.postgres import PostgresLog
-from dtx.log.records import BranchRecord, JournalEvent, Line, LogState, LogWrite, Note
+from dtx.log.postgres import TransactionLog
+from dtx.log.records import BranchRecord, JournalEvent, Line, LogState, LogWrite, NoteWrite
 from dtx.xa.xid import Xid
 from tests.servers.log.conftest import OpenLog
 from tests.support.branches import a_branch, a_commit, a_completion, a_line, a_publish, an_insert
@@ -147,7 +147,7 @@ class Chains:
         message, branch = a_message(), a_branch()
         self._model.messages.add(message.slot)
         self._model.lines[branch.id].append("committed")
-        return [self._model.expect(Note(journal=a_line(branch, JournalEvent.COMMITTED), change=puts(message)))]
+        return [self._model.expect(NoteWrite(journal=a_line(branch, JournalEvent.COMMITTED), change=puts(message)))]
 
     def _queue(self) -> Posts:
         """Topology comes, and goes or stays."""
@@ -170,7 +170,7 @@ class Run:
         seed: of all that is drawn.
     """
 
-    def __init__(self, log: PostgresLog, proxy: Proxy, url: str, seed: int) -> None:
+    def __init__(self, log: TransactionLog, proxy: Proxy, url: str, seed: int) -> None:
         self._log = log
         self._proxy = proxy
         self._url = url
@@ -219,7 +219,7 @@ class Run:
         self._open += 1
         self._idle.clear()
         # who says that nobody waits for a record of a branch posts no other of it meanwhile
-        self._log.post(record, told, urgent=not isinstance(record, Store | Note) or self._random.random() < 0.8)
+        self._log.post(record, told, urgent=not isinstance(record, Store | NoteWrite) or self._random.random() < 0.8)
 
     async def _all_told(self) -> None:
         if self._open:

@@ -13,21 +13,21 @@ import pytest
 from psycopg import sql
 
 from dtx.db.connections import Dsn
-from dtx.db.pipeline import CONFLICT, Refused, Session
+from dtx.db.pipeline import CONFLICT, PipelineSession, StatementRefused
 from dtx.log import statements
 from dtx.log.changes import Change, Define, Slot, Store, StoredMessage
 from dtx.log.records import (
     Advance,
     BranchRecord,
-    Close,
-    Complete,
+    CloseWrite,
+    CompleteWrite,
     Fate,
     Insert,
     JournalEvent,
     Line,
     LogState,
     LogWrite,
-    Note,
+    NoteWrite,
     Redirect,
     UnitState,
     WorkKind,
@@ -51,7 +51,7 @@ PROVING = {form.proving: form.of_one for form in statements.STATEMENTS if form.p
 
 
 @pytest.fixture
-async def session(migrated_postgres_url: str) -> AsyncIterator[Session]:
+async def session(migrated_postgres_url: str) -> AsyncIterator[PipelineSession]:
     """A writer's session under epoch 1."""
     with psycopg.connect(migrated_postgres_url) as connection:
         connection.execute(
@@ -59,7 +59,7 @@ async def session(migrated_postgres_url: str) -> AsyncIterator[Session]:
             "VALUES ('rm', 1, 'test', %s, now(), now(), 30)",
             [uuid4()],
         )
-    session = await Session.connect(
+    session = await PipelineSession.connect(
         Dsn(migrated_postgres_url),
         statements.PREPARED,
         settings=WRITER_SETTINGS,
@@ -90,7 +90,7 @@ def in_a_broker(state: LogState, outcome: Heuristic) -> History:
             outcome=outcome,
             fates=((0, Fate.DISCARDED),),
             redirects=(Redirect(position=0, exchange=b"elsewhere", routing_key=b"k"),),
-            close=Close(publishes=Fate.DROPPED, consumes=Fate.PUT_BACK),
+            close=CloseWrite(publishes=Fate.DROPPED, consumes=Fate.PUT_BACK),
             journal=a_line(branch, JournalEvent.HEURISTIC, outcome=outcome, reason="by hand", at=AT),
         )
 
@@ -121,7 +121,7 @@ def in_a_broker(state: LogState, outcome: Heuristic) -> History:
         ),
         each(decided),
         each(
-            lambda branch: Complete(
+            lambda branch: CompleteWrite(
                 id=branch.id,
                 expect=LogState.HEURISTIC,
                 version=4,
@@ -153,7 +153,7 @@ def without_a_broker(position: int) -> History:
             for branch in branches
         ],
         [
-            Complete(
+            CompleteWrite(
                 id=branch.id,
                 expect=LogState.PREPARED,
                 version=2,
@@ -179,7 +179,7 @@ def others() -> History:
         [Insert(branch=branch, work=(a_publish(),), journal=Line(JournalEvent.PREPARED, AT, "a")) for branch in short],
         [_end(branch, a_line(branch, JournalEvent.COMMITTED, reason="repeated", at=AT)) for branch in whole],
         [_end(branch, Line(JournalEvent.ROLLED_BACK, AT, "a")) for branch in short],
-        [Note(journal=a_line(branch, JournalEvent.TIMED_OUT, at=AT)) for branch in whole],
+        [NoteWrite(journal=a_line(branch, JournalEvent.TIMED_OUT, at=AT)) for branch in whole],
         [Store(change=Change(puts=[_stored(Slot(QUEUE, position))])) for position in (1, 2)],
         [Store(change=Change(puts=[_stored(Slot(QUEUE, body))._replace(shared=body)])) for body in (3, 4)],
         [Store(change=Change(drops=[Slot(QUEUE, body)])) for body in (3, 4)],
@@ -207,8 +207,8 @@ def one_by_one(define: Define) -> list[Define]:
     return [Define(**{kind: [row]}) for kind in kinds for row in getattr(define, kind)]
 
 
-def _end(branch: BranchRecord, journal: Any) -> Complete:
-    return Complete(id=branch.id, expect=LogState.PREPARED, version=1, journal=journal)
+def _end(branch: BranchRecord, journal: Any) -> CompleteWrite:
+    return CompleteWrite(id=branch.id, expect=LogState.PREPARED, version=1, journal=journal)
 
 
 def _stored(slot: Slot) -> StoredMessage:
@@ -223,7 +223,7 @@ class Player:
         url: of its database.
     """
 
-    def __init__(self, session: Session, url: str) -> None:
+    def __init__(self, session: PipelineSession, url: str) -> None:
         self.session = session
         self.url = url
         self.names: set[bytes] = set()
@@ -260,7 +260,7 @@ class Player:
             }
 
 
-async def test_one_row_is_written_as_many_are(session: Session, migrated_postgres_url: str) -> None:
+async def test_one_row_is_written_as_many_are(session: PipelineSession, migrated_postgres_url: str) -> None:
     player = Player(session, migrated_postgres_url)
     for history in (
         in_a_broker(LogState.COMMITTING, Heuristic.HAZARD),
@@ -313,7 +313,7 @@ def beginnings() -> list[LogWrite]:
     ]
 
 
-async def test_what_begins_a_group_alone_proves_the_lease(session: Session, migrated_postgres_url: str) -> None:
+async def test_what_begins_a_group_alone_proves_the_lease(session: PipelineSession, migrated_postgres_url: str) -> None:
     """Its lock, not the look, is the proof: it waits for a successor that is taking the lease, and fails."""
     names = set()
     with psycopg.connect(migrated_postgres_url) as successor:
@@ -328,13 +328,13 @@ async def test_what_begins_a_group_alone_proves_the_lease(session: Session, migr
                 assert not writing.done()
                 await asyncio.sleep(0.01)
             successor.commit()
-            with pytest.raises(Refused) as refused:
+            with pytest.raises(StatementRefused) as refused:
                 await writing
             assert refused.value.sqlstate == LEASE_LOST, record
     assert names == {statement.name for statement in PROVING}
 
 
-async def test_either_form_refuses_what_is_not_as_expected(session: Session) -> None:
+async def test_either_form_refuses_what_is_not_as_expected(session: PipelineSession) -> None:
     good, bad = a_branch(), a_branch()
 
     async def write(*group: LogWrite) -> None:
@@ -352,19 +352,19 @@ async def test_either_form_refuses_what_is_not_as_expected(session: Session) -> 
             a_commit(bad, redirects=(Redirect(position=7),)),
         ):
             for group in ([record], [a_like(record, good), record]):
-                with pytest.raises(Refused) as refused:
+                with pytest.raises(StatementRefused) as refused:
                     await write(*group)
                 assert refused.value.sqlstate == CONFLICT, group
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(StatementRefused) as refused:
         await write(Insert(branch=a_branch(xid=bad.xid)))
     assert refused.value.sqlstate == "23505"
     await write(a_completion(good), a_completion(bad))
 
 
-def a_like(record: Advance | Complete, branch: BranchRecord) -> Advance | Complete:
+def a_like(record: Advance | CompleteWrite, branch: BranchRecord) -> Advance | CompleteWrite:
     """*record* for *branch*, as it would do."""
     plain = replace(record, id=branch.id, version=1)
-    if isinstance(plain, Complete):
+    if isinstance(plain, CompleteWrite):
         return plain
     settled = (0,) if plain.settled else ()
     fates = ((0, Fate.DROPPED),) if plain.fates else ()

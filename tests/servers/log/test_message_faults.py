@@ -10,32 +10,32 @@ import psycopg
 import pytest
 
 from dtx.db.connections import Dsn
-from dtx.db.pipeline import Session
+from dtx.db.pipeline import PipelineSession
 from dtx.log import statements, write_queue, writer
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.changes import Change, Define, Slot, Store
-from dtx.log.postgres import PostgresLog
-from dtx.log.records import Insert, JournalEvent, Line, LogWrite, Note
+from dtx.log.postgres import TransactionLog
+from dtx.log.records import Insert, JournalEvent, Line, LogWrite, NoteWrite
 from tests.servers.log.conftest import OpenLog
 from tests.support.branches import a_branch, a_commit, a_completion, a_line, an_insert
 from tests.support.stored import QUEUE, a_message, a_queue, an_exchange, drops, puts
 
 
 @pytest.fixture
-async def session(migrated_postgres_url: str) -> AsyncIterator[Session]:
+async def session(migrated_postgres_url: str) -> AsyncIterator[PipelineSession]:
     """What the writer asks on, after it has fenced off its old session."""
-    session = await Session.connect(
+    session = await PipelineSession.connect(
         Dsn(migrated_postgres_url), writer.UNKNOWN_COMMIT, settings={}, timeout=5, answer_timeout=5, durable=True
     )
     yield session
     await session.close()
 
 
-async def applied(session: Session, *records: LogWrite) -> bool:
+async def applied(session: PipelineSession, *records: LogWrite) -> bool:
     return await writer.was_applied(session, b"rm", [(record, bytes(16)) for record in records])
 
 
-async def test_a_message_is_the_trace_of_its_group(open_log: OpenLog, session: Session) -> None:
+async def test_a_message_is_the_trace_of_its_group(open_log: OpenLog, session: PipelineSession) -> None:
     log = await open_log()
     stored, lost, held = a_message(), a_message(), a_message()
     await log.write(Store(change=puts(stored)))
@@ -44,14 +44,14 @@ async def test_a_message_is_the_trace_of_its_group(open_log: OpenLog, session: S
     assert not await applied(session, drop, Store(change=puts(lost)))
 
 
-async def test_a_message_that_its_own_group_drops_is_no_trace(open_log: OpenLog, session: Session) -> None:
+async def test_a_message_that_its_own_group_drops_is_no_trace(open_log: OpenLog, session: PipelineSession) -> None:
     log = await open_log()
     stored, lost = a_message(), a_message()
     await log.write(Store(change=puts(stored)))
     assert not await applied(session, Store(change=puts(stored, lost)), Store(change=drops(stored)))
 
 
-async def test_a_branch_is_the_trace_of_its_group(open_log: OpenLog, session: Session) -> None:
+async def test_a_branch_is_the_trace_of_its_group(open_log: OpenLog, session: PipelineSession) -> None:
     log = await open_log()
     branch, message = a_branch(), a_message()
     await log.write(an_insert(branch))
@@ -62,11 +62,15 @@ async def test_a_branch_is_the_trace_of_its_group(open_log: OpenLog, session: Se
     assert await applied(session, message_alone, decision)
 
 
-async def test_a_journal_line_is_the_surest_trace(open_log: OpenLog, session: Session) -> None:
+async def test_a_journal_line_is_the_surest_trace(open_log: OpenLog, session: PipelineSession) -> None:
     log = await open_log()
     branch, message = a_branch(), a_message()
     await log.write(Store(change=puts(message)))
-    for record in (an_insert(branch), a_completion(branch), Note(journal=a_line(branch), change=puts(a_message()))):
+    for record in (
+        an_insert(branch),
+        a_completion(branch),
+        NoteWrite(journal=a_line(branch), change=puts(a_message())),
+    ):
         assert not await applied(session, Store(change=puts(message)), record)
 
 
@@ -77,7 +81,7 @@ async def test_a_line_that_is_made_of_its_branch_is_a_trace_too(open_log: OpenLo
         found = connection.execute("SELECT epoch FROM dtx.lease WHERE rm = 'rm'").fetchone()
     assert found is not None
     known = (*statements.PREPARED, *writer.UNKNOWN_COMMIT)
-    session = await Session.connect(
+    session = await PipelineSession.connect(
         Dsn(migrated_postgres_url), known, settings={}, timeout=5, answer_timeout=5, durable=True
     )
     at = time.time()
@@ -94,7 +98,7 @@ async def test_a_line_that_is_made_of_its_branch_is_a_trace_too(open_log: OpenLo
         await session.close()
 
 
-async def test_what_may_be_written_twice_needs_no_trace(session: Session) -> None:
+async def test_what_may_be_written_twice_needs_no_trace(session: PipelineSession) -> None:
     """A group of acknowledgements costs no more than its deletions."""
     slot = Slot(QUEUE, 1)
     change = Change(drops=[slot], expiries=[(slot, 1.0)], delivered=[(QUEUE, 1)])
@@ -139,7 +143,7 @@ async def test_stores_outlive_the_loss_of_their_session(open_log: OpenLog, migra
 
 
 async def test_a_log_that_is_not_open_reads_no_messages() -> None:
-    log = PostgresLog("postgresql://nowhere/x", "rm")
+    log = TransactionLog("postgresql://nowhere/x", "rm")
     assert not log.congested
     for call in (
         log.settled(),

@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.pages import BranchFilter, branch_page, history, in_doubt, totals
-from dtx.log.reader import Decision, Detail, LogReader, Messages
+from dtx.log.reader import Detail, LoggedDecision, LogReader, Messages
 from dtx.log.records import Insert, JournalEvent, LogState
 from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid
@@ -82,7 +82,7 @@ async def test_one_branch_is_shown_with_everything(open_log: OpenLog, migrated_p
                 branch=branch._replace(state=LogState.HEURISTIC, outcome=Heuristic.HAZARD, version=2),
                 work=work,
                 sizes=tuple(len(item.body) for item in work),
-                decision=Decision(outcome=Heuristic.HAZARD, actor="alice", reason="lost", at=line.at),
+                decision=LoggedDecision(outcome=Heuristic.HAZARD, actor="alice", reason="lost", at=line.at),
             )
         ]
         (sized,) = reader.show(branch.xid, vhost="/", messages=Messages(bodies=False))

@@ -13,7 +13,7 @@ from dtx.db import migrate
 from dtx.db.connections import Dsn
 from dtx.log.api import LogUnavailable
 from dtx.log.lease import Keep
-from dtx.log.records import JournalEvent, Note
+from dtx.log.records import JournalEvent, NoteWrite
 from tests.servers.log.conftest import OpenLog
 from tests.support.branches import a_branch, a_line, a_xid
 
@@ -107,7 +107,7 @@ async def test_lines_in_the_default_partition_move_to_their_day(open_log: OpenLo
     branch = a_branch()
     day = datetime(2041, 5, 5, tzinfo=UTC)
     for offset in (0.0, 86_399.999999, 86_400.0):
-        await log.write(Note(journal=a_line(branch, JournalEvent.COMMITTED, at=day.timestamp() + offset)))
+        await log.write(NoteWrite(journal=a_line(branch, JournalEvent.COMMITTED, at=day.timestamp() + offset)))
     before = await log.history(None, branch.xid)
     await maintained(migrated_postgres_url, "journal_20410506", 1, day)
     assert await log.history(None, branch.xid) == before
@@ -121,7 +121,7 @@ async def test_what_nobody_keeps_leaves_the_default_partition_too(
 ) -> None:
     log = await open_log(keep=Keep(journal=5))
     branch = a_branch()
-    await log.write(Note(journal=a_line(branch, JournalEvent.COMMITTED, at=1.0)))
+    await log.write(NoteWrite(journal=a_line(branch, JournalEvent.COMMITTED, at=1.0)))
     await maintained(migrated_postgres_url, "journal_default", 0)
     assert await log.history(None, branch.xid) == []
 
@@ -154,7 +154,7 @@ async def test_readers_have_a_safe_offset(open_log: OpenLog, migrated_postgres_u
     log = await open_log()
     rows: list[Any] = []
     for _ in range(2):
-        await log.write(Note(journal=a_line(a_branch(xid=a_xid()))))
+        await log.write(NoteWrite(journal=a_line(a_branch(xid=a_xid()))))
     async with asyncio.timeout(30):
         while [safe for _, safe in rows] != [True, True]:  # whatever else runs on the server ends some time
             await asyncio.sleep(0.05)

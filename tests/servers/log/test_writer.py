@@ -10,8 +10,8 @@ import uvloop
 
 from dtx.log import write_queue
 from dtx.log.api import LeaseLost, LogConflict, LogError
-from dtx.log.postgres import PostgresLog
-from dtx.log.records import JournalEvent, Line, LogState, Note
+from dtx.log.postgres import TransactionLog
+from dtx.log.records import JournalEvent, Line, LogState, NoteWrite
 from dtx.xa.codes import Heuristic
 from tests.servers.log.conftest import OpenLog
 from tests.support.branches import a_branch, a_commit, a_completion, a_line, a_publish, a_unit, all_of, an_insert
@@ -176,7 +176,7 @@ async def test_a_journal_line_of_any_time_finds_a_partition(open_log: OpenLog) -
     branch = a_branch()
     times = [round(time.time()) - 20 * 86_400.0, 4_000_000_000.25]
     for at in times:
-        await log.write(Note(journal=a_line(branch, JournalEvent.COMMITTED, at=at)))
+        await log.write(NoteWrite(journal=a_line(branch, JournalEvent.COMMITTED, at=at)))
     assert [line.at for line in await log.history(None, branch.xid)] == times
 
 
@@ -215,7 +215,7 @@ async def test_a_database_that_refuses_has_written_nothing(open_log: OpenLog, mi
 
 def test_the_log_works_on_uvloop(migrated_postgres_url: str) -> None:
     async def use() -> None:
-        log = PostgresLog(migrated_postgres_url, "rm")
+        log = TransactionLog(migrated_postgres_url, "rm")
         await log.open()
         branches = [a_branch() for _ in range(300)]
         await asyncio.gather(*(log.write(an_insert(branch, a_publish(body=bytes(50_000)))) for branch in branches))

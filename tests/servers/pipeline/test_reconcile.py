@@ -86,7 +86,7 @@ def agree(spark: SparkSession, seed: int, rules: Rules) -> None:
 
 
 def test_the_oldest_lines_are_the_evidence(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dtx.pipeline.reconcile.judging.MOST", 3)
+    monkeypatch.setattr("dtx.pipeline.reconcile.judged_rows.MOST", 3)
     lines = [line(b"g", event, at) for at, event in enumerate(("prepared", "stuck", "decided", "redirected", "hazard"))]
     own = replace(line(b"h", "prepared", 7), rm="rm2")
     verdicts = verdicts_of(

@@ -18,7 +18,7 @@ from dtx.pipeline.quarantine import Quarantined
 from dtx.pipeline.reconcile import PublishingFailed, Run, current, publish, run, runs
 from dtx.pipeline.report import collect
 from dtx.pipeline.report.page import render
-from dtx.pipeline.verdicts import Choice, Kind, Rules
+from dtx.pipeline.verdicts import Choice, Rules, SourceKind
 from tests.servers.pipeline.test_reconcile import expected, require_same
 from tests.support.fleets import Fleet, decisions_frame, events_frame, fleet_of, line, observations_frame
 from tests.support.reference import Decision, Observation
@@ -94,8 +94,8 @@ def test_what_leaves_its_log_and_what_nobody_sees_any_more(spark: SparkSession, 
     )
     made = Decision(source="log", tm="tm", format_id=1, gtrid=b"kept", decision=Choice.COMMIT, at=2, finished=False)
     foreign = Observation(
-        source="bank", kind=Kind.POSTGRESQL, rm="bank", vhost="bank", format_id=1, gtrid=b"gone", bqual=b"", owner="x",
-        state="prepared", since=1, observed_at=rules.as_of,
+        source="bank", kind=SourceKind.POSTGRESQL, rm="bank", vhost="bank", format_id=1, gtrid=b"gone", bqual=b"",
+        owner="x", state="prepared", since=1, observed_at=rules.as_of,
     )  # fmt: skip
     nobody, nothing = observations_frame(spark, ()), decisions_frame(spark, ())
 
@@ -122,7 +122,7 @@ def test_an_old_lake_and_what_its_dtx_has_no_more(spark: SparkSession, tmp_path:
     lake, out, rules = Batches(), str(tmp_path / "results"), Rules(as_of=10_000_000_000, asked=frozenset({"db"}))
     lake.batches.append(events_frame(spark, [line(b"g", "prepared", 1), line(b"young", "prepared", 9_000_000_000)]))
     own = Observation(
-        source="db", kind=Kind.DTX, rm="rm", vhost="/", format_id=1, gtrid=b"g", bqual=b"", owner="ann",
+        source="db", kind=SourceKind.DTX, rm="rm", vhost="/", format_id=1, gtrid=b"g", bqual=b"", owner="ann",
         state="prepared", since=1, observed_at=rules.as_of, branch_id="life",
     )  # fmt: skip
     young = replace(own, gtrid=b"young", since=9_000_000_000)
@@ -152,7 +152,7 @@ def test_what_another_dtx_has_kept_is_not_folded_on(
     made = Decision(source="log", tm="tm", format_id=1, gtrid=b"g", decision=Choice.COMMIT, at=2)
     none, nothing = observations_frame(spark, ()), decisions_frame(spark, ())
     assert run(spark, lake, none, decisions_frame(spark, [made]), out, rules).lines_read == 2
-    monkeypatch.setattr("dtx.pipeline.reconcile.running.FORM", 99)
+    monkeypatch.setattr("dtx.pipeline.reconcile.incremental.FORM", 99)
     assert run(spark, lake, none, nothing, out, rules, logs_read=["log"]).lines_read == 2
     (row,) = current(spark, out).collect()
     assert (row.verdict, row.decision, row.tm) == ("committed", "commit", "tm")
@@ -241,7 +241,7 @@ def test_a_decision_of_a_log_without_times_is_published_and_shown(
         source="log", tm="a\0b", format_id=None, gtrid=b"tm1", decision=Choice.COMMIT, at=None, finished=False
     )
     seen = Observation(
-        source="s\0", kind=Kind.MYSQL, rm="r\0", vhost=None, format_id=1, gtrid=b"tm2", bqual=b"", owner=None,  # type: ignore[arg-type]
+        source="s\0", kind=SourceKind.MYSQL, rm="r\0", vhost=None, format_id=1, gtrid=b"tm2", bqual=b"", owner=None,  # type: ignore[arg-type]
         state="prepared", since=None, observed_at=rules.as_of,
     )  # fmt: skip
     done = run(spark, lake, observations_frame(spark, [seen]), decisions_frame(spark, [made]), out, rules)
@@ -271,7 +271,7 @@ def test_what_is_found_goes_into_a_database_all_at_once(
     ]
     lake.batches.append(events_frame(spark, [*fine, *mixed]))
     gid = Observation(
-        source="bank", kind=Kind.POSTGRESQL, rm="bank", vhost="bank", format_id=None, gtrid=b"x" * 200, bqual=b"",
+        source="bank", kind=SourceKind.POSTGRESQL, rm="bank", vhost="bank", format_id=None, gtrid=b"x" * 200, bqual=b"",
         owner="x", state="prepared", since=None, observed_at=at,
     )  # fmt: skip
     seen, nothing = observations_frame(spark, [gid]), decisions_frame(spark, ())

@@ -17,7 +17,7 @@ from dtx.pipeline.archive import archive
 from dtx.pipeline.delta import Table
 from dtx.pipeline.files import LakeError
 from dtx.pipeline.fleet import load
-from dtx.pipeline.reconcile import Run, State, StateDamaged, current, run, runs
+from dtx.pipeline.reconcile import Results, Run, StateDamaged, current, run, runs
 from dtx.pipeline.session import SessionOptions
 from dtx.pipeline.steps import Steps
 from dtx.pipeline.verdicts import Rules
@@ -117,7 +117,7 @@ def test_what_was_retained_is_said_of_transactions_whose_lines_are_gone(
     lake.batches.append(events_frame(spark, [line(b"g", "rolled-back", 20 * DAY, rm="rm2")], 10))
     reconcile(lake)
     assert verdicts(spark, out) == {b"g": "mixed", b"open": "orphan", b"over": "committed"}
-    removed = State(out).retain(date(1970, 1, 11), dry_run=False)
+    removed = Results(out).retain(date(1970, 1, 11), dry_run=False)
     assert removed == {"verdicts": 1, "changes of verdicts": 0, "runs": 0}
     lake.batches[0] = events_frame(spark, ())  # its lines are removed from the lake, too
     for full in (False, True, False):

@@ -20,7 +20,7 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, 
 from dtx.pipeline.source import DtxDataSource, SourceAway, SourceError, Waits, reachable
 from dtx.pipeline.source.datasource import StreamReader
 from dtx.pipeline.source.server import connected
-from dtx.pipeline.source.snapshot import Snapshot, between, shown
+from dtx.pipeline.source.snapshot import SourceSnapshot, between, shown
 from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid
 from tests.support.journal import write
@@ -193,7 +193,12 @@ def test_a_table_that_changes_in_place_is_read_by_one_task(url: str) -> None:
 
 def test_what_snapshots_say_in_sql_is_what_postgresql_says(writer: psycopg.Connection) -> None:
     """Against PostgreSQL's own pg_visible_in_snapshot, of every transaction around."""
-    moments_ = [Snapshot(1), Snapshot(20), Snapshot(20, frozenset({3, 7, 19})), Snapshot(25, frozenset({7, 22}))]
+    moments_ = [
+        SourceSnapshot(1),
+        SourceSnapshot(20),
+        SourceSnapshot(20, frozenset({3, 7, 19})),
+        SourceSnapshot(25, frozenset({7, 22})),
+    ]
     rows = "(SELECT i::text::xid8 AS xid8 FROM generate_series(1, 30) i) lines"
     for start in moments_:
         for end in (moment for moment in moments_ if moment.contains(start)):

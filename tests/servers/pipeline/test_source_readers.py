@@ -16,7 +16,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import DataFrame, SparkSession
 
-from dtx.pipeline.decisions import DecisionLog, LogKind, kind_of, read
+from dtx.pipeline.decisions import LogKind, ManagerLog, kind_of, read
 from dtx.pipeline.participants import Participant, ParticipantKind, connection_arguments, look_mysql, observe
 from dtx.pipeline.source import SourceError, Waits, register
 from dtx.xa.codes import Heuristic
@@ -161,7 +161,7 @@ def test_lines_of_json_that_are_malformed_are_named_with_their_number(spark: Spa
     ]  # fmt: skip
     path = tmp_path / "tm.jsonl"
     path.write_text("\n".join(lines))
-    frame, wrong = read(spark, [DecisionLog(kind=LogKind.JSON, name="bank", place=str(path))])
+    frame, wrong = read(spark, [ManagerLog(kind=LogKind.JSON, name="bank", place=str(path))])
     assert [tuple(row.values()) for row in rows(frame)] == [
         ("bank", None, b"e", "rollback", AT, None, "bank"),
         ("tm-1", 4294967295, b"\xff\0g", "commit", AT, True, "bank"),
@@ -187,12 +187,12 @@ def test_no_object_of_a_line_is_passed_over(spark: SparkSession, tmp_path: Path)
         "[", f"  {alone[0]},", f"\t{alone[1]} ,\t", alone[2], "]", alone[3],
     ]  # fmt: skip
     (tmp_path / "tm.jsonl").write_text("\n".join(lines))
-    frame, (wrong,) = read(spark, [DecisionLog(kind=LogKind.JSON, name="bank", place=str(tmp_path / "tm.jsonl"))])
+    frame, (wrong,) = read(spark, [ManagerLog(kind=LogKind.JSON, name="bank", place=str(tmp_path / "tm.jsonl"))])
     assert [bytes(row["gtrid"]) for row in rows(frame)] == [b"c", b"d", b"e", b"f"]
     assert (wrong.reason, wrong.item.rpartition(":")[2], wrong.count) == ("not a JSON object", "1", 8)
     entry = json.dumps({"id": "tm1", "wasCommitted": True, "participants": []})
     (tmp_path / "tmlog1.log").write_text(f"{entry}{entry.replace('tm1', 'tm2')}\n{entry}\n")
-    logs = [DecisionLog(kind=LogKind.ATOMIKOS, name="shop", place=str(tmp_path / "tmlog1.log"))]
+    logs = [ManagerLog(kind=LogKind.ATOMIKOS, name="shop", place=str(tmp_path / "tmlog1.log"))]
     frame, (wrong,) = read(spark, logs)
     assert [bytes(row["gtrid"]) for row in rows(frame)] == [b"tm1"]
     assert (wrong.item.rpartition(":")[2], wrong.count) == ("1", 1)
@@ -206,7 +206,7 @@ def test_a_line_far_into_a_divided_file_has_its_number(spark: SparkSession, tmp_
     before = str(spark.conf.get("spark.sql.files.maxPartitionBytes"))
     spark.conf.set("spark.sql.files.maxPartitionBytes", "65536")
     try:
-        frame, (wrong,) = read(spark, [DecisionLog(kind=LogKind.JSON, name="bank", place=str(path))])
+        frame, (wrong,) = read(spark, [ManagerLog(kind=LogKind.JSON, name="bank", place=str(path))])
         assert frame.count() == 4_010
     finally:
         spark.conf.set("spark.sql.files.maxPartitionBytes", before)
@@ -217,7 +217,7 @@ def test_csv_has_its_columns_in_any_order_and_each_file_its_header(spark: SparkS
     (tmp_path / "a.csv").write_text(f'decision,gtrid,time,comment\ncommit,61,{AT.isoformat()},"x, y"\ncommit,62\n')
     (tmp_path / "b.csv").write_text(f"\ufeffgtrid,time,decision,tm\n63,{AT.isoformat()},rollback,other\n")
     (tmp_path / "c.csv").write_text("gtrid,when\n64,now\n65,now\n")
-    frame, wrong = read(spark, [DecisionLog(kind=LogKind.CSV, name="bank", place=str(tmp_path))])
+    frame, wrong = read(spark, [ManagerLog(kind=LogKind.CSV, name="bank", place=str(tmp_path))])
     assert [(row["tm"], bytes(row["gtrid"]), row["decision"], row["at"]) for row in rows(frame)] == [
         ("bank", b"a", "commit", AT),
         ("other", b"c", "rollback", AT),
@@ -238,7 +238,7 @@ def test_a_parquet_file_that_is_cut_off_is_named_and_the_others_are_read(spark: 
     damaged = bytearray(whole)
     damaged[4:40] = bytes(36)
     (tmp_path / "damaged.parquet").write_bytes(damaged)
-    frame, wrong = read(spark, [DecisionLog(kind=LogKind.PARQUET, name="bank", place=str(tmp_path))])
+    frame, wrong = read(spark, [ManagerLog(kind=LogKind.PARQUET, name="bank", place=str(tmp_path))])
     assert [bytes(row["gtrid"]) for row in rows(frame)] == [b"a", b"b"]
     names = sorted(one.item.rpartition("/")[2] for one in wrong)
     assert names == ["cut.parquet", "damaged.parquet", "whole.parquet"]
@@ -251,7 +251,7 @@ def test_a_parquet_file_may_have_columns_that_others_have_not(spark: SparkSessio
     others: list[dict[str, Any]] = [{}, {"gtrid": [b"b"], "finished": [False]}, {"gtrid": [b"c"]}]
     for name, columns in enumerate(others):
         pq.write_table(pa.table(most | columns), tmp_path / f"{name}.parquet")
-    frame, wrong = read(spark, [DecisionLog(kind=LogKind.PARQUET, name="bank", place=str(tmp_path))])
+    frame, wrong = read(spark, [ManagerLog(kind=LogKind.PARQUET, name="bank", place=str(tmp_path))])
     assert wrong == []
     assert [(bytes(row["gtrid"]), row["finished"]) for row in rows(frame)] == [
         (b"a", None),
@@ -274,7 +274,7 @@ def test_parquet_files_with_columns_of_other_types_are_judged_each_for_itself(
     }.items():
         table = {column: values for column, values in (most | columns).items() if values is not None}
         pq.write_table(pa.table(table), tmp_path / f"{name}.parquet")
-    frame, wrong = read(spark, [DecisionLog(kind=LogKind.PARQUET, name="bank", place=str(tmp_path))])
+    frame, wrong = read(spark, [ManagerLog(kind=LogKind.PARQUET, name="bank", place=str(tmp_path))])
     assert [(row["tm"], row["format_id"], bytes(row["gtrid"]), row["finished"]) for row in rows(frame)] == [
         ("7", 8, b"n", True),
         ("tm", 9, b"w", False),
@@ -296,7 +296,7 @@ def test_an_empty_parquet_file_is_named(spark: SparkSession, tmp_path: Path, oth
         pq.write_table(table, tmp_path / f"{name}.parquet")
     if "cut" in others:
         (tmp_path / "cut.parquet").write_bytes((tmp_path / "cut.parquet").read_bytes()[:-20])
-    frame, wrong = read(spark, [DecisionLog(kind=LogKind.PARQUET, name="bank", place=str(tmp_path))])
+    frame, wrong = read(spark, [ManagerLog(kind=LogKind.PARQUET, name="bank", place=str(tmp_path))])
     assert len(rows(frame)) == ("whole" in others)
     named = {one.item.rpartition("/")[2]: one.reason for one in wrong}
     assert named.pop("empty.parquet") == "empty: 0 octets are no Parquet file"
@@ -328,7 +328,7 @@ def test_logs_of_atomikos_are_read_in_both_forms(spark: SparkSession, tmp_path: 
             ]
         )
     )
-    frame, wrong = read(spark, [DecisionLog(kind=LogKind.ATOMIKOS, name="shop", place=str(tmp_path))])
+    frame, wrong = read(spark, [ManagerLog(kind=LogKind.ATOMIKOS, name="shop", place=str(tmp_path))])
     assert [(bytes(row["gtrid"]), row["decision"], row["finished"], row["at"]) for row in rows(frame)] == [
         (b"tm1", "commit", True, None),
         (b"tm2", "commit", False, None),
@@ -366,10 +366,10 @@ def test_the_log_of_the_own_transaction_manager_is_read(
         )
         connection.execute("INSERT INTO dtx_tm.decision VALUES ('p', 4, 'n2', 'commit', %s, NULL)", [AT])
     logs = [
-        DecisionLog(kind=LogKind.SQLITE, name="file", place=str(path)),
-        DecisionLog(kind=LogKind.POSTGRESQL, name="base", place=url),
-        DecisionLog(kind=LogKind.SQLITE, name="none", place=str(tmp_path / "none.db")),
-        DecisionLog(kind=LogKind.JSON, name="away", place=str(tmp_path / "away.json")),
+        ManagerLog(kind=LogKind.SQLITE, name="file", place=str(path)),
+        ManagerLog(kind=LogKind.POSTGRESQL, name="base", place=url),
+        ManagerLog(kind=LogKind.SQLITE, name="none", place=str(tmp_path / "none.db")),
+        ManagerLog(kind=LogKind.JSON, name="away", place=str(tmp_path / "away.json")),
     ]
     frame, wrong = read(spark, logs, waits=WAITS)
     assert [tuple(row.values()) for row in rows(frame)] == [

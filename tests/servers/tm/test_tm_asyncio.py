@@ -27,7 +27,7 @@ from dtx.client import (
 from dtx.client.aio import Coordinator, XAResource
 from dtx.client.tm import HeuristicMixed, Misuse, RolledBack, TimedOut, steps
 from dtx.client.tm.asynchronous import AsyncDtxResource, AsyncPep249Resource, AsyncTransactionManager
-from dtx.client.tm.steps import Point
+from dtx.client.tm.steps import CommitPoint
 from tests.support.client import new_xid
 from tests.support.tm import ALL, World, new_id
 
@@ -341,7 +341,7 @@ async def test_a_cancelled_commit_comes_to_its_end_first(
     world: World, manager: AsyncTransactionManager, times: int
 ) -> None:
     reached = asyncio.Event()
-    steps.arm(lambda point: reached.set() if point is Point.PREPARED else None)
+    steps.arm(lambda point: reached.set() if point is CommitPoint.PREPARED else None)
 
     async def work() -> None:
         async with manager.transaction() as tx:
@@ -364,7 +364,7 @@ async def test_a_cancelled_commit_comes_to_its_end_first(
 async def test_a_resource_that_is_down_in_the_second_phase_is_told_by_recovery(
     world: World, manager: AsyncTransactionManager
 ) -> None:
-    steps.arm(lambda point: world.services["q2"].kill9() if point is Point.DECIDED else None)
+    steps.arm(lambda point: world.services["q2"].kill9() if point is CommitPoint.DECIDED else None)
     try:
         async with manager.transaction() as tx:
             await write(tx, "one", *ALL)
@@ -380,8 +380,8 @@ async def test_a_resource_that_is_down_in_the_second_phase_is_told_by_recovery(
 
 
 async def test_a_heuristic_outcome_is_raised(world: World, manager: AsyncTransactionManager) -> None:
-    def decided(point: Point) -> None:
-        if point is Point.DECIDED:
+    def decided(point: CommitPoint) -> None:
+        if point is CommitPoint.DECIDED:
             world.decide("q1", "rollback")
 
     steps.arm(decided)

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 
 from dtx.client.tm.asynchronous import AsyncDtxResource, AsyncPep249Resource, AsyncTransactionManager
-from dtx.client.tm.steps import Point
+from dtx.client.tm.steps import CommitPoint
 from tests.support.processes import wait_until
 from tests.support.tm import ALL, World, left_at
 
@@ -19,7 +19,7 @@ from tests.support.tm import ALL, World, left_at
 def orphaned(world: World) -> None:
     """Four branches are prepared, undecided, and their manager is gone; so is a service."""
     with world.manager() as tm:
-        left_at(tm, Point.VOTED)
+        left_at(tm, CommitPoint.VOTED)
     assert len(world.in_doubt()) == len(ALL)
     world.services["q1"].kill9()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dtx.client.tm import Decision, HeuristicReport, LogFailed, open_log
-from dtx.client.tm.decisions import Batch, DecisionLog, DecisionRow, Entry, now
+from dtx.client.tm.decisions import Batch, DecisionEntry, DecisionLog, DecisionRow, now
 from dtx.xa.codes import Heuristic
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
@@ -55,7 +55,7 @@ def test_the_first_decision_stands(log: DecisionLog, where: str) -> None:
 
 def test_decisions_of_many_are_one_transaction(log: DecisionLog) -> None:
     log.decide(row("500", Decision.ROLLBACK))
-    entries = [Entry(row(str(number))) for number in range(1000)]
+    entries = [DecisionEntry(row(str(number))) for number in range(1000)]
     log.write(Batch(entries=entries))
     assert [entry.row.gtrid for entry in entries if entry.stands is Decision.ROLLBACK] == [b"500"]
     assert len(log.unfinished("n")) == 999

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dtx.client.tm import DtxResource, Pep249Resource, RolledBack
-from dtx.client.tm.steps import Point
+from dtx.client.tm.steps import CommitPoint
 from tests.support.tm import World, left_at
 
 psycopg2 = pytest.importorskip("psycopg2", reason="psycopg2 is not installed: pip install psycopg2-binary")
@@ -48,8 +48,10 @@ def test_a_transaction_commits_everywhere_or_nowhere(world: World) -> None:
     assert world.in_doubt() == []
 
 
-@pytest.mark.parametrize(("point", "committed"), [(Point.VOTED, False), (Point.DECIDED, True), (Point.COMMITTED, True)])
-def test_what_a_process_left_is_recovered(world: World, point: Point, committed: bool) -> None:
+@pytest.mark.parametrize(
+    ("point", "committed"), [(CommitPoint.VOTED, False), (CommitPoint.DECIDED, True), (CommitPoint.COMMITTED, True)]
+)
+def test_what_a_process_left_is_recovered(world: World, point: CommitPoint, committed: bool) -> None:
     """By psycopg2's connections, whose errors have ``pgcode``; and once more, when it is done already."""
     with world.manager() as tm:  # by psycopg
         left_at(tm, point, "db1", "db2", "q1")

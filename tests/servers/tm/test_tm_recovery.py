@@ -26,7 +26,7 @@ from dtx.client.tm import (
 )
 from dtx.client.tm.decisions import DecisionRow, now
 from dtx.client.tm.recovery import Gtrid
-from dtx.client.tm.steps import Point
+from dtx.client.tm.steps import CommitPoint
 from tests.support.broker import only_alongside
 from tests.support.processes import wait_until
 from tests.support.tm import ALL, World, left_at, new_id, write
@@ -94,7 +94,7 @@ def test_a_branch_with_a_name_that_no_resource_has_is_rolled_back_with_the_rest(
 
 def test_a_transaction_of_a_process_that_lives_is_left_to_it(world: World) -> None:
     with world.manager() as owner, world.manager() as other:
-        tx = left_at(owner, Point.VOTED)
+        tx = left_at(owner, CommitPoint.VOTED)
         report = other.recover()
         assert not report.rolled_back
         assert all("lives" in why for why in report.waiting.values())
@@ -108,8 +108,8 @@ def test_a_transaction_that_runs_in_this_process_is_left_alone(world: World) -> 
     with world.manager() as tm:
         seen: list[Any] = []
 
-        def reached(here: Point) -> None:
-            if here in (Point.VOTED, Point.DECIDED):
+        def reached(here: CommitPoint) -> None:
+            if here in (CommitPoint.VOTED, CommitPoint.DECIDED):
                 steps.arm(None)
                 seen.append(tm.recover())
                 steps.arm(reached)
@@ -129,8 +129,8 @@ def test_a_transaction_that_runs_in_this_process_is_left_alone(world: World) -> 
 def test_a_resource_that_is_down_in_the_second_phase_is_told_by_recovery(world: World) -> None:
     with world.manager() as tm:
 
-        def reached(here: Point) -> None:
-            if here is Point.DECIDED:
+        def reached(here: CommitPoint) -> None:
+            if here is CommitPoint.DECIDED:
                 world.services["q1"].kill9()
 
         steps.arm(reached)
@@ -186,8 +186,8 @@ def test_a_session_that_is_lost_between_transactions_is_replaced(world: World) -
 def test_a_heuristic_rollback_of_one_branch_is_damage_that_is_raised_and_logged(world: World) -> None:
     with world.manager() as tm:
 
-        def reached(here: Point) -> None:
-            if here is Point.DECIDED:
+        def reached(here: CommitPoint) -> None:
+            if here is CommitPoint.DECIDED:
                 steps.arm(None)
                 world.decide("q1", "rollback")
 
@@ -205,7 +205,7 @@ def test_a_heuristic_rollback_of_one_branch_is_damage_that_is_raised_and_logged(
 
 def test_a_heuristic_commit_of_what_is_committed_is_no_damage(world: World) -> None:
     with world.manager() as tm:
-        tx = left_at(tm, Point.DECIDED)
+        tx = left_at(tm, CommitPoint.DECIDED)
         world.decide("q1", "commit")
         report = tm.recover()
         assert report.clean
@@ -250,8 +250,8 @@ def test_a_log_that_fails_before_the_decision_leaves_the_outcome_to_recovery(wor
     with world.manager() as tm:
         real = world.log.with_name("kept")
 
-        def reached(here: Point) -> None:
-            if here is Point.VOTED:
+        def reached(here: CommitPoint) -> None:
+            if here is CommitPoint.VOTED:
                 tm.log._drop()
                 for path in world.log.parent.glob(f"{world.log.name}*"):
                     if not path.name.endswith(".alive"):
@@ -302,7 +302,7 @@ def test_the_log_in_postgresql_does_the_same(world: World) -> None:
         with world.manager(log=url) as owner, world.manager(log=url) as other:
             with owner.transaction() as tx:
                 write(tx, "one", *ALL)
-            left_at(owner, Point.VOTED)
+            left_at(owner, CommitPoint.VOTED)
             assert all("lives" in why for why in other.recover().waiting.values())
             with world.server.connection() as connection:  # the log's connections are lost, and made again
                 connection.execute(
@@ -315,7 +315,7 @@ def test_the_log_in_postgresql_does_the_same(world: World) -> None:
             assert other.log.fence(row) is Decision.ROLLBACK
             with pytest.raises(RolledBack):
                 late.commit()
-            left_at(owner, Point.DECIDED)
+            left_at(owner, CommitPoint.DECIDED)
         with world.manager(log=url) as tm:
             assert len(tm.recover().committed) == 4
             assert tm.log.unfinished("n") == []
@@ -385,9 +385,9 @@ def test_recover_as_a_command(world: World) -> None:
         return ended.returncode, json.loads(ended.stdout)
 
     with world.manager() as tm:
-        left_at(tm, Point.COMPLETED)
-        left_at(tm, Point.DECIDED)
-        left_at(tm, Point.VOTED)
+        left_at(tm, CommitPoint.COMPLETED)
+        left_at(tm, CommitPoint.DECIDED)
+        left_at(tm, CommitPoint.VOTED)
         code, report = recover()
         assert code == 1
         assert (len(report["rolled_back"]), len(report["waiting"])) == (0, 4)
@@ -403,7 +403,7 @@ def test_a_resource_that_is_gone_does_not_keep_the_others_waiting(world: World) 
     nowhere = DtxResource("q3", "amqp://guest:guest@127.0.0.1:1/")
     gone = Pep249Resource("db3", partial(psycopg.connect, "postgresql://127.0.0.1:1/nothing"))
     with world.manager() as tm:
-        left_at(tm, Point.DECIDED)
+        left_at(tm, CommitPoint.DECIDED)
         tm.register(nowhere)
         tm.register(gone)
         report = tm.recover()

@@ -10,12 +10,12 @@ import pytest
 
 from dtx.admin import routes_read
 from dtx.admin.identity import Identity
-from dtx.auth.roles import Role
+from dtx.auth.roles import OperatorRole
 from dtx.manager import Who
 from dtx.store import slices
 from dtx.xa.model import Association
 
-VIEWER = Identity(name="somebody", role=Role.VIEWER, address="127.0.0.1")
+VIEWER = Identity(name="somebody", role=OperatorRole.VIEWER, address="127.0.0.1")
 CLIENTS = 20
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dtx.admin.message_properties import decode_properties
 from dtx.admin.safe_text import human_duration, human_size, iso_time, json_line, name_text, preview, safe
 from dtx.cli.branches import message_value
-from dtx.log.records import Work, WorkKind
+from dtx.log.records import WorkKind, WorkRow
 from dtx.wire.amqp09 import properties, tables
 from dtx.wire.amqp09.properties import Property
 
@@ -173,7 +173,7 @@ def test_whatever_the_headers_are_they_are_shown_as_json_without_control_charact
 
 
 def test_a_message_is_shown_with_where_it_goes_and_how_large_it_is() -> None:
-    work = Work(
+    work = WorkRow(
         position=3,
         kind=WorkKind.PUBLISH,
         exchange=b"ex\n",
@@ -186,7 +186,7 @@ def test_a_message_is_shown_with_where_it_goes_and_how_large_it_is() -> None:
         "position": 3, "kind": "publish", "exchange": "ex\\n", "routing_key": "k", "queue": None, "unit": None,
         "bytes": 9, "properties": {}, "preview": "hi…", "mandatory": True,
     }  # fmt: skip
-    taken = Work(
+    taken = WorkRow(
         position=0, kind=WorkKind.CONSUME, exchange=b"", routing_key=b"q", queue=b"q", properties=b"\x00\x00", body=b"",
         unit=1,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from dtx.client.errors import XAER_RMFAIL
 from dtx.client.tm.asynchronous import AsyncDtxResource
 from dtx.client.tm.resources import DtxResource
 from dtx.client.xa_switch import switch
-from dtx.client.xa_switch.switch import Link
+from dtx.client.xa_switch.switch import SwitchLink
 
 WORDS = "ConnectionClosedByBroker: (403) 'ACCESS_REFUSED'"
 
@@ -34,7 +34,7 @@ def test_a_refused_login_is_not_called_out_of_reach(
     assert str(raised.value).endswith(f"queues {what}: {WORDS}")
     monkeypatch.setattr(switch, "BlockingConnection", connect)
     with pytest.raises(XAER_RMFAIL) as raised:
-        Link(pika.ConnectionParameters("there", 5673), None).connection()
+        SwitchLink(pika.ConnectionParameters("there", 5673), None).connection()
     assert str(raised.value).endswith(f"there:5673 {what}: {WORDS}")
 
 

@@ -10,7 +10,7 @@ import pytest
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
 
 from dtx.db.connections import Dsn
-from dtx.db.pipeline import Refused, Session, Statement
+from dtx.db.pipeline import PipelineSession, Statement, StatementRefused
 
 
 class Result:
@@ -78,9 +78,9 @@ async def test_an_error_whose_end_comes_a_moment_later_is_answered() -> None:
     """What libpq has read makes the socket readable no more: whoever reads must also take what is in it."""
     libpq = Libpq([[Result(ExecStatus.FATAL_ERROR), None], [Result(ExecStatus.PIPELINE_SYNC)]])
     connection = cast("psycopg.AsyncConnection", Connection(libpq))
-    session = Session(connection, Dsn("postgresql://dtx@127.0.0.1/dtx"), answer_timeout=2)
+    session = PipelineSession(connection, Dsn("postgresql://dtx@127.0.0.1/dtx"), answer_timeout=2)
     try:
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(StatementRefused) as refused:
             await session.prepare([Statement(b"name", "SELECT 1")])
         assert refused.value.sqlstate == "23505"
     finally:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from dtx.log.changes import Change, Define, Store
-from dtx.log.records import Advance, Complete, Insert, JournalEvent, LogState, LogWrite, Note
-from dtx.manager.durable import EVENT
+from dtx.log.records import Advance, CompleteWrite, Insert, JournalEvent, LogState, LogWrite, NoteWrite
+from dtx.manager.branch_persistence import EVENT
 from dtx.xa.codes import Heuristic
 from dtx.xa.model import Ending
 from tests.support.branches import a_branch, a_line, a_unit
@@ -29,8 +29,8 @@ def every_record() -> Iterator[LogWrite]:
         yield Advance(id=branch.id, expect=same, version=1, to=same, stuck="404", journal=a_line(branch, event))
     for ending, event in EVENT.items():
         if ending not in NEVER_LOGGED:
-            yield Complete(id=branch.id, expect=same, version=1, journal=a_line(branch, event))
-        yield Note(journal=a_line(branch, event))
-    yield Note(journal=a_line(branch, JournalEvent.COMMITTED), change=Change())
+            yield CompleteWrite(id=branch.id, expect=same, version=1, journal=a_line(branch, event))
+        yield NoteWrite(journal=a_line(branch, event))
+    yield NoteWrite(journal=a_line(branch, JournalEvent.COMMITTED), change=Change())
     yield Store(change=Change())
     yield Define()

@@ -17,7 +17,7 @@ import dtx
 from dtx import failpoint
 from dtx.failpoint import DIED, Point
 from dtx.failpoint.__main__ import main
-from dtx.failpoint.action import Action, Target, reaching
+from dtx.failpoint.action import Action, FailpointTarget, reaching
 from tests.support.processes import wait_until
 
 HERE, THERE = Point.ANSWER_BEFORE, Point.ANSWER_AFTER
@@ -26,10 +26,10 @@ import atexit, sys
 from pathlib import Path
 from dtx import failpoint
 from dtx.failpoint import Point
-from dtx.failpoint.action import Action, Target, reaching
+from dtx.failpoint.action import Action, FailpointTarget, reaching
 trace, action, said = sys.argv[1:]
 atexit.register(lambda: print("cleaned up", flush=True))
-target = Target(point=Point.ANSWER_AFTER, number=2, action=Action(action))
+target = FailpointTarget(point=Point.ANSWER_AFTER, number=2, action=Action(action))
 failpoint.arm(reaching(target, Path(trace)))
 for _ in range(3):
     failpoint.at(Point.ANSWER_BEFORE)
@@ -98,7 +98,7 @@ def test_a_process_stops_at_its_point_and_goes_on_when_it_is_continued(tmp_path:
 
 def test_a_process_holds_still_until_its_file_is_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "held"
-    reached = reaching(Target(point=HERE, action=Action.HOLD, file=file), None)
+    reached = reaching(FailpointTarget(point=HERE, action=Action.HOLD, file=file), None)
     thread = threading.Thread(target=reached, args=(HERE,))
     thread.start()
     wait_until(file.exists, what="the file that says where it holds")
@@ -138,7 +138,7 @@ async def test_what_is_written_is_said_behind_the_writes_of_this_turn_of_the_loo
 
 @pytest.mark.parametrize("text", ["answer-before", "ANSWER_BEFORE", str(HERE.number), "answer-before#1"])
 def test_a_point_is_named_by_name_or_number(text: str) -> None:
-    assert Target.read(text, Action.DIE, None) == Target(point=HERE)
+    assert FailpointTarget.read(text, Action.DIE, None) == FailpointTarget(point=HERE)
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_what_nobody_foresaw_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
     def fail(*_: object) -> bytes:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("dtx.server.standalone.connection.Channel", fail)
+    monkeypatch.setattr("dtx.server.standalone.connection.StandaloneChannel", fail)
     with pytest.raises(server.Complaint, match="connection failed"):
         talk(server.TWO_CHANNELS)
 

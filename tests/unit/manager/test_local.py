@@ -11,7 +11,7 @@ from dtx.log.api import LogError
 from dtx.log.changes import Change, Slot, StoredMessage
 from dtx.log.records import BranchRecord, Fate, JournalEvent, WorkKind
 from dtx.manager import Limits, TransactionManager, Who
-from dtx.manager.operators import Action, Operators, Order
+from dtx.manager.operators import OperatorAction, Operators, Order
 from dtx.store.api import Plan
 from dtx.store.work import Delivery, HeldPublish, HeldWork
 from dtx.telemetry import Metrics
@@ -331,9 +331,9 @@ async def test_a_dry_run_of_forget_names_the_fate_of_each_message(stand: Stand) 
     """No fate would mean that the message goes elsewhere."""
     await stand.ask(Operation.PREPARE)
     operators = Operators(stand.manager)
-    order = Order(vhost="/", xid=XID, action=Action.ROLLBACK, actor="olga", reason="the site is lost")
+    order = Order(vhost="/", xid=XID, action=OperatorAction.ROLLBACK, actor="olga", reason="the site is lost")
     await operators.carry_out(order)
-    said = await operators.forecast(replace(order, action=Action.FORGET))
+    said = await operators.forecast(replace(order, action=OperatorAction.FORGET))
     assert [(step.kind, step.fate) for step in said.steps] == [(WorkKind.PUBLISH, Fate.DROPPED)]
 
 

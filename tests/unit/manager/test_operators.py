@@ -8,9 +8,9 @@ from uuid import UUID
 
 import pytest
 
-from dtx.log.records import BranchRecord, Fate, JournalEvent, LogState, Redirect, Unit, Work, WorkKind
-from dtx.manager import Limits, TransactionManager, Who, upkeep
-from dtx.manager.operators import Action, Done, Operators, Order
+from dtx.log.records import BranchRecord, Fate, JournalEvent, LogState, Redirect, Unit, WorkKind, WorkRow
+from dtx.manager import Limits, TransactionManager, Who, maintenance
+from dtx.manager.operators import Done, OperatorAction, Operators, Order
 from dtx.store.api import Applied, PhaseTwo, Refused, UnitOutcome, UnitProgress
 from dtx.store.work import HeldWork, Holder
 from dtx.telemetry import Metrics
@@ -100,7 +100,7 @@ class Stand:
         self.log.crash()
         await self.start()
 
-    async def holds(self, *work: Work, state: LogState = LogState.PREPARED, **changes: Any) -> None:
+    async def holds(self, *work: WorkRow, state: LogState = LogState.PREPARED, **changes: Any) -> None:
         """The log has a branch with *work* before dtx starts."""
         publishes = sum(item.kind is WorkKind.PUBLISH for item in work)
         self.branch = a_branch(state=state, publishes=publishes, consumes=len(work) - publishes, **changes)
@@ -110,14 +110,14 @@ class Stand:
         await log.close()
         await self.start()
 
-    def order(self, action: Action, **changes: Any) -> Order:
+    def order(self, action: OperatorAction, **changes: Any) -> Order:
         values: dict[str, Any] = {"actor": "olga", "reason": "the site is lost", "vhost": "/", "xid": self.branch.xid}
         return Order(action=action, **(values | changes))
 
-    async def do(self, action: Action, **changes: Any) -> Done:
+    async def do(self, action: OperatorAction, **changes: Any) -> Done:
         return await self.operators.carry_out(self.order(action, **changes))
 
-    async def refusal(self, action: Action, **changes: Any) -> XaError:
+    async def refusal(self, action: OperatorAction, **changes: Any) -> XaError:
         with pytest.raises(XaError) as caught:
             await self.do(action, **changes)
         with pytest.raises(XaError) as dry:
@@ -157,7 +157,7 @@ BOTH = (a_publish(0, exchange=b"x", body=b"a"), a_consume(1, queue=b"q", body=b"
 
 async def test_a_heuristic_commit_publishes_and_the_transaction_manager_is_told(stand: Stand) -> None:
     await stand.holds(*BOTH)
-    done = await stand.do(Action.COMMIT)
+    done = await stand.do(OperatorAction.COMMIT)
     assert (done.answer, done.state) == ("xa-heurcom", State.HEURISTIC)
     assert stand.broker.seen == [(b"x", b"a")]
     assert stand.fates == {0: Fate.PUBLISHED, 1: Fate.CONSUMED}
@@ -177,12 +177,12 @@ async def test_a_heuristic_commit_publishes_and_the_transaction_manager_is_told(
 
 async def test_a_heuristic_rollback_puts_back_and_forget_archives_what_was_never_seen(stand: Stand) -> None:
     await stand.holds(*BOTH)
-    done = await stand.do(Action.ROLLBACK)
+    done = await stand.do(OperatorAction.ROLLBACK)
     assert (done.answer, done.forecast.archived) == ("xa-heurrb", 1)
     assert stand.broker.seen == [(b"q", b"b")]
     assert stand.fates == {0: Fate.DROPPED, 1: Fate.PUT_BACK}
     assert await stand.ask(Operation.COMMIT) is XaFlag.HEURRB
-    done = await stand.do(Action.FORGET)
+    done = await stand.do(OperatorAction.FORGET)
     assert (done.answer, done.state, done.version, done.forecast.archived) == ("xa-ok", State.UNKNOWN, None, 1)
     (kept,) = await stand.log.read_archive(stand.branch.xid)
     assert (kept.body, kept.fate, kept.exchange) == (b"a", Fate.DROPPED, b"x")
@@ -192,15 +192,15 @@ async def test_a_heuristic_rollback_puts_back_and_forget_archives_what_was_never
 @pytest.mark.parametrize(
     ("work", "action", "events"),
     [
-        (BOTH[:1], Action.ROLLBACK, [JournalEvent.HEURISTIC]),
-        (BOTH[1:], Action.COMMIT, [JournalEvent.HEURISTIC]),
-        (BOTH[:1], Action.COMMIT, [JournalEvent.DECIDED, JournalEvent.HEURISTIC]),
-        (BOTH[1:], Action.ROLLBACK, [JournalEvent.DECIDED, JournalEvent.HEURISTIC]),
+        (BOTH[:1], OperatorAction.ROLLBACK, [JournalEvent.HEURISTIC]),
+        (BOTH[1:], OperatorAction.COMMIT, [JournalEvent.HEURISTIC]),
+        (BOTH[:1], OperatorAction.COMMIT, [JournalEvent.DECIDED, JournalEvent.HEURISTIC]),
+        (BOTH[1:], OperatorAction.ROLLBACK, [JournalEvent.DECIDED, JournalEvent.HEURISTIC]),
     ],
     ids=["drop", "consume", "publish", "put back"],
 )
 async def test_a_dry_run_says_what_will_happen_and_does_nothing(
-    stand: Stand, work: tuple[Work, ...], action: Action, events: list[JournalEvent]
+    stand: Stand, work: tuple[WorkRow, ...], action: OperatorAction, events: list[JournalEvent]
 ) -> None:
     await stand.holds(*work)
     said = await stand.operators.forecast(stand.order(action))
@@ -216,8 +216,8 @@ async def test_a_dry_run_says_what_will_happen_and_does_nothing(
 async def test_of_two_operators_one_decides_and_the_other_hears_of_it(stand: Stand) -> None:
     """Optimistic version so that two operators cannot decide twice."""
     await stand.holds(*BOTH)
-    version = (await stand.operators.forecast(stand.order(Action.COMMIT))).version
-    orders = [stand.order(action, version=version) for action in (Action.COMMIT, Action.ROLLBACK)]
+    version = (await stand.operators.forecast(stand.order(OperatorAction.COMMIT))).version
+    orders = [stand.order(action, version=version) for action in (OperatorAction.COMMIT, OperatorAction.ROLLBACK)]
     results = await asyncio.gather(*map(stand.operators.carry_out, orders), return_exceptions=True)
     (conflict,) = [result for result in results if isinstance(result, XaError)]
     assert conflict.code is ReplyCode.PRECONDITION_FAILED
@@ -228,32 +228,40 @@ async def test_of_two_operators_one_decides_and_the_other_hears_of_it(stand: Sta
 @pytest.mark.parametrize("reason", ["", "  ", "x" * 2001])
 async def test_an_order_needs_a_reason(stand: Stand, reason: str) -> None:
     await stand.holds(*BOTH)
-    assert (await stand.refusal(Action.COMMIT, reason=reason)).code is ReplyCode.PRECONDITION_FAILED
+    assert (await stand.refusal(OperatorAction.COMMIT, reason=reason)).code is ReplyCode.PRECONDITION_FAILED
 
 
-@pytest.mark.parametrize("action", [Action.FORGET, Action.RETRY, Action.DISCARD, Action.REDIRECT])
-async def test_what_is_prepared_can_only_be_decided(stand: Stand, action: Action) -> None:
+@pytest.mark.parametrize(
+    "action", [OperatorAction.FORGET, OperatorAction.RETRY, OperatorAction.DISCARD, OperatorAction.REDIRECT]
+)
+async def test_what_is_prepared_can_only_be_decided(stand: Stand, action: OperatorAction) -> None:
     await stand.holds(*BOTH)
-    more = {"positions": (0,), "redirect": Redirect(position=0, exchange=b"y")} if action is not Action.FORGET else {}
+    more = (
+        {"positions": (0,), "redirect": Redirect(position=0, exchange=b"y")}
+        if action is not OperatorAction.FORGET
+        else {}
+    )
     assert (await stand.refusal(action, **more)).code is ReplyCode.COMMAND_INVALID
     assert stand.record == stand.branch
 
 
 async def test_an_unknown_xid_is_unknown(stand: Stand) -> None:
     await stand.start()
-    assert (await stand.refusal(Action.COMMIT)).code is ReplyCode.NOT_FOUND
+    assert (await stand.refusal(OperatorAction.COMMIT)).code is ReplyCode.NOT_FOUND
 
 
 @pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.ANSWER_LOST])
-@pytest.mark.parametrize("action", [Action.COMMIT, Action.ROLLBACK])
-async def test_nothing_is_done_before_the_decision_is_durable(stand: Stand, action: Action, fault: Fault) -> None:
+@pytest.mark.parametrize("action", [OperatorAction.COMMIT, OperatorAction.ROLLBACK])
+async def test_nothing_is_done_before_the_decision_is_durable(
+    stand: Stand, action: OperatorAction, fault: Fault
+) -> None:
     await stand.holds(*BOTH)
     stand.log.faults.append(fault)
     with pytest.raises(XaError) as caught:
         await stand.do(action)
     assert caught.value.code is ReplyCode.INTERNAL_ERROR
     assert stand.broker.seen == []
-    flag = {Action.COMMIT: XaFlag.HEURCOM, Action.ROLLBACK: XaFlag.HEURRB}[action]
+    flag = {OperatorAction.COMMIT: XaFlag.HEURCOM, OperatorAction.ROLLBACK: XaFlag.HEURRB}[action]
     if fault is Fault.REFUSED:
         assert (await stand.do(action)).answer == flag.wire_name
     else:  # it was decided, and whoever asks hears of it
@@ -262,8 +270,8 @@ async def test_nothing_is_done_before_the_decision_is_durable(stand: Stand, acti
     assert await stand.ask(Operation.ROLLBACK) is flag
 
 
-@pytest.mark.parametrize("action", [Action.COMMIT, Action.ROLLBACK])
-async def test_a_decision_goes_on_after_a_restart(stand: Stand, action: Action) -> None:
+@pytest.mark.parametrize("action", [OperatorAction.COMMIT, OperatorAction.ROLLBACK])
+async def test_a_decision_goes_on_after_a_restart(stand: Stand, action: OperatorAction) -> None:
     """Decision first durable, then the work."""
     await stand.holds(*BOTH)
     stand.broker.answering.clear()
@@ -278,7 +286,7 @@ async def test_a_decision_goes_on_after_a_restart(stand: Stand, action: Action) 
     stand.broker.answering.set()
     stand.log.crash()
     await stand.start()
-    flag = {Action.COMMIT: XaFlag.HEURCOM, Action.ROLLBACK: XaFlag.HEURRB}[action]
+    flag = {OperatorAction.COMMIT: XaFlag.HEURCOM, OperatorAction.ROLLBACK: XaFlag.HEURRB}[action]
     assert await stand.ask(Operation.COMMIT) is flag
     assert len(stand.broker.seen) == 1
     assert [line[0] for line in stand.journal] == [JournalEvent.DECIDED, JournalEvent.HEURISTIC]
@@ -287,7 +295,7 @@ async def test_a_decision_goes_on_after_a_restart(stand: Stand, action: Action) 
 async def test_the_transaction_manager_waits_for_a_decision_that_is_under_way(stand: Stand) -> None:
     await stand.holds(*BOTH)
     stand.broker.answering.clear()
-    order = asyncio.ensure_future(stand.do(Action.COMMIT))
+    order = asyncio.ensure_future(stand.do(OperatorAction.COMMIT))
     asked = asyncio.ensure_future(stand.ask(Operation.ROLLBACK))
     while stand.record is None or stand.record.state is LogState.PREPARED:
         await asyncio.sleep(0)
@@ -300,7 +308,7 @@ GONE = Refused(reason="404 NOT_FOUND - no exchange 'gone'")
 PARTLY = Refused(reason="406 PRECONDITION_FAILED - partial tx completion", partial=True)
 
 
-async def stuck(stand: Stand, refused: Refused = GONE, *more: Work) -> None:
+async def stuck(stand: Stand, refused: Refused = GONE, *more: WorkRow) -> None:
     """A branch whose commit cannot finish: of two messages one has nowhere to go."""
     stand.broker.refused[b"gone"] = refused
     work = (a_publish(0, exchange=b"x", body=b"a"), a_publish(1, exchange=b"gone", body=b"b"), *more)
@@ -313,9 +321,9 @@ async def stuck(stand: Stand, refused: Refused = GONE, *more: Work) -> None:
 async def test_a_stuck_branch_is_retried_and_ends_as_it_was_decided(stand: Stand) -> None:
     await stuck(stand)
     with pytest.raises(XaError, match="no exchange 'gone'"):
-        await stand.do(Action.RETRY)
+        await stand.do(OperatorAction.RETRY)
     stand.broker.refused.clear()
-    done = await stand.do(Action.RETRY)
+    done = await stand.do(OperatorAction.RETRY)
     assert (done.answer, done.state, done.forecast.told) == ("xa-ok", State.UNKNOWN, "xa-ok")
     assert stand.broker.seen == [(b"x", b"a"), (b"gone", b"b")]
 
@@ -326,7 +334,7 @@ async def test_a_retry_whose_end_may_not_be_in_the_log_is_not_said_to_be_done(st
     await stuck(stand)
     stand.broker.refused.clear()
     stand.broker.answering.clear()
-    order = asyncio.ensure_future(stand.do(Action.RETRY))
+    order = asyncio.ensure_future(stand.do(OperatorAction.RETRY))
     for _ in range(100):  # it comes as far as the broker
         await asyncio.sleep(0)
     assert stand.broker.seen == []
@@ -341,7 +349,7 @@ async def test_a_retry_whose_end_may_not_be_in_the_log_is_not_said_to_be_done(st
 async def test_a_message_that_is_redirected_goes_there_and_the_commit_stays_one(stand: Stand) -> None:
     await stuck(stand)
     to = Redirect(position=1, exchange=b"spare", routing_key=b"k")
-    done = await stand.do(Action.REDIRECT, redirect=to)
+    done = await stand.do(OperatorAction.REDIRECT, redirect=to)
     assert (done.answer, done.state) == ("xa-ok", State.COMMITTING)
     assert stand.broker.seen == []
     line = stand.journal[-1]
@@ -354,17 +362,17 @@ async def test_a_message_that_is_redirected_goes_there_and_the_commit_stays_one(
 async def test_a_message_that_is_given_up_makes_the_outcome_mixed(stand: Stand) -> None:
     """Mixed outcome records which message went which way; forget archives what was never delivered."""
     await stuck(stand)
-    done = await stand.do(Action.DISCARD, positions=(1,))
+    done = await stand.do(OperatorAction.DISCARD, positions=(1,))
     assert (done.answer, done.state, done.forecast.outcome) == (
         "xa-ok", State.HEURISTIC_COMMITTING, Heuristic.MIXED,
     )  # fmt: skip
     assert stand.broker.seen == []
-    done = await stand.do(Action.RETRY)
+    done = await stand.do(OperatorAction.RETRY)
     assert (done.answer, done.state) == ("xa-heurmix", State.HEURISTIC)
     assert stand.broker.seen == [(b"x", b"a")]
     assert stand.fates == {0: Fate.PUBLISHED, 1: Fate.DISCARDED}
     assert await stand.ask(Operation.COMMIT) is XaFlag.HEURMIX
-    said = await stand.operators.forecast(stand.order(Action.FORGET))
+    said = await stand.operators.forecast(stand.order(OperatorAction.FORGET))
     assert [(step.position, step.fate) for step in said.steps] == [(1, Fate.DISCARDED)]
     assert await stand.ask(Operation.FORGET) is XaFlag.OK
     assert [(kept.position, kept.fate) for kept in await stand.log.read_archive(stand.branch.xid)] == [
@@ -374,7 +382,7 @@ async def test_a_message_that_is_given_up_makes_the_outcome_mixed(stand: Stand) 
 
 async def test_a_given_up_message_stays_given_up_after_a_restart(stand: Stand) -> None:
     await stuck(stand)
-    await stand.do(Action.DISCARD, positions=(1,))
+    await stand.do(OperatorAction.DISCARD, positions=(1,))
     stand.broker.refused.clear()
     await stand.restart()
     assert await stand.ask(Operation.COMMIT) is XaFlag.HEURMIX
@@ -383,7 +391,7 @@ async def test_a_given_up_message_stays_given_up_after_a_restart(stand: Stand) -
 
 async def test_to_give_up_all_of_it_ends_the_branch(stand: Stand) -> None:
     await stuck(stand)
-    done = await stand.do(Action.DISCARD, positions=(0, 1))
+    done = await stand.do(OperatorAction.DISCARD, positions=(0, 1))
     assert (done.answer, done.state) == ("xa-heurrb", State.HEURISTIC)
     assert stand.broker.seen == []
     assert stand.fates == {0: Fate.DISCARDED, 1: Fate.DISCARDED}
@@ -391,7 +399,7 @@ async def test_to_give_up_all_of_it_ends_the_branch(stand: Stand) -> None:
 
 async def test_consumed_messages_went_their_way_though_all_publishes_are_given_up(stand: Stand) -> None:
     await stuck(stand, GONE, a_consume(2))
-    assert (await stand.do(Action.DISCARD, positions=(0, 1))).answer == "xa-heurmix"
+    assert (await stand.do(OperatorAction.DISCARD, positions=(0, 1))).answer == "xa-heurmix"
     assert stand.fates[2] is Fate.CONSUMED
 
 
@@ -399,8 +407,8 @@ async def test_what_was_stuck_and_is_done_leaves_the_log_though_nobody_asks_agai
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The transaction manager was told that all is well, and will not come again: the end is written without it."""
-    monkeypatch.setattr(upkeep, "_TICK", 0.005)
-    monkeypatch.setattr(upkeep, "_REVIVE", 0.01)
+    monkeypatch.setattr(maintenance, "_TICK", 0.005)
+    monkeypatch.setattr(maintenance, "_REVIVE", 0.01)
     await stuck(stand)
     stand.broker.refused.clear()
     stand.broker.answering.clear()
@@ -424,8 +432,8 @@ async def test_to_give_up_what_may_have_come_in_is_a_hazard(stand: Stand) -> Non
     await stand.restart()
     while stand.record is None or stand.record.version < 4:
         await asyncio.sleep(0)
-    assert (await stand.do(Action.DISCARD, positions=(1,))).forecast.outcome is Heuristic.HAZARD
-    assert (await stand.do(Action.RETRY)).answer == "xa-heurhaz"
+    assert (await stand.do(OperatorAction.DISCARD, positions=(1,))).forecast.outcome is Heuristic.HAZARD
+    assert (await stand.do(OperatorAction.RETRY)).answer == "xa-heurhaz"
     assert await stand.ask(Operation.ROLLBACK) is XaFlag.HEURHAZ
 
 
@@ -434,11 +442,11 @@ async def test_a_message_that_cannot_be_put_back_is_given_up(stand: Stand) -> No
     await stand.holds(a_consume(0, queue=b"q"), a_consume(1, queue=b"gone"))
     assert await stand.ask(Operation.ROLLBACK) is ReplyCode.INTERNAL_ERROR
     assert stand.fates == {0: Fate.PUT_BACK, 1: None}
-    refusal = await stand.refusal(Action.DISCARD, positions=(0,))
+    refusal = await stand.refusal(OperatorAction.DISCARD, positions=(0,))
     assert (refusal.code, "[1]" in refusal.reason) == (ReplyCode.PRECONDITION_FAILED, True)
-    assert (await stand.refusal(Action.REDIRECT, redirect=Redirect(position=1, exchange=b"x"))).code == 406
-    await stand.do(Action.REDIRECT, redirect=Redirect(position=1, queue=b"gone too"))
-    assert (await stand.do(Action.DISCARD, positions=(1,))).answer == "xa-heurmix"
+    assert (await stand.refusal(OperatorAction.REDIRECT, redirect=Redirect(position=1, exchange=b"x"))).code == 406
+    await stand.do(OperatorAction.REDIRECT, redirect=Redirect(position=1, queue=b"gone too"))
+    assert (await stand.do(OperatorAction.DISCARD, positions=(1,))).answer == "xa-heurmix"
     assert stand.fates == {0: Fate.PUT_BACK, 1: Fate.DISCARDED}
 
 
@@ -451,13 +459,13 @@ async def test_what_was_put_back_is_known_though_the_log_was_away_when_it_was(st
     while stand.record is None or stand.record.stuck is None:
         await asyncio.sleep(0.01)
     assert stand.fates == {0: Fate.PUT_BACK, 1: None}
-    assert (await stand.do(Action.DISCARD, positions=(1,))).answer == "xa-heurmix"
+    assert (await stand.do(OperatorAction.DISCARD, positions=(1,))).answer == "xa-heurmix"
 
 
 async def test_an_order_goes_on_without_whoever_gave_it(stand: Stand) -> None:
     await stand.holds(*BOTH)
     stand.broker.answering.clear()
-    order = asyncio.ensure_future(stand.do(Action.COMMIT))
+    order = asyncio.ensure_future(stand.do(OperatorAction.COMMIT))
     while stand.record is None or stand.record.state is LogState.PREPARED:
         await asyncio.sleep(0)
     order.cancel()
@@ -472,11 +480,11 @@ async def test_an_order_that_takes_its_time_says_so(stand: Stand) -> None:
     await stand.start(Limits(patience=0.01))
     stand.broker.answering.clear()
     with pytest.raises(XaError, match="it goes on, try again"):
-        await stand.do(Action.COMMIT)
+        await stand.do(OperatorAction.COMMIT)
     stand.broker.answering.set()
 
 
 async def test_a_branch_that_has_not_voted_is_not_decided(stand: Stand) -> None:
     await stand.start()
     assert stand.manager.demarcate(TM, stand.branch.xid, Operation.START, 1) is not None
-    assert (await stand.refusal(Action.ROLLBACK)).code is ReplyCode.COMMAND_INVALID
+    assert (await stand.refusal(OperatorAction.ROLLBACK)).code is ReplyCode.COMMAND_INVALID

@@ -9,7 +9,7 @@ import pytest
 
 from dtx.manager import Limits, TransactionManager, Who
 from dtx.manager.branch_runtime import BranchRuntime
-from dtx.manager.operators import Action, Operators, Order
+from dtx.manager.operators import OperatorAction, Operators, Order
 from dtx.store.work import Budget, HeldPublish, HeldWork
 from dtx.telemetry import Metrics
 from dtx.xa.codes import ReplyCode, XaFlag
@@ -45,7 +45,7 @@ class Rig:
     async def ask(self, operation: Operation) -> XaFlag | ReplyCode:
         return await answer_of(self.manager, WHO, self.entry.xid, operation)
 
-    async def operator(self, action: Action) -> None:
+    async def operator(self, action: OperatorAction) -> None:
         order = Order(action=action, actor="olga", reason="the site is lost", vhost="/", xid=self.entry.xid)
         await Operators(self.manager).carry_out(order)
 
@@ -97,15 +97,15 @@ async def test_a_branch_that_fails_applies_nothing(operation: Operation) -> None
         assert rig.decided == [False]
 
 
-@pytest.mark.parametrize("action", [Action.COMMIT, Action.ROLLBACK])
-async def test_an_operators_decision_is_one(action: Action) -> None:
+@pytest.mark.parametrize("action", [OperatorAction.COMMIT, OperatorAction.ROLLBACK])
+async def test_an_operators_decision_is_one(action: OperatorAction) -> None:
     async with branch() as rig:
         end(rig)
         assert await rig.ask(Operation.PREPARE) is XaFlag.OK
         await rig.operator(action)
-        assert rig.decided == [action is Action.COMMIT]
+        assert rig.decided == [action is OperatorAction.COMMIT]
         assert await rig.ask(Operation.FORGET) is XaFlag.OK
-        assert rig.decided == [action is Action.COMMIT]
+        assert rig.decided == [action is OperatorAction.COMMIT]
 
 
 @pytest.mark.parametrize("operation", [Operation.COMMIT, Operation.ROLLBACK])

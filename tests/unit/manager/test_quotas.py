@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from dtx.config.rules import Quota, Resource, parse_quotas
+from dtx.config.rules import Quota, QuotaResource, parse_quotas
 from dtx.manager import Limits, TransactionManager, Who
 from dtx.manager.limits import _MOST_EMPTY
 from dtx.store.work import HeldPublish
@@ -167,8 +167,8 @@ async def test_users_that_come_and_go_leave_nothing_behind() -> None:
         kept = begin(manager)
         for number in range(10_000):
             held = manager.quotas.of(f"user {number}", "/")
-            held.add(Resource.CONNECTIONS)
-            held.remove(Resource.CONNECTIONS)
+            held.add(QuotaResource.CONNECTIONS)
+            held.remove(QuotaResource.CONNECTIONS)
         assert len(manager.quotas._holdings) <= _MOST_EMPTY
         assert len(manager.quotas._usages) <= 2 * _MOST_EMPTY
         with pytest.raises(XaError, match="user 'alice' has 1 branches, its quota is 1"):

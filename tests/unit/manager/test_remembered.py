@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dtx.manager import Limits, TransactionManager, Who, branches, effects, manager, upkeep
+from dtx.manager import Limits, TransactionManager, Who, branches, effects, maintenance, manager
 from dtx.store.work import HeldPublish
 from dtx.telemetry import Metrics
 from dtx.xa.codes import ReplyCode, XaFlag
@@ -26,9 +26,9 @@ def now(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Sets the clock of managers that are made later; they look at it all the time."""
     seconds = [100.0]
     clock = SimpleNamespace(monotonic=lambda: seconds[0], time=time.time)
-    for module in (branches, effects, manager, upkeep):
+    for module in (branches, effects, manager, maintenance):
         monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(upkeep, "_TICK", 0)
+    monkeypatch.setattr(maintenance, "_TICK", 0)
     return lambda later: seconds.__setitem__(0, 100.0 + later)
 
 
@@ -66,7 +66,7 @@ async def test_a_tombstone_that_has_expired_answers_nothing(
     now: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long it takes until it is removed."""
-    monkeypatch.setattr(upkeep, "_REVIVE", 3600)
+    monkeypatch.setattr(maintenance, "_REVIVE", 3600)
     asked = await doomed()
     assert await answer_of(asked, WHO, XID, Operation.PREPARE) is XaFlag.RBROLLBACK
     now(60)

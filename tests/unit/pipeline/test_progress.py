@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from dtx.pipeline import progress as module
-from dtx.pipeline.progress import Progress, Work
+from dtx.pipeline.progress import Progress, StageProgress
 
 ERASED = "\r\x1b[1A\x1b[2K"
 """A terminal goes up and erases that line."""
@@ -18,12 +18,14 @@ def test_a_line_says_what_runs_how_far_and_how_long_it_may_take(monkeypatch: pyt
     monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
     progress = Progress(None, "archive", console=Console(file=io.StringIO()))
     progress.note("3 of 5 databases", 1_234_567)
-    assert progress.line(1000.0, Work(1, 0, 40)) == (
+    assert progress.line(1000.0, StageProgress(1, 0, 40)) == (
         "archive · 3 of 5 databases · 1,234,567 rows · 1 stage, 0 of 40 tasks · 0:00 gone"
     )
     # ten tasks took a minute, so thirty take three
-    assert progress.line(1060.0, Work(1, 10, 40)).endswith("10 of 40 tasks · 1:00 gone · about 3:00 for this stage")
-    assert progress.line(8000.0, Work(0, 0, 0)).endswith("rows · 1:56:40 gone")
+    assert progress.line(1060.0, StageProgress(1, 10, 40)).endswith(
+        "10 of 40 tasks · 1:00 gone · about 3:00 for this stage"
+    )
+    assert progress.line(8000.0, StageProgress(0, 0, 0)).endswith("rows · 1:56:40 gone")
 
 
 def test_a_terminal_has_one_line_that_is_gone_at_the_end() -> None:
@@ -32,7 +34,7 @@ def test_a_terminal_has_one_line_that_is_gone_at_the_end() -> None:
     with Progress(None, "report", console=Console(file=output, force_terminal=True), every=0.001) as progress:
         original = progress.line
 
-        def line(now: float, work: Work) -> str:
+        def line(now: float, work: StageProgress) -> str:
             asked.set()
             return original(now, work)
 
@@ -48,7 +50,7 @@ def test_a_terminal_has_one_line_that_is_gone_at_the_end() -> None:
 def test_a_session_that_fails_to_tell_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = threading.Event()
 
-    def look() -> Work:
+    def look() -> StageProgress:
         asked.set()
         raise ConnectionError("gone")
 

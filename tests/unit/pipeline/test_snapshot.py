@@ -4,46 +4,48 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtx.pipeline.source.snapshot import NOTHING, Snapshot
+from dtx.pipeline.source.snapshot import NOTHING, SourceSnapshot
 
 XIDS = range(1, 40)
 
 
-def shows(snapshot: Snapshot, xid: int) -> bool:
+def shows(snapshot: SourceSnapshot, xid: int) -> bool:
     """Whether the transaction had ended."""
     return xid < snapshot.xmax and xid not in snapshot.under_way
 
 
 @st.composite
-def snapshots(draw: st.DrawFn) -> Snapshot:
+def snapshots(draw: st.DrawFn) -> SourceSnapshot:
     xmax = draw(st.integers(min_value=1, max_value=38))
-    return Snapshot(xmax, frozenset(draw(st.sets(st.integers(min_value=1, max_value=max(1, xmax - 1))))) - {xmax})
+    return SourceSnapshot(xmax, frozenset(draw(st.sets(st.integers(min_value=1, max_value=max(1, xmax - 1))))) - {xmax})
 
 
 @st.composite
-def two_moments(draw: st.DrawFn) -> tuple[Snapshot, Snapshot]:
+def two_moments(draw: st.DrawFn) -> tuple[SourceSnapshot, SourceSnapshot]:
     """An earlier and a later one of one database: what has ended stays so."""
     early = draw(snapshots())
     xmax = draw(st.integers(min_value=early.xmax, max_value=39))
     still = draw(st.sets(st.sampled_from(sorted(early.under_way)))) if early.under_way else set()
     begun = draw(st.sets(st.integers(min_value=early.xmax, max_value=xmax - 1))) if xmax > early.xmax else set()
-    return early, Snapshot(xmax, frozenset(still | begun))
+    return early, SourceSnapshot(xmax, frozenset(still | begun))
 
 
 @given(snapshots())
-def test_what_is_written_reads_the_same(snapshot: Snapshot) -> None:
-    assert Snapshot.parse(str(snapshot)) == snapshot
+def test_what_is_written_reads_the_same(snapshot: SourceSnapshot) -> None:
+    assert SourceSnapshot.parse(str(snapshot)) == snapshot
 
 
 @given(snapshots(), snapshots())
-def test_one_contains_another_when_it_shows_all_that_the_other_shows(one: Snapshot, other: Snapshot) -> None:
+def test_one_contains_another_when_it_shows_all_that_the_other_shows(
+    one: SourceSnapshot, other: SourceSnapshot
+) -> None:
     expected = all(shows(one, xid) for xid in XIDS if shows(other, xid))
     assert one.contains(other) is expected
 
 
 @given(two_moments(), st.integers(min_value=1, max_value=40))
 def test_a_cut_lies_between_both_and_leaves_out_what_is_new_and_not_below(
-    moments: tuple[Snapshot, Snapshot], at: int
+    moments: tuple[SourceSnapshot, SourceSnapshot], at: int
 ) -> None:
     """Else a stream with a limit would lose transactions, or read some twice."""
     start, end = moments
@@ -72,7 +74,7 @@ def test_a_cut_lies_between_both_and_leaves_out_what_is_new_and_not_below(
 )
 def test_what_is_no_snapshot_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a snapshot of PostgreSQL"):
-        Snapshot.parse(text)
+        SourceSnapshot.parse(text)
 
 
 def test_nothing_shows_nothing() -> None:

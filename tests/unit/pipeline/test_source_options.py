@@ -8,8 +8,8 @@ from dtx.pipeline.quarantine import ExitCode, Quarantined, exit_code, sample
 from dtx.pipeline.source import SourceError
 from dtx.pipeline.source.datasource import Place
 from dtx.pipeline.source.options import parse
-from dtx.pipeline.source.server import Identity, passes, sentence
-from dtx.pipeline.source.snapshot import Snapshot
+from dtx.pipeline.source.server import SourceIdentity, passes, sentence
+from dtx.pipeline.source.snapshot import SourceSnapshot
 
 URL = "postgresql://u:secret@127.0.0.1/d"
 
@@ -41,9 +41,9 @@ def test_names_of_options_are_read_in_any_case() -> None:
 
 
 PLACE = Place(
-    identity=Identity(system="1/2", timeline=3),
-    snapshot=Snapshot(20, frozenset({12})),
-    swept=Snapshot(9),
+    identity=SourceIdentity(system="1/2", timeline=3),
+    snapshot=SourceSnapshot(20, frozenset({12})),
+    swept=SourceSnapshot(9),
     since="2026-01-01",
 )
 
@@ -62,14 +62,16 @@ def test_a_checkpoint_that_somebody_else_wrote_is_refused(since: str) -> None:
 
 def test_another_history_is_refused() -> None:
     """The numbers of transactions mean something else there: what is new would be lost, or come twice."""
-    now = Snapshot(30)
+    now = SourceSnapshot(30)
     with pytest.raises(SourceError, match="not the database that the stream has read"):
-        PLACE.follow("a", Identity(system="9/2", timeline=3), now, any_timeline=True)
+        PLACE.follow("a", SourceIdentity(system="9/2", timeline=3), now, any_timeline=True)
     with pytest.raises(SourceError, match="timeline from 3 to 4"):
-        PLACE.follow("a", Identity(system="1/2", timeline=4), now, any_timeline=False)
+        PLACE.follow("a", SourceIdentity(system="1/2", timeline=4), now, any_timeline=False)
     with pytest.raises(SourceError, match="older than what the stream has read"):
-        PLACE.follow("a", PLACE.identity, Snapshot(19), any_timeline=False)
-    assert PLACE.follow("a", Identity(system="1/2", timeline=4), now, any_timeline=True).snapshot == PLACE.snapshot
+        PLACE.follow("a", PLACE.identity, SourceSnapshot(19), any_timeline=False)
+    assert (
+        PLACE.follow("a", SourceIdentity(system="1/2", timeline=4), now, any_timeline=True).snapshot == PLACE.snapshot
+    )
 
 
 def test_errors_name_no_password_and_say_what_may_pass() -> None:

@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import StructType
 
-from dtx.pipeline.source.columns import Kind, Readable, arrow_schema
-from dtx.pipeline.source.reading import shaped
+from dtx.pipeline.source.batch_reader import shaped
+from dtx.pipeline.source.columns import ColumnKind, Readable, arrow_schema
 
-TABLE = Readable("journal", {"id": Kind.UUID, "xid8": Kind.XID8, "at": Kind.TIME, "rm": Kind.TEXT})
+TABLE = Readable(
+    "journal", {"id": ColumnKind.UUID, "xid8": ColumnKind.XID8, "at": ColumnKind.TIME, "rm": ColumnKind.TEXT}
+)
 TARGET = arrow_schema(TABLE.schema)
 ROW = st.tuples(
     st.none() | st.uuids(),

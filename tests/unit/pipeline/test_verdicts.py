@@ -13,8 +13,8 @@ from dtx.pipeline.verdicts import (
     PLAIN,
     RULES,
     Choice,
-    Kind,
     Rules,
+    SourceKind,
     Verdict,
 )
 from dtx.xa.codes import Heuristic
@@ -45,9 +45,14 @@ def decided(choice: Choice, at: float = 2, finished: bool | None = None, **more:
 
 
 def seen(
-    state: str, since: float | None, rm: str = "rm1", kind: Kind = Kind.DTX, owner: str = "ann", life: str = ""
+    state: str,
+    since: float | None,
+    rm: str = "rm1",
+    kind: SourceKind = SourceKind.DTX,
+    owner: str = "ann",
+    life: str = "",
 ) -> Observation:
-    branch_id = (life or f"life of {rm}") if kind is Kind.DTX else None
+    branch_id = (life or f"life of {rm}") if kind is SourceKind.DTX else None
     return Observation(
         source="db", rm=rm, vhost="/", format_id=1, gtrid=b"g", bqual=b"", branch_id=branch_id, kind=kind, state=state,
         owner=owner,
@@ -188,14 +193,14 @@ CASES: dict[str, tuple[Verdict, tuple[Known, ...]]] = {
     "orphan": (V.ORPHAN, (OPEN,)),
     "orphan beside one that timed out": (V.ORPHAN, (OPEN, line(E.TIMED_OUT, 1, "rm2"))),
     "in doubt beside one that timed out": (V.IN_DOUBT, (YOUNG, line(E.TIMED_OUT, 1, "rm2"))),
-    "orphan that only a database has": (V.ORPHAN, (seen("prepared", 1, kind=Kind.POSTGRESQL),)),
+    "orphan that only a database has": (V.ORPHAN, (seen("prepared", 1, kind=SourceKind.POSTGRESQL),)),
     "other users": (
         V.OWNER_MISMATCH,
         (*committed("rm1"), *(replace(each, owner="bob") for each in committed("rm2"))),
     ),
     "roles of databases are no users of dtx": (
         V.IN_DOUBT,
-        (YOUNG, seen("prepared", 99_000, "bank", Kind.POSTGRESQL, owner="role")),
+        (YOUNG, seen("prepared", 99_000, "bank", SourceKind.POSTGRESQL, owner="role")),
     ),
     "in doubt": (V.IN_DOUBT, (YOUNG,)),
     "in doubt since nobody knows when": (V.IN_DOUBT, (seen("prepared", None),)),
@@ -243,7 +248,7 @@ def test_what_its_dtx_has_no_more_has_ended() -> None:
     assert judged(OPEN, *committed("rm2"), rules=asked).findings == (Verdict.NOT_ARCHIVED,)
     assert judged(OPEN, seen("prepared", 1), rules=asked).verdict is Verdict.ORPHAN
     assert judged(OPEN, seen("prepared", 1), COMMIT, rules=asked).verdict is Verdict.UNFINISHED
-    assert judged(OPEN, seen("prepared", 1, "bank", Kind.POSTGRESQL), rules=asked).findings == (
+    assert judged(OPEN, seen("prepared", 1, "bank", SourceKind.POSTGRESQL), rules=asked).findings == (
         Verdict.NOT_ARCHIVED, Verdict.IN_DOUBT,
     ), "what has ended may have been committed"  # fmt: skip
     assert judged(OPEN, *committed("rm2"), *rolled_back("rm3"), rules=asked).verdict is Verdict.MIXED
@@ -266,7 +271,7 @@ def test_what_nobody_could_be_asked_about_is_as_old_as_its_journal() -> None:
 
 def test_who_is_away_hides_nothing_of_the_others() -> None:
     """Each branch is as old as what is known of it; what a manager's log says is as of now."""
-    away = replace(seen("prepared", 60, "bank", Kind.POSTGRESQL), observed_at=60 * MICROS)
+    away = replace(seen("prepared", 60, "bank", SourceKind.POSTGRESQL), observed_at=60 * MICROS)
     assert judged(OPEN, seen("prepared", 1), away).verdict is Verdict.ORPHAN
     assert judged(OPEN, seen("prepared", 1), away, decided(Choice.COMMIT, 100)).verdict is Verdict.UNFINISHED
     assert judged(away, decided(Choice.COMMIT, 100)).verdict is Verdict.IN_DOUBT

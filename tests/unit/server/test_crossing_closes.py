@@ -7,16 +7,16 @@ from typing import Any, cast
 
 import pytest
 
-from dtx.server.alongside.channel import Channel, Drain
-from dtx.store.rabbitmq.confirming import ConfirmChannel
-from dtx.store.rabbitmq.taking import TakingChannel
+from dtx.server.alongside.channel import Drain, ProxyChannel
+from dtx.store.rabbitmq.confirm_channel import ConfirmChannel
+from dtx.store.rabbitmq.consume_channel import ConsumeChannel
 from dtx.store.rabbitmq.upstream import OwnChannel, Upstream
 from dtx.store.work import Budget
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.connection import ConnectionEngine
 from dtx.wire.amqp09.frames import FrameSplitter
 from dtx.wire.amqp09.methods import ChannelClose, ChannelCloseOk
-from dtx.wire.amqp09.settings import End, EngineSettings
+from dtx.wire.amqp09.settings import EngineSettings, PeerEnd
 
 CLOSE = ChannelClose(404, b"NOT_FOUND - no queue", methods.QueueDeclare.KEY)
 
@@ -57,7 +57,7 @@ def nothing(*_: object) -> None:
 
 def selected(rig: Rig) -> None:
     keeper: Any = SimpleNamespace(taking_ended=nothing, release_client=nothing)
-    TakingChannel(rig.upstream, rig.number, 1000, Budget(1000), b"", keeper).close()
+    ConsumeChannel(rig.upstream, rig.number, 1000, Budget(1000), b"", keeper).close()
 
 
 def drained(rig: Rig) -> None:
@@ -66,8 +66,8 @@ def drained(rig: Rig) -> None:
 
 def passed_through(rig: Rig) -> None:
     session = SimpleNamespace(upstream=rig.upstream, speaks_0_9=False, go_on=nothing, forget=nothing, to_client=nothing)
-    engine = ConnectionEngine(EngineSettings(), End.CLIENT).open_channel(1)
-    channel = Channel(cast("Any", session), engine, rig.number)
+    engine = ConnectionEngine(EngineSettings(), PeerEnd.CLIENT).open_channel(1)
+    channel = ProxyChannel(cast("Any", session), engine, rig.number)
     rig.upstream.handlers[rig.number] = channel
     channel.close(ChannelClose(200, b"bye").encode())
 

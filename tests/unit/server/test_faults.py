@@ -8,9 +8,9 @@ import pytest
 
 from dtx.manager import Who
 from dtx.manager.limits import Quotas
-from dtx.server.alongside.session import Session
+from dtx.server.alongside.session import ProxySession
 from dtx.server.limits import SessionLimits
-from dtx.server.standalone.connection import Connection
+from dtx.server.standalone.connection import StandaloneConnection
 from dtx.store.work import Budget
 from dtx.telemetry import Metrics
 from dtx.wire.amqp09 import methods
@@ -53,14 +53,14 @@ class Socket:
     def abort(self) -> None: ...
 
 
-def running(socket: Socket) -> Session:
+def running(socket: Socket) -> ProxySession:
     """A session in front of a broker that is not there."""
     budget = Budget(0)
     nothing: Any = SimpleNamespace(broker=None, budget=budget, quotas=Quotas((), budget))
     limits = SessionLimits(
         max_channels=9, frame_max=131_072, max_message_bytes=1, max_kept_bytes=1, handshake_timeout=60
     )
-    session = Session(nothing, nothing, Metrics(), limits, socket, Protocol.AMQP_0_9_1.value)
+    session = ProxySession(nothing, nothing, Metrics(), limits, socket, Protocol.AMQP_0_9_1.value)
     session.engine.adopt(methods.ConnectionTuneOk(9, 131_072, 0))
     return session
 
@@ -124,7 +124,7 @@ async def test_a_channel_that_breaks_when_its_client_goes_keeps_no_other_from_be
 async def test_a_channel_of_the_standalone_server_that_breaks_keeps_no_other_either() -> None:
     async with whole() as (parts, _):
         wire = Wire()
-        connection = Connection(parts, wire)
+        connection = StandaloneConnection(parts, wire)
         await connection.connect()
         for data in (START_OK, ENTER, TWO_CHANNELS):
             await hear(connection, wire, data)
@@ -141,5 +141,5 @@ async def test_a_channel_of_the_standalone_server_that_breaks_keeps_no_other_eit
 async def test_no_two_connections_have_the_same_number() -> None:
     """An operator closes a connection by its number, and beside a broker dtx speaks AMQP 0-9 and 1.0."""
     async with whole() as (parts, _):
-        numbers = [running(Socket()).id, Connection(parts, Wire()).id, running(Socket()).id]
+        numbers = [running(Socket()).id, StandaloneConnection(parts, Wire()).id, running(Socket()).id]
     assert numbers == sorted(set(numbers))

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from dtx.manager import Who
 from dtx.server import listener as module
 from dtx.server.connection import Stage
-from dtx.server.listener import ClientConnection, Listener
+from dtx.server.listener import AcceptedConnection, Listener
 from dtx.telemetry import Metrics
 from dtx.wire.amqp09.frames import Protocol
 
@@ -20,7 +20,7 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Session:
     """A client that is let in by its first byte: it is *ordinary* then, or a *coordinator*."""
 
-    def __init__(self, transport: ClientConnection, header: bytes) -> None:
+    def __init__(self, transport: AcceptedConnection, header: bytes) -> None:
         self.id = 7
         self.who = Who("", "")
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dtx.server.alongside.session import Session
+from dtx.server.alongside.session import ProxySession
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.codec import Method
 from dtx.wire.amqp09.frames import BODY, HEADER, FrameSplitter, header_frame
@@ -31,7 +31,7 @@ class Rig:
 
     def __init__(self) -> None:
         self.socket = Socket()
-        self.session: Session = running(self.socket)
+        self.session: ProxySession = running(self.socket)
         self.sent = b""
         """To the broker."""
         self.answer: Any = None

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from dtx.server.alongside import passing
-from dtx.server.alongside.passing import ROOM, Reading, Scratch, kept
+from dtx.server.alongside import pass_through
+from dtx.server.alongside.pass_through import ROOM, Reading, Scratch, kept
 from dtx.wire.amqp09.errors import FrameError
 from dtx.wire.amqp09.frames import BODY, FrameSplitter
 from tests.support.raw import body_frames
@@ -53,7 +53,7 @@ def in_place(buffer: object) -> bool:
 
 @pytest.fixture(autouse=True)
 def _own_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passing, "SCRATCH", Scratch())
+    monkeypatch.setattr(pass_through, "SCRATCH", Scratch())
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from dtx.server.alongside.channel import Channel
-from dtx.server.alongside.selected import SelectedChannel
-from dtx.store.rabbitmq.taking import TakingChannel
+from dtx.server.alongside.channel import ProxyChannel
+from dtx.server.alongside.selected_channel import SelectedChannel
+from dtx.store.rabbitmq.consume_channel import ConsumeChannel
 from dtx.store.rabbitmq.upstream import ExclusiveQueues
 from dtx.store.work import Budget
 from dtx.wire.amqp09 import methods
@@ -17,7 +17,7 @@ from dtx.wire.amqp09.connection import ConnectionEngine
 from dtx.wire.amqp09.events import EngineEvent
 from dtx.wire.amqp09.frames import BODY, HEADER, FrameSplitter, Protocol, header_frame, method_frame
 from dtx.wire.amqp09.methods import DtxPrepare, DtxPrepareOk
-from dtx.wire.amqp09.settings import End, EngineSettings
+from dtx.wire.amqp09.settings import EngineSettings, PeerEnd
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 from tests.support.raw import body_frames
@@ -66,13 +66,13 @@ class Rig:
             to_client=self._to_client,
             flush=self._flush,
         )
-        self.engine = ConnectionEngine(EngineSettings(), End.SERVER)
+        self.engine = ConnectionEngine(EngineSettings(), PeerEnd.SERVER)
         for data in (Protocol.AMQP_0_9_1.value, methods.ChannelOpen().frame(1)):
             list(self.engine.receive(data))
             self.engine.adopt(methods.ConnectionTuneOk(9, 4096, 0))
-        before = Channel(cast("Any", self.session), self.engine.channel(1), 1)
+        before = ProxyChannel(cast("Any", self.session), self.engine.channel(1), 1)
         keeper: Any = SimpleNamespace(taking_ended=nothing, release_client=nothing, held_lost=nothing)
-        taking = TakingChannel(upstream, 1, 1000, manager.budget, b"", keeper)
+        taking = ConsumeChannel(upstream, 1, 1000, manager.budget, b"", keeper)
         self.channel = SelectedChannel(before, taking, P, cast("Any", None))
         self.session.channels[1] = self.channel
         self.channel.coordination = SimpleNamespace(run=self._run)  # type: ignore[assignment]

@@ -14,8 +14,8 @@ from opentelemetry.trace import StatusCode
 
 from dtx.config.values import ConfigError
 from dtx.manager import Limits, TransactionManager, Who
-from dtx.server.coordination import Coordination
-from dtx.server.demarcation import Demarcation
+from dtx.server.coordination import CoordinationHandler
+from dtx.server.demarcation import DemarcationHandler
 from dtx.store.work import HeldPublish
 from dtx.telemetry import Metrics, traces
 from dtx.telemetry.traces import MOST_LINKS, Traces
@@ -47,8 +47,8 @@ class Traced:
         metrics = Metrics()
         metrics.traces = self.traces = Traces(provider)
         self.manager = TransactionManager(MemoryLog("rm", MemoryDatabase()), Ledger(), Limits(), metrics)
-        self.demarcation = Demarcation(self.manager, metrics, 3, Channel())
-        self.coordination = Coordination(self.manager, metrics, 3, 7)
+        self.demarcation = DemarcationHandler(self.manager, metrics, 3, Channel())
+        self.coordination = CoordinationHandler(self.manager, metrics, 3, 7)
 
     def publish(self, *, traceparent: bytes | None = None, kind: bytes = b"S") -> None:
         """Something is published in the branch."""

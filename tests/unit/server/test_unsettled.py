@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtx.server.alongside import unsettled
-from dtx.server.alongside.unsettled import ANSWERS, Tally, Unsettled
+from dtx.server.alongside import unsettled_deliveries
+from dtx.server.alongside.unsettled_deliveries import ANSWERS, Tally, UnsettledDeliveries
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.codec import Sender
 from dtx.wire.amqp09.frames import FrameSplitter, method_frame
@@ -39,7 +39,7 @@ class Watched:
 
     def __init__(self) -> None:
         self.tally = Tally()
-        self.unsettled = Unsettled()
+        self.unsettled = UnsettledDeliveries()
 
     def open(self) -> str | None:
         """What keeps the channel from being selected."""
@@ -54,7 +54,7 @@ class Watched:
         """What the broker sent at once."""
         buffer, frames = FrameSplitter().feed(b"".join(method_frame(UPSTREAM, payload) for payload in payloads))
         for key, _, start, end in frames:
-            if key in unsettled.ANSWERS:
+            if key in unsettled_deliveries.ANSWERS:
                 self.tally.answered(key, buffer[start + 7 : end - 1])
         if self.unsettled.by_upstream:
             self.unsettled.from_broker(buffer, frames)
@@ -191,7 +191,7 @@ def test_of_both_kinds_of_consumers_on_one_channel_no_account_is_kept(watched: W
 def test_tags_that_are_settled_out_of_order_are_remembered_up_to_a_limit(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unsettled, "_MOST_BEYOND", 3)
+    monkeypatch.setattr(unsettled_deliveries, "_MOST_BEYOND", 3)
     watched.consume()
     watched.deliver(*range(1, 10))
     watched.settle(
@@ -249,7 +249,7 @@ def test_a_recover_settles_only_what_was_delivered_before_it(watched: Watched) -
 
 
 def test_channels_are_told_apart() -> None:
-    both = Unsettled()
+    both = UnsettledDeliveries()
     for number in (1, 2):
         tally = Tally()
         tally.asked(methods.BasicConsume.KEY, methods.BasicConsume(QUEUE, TAG).encode())

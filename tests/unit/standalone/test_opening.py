@@ -7,7 +7,7 @@ import pytest
 from pika import amqp_object, frame, spec
 
 from dtx.server.limits import ConnectionLimits
-from dtx.server.standalone.connection import Connection
+from dtx.server.standalone.connection import StandaloneConnection
 from dtx.wire.amqp09 import handshake, methods, tables
 from dtx.wire.amqp09.frames import FrameSplitter, method_frame
 from dtx.wire.amqp09.handshake import Credentials
@@ -30,7 +30,7 @@ async def said(*reads: bytes, limits: ConnectionLimits = LIMITS) -> list[amqp_ob
     """What a server of these *limits* answers, method by method."""
     async with whole() as (parts, _):
         wire = Wire()
-        connection = Connection(replace(parts, limits=limits), wire)
+        connection = StandaloneConnection(replace(parts, limits=limits), wire)
         await connection.connect()
         await asyncio.sleep(0)
         for data in reads:

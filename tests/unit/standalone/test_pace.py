@@ -1,6 +1,6 @@
 """When a client of standalone mode is read from, without sockets."""
 
-from dtx.server.standalone.connection import Connection
+from dtx.server.standalone.connection import StandaloneConnection
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.closes import connection_close
 from dtx.wire.amqp09.errors import HardCode
@@ -12,7 +12,7 @@ async def test_a_client_that_was_paused_is_heard_when_dtx_closes() -> None:
     """It confirms the close, where much waited on a channel as well."""
     async with whole() as (parts, _):
         wire = Wire()
-        connection = Connection(parts, wire)
+        connection = StandaloneConnection(parts, wire)
         await connection.connect()
         for said in (START_OK, ENTER, TWO_CHANNELS):
             await hear(connection, wire, said)

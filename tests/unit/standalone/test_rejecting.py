@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dtx.log.api import LogError
-from dtx.server.standalone.connection import Connection
+from dtx.server.standalone.connection import StandaloneConnection
 from dtx.store.postgres.store import PostgresStore
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.frames import method_frame
@@ -34,7 +34,7 @@ LETTERS = entry(b"x-dead-letter-exchange", b"S", b"") + entry(b"x-dead-letter-ro
 class Rig:
     """A client with a delivery on channel 1, which is associated with a branch."""
 
-    def __init__(self, connection: Connection, wire: Wire, store: PostgresStore) -> None:
+    def __init__(self, connection: StandaloneConnection, wire: Wire, store: PostgresStore) -> None:
         self.connection = connection
         self.wire = wire
         self.store = store
@@ -58,7 +58,7 @@ class Rig:
 async def rig() -> AsyncIterator[Rig]:
     async with whole() as (parts, store):
         wire = Wire()
-        connection = Connection(parts, wire)
+        connection = StandaloneConnection(parts, wire)
         await connection.connect()
         for data in (START_OK, ENTER, TWO_CHANNELS):
             await hear(connection, wire, data)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dtx.server.standalone.consuming import Unsettled
+from dtx.server.standalone.channel_consumers import Unsettled
 from dtx.xa.codes import ReplyCode, XaError
 
 

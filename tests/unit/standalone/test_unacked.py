@@ -3,7 +3,7 @@
 import pytest
 from pika import frame, spec
 
-from dtx.server.standalone import consuming
+from dtx.server.standalone import channel_consumers
 from tests.evidence.fuzz.server import converse
 
 _LIMIT = 3
@@ -25,7 +25,7 @@ async def test_a_client_cannot_get_any_number_of_messages_without_settling_some(
     monkeypatch: pytest.MonkeyPatch, settle: bool
 ) -> None:
     """Messages that it holds are in memory, and no limit of memory counts them."""
-    monkeypatch.setattr(consuming, "MAX_UNACKED", _LIMIT)
+    monkeypatch.setattr(channel_consumers, "MAX_UNACKED", _LIMIT)
     gets = [said(spec.Basic.Get(queue="q")) for _ in range(_LIMIT)]
     unread = [said(spec.Basic.Get(queue="q", no_ack=True))]
     acked = [said(spec.Basic.Ack(delivery_tag=1))] if settle else []

@@ -10,9 +10,9 @@ from dtx.log.changes import ROW_BYTES, SHARED_BYTES, Define, StoredMessage
 from dtx.server.limits import MAX_FAN_OUT, demand_fan_out
 from dtx.server.standalone.broker import Done
 from dtx.server.standalone.writes import Writes
-from dtx.store.postgres.consumers import Consumer, Delivery
+from dtx.store.postgres.consumers import Consumer, QueueDelivery
 from dtx.store.postgres.exchanges import Queue
-from dtx.store.postgres.recording import Thing
+from dtx.store.postgres.recorder import Thing
 from dtx.store.postgres.topology import VirtualHost
 from dtx.store.work import Budget, HeldPublish, HeldWork
 from dtx.xa.codes import ReplyCode, XaError
@@ -29,7 +29,7 @@ class Recording:
         self,
         vhost: str,
         publishes: Sequence[HeldPublish],
-        acked: Sequence[Delivery],
+        acked: Sequence[QueueDelivery],
         done: Done,
         *,
         whole: bool = False,
@@ -44,14 +44,16 @@ class Recording:
         raise AssertionError
 
     async def dead_letters(
-        self, deliveries: Sequence[Delivery], revised: Callable[[StoredMessage], bytes]
+        self, deliveries: Sequence[QueueDelivery], revised: Callable[[StoredMessage], bytes]
     ) -> Sequence[HeldPublish | None]:
         raise AssertionError
 
     def refusal(self, work: HeldWork) -> str | None:
         raise AssertionError
 
-    async def revise(self, deliveries: Sequence[Delivery], revised: Callable[[Delivery, StoredMessage], bytes]) -> None:
+    async def revise(
+        self, deliveries: Sequence[QueueDelivery], revised: Callable[[QueueDelivery, StoredMessage], bytes]
+    ) -> None:
         raise AssertionError
 
     def define(self, define: Define) -> Awaitable[None]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dtx.log.changes import PRIORITY_SHIFT, StoredMessage
 from dtx.store.postgres.arguments import QueueArguments
 from dtx.store.postgres.cache import MessageCache
-from dtx.store.postgres.consumers import Consumer, Credit, Delivery
+from dtx.store.postgres.consumers import Consumer, Credit, QueueDelivery
 from dtx.store.postgres.queue import Letter, QueueIndex, Reason
 
 QUEUE = 7
@@ -30,11 +30,11 @@ class Channel:
 
     def __init__(self) -> None:
         self.full = False
-        self.deliveries: list[Delivery] = []
+        self.deliveries: list[QueueDelivery] = []
         self.messages: list[StoredMessage] = []
         self.tags: list[bytes] = []
 
-    def deliver(self, consumer: Consumer, delivery: Delivery, message: StoredMessage) -> None:
+    def deliver(self, consumer: Consumer, delivery: QueueDelivery, message: StoredMessage) -> None:
         assert delivery.position == message.position
         self.tags.append(consumer.tag)
         self.deliveries.append(delivery)
@@ -44,7 +44,7 @@ class Channel:
     def positions(self) -> list[int]:
         return [message.position for message in self.messages]
 
-    def taken(self) -> list[Delivery]:
+    def taken(self) -> list[QueueDelivery]:
         """What it got since the last time."""
         found, self.deliveries = self.deliveries, []
         self.messages.clear()
@@ -57,13 +57,13 @@ class Get:
 
     def __init__(self, *, no_ack: bool = False) -> None:
         self.no_ack = no_ack
-        self.answers: list[tuple[Delivery | None, int]] = []
+        self.answers: list[tuple[QueueDelivery | None, int]] = []
 
-    def got(self, found: tuple[Delivery, StoredMessage] | None, remaining: int) -> None:
+    def got(self, found: tuple[QueueDelivery, StoredMessage] | None, remaining: int) -> None:
         self.answers.append((None if found is None else found[0], remaining))
 
     @property
-    def delivery(self) -> Delivery:
+    def delivery(self) -> QueueDelivery:
         """The message of the one answer."""
         ((delivery, _),) = self.answers
         assert delivery is not None
@@ -189,7 +189,7 @@ class Rig:
         self.run()
         return new
 
-    def ack(self, *deliveries: Delivery) -> None:
+    def ack(self, *deliveries: QueueDelivery) -> None:
         for delivery in deliveries:
             self.queue.ack(delivery)
         self.remove(delivery.position for delivery in deliveries)

@@ -2,7 +2,7 @@
 
 from dtx.log.changes import StoredMessage
 from dtx.store.postgres.cache import OVERHEAD, SLACK, Bodies, MessageCache
-from dtx.store.postgres.consumers import Round
+from dtx.store.postgres.consumers import DispatchRound
 
 SIZE = 5000
 
@@ -14,7 +14,7 @@ def a_message(position: int, shared: int | None) -> StoredMessage:
 def test_a_shared_body_is_charged_and_kept_once() -> None:
     """Every budget counts what is really held."""
     cache = MessageCache(1 << 30)
-    queues = [Bodies(cache, Round(), []) for _ in range(3)]
+    queues = [Bodies(cache, DispatchRound(), []) for _ in range(3)]
     for number, queue in enumerate(queues):
         queue.keep(a_message(number, 9))
     queues[0].keep(a_message(7, None))
@@ -32,7 +32,7 @@ def test_a_shared_body_is_charged_and_kept_once() -> None:
 
 def test_what_arrives_again_shares_the_body_too() -> None:
     cache = MessageCache(1 << 30)
-    first, second = (Bodies(cache, Round(), []) for _ in range(2))
+    first, second = (Bodies(cache, DispatchRound(), []) for _ in range(2))
     first.keep(a_message(1, 9))
     assert second.ask(lambda _: [2]) == [2]
     second.arrived([2], [a_message(2, 9)])
@@ -46,7 +46,7 @@ def test_a_full_cache_lets_the_same_end_of_each_queue_go() -> None:
     """A shared body is free only when no queue has it any more."""
     count = 100
     cache = MessageCache((count - 1) * (SIZE + 3 * OVERHEAD))
-    queues = [Bodies(cache, Round(), []) for _ in range(3)]
+    queues = [Bodies(cache, DispatchRound(), []) for _ in range(3)]
     for position in range(count):
         for queue in queues:
             queue.keep(a_message(position, position))

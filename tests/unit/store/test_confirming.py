@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from dtx.store.rabbitmq.confirming import ConfirmChannel, Fate
+from dtx.store.rabbitmq.confirm_channel import ConfirmChannel, MessageFate
 from dtx.store.work import HeldPublish
 from dtx.wire.amqp09 import methods, properties
 from dtx.wire.amqp09.connection import ConnectionEngine
 from dtx.wire.amqp09.frames import header_frame, method_frame
 from dtx.wire.amqp09.methods import ChannelClose
 from dtx.wire.amqp09.properties import Property
-from dtx.wire.amqp09.settings import End, EngineSettings
+from dtx.wire.amqp09.settings import EngineSettings, PeerEnd
 from dtx.wire.amqp09.tables import entry
 from tests.support.raw import body_frames
 
@@ -25,7 +25,7 @@ class Broker:
     is_lost = False
 
     def __init__(self) -> None:
-        self.engine = ConnectionEngine(EngineSettings(), End.CLIENT)
+        self.engine = ConnectionEngine(EngineSettings(), PeerEnd.CLIENT)
         self.engine.adopt(methods.ConnectionTuneOk(100, 4096, 0))
         self.channel = self.engine.open_channel(CHANNEL)
         list(self.engine.receive(methods.ChannelOpenOk().frame(CHANNEL)))
@@ -68,10 +68,10 @@ class Owner:
     """Who publishes."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[list[object], Fate]] = []
+        self.heard: list[tuple[list[object], MessageFate]] = []
         self.close: ChannelClose | None = None
 
-    def told(self, names: Sequence[object], fate: Fate) -> None:
+    def told(self, names: Sequence[object], fate: MessageFate) -> None:
         self.heard.append((list(names), fate))
 
     def closed(self, close: ChannelClose) -> None:
@@ -110,10 +110,10 @@ def test_numbers_are_those_of_the_messages_in_their_order(
     broker.confirm(5, taken=False)
     broker.confirm(0, multiple=True)
     assert owner.heard == [
-        ([1], Fate.CONFIRMED),
-        ([0, 2, 3], Fate.CONFIRMED),
-        ([4], Fate.REFUSED),
-        ([5], Fate.CONFIRMED),
+        ([1], MessageFate.CONFIRMED),
+        ([0, 2, 3], MessageFate.CONFIRMED),
+        ([4], MessageFate.REFUSED),
+        ([5], MessageFate.CONFIRMED),
     ]
 
 
@@ -134,7 +134,7 @@ def test_what_comes_back_is_told_apart_by_what_routing_and_readers_see(
     broker.give_back(other)
     broker.give_back(other)
     broker.confirm(4, multiple=True)
-    assert owner.heard == [([0, 2], Fate.CONFIRMED), ([1, 3], Fate.RETURNED)]
+    assert owner.heard == [([0, 2], MessageFate.CONFIRMED), ([1, 3], MessageFate.RETURNED)]
 
 
 def test_what_the_broker_adds_to_a_returned_message_does_not_matter(
@@ -145,7 +145,7 @@ def test_what_the_broker_adds_to_a_returned_message_does_not_matter(
     raw = properties.put(properties.set_header(sent.properties, b"x-of-the-broker", b"1"), Property.PRIORITY, b"\x00")
     broker.give_back(HeldPublish(sent.exchange, sent.routing_key, False, raw, sent.body))
     broker.confirm(1)
-    assert owner.heard == [(["one"], Fate.RETURNED)]
+    assert owner.heard == [(["one"], MessageFate.RETURNED)]
 
 
 def test_a_return_of_nothing_that_was_sent_ends_the_connection(
@@ -176,7 +176,7 @@ def test_the_end_waits_for_what_was_sent(channel: ConfirmChannel, broker: Broker
     done: list[bool] = []
     channel.close(lambda: done.append(True))
     broker.confirm(1)
-    assert (owner.heard, done) == ([(["one"], Fate.CONFIRMED)], [])
+    assert (owner.heard, done) == ([(["one"], MessageFate.CONFIRMED)], [])
     broker.say(methods.ChannelCloseOk().frame(CHANNEL))
     assert done == [True]
     assert broker.freed

@@ -3,7 +3,7 @@
 import pytest
 
 from dtx.store.postgres.arguments import QueueArguments
-from dtx.store.postgres.consumers import PASSED_AT_ONCE, RETURN_MESSAGES, Consumer, Credit, Round, return_slowly
+from dtx.store.postgres.consumers import PASSED_AT_ONCE, RETURN_MESSAGES, Consumer, Credit, DispatchRound, return_slowly
 from dtx.store.postgres.queue import LEAVE_MESSAGES
 from tests.unit.store.queue_rig import Channel, Rig
 
@@ -31,7 +31,7 @@ class Counted(Consumer):
 @pytest.mark.parametrize("backwards", [True, False])
 def test_consumers_that_leave_do_not_look_at_all_others(single: bool, levels: int, backwards: bool) -> None:
     """Ten thousand of them end with one channel.close, which may hold the event loop for 50 ms."""
-    turns = Round(single=single)
+    turns = DispatchRound(single=single)
     consumers = [Counted(b"", Channel(), priority=number % levels) for number in range(MANY)]
     Counted.looks = 0
     for consumer in consumers:
@@ -43,7 +43,7 @@ def test_consumers_that_leave_do_not_look_at_all_others(single: bool, levels: in
 
 
 def test_the_next_active_one_is_the_first_of_the_highest_priority() -> None:
-    turns = Round(single=True)
+    turns = DispatchRound(single=True)
     consumers = [Consumer(b"%d" % number, Channel(), priority=p) for number, p in enumerate((1, 2, 9, 9, 3))]
     for consumer in consumers:
         turns.add(consumer, "q")

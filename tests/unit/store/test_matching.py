@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtx.log.changes import BindingRow, DestinationKind
-from dtx.store.postgres.matching import ExchangeType, Matcher, Topic, matcher
+from dtx.store.postgres.matchers import ExchangeType, Matcher, Topic, matcher
 from dtx.xa.codes import ReplyCode, XaError
 from tests.support.rules import HEADERS
 from tests.support.topology import VHOST, table

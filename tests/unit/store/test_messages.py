@@ -4,7 +4,7 @@ from uuid import uuid4
 
 import pika
 
-from dtx.log.records import Work
+from dtx.log.records import WorkRow
 from dtx.store.rabbitmq import messages
 from dtx.wire.amqp09 import properties, tables
 from dtx.wire.amqp09.frames import FrameSplitter
@@ -36,7 +36,7 @@ def test_marks_that_an_application_has_copied_are_removed_at_commit() -> None:
 
 
 def test_a_message_that_is_put_back_keeps_what_was_written_on_it() -> None:
-    work: Work = a_consume(properties=copied())
+    work: WorkRow = a_consume(properties=copied())
     found = headers(*messages.put_back_frames(1, 4096, uuid4(), [work]))
     assert found["x-dtx-id"] == found["x-dtx-original-exchange"] == "theirs"
     assert found["x-dtx-put-back"] != "theirs"

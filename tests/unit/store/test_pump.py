@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from dtx.store.postgres.pump import Pump
+from dtx.store.postgres.dispatcher import Dispatcher
 
 
 class Index:
@@ -26,7 +26,7 @@ async def test_a_queue_that_raises_leaves_their_turns_to_those_behind_it() -> No
     raised: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
     nothing: Any = None
-    pump = Pump(nothing, nothing, nothing, lambda: 0.0)
+    pump = Dispatcher(nothing, nothing, nothing, lambda: 0.0)
     turns: list[str] = []
     indexes: list[Any] = [Index(turns, "one"), Index(turns, "two", raises=True), Index(turns, "three")]
     for index in indexes:

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dtx.log.changes import StoredMessage
 from dtx.store.postgres.arguments import Overflow, QueueArguments
 from dtx.store.postgres.cache import cost
-from dtx.store.postgres.consumers import Consumer, Credit, Delivery, DeliveryState
+from dtx.store.postgres.consumers import Consumer, Credit, DeliveryState, QueueDelivery
 from dtx.store.postgres.queue import Letter, QueueIndex, Reason
 from tests.unit.store.queue_rig import Channel, Get, Rig, message
 
@@ -55,7 +55,7 @@ class WatchedChannel(Channel):
         super().__init__()
         self.model = model
 
-    def deliver(self, consumer: Consumer, delivery: Delivery, message: StoredMessage) -> None:
+    def deliver(self, consumer: Consumer, delivery: QueueDelivery, message: StoredMessage) -> None:
         self.model.delivered(consumer, delivery, message)
 
 
@@ -64,7 +64,7 @@ class WatchedGet(Get):
         super().__init__(no_ack=no_ack)
         self.model = model
 
-    def got(self, found: tuple[Delivery, StoredMessage] | None, remaining: int) -> None:
+    def got(self, found: tuple[QueueDelivery, StoredMessage] | None, remaining: int) -> None:
         super().got(found, remaining)
         if found is None:
             assert not self.model.ready
@@ -86,8 +86,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.shared = Credit()
         self.messages: dict[int, StoredMessage] = {}
         self.ready: set[int] = set()
-        self.out: dict[int, Delivery] = {}
-        self.held: dict[int, Delivery] = {}
+        self.out: dict[int, QueueDelivery] = {}
+        self.held: dict[int, QueueDelivery] = {}
         self.automatic: set[int] = set()
         self.rejecting: set[int] = set()
         self.again: set[int] = set()
@@ -118,7 +118,7 @@ class QueueMachine(RuleBasedStateMachine):
         return (length is not None and len(self.ready) > length) or (octets is not None and self.octets() > octets)
 
     def delivered(
-        self, consumer: Consumer | None, delivery: Delivery, found: StoredMessage, *, no_ack: bool = False
+        self, consumer: Consumer | None, delivery: QueueDelivery, found: StoredMessage, *, no_ack: bool = False
     ) -> None:
         position = delivery.position
         assert found == self.messages[position]
@@ -166,7 +166,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.ready.remove(position)
         self.again.discard(position)
 
-    def chosen(self, picks: Iterable[int]) -> list[Delivery]:
+    def chosen(self, picks: Iterable[int]) -> list[QueueDelivery]:
         """Some of what is handed out, each once, in any order."""
         there = list(self.out.values())
         found = [there[pick % len(there)] for pick in picks if there]

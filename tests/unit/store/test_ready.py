@@ -7,8 +7,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from dtx.store.postgres import ready
-from dtx.store.postgres.ready import Line, PriorityReady, Ready
+from dtx.store.postgres import ready_messages
+from dtx.store.postgres.ready_messages import PriorityReady, Ready, ReadyLine
 
 steps = st.lists(
     st.one_of(
@@ -23,8 +23,8 @@ steps = st.lists(
 def small_pieces() -> Iterator[None]:
     """Pieces so small that lines of a few positions have several."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(ready, "_CHUNK", 4)
-    patch.setattr(ready, "_FRONT", 2)
+    patch.setattr(ready_messages, "_CHUNK", 4)
+    patch.setattr(ready_messages, "_FRONT", 2)
     yield
     patch.undo()
 
@@ -32,7 +32,7 @@ def small_pieces() -> Iterator[None]:
 @settings(max_examples=500, deadline=None)
 @given(steps)
 def test_a_line_is_a_sorted_list(actions: list[tuple[str, int]]) -> None:
-    line, model = Line(), list[int]()
+    line, model = ReadyLine(), list[int]()
     least = greatest = 1_000
     for action, number in actions:
         if action == "append":
@@ -82,7 +82,7 @@ def test_levels_of_priority_are_restored_in_their_order() -> None:
 
 
 def test_a_position_costs_eight_octets() -> None:
-    line = Line()
+    line = ReadyLine()
     line.extend(array("q", range(10_000)))
     for position in range(10_000, 20_000):
         line.append(position)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from dtx.store.rabbitmq.room import Room, Share
+from dtx.store.rabbitmq.memory_quota import MemoryQuota, Share
 
 
 async def turns() -> None:
@@ -18,7 +18,7 @@ def asking(share: Share) -> asyncio.Task[None]:
 
 
 async def test_who_fits_does_not_wait_and_who_does_not_waits_for_what_is_given_back() -> None:
-    room = Room(10)
+    room = MemoryQuota(10)
     first, second, third = room.share(6), room.share(4), room.share(7)
     await first.take()
     await second.take()
@@ -37,7 +37,7 @@ async def test_who_fits_does_not_wait_and_who_does_not_waits_for_what_is_given_b
 
 
 async def test_more_than_there_is_gets_all_of_it_alone() -> None:
-    room = Room(10)
+    room = MemoryQuota(10)
     small, large, next_one = room.share(1), room.share(1000), room.share(1)
     await small.take()
     waiting = asking(large)
@@ -52,7 +52,7 @@ async def test_more_than_there_is_gets_all_of_it_alone() -> None:
 
 
 async def test_nobody_is_passed_by_because_it_needs_much() -> None:
-    room = Room(10)
+    room = MemoryQuota(10)
     held = room.share(8)
     await held.take()
     large = asking(room.share(9))
@@ -65,7 +65,7 @@ async def test_nobody_is_passed_by_because_it_needs_much() -> None:
 
 
 async def test_a_share_is_given_back_once() -> None:
-    room = Room(10)
+    room = MemoryQuota(10)
     share, never_taken, whole = room.share(6), room.share(6), room.share(10)
     await share.take()
     share.release()
@@ -80,7 +80,7 @@ async def test_a_share_is_given_back_once() -> None:
 
 @pytest.mark.parametrize("given", [False, True])
 async def test_who_is_cancelled_keeps_nothing_and_lets_others_go_on(given: bool) -> None:
-    room = Room(10)
+    room = MemoryQuota(10)
     held = room.share(5)
     await held.take()
     large = asking(room.share(9))

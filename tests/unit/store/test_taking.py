@@ -13,7 +13,7 @@ import pytest
 from dtx.log.records import Unit
 from dtx.store.api import UnitOutcome
 from dtx.store.rabbitmq.capture import check_consume
-from dtx.store.rabbitmq.taking import TakingChannel
+from dtx.store.rabbitmq.consume_channel import ConsumeChannel
 from dtx.store.rabbitmq.upstream import ExclusiveQueues
 from dtx.store.work import Budget, Delivery
 from dtx.wire.amqp09 import methods
@@ -64,7 +64,7 @@ def test_what_still_comes_for_a_client_that_has_left_is_given_back_unless_it_nee
 ) -> None:
     """The broker closes a channel on which something is refused that it has forgotten; a branch holds others there."""
     upstream: Any = Upstream()
-    taking = TakingChannel(upstream, 1, 1000, Budget(1000), b"other", upstream)
+    taking = ConsumeChannel(upstream, 1, 1000, Budget(1000), b"other", upstream)
     taking.owner = SimpleNamespace(forward=lambda *_: None)
 
     def say(*frames: tuple[int, bytes]) -> None:
@@ -89,7 +89,7 @@ def test_what_still_comes_for_a_client_that_has_left_is_given_back_unless_it_nee
 def test_a_consumer_of_the_last_queue_knows_the_name_that_the_broker_chooses_later() -> None:
     """A client need not wait for declare-ok: what is put back must not go to the queue before that."""
     upstream: Any = Upstream()
-    taking = TakingChannel(upstream, 1, 1000, Budget(1000), b"before", upstream)
+    taking = ConsumeChannel(upstream, 1, 1000, Budget(1000), b"before", upstream)
     taking.owner = SimpleNamespace(forward=lambda *_: None)
 
     def say(key: int, payload: bytes) -> None:
@@ -139,7 +139,7 @@ DEEP = reduce(lambda inner, _: entry(b"k", b"F", inner), range(MAX_DEPTH + 2), b
 def test_what_dtx_cannot_read_is_given_back_like_everything_else(raw: bytes) -> None:
     """Brokers pass such properties on."""
     upstream: Any = Upstream()
-    taking = TakingChannel(upstream, 1, 10_000, Budget(10_000), b"q", upstream)
+    taking = ConsumeChannel(upstream, 1, 10_000, Budget(10_000), b"q", upstream)
     taking.owner = SimpleNamespace(forward=lambda *_: None)
     taking.request(methods.BasicGet.KEY, methods.BasicGet(b"q").encode())
     method = methods.BasicGetOk.HEAD + (7).to_bytes(8, "big") + b"\x00" + put_short(b"") * 2 + bytes(4)
@@ -155,11 +155,11 @@ def test_what_dtx_cannot_read_is_given_back_like_everything_else(raw: bytes) -> 
     assert methods.BasicNack(7, requeue=True).encode() in upstream.written
 
 
-def consuming(max_kept: int) -> tuple[Any, TakingChannel]:
+def consuming(max_kept: int) -> tuple[Any, ConsumeChannel]:
     """A channel with a consumer that acknowledges, and the connection that it writes to."""
     upstream: Any = Upstream()
     upstream.hold_client = upstream.release_client = lambda _: None
-    taking = TakingChannel(upstream, 1, max_kept, Budget(1 << 30), b"other", upstream)
+    taking = ConsumeChannel(upstream, 1, max_kept, Budget(1 << 30), b"other", upstream)
     taking.owner = SimpleNamespace(forward=lambda *_: None)
     taking.request(methods.BasicConsume.KEY, methods.BasicConsume(b"q", b"c").encode())
     answer = method_frame(1, methods.BasicConsumeOk.HEAD + put_short(b"c"))
@@ -167,7 +167,7 @@ def consuming(max_kept: int) -> tuple[Any, TakingChannel]:
     return upstream, taking
 
 
-def deliver(taking: TakingChannel, tag: int, raw: bytes) -> None:
+def deliver(taking: ConsumeChannel, tag: int, raw: bytes) -> None:
     """A message with these properties."""
     (method, _) = delivery(b"c", tag)
     for key, frame in (method, (HEADER, header_frame(1, 60, 0, raw))):
@@ -261,7 +261,7 @@ def test_what_a_branch_gives_back_is_settled_in_the_order_of_its_tag() -> None:
     assert [each.tag for each in taking.select(methods.BasicAck(0, multiple=True))] == [4, 5]
 
 
-def take(taking: TakingChannel, held: list[Delivery], unit: Unit) -> "asyncio.Future[UnitOutcome | None]":
+def take(taking: ConsumeChannel, held: list[Delivery], unit: Unit) -> "asyncio.Future[UnitOutcome | None]":
     """The outcome of a unit, on a connection that holds its lock."""
     outcome = taking.take(held, uuid4(), unit, b"receipts")
     locked = method_frame(1, methods.BasicConsumeOk.HEAD + put_short(taking.lock.encode()))

@@ -12,7 +12,7 @@ from dtx.wire.amqp09.connection import ConnectionEngine
 from dtx.wire.amqp09.frames import method_frame
 from dtx.wire.amqp09.methods import IMMEDIATE, MANDATORY, BasicPublish, ChannelClose
 from dtx.wire.amqp09.properties import Property
-from dtx.wire.amqp09.settings import End, EngineSettings
+from dtx.wire.amqp09.settings import EngineSettings, PeerEnd
 from dtx.wire.amqp09.tables import entry
 
 CHANNEL = 7
@@ -29,7 +29,7 @@ class Broker:
     """The upstream connection, and what the broker says on it."""
 
     def __init__(self) -> None:
-        self.engine = ConnectionEngine(EngineSettings(), End.CLIENT)
+        self.engine = ConnectionEngine(EngineSettings(), PeerEnd.CLIENT)
         self.engine.adopt(methods.ConnectionTuneOk(100, 4096, 0))
         self.channel = self.engine.open_channel(CHANNEL)
         self.handlers: dict[int, Any] = {}

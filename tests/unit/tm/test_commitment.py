@@ -35,9 +35,9 @@ from dtx.client.tm import (
     TransactionError,
     steps,
 )
-from dtx.client.tm.commitment import Branch, Plan, commit, rollback
+from dtx.client.tm.commitment import CommitPlan, EnlistedBranch, commit, rollback
 from dtx.client.tm.databases import SqliteLog
-from dtx.client.tm.steps import Point, access, drive
+from dtx.client.tm.steps import CommitPoint, access, drive
 
 GTRID = b"n.0123456789ab.a.1"
 
@@ -91,14 +91,14 @@ class Stage:
         self.log = SqliteLog(directory / "tm.db")
         self.asked: list[str] = []
 
-    def plan(self, *, a: bool = True, **answers: list[Any]) -> Plan:
+    def plan(self, *, a: bool = True, **answers: list[Any]) -> CommitPlan:
         branches = []
         for name, given in (("a", {}), ("b", answers)) if a else (("b", answers),):
             resource = FakeResource(self.asked, name, given)
             session = FakeSession(self.asked, name, given)
-            branches.append(Branch(resource, session, Xid(1, GTRID, name.encode())))
+            branches.append(EnlistedBranch(resource, session, Xid(1, GTRID, name.encode())))
         log = access(lambda call: call(self.log))
-        return Plan(gtrid=GTRID, format_id=1, node="n", branches=branches, log=log)
+        return CommitPlan(gtrid=GTRID, format_id=1, node="n", branches=branches, log=log)
 
     def commit(self, **answers: Any) -> Outcome:
         return drive(commit(self.plan(**answers)))
@@ -205,7 +205,7 @@ def test_a_commit_that_was_not_one_is_recorded_then_forgotten_and_raised(
 def test_a_lone_branch_that_was_rolled_back_is_a_heuristic_rollback(stage: Stage) -> None:
     plan = stage.plan(commit=[XA_HEURRB("x")])
     plan.branches[0].session._answers["prepare"] = [XaFlag.RDONLY]
-    plan = Plan(gtrid=GTRID, format_id=1, node="n", branches=plan.branches[1:], log=plan.log, one_phase=False)
+    plan = CommitPlan(gtrid=GTRID, format_id=1, node="n", branches=plan.branches[1:], log=plan.log, one_phase=False)
     with pytest.raises(HeuristicRollback):
         drive(commit(plan))
 
@@ -342,7 +342,7 @@ def test_a_point_of_a_test_is_left_as_it_is(stage: Stage) -> None:
     class Broken(Exception):
         pass
 
-    def broken(_point: Point) -> None:
+    def broken(_point: CommitPoint) -> None:
         raise Broken
 
     steps.arm(broken)

@@ -11,8 +11,8 @@ from dtx.client import XA_HEURCOM, XAER_NOTA, XAER_PROTO, XAER_RMFAIL, XAExcepti
 from dtx.client.tm import Decision, steps
 from dtx.client.tm.databases import SqliteLog
 from dtx.client.tm.decisions import DecisionRow, now
-from dtx.client.tm.recovery import Gtrid, Identity, RecoveryReport, Round
-from dtx.client.tm.steps import Point, access, drive
+from dtx.client.tm.recovery import Gtrid, RecoveryReport, RecoveryRound, ResourceIdentity
+from dtx.client.tm.steps import CommitPoint, access, drive
 
 DEAD = Gtrid("n", "0123456789ab", time.time() - 3600, 1).to_octets()
 """A transaction of a process that is gone."""
@@ -72,7 +72,7 @@ class Node:
 
     def __init__(self, directory: Path) -> None:
         self.log = SqliteLog(directory / "tm.db")
-        self.identity = Identity("n")
+        self.identity = ResourceIdentity("n")
         self.queue = FakeResource("q")
         self.xid = self.identity.xid(DEAD, "q")
         self.queue.in_doubt = [self.xid]
@@ -80,7 +80,7 @@ class Node:
 
     def recover(self) -> RecoveryReport:
         """One round."""
-        work = Round(
+        work = RecoveryRound(
             identity=self.identity,
             resources={"q": self.queue},
             log=access(lambda call: call(self.log)),
@@ -188,8 +188,8 @@ def test_a_fence_of_a_recovery_that_died_is_seen_to_though_no_resource_lists_the
 ) -> None:
     """The branch ended in the meantime. What stands in the log must be true of it all the same."""
 
-    def die(here: Point) -> None:
-        if here is Point.RECOVERY_FENCED:
+    def die(here: CommitPoint) -> None:
+        if here is CommitPoint.RECOVERY_FENCED:
             raise Died
 
     steps.arm(die)

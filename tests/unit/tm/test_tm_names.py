@@ -12,12 +12,12 @@ from dtx.client import Xid
 from dtx.client.tm import Decision, DecisionRow, Gtrid, LogFailed, Misuse, open_log
 from dtx.client.tm.databases import SqliteLog
 from dtx.client.tm.decisions import now
-from dtx.client.tm.recovery import Identity
+from dtx.client.tm.recovery import ResourceIdentity
 from dtx.client.tm.resources import check_resource_name
 
 
 def test_a_gtrid_says_whose_it_is_and_is_never_made_twice() -> None:
-    identity = Identity("shop-1")
+    identity = ResourceIdentity("shop-1")
     made = [identity.new() for _ in range(1000)]
     assert len(set(made)) == 1000
     assert all(len(gtrid) <= 64 for gtrid in made)
@@ -25,11 +25,11 @@ def test_a_gtrid_says_whose_it_is_and_is_never_made_twice() -> None:
     assert parts is not None
     assert (parts.node, parts.process, parts.number) == ("shop-1", identity.process, 1000)
     assert parts.to_octets() == made[-1]
-    assert len(Identity("x" * 24).new()) <= 64
+    assert len(ResourceIdentity("x" * 24).new()) <= 64
 
 
 def test_a_node_that_is_the_beginning_of_another_is_another() -> None:
-    first, second = Identity("shop"), Identity("shop-1")
+    first, second = ResourceIdentity("shop"), ResourceIdentity("shop-1")
     xid = second.xid(second.new(), "queue")
     assert first.owns(xid) is None
     assert second.owns(xid) is not None
@@ -48,14 +48,14 @@ def test_a_name_that_cannot_stand_in_an_xid_is_refused(name: str) -> None:
     with pytest.raises(Misuse):
         check_resource_name(name)
     with pytest.raises(Misuse):
-        Identity(name)
+        ResourceIdentity(name)
 
 
 def test_a_node_has_no_dot() -> None:
     with pytest.raises(Misuse, match="node name"):
-        Identity("a.b")
+        ResourceIdentity("a.b")
     with pytest.raises(Misuse, match="format id"):
-        Identity("a", 1 << 31)
+        ResourceIdentity("a", 1 << 31)
 
 
 def row(number: int) -> DecisionRow:

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple, cast
 from dtx.server.alongside.amqp10.upstream import BrokerAccess, broker_error, check_address
 from dtx.server.amqp10.addresses import Address, route
 from dtx.server.amqp10.mapping import KEPT, Content
-from dtx.server.amqp10.nodes import Sender, amqp_error
+from dtx.server.amqp10.nodes import NodeSender, amqp_error
 from dtx.store.rabbitmq import capture
-from dtx.store.rabbitmq.confirming import ConfirmChannel, Fate
+from dtx.store.rabbitmq.confirm_channel import ConfirmChannel, MessageFate
 from dtx.store.rabbitmq.upstream import OwnChannel
 from dtx.store.rabbitmq.validation import Judgement
 from dtx.store.work import HeldPublish
@@ -71,13 +71,13 @@ class BrokerDestination:
         self._broker = broker
         self._gone = gone
         self._made = made
-        self._sender: Sender
+        self._sender: NodeSender
         self._line: deque[_Waiting] = deque()
         self._size = 0
         self._closing = False
         self._channel = ConfirmChannel(broker.upstream, channel.engine, KEPT, self)
 
-    def begin(self, sender: Sender) -> None:
+    def begin(self, sender: NodeSender) -> None:
         """See :class:`~dtx.server.amqp10.nodes.Destination`."""
         self._sender = sender
 
@@ -127,14 +127,14 @@ class BrokerDestination:
         queue = None if message.exchange else message.routing_key
         self._channel.publish(_Name(delivery, queue), message)
 
-    def told(self, names: Sequence[object], fate: Fate) -> None:
-        """See :class:`~dtx.store.rabbitmq.confirming.Owner`."""
+    def told(self, names: Sequence[object], fate: MessageFate) -> None:
+        """See :class:`~dtx.store.rabbitmq.confirm_channel.ConfirmOwner`."""
         found = cast("Sequence[_Name]", names)
-        if fate is Fate.RETURNED:
+        if fate is MessageFate.RETURNED:
             for name in found:
                 self._returned(name)
             return
-        if fate is Fate.CONFIRMED:
+        if fate is MessageFate.CONFIRMED:
             deliveries = [name.delivery for name in found if name.delivery is not None]
             if deliveries:
                 self._sender.answer(deliveries, ACCEPTED)
@@ -151,7 +151,7 @@ class BrokerDestination:
             self._sender.answer((name.delivery,), RELEASED)
 
     def closed(self, close: ChannelClose) -> None:
-        """See :class:`~dtx.store.rabbitmq.confirming.Owner`."""
+        """See :class:`~dtx.store.rabbitmq.confirm_channel.ConfirmOwner`."""
         self._sender.fail(broker_error(close))
 
     # -- in transactions

@@ -17,12 +17,12 @@ from dtx.server.alongside.amqp10.upstream import BrokerAccess, ClientUpstream, b
 from dtx.server.alongside.lock import declare_lock
 from dtx.server.amqp10.addresses import Address, ExchangeAddress, QueueAddress, of_queue, stream_offset
 from dtx.server.amqp10.nodes import DEFAULT_VHOST, Home, Working, named_vhost
-from dtx.server.front import ClientTransport
-from dtx.store.rabbitmq.confirming import ConfirmChannel
-from dtx.store.rabbitmq.service import LoginRefused
+from dtx.server.client_session import ClientTransport
+from dtx.store.rabbitmq.confirm_channel import ConfirmChannel
+from dtx.store.rabbitmq.consume_channel import ConsumeChannel
+from dtx.store.rabbitmq.service import BrokerLoginRefused
 from dtx.store.rabbitmq.store import RabbitStore
-from dtx.store.rabbitmq.taking import TakingChannel
-from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, UpstreamLost
+from dtx.store.rabbitmq.upstream import OwnChannel, UpstreamChannelClosed, UpstreamLost
 from dtx.store.rabbitmq.validation import Validator
 from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09 import handshake, methods
@@ -85,7 +85,7 @@ class BrokerNodes:
         )
         try:
             await upstream.authenticate()
-        except LoginRefused as error:
+        except BrokerLoginRefused as error:
             _log.info("login refused", connection=self.home.id, user=user, reason=str(error))
             return SaslCode.AUTH
         except (OSError, UpstreamLost) as error:
@@ -109,10 +109,10 @@ class BrokerNodes:
         try:
             await self.upstream.open(vhost)
             side = await OwnChannel(self.upstream).open(methods.TxSelect())
-        except LoginRefused as error:
+        except BrokerLoginRefused as error:
             missing = "not found" in str(error)
             raise AmqpError(Condition.NOT_FOUND if missing else Condition.UNAUTHORIZED_ACCESS, str(error)) from error
-        except (OSError, UpstreamLost, ChannelClosed) as error:
+        except (OSError, UpstreamLost, UpstreamChannelClosed) as error:
             raise broker_gone(error) from error
         validator = Validator(self.upstream, side.engine)
         self._broker = BrokerAccess(self.store, self._metrics, self.home, self.upstream, validator)
@@ -166,7 +166,7 @@ class BrokerNodes:
             if address is not None:
                 await self._broker.check_target(address)
             channel = await OwnChannel(self.upstream).open(methods.ConfirmSelect())
-        except ChannelClosed as closed:
+        except UpstreamChannelClosed as closed:
             raise broker_error(closed.close) from closed
         except UpstreamLost as error:
             raise broker_gone(error) from error
@@ -202,27 +202,29 @@ class BrokerNodes:
                     shown = of_queue(queue)
             channel = await OwnChannel(self.upstream).open()
             channel.engine.pass_frames(Passing.SINGLY)
-            taking = TakingChannel(self.upstream, channel.number, self._max_kept, self.home.budget, queue, self)
+            taking = ConsumeChannel(self.upstream, channel.number, self._max_kept, self.home.budget, queue, self)
             await taking.start_tx()
             if is_stream:
                 return await self._stream_origin(taking, queue, filters)
-        except (AmqpError, XaError, ChannelClosed, UpstreamLost) as error:
+        except (AmqpError, XaError, UpstreamChannelClosed, UpstreamLost) as error:
             if made is not None:
                 self._broker.drop_queue(made)
-            if isinstance(error, ChannelClosed):
+            if isinstance(error, UpstreamChannelClosed):
                 raise broker_error(error.close) from error
             if isinstance(error, UpstreamLost):
                 raise broker_gone(error) from error
             raise
         return BrokerOrigin(self._broker, taking, queue, shown, made=made is not None, filters=in_place)
 
-    async def _stream_origin(self, taking: TakingChannel, queue: bytes, filters: dict[str, Any] | None) -> StreamOrigin:
+    async def _stream_origin(
+        self, taking: ConsumeChannel, queue: bytes, filters: dict[str, Any] | None
+    ) -> StreamOrigin:
         offset, in_place = stream_offset(filters)
         origin = StreamOrigin(self._broker, taking, queue, in_place, offset)
         self._opening.add(origin)
         try:
             await origin.open()
-        except ChannelClosed:
+        except UpstreamChannelClosed:
             self._broker.forget_type(queue)  # it may be another kind of queue by now
             raise
         finally:
@@ -248,23 +250,23 @@ class BrokerNodes:
     # -- the keeper of its channels
 
     def held_lost(self, branch: object, reason: str) -> None:
-        """See :class:`~dtx.store.rabbitmq.taking.Keeper`."""
+        """See :class:`~dtx.store.rabbitmq.consume_channel.Keeper`."""
         cast("Working", branch).doom(f"deliveries that it consumed went back to the broker: {reason}")
 
     def taking_ended(self) -> None:
-        """See :class:`~dtx.store.rabbitmq.taking.Keeper`."""
+        """See :class:`~dtx.store.rabbitmq.consume_channel.Keeper`."""
         self._go_if_done()
 
     def taking_rests(self) -> None:
-        """See :class:`~dtx.store.rabbitmq.taking.Keeper`."""
+        """See :class:`~dtx.store.rabbitmq.consume_channel.Keeper`."""
         self._go_if_done()
 
     def hold_client(self, reason: object) -> None:
-        """See :class:`~dtx.store.rabbitmq.taking.Keeper`."""
+        """See :class:`~dtx.store.rabbitmq.consume_channel.Keeper`."""
         self.home.hold_client(reason)
 
     def release_client(self, reason: object) -> None:
-        """See :class:`~dtx.store.rabbitmq.taking.Keeper`."""
+        """See :class:`~dtx.store.rabbitmq.consume_channel.Keeper`."""
         self.home.release_client(reason)
 
     # -- the end
@@ -290,7 +292,7 @@ class BrokerNodes:
         """Whoever waits for what is under way goes on when it is through."""
         upstream = self._upstream
         handlers = [] if upstream is None or upstream.is_lost else list(upstream.handlers.values())
-        takings = [each for each in handlers if isinstance(each, TakingChannel)]
+        takings = [each for each in handlers if isinstance(each, ConsumeChannel)]
         if any(isinstance(each, ConfirmChannel) for each in handlers) or not all(each.rests for each in takings):
             return
         left, self._left = self._left, None

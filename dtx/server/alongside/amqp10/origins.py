@@ -33,8 +33,8 @@ from dtx.server.amqp10.mapping import Content
 from dtx.server.amqp10.nodes import Handed, Receiver, Working
 from dtx.server.amqp10.values import to_field
 from dtx.store.rabbitmq import capture
-from dtx.store.rabbitmq.taking import TakingChannel
-from dtx.store.rabbitmq.upstream import ChannelClosed, UpstreamLost
+from dtx.store.rabbitmq.consume_channel import ConsumeChannel
+from dtx.store.rabbitmq.upstream import UpstreamChannelClosed, UpstreamLost
 from dtx.store.work import Decided, Delivery, HeldWork
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import methods, properties, tables
@@ -60,7 +60,7 @@ class Reader(ABC):
         kind: what it is called when it is gone.
     """
 
-    def __init__(self, broker: BrokerAccess, taking: TakingChannel, queue: bytes, kind: str) -> None:
+    def __init__(self, broker: BrokerAccess, taking: ConsumeChannel, queue: bytes, kind: str) -> None:
         self._broker = broker
         self._taking = taking
         self._queue = queue
@@ -122,7 +122,7 @@ class Reader(ABC):
     # -- the channel, as its owner
 
     def forward(self, buffer: bytes, start: int, end: int) -> None:
-        """See :class:`~dtx.store.rabbitmq.taking.Owner`: the broker's answers."""
+        """See :class:`~dtx.store.rabbitmq.consume_channel.ConsumeOwner`: the broker's answers."""
         if buffer[start] != _METHOD:
             return
         key = int.from_bytes(buffer[start + 7 : start + 11], "big")
@@ -149,14 +149,14 @@ class Reader(ABC):
         """The broker has answered a request."""
 
     def upstream_closed(self, close: ChannelClose) -> None:
-        """See :class:`~dtx.store.rabbitmq.taking.Owner`."""
+        """See :class:`~dtx.store.rabbitmq.consume_channel.ConsumeOwner`."""
         if close.reply_code == ReplyCode.NOT_FOUND:  # it was there when the link was attached
             self._deleted()
         else:
             self._fail(broker_error(close))
 
     def upstream_close_ok(self) -> None:  # noqa: B027 - nothing is left to do
-        """See :class:`~dtx.store.rabbitmq.taking.Owner`: it is closed without an owner."""
+        """See :class:`~dtx.store.rabbitmq.consume_channel.ConsumeOwner`: it is closed without an owner."""
 
     def _deleted(self) -> None:
         name = self._queue.decode("utf-8", "replace")
@@ -215,7 +215,7 @@ class BrokerOrigin(Reader):
     def __init__(
         self,
         broker: BrokerAccess,
-        taking: TakingChannel,
+        taking: ConsumeChannel,
         queue: bytes,
         shown: str | None,
         *,
@@ -504,7 +504,7 @@ class StreamOrigin(Reader):
     transactional = False
 
     def __init__(
-        self, broker: BrokerAccess, taking: TakingChannel, queue: bytes, filters: dict[str, Any], offset: Value
+        self, broker: BrokerAccess, taking: ConsumeChannel, queue: bytes, filters: dict[str, Any], offset: Value
     ) -> None:
         super().__init__(broker, taking, queue, "stream")
         self.filters = filters
@@ -625,9 +625,9 @@ class StreamOrigin(Reader):
             super()._fail(error)
 
     def upstream_closed(self, close: ChannelClose) -> None:
-        """See :class:`~dtx.store.rabbitmq.taking.Owner`."""
+        """See :class:`~dtx.store.rabbitmq.consume_channel.ConsumeOwner`."""
         if not self._taken.done():
-            self._taken.set_exception(ChannelClosed(close))
+            self._taken.set_exception(UpstreamChannelClosed(close))
         else:
             super().upstream_closed(close)
 

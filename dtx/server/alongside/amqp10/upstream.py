@@ -6,11 +6,11 @@ from typing import Any, Final, Protocol
 
 from dtx.server.amqp10.addresses import Address, ExchangeAddress, QueueAddress, known_kind, route, subscription
 from dtx.server.amqp10.nodes import Home, amqp_error
-from dtx.store.rabbitmq.lane import Lane
 from dtx.store.rabbitmq.management import ManagementError
+from dtx.store.rabbitmq.phase_two import Lane
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
 from dtx.store.rabbitmq.store import RabbitStore
-from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, UpstreamLost, words
+from dtx.store.rabbitmq.upstream import OwnChannel, UpstreamChannelClosed, UpstreamLost, words
 from dtx.store.rabbitmq.validation import Judgement, Validator
 from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09 import methods, properties, tables
@@ -151,7 +151,7 @@ class BrokerAccess:
         # Which topics the messages have, their subjects say.
         fixed = isinstance(address, QueueAddress) or address.key is not None
         if close is not None and (fixed or b"to topic" not in close.reply_text):
-            raise ChannelClosed(close)
+            raise UpstreamChannelClosed(close)
 
     def knows(self, queue: bytes) -> bool:
         """Whether *queue* was there a moment ago."""
@@ -179,7 +179,7 @@ class BrokerAccess:
             return
         try:
             await self.find_queue(queue)
-        except ChannelClosed as closed:
+        except UpstreamChannelClosed as closed:
             if closed.close.reply_code != ReplyCode.RESOURCE_LOCKED:
                 raise broker_error(closed.close) from closed
         except UpstreamLost as error:
@@ -236,7 +236,7 @@ class BrokerAccess:
         impossible = methods.BasicConsume(queue, b"type", arguments=tables.entry(STREAM_OFFSET, b"S", b"next"))
         try:
             await self._ask(impossible)
-        except ChannelClosed as closed:
+        except UpstreamChannelClosed as closed:
             if closed.close.reply_code == ReplyCode.ACCESS_REFUSED:
                 raise  # then it does not matter
             failed = closed.close.reply_code == ReplyCode.PRECONDITION_FAILED
@@ -289,7 +289,7 @@ class BrokerAccess:
     async def _drop_queue(self, queue: bytes) -> None:
         try:
             await self._ask(methods.QueueDelete(queue))
-        except (ChannelClosed, UpstreamLost, XaError) as error:
+        except (UpstreamChannelClosed, UpstreamLost, XaError) as error:
             _log.debug("queue not deleted", connection=self.home.id, queue=queue, reason=str(error))
 
     async def _ask(self, request: Method) -> None:

@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 from dtx.admin.web import branch_pages, login
 from dtx.admin.web import site as pages
 from dtx.auth.operators import OperatorLog
-from dtx.auth.roles import Role
+from dtx.auth.roles import OperatorRole
 from dtx.auth.users import AccountEditor
 from dtx.client import Xid
 from tests.servers.admin.conftest import orphan
@@ -70,31 +70,31 @@ def mark_of(text: str) -> str:
 
 _ARCHIVED = "branch=00000000-0000-0000-0000-000000000000&position=0"
 PAGES = {
-    "": Role.VIEWER,
-    "branches": Role.VIEWER,
-    "branch?xid=1:61:": Role.VIEWER,
-    "decide?xid=1:61:&action=commit": Role.OPERATOR,
-    "message?xid=1:61:&position=0": Role.OPERATOR,
-    "message/body?xid=1:61:&position=0": Role.OPERATOR,
-    "bulk": Role.COORDINATOR,
-    "outcomes": Role.VIEWER,
-    "reconciliation": Role.VIEWER,
-    "archive": Role.VIEWER,
-    f"archive/message?{_ARCHIVED}": Role.OPERATOR,
-    f"archive/body?{_ARCHIVED}": Role.OPERATOR,
-    "connections": Role.VIEWER,
-    "connection?number=999999": Role.VIEWER,
-    "connection/close?number=999999": Role.OPERATOR,
-    "audit": Role.COORDINATOR,
-    "transaction?gtrid=61": Role.VIEWER,
-    "live": Role.VIEWER,
+    "": OperatorRole.VIEWER,
+    "branches": OperatorRole.VIEWER,
+    "branch?xid=1:61:": OperatorRole.VIEWER,
+    "decide?xid=1:61:&action=commit": OperatorRole.OPERATOR,
+    "message?xid=1:61:&position=0": OperatorRole.OPERATOR,
+    "message/body?xid=1:61:&position=0": OperatorRole.OPERATOR,
+    "bulk": OperatorRole.COORDINATOR,
+    "outcomes": OperatorRole.VIEWER,
+    "reconciliation": OperatorRole.VIEWER,
+    "archive": OperatorRole.VIEWER,
+    f"archive/message?{_ARCHIVED}": OperatorRole.OPERATOR,
+    f"archive/body?{_ARCHIVED}": OperatorRole.OPERATOR,
+    "connections": OperatorRole.VIEWER,
+    "connection?number=999999": OperatorRole.VIEWER,
+    "connection/close?number=999999": OperatorRole.OPERATOR,
+    "audit": OperatorRole.COORDINATOR,
+    "transaction?gtrid=61": OperatorRole.VIEWER,
+    "live": OperatorRole.VIEWER,
 }
 """Who may look at which."""
 FORMS = {
-    "decide": Role.OPERATOR,
-    "bulk": Role.COORDINATOR,
-    "connection/close": Role.OPERATOR,
-    "sign-out": Role.VIEWER,
+    "decide": OperatorRole.OPERATOR,
+    "bulk": OperatorRole.COORDINATOR,
+    "connection/close": OperatorRole.OPERATOR,
+    "sign-out": OperatorRole.VIEWER,
 }
 """Who may send which."""
 
@@ -254,10 +254,10 @@ def test_a_session_ends_with_the_user_the_password_the_tag_and_the_token(site: S
     assert ask(url, "/console/audit", Cookie=cookie).status == 200, "a new role counts at once"
     editor.remove_user("temp")
     assert ask(url, "/console/", Cookie=cookie).status == 303
-    cookie = sign_in(url, "", trail.make_token("visitor", Role.VIEWER, "test"))
+    cookie = sign_in(url, "", trail.make_token("visitor", OperatorRole.VIEWER, "test"))
     assert ask(url, "/console/", Cookie=cookie).status == 200
     trail.revoke_token("visitor")
-    trail.make_token("visitor", Role.VIEWER, "test")
+    trail.make_token("visitor", OperatorRole.VIEWER, "test")
     assert ask(url, "/console/", Cookie=cookie).status == 303, "another token of the same name is another one"
 
 
@@ -292,7 +292,10 @@ def test_a_browser_that_tells_no_origin_sends_no_form(site: StandaloneStage) -> 
 
 @pytest.mark.parametrize("name", ["vera", "olga", "carla"])
 def test_pages_and_forms_are_refused_to_whom_they_are_not_for(site: StandaloneStage, people: None, name: str) -> None:
-    url, having = site.service.admin_url, {"vera": Role.VIEWER, "olga": Role.OPERATOR, "carla": Role.COORDINATOR}[name]
+    url, having = (
+        site.service.admin_url,
+        {"vera": OperatorRole.VIEWER, "olga": OperatorRole.OPERATOR, "carla": OperatorRole.COORDINATOR}[name],
+    )
     cookie = sign_in(url, name, PASSWORDS[name])
     mark = mark_of(ask(url, "/console/", Cookie=cookie).text)
     for page, role in PAGES.items():

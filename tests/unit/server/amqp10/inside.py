@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from dtx.server.amqp10.connection import Connection, Limits
+from dtx.server.amqp10.connection import Amqp10Connection, Amqp10Limits
 from dtx.server.amqp10.nodes import Home, Nodes
 from dtx.server.standalone.client import Parts
 from dtx.server.standalone.nodes import StandaloneNodes
@@ -12,7 +12,7 @@ from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import encode
 from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER
 from dtx.wire.amqp10.connection import Connection as Engine
-from dtx.wire.amqp10.endpoint import SASL, Attached, Disposed, Event, Settings, frame
+from dtx.wire.amqp10.endpoint import SASL, Attached, Disposed, EndpointSettings, Event, frame
 from dtx.wire.amqp10.link import Link
 from dtx.wire.amqp10.performatives import (
     Coordinator,
@@ -30,7 +30,7 @@ from dtx.wire.amqp10.session import Session
 from tests.evidence.fuzz.server import Wire
 
 _LOGIN = frame(SASL, 0, encode(SaslInit(mechanism="PLAIN", initial_response=b"\x00guest\x00guest")))
-_LIMITS = Limits(
+_LIMITS = Amqp10Limits(
     max_channels=100,
     frame_max=1 << 16,
     max_message_bytes=1 << 20,
@@ -53,8 +53,8 @@ class Inside:
         self.wire = Wire()
         self._wire: Any = self.wire
         make = new_nodes or (lambda home: StandaloneNodes(parts, home))
-        self.server = Connection(parts.manager, _LIMITS, make, self._wire, SASL_HEADER)
-        self.engine = Engine(Settings(container_id="inside"), 0.0, client=True)
+        self.server = Amqp10Connection(parts.manager, _LIMITS, make, self._wire, SASL_HEADER)
+        self.engine = Engine(EndpointSettings(container_id="inside"), 0.0, client=True)
         self.events: list[Event] = []
         self._read = 0
 

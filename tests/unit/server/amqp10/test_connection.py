@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dtx.server.amqp10.links import Incoming
-from dtx.server.amqp10.transactions import Work
+from dtx.server.amqp10.transactions import TransactionWork
 from dtx.server.standalone.client import Parts
 from dtx.server.standalone.nodes import StandaloneNodes
 from dtx.store.slices import SLICE_SECONDS
@@ -128,7 +128,7 @@ async def test_a_connection_is_over_behind_the_transactions_of_its_links(
         monkeypatch.setattr(of, name, called)
 
     monkeypatch.setattr(Incoming, "let_go", slow)
-    noted(Work, "part")
+    noted(TransactionWork, "part")
     noted(client.server.nodes, "leave")
     noted(client.server.nodes, "end")
     if by_client:

@@ -10,7 +10,7 @@ from dtx.server.amqp10.addresses import QueueAddress
 from dtx.server.amqp10.links import CREDIT, Incoming
 from dtx.store.work import HeldPublish
 from dtx.wire.amqp10 import message
-from dtx.wire.amqp10.coordination import Transaction
+from dtx.wire.amqp10.coordination import Amqp10Transaction
 from dtx.wire.amqp10.endpoint import Delivered
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.performatives import ACCEPTED, DeliveryState, Rejected, TransactionalState
@@ -26,13 +26,13 @@ class Place:
 
     def __init__(self) -> None:
         self.coordination = self.transactions = self
-        self.transaction = Transaction(b"txn", (0, 0), None)
+        self.transaction = Amqp10Transaction(b"txn", (0, 0), None)
         self.held: list[HeldPublish] = []
         self.doomed: list[str] = []
         self.said: list[DeliveryState] = []
         self.verdict: Future[AmqpError | None] = asyncio.get_running_loop().create_future()
 
-    def posting(self, *_: object) -> Transaction:
+    def posting(self, *_: object) -> Amqp10Transaction:
         return self.transaction
 
     def begin(self, _: object) -> None: ...

@@ -10,12 +10,12 @@ import pytest
 
 from dtx.log.api import LogUnavailable
 from dtx.log.changes import StoredMessage
-from dtx.server.amqp10.links import Outgoing, _InWork
+from dtx.server.amqp10.links import OutgoingLink, _InWork
 from dtx.server.standalone.nodes import QueueOrigin
-from dtx.store.postgres.consumers import Consumer, Delivery
+from dtx.store.postgres.consumers import Consumer, QueueDelivery
 from dtx.store.slices import Slices
 from dtx.wire.amqp09.properties import EMPTY
-from dtx.wire.amqp10.coordination import Coordination
+from dtx.wire.amqp10.coordination import CoordinationEngine
 from dtx.wire.amqp10.endpoint import Flowed
 from dtx.wire.amqp10.performatives import Accepted, Flow, Modified, Rejected, Released
 
@@ -65,7 +65,7 @@ class Place:
     def __init__(self) -> None:
         self.index = Index()
         self.outbox = self.connection = self
-        self.coordination = Coordination(frozenset())
+        self.coordination = CoordinationEngine(frozenset())
 
     def now(self) -> float:
         return 0.0
@@ -74,18 +74,18 @@ class Place:
         pass
 
 
-def flowing(shell: Outgoing, link: Link, credit: int, *, drain: bool) -> None:
+def flowing(shell: OutgoingLink, link: Link, credit: int, *, drain: bool) -> None:
     """The client has said so."""
     link.credit, link.drain = credit, drain
     flow = Flow(next_incoming_id=0, incoming_window=1, next_outgoing_id=0, outgoing_window=1, handle=0)
     shell.flowed(Flowed(session=0, link=0, flow=flow))
 
 
-def opened() -> tuple[Outgoing, Link, Index, Consumer]:
+def opened() -> tuple[OutgoingLink, Link, Index, Consumer]:
     place: Any = Place()
     link: Any = Link()
     node = QueueOrigin(place, place)
-    shell = Outgoing(place, place, link, node, settled=False, default=Released())
+    shell = OutgoingLink(place, place, link, node, settled=False, default=Released())
     consumer = place.index.consumer
     assert consumer is not None
     return shell, link, place.index, consumer
@@ -96,10 +96,10 @@ def room(consumer: Consumer) -> int:
     return consumer.credit.limit - consumer.credit.used
 
 
-def a_message() -> tuple[Delivery, StoredMessage]:
+def a_message() -> tuple[QueueDelivery, StoredMessage]:
     queue: Any = object()
     message: Any = type("Message", (), {"properties": EMPTY, "body": b"", "exchange": b"", "routing_key": b"q"})()
-    return Delivery(queue, 1, False, None), message
+    return QueueDelivery(queue, 1, False, None), message
 
 
 async def test_a_consumer_takes_what_its_link_has_credit_for() -> None:
@@ -175,7 +175,7 @@ async def test_what_is_rejected_and_cannot_be_read_is_not_committed(error: Excep
     """It would be consumed, and its dead letter would be nowhere."""
     answers: list[Any] = [["first"], error]
 
-    async def dead_letters(deliveries: list[Delivery], _: object) -> list[object]:
+    async def dead_letters(deliveries: list[QueueDelivery], _: object) -> list[object]:
         answer = answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -191,7 +191,7 @@ async def test_what_is_rejected_and_cannot_be_read_is_not_committed(error: Excep
     for number, work in enumerate((first, second)):
         queue: Any = SimpleNamespace(id=1, hold=work.hold, arguments=work.arguments)
         of: Any = work
-        node.postpone(Delivery(queue, number, False, None), of, of, lambda _: None, Rejected())
+        node.postpone(QueueDelivery(queue, number, False, None), of, of, lambda _: None, Rejected())
     (waited,) = {*first.waits, *second.waits}
     await asyncio.wait([waited])
     assert (first.published, first.doomed) == (["first"], [])
@@ -242,7 +242,7 @@ async def test_what_is_modified_returns_when_its_change_was_written_or_cannot_be
     place: Any = Failing()
     node = QueueOrigin(place, place)
     for position, undeliverable in enumerate((False, True)):
-        delivery = Delivery(place, position, False, None)
+        delivery = QueueDelivery(place, position, False, None)
         node.modify([delivery], Modified(delivery_failed=True, undeliverable_here=undeliverable))
     node.then(lambda: place.done.append("told"))
     await asyncio.sleep(0)

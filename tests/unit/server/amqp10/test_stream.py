@@ -9,7 +9,7 @@ import pytest
 from dtx.server.alongside.amqp10.origins import StreamOrigin
 from dtx.server.alongside.amqp10.upstream import STREAM_OFFSET
 from dtx.server.amqp10.nodes import Handed
-from dtx.store.rabbitmq.upstream import ChannelClosed, UpstreamLost
+from dtx.store.rabbitmq.upstream import UpstreamChannelClosed, UpstreamLost
 from dtx.store.work import Delivery
 from dtx.wire.amqp09 import methods, properties, tables
 from dtx.wire.amqp09.frames import method_frame
@@ -91,7 +91,7 @@ class World:
 @pytest.mark.parametrize(
     ("event", "error"),
     [
-        (lambda origin: origin.upstream_closed(REFUSED), ChannelClosed),
+        (lambda origin: origin.upstream_closed(REFUSED), UpstreamChannelClosed),
         (lambda origin: origin.upstream_lost("a plug was pulled"), UpstreamLost),
     ],
 )

@@ -18,7 +18,14 @@ from dtx.store.api import UnitOutcome
 from dtx.store.slices import Slices
 from dtx.store.work import Delivery, HeldWork, Holder
 from dtx.telemetry import Metrics
-from dtx.wire.amqp10.coordination import Answer, Coordination, DeclareAsked, DischargeAsked, PromoteAsked, Rejects
+from dtx.wire.amqp10.coordination import (
+    CoordinationEngine,
+    CoordinatorAnswer,
+    DeclareAsked,
+    DischargeAsked,
+    PromoteAsked,
+    Rejects,
+)
 from dtx.wire.amqp10.coordination import Work as Kind
 from dtx.wire.amqp10.errors import Condition
 from dtx.wire.amqp10.performatives import ACCEPTED, RELEASED, Declared, Outcome, Rejected, TransactionCapability
@@ -47,7 +54,7 @@ class Place:
         self.who = WHO
         self.nodes = self
         self.slices = Slices(_raise)
-        self.said: list[Answer] = []
+        self.said: list[CoordinatorAnswer] = []
         self.attached: object = self
         """What is attached where the control link was."""
 
@@ -74,7 +81,7 @@ async def declared(
     manager = TransactionManager(log, broker, limits, Metrics())
     await manager.start()
     place: Any = Place(manager)
-    coordination = Coordination(frozenset(TransactionCapability), Rejects.ALWAYS)
+    coordination = CoordinationEngine(frozenset(TransactionCapability), Rejects.ALWAYS)
     coordination.control_attached(CONTROL, None)
     transactions = Transactions(place, coordination)
     transactions.declare(DeclareAsked(control=CONTROL, delivery_id=1, global_id=global_id))

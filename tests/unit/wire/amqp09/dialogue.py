@@ -30,7 +30,7 @@ from dtx.wire.amqp09.codec import ChannelMode, Method
 from dtx.wire.amqp09.connection import ConnectionEngine
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.frames import BODY, HEADER, HEARTBEAT, FrameSplitter, Protocol, header_frame
-from dtx.wire.amqp09.settings import End, EngineSettings
+from dtx.wire.amqp09.settings import EngineSettings, PeerEnd
 from dtx.xa.codes import ReplyCode, XaError
 from dtx.xa.xid import Xid
 from tests.support.conversation import at_once, byte_by_byte, inside_frames
@@ -169,7 +169,7 @@ class Dialogue:
     def _begin(self, words: list[str]) -> ConnectionEngine:
         server = words[0] == "server"
         settings = EngineSettings(max_message=10_000, close_overtakes="close waits" not in words)
-        engine = self.engine = ConnectionEngine(settings, End.SERVER if server else End.CLIENT)
+        engine = self.engine = ConnectionEngine(settings, PeerEnd.SERVER if server else PeerEnd.CLIENT)
         self._reader = FrameSplitter(0)
         self._client_header = not server
         if not server:

@@ -20,7 +20,7 @@ from dtx.wire.amqp09.events import (
     SecureReceived,
 )
 from dtx.wire.amqp09.frames import BODY, HEADER, FrameSplitter, Protocol
-from dtx.wire.amqp09.settings import MAX_BACKLOG, MAX_EFFORT, MOST_AT_ONCE, End, EngineSettings, Unbounded
+from dtx.wire.amqp09.settings import MAX_BACKLOG, MAX_EFFORT, MOST_AT_ONCE, EngineSettings, PeerEnd, Unbounded
 from tests.support.raw import body_frames
 from tests.unit.wire.amqp09.dialogue import Few
 
@@ -33,7 +33,7 @@ LOGIN = methods.ConnectionStartOk(b"", b"PLAIN", b"secret", b"en_US")
 @pytest.fixture
 def engine() -> ConnectionEngine:
     """A server's end with channel 1."""
-    made = ConnectionEngine(EngineSettings(), End.SERVER)
+    made = ConnectionEngine(EngineSettings(), PeerEnd.SERVER)
     greet(made)
     enter(made)
     all_of(made.receive(methods.ChannelOpen().frame(1)))
@@ -227,7 +227,7 @@ def test_publishes_are_counted_from_one(engine: ConnectionEngine) -> None:
 
 
 def test_a_client_numbers_its_publishes() -> None:
-    client = ConnectionEngine(EngineSettings(), End.CLIENT)
+    client = ConnectionEngine(EngineSettings(), PeerEnd.CLIENT)
     channel = client.open_channel(3)
     publish = methods.BasicPublish(b"", b"q").frame(3)
     assert channel.send_content(publish, b"\0\0", b"") == 0
@@ -236,7 +236,7 @@ def test_a_client_numbers_its_publishes() -> None:
 
 
 def test_a_message_that_comes_back_to_a_client_is_no_publish() -> None:
-    client = ConnectionEngine(EngineSettings(), End.CLIENT)
+    client = ConnectionEngine(EngineSettings(), PeerEnd.CLIENT)
     channel = client.open_channel(3)
     channel.become(ChannelMode.CONFIRM)
     publish = methods.BasicPublish(b"", b"q").frame(3)
@@ -294,7 +294,7 @@ def test_a_client_that_understands_it_hears_that_its_login_failed() -> None:
     claims = ((b"authentication_failure_close", b"\x01"), (b"connection.blocked", b"\x00"))
     able = b"".join(tables.entry(name, b"t", value) for name, value in claims)
     able = tables.entry(b"product", b"S", b"x") + tables.entry(b"capabilities", b"F", able)
-    engine = ConnectionEngine(EngineSettings(), End.SERVER)
+    engine = ConnectionEngine(EngineSettings(), PeerEnd.SERVER)
     greet(engine)
     all_of(engine.receive(methods.ConnectionStartOk(able, b"PLAIN", b"", b"en_US").frame(0)))
     assert engine.capabilities == {b"authentication_failure_close"}
@@ -306,7 +306,7 @@ def test_a_client_that_understands_it_hears_that_its_login_failed() -> None:
 
 
 def test_no_secret_is_in_the_repr_of_an_event() -> None:
-    engine = ConnectionEngine(EngineSettings(), End.SERVER)
+    engine = ConnectionEngine(EngineSettings(), PeerEnd.SERVER)
     greet(engine)
     assert "secret" not in repr(all_of(engine.receive(LOGIN.frame(0))))
     assert "secret" not in repr(SecureReceived(b"secret"))

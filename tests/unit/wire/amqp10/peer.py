@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from dtx.wire.amqp10.composite import Composite, encode
 from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER, Connection
-from dtx.wire.amqp10.endpoint import AMQP, Event, FrameSplitter, Settings, frame
+from dtx.wire.amqp10.endpoint import AMQP, Amqp10FrameSplitter, EndpointSettings, Event, frame
 from dtx.wire.amqp10.link import Link
 from dtx.wire.amqp10.performatives import (
     Attach,
@@ -23,8 +23,8 @@ from dtx.wire.amqp10.session import Session
 BEGIN = Begin(remote_channel=None, next_outgoing_id=0, incoming_window=100, outgoing_window=100)
 
 
-def settings(**changes: Any) -> Settings:
-    return Settings(container_id="dtx", **changes)
+def settings(**changes: Any) -> EndpointSettings:
+    return EndpointSettings(container_id="dtx", **changes)
 
 
 class Heard(NamedTuple):
@@ -58,7 +58,7 @@ class Peer:
 
     def __init__(self, **changes: Any) -> None:
         self.server = Connection(settings(**changes), 0.0)
-        self._splitter = FrameSplitter(1 << 30)
+        self._splitter = Amqp10FrameSplitter(1 << 30)
 
     def raw(self, data: bytes, now: float = 0.0) -> list[Event]:
         return self.server.receive(data, now)

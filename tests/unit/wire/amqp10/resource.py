@@ -6,14 +6,14 @@ from typing import Any, assert_never
 from dtx.wire.amqp10.composite import Composite
 from dtx.wire.amqp10.connection import Connection
 from dtx.wire.amqp10.coordination import (
-    Answer,
+    Amqp10Transaction,
     Asked,
-    Coordination,
+    CoordinationEngine,
+    CoordinatorAnswer,
     DeclareAsked,
     DischargeAsked,
     PromoteAsked,
     Terminate,
-    Transaction,
     provisional,
 )
 from dtx.wire.amqp10.endpoint import Attached, Delivered, Event, Flowed
@@ -34,7 +34,7 @@ class Resource:
 
     def __init__(self, engine: Connection) -> None:
         self.engine = engine
-        self.coordination = Coordination(CAPABILITIES)
+        self.coordination = CoordinationEngine(CAPABILITIES)
         self.rolled_back: list[bytes] = []
         self._ids = 0
 
@@ -78,7 +78,7 @@ class Resource:
                 self._do(session, self.coordination.promoted(asked))
             case DischargeAsked():
                 self._do(session, self.coordination.discharged(asked))
-            case Answer():
+            case CoordinatorAnswer():
                 session.dispose(Role.RECEIVER, [asked.delivery_id], asked.outcome, settled=True)
             case Terminate():
                 link = session.link(asked.control[1])
@@ -92,7 +92,7 @@ class Resource:
         link = session.link(event.link)
         if link is None or link.role is Role.RECEIVER:
             return
-        transaction: Transaction | None = self.coordination.acquiring(event.session, event.flow.properties)
+        transaction: Amqp10Transaction | None = self.coordination.acquiring(event.session, event.flow.properties)
         while link.credit:
             link.send(b"tag", data(b"payload"), state=provisional(transaction) if transaction else None)
 

@@ -4,7 +4,7 @@ import pytest
 
 from dtx.wire.amqp10.composite import Composite, encode
 from dtx.wire.amqp10.connection import AMQP_HEADER, Connection
-from dtx.wire.amqp10.endpoint import AMQP, EMPTY_FRAME, Begun, Closed, Ended, Event, Opened, State, frame
+from dtx.wire.amqp10.endpoint import AMQP, EMPTY_FRAME, Amqp10State, Begun, Closed, Ended, Event, Opened, frame
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.performatives import Begin, Close, End, Error, Open, Role
 from tests.unit.wire.amqp10.peer import BEGIN, Heard, Peer, attach, flow, settings, transfer
@@ -296,7 +296,7 @@ def test_a_client_is_the_same_engine_from_the_other_side() -> None:
     session.begin()
     session.end()
     client.close()
-    assert session.state is State.PIPELINED
+    assert session.state is Amqp10State.PIPELINED
     talk()
     server.close()
     talk()

@@ -9,16 +9,16 @@ from dtx.wire.amqp10.coordination import (
     FATES,
     MAX_LIVE,
     PROMOTE,
-    Answer,
-    Coordination,
+    Amqp10Transaction,
+    CoordinationEngine,
+    CoordinatorAnswer,
     DeclareAsked,
     DischargeAsked,
-    Fate,
     Phase,
     PromoteAsked,
     Rejects,
     Terminate,
-    Transaction,
+    TransactionFate,
     Work,
     WorkRefused,
     default_outcome,
@@ -50,8 +50,8 @@ CONTROL = (0, 5)
 REJECTING = Source(outcomes=("amqp:accepted:list", "amqp:rejected:list"))
 
 
-def coordination_of(capabilities: frozenset[Capability] = ALL, source: Source | None = REJECTING) -> Coordination:
-    found = Coordination(capabilities, Rejects.STRICT)
+def coordination_of(capabilities: frozenset[Capability] = ALL, source: Source | None = REJECTING) -> CoordinationEngine:
+    found = CoordinationEngine(capabilities, Rejects.STRICT)
     found.control_attached(CONTROL, source)
     return found
 
@@ -70,17 +70,19 @@ def message(payload: bytes, delivery_id: int = 7, control: tuple[int, int] = CON
 
 
 def declare(
-    found: Coordination, txn_id: bytes = b"txn", control: tuple[int, int] = CONTROL, **fields: Any
-) -> Transaction:
+    found: CoordinationEngine, txn_id: bytes = b"txn", control: tuple[int, int] = CONTROL, **fields: Any
+) -> Amqp10Transaction:
     asked = found.asked(message(value(Declare(**fields)), control=control))
     assert isinstance(asked, DeclareAsked)
-    assert found.declared(asked, txn_id) == Answer(control=control, delivery_id=7, outcome=Declared(txn_id=txn_id))
+    assert found.declared(asked, txn_id) == CoordinatorAnswer(
+        control=control, delivery_id=7, outcome=Declared(txn_id=txn_id)
+    )
     transaction = found.posting(control[0], (TransactionalState(txn_id=txn_id),))
     assert transaction is not None
     return transaction
 
 
-def discharge(found: Coordination, *, fail: bool = False, txn_id: bytes = b"txn", **more: Any) -> Any:
+def discharge(found: CoordinationEngine, *, fail: bool = False, txn_id: bytes = b"txn", **more: Any) -> Any:
     return found.asked(message(value(Discharge(txn_id=txn_id, fail=fail))), **more)
 
 
@@ -122,7 +124,7 @@ def test_no_transactional_work_is_allowed_on_the_control_link() -> None:
 
 def test_an_error_is_rejected_where_the_source_supports_that_and_detached_elsewhere() -> None:
     """4.2, 4.3: MUST be rejected, MUST detach."""
-    for source, expected in ((REJECTING, Answer), (Source(), Terminate), (None, Terminate)):
+    for source, expected in ((REJECTING, CoordinatorAnswer), (Source(), Terminate), (None, Terminate)):
         answer = discharge(coordination_of(source=source), txn_id=b"none")
         assert isinstance(answer, expected)
         assert condition(answer) == Condition.UNKNOWN_ID
@@ -131,13 +133,13 @@ def test_an_error_is_rejected_where_the_source_supports_that_and_detached_elsewh
 @pytest.mark.parametrize(
     ("rejects", "expected"),
     [
-        (Rejects.STRICT, (Terminate, Terminate, Terminate, Answer)),
-        (Rejects.LENIENT, (Answer, Answer, Terminate, Answer)),
-        (Rejects.ALWAYS, (Answer, Answer, Answer, Answer)),
+        (Rejects.STRICT, (Terminate, Terminate, Terminate, CoordinatorAnswer)),
+        (Rejects.LENIENT, (CoordinatorAnswer, CoordinatorAnswer, Terminate, CoordinatorAnswer)),
+        (Rejects.ALWAYS, (CoordinatorAnswer, CoordinatorAnswer, CoordinatorAnswer, CoordinatorAnswer)),
     ],
 )
 def test_who_takes_rejections_is_a_setting(rejects: Rejects, expected: tuple[type, ...]) -> None:
-    found = Coordination(ALL, rejects)
+    found = CoordinationEngine(ALL, rejects)
     accepting = Source(outcomes=("amqp:accepted:list",))
     sources: tuple[Source | Described, ...] = (Source(), Described(ULong(1), None), accepting, REJECTING)
     for source, kind in zip(sources, expected, strict=True):
@@ -168,7 +170,7 @@ def test_a_discharge_commits_or_rolls_back_and_the_id_is_gone(fail: bool) -> Non
     assert condition(discharge(found)) == Condition.UNKNOWN_ID
     with pytest.raises(WorkRefused):
         found.posting(0, (TransactionalState(txn_id=b"txn"),))
-    assert found.discharged(asked) == Answer(control=CONTROL, delivery_id=7, outcome=ACCEPTED)
+    assert found.discharged(asked) == CoordinatorAnswer(control=CONTROL, delivery_id=7, outcome=ACCEPTED)
     assert condition(discharge(found)) == Condition.UNKNOWN_ID
     declare(found)
 
@@ -191,7 +193,7 @@ def test_what_is_doomed_cannot_be_committed_but_always_be_rolled_back() -> None:
         asked = discharge(found, fail=fail, txn_id=txn_id)
         assert not asked.commit
         answer = found.discharged(asked)
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, CoordinatorAnswer)
         assert isinstance(answer.outcome, Accepted if fail else Rejected)
 
 
@@ -243,7 +245,7 @@ def test_a_closed_control_link_rolls_back_what_it_declared_and_nothing_else() ->
     assert (caught.value.error.condition, caught.value.terminates) == (Condition.UNKNOWN_ID, None)
     assert found.posting(0, (provisional(others),)) is others
     assert ending.phase is Phase.DISCHARGING
-    assert isinstance(found.discharged(asked), Answer)
+    assert isinstance(found.discharged(asked), CoordinatorAnswer)
 
 
 def test_capabilities_are_what_is_done() -> None:
@@ -260,7 +262,7 @@ def test_capabilities_are_what_is_done() -> None:
     assert len(coordination_of().advertised) == 5
 
 
-def promote(found: Coordination, *parts: Value) -> Any:
+def promote(found: CoordinationEngine, *parts: Value) -> Any:
     return found.asked(message(value(Declare(global_id=Described(PROMOTE, list(parts)))), delivery_id=8))
 
 
@@ -271,10 +273,10 @@ def test_a_promoted_transaction_keeps_its_id() -> None:
     assert asked == PromoteAsked(control=CONTROL, delivery_id=8, transaction=transaction, global_id=b"xid")
     assert found.posting(0, (provisional(transaction),)) is transaction  # its work goes on meanwhile
     assert condition(promote(found, b"txn", b"other")) == Condition.ILLEGAL_STATE
-    assert found.promoted(asked) == Answer(control=CONTROL, delivery_id=8, outcome=Declared(txn_id=b"txn"))
+    assert found.promoted(asked) == CoordinatorAnswer(control=CONTROL, delivery_id=8, outcome=Declared(txn_id=b"txn"))
     assert (transaction.global_id, transaction.phase, transaction.doom) == (b"xid", Phase.LIVE, None)
     assert condition(promote(found, b"txn", b"other")) == Condition.ILLEGAL_STATE
-    assert isinstance(found.discharged(discharge(found)), Answer)
+    assert isinstance(found.discharged(discharge(found)), CoordinatorAnswer)
     assert condition(promote(found, b"txn", b"xid")) == Condition.UNKNOWN_ID
 
 
@@ -406,10 +408,10 @@ def test_what_an_end_does_to_deliveries_is_said_for_every_case() -> None:
     """
     flags = (False, True)
     assert set(FATES) == {(work, settled, done) for work in Work for settled in flags for done in flags}
-    assert {fate for (_, _, done), fate in FATES.items() if done} == {Fate.APPLY}
-    assert FATES[Work.RETIREMENT, True, False] is Fate.DEFAULT
-    assert FATES[Work.RETIREMENT, False, False] is Fate.KEEP
-    assert FATES[Work.ACQUISITION, True, False] is FATES[Work.ACQUISITION, False, False] is Fate.RETURN
+    assert {fate for (_, _, done), fate in FATES.items() if done} == {TransactionFate.APPLY}
+    assert FATES[Work.RETIREMENT, True, False] is TransactionFate.DEFAULT
+    assert FATES[Work.RETIREMENT, False, False] is TransactionFate.KEEP
+    assert FATES[Work.ACQUISITION, True, False] is FATES[Work.ACQUISITION, False, False] is TransactionFate.RETURN
 
 
 def test_the_default_outcome_is_the_sources_or_released() -> None:

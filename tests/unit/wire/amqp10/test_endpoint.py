@@ -4,13 +4,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtx.wire.amqp10.endpoint import SERIAL_MASK, TRANSITIONS, State, Step, serial_add, serial_distance, step
+from dtx.wire.amqp10.endpoint import (
+    SERIAL_MASK,
+    TRANSITIONS,
+    Amqp10State,
+    Amqp10Step,
+    serial_add,
+    serial_distance,
+    step,
+)
 from dtx.wire.amqp10.errors import AmqpError, Condition
 
 
-@pytest.mark.parametrize("made", Step)
-@pytest.mark.parametrize("state", State)
-def test_a_step_leads_on_or_is_illegal(state: State, made: Step) -> None:
+@pytest.mark.parametrize("made", Amqp10Step)
+@pytest.mark.parametrize("state", Amqp10State)
+def test_a_step_leads_on_or_is_illegal(state: Amqp10State, made: Amqp10Step) -> None:
     if (state, made) in TRANSITIONS:
         assert step(state, made, "it") is TRANSITIONS[state, made]
     else:
@@ -20,19 +28,19 @@ def test_a_step_leads_on_or_is_illegal(state: State, made: Step) -> None:
 
 
 @settings(deadline=None)
-@given(st.permutations(list(Step)))
-def test_four_legal_steps_in_any_order_end_closed(order: list[Step]) -> None:
+@given(st.permutations(list(Amqp10Step)))
+def test_four_legal_steps_in_any_order_end_closed(order: list[Amqp10Step]) -> None:
     """Each end opens before it closes; how the two ends interleave does not matter."""
     ordered = all(order.index(first) < order.index(then) for first, then in (
-        (Step.SEND_OPEN, Step.SEND_CLOSE), (Step.RECEIVE_OPEN, Step.RECEIVE_CLOSE),
+        (Amqp10Step.SEND_OPEN, Amqp10Step.SEND_CLOSE), (Amqp10Step.RECEIVE_OPEN, Amqp10Step.RECEIVE_CLOSE),
     ))  # fmt: skip
-    state = State.UNUSED
+    state = Amqp10State.UNUSED
     try:
         for made in order:
             state = step(state, made, "it")
     except AmqpError:
-        state = State.UNUSED
-    assert (state is State.CLOSED) is ordered
+        state = Amqp10State.UNUSED
+    assert (state is Amqp10State.CLOSED) is ordered
 
 
 @settings(deadline=None)

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtx.wire.amqp10.endpoint import AMQP, EMPTY_FRAME, SASL, FrameSplitter, frame, head
-from dtx.wire.amqp10.errors import Condition, FrameError
+from dtx.wire.amqp10.endpoint import AMQP, EMPTY_FRAME, SASL, Amqp10FrameSplitter, frame, head
+from dtx.wire.amqp10.errors import Amqp10FrameError, Condition
 
 BIG = frame(AMQP, 7, bytes(9000))
 STREAM = frame(SASL, 0, b"abc") + EMPTY_FRAME + frame(AMQP, 65535, b"") + BIG + head(1, 2) + b"xy"
 WHOLE = [(SASL, 0, b"abc"), (AMQP, 0, b""), (AMQP, 65535, b""), (AMQP, 7, bytes(9000)), (AMQP, 1, b"xy")]
 
 
-def collect(splitter: FrameSplitter, chunks: list[bytes]) -> list[tuple[int, int, bytes]]:
+def collect(splitter: Amqp10FrameSplitter, chunks: list[bytes]) -> list[tuple[int, int, bytes]]:
     found = []
     for chunk in chunks:
         buffer, frames = splitter.feed(chunk)
@@ -21,7 +21,7 @@ def collect(splitter: FrameSplitter, chunks: list[bytes]) -> list[tuple[int, int
 
 
 def test_a_chunk_of_whole_frames_is_returned_itself() -> None:
-    buffer, frames = FrameSplitter(16_384).feed(STREAM)
+    buffer, frames = Amqp10FrameSplitter(16_384).feed(STREAM)
     assert buffer is STREAM
     assert len(frames) == 5
 
@@ -30,21 +30,21 @@ def test_a_chunk_of_whole_frames_is_returned_itself() -> None:
 @given(st.lists(st.integers(0, len(STREAM)), max_size=40))
 def test_any_chunking_gives_the_same_frames(places: list[int]) -> None:
     places = sorted(places)
-    splitter = FrameSplitter(16_384)
+    splitter = Amqp10FrameSplitter(16_384)
     chunks = [STREAM[start:end] for start, end in zip([0, *places], [*places, len(STREAM)], strict=True)]
     assert collect(splitter, chunks) == WHOLE
     assert splitter.pending == 0
 
 
 def test_one_octet_at_a_time() -> None:
-    splitter = FrameSplitter(16_384)
+    splitter = Amqp10FrameSplitter(16_384)
     assert collect(splitter, [bytes((octet,)) for octet in STREAM]) == WHOLE
 
 
 def test_an_extended_header_is_skipped() -> None:
     """2.3.1: "an extension point defined for future expansion", of which AMQP frames have made no use."""
     octets = bytes.fromhex("0000000e 03 00 0001") + b"exte" + b"ab"
-    assert collect(FrameSplitter(512), [octets]) == [(AMQP, 1, b"ab")]
+    assert collect(Amqp10FrameSplitter(512), [octets]) == [(AMQP, 1, b"ab")]
 
 
 @pytest.mark.parametrize(
@@ -60,19 +60,19 @@ def test_an_extended_header_is_skipped() -> None:
     ],
 )
 def test_a_bad_header_is_a_framing_error_behind_the_frames_before_it(octets: str, words: str) -> None:
-    with pytest.raises(FrameError, match=words) as caught:
-        FrameSplitter(512).feed(frame(AMQP, 3, b"ok") + bytes.fromhex(octets))
+    with pytest.raises(Amqp10FrameError, match=words) as caught:
+        Amqp10FrameSplitter(512).feed(frame(AMQP, 3, b"ok") + bytes.fromhex(octets))
     assert caught.value.condition is Condition.FRAMING_ERROR
     ((kind, channel, start, end),) = caught.value.frames
     assert (kind, channel, caught.value.buffer[start:end]) == (AMQP, 3, b"ok")
 
 
 def test_a_frame_of_just_the_largest_size_passes() -> None:
-    assert collect(FrameSplitter(512), [frame(AMQP, 0, bytes(504))]) == [(AMQP, 0, bytes(504))]
+    assert collect(Amqp10FrameSplitter(512), [frame(AMQP, 0, bytes(504))]) == [(AMQP, 0, bytes(504))]
 
 
 def test_no_more_than_one_frame_is_held() -> None:
-    splitter = FrameSplitter(1 << 20)
+    splitter = Amqp10FrameSplitter(1 << 20)
     splitter.feed(head(0, (1 << 20) - 8) + bytes(5000))
     for _ in range(100):
         splitter.feed(bytes(5000))

@@ -21,7 +21,7 @@ _FRONT: Final = 64
 """Places made at once before the first: what is given back comes one by one, from the last on."""
 
 
-class Line:
+class ReadyLine:
     """Positions that ascend: added and taken at both ends, in arrays of 64 bit integers."""
 
     __slots__ = ("_chunks", "_head", "_length", "_tail", "last")
@@ -152,7 +152,7 @@ class Ready:
     __slots__ = ("_between", "_line")
 
     def __init__(self) -> None:
-        self._line = Line()
+        self._line = ReadyLine()
         self._between: list[int] = []
 
     def __len__(self) -> int:
@@ -306,7 +306,7 @@ class PriorityReady(Ready):
 NEVER: Final = inf
 
 
-class Limits:
+class QueueLimits:
     """The bounds of one queue, and what of its messages matters for them: nothing at all in most queues.
 
     Args:

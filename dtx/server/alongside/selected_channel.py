@@ -9,17 +9,17 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, get_args
 
-from dtx.log.records import Work
+from dtx.log.records import WorkRow
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.server.alongside import queries
-from dtx.server.alongside.channel import Channel, Drain, Phase
-from dtx.server.alongside.order import Fence, depends_on_publishes
-from dtx.server.demarcation import Demarcation
+from dtx.server.alongside.channel import Drain, ProxyChannel, ProxyPhase
+from dtx.server.alongside.channel_barrier import ChannelBarrier, depends_on_publishes
+from dtx.server.demarcation import DemarcationHandler
 from dtx.server.failpoints import replying
 from dtx.server.limits import MAX_UNSETTLED
 from dtx.store.rabbitmq.capture import check_consume, check_publish, check_settle
-from dtx.store.rabbitmq.lane import Lane
-from dtx.store.rabbitmq.taking import REPLY_TO, TakingChannel
+from dtx.store.rabbitmq.consume_channel import REPLY_TO, ConsumeChannel
+from dtx.store.rabbitmq.phase_two import Lane
 from dtx.store.rabbitmq.upstream import words
 from dtx.store.rabbitmq.validation import Validator
 from dtx.store.work import Delivery, HeldPublish, HeldWork
@@ -66,7 +66,7 @@ class _PublishChannel:
         """The session says so to the client."""
 
 
-class SelectedChannel(Channel):
+class SelectedChannel(ProxyChannel):
     """A client's channel after dtx-demarcation.select.
 
     Args:
@@ -78,7 +78,7 @@ class SelectedChannel(Channel):
 
     mode = ChannelMode.DTX
 
-    def __init__(self, before: Channel, taking: TakingChannel, publishing: int, validator: Validator) -> None:
+    def __init__(self, before: ProxyChannel, taking: ConsumeChannel, publishing: int, validator: Validator) -> None:
         super().__init__(before.session, before.engine, before.upstream_number)
         self.coordination = before.coordination
         self.preview = before.preview
@@ -97,22 +97,22 @@ class SelectedChannel(Channel):
         whole."""
         self._when_whole: Callable[[], object] | None = None
         """What P then gets."""
-        self._demarcation = Demarcation(self.session.manager, self.session.metrics, self.number, self)
+        self._demarcation = DemarcationHandler(self.session.manager, self.session.metrics, self.number, self)
         self._branch: BranchRuntime | None = None
         """What the content that is coming in belongs to; ``None`` outside of branches, where it asks for a reply."""
         self._judgements: set[asyncio.Future[ChannelClose | None]] = set()
         self._waited = False
         """Whether the next settlement has waited for the delivery that was coming in."""
-        self.published = Fence(lambda payload: self.session.upstream.write(method_frame(publishing, payload)))
+        self.published = ChannelBarrier(lambda payload: self.session.upstream.write(method_frame(publishing, payload)))
         """What was published outside a branch."""
-        self._asked = Fence(lambda payload: taking.request(methods.ChannelFlow.KEY, payload))
+        self._asked = ChannelBarrier(lambda payload: taking.request(methods.ChannelFlow.KEY, payload))
         """What T was asked for."""
         taking.owner = self
         self.session.upstream.handlers[publishing] = _PublishChannel(self)
 
     @property
     def ties(self) -> Iterable[tuple[BranchRuntime, Association]]:
-        """See :class:`Channel`."""
+        """See :class:`ProxyChannel`."""
         return self._demarcation.ties
 
     @property
@@ -127,7 +127,7 @@ class SelectedChannel(Channel):
         self.engine.pass_frames(Passing.NOT)
 
     def receive(self, event: ChannelEvent | ChannelFailed | FramePassed) -> None:
-        """See :class:`Channel`."""
+        """See :class:`ProxyChannel`."""
         match event:
             case MethodReceived() | ContentStarted() | ContentReceived():
                 try:
@@ -207,8 +207,8 @@ class SelectedChannel(Channel):
             self.refuse_as(ChannelClose(ReplyCode.RESOURCE_ERROR, reason.encode(), 0))
 
     async def executed(self) -> bool:
-        """See :class:`Channel`: the broker has done what it was sent on T and P."""
-        if self.phase is not Phase.OPEN:
+        """See :class:`ProxyChannel`: the broker has done what it was sent on T and P."""
+        if self.phase is not ProxyPhase.OPEN:
             return False  # it was closed before its turn came
         waits = [self._asked.wait()]
         if not self.published.passed:
@@ -238,7 +238,7 @@ class SelectedChannel(Channel):
                 raise XaError(ReplyCode.RESOURCE_ERROR, reason)
             self._take(started)
 
-    def _start_behind(self, fence: Fence, started: ContentStarted) -> None:
+    def _start_behind(self, fence: ChannelBarrier, started: ContentStarted) -> None:
         header = header_frame(self.number, BASIC, started.size, started.properties)
         self._wait_for(fence.wait(), started.method, header)
 
@@ -323,9 +323,9 @@ class SelectedChannel(Channel):
         origin = self if mandatory else None
         work.add_publish(HeldPublish(publish.exchange, publish.routing_key, mandatory, raw, body, origin))
 
-    def returned(self, work: Work, code: int, text: bytes) -> None:
+    def returned(self, work: WorkRow, code: int, text: bytes) -> None:
         """A mandatory message could not be routed when its branch was committed: basic.return."""
-        if self.phase is not Phase.OPEN:
+        if self.phase is not ProxyPhase.OPEN:
             return
         method = methods.BasicReturn(code, text, work.exchange, work.routing_key).frame(self.number)
         frame_max = self.session.frame_max
@@ -362,7 +362,7 @@ class SelectedChannel(Channel):
 
     def _works_for(self, entry: BranchRuntime, work: HeldWork) -> bool:
         """Whether nothing has ended the branch, or the channel, while deliveries were looked at."""
-        return self.phase is Phase.OPEN and self._demarcation.branch is entry and entry.work is work
+        return self.phase is ProxyPhase.OPEN and self._demarcation.branch is entry and entry.work is work
 
     def _consumable(self, entry: BranchRuntime, delivery: Delivery, count: int, size: int) -> None:
         """Whether *delivery* may be consumed in the branch, as the last of *count* with *size* octets together."""
@@ -443,13 +443,13 @@ class SelectedChannel(Channel):
 
     async def _close_behind(self, done: Awaitable[bytes]) -> None:
         await done
-        if self.phase is Phase.OPEN:
+        if self.phase is ProxyPhase.OPEN:
             self._close()
 
     def _close(self) -> None:
         self._stop_work()
         self.lose_branches()
-        self._leave(Phase.CLOSING)
+        self._leave(ProxyPhase.CLOSING)
         if self._taking.holds:  # T stays, for the branches
             self._taking.detach()
             then = self.upstream_close_ok
@@ -470,7 +470,7 @@ class SelectedChannel(Channel):
 
     def upstream_closed(self, close: ChannelClose) -> None:
         """The broker closed T."""
-        if self.phase is Phase.CLOSING:  # as the client asked for
+        if self.phase is ProxyPhase.CLOSING:  # as the client asked for
             self.upstream_close_ok()
         else:
             self.refuse_as(close)
@@ -485,13 +485,13 @@ class SelectedChannel(Channel):
         self.session.upstream.free(self._publishing)
 
     def _refuse(self, frame: bytes) -> None:
-        if self.phase is not Phase.OPEN:
+        if self.phase is not ProxyPhase.OPEN:
             return
         self._stop_work()
         self.lose_branches()
         self.engine.close(frame)  # where neither the client nor the engine has
         self.session.flush()
-        self._leave(Phase.REFUSED)
+        self._leave(ProxyPhase.REFUSED)
         self.close_upstream()
         if self.engine.state is EndpointState.CLOSE_RECEIVED:
             self.upstream_close_ok()
@@ -505,10 +505,10 @@ class SelectedChannel(Channel):
     def let_go(self) -> None:
         """The client or its connection is gone."""
         self._stop_work()
-        if self.phase is not Phase.REFUSED:
+        if self.phase is not ProxyPhase.REFUSED:
             self.close_upstream()
-        if self.phase is Phase.OPEN:
-            self.phase = Phase.GONE
+        if self.phase is ProxyPhase.OPEN:
+            self.phase = ProxyPhase.GONE
 
     def _stop_work(self) -> None:
         self._branch = None
@@ -516,7 +516,7 @@ class SelectedChannel(Channel):
         self._asked.drop()
 
     def lose_branches(self) -> None:
-        """See :class:`Channel`. Associations die with the channel; idle branches do not."""
+        """See :class:`ProxyChannel`. Associations die with the channel; idle branches do not."""
         self._demarcation.lose()
 
 

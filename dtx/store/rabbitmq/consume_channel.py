@@ -53,7 +53,7 @@ _DROP: Final = partial(_nack, requeue=False)
 _REQUEUE: Final = partial(_nack, requeue=True)
 
 
-class Owner(Protocol):
+class ConsumeOwner(Protocol):
     """The client's channel before a T."""
 
     def forward(self, buffer: bytes, start: int, end: int) -> None:
@@ -126,7 +126,7 @@ class _Consumer:
     no_ack: bool
 
 
-class TakingChannel:
+class ConsumeChannel:
     """The upstream channel T of one selected channel.
 
     Args:
@@ -149,7 +149,7 @@ class TakingChannel:
     ) -> None:
         self.upstream = upstream
         self.number = number
-        self.owner: Owner | None = None
+        self.owner: ConsumeOwner | None = None
         self.gone: str | None = None
         """Why the channel is no more; ``None`` while it is."""
         self.on_message: Callable[[Delivery, bytes], None] | None = None

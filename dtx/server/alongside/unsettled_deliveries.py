@@ -159,7 +159,7 @@ class Tally:
         self._last = max(self._last, tag)
 
 
-class Unsettled:
+class UnsettledDeliveries:
     """The tallies of one connection that are watched."""
 
     def __init__(self) -> None:

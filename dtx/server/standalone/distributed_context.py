@@ -13,11 +13,11 @@ from typing import cast
 from dtx.log.api import LogError
 from dtx.log.changes import Slot
 from dtx.manager.branch_runtime import BranchRuntime
-from dtx.server.demarcation import Demarcation
+from dtx.server.demarcation import DemarcationHandler
+from dtx.server.standalone.answer_order import ChannelOrder
 from dtx.server.standalone.client import Client
-from dtx.server.standalone.contexts import Immediate, PublisherChannel, Settled, Settlement
-from dtx.server.standalone.order import ChannelOrder
-from dtx.store.postgres.consumers import Delivery as HandedOut
+from dtx.server.standalone.contexts import ImmediateContext, PublisherChannel, Settled, Settlement
+from dtx.store.postgres.consumers import QueueDelivery as HandedOut
 from dtx.store.postgres.consumers import SourceQueue
 from dtx.store.work import Delivery, HeldPublish
 from dtx.wire.amqp09 import methods
@@ -36,7 +36,7 @@ class HeldDelivery(Delivery):
     index: SourceQueue | None = None
 
 
-class Distributed:
+class DistributedContext:
     """The context of class dtx-demarcation.
 
     Args:
@@ -50,8 +50,8 @@ class Distributed:
     def __init__(self, client: Client, order: ChannelOrder, publisher: PublisherChannel) -> None:
         self._client = client
         self._order = order
-        self._outside = Immediate(client, order, publisher)
-        self._demarcation = Demarcation(client.manager, client.parts.metrics, order.number, order)
+        self._outside = ImmediateContext(client, order, publisher)
+        self._demarcation = DemarcationHandler(client.manager, client.parts.metrics, order.number, order)
 
     @property
     def outlives_the_connection(self) -> bool:

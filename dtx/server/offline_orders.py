@@ -16,7 +16,7 @@ from typing import Final
 from dtx.config import Settings
 from dtx.config.values import DAY
 from dtx.log.lease import Keep
-from dtx.log.postgres import PostgresLog
+from dtx.log.postgres import TransactionLog
 from dtx.log.reader import LogReader
 from dtx.manager import Limits, TransactionManager
 from dtx.server.alongside.mode import BrokerAway, broker_of, open_alongside, require_broker, vhost_of
@@ -38,7 +38,7 @@ class Alone:
     """
 
     manager: TransactionManager
-    log: PostgresLog
+    log: TransactionLog
     away: str | None
 
 
@@ -71,7 +71,7 @@ async def alone(settings: Settings, url: str) -> AsyncIterator[Alone]:
             except BrokerAway as error:
                 away = str(error)
         holder = f"{socket.gethostname()}:{os.getpid()} (an order at the command line)"
-        log = PostgresLog(
+        log = TransactionLog(
             url,
             settings.rm,
             holder=holder,

@@ -33,7 +33,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from dtx.log import tables
-from dtx.pipeline.source.columns import SOURCE, Kind, Readable, arrow_schema
+from dtx.pipeline.source.columns import SOURCE, ColumnKind, Readable, arrow_schema
 from dtx.pipeline.source.options import Options
 from dtx.pipeline.source.server import AT_ONCE, Server, SourceAway, SourceError, connected, conninfo, passes, sentence
 from dtx.pipeline.source.snapshot import shown
@@ -66,7 +66,7 @@ _AHEAD: Final = 2
 _FIRST_PAUSE: Final = 0.5
 
 
-class Part(InputPartition):
+class TablePart(InputPartition):
     """What one task reads.
 
     Args:
@@ -99,7 +99,7 @@ class _Leaf:
     rows: float
 
 
-def plan(server: Server, options: Options) -> list[Part]:
+def plan(server: Server, options: Options) -> list[TablePart]:
     """What is read of one database, now.
 
     Args:
@@ -116,7 +116,7 @@ def plan(server: Server, options: Options) -> list[Part]:
     return parts(server.name, times(cuts(server, options)), (seen,), whole="all of it")
 
 
-def parts(source: str, ranges: list[tuple[str, ...]], conditions: tuple[str, ...], *, whole: str) -> list[Part]:
+def parts(source: str, ranges: list[tuple[str, ...]], conditions: tuple[str, ...], *, whole: str) -> list[TablePart]:
     """One for each range.
 
     Args:
@@ -125,7 +125,7 @@ def parts(source: str, ranges: list[tuple[str, ...]], conditions: tuple[str, ...
         conditions: of all of them.
         whole: what a range without conditions is called.
     """
-    return [Part(source, (*range_, *conditions), shown=" and ".join(range_) or whole) for range_ in ranges]
+    return [TablePart(source, (*range_, *conditions), shown=" and ".join(range_) or whole) for range_ in ranges]
 
 
 def times(points: list[str]) -> list[tuple[str, ...]]:
@@ -220,9 +220,9 @@ def _column(batch: pa.RecordBatch, table: Readable, field: pa.Field, source: str
         return pa.repeat(pa.scalar(source, field.type), batch.num_rows)
     column = batch.column(field.name)
     match table.columns[field.name]:
-        case Kind.UUID:
+        case ColumnKind.UUID:
             return _present(column, _uuids(_octets(column, _UUID_OCTETS)))
-        case Kind.XID8:
+        case ColumnKind.XID8:
             return _present(column, pa.array(_octets(column, _XID8_OCTETS).view(">i8").ravel().astype(np.int64)))
         case _:
             return column.cast(field.type)
@@ -259,7 +259,7 @@ class _Failed:
     error: BaseException
 
 
-def read(options: Options, schema: StructType, part: Part) -> Iterator[pa.RecordBatch]:
+def read(options: Options, schema: StructType, part: TablePart) -> Iterator[pa.RecordBatch]:
     """The rows of *part*.
 
     Args:
@@ -287,7 +287,7 @@ def read(options: Options, schema: StructType, part: Part) -> Iterator[pa.Record
             return
 
 
-def _once(options: Options, schema: StructType, part: Part) -> Iterator[pa.RecordBatch]:
+def _once(options: Options, schema: StructType, part: TablePart) -> Iterator[pa.RecordBatch]:
     where = f"{part.source}: {options.table.name}, {part.shown}"
     batches: queue.Queue[pa.RecordBatch | _Failed | None] = queue.Queue(_AHEAD)
     over = threading.Event()
@@ -321,7 +321,7 @@ def _explained(where: str, error: BaseException) -> SourceError:
 def _fetch(
     options: Options,
     schema: StructType,
-    part: Part,
+    part: TablePart,
     batches: "queue.Queue[pa.RecordBatch | _Failed | None]",
     over: threading.Event,
 ) -> None:
@@ -367,7 +367,7 @@ def _connect(uri: str) -> dbapi.Connection:
     return dbapi.Connection(database, adbc_driver_manager.AdbcConnection(database.kept))
 
 
-def _rows(options: Options, schema: StructType, part: Part) -> Iterator[pa.RecordBatch]:
+def _rows(options: Options, schema: StructType, part: TablePart) -> Iterator[pa.RecordBatch]:
     target = arrow_schema(schema)
     uri = conninfo(options.sources[part.source], options.waits, statement=options.waits.statement)
     wanted = options.table.sent(target.names)
@@ -405,11 +405,11 @@ class BatchReader(DataSourceReader):
             return [part for found in pool.map(self._plan, self._options.sources) for part in found]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one range; see :func:`dtx.pipeline.source.reading.read`."""
-        assert isinstance(partition, Part)
+        """The rows of one range; see :func:`dtx.pipeline.source.batch_reader.read`."""
+        assert isinstance(partition, TablePart)
         yield from read(self._options, self._schema, partition)
 
-    def _plan(self, name: str) -> list[Part]:
+    def _plan(self, name: str) -> list[TablePart]:
         with connected(name, self._options.sources[name], self._options.waits) as server:
             return plan(server, self._options)
 

@@ -11,16 +11,16 @@ from dtx.admin.server import AdminServer
 from dtx.auth.accounts import Accounts
 from dtx.auth.operators import OperatorLog
 from dtx.config import Settings
-from dtx.log.postgres import PostgresLog
+from dtx.log.postgres import TransactionLog
 from dtx.manager import TransactionManager
-from dtx.server.front import ClientSession
+from dtx.server.client_session import ClientSession
 from dtx.server.listener import Listener
 from dtx.telemetry import LaneNumbers, Metrics
 from dtx.wire.amqp09 import closes
 from dtx.wire.amqp09.errors import HardCode
 
 
-class Operating:
+class OperatorService:
     """Listens from the start, answers when there are tables, and takes orders when this dtx is the active one.
 
     Args:
@@ -74,7 +74,7 @@ class Operating:
         manager: TransactionManager,
         listener: Listener,
         lanes: Callable[[], Mapping[str, LaneNumbers]],
-        log: PostgresLog,
+        log: TransactionLog,
     ) -> None:
         """Take orders, and let policies look after the branches: this dtx is the active one.
 

@@ -14,18 +14,18 @@ from dtx.log.changes import Change, Slot
 from dtx.log.records import (
     Advance,
     BranchRecord,
-    Complete,
+    CompleteWrite,
     Insert,
     JournalEntry,
     JournalEvent,
     Line,
     LogState,
-    Note,
-    Work,
+    NoteWrite,
     WorkKind,
+    WorkRow,
 )
+from dtx.manager.branch_persistence import EVENT, BranchPersistence
 from dtx.manager.branch_runtime import BranchRuntime
-from dtx.manager.durable import EVENT, Durable
 from dtx.store.api import LocalStore, Plan
 from dtx.store.work import HeldPublish, HeldWork
 from dtx.telemetry import get_logger
@@ -38,7 +38,7 @@ _NO_ROUTE = 312
 _KINDS: Final = frozenset(WorkKind)
 
 
-class LocalDurable(Durable):
+class LocalPersistence(BranchPersistence):
     """Writes branches together with what they do to messages.
 
     Args:
@@ -142,7 +142,7 @@ class LocalDurable(Durable):
         if plan is not None:  # the messages themselves are in the log
             entry.plan = replace(plan, change=Change()) if plan.unroutable else None
 
-    def _ending(self, entry: BranchRuntime, ending: Ending, now: float, actor: str) -> Complete | Note:
+    def _ending(self, entry: BranchRuntime, ending: Ending, now: float, actor: str) -> CompleteWrite | NoteWrite:
         """Decision, work and journal in one transaction."""
         event = EVENT[ending]
         record = entry.record
@@ -150,8 +150,8 @@ class LocalDurable(Durable):
             journal = replace(entry.journal(event, now, actor=actor), decided_at=now)
             plan, _ = self._plan(entry)
             change = _both(plan.change, self._store.committing(plan.published, plan.consumed))
-            return Note(journal=journal, change=change)
-        return Complete(
+            return NoteWrite(journal=journal, change=change)
+        return CompleteWrite(
             id=record.id,
             expect=record.state,
             version=record.version,
@@ -241,8 +241,8 @@ def _both(first: Change, second: Change) -> Change:
     )
 
 
-def _as_work(publish: HeldPublish) -> Work:
-    return Work(
+def _as_work(publish: HeldPublish) -> WorkRow:
+    return WorkRow(
         position=0,
         kind=WorkKind.PUBLISH,
         exchange=publish.exchange,

@@ -20,7 +20,7 @@ def _servable(upstream: int) -> int:
     return max(1, (upstream - 2) // 2)
 
 
-class Opening:
+class BrokerHandshake:
     """What was learnt in the handshake.
 
     Args:

@@ -21,7 +21,7 @@ from pyspark.sql import functions as sf
 
 from dtx.pipeline.delta import DataFile, Table
 from dtx.pipeline.quarantine import Quarantined
-from dtx.pipeline.reconcile.folding import (
+from dtx.pipeline.reconcile.folded_rows import (
     KEPT,
     KEY,
     rows_of_decisions,
@@ -29,16 +29,16 @@ from dtx.pipeline.reconcile.folding import (
     rows_of_observations,
     with_format_ids,
 )
-from dtx.pipeline.reconcile.judging import TYPE, VERDICT_COLUMNS, ages, evidence_of, is_finding, judged_of
+from dtx.pipeline.reconcile.judged_rows import TYPE, VERDICT_COLUMNS, ages, evidence_of, is_finding, judged_of
 from dtx.pipeline.reconcile.state import (
     FORM,
     OPEN,
     UNDATED,
     VERDICTS,
-    Change,
+    Results,
     Run,
-    State,
     StateDamaged,
+    TableChange,
     Total,
 )
 from dtx.pipeline.verdicts import Mark, Rules
@@ -107,7 +107,7 @@ def run(
     Raises:
         StateDamaged: the control totals do not agree, or the file of the last run cannot be read.
     """
-    state = State(out)
+    state = Results(out)
     last = _last(state, full=full)
     number, kept_as = state.number() + 1, uuid4().hex
     anew = full or last is None or lines.identity != last.lake or last.form != FORM
@@ -207,7 +207,7 @@ def run(
     history = state.history.create()
     # of a run of this number that has died
     stale = [file for file in state.history.data_files(history) if file.name.startswith(f"data/run-{number}-")]
-    state.complete(done, Change(table, added, replaced), Change(history, changes, stale))
+    state.complete(done, TableChange(table, added, replaced), TableChange(history, changes, stale))
     for file in found_files:
         state.verdicts.files.remove(file.path)
     return done
@@ -220,7 +220,7 @@ def runs(out: str, most: int | None = None) -> list[Run]:
         out: as for :func:`run`.
         most: how many.
     """
-    return State(out).runs(most)
+    return Results(out).runs(most)
 
 
 def current(spark: SparkSession, out: str) -> DataFrame:
@@ -233,7 +233,7 @@ def current(spark: SparkSession, out: str) -> DataFrame:
     Raises:
         LakeError: there has been no run.
     """
-    table = State(out).verdicts
+    table = Results(out).verdicts
     return table.frame(spark, table.data_files(table.load())).select(*VERDICT_COLUMNS, "run", "evidence")
 
 
@@ -281,7 +281,7 @@ def _judged(table: Table, judged: DataFrame, number: int) -> "tuple[list[AddActi
     ]
 
 
-def _last(state: State, *, full: bool) -> Run | None:
+def _last(state: Results, *, full: bool) -> Run | None:
     """The last run; ``None``: nothing that it has left can be used, and all lines are read."""
     try:
         last = state.last()

@@ -3,10 +3,10 @@
 import asyncio
 from typing import Final
 
-from dtx.server.alongside.channel import Channel, ChannelOwner, Drain, Phase
+from dtx.server.alongside.channel import ChannelOwner, Drain, ProxyChannel, ProxyPhase
 from dtx.server.alongside.lock import declare_lock
-from dtx.server.alongside.selected import SelectedChannel
-from dtx.store.rabbitmq.taking import TakingChannel
+from dtx.server.alongside.selected_channel import SelectedChannel
+from dtx.store.rabbitmq.consume_channel import ConsumeChannel
 from dtx.store.rabbitmq.upstream import OwnChannel, UpstreamLost
 from dtx.store.rabbitmq.validation import Validator
 from dtx.wire.amqp09.codec import ChannelMode
@@ -16,7 +16,7 @@ _LANE_PATIENCE: Final = 5.0
 """Seconds that a select waits for the lane of its vhost."""
 
 
-class Selecting:
+class ChannelSelection:
     """What one connection needs for its selected channels; made at the first select.
 
     Args:
@@ -27,7 +27,7 @@ class Selecting:
         self._session = session
         self._preparation: asyncio.Task[Validator] | None = None
 
-    async def select(self, channel: Channel) -> SelectedChannel | None:
+    async def select(self, channel: ProxyChannel) -> SelectedChannel | None:
         """Give *channel* what a selected channel has.
 
         Returns:
@@ -45,7 +45,7 @@ class Selecting:
             validator = await self._prepare()
             if not self._is_current(channel):
                 return None
-            taking = TakingChannel(
+            taking = ConsumeChannel(
                 session.upstream,
                 channel.upstream_number,
                 session.limits.max_kept_bytes,
@@ -65,9 +65,9 @@ class Selecting:
             return None
         return SelectedChannel(channel, taking, publishing.number, validator)
 
-    def _is_current(self, channel: Channel) -> bool:
+    def _is_current(self, channel: ProxyChannel) -> bool:
         """Whether the client has not closed *channel*, nor left, since it asked."""
-        return channel.phase is Phase.OPEN and self._session.channels.get(channel.number) is channel
+        return channel.phase is ProxyPhase.OPEN and self._session.channels.get(channel.number) is channel
 
     async def _prepare(self) -> Validator:
         task = self._preparation
@@ -82,7 +82,7 @@ class Selecting:
         return Validator(session.upstream, side.engine)
 
 
-def _check(channel: Channel, user: str | None) -> None:
+def _check(channel: ProxyChannel, user: str | None) -> None:
     if user is None:
         raise XaError(
             ReplyCode.ACCESS_REFUSED,

@@ -25,7 +25,7 @@ def depends_on_publishes(key: int) -> bool:
     return key == methods.BasicGet.KEY or key >> 16 in _DEPENDENT
 
 
-class Fence:
+class ChannelBarrier:
     """What one of the two channels has still to do.
 
     Args:

@@ -10,12 +10,12 @@ from typing import Final
 
 from dtx.auth.permissions import Permission
 from dtx.log.changes import Define, DestinationKind
+from dtx.server.standalone.answer_order import ChannelOrder
 from dtx.server.standalone.client import Client
-from dtx.server.standalone.direct import REPLY_TO
-from dtx.server.standalone.order import ChannelOrder
+from dtx.server.standalone.direct_replies import REPLY_TO
 from dtx.store.postgres.arguments import ALTERNATE, DEAD_LETTER_EXCHANGE, first_of_each
 from dtx.store.postgres.exchanges import describe
-from dtx.store.postgres.recording import Thing
+from dtx.store.postgres.recorder import Thing
 from dtx.store.postgres.topology import binding_facts, check_not_default, exchange_facts
 from dtx.wire.amqp09.codec import Method
 from dtx.wire.amqp09.methods import (
@@ -61,7 +61,7 @@ _OK: Final[dict[type[Method], Callable[[], Method]]] = {
 }
 
 
-class Declaring:
+class Declarations:
     """The topology, as one channel changes it.
 
     Args:

@@ -23,7 +23,7 @@ from dtx.wire.amqp09.methods import MANDATORY, ChannelClose
 _Identity = tuple[bytes, bytes, int, int, tuple[tuple[bytes, bytes], ...]]
 
 
-class Fate(Enum):
+class MessageFate(Enum):
     """What became of a message."""
 
     CONFIRMED = auto()
@@ -34,10 +34,10 @@ class Fate(Enum):
     """A queue did not take it (basic.nack)."""
 
 
-class Owner(Protocol):
+class ConfirmOwner(Protocol):
     """Who publishes."""
 
-    def told(self, names: Sequence[object], fate: Fate) -> None:
+    def told(self, names: Sequence[object], fate: MessageFate) -> None:
         """The broker has told what became of messages, by the names that they were given."""
 
     def closed(self, close: ChannelClose) -> None:
@@ -61,7 +61,7 @@ class ConfirmChannel(EventHandler):
         owner: see there.
     """
 
-    def __init__(self, upstream: Upstream, engine: ChannelEngine, kept: bytes, owner: Owner) -> None:
+    def __init__(self, upstream: Upstream, engine: ChannelEngine, kept: bytes, owner: ConfirmOwner) -> None:
         super().__init__(upstream, engine)
         engine.become(ChannelMode.CONFIRM)
         self._kept = kept
@@ -128,10 +128,10 @@ class ConfirmChannel(EventHandler):
             tags = list(takewhile(lambda number: number <= tag or not tag, underway))  # they are in their order
         else:
             tags = [tag] if tag in underway else []
-        found: dict[Fate, list[object]] = {}
+        found: dict[MessageFate, list[object]] = {}
         for number in tags:
             sent = underway.pop(number)
-            fate = Fate.RETURNED if sent.returned else Fate.CONFIRMED if taken else Fate.REFUSED
+            fate = MessageFate.RETURNED if sent.returned else MessageFate.CONFIRMED if taken else MessageFate.REFUSED
             found.setdefault(fate, []).append(sent.name)
         for fate, names in found.items():
             self._owner.told(names, fate)

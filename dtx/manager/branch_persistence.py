@@ -17,8 +17,8 @@ from dtx.log.records import (
     ENDINGS,
     Advance,
     BranchRecord,
-    Close,
-    Complete,
+    CloseWrite,
+    CompleteWrite,
     Fate,
     Insert,
     JournalEntry,
@@ -26,13 +26,13 @@ from dtx.log.records import (
     Line,
     LogState,
     LogWrite,
-    Note,
+    NoteWrite,
     Redirect,
     Unit,
     UnitState,
     WorkKind,
 )
-from dtx.manager.branch_runtime import TAKING, UNFINISHED, BranchRuntime, End, core_state, log_state
+from dtx.manager.branch_runtime import TAKING, UNFINISHED, BranchEnd, BranchRuntime, core_state, log_state
 from dtx.store.api import BrokerStore, UnitOutcome, UnitProgress
 from dtx.xa import model
 from dtx.xa.codes import Heuristic, ReplyCode, XaError
@@ -48,9 +48,9 @@ EVENT: Final = {
     Ending.FORGOTTEN: JournalEvent.FORGOTTEN,
 }
 _END: Final = {
-    JournalEvent.COMMITTED: End.COMMITTED,
-    JournalEvent.ROLLED_BACK: End.ROLLED_BACK,
-    JournalEvent.FORGOTTEN: End.FORGOTTEN,
+    JournalEvent.COMMITTED: BranchEnd.COMMITTED,
+    JournalEvent.ROLLED_BACK: BranchEnd.ROLLED_BACK,
+    JournalEvent.FORGOTTEN: BranchEnd.FORGOTTEN,
 }
 _REPEATED: Final = "messages may have been repeated, with the same x-dtx-id"
 DTX: Final = "dtx"
@@ -60,11 +60,11 @@ DTX: Final = "dtx"
 class Way(Enum):
     """Which way a decision sends the messages of a branch."""
 
-    COMMIT = Close(publishes=Fate.PUBLISHED, consumes=Fate.CONSUMED)
-    ROLLBACK = Close(publishes=Fate.DROPPED, consumes=Fate.PUT_BACK)
+    COMMIT = CloseWrite(publishes=Fate.PUBLISHED, consumes=Fate.CONSUMED)
+    ROLLBACK = CloseWrite(publishes=Fate.DROPPED, consumes=Fate.PUT_BACK)
 
     @property
-    def close(self) -> Close:
+    def close(self) -> CloseWrite:
         """What becomes of them."""
         return self.value
 
@@ -87,7 +87,7 @@ LoggedEffect = Persist | model.Complete | model.Note
 """An effect that is a write."""
 
 
-class Durable(ABC):
+class BranchPersistence(ABC):
     """Says what an effect writes to the log, and remembers what is durable; one for each kind of store.
 
     Args:
@@ -132,7 +132,7 @@ class Durable(ABC):
         if isinstance(effect, model.Complete):
             return self._ending(entry, effect.ending, now, actor)
         if isinstance(effect, model.Note):
-            return Note(journal=entry.journal(EVENT[effect.ending], now, actor=actor))
+            return NoteWrite(journal=entry.journal(EVENT[effect.ending], now, actor=actor))
         if entry.record is None:
             return self._entering(entry, effect.state, now, actor)
         return self._advancing(entry, entry.record, effect, now, actor)
@@ -150,7 +150,7 @@ class Durable(ABC):
             self._gone(entry, event)
             entry.record = None
         if isinstance(effect, model.Complete) or effect.ending is Ending.COMMITTED:
-            entry.end = _END.get(event, End.OTHER)
+            entry.end = _END.get(event, BranchEnd.OTHER)
 
     @abstractmethod
     def _entering(self, entry: BranchRuntime, state: State, now: float, actor: str) -> Insert:
@@ -171,7 +171,7 @@ class Durable(ABC):
         """That is durable."""
 
     @abstractmethod
-    def _ending(self, entry: BranchRuntime, ending: Ending, now: float, actor: str) -> Complete | Note:
+    def _ending(self, entry: BranchRuntime, ending: Ending, now: float, actor: str) -> CompleteWrite | NoteWrite:
         """The branch leaves the log; local work is done, or undone, with that."""
 
     @abstractmethod
@@ -181,7 +181,7 @@ class Durable(ABC):
     def failed(self, entry: BranchRuntime, record: LogWrite, what: str, error: LogError) -> XaError:
         """The 541 for *record* that may not be in the log; the entry is in doubt from now on."""
         # A lost lease wrote nothing, but what this dtx remembers is worth nothing either.
-        if not isinstance(record, Note) or record.change is not None:
+        if not isinstance(record, NoteWrite) or record.change is not None:
             entry.lost_track()
         return log_failed(error, what, entry.xid)
 
@@ -219,7 +219,7 @@ class Durable(ABC):
             return True  # it never was in the log; its work is still in memory
         event = ending.event if ending is not None and ending.event in ENDINGS else None
         self._gone(entry, event)
-        entry.end = End.OTHER if event is None else _END.get(event, End.OTHER)
+        entry.end = BranchEnd.OTHER if event is None else _END.get(event, BranchEnd.OTHER)
         return False
 
     def _found(self, entry: BranchRuntime, record: BranchRecord) -> None:
@@ -230,7 +230,7 @@ class Durable(ABC):
         """What was to be the first of the branch in the log did not come in."""
 
 
-class BrokerDurable(Durable):
+class BrokerPersistence(BranchPersistence):
     """Branches whose messages live in a broker.
 
     Args:
@@ -464,7 +464,7 @@ class BrokerDurable(Durable):
             ),
         )
 
-    def _ending(self, entry: BranchRuntime, ending: Ending, now: float, actor: str) -> Complete:
+    def _ending(self, entry: BranchRuntime, ending: Ending, now: float, actor: str) -> CompleteWrite:
         record = entry.record
         assert record is not None
         event = EVENT[ending]
@@ -476,7 +476,7 @@ class BrokerDurable(Durable):
             journal = entry.journal(event, now, actor=actor, reason=reason)
             if journal.decided_at is None and ending is not Ending.FORGOTTEN:
                 journal = replace(journal, decided_at=now)
-        return Complete(
+        return CompleteWrite(
             id=record.id,
             expect=record.state,
             version=record.version,

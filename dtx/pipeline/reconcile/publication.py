@@ -9,7 +9,7 @@ import psycopg
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as sf
 
-from dtx.pipeline.reconcile.judging import evidence_json, is_finding
+from dtx.pipeline.reconcile.judged_rows import evidence_json, is_finding
 from dtx.pipeline.reconcile.state import Run, Total
 from dtx.pipeline.verdicts import RULES
 

@@ -14,16 +14,16 @@ from uuid import UUID, uuid4
 
 from dtx import failpoint
 from dtx.failpoint import Point
-from dtx.log.records import EXCLUSIVE, Unit, Work
+from dtx.log.records import EXCLUSIVE, Unit, WorkRow
 from dtx.store.api import Applied, PhaseTwo, Refused, Returned, UnitOutcome, UnitProgress
 from dtx.store.rabbitmq import messages
-from dtx.store.rabbitmq.identity import Identity, NameTaken, consumers_of, declare_lock, hold_lock
+from dtx.store.rabbitmq.identity import BrokerIdentity, NameTaken, consumers_of, declare_lock, hold_lock
 from dtx.store.rabbitmq.management import Management, ManagementError
+from dtx.store.rabbitmq.memory_quota import MemoryQuota, Share
 from dtx.store.rabbitmq.receipts import Receipts
-from dtx.store.rabbitmq.room import Room, Share
-from dtx.store.rabbitmq.service import Broker, LoginRefused, ServiceConnection
+from dtx.store.rabbitmq.service import Broker, BrokerLoginRefused, ServiceConnection
 from dtx.store.rabbitmq.trust import Replay, Trust
-from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, UpstreamLost, words
+from dtx.store.rabbitmq.upstream import OwnChannel, UpstreamChannelClosed, UpstreamLost, words
 from dtx.store.slices import finish
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import methods, properties
@@ -58,7 +58,7 @@ default. Each octet is there up to three times, as it came from the log, in its 
 _GROWTH: Final = 8
 """How often a lane may multiply its channels while dead queues hold the others."""
 
-Build = Callable[[int, int, UUID, Sequence[Work]], Iterator[bytes]]
+Build = Callable[[int, int, UUID, Sequence[WorkRow]], Iterator[bytes]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class LaneSettings:
         room: memory for the messages of units, shared by all lanes that have these settings.
     """
 
-    identity: Identity
+    identity: BrokerIdentity
     channels: int = 16
     deadline: float = 30.0
     replay: Replay = "auto"
@@ -85,7 +85,7 @@ class LaneSettings:
     active: Callable[[], bool] = lambda: True
     finished: Callable[[], bool] = lambda: True
     found: Callable[[UnitOutcome], None] = lambda _: None
-    room: Room = field(default_factory=lambda: Room(_MOST_UNDER_WAY))
+    room: MemoryQuota = field(default_factory=lambda: MemoryQuota(_MOST_UNDER_WAY))
 
 
 class Lane:
@@ -189,9 +189,9 @@ class Lane:
                 failures = 0
                 _log.info("lane ready", vhost=self.vhost, broker=str(self.broker), distrust=self.distrust)
                 await self._serve(connection)
-            except (OSError, UpstreamLost, LoginRefused, ChannelClosed, NameTaken) as error:
+            except (OSError, UpstreamLost, BrokerLoginRefused, UpstreamChannelClosed, NameTaken) as error:
                 self.problem = str(error) or "the broker does not answer"
-                if isinstance(error, LoginRefused) and error.code == HardCode.NOT_ALLOWED and not self._needed:
+                if isinstance(error, BrokerLoginRefused) and error.code == HardCode.NOT_ALLOWED and not self._needed:
                     _log.info("lane ended", vhost=self.vhost, reason=self.problem)  # most likely its vhost was deleted
                     self._on_end(self)
                     return
@@ -252,7 +252,7 @@ class Lane:
         probe = messages.probe(channel.number, b"", self.receipts.queues[0], 0, stranger)
         try:
             await channel.send_raw(probe, methods.TxRollbackOk)
-        except ChannelClosed:
+        except UpstreamChannelClosed:
             return False
         await channel.close()
         return True
@@ -317,7 +317,7 @@ class Lane:
         """End the lane."""
         connection, control = self._connection, self._control
         if control is not None and self.settings.active() and self.settings.finished():
-            with suppress(UpstreamLost, ChannelClosed, TimeoutError):
+            with suppress(UpstreamLost, UpstreamChannelClosed, TimeoutError):
                 async with asyncio.timeout(_FAREWELL):
                     await self.receipts.delete(control)
         for task in (self._task, *self._locks.values()):
@@ -379,7 +379,7 @@ class Lane:
             except XaError:  # all channels of the connection ask for something at the moment
                 await asyncio.sleep(_LOCK_POLL)
                 continue
-            except ChannelClosed as closed:
+            except UpstreamChannelClosed as closed:
                 self.problem = f"receipts cannot be read: {closed}"
                 _log.error("receipts cannot be read", vhost=self.vhost, reason=str(closed))
                 return UnitOutcome.UNKNOWN
@@ -510,7 +510,7 @@ class Lane:
                 progress = UnitProgress.SENT
                 losses += suspected
                 suspected = True
-            except ChannelClosed as closed:
+            except UpstreamChannelClosed as closed:
                 failpoint.at(Point.UNIT_REFUSED)
                 # At a publish the channel took the whole unit with it; behind "partial tx completion" it did not.
                 return Refused(
@@ -529,7 +529,7 @@ class Lane:
         unit: Unit,
         branch_id: UUID,
         build: Build,
-        work: Sequence[Work],
+        work: Sequence[WorkRow],
         header: bytes,
         share: Share,
     ) -> Applied:
@@ -554,7 +554,7 @@ class Lane:
         overdue = asyncio.get_running_loop().call_later(self.settings.deadline, self._overdue, channel, share)
         try:
             await channel.send_steps(steps, methods.TxCommitOk)
-        except ChannelClosed:
+        except UpstreamChannelClosed:
             self._replace(channel)
             raise
         finally:
@@ -613,7 +613,7 @@ class Lane:
     async def _open_another(self, connection: ServiceConnection) -> None:
         try:
             await self._open_channel(connection)
-        except (ChannelClosed, UpstreamLost, XaError) as error:
+        except (UpstreamChannelClosed, UpstreamLost, XaError) as error:
             _log.warning("a channel of the lane could not be opened", vhost=self.vhost, reason=str(error))
             if not self._opened:
                 connection.abort("no channel of the lane is left")  # else commits would wait for ever

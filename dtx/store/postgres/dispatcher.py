@@ -10,7 +10,7 @@ from dtx.log.api import LeaseLost, LogError, MessageLog
 from dtx.log.changes import Slot
 from dtx.store.postgres.dead_letters import DeadLetters
 from dtx.store.postgres.queue import Letter, QueueIndex, Reason
-from dtx.store.postgres.recording import Recorder
+from dtx.store.postgres.recorder import Recorder
 from dtx.store.slices import SLICE_SECONDS
 from dtx.telemetry import get_logger
 
@@ -22,7 +22,7 @@ _RETRY_SECONDS: Final = 0.5
 log = get_logger(part="store")
 
 
-class Pump:
+class Dispatcher:
     """See :class:`dtx.store.postgres.queue.Host`.
 
     Args:

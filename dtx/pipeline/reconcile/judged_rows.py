@@ -10,7 +10,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as sf
 
-from dtx.pipeline.reconcile.folding import (
+from dtx.pipeline.reconcile.folded_rows import (
     KEPT,
     KEY,
     OF_DTX,

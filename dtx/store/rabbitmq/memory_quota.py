@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 
 
-class Room:
+class MemoryQuota:
     """A number of octets, given away in the order in which they are asked for: who needs much is not passed by.
 
     Args:
@@ -48,11 +48,11 @@ class Room:
 
 
 class Share:
-    """What one of them takes; see :meth:`Room.share`."""
+    """What one of them takes; see :meth:`MemoryQuota.share`."""
 
     __slots__ = ("_room", "_size", "_taken")
 
-    def __init__(self, room: Room, size: int) -> None:
+    def __init__(self, room: MemoryQuota, size: int) -> None:
         self._room = room
         self._size = size
         self._taken = 0

@@ -4,10 +4,10 @@ from typing import Final
 
 from dtx.auth.permissions import Permission
 from dtx.server.limits import demand_fan_out
+from dtx.server.standalone.channel_consumers import ChannelConsumers
 from dtx.server.standalone.client import Client
-from dtx.server.standalone.consuming import Consuming
 from dtx.server.standalone.contexts import Context, PublisherChannel
-from dtx.server.standalone.direct import REPLY_TO, is_address
+from dtx.server.standalone.direct_replies import REPLY_TO, is_address
 from dtx.store.postgres.property_scan import sender_selected
 from dtx.store.work import HeldPublish
 from dtx.wire.amqp09 import properties
@@ -20,7 +20,7 @@ _LOOKED_AT: Final = frozenset((Property.HEADERS, Property.EXPIRATION, Property.U
 """What a message is judged or routed by."""
 
 
-class Publishing:
+class MessageRouting:
     """What one channel publishes.
 
     Args:
@@ -31,7 +31,7 @@ class Publishing:
 
     __slots__ = ("_client", "_consuming", "_publisher")
 
-    def __init__(self, client: Client, consuming: Consuming, publisher: PublisherChannel) -> None:
+    def __init__(self, client: Client, consuming: ChannelConsumers, publisher: PublisherChannel) -> None:
         self._client = client
         self._consuming = consuming
         self._publisher = publisher

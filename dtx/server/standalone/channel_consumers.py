@@ -10,12 +10,12 @@ from typing import Final, Generic, TypeVar
 from dtx.auth.permissions import Permission
 from dtx.log.changes import StoredMessage
 from dtx.server.limits import MAX_CONSUMERS, MAX_UNACKED, MAX_UNREAD_REPLIES
+from dtx.server.standalone.answer_order import ChannelOrder
 from dtx.server.standalone.client import Client
 from dtx.server.standalone.contexts import Context, Settlement
-from dtx.server.standalone.direct import REPLY_TO
-from dtx.server.standalone.order import ChannelOrder
+from dtx.server.standalone.direct_replies import REPLY_TO
 from dtx.store.postgres.arguments import first_of_each, integer, kind_name, text
-from dtx.store.postgres.consumers import Consumer, Credit, Delivery, return_slowly
+from dtx.store.postgres.consumers import Consumer, Credit, QueueDelivery, return_slowly
 from dtx.store.postgres.exchanges import Queue
 from dtx.store.work import HeldPublish
 from dtx.telemetry import get_logger
@@ -123,16 +123,16 @@ class Get:
 
     __slots__ = ("_consuming", "no_ack")
 
-    def __init__(self, consuming: "Consuming", no_ack: bool) -> None:
+    def __init__(self, consuming: "ChannelConsumers", no_ack: bool) -> None:
         self._consuming = consuming
         self.no_ack = no_ack
 
-    def got(self, found: tuple[Delivery, StoredMessage] | None, remaining: int) -> None:
+    def got(self, found: tuple[QueueDelivery, StoredMessage] | None, remaining: int) -> None:
         """The answer."""
         self._consuming.got(self, found, remaining)
 
 
-class Consuming:
+class ChannelConsumers:
     """What a channel's client consumes. It is the sink of its consumers.
 
     Args:
@@ -159,7 +159,7 @@ class Consuming:
         self._order = order
         self._outbox = client.outbox
         self.consumers: dict[bytes, Consumer] = {}
-        self.unsettled: Unsettled[Delivery] = Unsettled()
+        self.unsettled: Unsettled[QueueDelivery] = Unsettled()
         self._queues: dict[Consumer, Queue] = {}
         self._active = True
         """channel.flow"""
@@ -176,7 +176,7 @@ class Consuming:
         """Nothing can be delivered at present."""
         return not self._outbox.has_room or not self._active or len(self.unsettled) >= MAX_UNACKED
 
-    def deliver(self, consumer: Consumer, delivery: Delivery, message: StoredMessage) -> None:
+    def deliver(self, consumer: Consumer, delivery: QueueDelivery, message: StoredMessage) -> None:
         """basic.deliver."""
         unsettled, order = self.unsettled, self._order
         tag = unsettled.next_tag() if consumer.no_ack else unsettled.add(delivery)
@@ -326,7 +326,7 @@ class Consuming:
         self._getting = getter, queue
         queue.index.get(getter, self._client.now())
 
-    def got(self, getter: Get, found: tuple[Delivery, StoredMessage] | None, remaining: int) -> None:
+    def got(self, getter: Get, found: tuple[QueueDelivery, StoredMessage] | None, remaining: int) -> None:
         """The answer to a basic.get. What waits behind it goes on later, since it may turn to the index."""
         order = self._order
         self._getting = None

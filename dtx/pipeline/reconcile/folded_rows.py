@@ -22,8 +22,8 @@ from dtx.pipeline.verdicts import (
     STATE_MARK,
     WITH_OUTCOME,
     Choice,
-    Kind,
     Mark,
+    SourceKind,
 )
 
 KEY: Final = ("format_id", "gtrid")
@@ -140,7 +140,7 @@ def rows_of_observations(observations: DataFrame) -> DataFrame:
         sf.col("rm").alias("name"),
         "owner",
         sf.when(sf.col("branch_id").isNotNull(), sf.xxhash64("branch_id")).alias("life"),
-        sf.when(sf.col("kind") == str(Kind.DTX), _int(OF_DTX)).otherwise(_int(0)).alias("marks"),
+        sf.when(sf.col("kind") == str(SourceKind.DTX), _int(OF_DTX)).otherwise(_int(0)).alias("marks"),
         *(_nothing().alias(name) for name in ("opened_at", "forgotten_at", "first_at", "last_at")),
         sf.lit(0).cast("bigint").alias("lines"),
         _word_mark(sf.col("state"), STATE_MARK).alias("seen"),

@@ -12,9 +12,9 @@ from typing import Any, Final
 from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.log.api import LogError, TransactionLog
+from dtx.manager.branch_persistence import DTX, BranchPersistence
 from dtx.manager.branch_runtime import TAKING, UNFINISHED, BranchRuntime
 from dtx.manager.branches import Branches
-from dtx.manager.durable import DTX, Durable
 from dtx.manager.effects import Effects, Reply
 from dtx.manager.limits import Limits
 from dtx.store.slices import in_turns
@@ -40,7 +40,7 @@ Spawn = Callable[[Coroutine[Any, Any, None]], object]
 """Runs something on behalf of the manager."""
 
 
-class Upkeep:
+class Maintenance:
     """Loads the branches at the start, and looks after them until the end.
 
     Args:
@@ -57,7 +57,7 @@ class Upkeep:
     def __init__(
         self,
         log: TransactionLog,
-        durable: Durable,
+        durable: BranchPersistence,
         branches: Branches,
         effects: Effects,
         limits: Limits,
