@@ -107,7 +107,7 @@ check: install $(PIPELINE) ## lint, format, types, import contracts
 	$(BIN)/lint-imports
 
 docs: install $(PIPELINE) ## build the documentation site in build/docs, warnings are errors
-	@$(BIN)/sphinx-build -q -W --keep-going -j 2 -d build/doctrees docs build/docs
+	@$(BIN)/sphinx-build -q -E -W --keep-going -j 2 -d build/doctrees docs build/docs
 	@echo build/docs/index.html
 
 format: install ## repair what lint and format can repair themselves

@@ -19,9 +19,10 @@ autodoc_typehints = "description"
 
 def _escape(_app: object, _context: object, lines: list[str]) -> None:
     """Help texts are no markup: an asterisk is an asterisk."""
-    lines[:] = [line.replace("*", r"\*") for line in lines]
+    lines[:] = [line.replace("*", r"\*").replace(r"\*\*Required\*\*", "**Required**") for line in lines]
 
 
 def setup(app: Any) -> None:
     """Called by Sphinx."""
-    app.connect("sphinx-click-process-options", _escape)
+    for part in ("description", "options", "arguments", "envvars", "epilog"):
+        app.connect(f"sphinx-click-process-{part}", _escape)
