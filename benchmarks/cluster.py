@@ -245,7 +245,7 @@ def perform(job: Job, env: dict[str, str], *, kill: list[Worker] | None = None) 
     command = [sys.executable, "-m", "benchmarks.cluster", "--job", json.dumps(job.__dict__)]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
         if kill is not None:
-            _kill_one(kill, Path(job.out, "verdicts/transactions/run=1/_temporary"), process)
+            _kill_one(kill, Path(job.out, "verdicts/verdicts/data"), process)
         said, _ = process.communicate()
     if process.returncode:
         raise SystemExit(f"{job.remote or job.master} ended with {process.returncode}")

@@ -57,7 +57,6 @@ _ALWAYS: Final = {
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.maxConcurrentOutputFileWriters": "100",  # else rows are sorted by the columns of directories
-    "spark.python.sql.dataFrameDebugging.enabled": "false",  # five more calls of Java for each column
     "spark.sql.codegen.hugeMethodLimit": "8000",  # bytes: Java interprets longer methods, and never compiles them
 }
 """What results depend on; can be set in any session, also of somebody else's server."""
@@ -247,6 +246,7 @@ def _static(options: SessionOptions) -> dict[str, str]:
         "spark.ui.enabled": str(options.ui).lower(),
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.streaming.metricsEnabled": "false",
+        "spark.python.sql.dataFrameDebugging.enabled": "false",  # five more calls of Java for each column
     }
     if options.local_dir is not None:
         settings["spark.local.dir"] = str(options.local_dir)
