@@ -47,13 +47,13 @@ router = APIRouter(tags=["service"])
 
 @router.get("/healthz", response_class=PlainTextResponse, openapi_extra=_OPEN)
 async def is_alive() -> str:
-    """The process answers. Open to everybody, and says nothing else."""
+    """Show that the process answers. Needs no authentication."""
     return "ok\n"
 
 
 @router.get("/readyz", response_class=PlainTextResponse, openapi_extra=_OPEN)
 async def is_ready(context: Context) -> Response:
-    """200 where clients are served; 503 on a standby, without the lease, and low on disk. Open to everybody."""
+    """200 if clients are served; 503 on a standby, without the lease, or low on disk. Needs no authentication."""
     if context.active is None or not context.active.lease_valid():
         return PlainTextResponse("not the active dtx\n", 503)
     if context.active.manager.draining:
@@ -69,7 +69,7 @@ async def is_ready(context: Context) -> Response:
     responses={200: {"content": {CONTENT_TYPE_LATEST: {"schema": {"type": "string"}}}}},
 )
 async def show_metrics(who: Asker, context: Context) -> Response:
-    """All numbers, for Prometheus (give it a viewer's token)."""
+    """All metrics, for Prometheus. Needs the role viewer."""
     who.require(OperatorRole.VIEWER)
     await _count(context)
     return Response(context.metrics.render(), media_type=CONTENT_TYPE_LATEST)

@@ -212,7 +212,7 @@ class ForecastForm(Form):
     becomes: str = Field(description="Its state when all is done; unknown: it has left the log.")
     outcome: str | None
     told: str = Field(description="What the transaction manager is told when it asks for commit or rollback then.")
-    archived: int = Field(description="Messages that nobody got; the archive has them once the branch is forgotten.")
+    archived: int = Field(description="Undelivered messages; they are in the archive after the branch is forgotten.")
     messages: list[StepForm]
 
     @classmethod
@@ -608,7 +608,7 @@ class JournalPage(Form):
 
 
 class ArchivedForm(MessageForm):
-    """A message that nobody got, of a branch that was forgotten, without its contents."""
+    """An undelivered message of a forgotten branch, without its contents."""
 
     xid: AsText
     readable: str | None

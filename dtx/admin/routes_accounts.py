@@ -198,14 +198,14 @@ class MadeToken(Form):
 
 @router.get("/tokens", tags=["operators"])
 async def list_tokens(who: Asker, context: Context) -> list[TokenForm]:
-    """Tokens, without their secrets."""
+    """List tokens, without their secrets."""
     who.require(OperatorRole.COORDINATOR)
     return [TokenForm.of(token) for token in await asyncio.to_thread(context.trail.tokens)]
 
 
 @router.post("/tokens", tags=["operators"], status_code=201)
 async def make_token(who: Asker, context: Context, form: NewToken) -> MadeToken:
-    """Make a token; its secret is told this once."""
+    """Create a token. Only this answer contains its secret."""
 
     async def work() -> tuple[str, MadeToken]:
         who.require(OperatorRole.COORDINATOR)
@@ -222,7 +222,7 @@ async def make_token(who: Asker, context: Context, form: NewToken) -> MadeToken:
 async def revoke_token(
     who: Asker, context: Context, name: str, reason: Annotated[str, Query(max_length=2000)] = ""
 ) -> None:
-    """Revoke a token: from now on it permits nothing."""
+    """Revoke a token, with immediate effect."""
 
     async def work() -> tuple[str, None]:
         who.require(OperatorRole.COORDINATOR)
@@ -252,7 +252,7 @@ async def _change(
 
 @router.get("/users", tags=["users"])
 async def list_users(who: Asker, context: Context) -> list[UserForm]:
-    """Users by name, with what they may do."""
+    """List users by name, with their permissions."""
     who.require(OperatorRole.COORDINATOR)
     found = await asyncio.to_thread(AccountEditor(context.url, context.rm).read)
     return [UserForm.of_user(user) for user in found.users.values()]
@@ -260,7 +260,7 @@ async def list_users(who: Asker, context: Context) -> list[UserForm]:
 
 @router.post("/users", tags=["users"], status_code=201)
 async def make_user(who: Asker, context: Context, form: NewUser) -> ChangedForm:
-    """Make a user, who may enter no virtual host yet."""
+    """Create a user, without permissions."""
     await _change(
         who, context, "make-user", form, "made", lambda editor: editor.add_user(form.name, form.octets, form.tags)
     )
@@ -269,7 +269,7 @@ async def make_user(who: Asker, context: Context, form: NewUser) -> ChangedForm:
 
 @router.post("/users/password", tags=["users"])
 async def set_password(who: Asker, context: Context, form: PasswordForm) -> ChangedForm:
-    """Change a password: it counts from the next login."""
+    """Change a password, with effect from the next login."""
     await _change(
         who, context, "set-password", form, "changed", lambda editor: editor.set_password(form.name, form.octets)
     )
@@ -278,21 +278,21 @@ async def set_password(who: Asker, context: Context, form: PasswordForm) -> Chan
 
 @router.post("/users/tags", tags=["users"])
 async def set_tags(who: Asker, context: Context, form: TagsForm) -> ChangedForm:
-    """Give a user these tags and no others."""
+    """Replace the tags of a user."""
     await _change(who, context, "set-tags", form, "changed", lambda editor: editor.set_tags(form.name, form.tags))
     return ChangedForm(name=form.name)
 
 
 @router.post("/users/remove", tags=["users"])
 async def remove_user(who: Asker, context: Context, form: NamedForm) -> RemovedForm:
-    """Remove a user with all its permissions. Its connections are closed; its branches in doubt stay."""
+    """Remove a user with all its permissions, and close its connections. Its branches in doubt stay."""
     owned = await _change(who, context, "remove-user", form, "removed", lambda editor: editor.remove_user(form.name))
     return RemovedForm(name=form.name, branches=owned)
 
 
 @router.post("/users/grant", tags=["users"])
 async def grant(who: Asker, context: Context, form: GrantForm) -> PermissionForm:
-    """Let a user into a virtual host, or change what it may do there; the answer is what it may do now."""
+    """Grant a user permissions in a virtual host. The answer contains the permissions that are in force."""
     now = await _change(
         who,
         context,
@@ -306,14 +306,16 @@ async def grant(who: Asker, context: Context, form: GrantForm) -> PermissionForm
 
 @router.post("/users/revoke", tags=["users"])
 async def revoke(who: Asker, context: Context, form: VhostPlaceForm) -> ChangedForm:
-    """Take all permissions in a virtual host back: the user may not enter it any more."""
+    """Revoke all permissions of a user in a virtual host."""
     await _change(who, context, "revoke", form, "revoked", lambda editor: editor.revoke(form.name, form.vhost))
     return ChangedForm(name=form.name)
 
 
 @router.post("/users/grant-topic", tags=["users"])
 async def grant_topic(who: Asker, context: Context, form: TopicGrantForm) -> TopicPermissionForm:
-    """Say with which routing keys a user may use a topic exchange; the answer is what it may use now."""
+    """Restrict the routing keys that a user may use with a topic exchange. The answer contains the patterns in
+    force.
+    """
     now = await _change(
         who,
         context,
@@ -327,7 +329,7 @@ async def grant_topic(who: Asker, context: Context, form: TopicGrantForm) -> Top
 
 @router.post("/users/revoke-topic", tags=["users"])
 async def revoke_topic(who: Asker, context: Context, form: TopicPlaceForm) -> LiftedForm:
-    """Lift what grant-topic has limited: every routing key will do again."""
+    """Remove the restriction that grant-topic has set: all routing keys are permitted."""
     count = await _change(
         who,
         context,
@@ -341,7 +343,7 @@ async def revoke_topic(who: Asker, context: Context, form: TopicPlaceForm) -> Li
 
 @router.get("/vhosts", tags=["users"])
 async def list_vhosts(who: Asker, context: Context) -> list[VhostForm]:
-    """Virtual hosts by name."""
+    """List virtual hosts by name."""
     who.require(OperatorRole.VIEWER)
     found = await asyncio.to_thread(AccountEditor(context.url, context.rm).read)
     return [VhostForm(name=name) for name in sorted(found.vhosts)]
@@ -349,13 +351,13 @@ async def list_vhosts(who: Asker, context: Context) -> list[VhostForm]:
 
 @router.post("/vhosts", tags=["users"], status_code=201)
 async def make_vhost(who: Asker, context: Context, form: NamedForm) -> VhostForm:
-    """Make a virtual host. Nobody may enter it until a grant."""
+    """Create a virtual host. Users need a grant to enter it."""
     await _change(who, context, "make-vhost", form, "made", lambda editor: editor.add_vhost(form.name))
     return VhostForm(name=form.name)
 
 
 @router.post("/vhosts/remove", tags=["users"])
 async def remove_vhost(who: Asker, context: Context, form: NamedForm) -> VhostForm:
-    """Remove a virtual host that nothing is kept in: no branch in doubt, durable queue or durable exchange."""
+    """Remove a virtual host that has no branch in doubt, no durable queue and no durable exchange."""
     await _change(who, context, "remove-vhost", form, "removed", lambda editor: editor.remove_vhost(form.name))
     return VhostForm(name=form.name)

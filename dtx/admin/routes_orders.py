@@ -39,7 +39,7 @@ ACTOR: Final = "policy:"
 async def discard(
     who: Asker, context: Context, xid: str, form: forms.DiscardForm, vhost: Vhost = "/"
 ) -> forms.DoneForm:
-    """Give up messages that phase two is stuck with. What is left goes on with the next commit, rollback or retry."""
+    """Discard messages that phase two cannot publish. The next commit, rollback or retry publishes the others."""
     order = _order(who, OperatorAction.DISCARD, xid, vhost, form, positions=tuple(form.positions))
     return await _carry_out(context, who, order, form)
 
@@ -48,7 +48,9 @@ async def discard(
 async def redirect(
     who: Asker, context: Context, xid: str, form: forms.RedirectForm, vhost: Vhost = "/"
 ) -> forms.DoneForm:
-    """Send a message that phase two is stuck with elsewhere; it goes there with the next commit, rollback or retry."""
+    """Give a message that phase two cannot publish another exchange and routing key, for the next commit, rollback or
+    retry.
+    """
     to = Redirect(
         position=form.position,
         exchange=form.exchange.encode(),
@@ -67,7 +69,7 @@ async def decide(
     form: forms.OrderForm,
     vhost: Vhost = "/",
 ) -> forms.DoneForm:
-    """Commit or roll back a prepared branch heuristically, forget a heuristic outcome, or retry what is stuck."""
+    """Commit or roll back a prepared branch heuristically, forget a heuristic outcome, or retry a stuck branch."""
     return await _carry_out(context, who, _order(who, OperatorAction(action), xid, vhost, form), form)
 
 
@@ -110,7 +112,8 @@ async def _carry_out(context: ApiContext, who: Identity, order: Order, form: for
 
 @router.post("/bulk", tags=["orders"])
 async def decide_many(who: Asker, context: Context, form: forms.BulkForm) -> forms.BulkAnswer:
-    """An order about all branches that a filter finds, 1000 at most: without *dry_run* it takes what the dry run said.
+    """Run one order on all branches that a filter finds, at most 1000. Without *dry_run* it needs the dry run's
+    answer.
 
     Each branch is decided on its own, in the version that the dry run saw; what has changed since is left alone.
     """
@@ -182,7 +185,7 @@ async def _many(
 async def close_connection(
     who: Asker, context: Context, number: int, form: forms.DisconnectForm
 ) -> forms.ConnectionForm:
-    """End a client's connection (320), as it was. Its branches go the way that they go when a client leaves."""
+    """Close a client connection (320). Its branches are treated as if the client had disconnected."""
 
     async def work() -> tuple[str, forms.ConnectionForm]:
         who.require(OperatorRole.OPERATOR)

@@ -112,7 +112,7 @@ class BranchQuery(FilterForm):
 
 @router.get("/branches", tags=["branches"])
 async def list_branches(who: Asker, context: Context, query: Annotated[BranchQuery, Query()]) -> forms.Page:
-    """Branches that have voted and are not completed, by the time of their start or as *sort* says."""
+    """List branches that have voted and are not completed, by start time or by *sort*."""
     who.require(OperatorRole.VIEWER)
     wanted = wanted_of(query, context.rm)
     by, descending, limit = query.sort, query.descending, query.limit
@@ -139,7 +139,7 @@ async def show_branch(
     limit: Annotated[int, Query(ge=1, le=1000, description="How many messages at most.")] = 100,
     cursor: MessageCursor = None,
 ) -> forms.DetailForm:
-    """One branch with its journal and its messages, a page of them."""
+    """Show one branch with its journal and one page of its messages."""
     who.require(OperatorRole.VIEWER)
     wanted = xid_of(xid)
     messages = Messages(after=-1 if cursor is None else cursor, limit=limit, bodies=False)
@@ -158,7 +158,7 @@ async def show_branch(
 
 @router.get("/branches/{xid}/messages/{position}", tags=["branches"])
 async def view_message(who: Asker, context: Context, xid: str, position: int, vhost: Vhost = "/") -> forms.Contents:
-    """One message with its contents. It takes an operator: what messages say is not everybody's business."""
+    """Show one message with its contents. Needs the role operator; recorded in the audit log."""
     return await message_contents(who, context, xid, position, vhost, action="view")
 
 
@@ -185,7 +185,7 @@ async def message_contents(
 
 @router.get("/status", tags=["service"])
 async def show_status(who: Asker, context: Context) -> forms.StatusForm:
-    """How dtx is: branches by state and age, lanes, leases, memory."""
+    """Show the state of dtx: branches by state and age, phase-two connections, leases, memory."""
     who.require(OperatorRole.VIEWER)
     return await status(context)
 
@@ -228,10 +228,10 @@ async def export_branch(
     context: Context,
     xid: str,
     vhost: Vhost = "/",
-    archived: Annotated[bool, Query(description="What nobody got of a branch that was forgotten.")] = False,
+    archived: Annotated[bool, Query(description="Export undelivered messages of a forgotten branch.")] = False,
     position: Positions = [],  # noqa: B006
 ) -> StreamingResponse:
-    """All messages of a branch with their bodies. It takes an operator: what they say is not everybody's business."""
+    """Export all messages of a branch with their bodies. Needs the role operator; recorded in the audit log."""
     wanted = xid_of(xid)
 
     def export(log: LogReader) -> Export:
@@ -317,7 +317,7 @@ async def journal_page(
 async def show_journal(
     who: Asker, context: Context, query: Annotated[forms.JournalQuery, Query()]
 ) -> forms.JournalPage:
-    """What the journal has, about an xid for example; the oldest line first, unless it is asked for otherwise."""
+    """List journal lines, for example of one xid. The oldest line comes first by default."""
     who.require(OperatorRole.VIEWER)
     asked = _asked(context.rm, query, tuple(query.event))
     return await journal_page(context, asked, cursor=query.cursor, limit=query.limit, latest_first=query.latest_first)
@@ -327,7 +327,7 @@ async def show_journal(
 async def show_transaction(
     who: Asker, context: Context, gtrid: str, query: Annotated[forms.PastQuery, Query()]
 ) -> forms.JournalPage:
-    """What the journal has about all branches of one global transaction; *gtrid* in hexadecimal."""
+    """List journal lines of all branches of one global transaction; *gtrid* is hexadecimal."""
     who.require(OperatorRole.VIEWER)
     asked = _asked(context.rm, forms.XidQuery(gtrid=gtrid, **query.model_dump()))
     return await journal_page(context, asked, cursor=query.cursor, limit=query.limit, latest_first=False)
@@ -337,7 +337,7 @@ async def show_transaction(
 async def list_outcomes(
     who: Asker, context: Context, query: Annotated[forms.OutcomeQuery, Query()]
 ) -> forms.JournalPage:
-    """How branches ended, latest first: the outcome memory."""
+    """List outcomes of completed branches, latest first."""
     who.require(OperatorRole.VIEWER)
     strange = set(query.event) - set(pages.OUTCOMES)
     if strange:
@@ -348,7 +348,7 @@ async def list_outcomes(
 
 @router.get("/archive", tags=["archive"])
 async def list_archive(who: Asker, context: Context, query: Annotated[forms.XidQuery, Query()]) -> forms.ArchivePage:
-    """Messages that nobody got, of branches that were forgotten; what came last first."""
+    """List undelivered messages of forgotten branches, latest first."""
     who.require(OperatorRole.VIEWER)
     asked, after, limit = _asked(context.rm, query), _cursor_of(query.cursor), query.limit
     found = await context.read(lambda log: pages.archive_page(log, asked, after=after, limit=limit + 1))
@@ -363,7 +363,7 @@ async def list_archive(who: Asker, context: Context, query: Annotated[forms.XidQ
 async def view_archived(
     who: Asker, context: Context, branch: UUID, position: Annotated[int, Path(ge=0, lt=1 << 31)]
 ) -> forms.ArchivedContents:
-    """One message of the archive with its contents. It takes an operator, as reading a branch's messages does."""
+    """Show one archived message with its contents. Needs the role operator; recorded in the audit log."""
     return await archived_contents(who, context, branch, position, action="view")
 
 
@@ -384,7 +384,7 @@ async def archived_contents(
 
 @router.get("/audit", tags=["operators"])
 async def show_audit(who: Asker, context: Context, query: Annotated[forms.AuditQuery, Query()]) -> forms.AuditPage:
-    """Who did what, and why: the latest first."""
+    """List the audit log: user, action and reason, latest first."""
     who.require(OperatorRole.COORDINATOR)
     found = await asyncio.to_thread(
         lambda: context.trail.trail(
@@ -411,7 +411,7 @@ def _clients(active: Active, user: str | None, vhost: str | None) -> Iterator[tu
 async def list_connections(
     who: Asker, context: Context, user: Of = None, vhost: Of = None, cursor: int = 0, limit: Limit = 100
 ) -> forms.ConnectionPage:
-    """Clients that are connected."""
+    """List client connections."""
     who.require(OperatorRole.VIEWER)
     active, _ = context.require_active()
     later = ((client, arrival) for client, arrival in _clients(active, user, vhost) if client.id > cursor)
@@ -425,7 +425,7 @@ async def list_connections(
 
 @router.get("/connections/{number}", tags=["clients"])
 async def show_connection(who: Asker, context: Context, number: int) -> forms.ClientForm:
-    """One connection with its channels, and the branches that they work for."""
+    """Show one connection with its channels and the branches that they work for."""
     who.require(OperatorRole.VIEWER)
     client, arrival = client_of(context, number)
     return await forms.ClientForm.of_client(client, arrival)
@@ -454,7 +454,7 @@ async def list_associations(
     cursor: UUID | None = None,
     limit: Limit = 100,
 ) -> forms.AssociationPage:
-    """Branches that have not voted: nobody but this dtx knows them."""
+    """List branches that have not voted. They exist in the memory of this dtx only."""
     who.require(OperatorRole.VIEWER)
     active, _ = context.require_active()
 
@@ -499,7 +499,7 @@ async def list_scans(
     cursor: Annotated[str, Query(pattern=r"^\d{1,18}-\d{1,5}$")] = "0-0",
     limit: Limit = 100,
 ) -> forms.ScanPage:
-    """Recovery scans that are open: some transaction managers never end theirs."""
+    """List open recovery scans. Some transaction managers never end them."""
     who.require(OperatorRole.VIEWER)
     active, _ = context.require_active()
     connection, _, channel = cursor.partition("-")

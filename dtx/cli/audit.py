@@ -55,7 +55,7 @@ def audit(
     with reach(settings, access, orders=False) as api:
         lines = list(islice(api.pages("/api/audit", "lines", limit=min(limit, _PAGE), **wanted), limit))
     filtered = any(value is not None for value in wanted.values())
-    empty = "no line matches the filter" if filtered else "nobody has done anything yet"
+    empty = "no line matches the filter" if filtered else "the audit log is empty"
     show_list(lines, _show, empty, as_json=as_json)
     return Exit.OK
 

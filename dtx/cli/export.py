@@ -248,7 +248,7 @@ exported is written to the trail. The exit code is 1 when a message is missing a
 @click.option(
     "--position", "positions", multiple=True, type=click.IntRange(min=0), metavar="NUMBER", help="These alone."
 )
-@click.option("--archived", is_flag=True, help="What nobody got of a branch that was forgotten.")
+@click.option("--archived", is_flag=True, help="Export undelivered messages of a forgotten branch.")
 @with_access
 def export(
     settings: Settings,

@@ -48,7 +48,7 @@ _ABOUT: Final = {
     forget. The transaction manager is told xa-heurrb when it comes after all, until the outcome is forgotten.""",
     "forget": """Forget a heuristic outcome, once everybody who has to know it does.
 
-    Messages that nobody got go to the archive; 'dtx export --archived' gets them from there.""",
+    Undelivered messages go to the archive; 'dtx export --archived' exports them.""",
     "retry": """Try again what a decided branch is stuck with: it ends as it was decided.
 
     For the time after the cause is mended: the exchange is back, the queue takes messages again.""",
@@ -147,7 +147,9 @@ def ask(question: str) -> None:
         click.Abort: no.
     """
     if not sys.stdin.isatty():
-        raise CommandError(Exit.USAGE, "nobody can be asked here: say --yes, or look first with --dry-run")
+        raise CommandError(
+            Exit.USAGE, "this is no terminal, so dtx cannot ask: use --yes, or try it first with --dry-run"
+        )
     click.confirm(f"{question}?", abort=True, err=True)
 
 
@@ -269,7 +271,7 @@ def _show(answer: dict[str, Any], *, as_json: bool, err: bool = False) -> None:
     if forecast["told"].startswith("xa-"):
         click.echo(f"its transaction manager is told {forecast['told']}", err=err)
     if forecast["archived"]:
-        click.echo(f"{forecast['archived']} message(s) that nobody got are kept for the archive", err=err)
+        click.echo(f"{forecast['archived']} undelivered message(s) are kept for the archive", err=err)
     if answer["dry_run"]:
         return
     if answer.get("left"):

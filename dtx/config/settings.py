@@ -217,7 +217,7 @@ class Settings(BaseSettings):
     archive_retention: Duration = _setting(
         90.0 * DAY,
         _Group.DATABASE,
-        "How long messages that nobody got, of branches that were forgotten, are kept; 0 for ever.",
+        "How long undelivered messages of forgotten branches are kept; 0 for ever.",
     )
     audit_retention: Duration = _setting(
         400.0 * DAY, _Group.DATABASE, "How long the trail of operators' orders is kept; 0 for ever."
@@ -265,7 +265,7 @@ class Settings(BaseSettings):
         (),
         _Group.POLICIES,
         "Complete prepared branches heuristically: 'NAME rollback|commit format=ID[,ID] vhost=NAME after=DURATION'. "
-        "Repeat the flag, or separate by semicolons. Whoever sets it gives up atomicity for those branches.",
+        "Repeat the flag, or separate by semicolons. A policy gives up atomicity for those branches.",
     )
 
     # -- limits

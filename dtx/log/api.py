@@ -105,7 +105,7 @@ class TransactionLog(Protocol):
         """As :meth:`read_work`, wherever the messages are: those of standalone mode included."""
 
     async def read_archive(self, xid: Xid) -> list[ArchivedMessage]:
-        """Messages that nobody got, of branches with *xid* that were forgotten, in their order."""
+        """Undelivered messages of forgotten branches with *xid*, in their order."""
 
     async def lookup(self, vhost: str, xid: Xid, branch_id: UUID | None = None) -> Lookup:
         """What the log says about *xid* now.

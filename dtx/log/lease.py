@@ -84,7 +84,7 @@ class Keep:
 
     Args:
         journal: lines of the journal, and with them the outcome memory; at least 1.
-        archive: messages that nobody got, of branches that were forgotten.
+        archive: undelivered messages of forgotten branches.
         audit: lines of the trail of operators.
     """
 

@@ -467,7 +467,7 @@ class LogQueries(ABC):
         return [work_record(row) for row in rows]
 
     async def read_archive(self, xid: Xid) -> list[ArchivedMessage]:
-        """Messages that nobody got, of branches with *xid* that were forgotten."""
+        """Undelivered messages of forgotten branches with *xid*."""
         rows = await self.fetch(ARCHIVED, format_id=xid.format_id, gtrid=xid.gtrid, bqual=xid.bqual)
         return [archived_message(row[:-2], row[-2], row[-1]) for row in rows]
 

@@ -56,7 +56,7 @@ class Fate(StrEnum):
 OPEN_FATES = frozenset({None, Fate.UNSURE})
 """Of messages that phase two has still to finish."""
 UNDELIVERED = frozenset({Fate.DROPPED, Fate.DISCARDED})
-"""Of messages that nobody got: they go to the archive when their branch is forgotten."""
+"""Of undelivered messages, which go to the archive when their branch is forgotten."""
 
 
 EXCLUSIVE = 2
@@ -383,7 +383,7 @@ class NoteWrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchivedMessage:
-    """A message that nobody got, of a branch that was forgotten."""
+    """An undelivered message of a forgotten branch."""
 
     branch_id: UUID
     position: int

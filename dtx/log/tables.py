@@ -158,7 +158,7 @@ archive: Final = Table(
     Index("archive_xid_idx", "gtrid", "bqual"),
     Index("archive_at_idx", "rm", "at", "branch_id", "position"),
 )
-"""Messages that nobody got, of branches that were forgotten."""
+"""Undelivered messages of forgotten branches."""
 
 unit: Final = Table(
     "unit",

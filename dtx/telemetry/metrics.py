@@ -87,8 +87,10 @@ class Metrics:
             "dtx_in_doubt_oldest_seconds",
             "Time since the vote of the branch that has been prepared longest; 0 without one.",
         )
-        self.in_doubt_bytes: Final = gauge("dtx_in_doubt_bytes", "Messages of branches that have voted, octets.")
-        self.held_bytes: Final = gauge("dtx_held_bytes", "Memory for messages of branches that have not voted, octets.")
+        self.in_doubt_bytes: Final = gauge("dtx_in_doubt_bytes", "Messages of branches that have voted, in bytes.")
+        self.held_bytes: Final = gauge(
+            "dtx_held_bytes", "Memory for messages of branches that have not voted, in bytes."
+        )
         self.held_bytes_limit: Final = gauge("dtx_held_bytes_limit", "What that may be at most (--max-held-bytes).")
         self.disk_alarm: Final = gauge("dtx_disk_alarm", "1 while clients that publish wait for free disk space.")
         self.disk_free: Final = gauge("dtx_disk_free_bytes", "Free on the disk of data_dir; 0 with --database.")
@@ -368,7 +370,7 @@ class _Operations(Collector):
             counts.add_metric([operation, answer], done.count)
             times.setdefault(operation, _Histogram(_FAST_SECONDS)).add(done)
         yield counts
-        text = "Time from a call's last octet to its answer."
+        text = "Time from the last byte of a call to its answer."
         seconds = HistogramMetricFamily("dtx_operation_seconds", text, labels=["operation"])
         for operation, of_it in times.items():
             of_it.add_to(seconds, [operation])

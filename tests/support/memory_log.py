@@ -333,7 +333,7 @@ class MemoryLog:
         return kept
 
     async def read_archive(self, xid: Xid) -> list[ArchivedMessage]:
-        """Messages that nobody got, of branches with *xid* that were forgotten."""
+        """Undelivered messages of forgotten branches with *xid*."""
         self._require_reachable()
         found = [message for rm, message in self.database.archive if rm == self._rm and message.xid == xid]
         return sorted(found, key=lambda message: (message.at, message.position))

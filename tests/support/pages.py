@@ -23,17 +23,23 @@ _SIZES: Final = ("_bytes", "frame_max")
 _DURATIONS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 _SECONDS: Final = ("_after", "_timeout", "_retention", "_ttl", "_deadline", "_heartbeat")
 _INTRODUCTION: Final = """\
-Dark states are in the log. An operation that leaves the state as it is has no arrow: the table below has its answer.
-In brackets: what the branch holds (`local`: messages of the standalone mode), or that no other channel is left. Not
-asked for by a peer: `taken`, `not-taken` and `taken-in-part` (how taking the consumed messages from the broker ended),
-`applied` and `put-back` (phase two is done), `timeout`, `channel-lost`, `doom` (trouble before the vote), `expire`
-(nobody asked any more); by operators `heuristic-commit`, `heuristic-rollback`, `discard` and `discard-last` (of
-messages that phase two is stuck with)."""
+Dark states are in the log. An operation that does not change the state has no arrow; the table below has its answer.
+The text in brackets says what the branch holds (`local`: messages of standalone mode), or that it has no other channel.
+
+Some events do not come from a client:
+
+- `taken`, `not-taken`, `taken-in-part`: the result of taking the consumed messages from the broker.
+- `applied`, `put-back`: phase two is complete.
+- `timeout`, `channel-lost`, `doom` (a failure before the vote), `expire` (the end of `--tombstone-ttl`).
+- Orders of operators: `heuristic-commit`, `heuristic-rollback`, and `discard` or `discard-last` for messages that phase
+  two cannot publish."""
 _LEGEND: Final = """\
-Flags are written without their `xa-`; `heur…` is the recorded outcome; a number is the reply code of a channel
-exception. Demarcation is answered so on a channel that stands to the branch as the operation requires, else 503;
-prepare, commit, rollback and forget while a channel is associated or suspended: 503. Whatever the state: 541 when the
-log or the broker failed and the outcome is not known."""
+- Flags are written without their `xa-`. `heur…` is the recorded outcome. A number is the reply code of a channel
+  exception.
+- Demarcation is answered so if the channel's association is the one that the operation requires. Otherwise the answer
+  is 503.
+- Prepare, commit, rollback and forget get 503 while a channel is associated or suspended.
+- 541 is possible in every state: the log or the broker has failed, and the outcome is not known yet."""
 
 
 def embed(text: str, name: str, content: str) -> str:

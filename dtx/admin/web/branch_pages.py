@@ -64,8 +64,8 @@ _OFFERED: Final = {
 _TOLD: Final = {
     JournalEvent.PREPARED: "prepare: xa-ok",
     JournalEvent.READ_ONLY: "prepare: xa-rdonly",
-    JournalEvent.TIMED_OUT: "whatever it asks first: xa-rbtimeout",
-    JournalEvent.STUCK: "541, it may ask again",
+    JournalEvent.TIMED_OUT: "first request: xa-rbtimeout",
+    JournalEvent.STUCK: "541: the outcome is not known yet",
     JournalEvent.COMMITTED: "commit: xa-ok",
     JournalEvent.ROLLED_BACK: "rollback: xa-ok",
     JournalEvent.FORGOTTEN: "404 from now on",

@@ -209,7 +209,7 @@ async def show_outcomes(request: Request, visit: Visitor) -> Response:
 
 @router.get("/archive")
 async def show_archive(request: Request, visit: Visitor) -> Response:
-    """Messages that nobody got, of branches that were forgotten."""
+    """Undelivered messages of forgotten branches."""
     given = _given(request, "xid", "owner", "vhost")
     cursor = request.query_params.get("cursor") or None
     found = await routes_read.list_archive(

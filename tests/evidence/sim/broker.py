@@ -3,7 +3,7 @@
 As little of RabbitMQ as dtx relies on, and all of that: AMQP transactions that are applied at one moment and answered
 later, transient messages that a restart forgets, consumers as locks, units that are applied although their
 connection has ended, queues that refuse, alarms. What it is relied on for is compared with the real RabbitMQ in
-``test_fake_broker.py``.
+``test_simulated_broker.py``.
 """
 
 import asyncio

@@ -73,7 +73,7 @@ def test_a_command_asks_before_it_decides_and_wants_a_reason(scene: Scene) -> No
     for more in ((), ("--json",)):
         unanswered = scene.service.run("commit", *words, "--reason", "x", *more, check=False)  # nobody at the terminal
         assert (unanswered.returncode, scene.states()) == (2, {xid: "prepared"})
-        assert "nobody can be asked here: say --yes" in unanswered.stderr
+        assert "this is no terminal, so dtx cannot ask: use --yes" in unanswered.stderr
     assert "done: xa-heurcom" in scene.service.run("commit", *words, "--reason", "x", "--yes").stdout
 
 

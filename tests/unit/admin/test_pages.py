@@ -78,7 +78,7 @@ def test_nothing_reaches_a_page_unescaped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"), [({}, "Nobody is connected."), ({"user": "olga"}, "No connection is as you have asked for.")]
+    ("given", "said"), [({}, "No client is connected."), ({"user": "olga"}, "No connection matches.")]
 )
 def test_an_empty_list_of_connections_tells_whether_a_search_made_it_so(given: dict[str, str], said: str) -> None:
     context = {

@@ -143,7 +143,7 @@ def test_contents_are_safe_to_look_at_and_can_be_kept(tour: Tour, site: Standalo
     assert "<i>" in said
     assert "\u202e" not in said
     with olga.page.expect_download() as kept:
-        olga.page.get_by_role("link", name="as a file").click()
+        olga.page.get_by_role("link", name="Download").click()
     kept.value.save_as(tmp_path / "body")
     assert (tmp_path / "body").read_bytes() == nasty
     assert kept.value.suggested_filename == "message-0.bin"
@@ -198,7 +198,7 @@ def test_a_connection_is_looked_at_and_closed(tour: Tour, site: StandaloneStage)
         with olga.page.expect_navigation():
             olga.page.locator("#live-open").get_by_role("link").first.click()
         assert "at work/1" in olga.text()
-        olga.page.get_by_role("link", name="Close it").click()
+        olga.page.get_by_role("link", name="Close connection").click()
         olga.page.locator("dialog #reason").fill("it hangs")
         olga.page.locator("dialog .danger").click()
         expect(olga.page.locator("main .note.good")).to_contain_text("is closed")
