@@ -1,10 +1,12 @@
-"""Who may connect and what they may do, for a running dtx.
+"""The users that may connect to a running dtx, and their permissions.
 
 Theory of operation. All users of the resource manager are in memory, as one immutable :class:`Snapshot`. The database
-counts changes; a login compares that number with the snapshot's and reads everything anew where it differs, so a
-changed password or a removed user counts from the next login on. Permissions are judged from memory alone, on hot
-paths; :meth:`Accounts.watch` looks at the number every :data:`WATCH_SECONDS`, so what an operator changes counts for
-open connections that much later. An :class:`Account` is no copy: it asks the snapshot that is there when it is asked.
+counts changes. A login compares that number with the snapshot's and reads everything anew where it differs. So a
+changed password or a removed user takes effect from the next login on.
+
+Permissions are checked in memory alone, on hot paths. :meth:`Accounts.watch` reads the number every
+:data:`WATCH_SECONDS`, so an operator's change takes effect for open connections that much later. An :class:`Account` is
+no copy: each call reads the current snapshot.
 """
 
 import asyncio
@@ -27,7 +29,7 @@ from dtx.log.queries import Query
 from dtx.telemetry import get_logger
 
 WATCH_SECONDS: Final = 2.0
-"""After this a change of permissions counts for those who are connected: one short query each time."""
+"""Seconds until a change of permissions takes effect for open connections: one short query each time."""
 
 _GRACE: Final = 5.0
 """Seconds beyond a statement's own time-out."""
@@ -38,11 +40,11 @@ log: Final = get_logger()
 
 
 class LoginRefused(Exception):
-    """Unknown user, wrong password, or the wrong place to connect from. The message may be told to the peer."""
+    """Unknown user, wrong password, or the wrong place to connect from. The message may be sent to the peer."""
 
 
 class Account:
-    """A user that has logged in, as it is now: what it may do changes while it is connected.
+    """A user that has logged in, in its current state: its permissions may change while it is connected.
 
     Args:
         accounts: where it is looked up.
@@ -60,12 +62,12 @@ class Account:
 
     @property
     def exists(self) -> bool:
-        """False once the user has been removed: its connections are to be closed then, as RabbitMQ does."""
+        """False once the user has been removed. Its connections must be closed then, as in RabbitMQ."""
         return self._user is not None
 
     @property
     def tags(self) -> frozenset[str]:
-        """What else the user is: administrator, monitoring, impersonator."""
+        """The tags of the user: administrator, monitoring, impersonator."""
         user = self._user
         return frozenset() if user is None else user.tags
 
@@ -86,7 +88,7 @@ class Account:
         Args:
             vhost: the connection's.
             permission: configure, write or read.
-            name: octets of the name; empty for the default exchange.
+            name: bytes of the name; empty for the default exchange.
         """
         user = self._user
         if user is None or (patterns := user.grants.get(vhost)) is None:
@@ -99,8 +101,8 @@ class Account:
         Args:
             vhost: the connection's.
             permission: write to publish, read to bind and unbind.
-            exchange: octets of the name.
-            key: octets of the routing key.
+            exchange: bytes of the name.
+            key: bytes of the routing key.
         """
         user = self._user
         if user is None:
@@ -126,7 +128,7 @@ class Accounts:
 
     def __init__(self, url: str, rm: str, *, timeout: float = 10.0) -> None:
         self.users = Snapshot()
-        """Everybody, as last read."""
+        """All users and virtual hosts, as last read."""
         self._url = url
         self._dsn = Dsn(url)
         self._rm = rm
@@ -139,7 +141,7 @@ class Accounts:
         self._listeners: list[Callable[[], None]] = []
 
     async def open(self) -> None:
-        """Read the users; at the first start of a resource manager make guest and the virtual host ``/``.
+        """Read the users; at the first start of a resource manager create guest and the virtual host ``/``.
 
         Raises:
             LogError: the tables are missing, or the database is away.
@@ -170,14 +172,14 @@ class Accounts:
             user: name, as in its SASL response.
             password: likewise.
             loopback: whether it connects from this machine.
-            peer: its address, without a port; who tries many passwords from one address waits.
+            peer: its address, without a port. Clients that try many passwords from one address must wait.
 
         Raises:
-            LoginRefused: it may not come in. Unknown user and wrong password are told alike, and take as long.
-                Or too many logins of its address wait.
-            LogUnavailable: the database does not say who it is.
+            LoginRefused: it may not connect. An unknown user and a wrong password give the same answer in the same
+                time. Or too many logins of its address wait.
+            LogUnavailable: the users cannot be read from the database.
         """
-        # shielded: a client that goes away does not take the connection to the database with it
+        # shielded: a client that disconnects must not close the connection to the database
         await asyncio.shield(self.refresh())
         name = user.decode("utf-8", "surrogateescape")
         stored = self._stored(name)
@@ -195,7 +197,7 @@ class Accounts:
         return self._let_in(name, user, peer, loopback=loopback)
 
     async def admit(self, user: str, *, loopback: bool, peer: str = "") -> Account:
-        """Let a client in of which something else than a password has told who it is.
+        """Let a client in that was identified by other means than a password.
 
         Args:
             user: name.
@@ -203,8 +205,8 @@ class Accounts:
             peer: its address, without a port.
 
         Raises:
-            LoginRefused: there is no such user, or it may not come in from there.
-            LogUnavailable: the database does not say who there is.
+            LoginRefused: there is no such user, or it may not connect from there.
+            LogUnavailable: the users cannot be read from the database.
         """
         await asyncio.shield(self.refresh())
         octets = user.encode("utf-8", "surrogateescape")
@@ -226,7 +228,7 @@ class Accounts:
         raise LoginRefused(told)
 
     async def watch(self) -> None:
-        """Notice changes, until cancelled. While the database is away what was read last counts."""
+        """Notice changes, until cancelled. While the database is away the last snapshot applies."""
         away = False
         while True:
             await asyncio.sleep(WATCH_SECONDS)
@@ -240,12 +242,12 @@ class Accounts:
                 away = False
 
     async def refresh(self) -> None:
-        """Read what has changed. Everything that was committed before the call counts when it returns.
+        """Read changes. All changes that were committed before the call are in effect when it returns.
 
         Raises:
             LogUnavailable: the database is away.
         """
-        # Calls that wait here while another one reads share the next reading: a thousand logins are few questions.
+        # Calls that wait here while another one reads share the next reading: a thousand logins need few queries.
         self._asked += 1
         mine = self._asked
         async with self._reading:
@@ -260,7 +262,7 @@ class Accounts:
                     listener()
 
     async def _read(self) -> Snapshot | None:
-        """Everything where it has changed. A connection that died in the meantime is replaced once."""
+        """The new snapshot, or ``None`` if nothing has changed. A connection that failed meanwhile is replaced once."""
         for attempt in (1, 2):
             fresh = self._connection is None
             try:

@@ -1,10 +1,12 @@
-"""Whose turn it is to have a password verified, which is costly: nobody who tries many passwords holds up others.
+"""The order in which passwords are verified, which is costly. A client that tries many passwords delays no others.
 
-One at a time for a user name from one source, one at a time for a source, and so many for all; who waits at each of the
-three gates goes through in the order of arrival. So at the gate of a source stands one attempt for each name, and at
-the gate of all one for each source: a flood from one source takes its own turns only, and a flood for one name leaves
-the other names of its source theirs (many clients share an address where it is that of a proxy). A source that fails
-with many names is slowed down as a whole: after a number of failures it has one attempt in each pause.
+There are three gates: one attempt at a time for a user name from one source, one at a time for a source, and a limited
+number for all. Attempts pass each gate in the order of arrival. So one attempt for each name waits at the gate of a
+source, and one for each source waits at the gate for all.
+
+A flood from one source takes only that source's turns. A flood for one name leaves the other names of its source their
+turns (many clients share an address where it is that of a proxy). A source that fails with many names is slowed down as
+a whole: after a number of failures it has one attempt in each pause.
 """
 
 import asyncio
@@ -32,7 +34,7 @@ class TooManyWait(Exception):
 class _Gate:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     visitors: int = 0
-    """Who has passed and who waits: without any, nobody needs the gate."""
+    """Attempts that have passed or that wait. A gate without any is removed."""
 
 
 @dataclass(slots=True)
@@ -61,19 +63,19 @@ class Turns:
         """By source: when all pauses for its failures would be over, had it made them one by one (loop's seconds)."""
 
     def __len__(self) -> int:
-        """Gates that somebody stands at."""
+        """The number of gates that are in use."""
         return len(self._gates)
 
     @asynccontextmanager
     async def turn(self, source: str, user: bytes) -> AsyncIterator[Turn]:
-        """Wait for a turn, which is the block.
+        """Wait for a turn. The turn lasts as long as the block.
 
         Args:
             source: where the client connects from.
-            user: who it says it is.
+            user: the user name that it gives.
 
         Raises:
-            TooManyWait: too many other names of that source do.
+            TooManyWait: too many other names of that source wait.
         """
         given, of_source = Turn(), Turn()
         async with self._through((source, user), given):
@@ -88,7 +90,7 @@ class Turns:
                         of_source.pause = self._pause(source, given.pause)
 
     def _pause(self, source: str, pause: float) -> float:
-        """What a source pays for one more failure: nothing for the first few."""
+        """The pause of a source for one more failure: 0 for the first few."""
         now = asyncio.get_running_loop().time()
         self._paid[source] = paid = max(self._paid.pop(source, 0.0), now) + pause
         if len(self._paid) > _REMEMBERED:
@@ -123,9 +125,9 @@ class Turns:
 
 
 def source_of(peer: str) -> str:
-    """What stands for *peer* where limits count clients by address: its address, or of an IPv6 one the network.
+    """The key of *peer* for limits that count clients by address: its address, or the network of an IPv6 address.
 
-    A /64 network is what a single customer is given at least, with all of its addresses to choose from.
+    A single customer is given a /64 network at least, and can choose among all of its addresses.
     """
     try:
         address = ip_address(peer)

@@ -2,8 +2,8 @@
 
 No lease is needed to write the tables.
 
-A token is 256 random bits, so a plain hash of it is as good as a slow one: nobody can try them out. It is shown once.
-The trail is written before an action begins and completed when its result is known: what has no result may have
+A token is 256 random bits, so a plain hash of it is as good as a slow one: it cannot be guessed. It is shown once.
+The trail is written before an action begins and completed when its result is known. An action without a result may have
 happened.
 """
 
@@ -83,9 +83,9 @@ class Token:
     """A token without its secret.
 
     Args:
-        name: of whoever has it; stands in journal and trail.
+        name: of its holder; journal and trail record it.
         role: what it permits.
-        made_by: who made it.
+        made_by: the name of its maker.
         made_at, expires_at: seconds since the epoch; ``None`` for never.
     """
 
@@ -145,13 +145,13 @@ class OperatorLog:
         """A new token; its text is told once and kept nowhere.
 
         Args:
-            name: of whoever gets it.
+            name: of its holder.
             role: what it permits.
             made_by: for people.
             seconds: until it expires.
 
         Raises:
-            TokenError: the name is taken, or is none.
+            TokenError: the name is taken, or is not valid.
         """
         if not 1 <= len(name.encode()) <= MAX_NAME or not name.isprintable() or ":" in name:
             raise TokenError(f"{name!r} is not a name of 1 to {MAX_NAME} printable octets without colons")
@@ -202,7 +202,7 @@ class OperatorLog:
     # -- the trail
 
     def begin(self, *, actor: str, role: str, address: str, action: str, subject: str, reason: str, detail: str) -> int:
-        """Write down what somebody is about to do.
+        """Record an action before it begins.
 
         Returns:
             The line's number, for :meth:`finish`.

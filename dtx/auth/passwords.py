@@ -31,9 +31,9 @@ from dtx.auth.login_throttle import Turns
 MEMORY_KIB: Final = 19 * 1024
 """With two passes and one lane the least that OWASP's password storage recommendation allows: about 20 ms."""
 WORKERS: Final = 2
-"""Verifications at a time. Each holds MEMORY_KIB; more would take the processors away from those who are in already."""
+"""Verifications at a time. Each holds MEMORY_KIB; more would take processor time from connected clients."""
 REMEMBERED: Final = 10_000
-"""Credentials kept as right, and as many as wrong, of about 150 octets: more users than connect at once to one dtx."""
+"""Credentials kept as right, and as many as wrong, of about 150 bytes: more users than connect at once to one dtx."""
 PAUSE: Final = 1.0
 """Seconds after a wrong password before the next one of the same user from the same source is verified."""
 
@@ -92,7 +92,7 @@ class Verifier:
             user: its name.
             password: as the client sent it.
             stored: of :func:`hash_password`; ``None`` for an unknown user, which takes as long as a wrong password
-                does: who guesses names learns nothing from the time.
+                does: a client that guesses names learns nothing from the time.
             source: where the client connects from.
 
         Raises:
@@ -103,7 +103,7 @@ class Verifier:
         if known is not None:
             return known
         async with self._turns.turn(source, user) as turn:
-            known = self._remembered(digest)  # somebody else asked the same meanwhile
+            known = self._remembered(digest)  # another login asked the same meanwhile
             if known is not None:
                 return known
             turn.pause = PAUSE

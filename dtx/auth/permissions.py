@@ -1,7 +1,7 @@
 """Patterns of permissions, as RabbitMQ has them ("Access Control in RabbitMQ": configure, write and read by regular
 expression).
 
-A pattern is *searched* in the octets of a name, anywhere unless it says ``^`` or ``$``; the empty pattern is ``^$``.
+A pattern is *searched* in the bytes of a name, anywhere unless it has ``^`` or ``$``; the empty pattern is ``^$``.
 The default exchange counts as ``amq.default``. RabbitMQ's dialect is PCRE's; the package ``regex`` is nearest to it,
 and it can give a match up, which Python's own ``re`` cannot: a pattern such as ``(a|aa)+$`` would stop the whole
 service for years over a name that a client has chosen. What was given up is no match, as for RabbitMQ at PCRE's match

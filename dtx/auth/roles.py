@@ -5,7 +5,7 @@ from typing import Final
 
 
 class OperatorRole(StrEnum):
-    """What somebody may do; each may do what those before it may."""
+    """The roles of operators. Each role includes the permissions of those before it."""
 
     VIEWER = "viewer"
     """Look at everything but the contents of messages."""
@@ -15,7 +15,7 @@ class OperatorRole(StrEnum):
     """Decide about many at once; make users, virtual hosts and tokens; read the trail."""
 
     def includes(self, other: "OperatorRole") -> bool:
-        """Whether who has this role may do what *other* may."""
+        """Whether a holder of this role may do everything that *other* permits."""
         return [*OperatorRole].index(self) >= [*OperatorRole].index(other)
 
 

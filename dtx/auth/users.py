@@ -1,7 +1,7 @@
-"""Users, their permissions and virtual hosts: tables, what these say as one value, and changing them.
+"""Users, their permissions and virtual hosts: the tables, their contents as one value, and changes to them.
 
 Operators change them with ``dtx user`` and ``dtx vhost``, while dtx runs or not; no lease is needed. Triggers count
-every change in ``account_version``, so that a running dtx notices by reading one number, whoever made the change.
+every change in ``account_version``, whatever its origin. So a running dtx notices it by reading one number.
 """
 
 from collections import defaultdict
@@ -40,12 +40,12 @@ from dtx.db.connections import Dsn, LogError, engine, explained
 from dtx.log.tables import branch, exchange, queue
 
 MAX_NAME: Final = 255
-"""Octets of a name: the wire carries it as a short string."""
+"""Bytes of a name: the wire carries it as a short string."""
 MAX_PASSWORD: Final = 1024
-"""Octets of a password: SASL responses must fit the smallest frame."""
+"""Bytes of a password: SASL responses must fit the smallest frame."""
 
 
-# The wire carries names as short strings: 255 octets.
+# The wire carries names as short strings: 255 bytes.
 _NAME: Final = "octet_length(name) BETWEEN 1 AND 255"
 
 vhost: Final = Table(
@@ -119,7 +119,7 @@ account_version: Final = Table(
 )
 
 LOOPBACK_USERS: Final = frozenset({"guest"})
-"""Who may only connect from this machine, since their password is known to all: RabbitMQ's rule ``loopback_users``."""
+"""Users that may only connect from this machine: their password is public (RabbitMQ's rule ``loopback_users``)."""
 DEFAULT_USER: Final = "guest"
 DEFAULT_PASSWORD: Final = b"guest"
 DEFAULT_VHOST: Final = "/"
@@ -157,9 +157,9 @@ class User:
     Args:
         name: as the client gives it.
         password_hash: never shown.
-        tags: what else it is; words of :class:`Tag`.
+        tags: words of :class:`Tag`.
         grants: by virtual host; where there is none the user may not enter.
-        topics: by virtual host and topic exchange; where there are none every routing key will do.
+        topics: by virtual host and topic exchange; where there are none every routing key is allowed.
     """
 
     name: str
@@ -221,11 +221,11 @@ _CONTENTS: Final = (
     (queue, "durable queues", "delete them"),
     (exchange, "durable exchanges", "delete them"),
 )
-"""What a virtual host must not have when it is removed, and what to do about it."""
+"""Contents that a virtual host must not have when it is removed, and the remedy for each."""
 
 
 class EditError(LogError):
-    """What was asked cannot be done; the message says why and what to do instead."""
+    """The request cannot be done. The message gives the reason and the remedy."""
 
 
 class AccountEditor:
@@ -245,12 +245,12 @@ class AccountEditor:
         self._rm = rm
 
     def provision(self) -> bool:
-        """Make user guest and virtual host ``/`` if nobody ever made anything here; returns whether that was so."""
+        """Create user guest and virtual host ``/`` if nothing was ever created here. Returns whether it did."""
         with self._transaction() as connection:
             return self._provision(connection)
 
     def _provision(self, connection: Connection) -> bool:
-        # Who inserts this row is the first, and others wait for its commit. Guest that was removed stays removed.
+        # The first process inserts this row; others wait for its commit. A removed guest stays removed.
         first = (
             insert(account_version)
             .values(rm=self._rm, version=0)
@@ -274,7 +274,7 @@ class AccountEditor:
         return snapshot(*rows)
 
     def add_user(self, name: str, password: bytes, tags: Collection[str] = ()) -> None:
-        """Make a user, who may enter no virtual host yet."""
+        """Create a user, which may enter no virtual host yet."""
         _check_name("user", name)
         hashed = _hashed(password)
         new = insert(account).values(rm=self._rm, name=name, password_hash=hashed, tags=sorted(set(tags)))
@@ -283,7 +283,7 @@ class AccountEditor:
                 raise EditError(f"user {name!r} is there already: dtx user passwd changes the password")
 
     def set_password(self, name: str, password: bytes) -> None:
-        """Change a password; it counts at once for whoever connects, and closes nobody's connection."""
+        """Change a password. It applies to the next login at once, and closes no connection."""
         hashed = _hashed(password)
         with self._changing() as connection:
             self._demand_user(connection, name)
@@ -320,7 +320,7 @@ class AccountEditor:
             read: likewise.
 
         Returns:
-            What it may do now.
+            Its permissions after the change.
         """
         given = {"configure": configure, "write": write, "read": read}
         changed = {word: pattern for word, pattern in given.items() if pattern is not None}
@@ -352,7 +352,9 @@ class AccountEditor:
     def grant_topic(
         self, name: str, where: str, exchange_name: str, *, write: str | None = None, read: str | None = None
     ) -> TopicPatterns:
-        """Say with which routing keys a user may use a topic exchange, besides what it needs to use it at all.
+        """Limit the routing keys with which a user may use a topic exchange.
+
+        The user needs the permissions to use the exchange as well.
 
         Args:
             name: the user.
@@ -363,7 +365,7 @@ class AccountEditor:
             read: likewise.
 
         Returns:
-            What it may use now.
+            Its topic permissions after the change.
         """
         given = {"write": write, "read": read}
         changed = {word: pattern for word, pattern in given.items() if pattern is not None}
@@ -386,7 +388,7 @@ class AccountEditor:
             return TopicPatterns(*found.one())
 
     def revoke_topic(self, name: str, where: str, exchange_name: str | None = None) -> int:
-        """Lift what :meth:`grant_topic` has limited: every routing key will do again.
+        """Lift the limits of :meth:`grant_topic`: every routing key is allowed again.
 
         Args:
             name: the user.
@@ -394,7 +396,7 @@ class AccountEditor:
             exchange_name: at this exchange; ``None``: at all.
 
         Returns:
-            At how many exchanges.
+            The number of exchanges where limits were lifted.
         """
         with self._changing() as connection:
             self._demand_user(connection, name)
@@ -406,7 +408,7 @@ class AccountEditor:
             return count
 
     def add_vhost(self, name: str) -> None:
-        """Make a virtual host."""
+        """Create a virtual host."""
         _check_name("virtual host", name)
         new = insert(vhost).values(rm=self._rm, name=name).on_conflict_do_nothing().returning(vhost.c.name)
         with self._changing() as connection:
@@ -414,7 +416,7 @@ class AccountEditor:
                 raise EditError(f"virtual host {name!r} is there already")
 
     def remove_vhost(self, name: str) -> None:
-        """Remove a virtual host that nothing is kept in: removing must never lose a message or a prepared branch."""
+        """Remove an empty virtual host: a removal must never lose a message or a prepared branch."""
         with self._changing() as connection:
             self._demand_vhost(connection, name)
             for table, things, what_to_do in _CONTENTS:
@@ -448,7 +450,10 @@ class AccountEditor:
 
     @contextmanager
     def _changing(self) -> Iterator[Connection]:
-        """A change before the first start must not make dtx believe that there was one: guest and ``/`` come first."""
+        """A transaction for a change. It first provisions guest and ``/``.
+
+        Otherwise a change before the first start would make dtx believe that there was one.
+        """
         with self._transaction() as connection:
             self._provision(connection)
             yield connection

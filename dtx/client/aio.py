@@ -1,7 +1,7 @@
-"""XA on aio-pika and aiormq: importing this module teaches pamqp, their codec, the dtx classes.
+"""XA on aio-pika and aiormq. The import of this module registers the dtx classes with their codec, pamqp.
 
-:class:`XAResource` and :class:`Coordinator` have the methods, results and errors of those in :mod:`dtx.client`; all are
-awaited. Needs the extra ``dtx[aio]``::
+:class:`XAResource` and :class:`Coordinator` have the methods, results and errors of those in :mod:`dtx.client`. All
+methods are awaited. The module needs the extra ``dtx[aio]``::
 
     connection = await aio_pika.connect("amqp://guest:guest@127.0.0.1:5673/")
     channel = await connection.channel(publisher_confirms=False)
@@ -12,8 +12,8 @@ awaited. Needs the extra ``dtx[aio]``::
     await xa.prepare(xid)
     await xa.commit(xid)
 
-aiormq has no public way to learn which method a channel was closed for, nor to decode methods of its user's own. So
-this module is the one that knows aiormq and pamqp from the inside.
+aiormq has no public function that returns the method for which the server closed a channel. It also cannot decode
+user-defined methods. This module therefore uses private parts of aiormq and pamqp. No other module does.
 """
 # ruff: noqa: SLF001 - see above
 
@@ -44,13 +44,13 @@ AnyChannel = aio_pika.abc.AbstractChannel | aiormq.abc.AbstractChannel
 AnyConnection = aio_pika.abc.AbstractConnection | aiormq.abc.AbstractConnection
 
 _ATTRIBUTE: Final = "_dtx_underlying"
-"""Of a channel of aiormq: what is known about it here."""
+"""The attribute of an aiormq channel that holds its :class:`Underlying`."""
 _LOST: Final = (AMQPError, ConnectionError, PAMQPException, RuntimeError)
-"""What aiormq and aio-pika raise when a channel or connection is gone, or ends under a call."""
+"""The exceptions of aiormq and aio-pika for a channel or connection that is closed, or closes during a call."""
 
 
 class DtxFrame(Frame):
-    """A method of the dtx classes as pamqp knows methods: it carries the method as :mod:`dtx.wire` has it."""
+    """A method of the dtx classes in the form of pamqp. It contains the method in the form of :mod:`dtx.wire`."""
 
     method_class: ClassVar[type[DtxMethod]]
 
@@ -58,14 +58,14 @@ class DtxFrame(Frame):
         self.method = self.method_class() if method is None else method
 
     def marshal(self) -> bytes:
-        """The arguments."""
+        """Return the encoded arguments."""
         return b"".join(self.method.encode())
 
     def unmarshal(self, data: bytes) -> None:
         """Read the arguments.
 
         Raises:
-            ValueError: they are malformed; pamqp says which method it was.
+            ValueError: the arguments are malformed. pamqp names the method.
         """
         try:
             self.method.decode(data)
@@ -94,7 +94,7 @@ _FRAMES: Final[dict[type[DtxMethod], type[DtxFrame]]] = {method: _frame_class(me
 
 
 def register() -> None:
-    """Make pamqp know the dtx methods. Done on import; doing it again changes nothing."""
+    """Register the dtx methods with pamqp. The import of this module does it. A second call changes nothing."""
     pamqp.commands.INDEX_MAPPING.update({frame.index: frame for frame in _FRAMES.values()})
 
 
@@ -102,10 +102,10 @@ register()
 
 
 class Underlying:
-    """One channel of aiormq, and what it was closed for.
+    """One channel of aiormq, with the channel.close that the server sent for it.
 
     Args:
-        channel: of aiormq.
+        channel: a channel of aiormq.
     """
 
     def __init__(self, channel: Any) -> None:
@@ -113,28 +113,32 @@ class Underlying:
         self.selected = False
         """Whether dtx-demarcation.select was answered on this channel."""
         self.close: Any = None
-        """The server's channel.close."""
+        """The server's channel.close; ``None`` until it arrives."""
         on_close = channel._on_close_frame
 
         async def closed(frame: Any) -> None:
             self.close = frame
             await on_close(frame)
 
-        # aiormq's exceptions have the words of a close, and not the method that it is about
+        # aiormq's exceptions contain the text of a close, but not the method that it names
         channel._on_close_frame = closed
 
     @property
     def is_open(self) -> bool:
-        """Whether calls can be made."""
+        """Whether the channel accepts calls."""
         return not self.channel.is_closed
 
     async def call(self, call: Call[T], timeout: float | None) -> T:
-        """Send *call*; its result.
+        """Send *call* and return its result.
 
-        A task that is cancelled leaves the call under way and the channel usable: aiormq would close it.
+        If the task is cancelled, the call continues and the channel stays usable. aiormq alone would close the channel.
+
+        Args:
+            call: one of the calls of :mod:`dtx.client.calls`.
+            timeout: seconds to wait for the answer; ``None`` sets no limit.
 
         Raises:
-            XAException: as *call* says, or why there is no answer.
+            XAException: the answer to *call* is an error, or there is no answer.
         """
         frame = _FRAMES[type(call.request)](call.request)
         try:
@@ -156,22 +160,22 @@ class Underlying:
             raise _named(call, self._refusal(call, str(error) or type(error).__name__)) from error
 
     def _refusal(self, call: Call[Any], words: str) -> XAException:
-        """What *call* gets because the channel is closed."""
+        """Return the error for *call* after the channel is closed."""
         close = self.close
         if close is None:
             return XAER_RMFAIL(words)
-        # A close that names no method of dtx (a delivery was not acknowledged in time) says nothing about the call.
+        # A close that names no dtx method (for example a late acknowledgement) is not an answer to the call.
         if close.class_id in DTX_CLASSES and not self._told:
             self._told = True
             return raised_by_reply_code(call.operation, close.reply_code)(close.reply_text, close.reply_code)
         return XAER_RMFAIL(f"the server closed the channel: {close.reply_code} {close.reply_text}", close.reply_code)
 
     _told = False
-    """Whether a call has had the close for its answer; further ones were not sent, or not looked at."""
+    """Whether a call got the close as its answer. The server has not received, or not read, any further call."""
 
 
 def _underlying(channel: Any) -> Underlying:
-    # kept in the channel, and in no table: it holds the channel, which would stay in there for ever
+    # kept in the channel, not in a table: it references the channel, so a table would keep the channel for ever
     known: Underlying | None = getattr(channel, _ATTRIBUTE, None)
     if known is None:
         known = Underlying(channel)
@@ -185,10 +189,10 @@ def _named(call: Call[Any], error: XAException) -> XAException:
 
 
 def require_dtx(connection: Any) -> None:
-    """Make sure that the peer is dtx, before a frame goes out that another broker drops the connection for.
+    """Check that the server is dtx. Another broker would close the connection after a dtx frame.
 
     Args:
-        connection: of aiormq, open.
+        connection: an open connection of aiormq.
 
     Raises:
         PeerIsNotDtx: the server does not announce the capability.
@@ -201,29 +205,32 @@ def require_dtx(connection: Any) -> None:
 
 
 class _OnAiormq(AsyncCoordination):
-    """Calls are made on channels of aiormq."""
+    """Sends calls on channels of aiormq."""
 
     async def _send(self, channel: Any, call: Call[T]) -> T:
         return await channel.call(call, self._timeout)  # type: ignore[no-any-return]
 
 
 class XAResource(_OnAiormq, AsyncWork):
-    """One channel as an XA resource; as :class:`dtx.client.XAResource`, which explains results and errors.
+    """One channel as an XA resource; :class:`dtx.client.XAResource` describes the results and errors.
 
-    A channel that is closed within a branch must stay closed: on a new one, publishes and acks take effect at once. So
-    robust channels, which aio-pika opens again by itself, are refused. A robust connection has others, too::
+    A channel that is closed within a branch must stay closed. On a new channel, publishes and acknowledgements take
+    effect at once. aio-pika opens robust channels again by itself, so this class refuses them. A program can open a
+    channel that is not robust on a robust connection::
 
         channel = aio_pika.Channel(connection, publisher_confirms=False)
         await channel.initialize()
 
     Args:
-        channel: of aio-pika or aiormq, open, not robust, without publisher confirms. Do not ``reopen`` it in a branch.
-        timeout: seconds to wait for each answer, ``None``: as long as the connection lives. A call that is given up
-            closes the channel, and raises XAER_RMFAIL.
+        channel: an open channel of aio-pika or aiormq, not robust, without publisher confirms. Do not ``reopen`` it
+            in a branch.
+        timeout: seconds to wait for each answer. ``None`` means: as long as the connection is open. A call that times
+            out closes the channel and raises XAER_RMFAIL.
 
     Raises:
         XAER_INVAL: the channel is robust.
-        XAER_OUTSIDE: the channel confirms publishes: that and distributed transactions exclude each other.
+        XAER_OUTSIDE: the channel has publisher confirms. A channel cannot have both confirms and distributed
+            transactions.
     """
 
     def __init__(self, channel: AnyChannel, *, timeout: float | None = None) -> None:
@@ -239,7 +246,7 @@ class XAResource(_OnAiormq, AsyncWork):
 
     @property
     def channel(self) -> AnyChannel:
-        """The channel."""
+        """The channel that this object was made with."""
         return self._channel
 
     async def _channel_for_calls(self) -> Any:
@@ -257,11 +264,13 @@ class XAResource(_OnAiormq, AsyncWork):
 
 
 class Coordinator(_OnAiormq, AsyncReplacing):
-    """Completes branches, on a channel of its own that is opened when needed, and again after a refused call.
+    """Completes branches on a channel of its own.
+
+    The object opens the channel when a call needs it, and opens a new one after a refused call.
 
     Args:
-        connection: of aio-pika or aiormq, open.
-        timeout: seconds to wait for each answer, ``None``: as long as the connection lives.
+        connection: an open connection of aio-pika or aiormq.
+        timeout: seconds to wait for each answer. ``None`` means: as long as the connection is open.
     """
 
     def __init__(self, connection: AnyConnection, *, timeout: float | None = None) -> None:
@@ -283,8 +292,8 @@ class Coordinator(_OnAiormq, AsyncReplacing):
             raise XAER_RMFAIL(str(error) or type(error).__name__) from error
 
     async def close(self) -> None:
-        """Close the channel, not the connection. Doing it again changes nothing; a later call opens a new one."""
+        """Close the channel, not the connection. A second ``close`` does nothing. A later call opens a new channel."""
         channel, self._channel = self._channel, None
         if channel is not None and channel.is_open:
-            with suppress(*_LOST):  # whatever else ends it ends it too
+            with suppress(*_LOST):  # after any of these errors the channel is closed, too
                 await channel.channel.close()

@@ -1,19 +1,23 @@
-"""The ten XA operations as data, and how pika sends them: the only module that knows pika from the inside.
+"""The ten XA operations as data, and the code that sends them with pika.
 
-Which answers are results and which are raised: an answer that says that what was asked for has happened is a result,
-every other one is raised. So ``xa-ok`` and ``xa-rdonly`` are results everywhere; ``xa-rbrollback`` and ``xa-rbtimeout``
-are results of ``rollback`` and of ``end(fail=True)``, and are raised by ``start``, ``end``, ``prepare`` and ``commit``;
-``xa-heur*`` are always raised, because the record stays until ``forget``. Every front (blocking, asyncio, callbacks)
-sends the same calls.
+This is the only module that uses private parts of pika. All interfaces (blocking, asyncio, callbacks) send the same
+calls.
 
-pika has no public way to send a method of its user's own and wait for the answer, so this module uses what pika's own
-methods use: ``Channel._rpc``, which keeps the order of requests on a channel, and the I/O loop of the connection.
-Deliveries, returns and confirms that arrive while a call waits are queued by pika as ever; none is lost.
+An answer is a result if it reports that the requested action has happened. Every other answer is raised:
 
-One :class:`ChannelWatch` per channel knows which calls wait for an answer. Every way in which a channel can end
-settles them, so nobody waits for an answer that cannot come any more.
+- ``xa-ok`` and ``xa-rdonly`` are results of every call.
+- ``xa-rbrollback`` and ``xa-rbtimeout`` are results of ``rollback`` and of ``end(fail=True)``. ``start``, ``end``,
+  ``prepare`` and ``commit`` raise them.
+- ``xa-heur*`` are always raised, because the server keeps the record until ``forget``.
+
+pika has no public function that sends a user-defined method and waits for the answer. This module therefore uses the
+parts that pika's own methods use. ``Channel._rpc`` keeps the order of requests on a channel. The connection provides
+the I/O loop. pika queues deliveries, returns and confirms that arrive while a call waits, as usual; none is lost.
+
+Each channel has one :class:`ChannelWatch`, which keeps the calls that wait for an answer. When the channel ends in any
+way, the ChannelWatch settles these calls. No call waits for an answer that cannot arrive.
 """
-# ruff: noqa: SLF001 - see above: this is where pika's inside is touched, so that nothing else needs to
+# ruff: noqa: SLF001 - see above: only this module uses private parts of pika
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -45,16 +49,16 @@ T = TypeVar("T")
 DTX_CLASSES: Final = frozenset({DtxDemarcation.INDEX, DtxCoordination.INDEX})
 """A channel exception that names one of these classes is the answer to a call."""
 CAPABILITY: Final = "dtx"
-"""What a server announces in its properties, under ``capabilities``."""
+"""The capability that a dtx server announces in its properties, under ``capabilities``."""
 ABANDONED: Final = 320
-"""connection-forced: the reply code of a channel or connection that is given up because no answer comes."""
-# AttributeError: pika's own, where the end of a connection comes in at an unusual moment
+"""connection-forced: the reply code with which the client closes a channel after a time-out."""
+# AttributeError: pika raises it when a connection ends at an unusual moment
 FAILURES: Final = (AMQPError, OSError, AttributeError)
-"""What pika raises for whatever happens to a connection."""
+"""The exceptions that pika raises when a connection fails."""
 _LOGIN_REFUSED: Final = frozenset({"AuthenticationError", "ProbableAuthenticationError"})
-"""Classes of pika, and of aiormq, which need not be installed."""
+"""Names of exception classes of pika and of aiormq. aiormq may be missing, so this module does not import them."""
 _MOST_TURNS: Final = 100
-"""Of pika's loop; what has come in still is heard by the next call itself."""
+"""The maximum number of turns of pika's loop. The next call reads any data that is left."""
 
 
 # -- calls ------------------------------------------------------------------------------------------------------------
@@ -65,11 +69,11 @@ class Call(Generic[T]):
     """One request.
 
     Args:
-        operation: its name, for messages.
-        xid: the branch concerned, if there is one.
+        operation: the name of the call, for messages.
+        xid: the branch; ``None`` for a call that has none.
         request: the method to send.
-        reply: the class of the method that answers it.
-        read: turns the answer into the result, or raises an XAException.
+        reply: the class of the method that answers the request.
+        read: a function that returns the result for an answer, or raises an XAException.
     """
 
     operation: str
@@ -83,58 +87,88 @@ class Call(Generic[T]):
 
 
 def select() -> Call[None]:
-    """Use distributed transactions on the channel."""
+    """Make the call that sets the channel to use distributed transactions."""
     return Call("select", None, DtxDemarcation.Select(), DtxDemarcation.SelectOk, _nothing)
 
 
 def start(xid: Xid, *, join: bool, resume: bool) -> Call[XaFlag]:
-    """Associate the channel with a branch."""
+    """Make the call that associates the channel with a branch.
+
+    Args:
+        xid: the branch.
+        join: the branch exists, and other channels have done work in it.
+        resume: continue the branch that this channel suspended.
+    """
     request = DtxDemarcation.Start(xid=xid.to_wire(), join=join, resume=resume)
     return Call("start", xid, request, DtxDemarcation.StartOk, _read_flag)
 
 
 def end(xid: Xid, *, fail: bool, suspend: bool) -> Call[XaFlag]:
-    """Dissociate the channel from a branch."""
+    """Make the call that dissociates the channel from a branch.
+
+    Args:
+        xid: the branch.
+        fail: the work failed. The branch becomes rollback-only.
+        suspend: the program will resume the branch on this channel.
+    """
     request = DtxDemarcation.End(xid=xid.to_wire(), fail=fail, suspend=suspend)
     return Call("end", xid, request, DtxDemarcation.EndOk, _read_rollback_flag if fail else _read_flag)
 
 
 def prepare(xid: Xid) -> Call[XaFlag]:
-    """Ask for the vote."""
+    """Make the call that prepares a branch."""
     return Call("prepare", xid, DtxCoordination.Prepare(xid=xid.to_wire()), DtxCoordination.PrepareOk, _read_flag)
 
 
 def commit(xid: Xid, *, one_phase: bool) -> Call[XaFlag]:
-    """Commit a branch."""
+    """Make the call that commits a branch.
+
+    Args:
+        xid: the branch.
+        one_phase: commit without prepare.
+    """
     request = DtxCoordination.Commit(xid=xid.to_wire(), one_phase=one_phase)
     return Call("one-phase commit" if one_phase else "commit", xid, request, DtxCoordination.CommitOk, _read_flag)
 
 
 def rollback(xid: Xid) -> Call[XaFlag]:
-    """Roll a branch back."""
+    """Make the call that rolls a branch back."""
     request = DtxCoordination.Rollback(xid=xid.to_wire())
     return Call("rollback", xid, request, DtxCoordination.RollbackOk, _read_rollback_flag)
 
 
 def forget(xid: Xid) -> Call[None]:
-    """Discard a heuristic outcome."""
+    """Make the call that discards the record of a heuristic outcome."""
     return Call("forget", xid, DtxCoordination.Forget(xid=xid.to_wire()), DtxCoordination.ForgetOk, _nothing)
 
 
 def recover(*, startscan: bool, endscan: bool) -> Call[list[Xid]]:
-    """One batch of a recovery scan."""
+    """Make the call that reads one batch of a recovery scan.
+
+    Args:
+        startscan: begin a new scan.
+        endscan: end the scan.
+    """
     request = DtxCoordination.Recover(startscan=startscan, endscan=endscan)
     return Call("recover", None, request, DtxCoordination.RecoverOk, _read_xids)
 
 
 def get_timeout(xid: Xid) -> Call[int]:
-    """The timeout of a branch, in seconds."""
+    """Make the call that reads the timeout of a branch, in seconds."""
     request = DtxCoordination.GetTimeout(xid=xid.to_wire())
     return Call("get-timeout", xid, request, DtxCoordination.GetTimeoutOk, _read_timeout)
 
 
 def set_timeout(xid: Xid, seconds: int) -> Call[None]:
-    """Set the timeout of a branch, in seconds."""
+    """Make the call that sets the timeout of a branch.
+
+    Args:
+        xid: the branch.
+        seconds: the new timeout, an unsigned number of 32 bits.
+
+    Raises:
+        ValueError: *seconds* is not an unsigned number of 32 bits.
+    """
     if not 0 <= seconds <= 0xFFFFFFFF:
         raise ValueError(f"timeout of {seconds} s is not an unsigned 32 bit number")
     request = DtxCoordination.SetTimeout(xid=xid.to_wire(), timeout=seconds)
@@ -157,7 +191,7 @@ def _read_xids(answer: Any) -> list[Xid]:
 
 
 def _read_flag(answer: Any) -> XaFlag:
-    """xa-ok and xa-rdonly are results, everything else is raised."""
+    """Return xa-ok or xa-rdonly; raise the exception for any other flag."""
     flag = _flag(answer)
     raised = raised_by_flag(flag)
     if raised is not None:
@@ -166,7 +200,7 @@ def _read_flag(answer: Any) -> XaFlag:
 
 
 def _read_rollback_flag(answer: Any) -> XaFlag:
-    """As :func:`_read_flag`, where xa-rb* says that what was asked for has happened."""
+    """Read a flag as :func:`_read_flag` does, but return xa-rb* as a result: the requested rollback has happened."""
     flag = _flag(answer)
     raised = raised_by_flag(flag)
     if raised is not None and not issubclass(raised, XARollback):
@@ -194,15 +228,15 @@ class _Pending:
 
 
 class ChannelWatch:
-    """What this package knows about one callback channel, and the calls that wait on it."""
+    """The state of one callback channel, and the calls that wait for an answer on it."""
 
     def __init__(self, channel: Any) -> None:
         self.selected = False
         """Whether dtx-demarcation.select was answered on this channel."""
         self._pending: list[_Pending] = []
         self._cause: int | None = None
-        """The class of the method that the server's channel.close names, 0 where it names none."""
-        # A code and words, not the exception: that holds the frames that it went through, and so the channel, alive.
+        """The class of the method that the server's channel.close names; 0 where it names none."""
+        # A code and a text, not the exception: the exception references its stack frames, and so keeps the channel.
         self._end: tuple[str, int | None] = ("the channel is closed", None)
         if channel.is_closed:
             self._end = _words(channel._closing_reason)
@@ -211,7 +245,7 @@ class ChannelWatch:
             channel.add_on_close_callback(self._on_closed)
 
     def _on_close_method(self, frame: Any) -> None:
-        # pika reports that the channel is closed first and this second, and only this says what was refused.
+        # pika reports first that the channel is closed, and then this method. Only this method names the refused call.
         self._cause = frame.method.class_id
         self._end = (frame.method.reply_text, frame.method.reply_code)
         self.settle_all()
@@ -228,7 +262,7 @@ class ChannelWatch:
         return entry
 
     def settle(self, entry: _Pending, outcome: object) -> None:
-        """Give *entry* its outcome, once."""
+        """Give *entry* its outcome. A second call for the same entry does nothing."""
         if entry not in self._pending:
             return
         self._pending.remove(entry)
@@ -239,19 +273,19 @@ class ChannelWatch:
         entry.done(outcome)
 
     def settle_all(self) -> None:
-        """The channel is gone: no answer will come to anybody."""
+        """Refuse all calls that wait: the channel is closed, and no answer can arrive."""
         for position, entry in enumerate(tuple(self._pending)):
             self.settle(entry, self.refusal(entry.call, sent=position == 0))
 
     def refusal(self, call: Call[Any], *, sent: bool) -> XAError:
-        """What *call* gets because the channel is closed.
+        """Return the error for *call* after the channel is closed.
 
         Args:
             call: the call.
-            sent: whether it may be what the server's channel.close answers: pika sends one request at a time.
+            sent: whether the server's channel.close may be the answer to this call. pika sends one request at a time.
         """
         words, code = self._end
-        # A close that names no method (a delivery was not acknowledged in time) says nothing about the call.
+        # A close that names no dtx method (for example a late acknowledgement) is not an answer to the call.
         if sent and code is not None and self._cause in DTX_CLASSES:
             return raised_by_reply_code(call.operation, code)(words, code)
         if self._cause is not None:
@@ -263,7 +297,11 @@ _WATCHES: Final[WeakKeyDictionary[Any, ChannelWatch]] = WeakKeyDictionary()
 
 
 def watch(channel: Any) -> ChannelWatch:
-    """What is known about *channel*, blocking or not; starts watching it when it is new."""
+    """Return the ChannelWatch of *channel*, and make one if there is none.
+
+    Args:
+        channel: a callback channel of pika, or a BlockingChannel.
+    """
     if isinstance(channel, BlockingChannel):
         channel = channel._impl
     known = _WATCHES.get(channel)
@@ -273,10 +311,10 @@ def watch(channel: Any) -> ChannelWatch:
 
 
 def require_dtx(connection: Any) -> None:
-    """Make sure that the peer is dtx, before a frame goes out that another broker drops the connection for.
+    """Check that the server is dtx. Another broker would close the connection after a dtx frame.
 
     Args:
-        connection: any connection of pika, open.
+        connection: an open connection of pika, of any kind.
 
     Raises:
         PeerIsNotDtx: the server does not announce the capability.
@@ -289,10 +327,14 @@ def require_dtx(connection: Any) -> None:
 
 
 def require_capability(capabilities: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
-    """Make sure that a server with these *capabilities* is dtx.
+    """Check that a server with these *capabilities* is dtx.
+
+    Args:
+        capabilities: the capabilities that the server announced.
+        properties: the properties of the server. The message of the error names their ``product``.
 
     Raises:
-        PeerIsNotDtx: it does not announce the capability.
+        PeerIsNotDtx: the server does not announce the capability.
     """
     if not capabilities.get(CAPABILITY):
         product = properties.get("product", "a server without a name")
@@ -302,18 +344,18 @@ def require_capability(capabilities: Mapping[str, Any], properties: Mapping[str,
 def submit(
     channel: Channel, call: Call[T], done: Callable[[T | XAException], None], timeout: float | None = None
 ) -> None:
-    """Send *call*, and have *done* called once with its outcome, whatever becomes of the channel.
+    """Send *call* and call *done* once with its outcome.
 
-    This is the way in for channels of every callback adapter (SelectConnection, Tornado, Gevent and so on). To be
-    called in the thread of the connection's I/O loop.
+    *done* is called even if the channel ends before the answer. This function serves channels of all callback adapters
+    (SelectConnection, Tornado, Gevent and so on). Call it in the thread of the connection's I/O loop.
 
     Args:
         channel: a callback channel of pika, on a connection that :func:`require_dtx` has accepted.
-        call: one of :mod:`dtx.client.calls`.
-        done: gets the result or the XAException; may be called before this function returns.
-        timeout: seconds to wait for the answer; ``None`` waits until the channel or the connection ends. When the time
-            is up the outcome is XAER_RMFAIL and the channel is closed, since the answer to this call, when it comes
-            after all, could be taken for the answer to the next.
+        call: one of the calls of :mod:`dtx.client.calls`.
+        done: a function that gets the result or the XAException. It may be called before this function returns.
+        timeout: seconds to wait for the answer. ``None`` waits until the channel or the connection ends. After the
+            timeout the outcome is XAER_RMFAIL and the channel is closed. Otherwise a late answer to this call could be
+            taken for the answer to the next call.
     """
     state = watch(channel)
     entry = state.add(call, done)
@@ -341,14 +383,14 @@ def submit(
 
 
 def _expire(channel: Any, entry: _Pending, timeout: float) -> None:
-    """The time of *entry* is up: give up the channel, and the connection where the peer does not even read any more."""
+    """Settle *entry* after its timeout and close the channel; close the connection if the peer no longer reads."""
     entry.cancel_timer = None
     reason = f"no answer within {timeout:g} s"
     watch(channel).settle(entry, XAER_RMFAIL(f"{reason}, the outcome is not known"))
     if channel.connection._transport.get_write_buffer_size():
         channel.connection._terminate_stream(AMQPConnectionError(reason))
     elif channel.is_open:
-        # pika holds every further method back until the answer comes: channel.close must not wait for it.
+        # pika delays every further method until the answer arrives: channel.close must not wait for it.
         channel._blocking = None
         channel._blocked.clear()
         with suppress(AMQPError):
@@ -357,10 +399,18 @@ def _expire(channel: Any, entry: _Pending, timeout: float) -> None:
 
 
 def submit_and_wait(channel: BlockingChannel, call: Call[T], timeout: float | None) -> T:
-    """Send *call* and run the connection's I/O until its outcome is there; other arguments as in :func:`submit`.
+    """Send *call* and run the connection's I/O until the outcome is known.
+
+    Args:
+        channel: a BlockingChannel, on a connection that :func:`require_dtx` has accepted.
+        call: one of the calls of :mod:`dtx.client.calls`.
+        timeout: seconds, as in :func:`submit`.
+
+    Returns:
+        The result of the call.
 
     Raises:
-        XAException: as *call* says, or why there is no answer.
+        XAException: the answer to *call* is an error, or there is no answer.
     """
     outcomes: list[T | XAException] = []
     submit(channel._impl, call, outcomes.append, timeout)
@@ -368,7 +418,7 @@ def submit_and_wait(channel: BlockingChannel, call: Call[T], timeout: float | No
         try:
             channel._flush_output(lambda: bool(outcomes))
         except AMQPError as error:
-            # The end of the channel has settled the call before pika raises; unless pika could not even try.
+            # Usually the end of the channel has settled the call before pika raises. Otherwise pika could not send it.
             if not outcomes:
                 raise XAER_RMFAIL(*_words(error)) from error
     outcome = outcomes[0]
@@ -378,14 +428,18 @@ def submit_and_wait(channel: BlockingChannel, call: Call[T], timeout: float | No
 
 
 def open_channel(connection: BlockingConnection, timeout: float | None) -> BlockingChannel:
-    """A new channel.
+    """Open a new channel.
 
     Args:
-        connection: open.
-        timeout: seconds to wait for it; then the connection is given up, for it answers nothing.
+        connection: an open connection.
+        timeout: seconds to wait for the channel. After the timeout the client closes the connection, because the
+            server does not answer. ``None`` sets no limit.
+
+    Returns:
+        The open channel.
 
     Raises:
-        XAER_RMFAIL: there is none to be had.
+        XAER_RMFAIL: no channel could be opened.
     """
     if not connection.is_open:
         raise XAER_RMFAIL("the connection is not open")  # pika's timers raise ValueError then
@@ -397,31 +451,36 @@ def open_channel(connection: BlockingConnection, timeout: float | None) -> Block
 
 
 def closing_reason(channel: BlockingChannel) -> Exception:
-    """Why *channel* is closed."""
+    """Return the reason why *channel* is closed."""
     return channel._impl._closing_reason or ConnectionError("the channel is closed")
 
 
 def _words(error: Exception | None) -> tuple[str, int | None]:
-    """The text of what pika raises, and the reply code if there is one."""
+    """Return the text of an exception of pika, and its reply code; ``None`` where it has no reply code."""
     if isinstance(error, ChannelClosed | ConnectionClosed):
         return error.reply_text, error.reply_code
     return str(error) or type(error).__name__, None
 
 
-# -- connections of pika that nobody has read from for a while --------------------------------------------------------
+# -- connections of pika that the program has not read from for a while -----------------------------------------------
 
 
 def unreachable(where: str, error: Exception) -> XAER_RMFAIL:
-    """Why there is no connection to *where*: it is out of reach, or it refused the login."""
+    """Return the error for a failed connection to *where*: the server is unreachable, or refused the login.
+
+    Args:
+        where: the name or address of the server, for the message.
+        error: the exception that the connection attempt raised.
+    """
     what = "refused the login" if type(error).__name__ in _LOGIN_REFUSED else "is out of reach"
     return XAER_RMFAIL(f"{where} {what}: {' '.join(str(error).split()) or type(error).__name__}")
 
 
 def alive(connection: BlockingConnection) -> bool:
-    """Whether a connection is open still; hears what the server said meanwhile.
+    """Return whether a connection is still open. Read the data that the server has sent first.
 
-    pika notices the end of a connection in several turns of its loop, and one turn is all that ``process_data_events``
-    makes when it is not to wait: so there are as many as there is something to read. Mostly that is none.
+    pika needs several turns of its loop to notice the end of a connection. ``process_data_events`` without a wait makes
+    only one turn. This function therefore repeats it while there is data to read. Usually there is none.
     """
     for _ in range(_MOST_TURNS):
         if not connection.is_open or not _readable(connection):
@@ -432,14 +491,14 @@ def alive(connection: BlockingConnection) -> bool:
 
 
 def _readable(connection: BlockingConnection) -> bool:
-    """Whether the socket has anything for us, be it its end."""
-    look = poll()  # select.select knows no descriptor from 1024 on, and programs in C have many
+    """Return whether the socket has data to read, or its end."""
+    look = poll()  # select.select accepts no descriptor from 1024 on, and programs in C have many
     look.register(connection._impl._transport._sock.fileno(), POLLIN)
     return bool(look.poll(0))
 
 
 def drop(connection: BlockingConnection) -> None:
-    """Close its socket. pika does that some turns of its loop later, and its loop with it."""
+    """Close the socket of *connection*. pika closes the socket and its loop some turns of the loop later."""
     with suppress(*FAILURES):
         connection._impl._terminate_stream(AMQPConnectionError("given up"))
         for _ in range(_MOST_TURNS):
@@ -448,10 +507,15 @@ def drop(connection: BlockingConnection) -> None:
 
 @contextmanager
 def limited(connection: BlockingConnection, timeout: float | None, what: str = "answer") -> Iterator[None]:
-    """Within it pika's own calls wait no longer than *timeout* seconds: then the connection is given up.
+    """Limit the time that pika's own calls in the ``with`` block wait. After the timeout the connection is closed.
+
+    Args:
+        connection: the connection of the calls.
+        timeout: seconds; ``None`` sets no limit.
+        what: the expected event, for the message of the error.
 
     Raises:
-        AMQPConnectionError: by the call within, when the time is up.
+        AMQPConnectionError: raised by the call in the block after the timeout.
     """
     inner = connection._impl
     if timeout is None or not inner.is_open:

@@ -1,7 +1,8 @@
 """XA on pika: :class:`XAResource` for work and outcomes, :class:`Coordinator` for outcomes alone.
 
-Both are for BlockingConnection. Their twins are for AsyncioConnection, and for every callback channel whose I/O runs in
-the current asyncio loop. Results and errors are explained once, at the blocking ones.
+Both are for BlockingConnection. :class:`AsyncXAResource` and :class:`AsyncCoordinator` are for AsyncioConnection. They
+also accept every callback channel whose I/O runs in the current asyncio loop. The blocking classes describe the results
+and errors of both kinds.
 """
 
 import asyncio
@@ -23,11 +24,16 @@ from dtx.xa.xid import Xid
 
 
 class Coordination(ABC):
-    """The class dtx-coordination: what becomes of branches. It needs no association, and no particular channel.
+    """The class dtx-coordination: the methods that complete branches.
 
-    Every method raises an :class:`~dtx.client.errors.XAException`: XAER_NOTA for an xid that is not known, XAER_PROTO
-    in a state that does not allow the call ("still associated with a channel" among others), XAER_RMERR when the server
-    refuses, XAER_RMFAIL when the outcome is not known and the call may be repeated.
+    They need no association, and no particular channel. Every method raises an
+    :class:`~dtx.client.errors.XAException`:
+
+    - XAER_NOTA: the server does not know the xid.
+    - XAER_PROTO: the state does not allow the call, for example because the branch is "still associated with a
+      channel".
+    - XAER_RMERR: the server refuses the call.
+    - XAER_RMFAIL: the outcome is not known, and the call may be repeated.
     """
 
     def __init__(self, timeout: float | None) -> None:
@@ -36,17 +42,22 @@ class Coordination(ABC):
 
     @abstractmethod
     def _channel_for_calls(self) -> BlockingChannel:
-        """The channel that the next call goes to."""
+        """Return the channel for the next call."""
 
     def _do(self, call: Call[T]) -> T:
         return submit_and_wait(self._channel_for_calls(), call, self._timeout)
 
     def prepare(self, xid: Xid) -> XaFlag:
-        """First phase. "Once this method successfully returns it is guaranteed that the transaction branch may be
+        """Prepare the branch: the first phase.
+
+        "Once this method successfully returns it is guaranteed that the transaction branch may be
         either committed or rolled back regardless of failures."
 
+        Args:
+            xid: the branch.
+
         Returns:
-            OK, or RDONLY: there was no work, and the branch is gone already.
+            OK, or RDONLY. RDONLY means that the branch had no work and that the server has removed it.
 
         Raises:
             XARollback: the branch cannot be committed (XA_RBROLLBACK, XA_RBTIMEOUT).
@@ -55,7 +66,7 @@ class Coordination(ABC):
         return self._do(calls.prepare(xid))
 
     def commit(self, xid: Xid, *, one_phase: bool = False) -> XaFlag:
-        """Second phase, or the only one.
+        """Commit the branch: the second phase, or with *one_phase* the only phase.
 
         Args:
             xid: the branch.
@@ -65,51 +76,76 @@ class Coordination(ABC):
             OK.
 
         Raises:
-            XARollback: a one-phase commit that could not be; the branch is rolled back.
-            XAHeuristic: the branch was completed by hand; ``forget`` it when that is dealt with.
-            XAER_RMFAIL: it is decided, and not finished yet; call again.
+            XARollback: the one-phase commit was not possible. The branch is rolled back.
+            XAHeuristic: the branch was completed by hand. Call ``forget`` after the outcome is dealt with.
+            XAER_RMFAIL: the commit is decided and not finished yet. Repeat the call.
         """
         return self._do(calls.commit(xid, one_phase=one_phase))
 
     def rollback(self, xid: Xid) -> XaFlag:
-        """Roll back, before or after prepare. "Any produced messages are discarded and any consumed messages are
+        """Roll the branch back, before or after prepare.
+
+        "Any produced messages are discarded and any consumed messages are
         re-enqueued."
 
+        Args:
+            xid: the branch.
+
         Returns:
-            OK; RBROLLBACK or RBTIMEOUT where the branch was rolled back before it was asked to be.
+            OK; RBROLLBACK or RBTIMEOUT if the branch was rolled back before this call.
 
         Raises:
-            XAHeuristic: the branch was completed by hand; ``forget`` it when that is dealt with.
-            XAER_RMFAIL: it is decided, and not finished yet; call again.
+            XAHeuristic: the branch was completed by hand. Call ``forget`` after the outcome is dealt with.
+            XAER_RMFAIL: the rollback is decided and not finished yet. Repeat the call.
         """
         return self._do(calls.rollback(xid))
 
     def forget(self, xid: Xid) -> None:
-        """Discard the record of a heuristic outcome."""
+        """Discard the record of a heuristic outcome.
+
+        Args:
+            xid: the branch.
+        """
         return self._do(calls.forget(xid))
 
     def get_timeout(self, xid: Xid) -> int:
-        """The timeout of a branch in seconds, from its start or the last `set_timeout` to its prepare; 0 is none."""
+        """Return the timeout of a branch.
+
+        Args:
+            xid: the branch.
+
+        Returns:
+            Seconds from the start of the branch, or from the last `set_timeout`, to its prepare; 0 means no timeout.
+        """
         return self._do(calls.get_timeout(xid))
 
     def set_timeout(self, xid: Xid, seconds: int) -> None:
         """Set the timeout of a branch in seconds. "A value of zero resets the timeout value to the default value."
 
-        The server cuts it down to its --max-timeout without an error; :meth:`get_timeout` tells what holds.
+        The server reduces a larger value to its --max-timeout without an error. :meth:`get_timeout` returns the value
+        in force.
+
+        Args:
+            xid: the branch.
+            seconds: the new timeout, an unsigned number of 32 bits.
 
         Raises:
-            ValueError: not an unsigned 32 bit number.
+            ValueError: *seconds* is not an unsigned number of 32 bits.
         """
         return self._do(calls.set_timeout(xid, seconds))
 
     def recover(self) -> Iterator[Xid]:
-        """Every branch that is in doubt or heuristically completed, batch by batch from the server's snapshot.
+        """List the branches that are in doubt or heuristically completed.
 
-        Branches may be completed while the scan goes on, by this object too. A scan that is dropped half-way costs
-        nothing. A channel has one scan: a second ``recover`` ends the first.
+        The server takes a snapshot, and the client reads it batch by batch. Branches may be completed during the scan,
+        also with this object. A program may stop the iteration at any time without cost. A channel has one scan: a
+        second ``recover`` ends the first.
+
+        Returns:
+            An iterator over the xids; each xid appears once.
 
         Raises:
-            XAER_PROTO: this scan was ended by another one.
+            XAER_PROTO: another scan has ended this one.
         """
         self._scan += 1
         mine = self._scan
@@ -120,7 +156,7 @@ class Coordination(ABC):
             if mine != self._scan:
                 raise XAER_PROTO("another recovery scan was begun on this channel")
             current = self._channel_for_calls()
-            # A scan belongs to its channel. Where that was replaced in mid-scan the new one is scanned from the start.
+            # A scan belongs to its channel. If the channel was replaced during the scan, the new one needs a new scan.
             batch = self._do(calls.recover(startscan=current is not channel, endscan=False))
             channel = current
             fresh = [xid for xid in batch if xid not in seen]
@@ -133,19 +169,22 @@ class Coordination(ABC):
 class XAResource(Coordination):
     """One channel as an XA resource: work between :meth:`start` and :meth:`end` belongs to the branch.
 
-    What is published and acked (``basic_publish``, ``basic_ack``) with the channel's own methods between the two is
-    done when the branch commits. Work outside is not transactional.
+    The program publishes and acknowledges between the two with the channel's own methods (``basic_publish``,
+    ``basic_ack``). This work takes effect when the branch commits. Work outside is not transactional.
 
-    A refused call closes the channel (AMQP calls that a channel exception) and the connection lives on. An XAResource
-    lives and dies with its channel; :class:`Coordinator` completes branches on channels that it replaces by itself.
+    A refused call closes the channel (AMQP calls this a channel exception). The connection stays open. An XAResource
+    cannot be used after its channel is closed. :class:`Coordinator` completes branches on a channel that it replaces
+    by itself.
 
     Args:
-        channel: open; of a BlockingConnection to dtx.
-        timeout: seconds to wait for each answer, ``None``: as long as the connection lives. A call that is given up
-            closes the channel, and raises XAER_RMFAIL.
+        channel: an open channel of a BlockingConnection to dtx.
+        timeout: seconds to wait for each answer. ``None`` means: as long as the connection is open. A call that times
+            out closes the channel and raises XAER_RMFAIL.
 
     Raises:
-        PeerIsNotDtx: the server is something else. Nothing was sent to it.
+        PeerIsNotDtx: the server is not dtx. The client sent nothing to it.
+        TypeError: *channel* is not a channel of a BlockingConnection.
+        XAER_RMFAIL: the connection is not open.
     """
 
     def __init__(self, channel: BlockingChannel, *, timeout: float | None = None) -> None:
@@ -158,16 +197,17 @@ class XAResource(Coordination):
 
     @property
     def channel(self) -> BlockingChannel:
-        """The channel."""
+        """The channel that this object was made with."""
         return self._channel
 
     def _channel_for_calls(self) -> BlockingChannel:
         return self._channel
 
     def select(self) -> None:
-        """Set the channel to use distributed transactions. :meth:`start` does it when it has not been done.
+        """Set the channel to use distributed transactions.
 
-        A channel that has consumed can be selected when its consumers are cancelled and its deliveries settled.
+        :meth:`start` calls this method if the program has not called it. A channel that has had consumers can be
+        selected after its consumers are cancelled and its deliveries are settled.
 
         Raises:
             XAER_OUTSIDE: the channel consumes, has unsettled deliveries, or is in confirm or tx mode.
@@ -180,16 +220,16 @@ class XAResource(Coordination):
         """Associate the channel with a branch.
 
         Args:
-            xid: the branch; a new one unless *join* or *resume*.
-            join: the branch exists, and work of other channels is in it.
-            resume: go on with the branch that this channel suspended.
+            xid: the branch. It is a new one unless *join* or *resume* is true.
+            join: the branch exists, and other channels have done work in it.
+            resume: continue the branch that this channel suspended.
 
         Returns:
             OK.
 
         Raises:
-            XAER_DUPID: the xid exists and neither *join* nor *resume* is given.
-            XA_RBROLLBACK: the branch is rollback-only; the channel is not associated with it.
+            XAER_DUPID: the xid exists and neither *join* nor *resume* is true.
+            XA_RBROLLBACK: the branch is rollback-only. The channel is not associated with it.
         """
         if not self._watch.selected:
             self.select()
@@ -200,27 +240,30 @@ class XAResource(Coordination):
 
         Args:
             xid: the branch.
-            fail: the work failed; the branch is rollback-only now.
-            suspend: it is to be resumed on this channel.
+            fail: the work failed. The branch becomes rollback-only.
+            suspend: the program will resume the branch on this channel.
 
         Returns:
             OK; with *fail* RBROLLBACK or RBTIMEOUT.
 
         Raises:
-            XARollback: the branch is rollback-only; the channel is dissociated all the same.
+            XARollback: the branch is rollback-only. The channel is dissociated nevertheless.
         """
         return self._do(calls.end(xid, fail=fail, suspend=suspend))
 
 
 class Coordinator(Coordination):
-    """Completes branches, on a channel of its own that is opened when needed, and again after a refused call.
+    """Completes branches on a channel of its own.
+
+    The object opens the channel when a call needs it, and opens a new one after a refused call.
 
     Args:
-        connection: open, to dtx.
-        timeout: seconds to wait for each answer, ``None``: as long as the connection lives.
+        connection: an open BlockingConnection to dtx.
+        timeout: seconds to wait for each answer. ``None`` means: as long as the connection is open.
 
     Raises:
-        PeerIsNotDtx: the server is something else. Nothing was sent to it.
+        PeerIsNotDtx: the server is not dtx. The client sent nothing to it.
+        XAER_RMFAIL: the connection is not open.
     """
 
     def __init__(self, connection: BlockingConnection, *, timeout: float | None = None) -> None:
@@ -235,10 +278,10 @@ class Coordinator(Coordination):
         return self._channel
 
     def close(self) -> None:
-        """Close the channel, not the connection. Doing it again changes nothing; a later call opens a new one."""
+        """Close the channel, not the connection. A second ``close`` does nothing. A later call opens a new channel."""
         channel, self._channel = self._channel, None
         if channel is not None and channel.is_open:
-            with suppress(AMQPError):  # whatever else ends it ends it too
+            with suppress(AMQPError):  # after any error the channel is closed, too
                 channel.close()
 
     def __enter__(self) -> Self:
@@ -251,10 +294,11 @@ class Coordinator(Coordination):
 
 
 class AsyncCoordination(ABC):
-    """The class dtx-coordination; as :class:`Coordination`, which explains results and errors.
+    """The class dtx-coordination for asyncio; :class:`Coordination` describes the results and errors.
 
-    Several tasks may use one object: calls go out one after the other, in the order they were made. A task that is
-    cancelled in a call leaves the outcome open and the channel usable: the answer is awaited and dropped.
+    Several tasks may use one object. The client sends their calls one after the other, in the order of the calls. If a
+    task is cancelled during a call, the outcome of the call is open. The channel stays usable: the client waits for the
+    answer and discards it.
     """
 
     def __init__(self, timeout: float | None) -> None:
@@ -263,13 +307,13 @@ class AsyncCoordination(ABC):
 
     @abstractmethod
     async def _channel_for_calls(self) -> Any:
-        """The channel that the next call goes to."""
+        """Return the channel for the next call."""
 
     async def _do(self, call: Call[T]) -> T:
         return await self._send(await self._channel_for_calls(), call)
 
     async def _send(self, channel: Any, call: Call[T]) -> T:
-        """Send *call* on a callback channel of pika; its result."""
+        """Send *call* on a callback channel of pika and return its result."""
         answer: asyncio.Future[T | XAException] = asyncio.get_running_loop().create_future()
 
         def done(outcome: T | XAException) -> None:
@@ -283,15 +327,40 @@ class AsyncCoordination(ABC):
         return outcome
 
     async def prepare(self, xid: Xid) -> XaFlag:
-        """First phase: OK or RDONLY, else XARollback or XAError."""
+        """Prepare the branch: the first phase.
+
+        Returns:
+            OK or RDONLY.
+
+        Raises:
+            XARollback: as for :meth:`Coordination.prepare`.
+            XAError: as for :meth:`Coordination.prepare`.
+        """
         return await self._do(calls.prepare(xid))
 
     async def commit(self, xid: Xid, *, one_phase: bool = False) -> XaFlag:
-        """Second phase, or with *one_phase* the only one: OK, else XARollback, XAHeuristic or XAError."""
+        """Commit the branch: the second phase, or with *one_phase* the only phase.
+
+        Returns:
+            OK.
+
+        Raises:
+            XARollback: as for :meth:`Coordination.commit`.
+            XAHeuristic: as for :meth:`Coordination.commit`.
+            XAError: as for :meth:`Coordination.commit`.
+        """
         return await self._do(calls.commit(xid, one_phase=one_phase))
 
     async def rollback(self, xid: Xid) -> XaFlag:
-        """Roll back, before or after prepare: OK, RBROLLBACK or RBTIMEOUT, else XAHeuristic or XAError."""
+        """Roll the branch back, before or after prepare.
+
+        Returns:
+            OK, RBROLLBACK or RBTIMEOUT.
+
+        Raises:
+            XAHeuristic: as for :meth:`Coordination.rollback`.
+            XAError: as for :meth:`Coordination.rollback`.
+        """
         return await self._do(calls.rollback(xid))
 
     async def forget(self, xid: Xid) -> None:
@@ -299,18 +368,23 @@ class AsyncCoordination(ABC):
         return await self._do(calls.forget(xid))
 
     async def get_timeout(self, xid: Xid) -> int:
-        """The timeout of a branch in seconds; 0 is none."""
+        """Return the timeout of a branch in seconds; 0 means no timeout."""
         return await self._do(calls.get_timeout(xid))
 
     async def set_timeout(self, xid: Xid, seconds: int) -> None:
-        """Set the timeout of a branch in seconds; 0 is the default, and more than --max-timeout is cut down to that."""
+        """Set the timeout of a branch in seconds.
+
+        0 restores the default. The server reduces a larger value to its --max-timeout.
+        """
         return await self._do(calls.set_timeout(xid, seconds))
 
     async def recover(self) -> AsyncIterator[Xid]:
-        """Every branch that is in doubt or heuristically completed; a scan that is dropped half-way costs nothing.
+        """List the branches that are in doubt or heuristically completed.
+
+        A program may stop the iteration at any time without cost.
 
         Raises:
-            XAER_PROTO: this scan was ended by another one.
+            XAER_PROTO: another scan has ended this one.
         """
         self._scan += 1
         mine = self._scan
@@ -332,30 +406,49 @@ class AsyncCoordination(ABC):
 
 
 class AsyncWork(AsyncCoordination):
-    """The class dtx-demarcation, and outcomes: what both kinds of XAResource for asyncio have in common."""
+    """The class dtx-demarcation, and outcomes: the base of both kinds of XAResource for asyncio."""
 
     @abstractmethod
     async def _watched(self) -> Any:
-        """What is known about the channel: whether it was *selected*."""
+        """Return the state of the channel. Its attribute *selected* tells whether select was answered."""
 
     async def select(self) -> None:
-        """Set the channel to use distributed transactions. :meth:`start` does it when it has not been done."""
+        """Set the channel to use distributed transactions.
+
+        :meth:`start` calls this method if the program has not called it.
+        """
         await self._do(calls.select())
         (await self._watched()).selected = True
 
     async def start(self, xid: Xid, *, join: bool = False, resume: bool = False) -> XaFlag:
-        """Associate the channel with a branch: OK, else XA_RBROLLBACK or XAError."""
+        """Associate the channel with a branch.
+
+        Returns:
+            OK.
+
+        Raises:
+            XA_RBROLLBACK: as for :meth:`XAResource.start`.
+            XAError: as for :meth:`XAResource.start`.
+        """
         if not (await self._watched()).selected:
             await self.select()
         return await self._do(calls.start(xid, join=join, resume=resume))
 
     async def end(self, xid: Xid, *, fail: bool = False, suspend: bool = False) -> XaFlag:
-        """Dissociate the channel from a branch: OK, with *fail* RBROLLBACK or RBTIMEOUT, else XARollback or XAError."""
+        """Dissociate the channel from a branch.
+
+        Returns:
+            OK; with *fail* RBROLLBACK or RBTIMEOUT.
+
+        Raises:
+            XARollback: as for :meth:`XAResource.end`.
+            XAError: as for :meth:`XAResource.end`.
+        """
         return await self._do(calls.end(xid, fail=fail, suspend=suspend))
 
 
 class AsyncReplacing(AsyncCoordination):
-    """Outcomes on a channel that is opened when needed: what both kinds of Coordinator for asyncio have in common."""
+    """Outcomes on a channel that is opened when a call needs it: the base of both kinds of Coordinator for asyncio."""
 
     def __init__(self, connection: Any, timeout: float | None) -> None:
         super().__init__(timeout)
@@ -371,23 +464,25 @@ class AsyncReplacing(AsyncCoordination):
 
     @abstractmethod
     async def _open(self) -> Any:
-        """A new channel.
+        """Open a new channel.
 
         Raises:
-            XAER_RMFAIL: there is none to be had.
+            XAER_RMFAIL: no channel could be opened.
         """
 
 
 class AsyncXAResource(AsyncWork):
-    """One channel as an XA resource; as :class:`XAResource`, which explains results and errors.
+    """One channel as an XA resource, for asyncio; :class:`XAResource` describes the results and errors.
 
     Args:
-        channel: open; its connection's I/O runs in the asyncio loop of the caller.
-        timeout: seconds to wait for each answer, ``None``: as long as the connection lives. A call that is given up
-            closes the channel, and raises XAER_RMFAIL.
+        channel: an open callback channel. The I/O of its connection runs in the asyncio loop of the caller.
+        timeout: seconds to wait for each answer. ``None`` means: as long as the connection is open. A call that times
+            out closes the channel and raises XAER_RMFAIL.
 
     Raises:
-        PeerIsNotDtx: the server is something else. Nothing was sent to it.
+        PeerIsNotDtx: the server is not dtx. The client sent nothing to it.
+        TypeError: *channel* is not a callback channel of pika.
+        XAER_RMFAIL: the connection is not open.
     """
 
     def __init__(self, channel: Channel, *, timeout: float | None = None) -> None:
@@ -400,7 +495,7 @@ class AsyncXAResource(AsyncWork):
 
     @property
     def channel(self) -> Channel:
-        """The channel."""
+        """The channel that this object was made with."""
         return self._channel
 
     async def _channel_for_calls(self) -> Channel:
@@ -411,14 +506,17 @@ class AsyncXAResource(AsyncWork):
 
 
 class AsyncCoordinator(AsyncReplacing):
-    """Completes branches, on a channel of its own that is opened when needed, and again after a refused call.
+    """Completes branches on a channel of its own, for asyncio.
+
+    The object opens the channel when a call needs it, and opens a new one after a refused call.
 
     Args:
-        connection: open, to dtx; its I/O runs in the asyncio loop of the caller.
-        timeout: seconds to wait for each answer, ``None``: as long as the connection lives.
+        connection: an open connection to dtx. Its I/O runs in the asyncio loop of the caller.
+        timeout: seconds to wait for each answer. ``None`` means: as long as the connection is open.
 
     Raises:
-        PeerIsNotDtx: the server is something else. Nothing was sent to it.
+        PeerIsNotDtx: the server is not dtx. The client sent nothing to it.
+        XAER_RMFAIL: the connection is not open.
     """
 
     def __init__(self, connection: Any, *, timeout: float | None = None) -> None:
@@ -446,7 +544,7 @@ class AsyncCoordinator(AsyncReplacing):
             raise XAER_RMFAIL(f"no channel within {self._timeout:g} s") from None
 
     async def close(self) -> None:
-        """Close the channel, not the connection. Doing it again changes nothing; a later call opens a new one."""
+        """Close the channel, not the connection. A second ``close`` does nothing. A later call opens a new channel."""
         channel, self._channel = self._channel, None
         if channel is not None and channel.is_open:
             channel.close()

@@ -1,14 +1,14 @@
-"""What an XA call raises, under the names and numbers of X/Open.
+"""The exceptions that XA calls raise. They have the names and numbers of X/Open.
 
-Three families, as in X/Open CAE "The XA Specification", chapter 6:
+There are three families, as in X/Open CAE "The XA Specification", chapter 6:
 
-- :class:`XARollback` (``XA_RB*``): the branch was, or can only be, rolled back.
-- :class:`XAHeuristic` (``XA_HEUR*``): somebody completed the branch without its transaction manager.
+- :class:`XARollback` (``XA_RB*``): the branch is rolled back, or can only be rolled back.
+- :class:`XAHeuristic` (``XA_HEUR*``): the branch was completed without its transaction manager.
 - :class:`XAError` (``XAER_*``): the call was refused, or its outcome is not known.
 
-``except XAER_NOTA`` and ``except XAException as error: error.name == "XAER_NOTA"`` say the same.
+``except XAER_NOTA`` and ``except XAException as error: error.name == "XAER_NOTA"`` are equivalent.
 """
-# ruff: noqa: N801 - the classes carry the names that X/Open prints, so that they are found by them
+# ruff: noqa: N801 - the classes have the names of the X/Open text, so that a search for a name finds its class
 
 from typing import ClassVar, Final
 
@@ -38,17 +38,17 @@ __all__ = [
 
 
 class XAException(Exception):
-    """An XA call that did not end as it was asked to.
+    """The base of all errors of XA calls: the call did not do what it was asked to do.
 
     Args:
-        reason: the server's words, or what went wrong on the way to it.
-        reply_code: the AMQP reply code behind it, where there was one.
+        reason: the text from the server, or a description of the failure to reach the server.
+        reply_code: the AMQP reply code of the refusal; ``None`` where there was none.
     """
 
     name: ClassVar[str] = "XA"
-    """X/Open's name."""
+    """The name in X/Open."""
     code: ClassVar[int] = 0
-    """X/Open's number, as in ``xa.h`` and ``javax.transaction.xa``."""
+    """The number in X/Open, as in ``xa.h`` and ``javax.transaction.xa``."""
 
     def __init_subclass__(cls, *, code: int | None = None) -> None:
         if code is not None:
@@ -59,13 +59,15 @@ class XAException(Exception):
         self.reason = reason
         self.reply_code = reply_code
         self.call = ""
-        """What was tried, for example ``commit of 1:6774:62``; set when the exception is raised by a call."""
+        """The call that failed, for example ``commit of 1:6774:62``. A call that raises the exception sets it."""
 
     @property
     def facts(self) -> dict[str, str]:
-        """What the server tells programs: ``state`` of the branch (503); how it ``ended``, and ``at`` what time (404).
+        """The facts in the server's answer that programs can read.
 
-        Decide on these alone: the sentence behind them is for people, and may change.
+        The server gives ``state`` (of the branch) with reply code 503. It gives ``ended`` (the outcome of the branch)
+        and ``at`` (the time of its end) with reply code 404. Programs must use only these facts: the text after them
+        is for people and may change.
         """
         return facts_of(self.reason)
 
@@ -86,7 +88,7 @@ class XA_RBTIMEOUT(XARollback, code=106):
 
 
 class XAHeuristic(XAException):
-    """The branch was completed without its transaction manager; the record stays until ``forget``."""
+    """The branch was completed without its transaction manager. The server keeps the record until ``forget``."""
 
 
 class XA_HEURMIX(XAHeuristic, code=5):
@@ -110,7 +112,10 @@ class XAError(XAException):
 
 
 class XAER_RMERR(XAError, code=-3):
-    """The resource manager refused (403, 506), or failed inside (541): a branch may or may not be prepared then."""
+    """The resource manager refused the call (403, 405, 506), or had an internal error (541).
+
+    After an internal error the branch may or may not be prepared.
+    """
 
 
 class XAER_NOTA(XAError, code=-4):
@@ -118,15 +123,18 @@ class XAER_NOTA(XAError, code=-4):
 
 
 class XAER_INVAL(XAError, code=-5):
-    """An argument was not acceptable (502), or asks for what is not supported (540)."""
+    """An argument is not valid (502), or asks for a feature that is not supported (540)."""
 
 
 class XAER_PROTO(XAError, code=-6):
-    """The call came in the wrong state (503)."""
+    """The call is not allowed in the current state (503)."""
 
 
 class XAER_RMFAIL(XAError, code=-7):
-    """The resource manager is out of reach, or did not come to an end: the outcome is *not known*; ask again."""
+    """The resource manager is unreachable, or did not finish the call.
+
+    The outcome is *not known*. Repeat the call.
+    """
 
 
 class XAER_DUPID(XAError, code=-8):
@@ -138,7 +146,7 @@ class XAER_OUTSIDE(XAError, code=-9):
 
 
 class PeerIsNotDtx(XAER_RMERR):
-    """The server at the other end does not announce the capability ``dtx``; nothing was sent to it."""
+    """The server does not announce the capability ``dtx``. The client sent nothing to it."""
 
 
 _BY_FLAG: Final[dict[XaFlag, type[XAException] | None]] = {
@@ -159,19 +167,24 @@ _BY_REPLY_CODE: Final[dict[ReplyCode, type[XAError]]] = {
 }
 
 SECOND_PHASE: Final = frozenset({"commit", "one-phase commit", "rollback", "forget"})
-"""Calls after which X/Open lets a transaction manager read XAER_RMERR as "it is rolled back, forget it"."""
+"""Calls after which X/Open lets a transaction manager treat XAER_RMERR as: the branch is rolled back, forget it."""
 
 
 def raised_by_flag(flag: XaFlag) -> type[XAException] | None:
-    """The exception that stands for *flag*; ``None`` where it is a success (xa-ok, xa-rdonly)."""
+    """Return the exception for *flag*; ``None`` where the flag is a success (xa-ok, xa-rdonly)."""
     return _BY_FLAG[flag]
 
 
 def raised_by_reply_code(operation: str, reply_code: int) -> type[XAError]:
-    """The exception that stands for a channel exception of a dtx method. Total: unknown codes are XAER_RMERR.
+    """Return the exception for a channel exception of a dtx method.
 
-    541 in a second phase is XAER_RMFAIL, not XAER_RMERR: X/Open's xa_commit says of XAER_RMERR that "the branch's
-    work has been rolled back", while here the branch is decided still and the call may be repeated.
+    Unknown codes are XAER_RMERR. 541 in a second phase is XAER_RMFAIL, not XAER_RMERR. The xa_commit text of X/Open
+    says of XAER_RMERR that "the branch's work has been rolled back". In dtx the branch is still decided after 541, and
+    the call may be repeated.
+
+    Args:
+        operation: the name of the call, for example ``commit``.
+        reply_code: the AMQP reply code of the channel exception.
     """
     if reply_code == ReplyCode.INTERNAL_ERROR and operation in SECOND_PHASE:
         return XAER_RMFAIL

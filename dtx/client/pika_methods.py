@@ -127,7 +127,7 @@ def _group(index: int) -> Any:
 DtxDemarcation: Final = _group(101)
 """Class 101: which work belongs to which branch."""
 DtxCoordination: Final = _group(105)
-"""Class 105: what becomes of a branch."""
+"""Class 105: the completion of branches."""
 
 
 def register() -> None:

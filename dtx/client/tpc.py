@@ -1,19 +1,26 @@
-"""Two-phase commit as PEP 249 has it, so that code written for psycopg's ``tpc_*`` methods reads the same.
+"""The two-phase commit methods of PEP 249. Code written for the ``tpc_*`` methods of psycopg reads the same.
 
-A :class:`TwoPhaseConnection` stands on one channel. Between :meth:`~TwoPhaseConnection.tpc_begin` and
-:meth:`~TwoPhaseConnection.tpc_prepare` what is published and acked with that channel belongs to the transaction.
+A :class:`TwoPhaseConnection` uses one channel of the program. The transaction contains all messages that the program
+publishes and acknowledges with that channel between :meth:`~TwoPhaseConnection.tpc_begin` and
+:meth:`~TwoPhaseConnection.tpc_prepare`.
 
-States and errors are psycopg's: ``tpc_commit()`` without prepare is a one-phase commit, ``tpc_commit(xid)`` completes
-somebody's prepared transaction and is refused within one of our own, and after ``tpc_prepare`` only ``tpc_commit`` and
-``tpc_rollback`` are left. The exceptions are those of PEP 249, with the XAException that caused them as ``xa``.
+The states and errors are those of psycopg:
 
-What differs from psycopg and from PEP 249:
+- ``tpc_commit()`` without prepare is a one-phase commit.
+- ``tpc_commit(xid)`` completes a prepared transaction of any program. It is refused while the connection has a
+  transaction of its own.
+- After ``tpc_prepare`` only ``tpc_commit`` and ``tpc_rollback`` are allowed.
 
-- An xid has three parts. psycopg takes a plain string, too, as PostgreSQL does; XA has no such xids, so it is refused.
-- A gtrid has at least one octet. PostgreSQL takes an empty one.
-- Nothing begins a transaction but ``tpc_begin``. Work outside it takes effect at once, and ``commit`` and ``rollback``
+The exceptions are those of PEP 249. Their attribute ``xa`` holds the XAException that caused them.
+
+The differences from psycopg and from PEP 249 are:
+
+- An xid has three parts. psycopg also accepts a plain string, as PostgreSQL does. XA has no such xids, so this module
+  refuses a string.
+- A gtrid has at least one byte. PostgreSQL accepts an empty one.
+- Only ``tpc_begin`` begins a transaction. Work outside a transaction takes effect at once. ``commit`` and ``rollback``
   do nothing there.
-- There are no cursors: work is done with the channel.
+- There are no cursors. The program works with the channel.
 """
 
 from collections.abc import Callable, Iterator
@@ -43,8 +50,8 @@ class Error(Exception):
     """PEP 249: the base of all errors here.
 
     Args:
-        message: what went wrong.
-        xa: the refusal behind it, where there was one.
+        message: the description of the error.
+        xa: the XAException that caused the error; ``None`` where there was none.
     """
 
     def __init__(self, message: str, xa: XAException | None = None) -> None:
@@ -57,15 +64,15 @@ class DatabaseError(Error):
 
 
 class OperationalError(DatabaseError):
-    """PEP 249: errors "not necessarily under the control of the programmer": rolled back, heuristic, out of reach."""
+    """PEP 249: errors "not necessarily under the control of the programmer": rolled back, heuristic, unreachable."""
 
 
 class ProgrammingError(DatabaseError):
-    """PEP 249: the call is wrong in this state or for this xid."""
+    """PEP 249: the call is not allowed in this state or for this xid."""
 
 
 class NotSupportedError(DatabaseError):
-    """PEP 249: the server has no two-phase commit: it is not dtx."""
+    """PEP 249: the server is not dtx and has no two-phase commit."""
 
 
 class XidParts(Protocol):
@@ -78,10 +85,10 @@ _PROGRAMMING = (XAER_DUPID, XAER_INVAL, XAER_NOTA, XAER_OUTSIDE, XAER_PROTO)
 
 
 class TransactionId(NamedTuple):
-    """What PEP 249 calls an xid: three parts, as text.
+    """A transaction id in three parts, as text. PEP 249 calls it an xid.
 
-    Octets that are not UTF-8 are kept as lone surrogates (``surrogateescape``), so every xid survives the way through
-    text unchanged.
+    Bytes that are not UTF-8 become lone surrogates (``surrogateescape``). A conversion of any xid to text and back
+    therefore changes nothing.
     """
 
     format_id: int
@@ -90,14 +97,14 @@ class TransactionId(NamedTuple):
 
     @classmethod
     def from_xid(cls, xid: Xid) -> "TransactionId":
-        """The text form of *xid*."""
+        """Return the text form of *xid*."""
         return cls(xid.format_id, _text(xid.gtrid), _text(xid.bqual))
 
     def to_xid(self) -> Xid:
-        """The octets.
+        """Return the xid with its parts as bytes.
 
         Raises:
-            ProgrammingError: a part is too long or out of range.
+            ProgrammingError: a part is too long or out of range, or is not UTF-8.
         """
         try:
             return Xid(self.format_id, _octets(self.gtrid), _octets(self.bqual))
@@ -108,21 +115,21 @@ class TransactionId(NamedTuple):
 
 
 class _State(Enum):
-    """Where the connection's own transaction is."""
+    """The state of the connection's own transaction."""
 
     NONE = "no"
     BEGUN = "a two-phase"
     PREPARED = "a prepared two-phase"
     READ_ONLY = "a read-only two-phase"
-    """Prepared, and already gone: there was nothing to commit."""
+    """The transaction was prepared and had nothing to commit. The server has removed it."""
 
 
 class TwoPhaseConnection:
     """The two-phase methods of a PEP 249 connection.
 
     Args:
-        channel: open; of a BlockingConnection to dtx. The program works with it as ever.
-        timeout: seconds to wait for each answer, ``None``: as long as the connection lives.
+        channel: an open channel of a BlockingConnection to dtx. The program uses it as before.
+        timeout: seconds to wait for each answer. ``None`` means: as long as the connection is open.
 
     Raises:
         NotSupportedError: the server is not dtx.
@@ -132,28 +139,31 @@ class TwoPhaseConnection:
     def __init__(self, channel: BlockingChannel, *, timeout: float | None = None) -> None:
         with _translated():
             self._work = XAResource(channel, timeout=timeout)
-            # Outcomes go by a channel of their own: a refused one must not cost the program its channel.
+            # Commit and rollback use a separate channel: a refusal must not close the program's channel.
             self._outcome = Coordinator(channel.connection, timeout=timeout)
         self._state = _State.NONE
         self._xid: Xid | None = None
 
     @property
     def channel(self) -> BlockingChannel:
-        """The channel whose work the transactions are about."""
+        """The channel whose work the transactions contain."""
         return self._work.channel
 
     @property
     def coordinator(self) -> Coordinator:
-        """For what PEP 249 has no word for: ``forget`` of a heuristic outcome, timeouts."""
+        """The coordinator, for calls that PEP 249 does not have: ``forget`` of a heuristic outcome, timeouts."""
         return self._outcome
 
     def xid(self, format_id: int, gtrid: str, bqual: str) -> TransactionId:
-        """A transaction id for the other methods.
+        """Make a transaction id for the other methods.
 
         Args:
-            format_id: unsigned, 32 bit.
-            gtrid: the global transaction, 1 to 64 octets of UTF-8.
-            bqual: the branch within it, at most 64 octets of UTF-8.
+            format_id: an unsigned integer of 32 bits.
+            gtrid: the global transaction, 1 to 64 bytes of UTF-8.
+            bqual: the branch within it, at most 64 bytes of UTF-8.
+
+        Returns:
+            The transaction id.
 
         Raises:
             ProgrammingError: a part is too long or out of range.
@@ -166,11 +176,12 @@ class TwoPhaseConnection:
         """Begin a transaction.
 
         Args:
-            xid: from :meth:`xid`, or any other three parts: psycopg's own xid will do.
+            xid: the result of :meth:`xid`, or any other sequence of the three parts, for example an xid of psycopg.
 
         Raises:
-            ProgrammingError: within a transaction; the xid exists already; the channel has other work under way.
-            OperationalError: the server refused, or is out of reach.
+            ProgrammingError: the connection has a transaction already; the xid exists already; or the channel has
+                unfinished work outside the transaction.
+            OperationalError: the server refused, or is unreachable.
         """
         if self._state is not _State.NONE:
             raise ProgrammingError(f"tpc_begin() must be called outside {self._state.value} transaction")
@@ -180,15 +191,17 @@ class TwoPhaseConnection:
         self._state, self._xid = _State.BEGUN, branch
 
     def tpc_prepare(self) -> None:
-        """First phase. When it returns, the transaction can be committed whatever dies.
+        """Prepare the transaction: the first phase.
+
+        After this call returns, the transaction can be committed even if the program or the server fails.
 
         Raises:
-            ProgrammingError: not within a transaction, or prepared already.
-            OperationalError: it cannot be committed; ``tpc_rollback`` is what is left.
+            ProgrammingError: the connection has no transaction, or the transaction is prepared already.
+            OperationalError: the transaction cannot be committed. Call ``tpc_rollback``.
         """
         if self._state is not _State.BEGUN:
             raise ProgrammingError(f"tpc_prepare() cannot be used in {self._state.value} transaction")
-        # As with psycopg the way back to plain work is closed from here on, even if this fails.
+        # As with psycopg, only tpc_commit and tpc_rollback are allowed from here on, even if this fails.
         self._state = _State.PREPARED
         with _translated():
             self._work.end(self._own())
@@ -196,28 +209,34 @@ class TwoPhaseConnection:
                 self._state = _State.READ_ONLY
 
     def tpc_commit(self, xid: XidParts | Xid | None = None) -> None:
-        """Commit.
+        """Commit a transaction.
 
         Args:
-            xid: somebody's prepared transaction, found by :meth:`tpc_recover`. Without it, the connection's own: by
-                the second phase when it is prepared, else in one phase.
+            xid: a prepared transaction of any program, for example from :meth:`tpc_recover`. ``None`` means the
+                connection's own transaction. If that one is prepared, this is the second phase. Otherwise it is a
+                one-phase commit.
 
         Raises:
-            ProgrammingError: with *xid* within a transaction, without it outside one; the xid is not known.
-            OperationalError: it is rolled back, or completed by hand, or not finished yet: ``error.xa`` says which.
+            ProgrammingError: *xid* is given while the connection has a transaction; *xid* is ``None`` while it has
+                none; or the server does not know the xid.
+            OperationalError: the transaction is rolled back, or completed by hand, or not finished yet. ``error.xa``
+                tells these cases apart.
         """
         self._complete("tpc_commit", xid, self._outcome.commit, self._commit_one_phase)
 
     def tpc_rollback(self, xid: XidParts | Xid | None = None) -> None:
-        """Roll back; arguments and errors as for :meth:`tpc_commit`."""
+        """Roll back a transaction. Arguments and errors are those of :meth:`tpc_commit`."""
         self._complete("tpc_rollback", xid, self._outcome.rollback, self._rollback_begun)
 
     def tpc_recover(self) -> list[TransactionId]:
-        """Every prepared or heuristically completed transaction of the virtual host that the user may complete.
+        """List the prepared and the heuristically completed transactions of the virtual host.
+
+        Returns:
+            The transactions that the user of the connection may complete.
 
         Raises:
-            ProgrammingError: within a transaction.
-            OperationalError: the server is out of reach.
+            ProgrammingError: the connection has a transaction.
+            OperationalError: the server is unreachable.
         """
         if self._state is not _State.NONE:
             raise ProgrammingError(f"tpc_recover() must be called outside {self._state.value} transaction")
@@ -225,19 +244,19 @@ class TwoPhaseConnection:
             return [TransactionId.from_xid(xid) for xid in self._outcome.recover()]
 
     def commit(self) -> None:
-        """Nothing to do: work outside a two-phase transaction is not transactional.
+        """Do nothing: work outside a two-phase transaction is not transactional.
 
         Raises:
-            ProgrammingError: within a two-phase transaction; PEP 249 has it so.
+            ProgrammingError: the connection has a two-phase transaction. PEP 249 requires this error.
         """
         self._plain("commit()")
 
     def rollback(self) -> None:
-        """As :meth:`commit`."""
+        """Do nothing, as :meth:`commit` does. Errors are the same."""
         self._plain("rollback()")
 
     def close(self) -> None:
-        """Close the channel for outcomes; the program's channel and connection stay open."""
+        """Close the channel of the coordinator. The program's channel and connection stay open."""
         with _translated():
             self._outcome.close()
 
@@ -250,14 +269,14 @@ class TwoPhaseConnection:
         return self._xid
 
     def _done(self) -> Xid:
-        """Leave the transaction; whose it was."""
+        """Leave the transaction and return its xid."""
         xid = self._own()
         self._state, self._xid = _State.NONE, None
         return xid
 
     @contextmanager
     def _finishing(self) -> Iterator[None]:
-        """Leave the transaction when its outcome is known; else it stays, and the call can be repeated."""
+        """Leave the transaction when its outcome is known. Otherwise keep it, so that the call can be repeated."""
         try:
             with _translated():
                 yield
@@ -274,7 +293,7 @@ class TwoPhaseConnection:
         second_phase: Callable[[Xid], object],
         only_phase: Callable[[Xid], None],
     ) -> None:
-        """Complete somebody's prepared transaction, or the connection's own."""
+        """Complete the prepared transaction *xid*, or the connection's own transaction if *xid* is ``None``."""
         if xid is not None:
             if self._state is not _State.NONE:
                 raise ProgrammingError(f"{method}() with xid must be called outside a two-phase transaction")
@@ -294,7 +313,7 @@ class TwoPhaseConnection:
                 self._done()
 
     def _commit_one_phase(self, xid: Xid) -> None:
-        # As with psycopg a failed commit leaves no transaction behind, here or at the server.
+        # As with psycopg, no transaction remains after a failed commit, neither here nor at the server.
         try:
             self._work.end(xid)
         except XAException as error:
@@ -305,7 +324,7 @@ class TwoPhaseConnection:
             self._outcome.commit(xid, one_phase=True)
 
     def _rollback_begun(self, xid: Xid) -> None:
-        # The channel may be gone: then the branch is rollback-only already, and is rolled back by its xid.
+        # If the channel is closed, the branch is rollback-only already. The rollback needs only its xid.
         with suppress(XAException):
             self._work.end(xid, fail=True)
         with _translated():
@@ -314,7 +333,7 @@ class TwoPhaseConnection:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """XAException in, PEP 249 out."""
+    """Replace an XAException by the matching exception of PEP 249."""
     try:
         yield
     except XAException as error:

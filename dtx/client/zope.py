@@ -8,20 +8,21 @@
         channel = join(tm, "queue")
         channel.basic_publish("", "shipping", b"1")
 
-Theory of operation. The package asks each data manager for its vote (``tpc_vote``), and when all have voted yes tells
-all to finish (``tpc_finish``), which must not fail. Everything that can be known is known at the vote: the branch is
-prepared, and the log of decisions can be written. ``tpc_finish`` makes the decision durable and commits; a dtx that is
-out of reach at that moment is told by the recovery of *tm*, and nothing is raised.
+Theory of operation. The package asks each data manager for its vote (``tpc_vote``). When all have voted yes, it calls
+``tpc_finish`` of each, which must not fail. ``tpc_vote`` therefore makes all checks: it prepares the branch, and it
+makes sure that the log of decisions can be written. ``tpc_finish`` makes the decision durable and commits. If dtx is
+unreachable at that moment, ``tpc_finish`` raises nothing, and the recovery of *tm* commits the branch later.
 
-The package keeps no log of its own. What the process has prepared and not decided when it dies is rolled back by the
-recovery of *tm*, here; other data managers are left to their own means. So where a crash between two ``tpc_finish``
-must not tell queue and database apart, let *tm* commit both (:mod:`dtx.client.tm`).
+The package keeps no log of its own. If the process dies after the prepare and before the decision, the recovery of *tm*
+rolls the dtx branches back. Other data managers must recover by their own means. A crash between two ``tpc_finish`` can
+therefore commit one of queue and database without the other. If that is not acceptable, let *tm* commit both
+(:mod:`dtx.client.tm`).
 
-A savepoint ends the branch and begins a further one of the same global transaction; rolling back to it rolls back the
-branches since. All that are left are prepared and committed together.
+A savepoint ends the branch and begins a further branch of the same global transaction. A rollback to the savepoint
+rolls back the branches since then. The remaining branches are prepared and committed together.
 
-The vote comes before that of a one-phase session of zope.sqlalchemy, which commits in its vote: the one resource that
-cannot prepare is to be the last one.
+The vote comes before the vote of a one-phase session of zope.sqlalchemy. Such a session commits in its vote. The one
+resource that cannot prepare must be the last one.
 """
 
 import itertools
@@ -52,20 +53,21 @@ _JOINED: Final[WeakKeyDictionary[Any, dict[tuple[int, str], "QueueDataManager"]]
 
 
 def join(tm: TransactionManager, resource: DtxResource | str, transaction_manager: Any = None) -> BlockingChannel:
-    """Let a dtx take part in the current transaction of *transaction_manager*; once or repeatedly.
+    """Enlist a dtx resource in the current transaction of *transaction_manager*. Repeated calls are allowed.
 
     Args:
-        tm: gives names to the branches, decides and recovers. Open.
-        resource: registered with *tm*; itself or its name.
-        transaction_manager: of the package ``transaction``; pyramid_tm's is ``request.tm``. The thread's otherwise.
+        tm: an open transaction manager. It names the branches, decides and recovers.
+        resource: a resource that is registered with *tm*, or its name.
+        transaction_manager: a transaction manager of the package ``transaction``. That of pyramid_tm is
+            ``request.tm``. ``None`` means the transaction manager of the thread.
 
     Returns:
-        The channel whose publishes and acks belong to the transaction. Call this again after a rollback to a savepoint
-        from before the first call.
+        The channel whose publishes and acknowledgements belong to the transaction. Call this function again after a
+        rollback to a savepoint from before the first call.
 
     Raises:
         Misuse: the resource is not registered.
-        XAException: dtx refuses, or is out of reach.
+        XAException: dtx refuses, or is unreachable.
     """
     known = tm.known(resource)
     current = (transaction_manager or transaction.manager).get()
@@ -75,7 +77,7 @@ def join(tm: TransactionManager, resource: DtxResource | str, transaction_manage
         manager = QueueDataManager(tm, known, transaction_manager or transaction.manager, joined)
         try:
             current.join(manager)
-        except BaseException:  # it has failed already: nobody would end what has just begun
+        except BaseException:  # the transaction has failed already and would not end the new branch
             manager.abort(current)
             raise
         joined[id(tm), known.name] = manager
@@ -84,13 +86,13 @@ def join(tm: TransactionManager, resource: DtxResource | str, transaction_manage
 
 @implementer(ISavepointDataManager)
 class QueueDataManager:
-    """One dtx in one transaction. Made by :func:`join`.
+    """One dtx resource in one transaction. :func:`join` makes it.
 
     Args:
         tm: the transaction manager of dtx.
-        resource: where the session comes from.
-        transaction_manager: the one of the package ``transaction``.
-        joined: those of the same transaction; this one is taken out when it is over.
+        resource: the resource that provides the session.
+        transaction_manager: the transaction manager of the package ``transaction``.
+        joined: the data managers of the same transaction. This one is removed at its end.
     """
 
     def __init__(
@@ -117,7 +119,11 @@ class QueueDataManager:
 
     @property
     def channel(self) -> BlockingChannel:
-        """What the application works with."""
+        """The channel for the work of the application.
+
+        Raises:
+            RolledBack: the transaction is over.
+        """
         return self._open_session().handle
 
     def _open_session(self) -> ResourceSession[BlockingChannel]:
@@ -143,14 +149,14 @@ class QueueDataManager:
     # -- the two phases -----------------------------------------------------------------------------------------------
 
     def sortKey(self) -> str:  # noqa: N802 - the interface's name
-        """Before ``~sqlalchemy``: a session that commits in its vote has to be the last to vote."""
+        """Return a key that sorts before ``~sqlalchemy``: a session that commits in its vote must vote last."""
         return f"dtx:{self._resource.name}"
 
     def tpc_begin(self, transaction: Any) -> None:
-        """Nothing to do: the branch has been there since :func:`join`."""
+        """Do nothing: :func:`join` has begun the branch."""
 
     def commit(self, transaction: Any) -> None:  # noqa: ARG002 - the interface's argument
-        """The work is complete: the channel is dissociated from the branch.
+        """End the work: dissociate the channel from the branch.
 
         Raises:
             RolledBack: the branch cannot be committed.
@@ -161,11 +167,12 @@ class QueueDataManager:
             raise RolledBack(f"{self._resource.name} cannot commit: {error}", gtrid=self._gtrid) from error
 
     def tpc_vote(self, transaction: Any) -> None:  # noqa: ARG002 - the interface's argument
-        """Prepare, and see that a decision can be written.
+        """Prepare the branches, and check that the log can be written.
 
         Raises:
-            RolledBack: it cannot be committed; the package aborts the transaction.
-            LogFailed: the log of decisions is out of reach.
+            RolledBack: a branch cannot be committed, or the transaction took longer than its time-out. The package
+                aborts the transaction.
+            LogFailed: the log of decisions is unreachable.
         """
         self._tm.log.flush()
         timeout = self._tm.timeout
@@ -179,17 +186,17 @@ class QueueDataManager:
                 raise RolledBack(f"{branch.name} cannot commit: {error}", gtrid=self._gtrid, causes=(error,)) from error
 
     def tpc_finish(self, transaction: Any) -> None:  # noqa: ARG002 - the interface's argument
-        """Decide and commit. What cannot be told now is told by recovery.
+        """Decide and commit. Recovery commits the branches that are unreachable now.
 
         Raises:
-            OutcomeUnknown: the log was lost since the vote.
-            HeuristicOutcome: somebody rolled a prepared branch back.
+            OutcomeUnknown: the log became unreachable after the vote.
+            HeuristicOutcome: a prepared branch was rolled back without the transaction manager.
         """
         voted = [branch for branch in self._branches if branch.live]
         self._run(decide(self._plan(voted), voted) if voted else _nothing())
 
     def _run(self, work: Work[Outcome]) -> None:
-        """Carry out *work*, which end the transaction."""
+        """Carry out *work*, which ends the transaction."""
         began = time.perf_counter()
         ended: Outcome | TransactionError | None = None
         try:
@@ -203,15 +210,18 @@ class QueueDataManager:
             self._over()
 
     def tpc_abort(self, transaction: Any) -> None:  # noqa: ARG002 - the interface's argument
-        """Roll back, prepared or not."""
+        """Roll all branches back, prepared or not."""
         self._roll_back_all()
 
     def abort(self, transaction: Any) -> None:  # noqa: ARG002 - the interface's argument
-        """Roll back before the first phase."""
+        """Roll all branches back before the first phase."""
         self._roll_back_all()
 
     def should_retry(self, error: BaseException) -> bool:
-        """Of ``IRetryDataManager``: nothing has happened of what was rolled back."""
+        """Return whether the transaction may be retried: ``RolledBack`` means that nothing took effect.
+
+        The method belongs to ``IRetryDataManager``.
+        """
         return type(error) is RolledBack
 
     def _roll_back_all(self) -> None:
@@ -229,7 +239,7 @@ class QueueDataManager:
     # -- savepoints ---------------------------------------------------------------------------------------------------
 
     def savepoint(self) -> "QueueSavepoint":
-        """What is done from here on can be undone alone."""
+        """Make a savepoint. A rollback to it undoes only the later work."""
         with self._between_branches():
             self._end()
             kept = len(self._branches)
@@ -240,7 +250,7 @@ class QueueDataManager:
         """Undo all but the first *kept* branches.
 
         Raises:
-            RolledBack: one of them could not be undone: then nothing can be committed.
+            RolledBack: a branch could not be undone. Nothing can be committed then.
         """
         with self._between_branches():
             try:
@@ -253,7 +263,7 @@ class QueueDataManager:
 
     @contextmanager
     def _between_branches(self) -> Iterator[None]:
-        """Where the next branch is not started, close the channel: work on it would be outside the transaction."""
+        """Close the channel if the next branch cannot start: work on it would be outside the transaction."""
         try:
             yield
         except BaseException:
@@ -263,7 +273,7 @@ class QueueDataManager:
 
 
 def _nothing() -> Work[Outcome]:
-    """All branches were read-only."""
+    """Return the outcome of a transaction whose branches were all read-only."""
     yield from ()
     return Outcome(decision=Decision.COMMIT)
 
@@ -273,8 +283,8 @@ class QueueSavepoint:
     """A savepoint of a :class:`QueueDataManager`.
 
     Args:
-        manager: whose.
-        kept: how many branches were there.
+        manager: the data manager that made it.
+        kept: the number of branches at that time.
     """
 
     def __init__(self, manager: QueueDataManager, kept: int) -> None:
@@ -282,5 +292,5 @@ class QueueSavepoint:
         self._kept = kept
 
     def rollback(self) -> None:
-        """Undo what was done since."""
+        """Undo the work since the savepoint."""
         self._manager.roll_back_to(self._kept)

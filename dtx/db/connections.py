@@ -1,9 +1,9 @@
-"""The database: its URL, connections to it, what a session sets, and what the server must be.
+"""The database: its URL, connections to it, the settings of a session, and the requirements on the server.
 
 The URL may name several hosts, which share the time-out. libpq tries them one after another, from the first on, and
-gives each of them the whole time-out. Who has less time than that would never reach the second one where the first is
-silent (a machine that is gone refuses nothing). Here each gets its part, and whoever comes next begins with the host
-that answered last, or behind one that did not.
+gives each of them the whole time-out. A caller with less time would never reach the second host where the first is
+silent (a machine that is gone refuses nothing). Here each host gets its part. The next caller begins with the host that
+answered last, or behind one that did not answer.
 """
 
 import asyncio
@@ -146,7 +146,7 @@ def _part(timeout: float, places: int) -> float:
 
 
 def _turns(dsn: Dsn, count: int) -> Iterator[int]:
-    """Places in the order of the tries. Who gives up at one, or comes meanwhile, does not wait there, too."""
+    """Places in the order of the tries. A caller that comes during a try, or after a failed one, begins behind it."""
     begin = dsn.first
     for number in range(begin, begin + count):
         dsn.first = number + 1
@@ -198,15 +198,15 @@ _burials: Final[set["asyncio.Task[None]"]] = set()
 
 
 async def bury(attempt: "asyncio.Task[Any]") -> None:
-    """End an attempt that nobody waits for, with a connection that it may have made meanwhile.
+    """End an attempt that no caller waits for, and close a connection that it may have made meanwhile.
 
-    Cancelled, psycopg asks the server to cancel the statement and waits for its answer, for ever where the server
-    stands still; cancelled once more it gives that up too.
+    After a first cancellation, psycopg asks the server to cancel the statement and waits for its answer. It waits for
+    ever where the server does not respond. A second cancellation ends this wait as well.
     """
     while not attempt.done():
         attempt.cancel()
         await asyncio.wait((attempt,), timeout=_AGAIN)
-    if not attempt.cancelled() and attempt.exception() is None:  # an error: somebody was told of the time-out
+    if not attempt.cancelled() and attempt.exception() is None:  # an error: the caller was told of the time-out
         made = attempt.result()
         if isinstance(made, psycopg.AsyncConnection):
             await made.close()
@@ -331,7 +331,7 @@ def session_settings(role: str, instance: UUID, *, statement_timeout: float) -> 
 
 
 def application_name(role: str, instance: UUID) -> str:
-    """How a session shows itself in ``pg_stat_activity``; PostgreSQL keeps 63 octets."""
+    """The name of a session in ``pg_stat_activity``; PostgreSQL keeps 63 bytes."""
     return f"dtx {role} {instance}"
 
 

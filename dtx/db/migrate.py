@@ -1,7 +1,7 @@
-"""Migrations of the tables, applied at start or by hand with ``dtx migrate``; and what is over leaves them.
+"""Migrations of the tables, applied at start or by hand with ``dtx migrate``; and removal of old data.
 
-The journal has a partition for each day (UTC), made ahead, dropped when nobody wants it any more. Archive and trail
-leave by rows.
+The journal has a partition for each day (UTC). A partition is made ahead, and dropped when it is no longer wanted. Old
+data of archive and trail is removed by rows.
 """
 
 from collections.abc import Iterator
@@ -149,7 +149,7 @@ def _advice(cause: BaseException) -> str:
     """What to do about it, where that is clear."""
     match cause:
         case psycopg.errors.InsufficientPrivilege():
-            # the tables belong to whoever makes them, and so do the journal's partitions of each day
+            # the tables belong to the user that creates them, and so do the journal's partitions of each day
             return "; dtx needs a user of its own there that may create a schema: grant CREATE on the database to it"
         case psycopg.OperationalError(sqlstate=None):
             return "; start PostgreSQL, or correct the database URL"
@@ -180,7 +180,7 @@ def maintain(dsn: Dsn, now: datetime | None = None) -> None:
             connection.execute(f"SET lock_timeout = '{_LOCK_TIMEOUT}'")
             row = connection.execute("SELECT pg_try_advisory_lock(%s)", [_UPKEEP_KEY]).fetchone()
             if row is None or not row[0]:
-                return  # somebody else is at it
+                return  # another process does it
             today = (now or _now(connection)).date()
             _make(connection, today)
             _drop(connection, today)

@@ -189,7 +189,7 @@ class StatementRefused(Exception):
 
 
 class _Exchange:
-    """Statements on their way, up to a sync, and who waits for what PostgreSQL makes of them."""
+    """Statements on their way, up to a sync, and the future of the caller that waits for their results."""
 
     __slots__ = ("answer", "error", "results")
 
@@ -383,7 +383,7 @@ class PipelineSession:
         """What was sent is done."""
         answer, error = exchange.answer, exchange.error
         if answer.done():
-            return  # who waited has gone
+            return  # the caller that waited has gone
         if error is None:
             answer.set_result(exchange.results)
             return

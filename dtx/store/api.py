@@ -1,7 +1,7 @@
 """The message store as the manager sees it.
 
-A store holds messages back for branches, takes consumed ones out of reach before the vote, and makes the outcome of a
-branch visible in phase two. What it must survive, and what it may answer, is said at each method.
+A store holds messages back for branches, and takes consumed ones out of reach before the vote. It makes the outcome of
+a branch visible in phase two. Each method documents the failures that it must survive and the answers that it may give.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,7 +17,7 @@ from dtx.xa.value import value
 
 
 class UnitOutcome(StrEnum):
-    """What is known of a unit after the fact."""
+    """The known outcome of a unit."""
 
     HAPPENED = "happened"
     NEVER = "never"
@@ -46,9 +46,9 @@ class PhaseTwo:
     Args:
         branch_id: the row's id; part of every ``x-dtx-id``.
         vhost: of the branch.
-        unit: number 0 as it stands in the log.
+        unit: number 0 as the log has it.
         progress: of *unit*, UNSENT, SENT or REFUSED.
-        size: octets of all messages of the branch.
+        size: bytes of all messages of the branch.
         work: reads the work of the branch, from memory or from the log.
         assign: makes a new unit durable before it is sent.
         repeated: whether messages may be where they belong already, and are sent again with the same ``x-dtx-id``. The
@@ -79,7 +79,7 @@ class Applied:
     """Phase two happened.
 
     Args:
-        proved: whether only its receipt says so: nobody knows what was returned then.
+        proved: whether only its receipt says so. Then it is not known which messages were returned.
         returned: mandatory publishes that could not be routed.
     """
 
@@ -109,19 +109,19 @@ class MessageStore(Protocol):
         """Reach the store far enough that branches can be restarted; does not wait for an absent broker."""
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Release all resources."""
 
 
 @value
 class Plan:
-    """How the work of a branch stands in the log's own database.
+    """The work of a branch, as the log's own database keeps it.
 
     Args:
-        change: puts the published messages, where nobody sees them yet.
+        change: puts the published messages, which no client sees yet.
         published: their slots, in the order of publishing.
         consumed: slots of the messages that the branch holds.
-        unroutable: what no queue takes; its publishers hear of it when the branch commits (as with ``tx.commit``,
-            AMQP 0-9-1, 1.9.2).
+        unroutable: messages that no queue takes. Their publishers are told when the branch commits (as with
+            ``tx.commit``, AMQP 0-9-1, 1.9.2).
     """
 
     change: Change
@@ -134,12 +134,12 @@ class Plan:
 class LocalStore(MessageStore, Protocol):
     """A store in the log's own database: the work of a branch is done in the transaction that decides it.
 
-    Changes are written by whoever asked for them, together with the branch. Once they are durable the store is told,
-    and only then shows, drops or gives back messages. Nothing here waits.
+    The caller that asked for a change writes it, together with the branch. Once it is durable the caller tells the
+    store. Only then does the store show, drop or give back messages. Nothing here waits.
     """
 
     def restore(self, record: BranchRecord) -> None:
-        """A branch that the log has: its messages are hidden and held. Called after open, before clients come."""
+        """Hide and hold the messages of a branch that the log has. Called after open, before clients come."""
 
     def defined_for(self, work: HeldWork) -> Awaitable[None] | None:
         """When the log has the queues that *work* publishes to: ``None`` where it has them already.
@@ -152,10 +152,10 @@ class LocalStore(MessageStore, Protocol):
         """How the log would keep *work*. May be asked again when the write has failed."""
 
     def committing(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> Change:
-        """What a commit changes beside the branch itself: consumed messages leave."""
+        """The changes of a commit in addition to the branch itself: consumed messages leave."""
 
     def rolling_back(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> Change:
-        """What a roll-back changes: published messages leave."""
+        """The changes of a roll-back: published messages leave."""
 
     def committed(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> None:
         """It is durable: published messages are seen, consumed ones are gone."""
@@ -180,7 +180,7 @@ class BrokerStore(MessageStore, Protocol):
         """Take the consumed messages of *work*; *units* have been logged. Never raises for a broker's fault."""
 
     async def resolve(self, vhost: str, unit: Unit) -> UnitOutcome:
-        """What became of a unit that somebody else may have sent; waits until it cannot happen any more."""
+        """The outcome of a unit that another process may have sent; waits until it cannot happen any more."""
 
     async def apply(self, phase: PhaseTwo) -> Applied | Refused:
         """Publish the messages of a branch; waits for the broker as long as that takes."""

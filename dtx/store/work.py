@@ -17,12 +17,14 @@ Decided = Callable[[bool], None]
 
 
 class Budget:
-    """Memory for messages that nobody has voted on, shared by all clients: what each may hold, together they may not.
+    """Memory for messages of branches that have not voted. All clients share it.
+
+    One client may hold as much as its own limits allow. This budget limits all clients together.
 
     Args:
-        limit: octets.
-        full: what is said where that is used up.
-        above: other budgets, which are charged with the same octets.
+        limit: bytes.
+        full: the text that :meth:`excess` returns when the limit is used up.
+        above: other budgets, which are charged with the same bytes.
     """
 
     __slots__ = ("_charged", "_full", "limit", "used")
@@ -34,24 +36,24 @@ class Budget:
         self._charged: tuple[Budget, ...] = (*(each for budget in above for each in budget._charged), self)  # noqa: SLF001
 
     def charge(self, size: int) -> None:
-        """*size* more octets are held; fewer, where that is negative."""
+        """Add *size* bytes to the bytes that are held; a negative *size* subtracts."""
         for budget in self._charged:
             budget.used += size
 
     def has_room(self, size: int) -> bool:
-        """Whether *size* more octets are within all limits."""
+        """Whether *size* more bytes are within all limits."""
         for budget in self._charged:  # noqa: SIM110 - once for each message: a generator costs more than the question
             if budget.used + size > budget.limit:
                 return False
         return True
 
     def excess(self, size: int) -> str:
-        """Which limit *size* more octets exceed, for people."""
+        """A text for people: the limit that *size* more bytes exceed."""
         return next((each._full for each in self._charged if each.used + size > each.limit), self._full)  # noqa: SLF001
 
 
 class Returner(Protocol):
-    """The channel that published a message, if it still wants to hear of it."""
+    """The channel that published a message, if it still wants to be told of a return."""
 
     def returned(self, work: WorkRow, code: int, text: bytes) -> None:
         """A mandatory message could not be routed when its branch was committed."""
@@ -100,10 +102,10 @@ class HeldPublish:
     """A message that was published within a branch.
 
     Args:
-        origin: hears of it when no queue takes a mandatory message.
-        queues: standalone mode: ids of the queues that it was routed to when it was published (RabbitMQ routes so, too,
-            in tx mode): an exchange or binding that goes away later cannot make a prepared branch fail.
-        blind: standalone mode: the properties have BCC, which nobody gets to see.
+        origin: is told when no queue takes a mandatory message.
+        queues: standalone mode: ids of the queues that it was routed to when it was published. RabbitMQ also routes
+            then in tx mode. So an exchange or binding that is deleted later cannot make a prepared branch fail.
+        blind: standalone mode: the properties have BCC, which no consumer may see.
     """
 
     exchange: bytes
@@ -115,7 +117,7 @@ class HeldPublish:
     queues: tuple[int, ...] = ()
     blind: bool = False
     size: int = field(init=False)
-    """Octets that it takes. What is not stored once, for all queues together, counts for each of them."""
+    """Bytes that it takes. Data that is not stored once for all queues counts for each queue."""
 
     def __post_init__(self) -> None:
         octets = len(self.properties)
@@ -130,7 +132,7 @@ class HeldWork:
     """What one branch holds: publishes, and deliveries that were acknowledged.
 
     Args:
-        limit_bytes: octets of bodies and properties.
+        limit_bytes: bytes of bodies and properties.
         limit_messages: messages.
         budget: of all branches together.
     """
@@ -153,7 +155,7 @@ class HeldWork:
         self.items: dict[HeldPublish | Delivery, None] = {}
         """In order; a publish may be left out again, of very many."""
         self.outcomes: list[Decided] = []
-        """Of deliveries that are not consumed, and of which the end of the branch says what becomes of them."""
+        """Callbacks of deliveries that are not consumed. The end of the branch decides their outcome."""
         self.publishes = 0
         self.consumes = 0
         self.bytes = 0
@@ -162,14 +164,14 @@ class HeldWork:
 
     @property
     def count(self) -> int:
-        """What is held, in messages."""
+        """The number of messages that are held."""
         return len(self.items) + len(self.outcomes)
 
     def fits(self, size: int, count: int = 1, *, charged: bool = False) -> bool:
-        """Whether *count* more messages of together *size* octets may be held.
+        """Whether *count* more messages with a total size of *size* bytes may be held.
 
         Args:
-            size: octets of all of them.
+            size: bytes of all of them.
             count: how many.
             charged: whether the budget has them already.
         """
@@ -180,7 +182,7 @@ class HeldWork:
         )
 
     def excess(self, size: int, count: int = 1) -> str:
-        """Why they do not fit, for people."""
+        """A text for people: why they do not fit."""
         if self.fits(size, count, charged=True):
             return self.budget.excess(size)
         return f"limits of a branch exceeded: {self.count + count} messages, {self.bytes + size} octets"
@@ -197,7 +199,7 @@ class HeldWork:
             failpoint.at(Point.HELD_PUBLISH)
 
     def withdraw(self, publish: HeldPublish) -> None:
-        """Leave a publish out again; one that is not held, or not any more, is none."""
+        """Remove a held publish. Does nothing if the publish is not held."""
         if publish in self.items:
             del self.items[publish]
             self.publishes -= 1
@@ -217,12 +219,12 @@ class HeldWork:
     def add_outcome(self, decided: Decided) -> None:
         """Let the outcome of a delivery that is not consumed wait for the end of the branch.
 
-        Nothing of it is logged: whatever dies meanwhile, the message is in its queue again.
+        The outcome is not logged. After a failure before that end, the message is in its queue again.
         """
         self.outcomes.append(decided)
 
     def hand_over(self, other: "HeldWork") -> None:
-        """All of it belongs to another branch from now on, behind what that one holds."""
+        """Move all work to the branch of *other*, after the work that *other* holds."""
         self.budget.charge(-self._charged)
         other.budget.charge(self._charged)
         other.items |= self.items
@@ -254,7 +256,7 @@ class HeldWork:
         self.let_go()
 
     def let_go(self) -> None:
-        """The messages are in the log, or gone: they count no more."""
+        """The messages are in the log, or gone: the budget no longer counts them."""
         self.budget.charge(-self._charged)
         self._charged = 0
 

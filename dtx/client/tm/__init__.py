@@ -14,23 +14,23 @@
         tx.enlist("orders").execute("INSERT INTO orders VALUES (%s, %s)", (1, "tea"))
         tx.enlist("queue").basic_publish("", "shipping", b"1")
 
-Two-phase commit with presumed abort. What happens when the process dies:
+The protocol is two-phase commit with presumed abort. The table shows the result if the process dies:
 
 ====================================================  =================================================================
-it dies                                               then
+moment of the failure                                 result
 ====================================================  =================================================================
-before any branch is prepared                         the servers roll back by themselves: connections are gone
+before any branch is prepared                         the servers roll back by themselves: the connections are closed
 with branches prepared, before the decision           recovery writes "rollback" to the log and rolls them back, when
                                                       they are older than the interval and the process is dead
-while the decision is being written                   the log has it or not; recovery does as the log says
+while the decision is being written                   the log has the decision or not; recovery follows the log
 after the decision, in the second phase               recovery commits the branches that are left
 when a branch alone commits in one phase              the branch is committed or not, as its resource decides; the log
-                                                      says nothing about it. The program does not know which it is: ask
-                                                      by what it wrote
-when all branches are told, before the log is         recovery asks once more, hears that the branches are not known
+                                                      has no record of it. The program does not know the outcome: it
+                                                      must look for the data that it wrote
+when all branches are told, before the log is         recovery asks once more, learns that the branches are not known
                                                       any more, and finishes the decision
 while a heuristic outcome is recorded or forgotten    it is recorded first; recovery finds it again at the resource
-in recovery, wherever                                 the next round goes on
+at any point of recovery                              the next round continues
 ====================================================  =================================================================
 
 :class:`TransactionManager` is for threads, :class:`~dtx.client.tm.asynchronous.AsyncTransactionManager` for asyncio.

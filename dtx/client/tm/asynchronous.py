@@ -1,4 +1,4 @@
-"""The transaction manager for asyncio: the same core in a shell that awaits, with sessions that are awaited."""
+"""The transaction manager for asyncio. It shares its core with the one for threads. Its methods are awaited."""
 
 import asyncio
 import logging
@@ -24,30 +24,31 @@ _R = TypeVar("_R")
 
 
 class AsyncResource(Pool):
-    """Where sessions come from; as :class:`~dtx.client.tm.Resource`, whose names and meanings these are.
+    """A source of sessions. Its methods have the names and meanings of :class:`~dtx.client.tm.Resource`.
 
     Args:
-        name: 1 to 56 letters, digits, ``.``, ``-`` or ``_``. It is the bqual of the branches, and stands in the log.
+        name: 1 to 56 letters, digits, ``.``, ``-`` or ``_``. It is the bqual of the branches. The log contains it.
     """
 
     drive = staticmethod(drive_async)
 
     @abstractmethod
     async def open(self) -> ResourceSession[Any]:
-        """A new session; its methods are awaited."""
+        """Open a new session. Its methods are awaited."""
 
     @abstractmethod
     def around(self, handle: Any) -> ResourceSession[Any]:
-        """A session on a connection or channel of the application's own."""
+        """Make a session on a connection or channel of the application."""
 
 
 class AsyncDtxResource(AsyncResource):
-    """A virtual host of a dtx, with aio-pika (``dtx[aio]``). What applications work with is a channel of aio-pika.
+    """A virtual host of a dtx, with aio-pika (``dtx[aio]``). The handle for applications is a channel of aio-pika.
 
     Args:
         name: see :class:`AsyncResource`.
-        connect: a URL, or what makes a connection of aio-pika (not a robust one: a branch dies with its connection).
-        timeout: seconds to wait for each answer, ``None``: as long as the connection lives.
+        connect: a URL, or a function that makes a connection of aio-pika. The connection must not be robust, because a
+            branch ends with its connection.
+        timeout: seconds to wait for each answer. ``None`` means: as long as the connection is open.
     """
 
     def __init__(
@@ -58,7 +59,11 @@ class AsyncDtxResource(AsyncResource):
         self._timeout = timeout
 
     async def open(self) -> "AsyncDtxSession":
-        """A new connection and a channel."""
+        """Open a new connection and a channel.
+
+        Raises:
+            XAER_RMFAIL: dtx is unreachable.
+        """
         import aio_pika
 
         try:
@@ -80,12 +85,12 @@ class AsyncDtxResource(AsyncResource):
             raise XAER_RMFAIL(f"{self.name}: {words(error)}") from error
 
     def around(self, handle: Any) -> "AsyncDtxSession":
-        """A session on a channel of the application's."""
+        """Make a session on a channel of the application."""
         return AsyncDtxSession(handle, handle._connection, self._timeout, own=False)  # noqa: SLF001 - it has no other
 
 
 class AsyncDtxSession(AnyDtxSession[Any]):
-    """A session on a channel of aio-pika; as :class:`~dtx.client.tm.resources.DtxSession`, and awaited."""
+    """A session on a channel of aio-pika; as :class:`~dtx.client.tm.resources.DtxSession`, with awaited methods."""
 
     drive = staticmethod(drive_async)
 
@@ -108,11 +113,11 @@ class AsyncDtxSession(AnyDtxSession[Any]):
 
 
 class AsyncPep249Resource(AsyncResource):
-    """A database whose driver has PEP 249's two-phase methods as coroutines, as psycopg's AsyncConnection.
+    """A database whose driver has the two-phase methods of PEP 249 as coroutines, as psycopg's AsyncConnection has.
 
     Args:
         name: see :class:`AsyncResource`.
-        connect: makes a connection, not in autocommit mode.
+        connect: a function that makes a connection, not in autocommit mode.
     """
 
     def __init__(self, name: str, connect: Callable[[], Awaitable[Any]]) -> None:
@@ -120,28 +125,33 @@ class AsyncPep249Resource(AsyncResource):
         self._connect = connect
 
     async def open(self) -> "AsyncPep249Session":
-        """A new connection."""
+        """Open a new connection.
+
+        Raises:
+            XAER_RMFAIL: the database is unreachable.
+        """
         try:
             return AsyncPep249Session(await self._connect(), own=True)
         except Exception as error:
             raise XAER_RMFAIL(f"{self.name} is out of reach: {words(error)}") from error
 
     def around(self, handle: Any) -> "AsyncPep249Session":
-        """A session on a connection of the application's."""
+        """Make a session on a connection of the application."""
         return AsyncPep249Session(handle, own=False)
 
 
 class AsyncPep249Session(Pep249Session):
-    """One connection; as :class:`~dtx.client.tm.resources.Pep249Session`, and awaited."""
+    """One connection; as :class:`~dtx.client.tm.resources.Pep249Session`, with awaited methods."""
 
     drive = staticmethod(drive_async)
 
 
 class AsyncTransactionManager(BaseTransactionManager["AsyncTransaction"]):
-    """A transaction manager for programs with asyncio; arguments as of :class:`~dtx.client.tm.TransactionManager`.
+    """A transaction manager for programs with asyncio.
 
-    Of one event loop. Any task may begin transactions; each belongs to the task that began it. The log is written in
-    threads, so its fsync holds nothing else up, and transactions that commit at the same time share it.
+    The arguments are those of :class:`~dtx.client.tm.TransactionManager`. The object belongs to one event loop. Any
+    task may begin transactions. A transaction belongs to the task that began it. Threads write the log, so its fsync
+    does not block the event loop. Transactions that commit at the same time share one fsync.
     """
 
     where = "task"
@@ -152,13 +162,17 @@ class AsyncTransactionManager(BaseTransactionManager["AsyncTransaction"]):
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> Self:
-        """Recover, now and in the background."""
+        """Start recovery in the background. The first round begins at once.
+
+        Returns:
+            The transaction manager.
+        """
         if self._recover_every is not None and self._task is None:
             self._task = asyncio.create_task(self._watch(), name="dtx tm recovery")
         return self
 
     async def close(self) -> None:
-        """End recovery, close free sessions and the log. Transactions must be over."""
+        """End recovery, and close the free sessions and the log. All transactions must be over."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -178,15 +192,18 @@ class AsyncTransactionManager(BaseTransactionManager["AsyncTransaction"]):
         return await asyncio.to_thread(call, self.log)
 
     def begin(self, *, timeout: float | None = None) -> "AsyncTransaction":
-        """A new transaction; ``async with tm.transaction()`` completes it by itself.
+        """Begin a new transaction. The program completes it; ``async with tm.transaction()`` completes it by itself.
 
         Args:
-            timeout: seconds, instead of the transaction manager's.
+            timeout: seconds, instead of the time-out of the transaction manager.
         """
         return AsyncTransaction(self, self.identity.new(), self.timeout if timeout is None else timeout)
 
     def transactional(self, function: Callable[_P, Awaitable[_R]]) -> Callable[_P, Awaitable[_R]]:
-        """Decorator: the coroutine runs in a transaction; in the current one, where there is one."""
+        """Decorate a coroutine function so that it runs in a transaction.
+
+        It runs in the current transaction if there is one, and otherwise in a new one.
+        """
 
         @wraps(function)
         async def within(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -198,11 +215,11 @@ class AsyncTransactionManager(BaseTransactionManager["AsyncTransaction"]):
         return within
 
     async def enlist(self, resource: AsyncResource | str, handle: Any = None) -> Any:
-        """:meth:`AsyncTransaction.enlist` of the current transaction."""
+        """Enlist a resource in the current transaction; see :meth:`AsyncTransaction.enlist`."""
         return await self.current.enlist(resource, handle)
 
     async def recover(self) -> RecoveryReport:
-        """One round of recovery; as of :meth:`dtx.client.tm.TransactionManager.recover`."""
+        """Make one round of recovery, as :meth:`dtx.client.tm.TransactionManager.recover` does."""
         async with self._recovering:
             return await drive_async(self.recovering())
 
@@ -217,27 +234,27 @@ class AsyncTransactionManager(BaseTransactionManager["AsyncTransaction"]):
 
 
 class AsyncTransaction(BaseTransaction):
-    """One global transaction. Of one task; not to be used after its end.
+    """One global transaction. It belongs to one task. Do not use it after its end.
 
     Args:
-        manager: whose.
-        gtrid: its id.
-        timeout: seconds.
+        manager: the transaction manager that began it.
+        gtrid: the id of the transaction.
+        timeout: seconds from begin to commit; ``None`` sets no limit.
     """
 
     async def enlist(self, resource: AsyncResource | str, handle: Any = None) -> Any:
-        """Let a resource take part; as of :meth:`dtx.client.tm.Transaction.enlist`."""
+        """Enlist a resource, as :meth:`dtx.client.tm.Transaction.enlist` does."""
         return await drive_async(self._enlisting(resource, handle))
 
     async def commit(self) -> Outcome:
-        """Commit all of it or none; as of :meth:`dtx.client.tm.Transaction.commit`.
+        """Commit the whole transaction or nothing of it, as :meth:`dtx.client.tm.Transaction.commit` does.
 
-        A task that is cancelled meanwhile is so when the transaction has come to its end.
+        If the task is cancelled meanwhile, the cancellation takes effect after the end of the transaction.
         """
         return await _to_its_end(self._committing())
 
     async def rollback(self) -> Outcome:
-        """Undo all of it."""
+        """Roll the whole transaction back, as :meth:`dtx.client.tm.Transaction.rollback` does."""
         return await _to_its_end(self._rolling_back())
 
     async def __aenter__(self) -> Self:
@@ -254,7 +271,7 @@ class AsyncTransaction(BaseTransaction):
 
 
 async def _to_its_end(work: Work[Outcome]) -> Outcome:
-    """Drive *work*; a cancellation waits until it is done, and so do further ones."""
+    """Drive *work* to its end. All cancellations take effect after that."""
     task = asyncio.create_task(drive_async(work))
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

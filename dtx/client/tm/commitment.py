@@ -1,7 +1,7 @@
-"""The two-phase commit, without any I/O: which resource is asked what, in which order, and what its answer means.
+"""The two-phase commit, without any I/O: the order of the calls to the resources, and the meaning of their answers.
 
-X/Open CAE C193 leaves the second phase's answers to the transaction manager. What they mean here, and in Narayana and
-Bitronix where these differ:
+X/Open CAE C193 leaves the interpretation of the answers of the second phase to the transaction manager. The table shows
+their meaning here. It names Narayana and Bitronix where these differ:
 
     answer          to commit                                          to rollback
     XA_HEURCOM      as decided; recorded, forgotten                    damage; recorded, forgotten
@@ -18,13 +18,14 @@ Bitronix where these differ:
                     (403), and the branch is as it was
     PROTO, INVAL    left to recovery                                   left to recovery
 
-dtx says with XAER_NOTA how a branch ended that ended lately; that is believed before all of the above.
+For a branch that ended recently, dtx adds the outcome to XAER_NOTA. This outcome takes precedence over the table.
 
-A branch that is alone commits in one phase: its resource manager decides, and no log of ours knows (Narayana and
-Atomikos write nothing either). If the program dies in that call, recovery finds a branch without a decision, fences it
-and rolls it back as every orphan. A resource that answers that it is committing it, or has committed it, was asked by
-the program before: nobody else commits a branch about which nothing was decided, but an operator, whose doings have
-answers of their own. So it is neither damage nor undone: the fence is withdrawn, and the log says nothing.
+A branch that is alone commits in one phase. Its resource manager decides, and the log has no record of it (Narayana and
+Atomikos write nothing either). If the program dies in that call, recovery finds a branch without a decision. Recovery
+fences the branch and rolls it back, as every orphan. The resource may answer that it is committing the branch, or has
+committed it. Then the program had asked for the commit before. Only an operator can also commit an undecided branch,
+and the commit of an operator has different answers. Recovery therefore reports no damage and undoes nothing. It
+withdraws the fence, and the log has no record.
 """
 
 from collections.abc import Sequence
@@ -67,21 +68,21 @@ class EnlistedBranch:
     session: Any
     xid: Xid
     live: bool = True
-    """Whether the resource manager may have something of it still."""
+    """Whether the resource manager may still have the branch."""
 
     @property
     def name(self) -> str:
-        """Its bqual: the name of the resource, and a number after ``/`` where it has several branches."""
+        """The bqual: the name of the resource. If the resource has several branches, ``/`` and a number follow."""
         return self.xid.bqual.decode("ascii", "backslashreplace")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a transaction ended.
+    """The end of a transaction.
 
     Args:
-        decision: what was decided.
-        unfinished: resources that could not be told yet; recovery tells them.
+        decision: the decision.
+        unfinished: branches whose resources do not have the decision yet. Recovery tells them.
         reports: heuristic outcomes, none of them damaging.
         one_phase: whether one resource decided alone.
     """
@@ -94,11 +95,11 @@ class Outcome:
 
 @dataclass(slots=True)
 class Completion:
-    """What telling the branches has come to.
+    """The results of the second phase.
 
     Args:
-        log: calls the log, which gets heuristic outcomes.
-        forget: whether heuristic outcomes are forgotten once they are recorded.
+        log: a function that calls the log. The log gets the heuristic outcomes.
+        forget: whether heuristic outcomes are forgotten after they are recorded.
     """
 
     log: Access
@@ -106,25 +107,25 @@ class Completion:
     reports: list[HeuristicReport] = field(default_factory=list)
     unfinished: dict[str, XAException | TransactionError] = field(default_factory=dict)
     alone: set[str] = field(default_factory=set)
-    """Branches that recovery wanted to roll back, and their resources commit or have committed, in one phase."""
+    """Branches that recovery tried to roll back, but that their resources commit or have committed in one phase."""
 
     @property
     def damage(self) -> list[HeuristicReport]:
-        """The reports of branches that ended, or may have ended, otherwise than was decided."""
+        """The reports of branches whose end contradicts the decision, or may contradict it."""
         return [report for report in self.reports if report.damaging]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitPlan:
-    """A transaction that is to be completed.
+    """The data for the completion of a transaction.
 
     Args:
-        gtrid: its id.
-        format_id: of its xids.
-        node: whose it is.
-        branches: of all enlisted resources.
-        log: calls the log.
-        forget: whether heuristic outcomes are forgotten once they are recorded.
+        gtrid: the id of the transaction.
+        format_id: the format id of its xids.
+        node: the node that began it.
+        branches: the branches of all enlisted resources.
+        log: a function that calls the log.
+        forget: whether heuristic outcomes are forgotten after they are recorded.
         one_phase: whether a branch that is alone is committed without the log.
     """
 
@@ -137,7 +138,7 @@ class CommitPlan:
     one_phase: bool = True
 
     def row(self, voted: Sequence[EnlistedBranch]) -> DecisionRow:
-        """The decision to commit."""
+        """Return the log entry for the decision to commit."""
         return DecisionRow(
             gtrid=self.gtrid,
             format_id=self.format_id,
@@ -149,10 +150,10 @@ class CommitPlan:
 
 
 def commit(plan: CommitPlan) -> Work[Outcome]:
-    """Commit.
+    """Commit the transaction.
 
     Raises:
-        RolledBack, HeuristicOutcome, OutcomeUnknown: it ended otherwise.
+        RolledBack, HeuristicOutcome, OutcomeUnknown: the transaction did not simply commit.
     """
     for branch in plan.branches:
         answer = yield from ask(branch.session, "end", branch.xid)
@@ -162,7 +163,7 @@ def commit(plan: CommitPlan) -> Work[Outcome]:
     voted: list[EnlistedBranch] = []
     for position, branch in enumerate(plan.branches, start=1):
         if plan.one_phase and not voted and position == len(plan.branches):
-            # Alone, or all others were read-only: its own commit is the decision, and nothing need be logged.
+            # It is alone, or all others were read-only: its own commit is the decision. The log is not needed.
             return (yield from _commit_one_phase(plan, branch))
         answer = yield from ask(branch.session, "prepare", branch.xid)
         if isinstance(answer, XAException):
@@ -179,21 +180,21 @@ def commit(plan: CommitPlan) -> Work[Outcome]:
 
 
 def decide(plan: CommitPlan, voted: Sequence[EnlistedBranch]) -> Work[Outcome]:
-    """All have voted: make the decision durable, and tell the branches.
+    """Make the decision durable after all votes, and tell the branches.
 
     Args:
         plan: the transaction.
         voted: its branches that are prepared.
 
     Raises:
-        RolledBack, HeuristicOutcome, OutcomeUnknown: it ended otherwise.
+        RolledBack, HeuristicOutcome, OutcomeUnknown: the transaction did not simply commit.
     """
     row = plan.row(voted)
     stands = yield from plan.log(lambda log: log.decide(row))
     reason = "recovery took the transaction for dead and rolled it back"
     if isinstance(stands, TransactionError):
         reason = f"the decision to commit could not be written: {stands}"
-        # It may be written or not. The fence says which, and keeps a write that is under way from coming in later.
+        # The decision may be in the log or not. The fence returns which, and prevents a write that is still pending.
         stands = yield from plan.log(lambda log: log.fence(row))
     if isinstance(stands, TransactionError):
         raise OutcomeUnknown(
@@ -217,10 +218,10 @@ def decide(plan: CommitPlan, voted: Sequence[EnlistedBranch]) -> Work[Outcome]:
 
 
 def rollback(plan: CommitPlan) -> Work[Outcome]:
-    """Roll back.
+    """Roll the transaction back.
 
     Raises:
-        HeuristicOutcome: it ended otherwise.
+        HeuristicOutcome: a branch was completed contrary to the decision.
     """
     completion = yield from complete_all(plan, Decision.ROLLBACK)
     _raise_damage("rolled back", plan, completion)
@@ -230,14 +231,14 @@ def rollback(plan: CommitPlan) -> Work[Outcome]:
 
 
 def _give_up(plan: CommitPlan, branch: EnlistedBranch, cause: XAException) -> Work[Outcome]:
-    """A branch cannot be prepared: none is committed."""
+    """Roll all branches back because one cannot commit."""
     completion = yield from complete_all(plan, Decision.ROLLBACK)
     _raise_damage("rolled back", plan, completion)
     raise RolledBack(f"{branch.resource.name} cannot commit: {cause}", gtrid=plan.gtrid, causes=(cause,)) from cause
 
 
 def complete_all(plan: CommitPlan, decision: Decision) -> Work[Completion]:
-    """Tell every branch that is left what was decided. One that cannot be told does not keep the others waiting."""
+    """Tell every remaining branch the decision. An unreachable branch does not stop the others."""
     completion = Completion(plan.log, plan.forget)
     for branch in plan.branches:
         if branch.live:
@@ -249,16 +250,16 @@ def complete_all(plan: CommitPlan, decision: Decision) -> Work[Completion]:
 def complete(
     branch: EnlistedBranch, decision: Decision, completion: Completion, *, recovering: bool = False
 ) -> Work[bool]:
-    """Tell one branch what was decided.
+    """Tell one branch the decision.
 
     Args:
-        branch: which.
-        decision: what.
-        completion: gets what comes of it.
-        recovering: whether somebody may have told it before.
+        branch: the branch.
+        decision: the decision.
+        completion: the object that collects the results.
+        recovering: whether the branch may have got the decision before.
 
     Returns:
-        Whether it is done with.
+        Whether the branch is complete.
     """
     session, uncertain, orphaned = branch.session, recovering, recovering and decision is Decision.ROLLBACK
     answer = yield from ask(session, decision.value, branch.xid)
@@ -287,7 +288,7 @@ def complete(
 def _understand(
     branch: EnlistedBranch, session: Any, decision: Decision, answer: object, uncertain: bool, completion: Completion
 ) -> Work[bool]:
-    """What *answer* means; whether the branch is done with."""
+    """Interpret *answer*. Return whether the branch is complete."""
     if not isinstance(answer, XAException):
         return True
     outcome: Heuristic | None
@@ -313,7 +314,7 @@ def _understand(
     completion.reports.append(report)
     written = yield from completion.log(lambda log: log.record(report))
     if isinstance(written, TransactionError):
-        # Never forget what nobody has written down: the resource keeps it, and recovery finds it there.
+        # Never forget an outcome that is not recorded: the resource keeps it, and recovery finds it there.
         completion.unfinished[branch.name] = written
         return False
     reach(CommitPoint.HEURISTIC_RECORDED)
@@ -339,7 +340,7 @@ _HEURISTIC: Final[dict[type[XAException], Heuristic]] = {
 def _unknown(
     branch: EnlistedBranch, decision: Decision, answer: XAER_NOTA, uncertain: bool, log: Access
 ) -> Work[Heuristic | None]:
-    """The resource does not know the branch: how it ended, where that is not as decided."""
+    """Interpret XAER_NOTA. Return the end of the branch if it contradicts the decision, otherwise ``None``."""
     ended = ended_as(answer)
     if ended is not None:
         agreeing = Heuristic.COMMITTED if decision is Decision.COMMIT else Heuristic.ROLLED_BACK
@@ -348,12 +349,12 @@ def _unknown(
         return None
     row = yield from log(lambda log: log.read(branch.xid.gtrid))
     if isinstance(row, DecisionRow) and (row.finished is not None or row.recoveries):
-        return None  # recovery was quicker, in another process
+        return None  # recovery in another process has completed the branch before
     return Heuristic.HAZARD
 
 
 def _decided_alone(answer: object) -> bool:
-    """Whether a resource that is asked to roll an orphan back was asked to commit it in one phase, and does or did."""
+    """Return whether a resource answers to the roll-back of an orphan that it commits, or has committed, the branch."""
     match answer:
         case XAER_PROTO():
             return answer.facts.get("state") in _COMMITTING
@@ -364,7 +365,7 @@ def _decided_alone(answer: object) -> bool:
 
 
 def ended_as(answer: XAER_NOTA) -> Heuristic | None:
-    """How dtx remembers that the branch ended; ``None``: it does not say."""
+    """Return the end of the branch that dtx names in *answer*; ``None`` if it names none."""
     match answer.facts.get("ended"):
         case None:
             return None

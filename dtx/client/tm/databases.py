@@ -92,7 +92,7 @@ class SqliteLog(DecisionLog):
     """A log in a SQLite file, with ``synchronous=FULL``: a decision is on the disk before a branch is told.
 
     The file must be on a local disk: SQLite's locks do not work over network file systems. Beside it, a file
-    ``….alive`` per living process shows the others who lives.
+    ``….alive`` per living process shows the other processes which processes are alive.
 
     Args:
         path: of the file; made where there is none. Its directory must be there.
@@ -174,7 +174,7 @@ class SqliteLog(DecisionLog):
         self._claims[path] = descriptor
 
     def alive(self, node: str, process: str) -> bool:
-        """Whether somebody holds that lock."""
+        """Return whether a process holds that lock."""
         path = self._claim_path(node, process)
         if path in self._claims:
             return True
@@ -234,7 +234,7 @@ class PostgresLog(DecisionLog):
         self._url = url
         self._claims: set[int] = set()
         with self._session() as database:
-            # looked at first: who may use the schema may not be allowed to make it
+            # checked first: a user with access to the schema may not be allowed to create it
             found = database.execute("SELECT to_regclass('dtx_tm.heuristic')").fetchone()
             if found == (None,):
                 database.execute(_POSTGRES)
@@ -290,7 +290,7 @@ class PostgresLog(DecisionLog):
 
     @twice
     def alive(self, node: str, process: str) -> bool:
-        """Whether somebody holds that lock."""
+        """Return whether a process holds that lock."""
         key = _key(node, process)
         if key in self._claims:
             return True

@@ -33,14 +33,14 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _L = TypeVar("_L", bound="DecisionLog")
 _FINISHED_KEPT: Final = 200
-"""Finished decisions that wait for the next write, which takes them along without an fsync of their own."""
+"""The number of finished decisions that may wait for the next write. They need no fsync of their own."""
 _COLUMNS: Final = "gtrid, format_id, node, decision, at, finished, resources, recoveries"
 _KNOWN_AT_ONCE: Final = 400
 """Keys in one query: SQLite has had a limit of 999 values."""
 
 
 class Decision(StrEnum):
-    """What was decided about a transaction."""
+    """The decision about a transaction."""
 
     COMMIT = "commit"
     ROLLBACK = "rollback"
@@ -48,7 +48,7 @@ class Decision(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionRow:
-    """One row of the table ``decision``; the module explains the columns."""
+    """One row of the table ``decision``. The module docstring explains the columns."""
 
     gtrid: bytes
     format_id: int
@@ -66,14 +66,14 @@ class DecisionEntry:
 
     row: DecisionRow
     stands: Decision | None = None
-    """What the log says afterwards: of two that decide, the first one wins."""
+    """The decision in the log afterwards. If two processes decide, the first decision is valid."""
     error: Exception | None = None
     settled: bool = False
 
 
 @dataclass(slots=True)
 class Batch:
-    """What goes into one transaction of the log."""
+    """The contents of one transaction of the log."""
 
     entries: list[DecisionEntry] = field(default_factory=list)
     finished: list[tuple[bytes, datetime]] = field(default_factory=list)
@@ -101,11 +101,11 @@ class Statements:
         return statement.replace("tm.", self._tables).replace("%s", self._placeholder)
 
     def rows(self, statement: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """Run a query; all its rows."""
+        """Run a query and return all its rows."""
         return self._database.execute(self._sql(statement), values).fetchall()  # type: ignore[no-any-return]
 
     def change(self, statement: str, values: Sequence[object] = ()) -> int:
-        """Run a statement; how many rows it changed."""
+        """Run a statement and return the number of rows that it changed."""
         cursor = self._database.execute(self._sql(statement), values)
         self._sync()
         return cursor.rowcount  # type: ignore[no-any-return]
@@ -146,7 +146,7 @@ class DecisionLog(ABC):
     """
 
     failure: ClassVar[type[Exception]]
-    """What the driver raises."""
+    """The base of the exceptions of the driver."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -164,12 +164,12 @@ class DecisionLog(ABC):
             row: the decision.
 
         Returns:
-            What stands: the row's, or the earlier one of somebody else.
+            The valid decision: that of *row*, or an earlier one of another process.
         """
         entry = DecisionEntry(row)
         with self._queue:
             self._waiting.entries.append(entry)
-        with self._writing:  # whoever gets in first writes for all who wait: one fsync for the group
+        with self._writing:  # the first thread here writes for all threads that wait: one fsync for the group
             if not entry.settled:
                 self._write_waiting()
         if entry.error is not None:
@@ -178,7 +178,10 @@ class DecisionLog(ABC):
         return entry.stands
 
     def fence(self, row: DecisionRow) -> Decision:
-        """Decide to roll back, unless it was decided to commit; what stands. For orphans, and after an error."""
+        """Decide to roll back, unless the log has a decision already. Return the valid decision.
+
+        It is used for orphans, and after an error.
+        """
         return self.decide(
             DecisionRow(
                 gtrid=row.gtrid,
@@ -201,7 +204,7 @@ class DecisionLog(ABC):
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write the waiting entries."""
         with self._writing:
             self._write_waiting()
 
@@ -240,7 +243,7 @@ class DecisionLog(ABC):
                 [(self.when(at), gtrid) for gtrid, at in sorted(batch.finished)],
             )
             for some in _portions([entry.row.gtrid for entry in entries]):
-                # A statement of its own: it sees a row of somebody else that the insert had to wait for.
+                # A separate statement: it sees a row of another process for which the insert had to wait.
                 marks = ", ".join(["%s"] * len(some))
                 query = f"SELECT gtrid, decision FROM tm.decision WHERE gtrid IN ({marks})"  # noqa: S608 - only marks
                 stands |= {bytes(gtrid): Decision(found) for gtrid, found in tm.rows(query, some)}
@@ -252,13 +255,13 @@ class DecisionLog(ABC):
 
     @twice
     def read(self, gtrid: bytes) -> DecisionRow | None:
-        """The decision about a transaction, ``None``: there is none, so it is rolled back."""
+        """Return the decision about a transaction; ``None`` if there is none, which means roll-back."""
         found = self._decisions("WHERE gtrid = %s", (gtrid,))
         return found[0] if found else None
 
     @twice
     def unfinished(self, node: str, decision: Decision = Decision.COMMIT) -> list[DecisionRow]:
-        """Decisions of a node that are not finished, the oldest first."""
+        """Return the decisions of a node that are not finished, the oldest first."""
         where = "WHERE node = %s AND finished IS NULL AND decision = %s ORDER BY at"
         return self._decisions(where, (node, decision.value))
 
@@ -299,7 +302,7 @@ class DecisionLog(ABC):
 
     @twice
     def forgotten(self, gtrid: bytes, resource: str) -> None:
-        """The resource has forgotten it."""
+        """Record that the resource has forgotten a heuristic outcome."""
         self._change(
             "UPDATE tm.heuristic SET forgotten = %s WHERE gtrid = %s AND resource = %s AND forgotten IS NULL",
             *(self.when(now()), gtrid, resource),
@@ -314,19 +317,19 @@ class DecisionLog(ABC):
             found = tm.rows(query)
         return [_heuristic(*row) for row in found]
 
-    # -- who lives ----------------------------------------------------------------------------------------------------
+    # -- processes that are alive -------------------------------------------------------------------------------------
 
     @abstractmethod
     def claim(self, node: str, process: str) -> None:
-        """Show others that *process* lives, until it ends in whatever way."""
+        """Show other processes that *process* is alive, until it ends in any way."""
 
     @abstractmethod
     def alive(self, node: str, process: str) -> bool:
-        """Whether a process lives that has claimed this name."""
+        """Return whether a process that has claimed this name is alive."""
 
     @abstractmethod
     def close(self) -> None:
-        """Write what waits, and let go of the claim. Doing it again changes nothing."""
+        """Write the waiting entries, and release the claim. A second call changes nothing."""
 
     def __enter__(self) -> Self:
         return self

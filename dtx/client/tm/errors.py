@@ -1,4 +1,4 @@
-"""How a transaction can end that was not simply committed; and what the transaction manager itself cannot do."""
+"""The exceptions of transactions that did not simply commit, and of the transaction manager itself."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ class HeuristicReport:
     Args:
         gtrid: the global transaction.
         resource: the name of the resource whose branch it is.
-        outcome: how the branch ended; ``HAZARD`` where that is not known.
-        decision: what was decided about the transaction, ``commit`` or ``rollback``.
-        reason: the resource's words.
+        outcome: the end of the branch; ``HAZARD`` where the end is not known.
+        decision: the decision about the transaction, ``commit`` or ``rollback``.
+        reason: the text from the resource.
     """
 
     gtrid: bytes
@@ -28,7 +28,7 @@ class HeuristicReport:
 
     @property
     def damaging(self) -> bool:
-        """Whether the branch ended, or may have ended, otherwise than was decided."""
+        """Whether the end of the branch contradicts the decision, or may contradict it."""
         agreeing = Heuristic.COMMITTED if self.decision == "commit" else Heuristic.ROLLED_BACK
         return self.outcome is not agreeing
 
@@ -37,17 +37,17 @@ class HeuristicReport:
 
 
 class TransactionError(Exception):
-    """The base of everything that a transaction manager raises.
+    """The base of all exceptions of a transaction manager.
 
     Args:
-        message: what happened.
-        gtrid: the global transaction, where there is one.
-        causes: what the resources answered.
-        reports: heuristic outcomes of its branches, which are in the log too.
+        message: the description of the error.
+        gtrid: the global transaction; empty where there is none.
+        causes: the errors that the resources raised.
+        reports: the heuristic outcomes of the branches. The log contains them, too.
     """
 
     known: ClassVar[bool] = True
-    """Whether the outcome is known. Where it is not, recovery brings it about; the work must not simply be repeated."""
+    """Whether the outcome is known. If not, recovery completes the transaction. Do not simply repeat the work then."""
 
     def __init__(
         self,
@@ -64,37 +64,40 @@ class TransactionError(Exception):
 
 
 class RolledBack(TransactionError):
-    """The transaction could not be committed. Nothing of it has happened; it may be tried again."""
+    """The transaction could not be committed. None of its work took effect. The program may try it again."""
 
 
 class TimedOut(RolledBack):
-    """The transaction took longer than its time-out, and is rolled back."""
+    """The transaction took longer than its time-out and is rolled back."""
 
 
 class OutcomeUnknown(TransactionError):
-    """Whether it is committed is not known here: the log, or the only resource, was out of reach at that moment."""
+    """The program does not know the outcome: the log, or the only resource, was unreachable at that moment."""
 
     known = False
 
 
 class HeuristicOutcome(TransactionError):
-    """Somebody completed branches otherwise than was decided. The log has it; people have to mend it."""
+    """Branches were completed contrary to the decision. The log records this. An operator must repair the data."""
 
 
 class HeuristicRollback(HeuristicOutcome):
-    """Commit was decided, and every branch is rolled back."""
+    """The decision was commit, and every branch is rolled back."""
 
 
 class HeuristicCommit(HeuristicOutcome):
-    """Rollback was decided, and every branch is committed."""
+    """The decision was rollback, and every branch is committed."""
 
 
 class HeuristicMixed(HeuristicOutcome):
-    """Some of it is committed and some is rolled back."""
+    """Some of the transaction is committed, and some of it is rolled back."""
 
 
 class HeuristicHazard(HeuristicOutcome):
-    """Some of it may be committed while other parts are rolled back: a resource does not know its branch any more."""
+    """Some of the transaction may be committed while other parts are rolled back.
+
+    A resource no longer knows its branch.
+    """
 
     known = False
 
@@ -104,11 +107,21 @@ class LogFailed(TransactionError):
 
 
 class Misuse(TransactionError):
-    """The call is wrong in this state: no transaction is under way, it is over, the resource is not registered."""
+    """The call is not allowed in this state.
+
+    Examples: there is no current transaction, the transaction is over, or the resource is not registered.
+    """
 
 
 def heuristic_error(message: str, gtrid: bytes, reports: Sequence[HeuristicReport], branches: int) -> HeuristicOutcome:
-    """The exception that stands for damaging *reports* of a transaction that has so many branches."""
+    """Return the exception for the damaging *reports* of a transaction.
+
+    Args:
+        message: the beginning of the message; the text of the reports follows it.
+        gtrid: the global transaction.
+        reports: the damaging reports.
+        branches: the number of branches of the transaction.
+    """
     outcomes = {report.outcome for report in reports}
     kind: type[HeuristicOutcome] = HeuristicMixed
     if len(reports) == branches and outcomes == {Heuristic.ROLLED_BACK}:

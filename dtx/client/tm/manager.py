@@ -1,8 +1,8 @@
-"""Transaction managers: what those for threads and for asyncio have in common, and the one for threads.
+"""The base of both transaction managers, and the transaction manager for threads.
 
-The order of durable steps is in :mod:`~dtx.client.tm.commitment` and :mod:`~dtx.client.tm.recovery`; here is what comes
-before and after: who takes part, time-outs, sessions that go back, what is counted. The shells are thin;
-:mod:`~dtx.client.tm.asynchronous` has the one for asyncio.
+:mod:`~dtx.client.tm.commitment` and :mod:`~dtx.client.tm.recovery` define the order of the durable steps. This module
+contains the steps before and after: enlistment, time-outs, the return of sessions, metrics. The classes for threads and
+for asyncio add little code. The one for asyncio is in :mod:`~dtx.client.tm.asynchronous`.
 """
 
 import logging
@@ -42,15 +42,15 @@ TX = TypeVar("TX", bound="BaseTransaction")
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 KEEP: Final = timedelta(days=7)
-"""How long finished decisions are kept: an operator wants to look at them, and so does reconciliation."""
+"""The time for which the log keeps finished decisions. Operators and reconciliation read them."""
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class ManagerMetrics:
-    """The metrics of all transaction managers of a registry, told apart by their node.
+    """The metrics of all transaction managers of a registry. The label ``node`` distinguishes them.
 
     Args:
-        registry: where they are exposed.
+        registry: the registry that exposes the metrics.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -88,7 +88,7 @@ _ALL: Final[WeakKeyDictionary[CollectorRegistry, ManagerMetrics]] = WeakKeyDicti
 
 
 def metrics_of(registry: CollectorRegistry | None) -> ManagerMetrics:
-    """The metrics of *registry*, ``None``: of the default one; made once."""
+    """Return the metrics of *registry*, or of the default registry for ``None``. They are made once per registry."""
     where = REGISTRY if registry is None else registry
     known = _ALL.get(where)
     if known is None:
@@ -97,7 +97,7 @@ def metrics_of(registry: CollectorRegistry | None) -> ManagerMetrics:
 
 
 class TransactionState(Enum):
-    """Where a transaction is."""
+    """The state of a transaction."""
 
     ACTIVE = "active"
     COMPLETING = "completing"
@@ -105,10 +105,10 @@ class TransactionState(Enum):
 
 
 class BaseTransactionManager(ABC, Generic[TX]):
-    """What both transaction managers have in common; arguments as of :class:`~dtx.client.tm.TransactionManager`."""
+    """The base of both transaction managers. Arguments are those of :class:`~dtx.client.tm.TransactionManager`."""
 
     where: ClassVar[str]
-    """What a transaction belongs to, for messages."""
+    """The owner of a transaction (thread or task), for messages."""
 
     def __init__(
         self,
@@ -147,11 +147,15 @@ class BaseTransactionManager(ABC, Generic[TX]):
 
     @abstractmethod
     def begin(self, *, timeout: float | None = None) -> TX:
-        """A new transaction."""
+        """Begin a new transaction.
+
+        Args:
+            timeout: seconds, instead of the time-out of the transaction manager.
+        """
 
     @abstractmethod
     def write(self, call: Callable[[DecisionLog], Any]) -> Any:
-        """Call the log; awaited with asyncio."""
+        """Call the log. With asyncio the call is awaited."""
 
     @property
     def node(self) -> str:
@@ -159,20 +163,29 @@ class BaseTransactionManager(ABC, Generic[TX]):
         return self.identity.node
 
     def register(self, resource: Any) -> Any:
-        """Make a resource known, so that it can be enlisted, and recovered; returns it.
+        """Register a resource. Transactions can then enlist it, and recovery completes its branches.
+
+        Args:
+            resource: the resource.
+
+        Returns:
+            The resource.
 
         Raises:
-            Misuse: another one has the name.
+            Misuse: another resource has the same name.
         """
         if self._resources.setdefault(resource.name, resource) is not resource:
             raise Misuse(f"there are two resources called {resource.name}")
         return resource
 
     def known(self, resource: Any) -> Any:
-        """*resource*, given itself or by its name.
+        """Return a registered resource.
+
+        Args:
+            resource: the resource or its name.
 
         Raises:
-            Misuse: it is not registered: recovery would not know where its branches are.
+            Misuse: it is not registered. Recovery would not find its branches.
         """
         found = self._resources.get(resource if isinstance(resource, str) else resource.name)
         if found is None or not (isinstance(resource, str) or found is resource):
@@ -182,19 +195,21 @@ class BaseTransactionManager(ABC, Generic[TX]):
     # -- transactions -------------------------------------------------------------------------------------------------
 
     def transaction(self, *, timeout: float | None = None) -> TX:
-        """``with tm.transaction() as tx:`` commits at the end, and rolls back on an exception.
+        """Begin a transaction for a ``with`` block.
+
+        ``with tm.transaction() as tx:`` commits at the end of the block, and rolls back on an exception.
 
         Args:
-            timeout: seconds, instead of the transaction manager's.
+            timeout: seconds, instead of the time-out of the transaction manager.
         """
         return self.begin(timeout=timeout)
 
     @property
     def current(self) -> TX:
-        """The transaction that this thread or task is in.
+        """The current transaction of this thread or task.
 
         Raises:
-            Misuse: none is under way.
+            Misuse: this thread or task has no transaction.
         """
         found = self._current.get()
         if found is None:
@@ -202,28 +217,32 @@ class BaseTransactionManager(ABC, Generic[TX]):
         return found
 
     def enter(self, transaction: TX) -> "Token[TX | None]":
-        """*transaction* is the current one."""
+        """Make *transaction* the current one.
+
+        Raises:
+            Misuse: this thread or task has a transaction already.
+        """
         if self._current.get() is not None:
             raise Misuse(f"a transaction is under way in this {self.where} already; there are no nested ones")
         return self._current.set(transaction)
 
     def leave(self, token: "Token[TX | None]") -> None:
-        """There is no current one any more."""
+        """End the state that :meth:`enter` began: there is no current transaction any more."""
         self._current.reset(token)
 
     def begun(self, gtrid: bytes) -> None:
-        """A transaction is under way."""
+        """Record that a transaction is running."""
         self._running.add(gtrid)
         self.metrics.running.labels(self.node).inc()
 
     def over(self, gtrid: bytes) -> None:
-        """It is over: what it left open is recovery's."""
+        """Record that a transaction is over. Recovery completes the branches that it left open."""
         if gtrid in self._running:
             self._running.discard(gtrid)
             self.metrics.running.labels(self.node).dec()
 
     def plan(self, gtrid: bytes, branches: list[EnlistedBranch]) -> CommitPlan:
-        """How a transaction is to be completed."""
+        """Return the plan for the completion of a transaction."""
         return CommitPlan(
             gtrid=gtrid,
             format_id=self.identity.format_id,
@@ -235,7 +254,13 @@ class BaseTransactionManager(ABC, Generic[TX]):
         )
 
     def count(self, gtrid: bytes, ended: Outcome | TransactionError, seconds: float) -> None:
-        """Count and log how a transaction ended."""
+        """Update the metrics and the log messages for the end of a transaction.
+
+        Args:
+            gtrid: the transaction.
+            ended: the outcome, or the error that ended it.
+            seconds: the duration of its completion.
+        """
         name = gtrid.decode("ascii")
         match ended:
             case Outcome():
@@ -259,7 +284,7 @@ class BaseTransactionManager(ABC, Generic[TX]):
     # -- recovery -----------------------------------------------------------------------------------------------------
 
     def recovering(self) -> Work[RecoveryReport]:
-        """One round of recovery; see :meth:`dtx.client.tm.TransactionManager.recover`."""
+        """Make one round of recovery; see :meth:`dtx.client.tm.TransactionManager.recover`."""
         work = RecoveryRound(
             identity=self.identity,
             resources=dict(self._resources),
@@ -280,7 +305,7 @@ class BaseTransactionManager(ABC, Generic[TX]):
         return self.recovered(report)
 
     def recovered(self, report: RecoveryReport) -> RecoveryReport:
-        """Count and log what a round has come to."""
+        """Update the metrics and the log messages for a round of recovery, and return its report."""
         node, metrics = self.node, self.metrics
         metrics.recovered.labels(node, Decision.COMMIT.value).inc(len(report.committed))
         metrics.recovered.labels(node, Decision.ROLLBACK.value).inc(len(report.rolled_back))
@@ -298,19 +323,19 @@ class BaseTransactionManager(ABC, Generic[TX]):
 
 
 class BaseTransaction:
-    """What transactions with threads and with asyncio have in common; see :class:`~dtx.client.tm.Transaction`.
+    """The base of transactions with threads and with asyncio; see :class:`~dtx.client.tm.Transaction`.
 
     Args:
-        manager: whose.
-        gtrid: its id.
-        timeout: seconds.
+        manager: the transaction manager that began it.
+        gtrid: the id of the transaction.
+        timeout: seconds from begin to commit; ``None`` sets no limit.
     """
 
     def __init__(self, manager: BaseTransactionManager[Any], gtrid: bytes, timeout: float | None) -> None:
         self.gtrid: Final = gtrid
         self.state = TransactionState.ACTIVE
         self.outcome: Outcome | None = None
-        """How it ended, once it has."""
+        """The outcome; ``None`` until the transaction has ended with one."""
         self._manager = manager
         self._timeout = timeout
         self._begun = time.monotonic()
@@ -323,19 +348,19 @@ class BaseTransaction:
         return f"{type(self).__name__}({self.gtrid.decode('ascii')!r}, {self.state.value})"
 
     def set_rollback_only(self, reason: str) -> None:
-        """From now on, ``commit`` rolls back instead, and raises RolledBack.
+        """Mark the transaction as rollback-only: ``commit`` rolls back and raises RolledBack.
 
         Args:
-            reason: why it cannot commit; the first one is told.
+            reason: the reason why it cannot commit. The exception contains the reason of the first call.
 
         Raises:
-            Misuse: it is over.
+            Misuse: the transaction is completing or over.
         """
         self._require_active("be marked")
         self._rollback_only = self._rollback_only or reason
 
     def _enlisting(self, resource: Any, handle: Any) -> Work[Any]:
-        """Let a resource take part; what the application is to work with."""
+        """Enlist a resource and return the handle for the application."""
         self._require_active("enlist a resource")
         known = self._manager.known(resource)
         branch = self._branches.get(known.name)
@@ -358,7 +383,7 @@ class BaseTransaction:
         elapsed = time.monotonic() - self._begun
         plan = self._manager.plan(self.gtrid, list(self._branches.values()))
         begun = Gtrid.read(self.gtrid)
-        # Two clocks: the monotonic one stands still while some machines sleep.
+        # Two clocks: the monotonic clock of some machines stops while they sleep.
         if begun is not None:
             elapsed = max(elapsed, time.time() - begun.begun)
         if self._timeout is not None and elapsed > self._timeout:
@@ -375,7 +400,10 @@ class BaseTransaction:
         return (yield from self._completing(commitment.rollback(plan)))
 
     def _completing(self, work: Work[Outcome]) -> Work[Outcome]:
-        """Carry out *work*, give sessions back. After an interruption close them: what is not prepared is undone."""
+        """Carry out *work* and release the sessions.
+
+        After an interruption close the sessions instead. Branches that are not prepared are then rolled back.
+        """
         self.state = TransactionState.COMPLETING
         began = time.perf_counter()
         ended: Outcome | TransactionError | None = None
@@ -402,7 +430,7 @@ class BaseTransaction:
         self._token = self._manager.enter(self)
 
     def _leave(self) -> bool:
-        """It is not the current one any more; whether it is to be completed yet."""
+        """Leave the transaction as the current one. Return whether it is still active."""
         if self._token is not None:
             self._manager.leave(self._token)
             self._token = None
@@ -412,25 +440,26 @@ class BaseTransaction:
 class TransactionManager(BaseTransactionManager["Transaction"]):
     """A transaction manager for programs with threads.
 
-    Any thread may begin transactions; each transaction, and what it enlists, belongs to the thread that began it. Make
-    it after a fork, one in each process: processes of one node share its log.
+    Any thread may begin transactions. A transaction and its enlisted resources belong to the thread that began it.
+    After a fork, make one transaction manager in each process. The processes of one node share its log.
 
     Args:
-        node: 1 to 24 letters, digits, ``-`` or ``_``; the same over restarts, different between nodes with own logs.
+        node: the name of the node, 1 to 24 letters, digits, ``-`` or ``_``. It must be the same after a restart. Nodes
+            with different logs must have different names.
         log: ``postgresql://…``, or the path of a SQLite file on a local disk.
-        resources: to be registered.
-        timeout: seconds from begin to commit; then a transaction is rolled back instead. ``None``: any time.
-        interval: seconds for which recovery leaves an undecided branch alone.
-        recover_every: seconds between rounds of recovery in the background, from :meth:`open` on; ``None``: none, and
-            ``dtx tm recover --watch`` does it elsewhere.
-        keep: how long finished decisions stay in the log.
-        format_id: of all xids.
-        forget_heuristics: whether a resource forgets a heuristic outcome as soon as the log has it.
-        one_phase: whether a resource that is alone commits in one phase, without the log.
-        registry: for metrics; the default one otherwise.
+        resources: the resources to register.
+        timeout: seconds from begin to commit. After that, ``commit`` rolls back instead. ``None`` sets no limit.
+        interval: seconds for which recovery does not touch an undecided branch.
+        recover_every: seconds between rounds of recovery in the background, from :meth:`open` on. ``None`` means no
+            rounds here: ``dtx tm recover --watch`` makes them elsewhere.
+        keep: the time for which finished decisions stay in the log, at least twice *timeout*.
+        format_id: the format id of all xids, 1 to 2147483647.
+        forget_heuristics: whether a resource forgets a heuristic outcome after the log has recorded it.
+        one_phase: whether the only resource of a transaction commits in one phase, without the log.
+        registry: the registry for metrics; ``None`` means the default one.
 
     Raises:
-        Misuse: an argument is out of range.
+        Misuse: an argument is out of range, or two resources have the same name.
         LogFailed: the log cannot be opened.
     """
 
@@ -443,14 +472,20 @@ class TransactionManager(BaseTransactionManager["Transaction"]):
         self._thread: threading.Thread | None = None
 
     def open(self) -> Self:
-        """Recover, now and in the background. A resource or a log that is out of reach now is tried again later."""
+        """Start recovery in the background. The first round begins at once.
+
+        Later rounds try unreachable resources, or an unreachable log, again.
+
+        Returns:
+            The transaction manager.
+        """
         if self._recover_every is not None and self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="dtx tm recovery", daemon=True)
             self._thread.start()
         return self
 
     def close(self) -> None:
-        """End recovery, close free sessions and the log. Transactions must be over."""
+        """End recovery, and close the free sessions and the log. All transactions must be over."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -469,15 +504,24 @@ class TransactionManager(BaseTransactionManager["Transaction"]):
         return call(self.log)
 
     def begin(self, *, timeout: float | None = None) -> "Transaction":
-        """A new transaction; ``with tm.transaction()`` completes it by itself.
+        """Begin a new transaction. The program completes it; ``with tm.transaction()`` completes it by itself.
 
         Args:
-            timeout: seconds, instead of the transaction manager's.
+            timeout: seconds, instead of the time-out of the transaction manager.
+
+        Returns:
+            The transaction.
+
+        Raises:
+            Misuse: the process is a fork of the process that made the transaction manager.
         """
         return Transaction(self, self.identity.new(), self.timeout if timeout is None else timeout)
 
     def transactional(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
-        """Decorator: the function runs in a transaction; in the current one, where there is one."""
+        """Decorate a function so that it runs in a transaction.
+
+        The function runs in the current transaction if there is one, and otherwise in a new one.
+        """
 
         @wraps(function)
         def within(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -489,14 +533,21 @@ class TransactionManager(BaseTransactionManager["Transaction"]):
         return within
 
     def enlist(self, resource: Resource[Handle] | str, handle: Handle | None = None) -> Handle:
-        """:meth:`Transaction.enlist` of the current transaction."""
+        """Enlist a resource in the current transaction; see :meth:`Transaction.enlist`.
+
+        Raises:
+            Misuse: this thread has no transaction.
+        """
         return self.current.enlist(resource, handle)
 
     def recover(self) -> RecoveryReport:
-        """One round of recovery, see :mod:`dtx.client.tm.recovery`. Transactions go on meanwhile.
+        """Make one round of recovery; see :mod:`dtx.client.tm.recovery`. Transactions continue during the round.
+
+        Returns:
+            The report of the round.
 
         Raises:
-            LogFailed: the log is out of reach; without it nothing is decided.
+            LogFailed: the log is unreachable. Recovery decides nothing without the log.
         """
         with self._recovering:
             return drive(self.recovering())
@@ -512,50 +563,60 @@ class TransactionManager(BaseTransactionManager["Transaction"]):
 
 
 class Transaction(BaseTransaction):
-    """One global transaction. Of one thread; not to be used after its end.
+    """One global transaction. It belongs to one thread. Do not use it after its end.
 
     Args:
-        manager: whose.
-        gtrid: its id.
-        timeout: seconds.
+        manager: the transaction manager that began it.
+        gtrid: the id of the transaction.
+        timeout: seconds from begin to commit; ``None`` sets no limit.
     """
 
     def enlist(self, resource: Resource[Handle] | str, handle: Handle | None = None) -> Handle:
-        """Let a resource take part. A second time gives the same handle.
+        """Enlist a resource in the transaction. A second call returns the same handle.
 
         Args:
-            resource: registered; itself or its name.
-            handle: a channel or connection of the application's own to work with, outside of any transaction; it stays
-                open. Without it a free one of the resource is taken, which goes back at the end.
+            resource: a registered resource, or its name.
+            handle: a channel or connection of the application that is outside of any transaction. It stays open.
+                ``None`` means a free session of the resource, which returns to the resource at the end.
 
         Returns:
-            What to work with: a channel of pika, a connection of the database.
+            The handle for the work: a channel of pika, or a connection of the database.
 
         Raises:
-            Misuse: the transaction is over, or the resource is not registered.
-            XAException: the resource manager refuses, or is out of reach.
+            Misuse: the transaction is over, the resource is not registered, or it is enlisted with another handle.
+            XAException: the resource manager refuses, or is unreachable.
         """
         found: Handle = drive(self._enlisting(resource, handle))
         return found
 
     def commit(self) -> Outcome:
-        """Commit all of it or none. When it returns, all resources commit: at once, or (``unfinished``) by recovery.
+        """Commit the whole transaction or nothing of it.
+
+        After this call returns, the decision is commit. Each resource has committed, or recovery will commit it
+        (``unfinished`` of the outcome).
+
+        Returns:
+            The outcome.
 
         Raises:
-            RolledBack: a resource could not, or it was marked so; nothing has happened. TimedOut: it took too long.
-            HeuristicOutcome: somebody completed branches otherwise than was decided.
-            OutcomeUnknown: whether it is committed is not known here. Where the log of decisions was out of reach,
-                recovery completes it; of a resource that committed alone no log has anything.
-            Misuse: it is over.
+            RolledBack: a resource could not commit, or the transaction was marked rollback-only. Nothing took effect.
+            TimedOut: the transaction took longer than its time-out and is rolled back.
+            HeuristicOutcome: branches were completed contrary to the decision.
+            OutcomeUnknown: the outcome is not known here. If the log of decisions was unreachable, recovery completes
+                the transaction. If the only resource committed in one phase, the log has no record of it.
+            Misuse: the transaction is over.
         """
         return drive(self._committing())
 
     def rollback(self) -> Outcome:
-        """Undo all of it.
+        """Roll the whole transaction back.
+
+        Returns:
+            The outcome.
 
         Raises:
-            HeuristicOutcome: somebody committed branches.
-            Misuse: it is over.
+            HeuristicOutcome: branches were committed without the transaction manager.
+            Misuse: the transaction is over.
         """
         return drive(self._rolling_back())
 

@@ -1,19 +1,32 @@
-"""Recovery, without any I/O: what a node left open is completed as it was decided, and never anything of others.
+"""Recovery, without any I/O. It completes the open branches of its node as decided, and no branches of other nodes.
 
-Three passes. First the log: decisions to commit that are not finished; their branches are committed one by one, whether
-or not a resource lists them (dtx lists only what its user may see). Then the resources: each lists what it has in
-doubt, and every branch of this node for which there is no decision is an orphan. It is rolled back when three things
-hold: its process is dead or is this one, and the transaction is not running here; it is older than the interval; and
-the log has taken the roll-back as *the* decision. The last one is what atomicity rests on, the others spare the work
-of those who live. Last, the log again: roll-backs that are not finished, of branches that no resource lists any more.
+A round has three passes:
 
-Whose a branch is can be read from its gtrid, so a transaction manager only ever touches its own. A gtrid is
-``node.process.begun.number`` in ASCII, at most 64 bytes: the node's name; the incarnation of the transaction manager,
-random; the wall clock when the transaction began, milliseconds in base 36; a number, base 36. The bqual is the name of
-the resource; savepoints make further branches, which have ``/`` and a number after it.
+1. The log: recovery commits the branches of unfinished decisions to commit, one by one. It does so even if a resource
+   does not list them, because dtx lists only the branches that its user may see.
+2. The resources: each resource lists its branches in doubt. A branch of this node without a decision is an orphan.
+3. The log again: recovery finishes roll-backs of branches that no resource lists any more.
 
-A resource may answer that an orphan commits: its program died while it committed the branch alone, in one phase. Then
-the roll-back is withdrawn from the log, which is to say nothing about what it did not decide.
+Recovery rolls an orphan back when three conditions hold:
+
+- Its process is dead or is this one, and the transaction is not running here.
+- The branch is older than the interval.
+- The log has accepted the roll-back as *the* decision.
+
+Atomicity depends on the third condition. The first two protect the work of processes that are alive.
+
+The gtrid of a branch names its node, so a transaction manager changes only its own branches. A gtrid is
+``node.process.begun.number`` in ASCII, at most 64 bytes:
+
+- ``node``: the name of the node.
+- ``process``: the incarnation of the transaction manager, random.
+- ``begun``: the wall clock at the beginning of the transaction, milliseconds in base 36.
+- ``number``: a number in base 36.
+
+The bqual is the name of the resource. Savepoints make further branches, whose bqual has ``/`` and a number after it.
+
+A resource may answer that an orphan commits: its program died during the one-phase commit of that branch. Recovery then
+withdraws the roll-back from the log. The log contains only its own decisions.
 """
 
 import itertools
@@ -33,7 +46,7 @@ from dtx.client.tm.steps import Access, CommitPoint, Work, ask, reach
 from dtx.xa.xid import Xid
 
 FORMAT_ID: Final = 0x0D7C731
-"""Of all transactions of this transaction manager, unless it is given another one."""
+"""The default format id of the xids of a transaction manager."""
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 _NODE: Final = re.compile(r"[A-Za-z0-9_-]{1,24}")
 _PROCESS_OCTETS: Final = 6
@@ -44,10 +57,10 @@ class Gtrid:
     """The parts of a gtrid.
 
     Args:
-        node: whose it is.
+        node: the node that began the transaction.
         process: the incarnation that began it.
-        begun: Unix time of its beginning, seconds, by the clock of the node.
-        number: within the incarnation.
+        begun: Unix time of its beginning in seconds, by the clock of the node.
+        number: the number of the transaction within the incarnation.
     """
 
     node: str
@@ -56,12 +69,12 @@ class Gtrid:
     number: int
 
     def to_octets(self) -> bytes:
-        """As it stands in xids."""
+        """Return the gtrid as bytes, for an xid."""
         return f"{self.node}.{self.process}.{_base36(int(self.begun * 1000))}.{_base36(self.number)}".encode()
 
     @classmethod
     def read(cls, octets: bytes) -> "Gtrid | None":
-        """The parts of *octets*; ``None`` where no transaction manager of this kind made them."""
+        """Return the parts of the gtrid *octets*; ``None`` if no transaction manager of this kind made it."""
         try:
             node, process, begun, number = octets.decode("ascii").split(".")
             return cls(node, process, int(begun, 36) / 1000, int(number, 36))
@@ -70,15 +83,16 @@ class Gtrid:
 
 
 class ResourceIdentity:
-    """Makes gtrids that nobody else makes.
+    """Makes unique gtrids.
 
     Args:
-        node: 1 to 24 letters, digits, ``-`` or ``_``; the same over restarts. Processes with one node name share one
-            log: two nodes with separate logs and one name would roll back each other's branches.
-        format_id: of all its xids, 1 to 2³¹-1 (psycopg takes no more).
+        node: the name of the node, 1 to 24 letters, digits, ``-`` or ``_``. It must be the same after a restart.
+            Processes with one node name must share one log. Two nodes with one name and separate logs would roll back
+            each other's branches.
+        format_id: the format id of all its xids, 1 to 2³¹-1 (psycopg accepts no more).
 
     Raises:
-        Misuse: one of them is out of range.
+        Misuse: an argument is out of range.
     """
 
     def __init__(self, node: str, format_id: int = FORMAT_ID) -> None:
@@ -93,21 +107,29 @@ class ResourceIdentity:
         self._numbers = itertools.count(1)
 
     def new(self) -> bytes:
-        """A gtrid for a transaction that begins now.
+        """Make a gtrid for a transaction that begins now.
 
         Raises:
-            Misuse: this is a fork of the process that made this object: both would make the same.
+            Misuse: the process is a fork of the process that made this object. Both would make the same gtrids.
         """
         if os.getpid() != self._pid:
             raise Misuse("the process was forked: make the TransactionManager after the fork, one in each process")
         return Gtrid(self.node, self.process, time.time(), next(self._numbers)).to_octets()
 
     def xid(self, gtrid: bytes, resource: str) -> Xid:
-        """The branch of *gtrid* at a resource; with ``/`` and a number after its name: a further one."""
+        """Return the xid of the branch of *gtrid* at a resource.
+
+        Args:
+            gtrid: the global transaction.
+            resource: the name of the resource. For a further branch ``/`` and a number follow the name.
+        """
         return Xid(self.format_id, gtrid, resource.encode("ascii"))
 
     def owns(self, xid: Xid) -> Gtrid | None:
-        """The parts of the gtrid of *xid* where the branch is this node's, of this process or another."""
+        """Return the parts of the gtrid of *xid* if the branch belongs to this node; otherwise ``None``.
+
+        The branch may belong to this process or to another process of the node.
+        """
         if xid.format_id != self.format_id:
             return None
         parts = Gtrid.read(xid.gtrid)
@@ -116,27 +138,28 @@ class ResourceIdentity:
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What a round of recovery has come to."""
+    """The result of a round of recovery."""
 
     committed: list[Xid] = field(default_factory=list)
-    """Branches that were decided to commit, and are committed."""
+    """Branches with a decision to commit that are committed."""
     rolled_back: list[Xid] = field(default_factory=list)
-    """Orphans, which are rolled back."""
+    """Orphans that are rolled back."""
     one_phase: list[Xid] = field(default_factory=list)
-    """Branches that their resources commit or have committed, told so by a program that died in its one-phase commit.
-    They are in nobody's doubt; the log has nothing about them."""
+    """Branches that their resources commit or have committed in one phase. The program died during that commit.
+
+    These branches are not in doubt. The log has no record of them."""
     waiting: dict[Xid, str] = field(default_factory=dict)
-    """Branches of this node that are left alone for now, and why."""
+    """Branches of this node that recovery does not complete yet, each with the reason."""
     unreachable: dict[str, str] = field(default_factory=dict)
-    """Resources that could not be asked, and why."""
+    """Resources that recovery could not ask, each with the reason."""
     heuristics: list[HeuristicReport] = field(default_factory=list)
-    """Heuristic outcomes that were found and recorded."""
+    """Heuristic outcomes that recovery found and recorded."""
     pruned: int = 0
-    """Old finished decisions that were removed from the log."""
+    """The number of old finished decisions that recovery removed from the log."""
 
     @property
     def clean(self) -> bool:
-        """Whether nothing of this node is in doubt any more, as far as all resources say."""
+        """Whether the resources list no branch of this node in doubt any more, and all resources answered."""
         return not self.waiting and not self.unreachable
 
     def __str__(self) -> str:
@@ -153,14 +176,15 @@ class RecoveryRound:
     """One round of recovery.
 
     Args:
-        identity: whose branches.
-        resources: by name.
-        log: calls the log.
-        running: whether a transaction is running in this process.
-        interval: seconds for which an orphan is left alone.
-        first_seen: when an orphan was first seen by this process, on the monotonic clock; kept between rounds.
-        alone: branches that commit in one phase, as their resources have said; kept between rounds.
-        forget: whether heuristic outcomes are forgotten once they are recorded.
+        identity: the node whose branches recovery completes.
+        resources: the resources, by name.
+        log: a function that calls the log.
+        running: a function that tells whether a transaction is running in this process.
+        interval: seconds for which recovery does not touch an orphan.
+        first_seen: the time at which this process first saw an orphan, on the monotonic clock. It is kept between
+            rounds.
+        alone: branches that commit in one phase, as reported by their resources. It is kept between rounds.
+        forget: whether heuristic outcomes are forgotten after they are recorded.
     """
 
     identity: ResourceIdentity
@@ -173,13 +197,15 @@ class RecoveryRound:
     forget: bool = True
     report: RecoveryReport = field(default_factory=RecoveryReport)
     sessions: dict[str, Any] = field(default_factory=dict)
-    """By the name of the resource, ``None``: out of reach. To be released when the round is over, however it ends."""
+    """The sessions by the name of the resource; ``None`` for an unreachable resource.
+
+    The caller must release them after the round, also after an error."""
 
     def steps(self) -> Work[RecoveryReport]:
-        """The round.
+        """Carry out the round.
 
         Raises:
-            LogFailed: the log is out of reach; nothing can be decided then.
+            LogFailed: the log is unreachable. Nothing can be decided then.
         """
         rows = _raised((yield from self.log(lambda log: log.unfinished(self.identity.node))))
         for row in rows:
@@ -206,7 +232,7 @@ class RecoveryRound:
             age = (now() - row.at).total_seconds()
             if age < self.interval and (yield from self._alive(owner)):
                 return  # in its second phase, in another one
-        # Whoever is told afterwards that a branch is not known finds out by this that it was us.
+        # If another process then gets "not known" for a branch, this row shows it that recovery completed the branch.
         _raised((yield from self.log(lambda log: log.take_up(row.gtrid))))
         reach(CommitPoint.RECOVERY_TAKEN_UP)
         done = True
@@ -223,7 +249,7 @@ class RecoveryRound:
             reach(CommitPoint.RECOVERY_FINISHED)
 
     def _roll_back(self, row: DecisionRow, in_doubt: set[Xid]) -> Work[None]:
-        """It was written that a transaction is rolled back, and not that it is done: somebody died in between."""
+        """Finish a roll-back that the log contains as decided and not as finished: a process died in between."""
         if self.running(row.gtrid):
             return
         for name in row.resources:
@@ -232,7 +258,7 @@ class RecoveryRound:
                 return
             xid = self.identity.xid(row.gtrid, name)
             if xid in in_doubt:
-                return  # it was judged just now, and is done or waits
+                return  # the second pass has just handled it: it is done or waits
             if not (yield from self._complete(resource, xid, Decision.ROLLBACK, listed=False)) or xid in self.alone:
                 return
         yield from self.log(lambda log: log.finish(row.gtrid))
@@ -255,7 +281,7 @@ class RecoveryRound:
         return [xid for xid, _ in mine]
 
     def _judge(self, resource: Any, xid: Xid, owner: Gtrid) -> Work[None]:
-        """Complete a branch that is in doubt, if it may be."""
+        """Complete a branch that is in doubt, if recovery may do so now."""
         if self.running(xid.gtrid) or xid in self.alone:
             return
         row = _raised((yield from self.log(lambda log: log.read(xid.gtrid))))
@@ -276,16 +302,16 @@ class RecoveryRound:
             yield from self.log(lambda log: log.finish(xid.gtrid))
 
     def _patience(self, xid: Xid, owner: Gtrid, decision: Decision | None, *, elsewhere: bool) -> str:
-        """Why a branch is left alone for now, if it is.
+        """Return the reason why recovery does not complete a branch yet; an empty text if it may complete it.
 
         Args:
             xid: the branch.
-            owner: who began it.
-            decision: what was decided, if anything was.
-            elsewhere: whether it was begun by another process, which lives.
+            owner: the parts of its gtrid.
+            decision: the decision in the log; ``None`` where there is none.
+            elsewhere: whether another process that is alive began it.
         """
         seen = self.first_seen.setdefault(xid, time.monotonic())
-        # where the clock was set back, it is at least as old as we have seen it
+        # if the clock was set back, the branch is at least as old as the time since this process first saw it
         age = max(time.time() - owner.begun, time.monotonic() - seen)
         young = age < self.interval
         match decision:
@@ -308,17 +334,20 @@ class RecoveryRound:
         )
 
     def _alive(self, owner: Gtrid) -> Work[bool]:
-        """Whether its process lives."""
+        """Return whether the process of *owner* is alive."""
         return _raised((yield from self.log(lambda log: log.alive(owner.node, owner.process))))  # type: ignore[no-any-return]
 
     def _complete(self, resource: Any, xid: Xid, decision: Decision, *, listed: bool = True) -> Work[bool]:
-        """Tell a resource what was decided.
+        """Tell a resource the decision about a branch.
 
         Args:
-            resource: whose branch.
+            resource: the resource of the branch.
             xid: the branch.
-            decision: what.
-            listed: whether there is a branch, as far as is known.
+            decision: the decision.
+            listed: whether the branch is known to exist. Only then the report lists it as completed.
+
+        Returns:
+            Whether the branch is complete.
         """
         session = yield from self._session(resource)
         if session is None:
@@ -341,7 +370,7 @@ class RecoveryRound:
         return done
 
     def _session(self, resource: Any) -> Work[Any]:
-        """The session of this round; ``None`` where the resource is out of reach."""
+        """Return the session of this round for *resource*; ``None`` if the resource is unreachable."""
         session = self.sessions.get(resource.name)
         if session is not None and (yield from ask(session, "usable")) is not True:
             yield from ask(resource, "release", session)
@@ -363,7 +392,7 @@ def _of_node(identity: ResourceIdentity, found: Iterable[Xid]) -> Iterable[tuple
 
 
 def _raised(answer: Any) -> Any:
-    """*answer*, unless it is an error: without its log a transaction manager decides nothing."""
+    """Return *answer*, or raise it if it is an error: a transaction manager decides nothing without its log."""
     if isinstance(answer, TransactionError):
         raise answer
     return answer

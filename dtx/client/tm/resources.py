@@ -1,22 +1,22 @@
-"""Resources and their sessions, with threads and with asyncio. Here are those for dtx and for databases, with threads.
+"""Resources and their sessions, with threads and with asyncio; and the classes for dtx and for databases with threads.
 
-A session is one connection that one transaction at a time works with. A resource keeps those that are free, so that
-a transaction need not connect; recovery gets its own in the same way. Whatever the kind, a session raises
-:class:`~dtx.client.errors.XAException`, and means by each what X/Open means.
+A session is one connection. One transaction at a time works with it. A resource keeps its free sessions, so that a
+transaction need not connect. Recovery gets its sessions in the same way. Sessions of every kind raise
+:class:`~dtx.client.errors.XAException`. Each exception has its X/Open meaning.
 
-What a kind of resource does is written once, as work (:mod:`~dtx.client.tm.steps`). The class of a session or resource
-says how it is driven: so methods are called with threads, and awaited with asyncio.
+The code of a kind of resource exists once, as work (:mod:`~dtx.client.tm.steps`). The class of a session or resource
+defines how the work is driven. With threads the methods are called, and with asyncio they are awaited.
 
-Databases are every PEP 249 connection with the two-phase extension, psycopg's above all. What PEP 249
-leaves open is where money is lost, so it is closed here:
+A database is any PEP 249 connection with the two-phase extension, for example psycopg's. PEP 249 leaves some cases
+undefined in which data could be lost. This module defines them:
 
-- An exception in the second phase is XAER_RMFAIL, "ask again", unless the database says that it does not know the
-  branch (XAER_NOTA): by SQLSTATE 42704, or where errors have none, by not listing it.
-- PostgreSQL answers PREPARE TRANSACTION in a failed transaction with a silent ROLLBACK. So where the driver shows the
-  status of the transaction, as psycopg does, one that is not intact is not prepared (XA_RBROLLBACK).
-- PEP 249 has no vote "read-only", but Oracle's drivers do: ``tpc_prepare`` returns False where nothing is to be
-  committed, and to commit it is an error then.
-- ``pg_prepared_xacts`` lists the branches of all databases of a server; those of others are left out.
+- An exception in the second phase is XAER_RMFAIL, "ask again". It is XAER_NOTA if the database does not know the
+  branch. The database reports this by SQLSTATE 42704. If its errors have no SQLSTATE, it does not list the branch.
+- PostgreSQL answers PREPARE TRANSACTION in a failed transaction with a silent ROLLBACK. If the driver shows the
+  status of the transaction, as psycopg does, a transaction that is not intact is not prepared (XA_RBROLLBACK).
+- PEP 249 has no vote "read-only", but Oracle's drivers do. Their ``tpc_prepare`` returns False if there is nothing to
+  commit. A commit is an error then.
+- ``pg_prepared_xacts`` lists the branches of all databases of a server. Branches of other databases are left out.
 """
 
 import re
@@ -48,11 +48,11 @@ from dtx.xa.codes import XaError, XaFlag
 from dtx.xa.xid import Xid
 
 IDLE_SESSIONS: Final = 16
-"""Free sessions that a resource keeps; further ones are closed when their transaction ends."""
+"""The number of free sessions that a resource keeps. Further ones are closed when their transaction ends."""
 ANSWER_SECONDS: Final = 60.0
-"""How long a call of dtx is waited for, unless the resource is told otherwise."""
+"""The default time in seconds that a resource waits for an answer of dtx."""
 _INTRANS: Final = 2
-"""libpq: the connection is within a transaction that is intact."""
+"""libpq: the connection is in an intact transaction."""
 _UNDEFINED_OBJECT: Final = "42704"
 """SQLSTATE of PostgreSQL: there is no prepared transaction of that name."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,56}")
@@ -61,17 +61,17 @@ _P = ParamSpec("_P")
 
 
 class Driven:
-    """Has methods that are written as work: they are called with threads, and awaited with asyncio."""
+    """The base of classes with methods written as work: called with threads, and awaited with asyncio."""
 
     drive: ClassVar[Any] = staticmethod(drive)
-    """How they are carried out."""
+    """The function that carries out the work of the methods."""
 
 
 _D = TypeVar("_D", bound=Driven)
 
 
 def driven(work: Callable[Concatenate[_D, _P], Work[Any]]) -> Callable[Concatenate[_D, _P], Any]:
-    """A method that is written as work. It returns the result of the work, or what is awaited for it."""
+    """Make a method from work. The method returns the result of the work, or with asyncio an awaitable for it."""
 
     @wraps(work)
     def method(self: _D, /, *args: _P.args, **kwargs: _P.kwargs) -> Any:
@@ -84,11 +84,12 @@ class ResourceSession(Driven, ABC, Generic[Handle]):
     """One connection to a resource manager, used by one thread or task at a time. With asyncio its methods are awaited.
 
     Args:
-        own: whether the connection is the resource's: one of the application's serves nobody else, and stays open.
+        own: whether the connection belongs to the resource. A connection of the application is not reused for other
+            transactions, and stays open.
     """
 
     one_phase_repeatable: ClassVar[bool] = False
-    """Whether a one-phase commit whose answer was lost can be asked for again, on another session."""
+    """Whether a one-phase commit can be repeated on another session after its answer was lost."""
 
     def __init__(self, *, own: bool) -> None:
         self.own = own
@@ -96,31 +97,40 @@ class ResourceSession(Driven, ABC, Generic[Handle]):
     @property
     @abstractmethod
     def handle(self) -> Handle:
-        """What the application works with."""
+        """The channel or connection for the application."""
 
     @abstractmethod
     def start(self, xid: Xid) -> None:
-        """Work that follows belongs to the branch."""
+        """Begin the work of the branch. Later work belongs to the branch."""
 
     @abstractmethod
     def end(self, xid: Xid) -> None:
-        """Work that follows does not belong to the branch any more."""
+        """End the work of the branch. Later work does not belong to the branch."""
 
     @abstractmethod
     def prepare(self, xid: Xid) -> XaFlag:
-        """OK, or RDONLY: there is nothing to commit and the branch is gone."""
+        """Prepare the branch.
+
+        Returns:
+            OK, or RDONLY. RDONLY means that there is nothing to commit and that the branch no longer exists.
+        """
 
     @abstractmethod
     def commit(self, xid: Xid) -> None:
-        """Second phase."""
+        """Commit a prepared branch: the second phase."""
 
     @abstractmethod
     def commit_one_phase(self, xid: Xid) -> None:
-        """The only phase. XARollback: it is rolled back. Everything else: its outcome is not known."""
+        """Commit the branch in one phase.
+
+        Raises:
+            XARollback: the branch is rolled back.
+            XAException: for any other exception the outcome is not known.
+        """
 
     @abstractmethod
     def rollback(self, xid: Xid) -> None:
-        """Roll back, whether it is prepared or not, ended or not."""
+        """Roll the branch back, whether or not it is prepared or ended."""
 
     @abstractmethod
     def forget(self, xid: Xid) -> None:
@@ -128,22 +138,22 @@ class ResourceSession(Driven, ABC, Generic[Handle]):
 
     @abstractmethod
     def recover(self) -> list[Xid]:
-        """All branches that this resource has in doubt or heuristically completed, whoever's they are."""
+        """Return the branches of all owners that this resource has in doubt or heuristically completed."""
 
     @abstractmethod
     def usable(self) -> bool:
-        """Whether it is good for another transaction."""
+        """Return whether another transaction can use this session."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close the connection; raises nothing."""
+        """Close the connection. Raise nothing."""
 
 
 class Pool(Driven, ABC):
-    """What resources with threads and with asyncio have in common.
+    """The base of resources with threads and with asyncio.
 
     Args:
-        name: 1 to 56 letters, digits, ``.``, ``-`` or ``_``. It is the bqual of the branches, and stands in the log.
+        name: 1 to 56 letters, digits, ``.``, ``-`` or ``_``. It is the bqual of the branches. The log contains it.
     """
 
     def __init__(self, name: str) -> None:
@@ -156,11 +166,11 @@ class Pool(Driven, ABC):
 
     @abstractmethod
     def open(self) -> Any:
-        """A new session."""
+        """Open a new session."""
 
     @driven
     def acquire(self) -> Work[Any]:
-        """A free session that is usable, or a new one."""
+        """Return a free session that is usable, or a new one."""
         while True:
             with self._lock:
                 free = self._free.pop() if self._free else None
@@ -172,12 +182,13 @@ class Pool(Driven, ABC):
 
     @driven
     def started(self, xid: Xid) -> Work[Any]:
-        """A session that works for the branch *xid*.
+        """Return a session that works for the branch *xid*.
 
-        A free session may have been lost since it was last used. Nothing was done in it, so a new one will do as well.
+        The connection of a free session may have been lost since its last use. No work was done in it, so a new
+        session replaces it.
 
         Raises:
-            XAException: the resource manager refuses, or is out of reach.
+            XAException: the resource manager refuses, or is unreachable.
         """
         session = yield self.acquire
         try:
@@ -189,7 +200,7 @@ class Pool(Driven, ABC):
 
     @driven
     def release(self, session: Any) -> Work[None]:
-        """The transaction is over."""
+        """Take a session back after the transaction: keep it as a free one, or close it."""
         if session.own and (yield session.usable):
             with self._lock:
                 kept = len(self._free) < IDLE_SESSIONS
@@ -209,7 +220,7 @@ class Pool(Driven, ABC):
 
 
 def _started(session: Any, xid: Xid) -> Work[None]:
-    """Start the branch; a session in which that fails is closed."""
+    """Start the branch. Close the session if that fails."""
     try:
         yield partial(session.start, xid)
     except BaseException:
@@ -218,32 +229,33 @@ def _started(session: Any, xid: Xid) -> Work[None]:
 
 
 class Resource(Pool, Generic[Handle]):
-    """Where sessions come from; any thread may use it.
+    """A source of sessions. Any thread may use it.
 
     Args:
-        name: 1 to 56 letters, digits, ``.``, ``-`` or ``_``. It is the bqual of the branches, and stands in the log.
+        name: 1 to 56 letters, digits, ``.``, ``-`` or ``_``. It is the bqual of the branches. The log contains it.
     """
 
     @abstractmethod
     def open(self) -> ResourceSession[Handle]:
-        """A new session.
+        """Open a new session.
 
         Raises:
-            XAER_RMFAIL: the resource manager is out of reach.
+            XAER_RMFAIL: the resource manager is unreachable.
         """
 
     @abstractmethod
     def around(self, handle: Handle) -> ResourceSession[Handle]:
-        """A session on a connection or channel of the application's own, which stays open when it is done."""
+        """Make a session on a connection or channel of the application, which stays open afterwards."""
 
 
 class DtxResource(Resource[BlockingChannel]):
-    """A virtual host of a dtx, with pika's BlockingConnection. What applications work with is a channel.
+    """A virtual host of a dtx, with pika's BlockingConnection. The handle for applications is a channel.
 
     Args:
         name: see :class:`Resource`.
-        connect: a URL, or what makes a connection; several addresses of a service and its standby go there.
-        timeout: seconds to wait for each answer, ``None``: as long as the connection lives.
+        connect: a URL, parameters of pika, or a function that makes a connection. Use a function for several
+            addresses of a service and its standby.
+        timeout: seconds to wait for each answer. ``None`` means: as long as the connection is open.
     """
 
     def __init__(
@@ -258,7 +270,11 @@ class DtxResource(Resource[BlockingChannel]):
         self._timeout = timeout
 
     def open(self) -> "DtxSession":
-        """A new connection and a channel."""
+        """Open a new connection and a channel.
+
+        Raises:
+            XAER_RMFAIL: dtx is unreachable.
+        """
         connect: Any = pika.URLParameters(self._connect) if isinstance(self._connect, str) else self._connect
         try:
             connection = connect() if callable(connect) else BlockingConnection(connect)
@@ -273,17 +289,17 @@ class DtxResource(Resource[BlockingChannel]):
             raise
 
     def around(self, handle: BlockingChannel) -> "DtxSession":
-        """A session on a channel of the application's."""
+        """Make a session on a channel of the application."""
         return DtxSession(handle, self._timeout, own=False)
 
 
 class AnyDtxSession(ResourceSession[Handle]):
-    """A channel for work, and one beside it for outcomes: a refused one must not cost the application its channel.
+    """A channel for work, and a second channel for outcomes. A refusal must not close the application's channel.
 
     Args:
-        work: the channel's XAResource, of either kind.
+        work: the XAResource of the channel, of either kind.
         outcomes: the Coordinator of its connection, of the same kind.
-        own: whether the connection is to be closed with the session.
+        own: whether the session closes the connection.
     """
 
     one_phase_repeatable = True
@@ -295,15 +311,15 @@ class AnyDtxSession(ResourceSession[Handle]):
 
     @abstractmethod
     def _scan(self) -> Any:
-        """All branches that the coordinator recovers."""
+        """Return all branches that the coordinator recovers."""
 
     @abstractmethod
     def _alive(self) -> Any:
-        """Whether channel and connection are open."""
+        """Return whether the channel and the connection are open."""
 
     @abstractmethod
     def _leave(self) -> Any:
-        """Close what is to be closed with the session; raises nothing."""
+        """Close the connection if it is the session's, otherwise the channel for outcomes. Raise nothing."""
 
     @property
     def handle(self) -> Handle:
@@ -312,35 +328,38 @@ class AnyDtxSession(ResourceSession[Handle]):
 
     @driven
     def start(self, xid: Xid) -> Work[None]:
-        """Associate the channel."""
+        """Associate the channel with the branch."""
         yield partial(self._work.start, xid)
         self._ended = False
 
     @driven
     def end(self, xid: Xid) -> Work[None]:
-        """Dissociate the channel. What was published is on its way before: the channel keeps the order."""
+        """Dissociate the channel. Earlier publishes reach the server first, because the channel keeps the order."""
         self._ended = True
         yield partial(self._work.end, xid)
 
     @driven
     def prepare(self, xid: Xid) -> Work[XaFlag]:
-        """First phase."""
+        """Prepare the branch: the first phase."""
         vote: XaFlag = yield partial(self._outcomes.prepare, xid)
         return vote
 
     @driven
     def commit(self, xid: Xid) -> Work[None]:
-        """Second phase."""
+        """Commit a prepared branch: the second phase."""
         yield partial(self._outcomes.commit, xid)
 
     @driven
     def commit_one_phase(self, xid: Xid) -> Work[None]:
-        """The only phase."""
+        """Commit the branch in one phase."""
         yield partial(self._outcomes.commit, xid, one_phase=True)
 
     @driven
     def rollback(self, xid: Xid) -> Work[None]:
-        """Roll back. A branch that was not ended is ended as failed; where that cannot be, its channel is gone."""
+        """Roll the branch back. Before that, end the branch as failed if it is not ended.
+
+        If the end is refused, the channel is closed.
+        """
         if not self._ended:
             self._ended = True
             with suppress(XAException):
@@ -350,18 +369,18 @@ class AnyDtxSession(ResourceSession[Handle]):
 
     @driven
     def forget(self, xid: Xid) -> Work[None]:
-        """Discard a heuristic outcome."""
+        """Discard the record of a heuristic outcome."""
         yield partial(self._outcomes.forget, xid)
 
     @driven
     def recover(self) -> Work[list[Xid]]:
-        """One whole scan."""
+        """Make one whole recovery scan."""
         found: list[Xid] = yield self._scan
         return found
 
     @driven
     def usable(self) -> Work[bool]:
-        """Whether it is outside of a branch, and open."""
+        """Return whether the session is outside of a branch, and open."""
         if not self._ended:
             return False
         alive: bool = yield self._alive
@@ -377,9 +396,9 @@ class DtxSession(AnyDtxSession[BlockingChannel]):
     """A session on a channel of pika.
 
     Args:
-        channel: open.
-        timeout: seconds.
-        own: whether the connection is to be closed with the session.
+        channel: an open channel.
+        timeout: seconds to wait for each answer; ``None`` means: as long as the connection is open.
+        own: whether the session closes the connection.
     """
 
     def __init__(self, channel: BlockingChannel, timeout: float | None, *, own: bool) -> None:
@@ -390,7 +409,7 @@ class DtxSession(AnyDtxSession[BlockingChannel]):
         return list(self._outcomes.recover())
 
     def _alive(self) -> bool:
-        """Looks for what the server said meanwhile."""
+        """Read the data that the server has sent, and return whether channel and connection are open."""
         return alive(self.handle.connection) and bool(self.handle.is_open)
 
     def _leave(self) -> None:
@@ -401,19 +420,20 @@ class DtxSession(AnyDtxSession[BlockingChannel]):
 
 
 def _close(connection: BlockingConnection) -> None:
-    # AttributeError: pika's own, where the server's close comes in while pika closes the channels one by one
+    # AttributeError: pika raises it if the server's close arrives while pika closes the channels one by one
     with suppress(AMQPError, OSError, AttributeError):
         connection.close()
 
 
 class Pep249Resource(Resource[Any]):
-    """A database. What applications work with is a connection.
+    """A database. The handle for applications is a connection.
 
-    Within a transaction the application neither commits nor rolls back itself (psycopg refuses it).
+    Within a transaction the application must not commit or roll back itself (psycopg refuses it).
 
     Args:
         name: see :class:`Resource`.
-        connect: makes a connection, not in autocommit mode. It is called again whenever one is lost.
+        connect: a function that makes a connection, not in autocommit mode. It is called again after the loss of a
+            connection.
     """
 
     def __init__(self, name: str, connect: Callable[[], Any]) -> None:
@@ -421,30 +441,34 @@ class Pep249Resource(Resource[Any]):
         self._connect = connect
 
     def open(self) -> "Pep249Session":
-        """A new connection."""
+        """Open a new connection.
+
+        Raises:
+            XAER_RMFAIL: the database is unreachable.
+        """
         try:
             return Pep249Session(self._connect(), own=True)
         except Exception as error:
             raise XAER_RMFAIL(f"{self.name} is out of reach: {words(error)}") from error
 
     def around(self, handle: Any) -> "Pep249Session":
-        """A session on a connection of the application's."""
+        """Make a session on a connection of the application."""
         return Pep249Session(handle, own=False)
 
 
 class Pep249Session(ResourceSession[Any]):
-    """One connection, whose two-phase methods are functions, or coroutines with asyncio.
+    """One connection. Its two-phase methods are functions, or with asyncio coroutines.
 
     Args:
-        connection: open, outside of a transaction.
-        own: whether it is to be closed with the session.
+        connection: an open connection outside of a transaction.
+        own: whether the session closes the connection.
     """
 
     def __init__(self, connection: Any, *, own: bool) -> None:
         super().__init__(own=own)
         self._connection = connection
         self._current: Xid | None = None
-        """The branch that the connection itself is in."""
+        """The branch of the connection's own transaction; ``None`` where there is none."""
 
     @property
     def handle(self) -> Any:
@@ -453,7 +477,7 @@ class Pep249Session(ResourceSession[Any]):
 
     @driven
     def start(self, xid: Xid) -> Work[None]:
-        """``tpc_begin``."""
+        """Call ``tpc_begin``."""
         try:
             yield partial(self._connection.tpc_begin, _xid_of(self._connection, xid))
         except Exception as error:
@@ -462,12 +486,12 @@ class Pep249Session(ResourceSession[Any]):
 
     @driven
     def end(self, xid: Xid) -> Work[None]:  # noqa: ARG002 - see below
-        """Nothing to do: PEP 249 ends a branch where it prepares it."""
+        """Do nothing: in PEP 249 the prepare ends the branch."""
         yield from ()
 
     @driven
     def prepare(self, xid: Xid) -> Work[XaFlag]:
-        """``tpc_prepare``."""
+        """Call ``tpc_prepare``."""
         if (yield from self._first(xid, "tpc_prepare")) is False:
             self._current = None
             return XaFlag.RDONLY
@@ -475,12 +499,16 @@ class Pep249Session(ResourceSession[Any]):
 
     @driven
     def commit_one_phase(self, xid: Xid) -> Work[None]:
-        """``tpc_commit`` without prepare."""
+        """Call ``tpc_commit`` without prepare."""
         yield from self._first(xid, "tpc_commit")
         self._current = None
 
     def _first(self, xid: Xid, method: str) -> Work[Any]:
-        """Ask what can be refused: then the branch is rolled back. What the driver returns."""
+        """Call *method*, which the database may refuse. A refusal rolls the branch back.
+
+        Returns:
+            The result of the driver.
+        """
         if self._current != xid:
             raise XAER_PROTO(f"the connection is not in the branch {xid}")
         if _info(self._connection, "transaction_status", _INTRANS) != _INTRANS:
@@ -492,12 +520,12 @@ class Pep249Session(ResourceSession[Any]):
 
     @driven
     def commit(self, xid: Xid) -> Work[None]:
-        """``tpc_commit`` of a prepared transaction, this connection's own or one found by recovery."""
+        """Call ``tpc_commit`` for a prepared transaction, this connection's own or one found by recovery."""
         yield from self._second(xid, "tpc_commit")
 
     @driven
     def rollback(self, xid: Xid) -> Work[None]:
-        """``tpc_rollback``, of whatever state."""
+        """Call ``tpc_rollback``, in any state of the transaction."""
         yield from self._second(xid, "tpc_rollback")
 
     def _second(self, xid: Xid, method: str) -> Work[None]:
@@ -514,7 +542,7 @@ class Pep249Session(ResourceSession[Any]):
         self._current = None
 
     def _gone(self, xid: Xid) -> Work[bool]:
-        """Whether a database whose errors have no SQLSTATE does not have the branch in doubt."""
+        """Return whether the database does not list the branch, for databases whose errors have no SQLSTATE."""
         try:
             return xid not in (yield self.recover)
         except XAER_RMFAIL:
@@ -522,12 +550,12 @@ class Pep249Session(ResourceSession[Any]):
 
     @driven
     def forget(self, xid: Xid) -> Work[None]:  # noqa: ARG002 - see below
-        """Nothing to do: PEP 249 knows no heuristic outcomes."""
+        """Do nothing: PEP 249 has no heuristic outcomes."""
         yield from ()
 
     @driven
     def recover(self) -> Work[list[Xid]]:
-        """``tpc_recover``, this database's alone."""
+        """Call ``tpc_recover``, and return the branches of this database only."""
         try:
             found = yield self._connection.tpc_recover
             yield self._connection.rollback  # psycopg begins a transaction for the query
@@ -537,7 +565,7 @@ class Pep249Session(ResourceSession[Any]):
 
     @driven
     def usable(self) -> Work[bool]:
-        """Whether it is open and outside of a transaction."""
+        """Return whether the connection is open and outside of a transaction."""
         yield from ()
         closed = bool(getattr(self._connection, "closed", False))
         return self._current is None and not closed and not _info(self._connection, "transaction_status", 0)
@@ -551,18 +579,18 @@ class Pep249Session(ResourceSession[Any]):
 
 
 def _xid_of(connection: Any, xid: Xid) -> Any:
-    """*xid* as the driver wants it."""
+    """Return *xid* in the form of the driver."""
     return connection.xid(xid.format_id, xid.gtrid.decode("ascii"), xid.bqual.decode("ascii"))
 
 
 def _refusal(connection: Any, error: Exception, otherwise: type[XAException]) -> XAException:
-    """XAER_RMFAIL where the connection is lost: then nobody knows; else *otherwise*."""
+    """Return XAER_RMFAIL if the connection is lost, because the outcome is not known then; else *otherwise*."""
     lost = bool(getattr(connection, "closed", False))
     return (XAER_RMFAIL if lost else otherwise)(words(error))
 
 
 def words(error: BaseException) -> str:
-    """What a driver says, on one line; with what to do where that is known."""
+    """Return the text of a driver's exception on one line, with a remedy if one is known."""
     text = " ".join(str(error).split()) or type(error).__name__
     if "max_prepared_transactions" in text or "prepared transactions are disabled" in text:
         text += " (PostgreSQL needs max_prepared_transactions: at least one for each transaction at a time)"
@@ -570,18 +598,18 @@ def words(error: BaseException) -> str:
 
 
 def _sqlstate(error: BaseException) -> str | None:
-    """As psycopg and psycopg2 give it."""
+    """Return the SQLSTATE of an exception of psycopg or psycopg2; ``None`` where there is none."""
     code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     return code if isinstance(code, str) else None
 
 
 def _info(connection: Any, name: str, otherwise: Any) -> Any:
-    """What the driver says about the connection, as psycopg's do; *otherwise* where it says nothing."""
+    """Return an attribute of ``connection.info``, as psycopg has it; *otherwise* if the driver has none."""
     return getattr(getattr(connection, "info", None), name, otherwise)
 
 
 def _xids(found: Any, database: object) -> list[Xid]:
-    """The branches among what ``tpc_recover`` gives; what is no xid is somebody else's."""
+    """Return the branches in the result of ``tpc_recover``. Entries that are not xids belong to other programs."""
     branches = []
     for xid in found:
         if isinstance(database, str) and getattr(xid, "database", None) not in (None, database):
@@ -595,10 +623,10 @@ def _xids(found: Any, database: object) -> list[Xid]:
 
 
 def check_resource_name(name: str) -> str:
-    """*name*, if it can stand in a bqual.
+    """Return *name* if a bqual can contain it.
 
     Raises:
-        Misuse: it cannot.
+        Misuse: a bqual cannot contain it.
     """
     if not _NAME.fullmatch(name):
         raise Misuse(f"resource name {name!r} is not made of 1 to 56 letters, digits, ., - or _")

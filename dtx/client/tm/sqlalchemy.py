@@ -7,8 +7,8 @@
             orders.add(Order(item="tea"))
         tx.enlist("queue").basic_publish("", "shipping", b"1")
 
-SQLAlchemy commits and rolls back by itself, which only the transaction manager may do here. So a session's ``commit``
-flushes, and no more. Its ``rollback`` undoes nothing by itself: the transaction cannot commit any more.
+SQLAlchemy commits and rolls back by itself. Here only the transaction manager may do so. The ``commit`` of a session
+therefore only flushes. Its ``rollback`` undoes nothing by itself, but the transaction can no longer commit.
 """
 
 from collections.abc import Iterator
@@ -26,17 +26,17 @@ from dtx.client.tm.manager import Transaction
 def session(
     tx: Transaction, resource: str, *, dialect: str = "postgresql+psycopg", **options: Any
 ) -> Iterator[Session]:
-    """A session on the connection of *resource*, which takes part in *tx*. What it has is flushed at the end.
+    """Make a session on the connection of *resource*, and enlist the resource in *tx*. It is flushed at the end.
 
     Args:
-        tx: under way.
-        resource: name of a :class:`~dtx.client.tm.Pep249Resource`.
-        dialect: of SQLAlchemy, for the driver that makes the connections of *resource*.
-        options: of the session.
+        tx: an active transaction.
+        resource: the name of a :class:`~dtx.client.tm.Pep249Resource`.
+        dialect: the dialect of SQLAlchemy for the driver that makes the connections of *resource*.
+        options: options of the session.
 
     Raises:
         Misuse: the transaction is over, or the resource is not registered.
-        XAException: the database refuses, or is out of reach.
+        XAException: the database refuses, or is unreachable.
     """
     engine = _engine(tx.enlist(resource), dialect)
     with engine.connect():  # the dialect asks for the server's version, and rolls back after that

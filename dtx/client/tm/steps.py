@@ -1,11 +1,11 @@
-"""How the algorithms of a transaction manager run, with threads and with asyncio.
+"""The drivers for the algorithms of a transaction manager, with threads and with asyncio.
 
-There is one algorithm for both, a generator: it yields calls, and whoever drives it makes them, or awaits them. What a
-call returns or raises comes back from its ``yield``, so ``try`` and ``finally`` mean what they always mean. Commitment
-and recovery get what went wrong as an answer (:func:`ask`, :func:`access`).
+Both use the same algorithms. An algorithm is a generator that yields calls. The driver makes the calls, or awaits them.
+The ``yield`` returns the result of the call, or raises its exception. ``try`` and ``finally`` therefore work as usual.
+Commitment and recovery get errors as answers (:func:`ask`, :func:`access`).
 
-:class:`CommitPoint` names the instants at which tests let a transaction manager die. They do nothing unless a test arms
-them.
+:class:`CommitPoint` names the points at which tests stop a transaction manager. The points do nothing unless a test
+arms them.
 """
 
 from collections.abc import Callable, Generator
@@ -19,11 +19,11 @@ from dtx.client.tm.errors import LogFailed, TransactionError
 
 T = TypeVar("T")
 Work = Generator[Callable[[], Any], Any, T]
-"""Calls in their order, and a result."""
+"""A generator that yields calls in their order and returns a result."""
 
 
 def drive(work: Work[T]) -> T:
-    """Make the calls of *work* in this thread; its result."""
+    """Make the calls of *work* in this thread and return its result."""
     try:
         call = next(work)
         while True:
@@ -38,7 +38,7 @@ def drive(work: Work[T]) -> T:
 
 
 async def drive_async(work: Work[T]) -> T:
-    """Make the calls of *work* in this task, and await each; its result."""
+    """Make the calls of *work* in this task, await each, and return the result."""
     try:
         call = next(work)
         while True:
@@ -53,10 +53,10 @@ async def drive_async(work: Work[T]) -> T:
 
 
 class CommitPoint(IntEnum):
-    """Where a transaction is, and what dying there means. docs/how-to/python.md has the table."""
+    """The points of a transaction at which the process may die. docs/how-to/python.md has the table of results."""
 
     BEGUN = 1
-    """The branches exist; work is done in them."""
+    """The branches exist, and the application works in them."""
     ENDED = 2
     """One more branch is dissociated from its channel."""
     PREPARED = 3
@@ -64,17 +64,17 @@ class CommitPoint(IntEnum):
     VOTED = 4
     """All branches are prepared; nothing is decided."""
     DECIDED = 5
-    """The decision to commit is durable; no branch was told."""
+    """The decision to commit is durable; no branch has got it."""
     COMMITTED = 6
     """One more branch is committed."""
     COMPLETED = 7
-    """All branches are told; the log calls the decision unfinished."""
+    """All branches have got the decision; in the log the decision is unfinished."""
     FINISHED = 8
-    """The log was told that all of it is done."""
+    """The log has been told that the decision is finished."""
     ONE_PHASE_BEFORE = 9
     """The only branch that has work is about to be committed in one phase."""
     ONE_PHASE_AFTER = 10
-    """It is committed, or not; the application was not told."""
+    """The branch is committed or not; the application does not know it yet."""
     ROLLED_BACK = 11
     """One more branch is rolled back."""
     HEURISTIC_RECORDED = 12
@@ -86,7 +86,7 @@ class CommitPoint(IntEnum):
     RECOVERY_FENCED = 15
     """Recovery has made it durable that an orphan will never commit; the branch is still there."""
     RECOVERY_TAKEN_UP = 16
-    """Recovery has written that it completes an unfinished decision; no branch was told."""
+    """Recovery has written that it completes an unfinished decision; no branch has got it."""
     RECOVERY_COMPLETED = 17
     """Recovery has completed one more branch."""
     RECOVERY_FINISHED = 18
@@ -97,13 +97,13 @@ _armed: Final[list[Callable[[CommitPoint], None]]] = []
 
 
 def reach(point: CommitPoint) -> None:
-    """Tell the test that armed the points, if any."""
+    """Call the function of the test that armed the points, if there is one."""
     for told in _armed:
         told(point)
 
 
 def arm(reached: Callable[[CommitPoint], None] | None) -> None:
-    """From now on *reached* is called at each point, ``None``: nothing is; for tests."""
+    """Arm the points for a test: each point calls *reached*. ``None`` disarms them."""
     _armed[:] = [] if reached is None else [reached]
 
 
@@ -111,9 +111,9 @@ def ask(of: Any, operation: str, *arguments: Any) -> Work[Any]:
     """Call a method of a session or resource.
 
     Returns:
-        What it returns, or the XAException that came instead: nothing is raised into an algorithm. A driver that raises
-        what it should not must not keep the other branches from being told. The outcome of its call is not known, which
-        is XAER_RMFAIL.
+        The result of the method, or the XAException or TransactionError that it raised. Nothing is raised into an
+        algorithm. An unexpected exception of a driver must not keep the decision from the other branches. The outcome
+        of its call is not known, so the answer is XAER_RMFAIL.
     """
     try:
         return (yield partial(getattr(of, operation), *arguments))
@@ -124,14 +124,14 @@ def ask(of: Any, operation: str, *arguments: Any) -> Work[Any]:
 
 
 Access = Callable[[Callable[[DecisionLog], Any]], Work[Any]]
-"""How algorithms call the log; see :func:`access`."""
+"""The type of the function with which algorithms call the log; see :func:`access`."""
 
 
 def access(write: Callable[[Callable[[DecisionLog], Any]], Any]) -> Access:
-    """A function that calls the log. Its result is what the log returns, or the TransactionError that came instead.
+    """Make a function that calls the log. It returns the result of the log, or the exception as an answer.
 
     Args:
-        write: calls the log; with asyncio where that does not hold the event loop up.
+        write: a function that calls the log. With asyncio it must not block the event loop.
     """
 
     def log(call: Callable[[DecisionLog], Any]) -> Work[Any]:

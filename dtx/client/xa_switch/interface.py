@@ -3,7 +3,7 @@
 Numbers and flags are those of chapters 4.3 and 5 that only a C interface has. An open string is
 ``url=amqp://user:password@host:5673/vhost;coordination=amqp://...;answer-timeout=60``.
 Keys and values are separated by ``=``, pairs by ``;``. A ``;`` within a URL is written ``%3B``. An X/Open open string
-has 255 octets at most; the switch takes longer ones where the transaction manager does.
+has 255 bytes at most; the switch takes longer ones where the transaction manager does.
 
 ============================ ====================================================================================
 ``url``                      where the program's work is done, and by which user. Required.
@@ -54,7 +54,7 @@ ANSWER_SECONDS: Final = 60.0
 """How long an answer is waited for, unless the string says otherwise."""
 _KEYS: Final = ("url", "coordination", "answer-timeout", "transaction-timeout")
 _MOST_SECONDS: Final = 0xFFFFFFFF
-# Nobody reads from a connection between two calls, so nobody would answer heartbeats: TCP looks after it instead.
+# No code reads from a connection between two calls, so heartbeats would have no answer. TCP options replace them.
 _TCP: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
 
 

@@ -74,7 +74,7 @@ class Taken:
 
     Args:
         tag: its delivery tag.
-        redelivered: whether somebody was given it before.
+        redelivered: whether the server has delivered the message before.
         exchange: it was published to.
         routing_key: it was published with.
         properties: pika's.
@@ -157,7 +157,7 @@ def get(mine: SwitchAssociation, queue: str, size: int) -> Taken | int | None:
     Args:
         mine: the branch.
         queue: its name.
-        size: octets of body that the caller has room for.
+        size: the space of the caller for the body, in bytes.
 
     Returns:
         The message; or its size, where there is no room: it waits for the next call. ``None``: there is none.

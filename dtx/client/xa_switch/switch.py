@@ -64,11 +64,11 @@ ANY: Final = -1
 
 
 class SwitchLink:
-    """A connection that is there when it is needed.
+    """A connection that is opened when a call needs it.
 
     Args:
-        parameters: pika's.
-        timeout: seconds to wait for each answer, ``None``: no limit.
+        parameters: the connection parameters of pika.
+        timeout: seconds to wait for each answer; ``None`` sets no limit.
     """
 
     def __init__(self, parameters: Any, timeout: float | None) -> None:
@@ -78,11 +78,11 @@ class SwitchLink:
         self._coordinator: Coordinator | None = None
 
     def connection(self) -> BlockingConnection:
-        """The connection, a new one where it was lost.
+        """Return the connection. Open a new one if the old one was lost.
 
         Raises:
-            XAER_RMFAIL: there is none to be had.
-            PeerIsNotDtx: the server is something else.
+            XAER_RMFAIL: no connection could be opened.
+            PeerIsNotDtx: the server is not dtx.
         """
         if self._connection is not None and not alive(self._connection):
             self.drop()
@@ -104,10 +104,10 @@ class SwitchLink:
         return connection
 
     def coordinator(self) -> Coordinator:
-        """What completes branches on this connection.
+        """Return the coordinator that completes branches on this connection.
 
         Raises:
-            XAER_RMFAIL: there is no connection to be had.
+            XAER_RMFAIL: no connection could be opened.
         """
         connection = self.connection()
         if self._coordinator is None:
@@ -126,7 +126,7 @@ class SwitchLink:
                 drop(connection)
 
     def drop(self) -> None:
-        """Be gone, at once and without a farewell; raises nothing. What was associated there is rolled back."""
+        """Close the socket at once, without an AMQP close. Raise nothing. The server rolls associated work back."""
         connection, self._connection = self._connection, None
         self._coordinator = None
         if connection is not None:
@@ -134,11 +134,11 @@ class SwitchLink:
 
 
 class Manager:
-    """What a thread has after ``xa_open``.
+    """The state of a resource manager in a thread after ``xa_open``.
 
     Args:
         text: the open string.
-        info: what it says.
+        info: the parsed open string.
     """
 
     def __init__(self, text: str, info: Info) -> None:
@@ -151,11 +151,11 @@ class Manager:
         self._scan: list[Xid] | None = None
 
     def connect(self) -> None:
-        """Have both connections.
+        """Open both connections.
 
         Raises:
-            XAER_RMFAIL: one is not to be had.
-            PeerIsNotDtx: the server is something else.
+            XAER_RMFAIL: a connection could not be opened.
+            PeerIsNotDtx: the server is not dtx.
         """
         self._work.connection()
         self._outcomes.connection()
@@ -183,7 +183,7 @@ class Manager:
             link.close()
 
     def drop(self) -> None:
-        """End both at once: the thread is gone, or nobody knows what state this is in."""
+        """Drop both connections at once: the thread has ended, or the state of this object is not known."""
         self._associations.clear()
         self._scan = None
         for link in {self._work, self._outcomes}:
@@ -298,7 +298,7 @@ class Manager:
             raise mine.lost(error) from error
 
     def _take(self) -> XAResource:
-        """A channel that works for no branch."""
+        """Return a channel that works for no branch."""
         connection = self._work.connection()
         while self._free:
             resource = self._free.pop()
@@ -315,11 +315,11 @@ class Manager:
     # -- outcomes ------------------------------------------------------------------------------------------------------
 
     def prepare(self, xid: Xid) -> int:
-        """First phase; XA_OK, or XA_RDONLY: there was nothing to commit, and the branch is gone."""
+        """Prepare the branch. Return XA_OK, or XA_RDONLY if the branch had nothing to commit and no longer exists."""
         return XA_RDONLY if self._outcomes.coordinator().prepare(xid) is XaFlag.RDONLY else XA_OK
 
     def commit(self, xid: Xid, *, one_phase: bool) -> int:
-        """Second phase, or the only one. One that is repeated because its answer was lost succeeds again.
+        """Commit the branch: the second phase, or the only one. A repetition after a lost answer succeeds again.
 
         Raises:
             XAException: as the server says.
@@ -336,7 +336,7 @@ class Manager:
         return XA_OK
 
     def rollback(self, xid: Xid) -> int:
-        """Roll back. One that is repeated because its answer was lost succeeds again.
+        """Roll the branch back. A repetition after a lost answer succeeds again.
 
         Raises:
             XAException: as the server says.
@@ -351,7 +351,7 @@ class Manager:
         return XA_OK
 
     def forget(self, xid: Xid) -> int:
-        """Discard a heuristic outcome."""
+        """Discard the record of a heuristic outcome."""
         self._outcomes.coordinator().forget(xid)
         return XA_OK
 
@@ -434,13 +434,13 @@ class Switch:
         return XA_OK
 
     def gone(self, thread: int) -> None:
-        """A thread has ended: its connections end, and with them what it was associated with."""
+        """Drop the connections of a thread that has ended. This also ends its associations."""
         self._used.pop(thread, None)
         for manager in self._threads.pop(thread, {}).values():
             manager.drop()
 
     def abandon(self, thread: int, rmid: int) -> None:
-        """Something unforeseen happened in a call: what is left of it is not to be built upon."""
+        """Drop the connections after an unexpected error in a call: the remaining state is not reliable."""
         manager = self._threads.get(thread, {}).get(rmid)
         if manager is not None:
             manager.drop()

@@ -1,7 +1,7 @@
 """Arguments: values of field tables as RabbitMQ compares them, and those of queue.declare, checked and given types.
 
-Values are compared by value, whatever the width of their type. A table stays octets (see
-:mod:`dtx.wire.amqp09.tables`); here is what topology and routing ask of one.
+Values are compared by value, whatever the width of their type. A table stays bytes (see
+:mod:`dtx.wire.amqp09.tables`). This module has the functions on tables that topology and routing need.
 
 The rules are RabbitMQ's for classic queues, the only kind that there is here: what it refuses is refused with the same
 code. Queues of the types quorum and stream, which it has and standalone mode has not, are refused with 540.
@@ -18,7 +18,7 @@ from dtx.wire.amqp09.tables import Entry
 from dtx.xa.codes import ReplyCode, XaError
 
 Value = int | float | bytes | tuple[bytes, bytes]
-"""A number, octets, or (for what equals nothing of another type) the type letter with the octets."""
+"""A number, bytes, or the type letter with the bytes. The last is for values that equal no value of another type."""
 
 _NUMBERS: Final = {
     letter: struct.Struct(f">{code}")
@@ -115,7 +115,7 @@ def first_of_each(table: bytes) -> dict[bytes, Entry]:
 
 
 def in_order(table: bytes) -> bytes:
-    """*table* sorted by name, so that equal bindings are equal octets. Raises WireError 502 when it is malformed."""
+    """*table* sorted by name, so that equal bindings are equal bytes. Raises WireError 502 when it is malformed."""
     if not table:
         return table
     return b"".join(entry.raw for entry in sorted(tables.entries(table), key=lambda entry: entry.key))
@@ -153,18 +153,18 @@ class Overflow(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueArguments:
-    """What a queue was declared with.
+    """The arguments of a queue's declaration.
 
     Args:
-        message_ttl: milliseconds that a message may wait; 0 for those that find no consumer at once.
-        expires: milliseconds without use after which the queue goes.
+        message_ttl: milliseconds that a message may wait; with 0 it expires unless a consumer can take it at once.
+        expires: milliseconds without use after which the queue is deleted.
         max_length: ready messages that it may hold.
-        max_length_bytes: octets of their bodies that it may hold.
+        max_length_bytes: bytes of their bodies that it may hold.
         overflow: which end gives way.
         dead_letter_exchange: where messages go that expire, overflow or are rejected; ``b""`` is the default exchange.
-        dead_letter_routing_key: with which key; ``None`` for their own.
-        max_priority: highest priority that it tells apart; 0 for none.
-        single_active: one of its consumers gets everything, until it leaves.
+        dead_letter_routing_key: the routing key that they get; ``None`` for their own.
+        max_priority: highest priority that it distinguishes; 0 for none.
+        single_active: one of its consumers gets all messages, until it leaves.
     """
 
     message_ttl: int | None = None

@@ -1,4 +1,4 @@
-"""What branches do to messages: hidden until the branch commits, held until it ends."""
+"""The messages of branches: published ones are hidden until the commit, consumed ones are held until the end."""
 
 import asyncio
 from collections import OrderedDict
@@ -19,12 +19,12 @@ from dtx.xa.codes import ReplyCode, XaError
 
 
 class Hidden(NamedTuple):
-    """What a queue must know of a message that a branch has put, and whose body is not in memory.
+    """The details that a queue needs of a message that a branch has put, and whose body is not in memory.
 
     Args:
         priority: of the message.
-        octets: of its body.
-        lifetime: seconds from the commit on, ``None`` for ever.
+        octets: size of its body in bytes.
+        lifetime: seconds from the commit on; ``None`` if it does not expire.
         expires_at: seconds since the epoch, once the commit is on its way.
     """
 
@@ -38,16 +38,16 @@ _PLAIN: Final = Hidden()
 
 
 class StoredBranches:
-    """The messages of branches: that half of :class:`dtx.store.api.LocalStore` which is told how they end.
+    """The messages of branches: the half of :class:`dtx.store.api.LocalStore` that is told how branches end.
 
-    A branch commits soon after its vote, mostly: so what it has put is kept in memory for that moment, the latest
-    messages up to a limit. Of others the queue reads the body when it is their turn.
+    A branch mostly commits soon after its vote. So the messages that it has put are kept in memory until then: the
+    latest ones, up to a limit. The queue reads the bodies of other messages when their turn comes.
 
     Args:
         recorder: of changes.
         registry: of queues.
         clock: seconds since the epoch.
-        limit: octets of messages in memory.
+        limit: bytes of messages in memory.
     """
 
     def __init__(self, recorder: Recorder, registry: Registry, clock: Callable[[], float], limit: int) -> None:
@@ -58,7 +58,7 @@ class StoredBranches:
         self._contents = CachedBodies()
         self._hidden: OrderedDict[Slot, StoredMessage] = OrderedDict()
         self._stored: dict[Slot, Hidden] = {}
-        # By queue, of those that expire: positions of what branches have promised to put there.
+        # For queues that expire: positions of messages that branches have promised to put there.
         self._promised: dict[int, set[int]] = {}
 
     def awaits(self, queue: int) -> bool:
@@ -69,7 +69,7 @@ class StoredBranches:
         self._promised.setdefault(slot.queue, set()).add(slot.position)
 
     def _settle(self, published: Sequence[Slot], now: float) -> None:
-        """A branch has ended."""
+        """Drop the promises of a branch that has ended."""
         for slot in published if self._promised else ():
             positions = self._promised.get(slot.queue)
             if positions is None:
@@ -82,7 +82,7 @@ class StoredBranches:
                     entry.index.touch(now)
 
     def restored(self, slot: Slot, hidden: Hidden) -> None:
-        """What is known of a message of a branch that the log has."""
+        """Note the details of a message of a branch that the log has."""
         entry = self._registry.find(slot.queue)
         if entry is not None and entry.spec.settings.expires is not None:
             self._promise(slot)
@@ -98,7 +98,7 @@ class StoredBranches:
         return None if future is None else asyncio.shield(future)
 
     def refusal(self, work: HeldWork) -> str | None:
-        """Why a queue would not take what *work* publishes to it; ``None`` where all do."""
+        """Why a queue would refuse the messages that *work* publishes to it; ``None`` if none refuses."""
         if not self._registry.some_refuse:
             return None
         wanted: dict[QueueEntry, tuple[int, int]] = {}

@@ -1,7 +1,7 @@
-"""Messages in memory: those of one queue that are ready, and how much those of all queues may take.
+"""Messages in memory: the ready messages of one queue, and the memory limit for all queues together.
 
-What is not here is read from the database when its turn comes. So what is let go first is what is furthest from its
-turn: the end of the queue that holds most.
+A message that is not in memory is read from the database when its turn comes. So an eviction begins with the messages
+that are furthest from their turn: those at the end of the queue that holds the most bytes.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,29 +11,29 @@ from dtx.log.changes import StoredMessage
 from dtx.store.postgres.consumers import DispatchRound
 
 OVERHEAD: Final = 400
-"""Octets that a message costs beside its content: tuple, bytes objects, dictionary entry (CPython 3.11, 64 bit)."""
+"""Bytes that a message costs on top of its content: tuple, bytes objects, dictionary entry (CPython 3.11, 64 bit)."""
 SLACK: Final = 8
 """An eviction frees an eighth of the limit, so that not every message of a full cache has to evict one."""
 
 
 def cost(message: StoredMessage) -> int:
-    """Octets that *message* takes."""
+    """Bytes that *message* takes."""
     return OVERHEAD + len(message.body) + len(message.properties)
 
 
 class CachedBodies:
-    """What messages take in memory; a body that several of them share counts once."""
+    """The memory that messages take. A body that several messages share counts once."""
 
     __slots__ = ("_shared", "used")
 
     def __init__(self) -> None:
         self.used = 0
-        """Octets."""
+        """Bytes that the messages take."""
         self._shared: dict[int, tuple[bytes, int]] = {}
-        """By the id of a body: that body, and how many messages here have it."""
+        """By the id of a body: the body, and the number of messages here that share it."""
 
     def add(self, message: StoredMessage) -> StoredMessage:
-        """*message* is kept; returns it, with the very body that others have which share it."""
+        """Keep *message*. Returns it, with the same body object as the other messages that share the body."""
         octets = cost(message)
         if message.shared is not None:
             body, uses = self._shared.get(message.shared, (message.body, 0))
@@ -45,7 +45,7 @@ class CachedBodies:
         return message
 
     def remove(self, message: StoredMessage) -> None:
-        """*message*, which was added, is kept no more."""
+        """Stop keeping *message*, which was added before."""
         octets = cost(message)
         if message.shared is not None:
             body, uses = self._shared[message.shared]
@@ -61,17 +61,17 @@ class Evictable(Protocol):
     """A queue's index, as the cache sees it."""
 
     cached: int
-    """Octets that it holds, with all bodies that it shares with others."""
+    """Bytes that it holds, including all bodies that it shares with other queues."""
 
     def evict(self, octets: int) -> None:
-        """Let go of messages that cost *octets* together, or of all that it can spare."""
+        """Evict messages that cost *octets* bytes together, or all messages that it can spare."""
 
 
 class MessageCache(CachedBodies):
     """The bodies in memory, of all queues together.
 
     Args:
-        limit: octets.
+        limit: bytes.
     """
 
     __slots__ = ("_members", "limit", "trigger")
@@ -80,34 +80,37 @@ class MessageCache(CachedBodies):
         super().__init__()
         self.limit = limit
         self.trigger = limit
-        """Who makes :attr:`used` go beyond this calls :meth:`shrink`."""
+        """Code that makes :attr:`used` exceed this value calls :meth:`shrink`."""
         self._members: dict[Evictable, None] = {}
 
     def join(self, member: Evictable) -> None:
-        """A queue is there."""
+        """Add a queue."""
         self._members[member] = None
 
     def leave(self, member: Evictable) -> None:
-        """A queue is gone; it holds nothing any more."""
+        """Remove a queue that was deleted. It no longer holds messages."""
         self._members.pop(member, None)
 
     def shrink(self) -> None:
-        """Come back below the limit, as far as the queues can spare what they hold."""
+        """Evict messages until the limit is met with some slack, as far as the queues can spare messages."""
         slack = self.limit // SLACK
         wanted = self.used - (self.limit - slack)
         for member in sorted(self._members, key=lambda member: -member.cached):
             if wanted <= 0:
                 break
-            # A body that is shared is free when the last queue lets it go: so each gives up as much of its own end.
+            # A shared body is freed when the last queue evicts it. So each queue evicts as much from its own end.
             before = self.used
             member.evict(wanted)
             wanted -= before - self.used
-        # What could not be spared (it is about to be delivered) is not asked for again by each message that comes.
+        # Some messages could not be spared: they are about to be delivered. A higher trigger avoids a try per message.
         self.trigger = max(self.limit, self.used + slack)
 
 
 FETCH_MESSAGES: Final = 256
-"""Bodies asked for at once: one round trip to the database for each so many; what a queue pins in memory at most."""
+"""Bodies asked for at once: one round trip to the database reads this many.
+
+It is also the maximum number of messages that a queue pins in memory.
+"""
 
 
 class Bodies:
@@ -115,8 +118,8 @@ class Bodies:
 
     Args:
         cache: what may be in memory, of all queues together.
-        turns: the consumers of the queue, and
-        getters: those who have asked for one message: while there are any, what was read for the head stays.
+        turns: the consumers of the queue. While one is active, messages that were read for the head stay in memory.
+        getters: clients that have asked for one message. While there is one, these messages stay in memory too.
     """
 
     __slots__ = ("_asked", "_cache", "_fetched", "_getters", "_kept", "_sharing", "_turns", "cached")
@@ -130,7 +133,7 @@ class Bodies:
         self._fetched: dict[int, StoredMessage] = {}
         self._asked: set[int] = set()
         self._sharing: set[int] = set()
-        """Positions of those here that share their body."""
+        """Positions of messages here that share their body."""
         cache.join(self)
 
     def __len__(self) -> int:
@@ -141,11 +144,11 @@ class Bodies:
         return self._kept.get(position) or self._fetched.get(position)
 
     def keep(self, message: StoredMessage) -> None:
-        """A message that has just come; it is greater than those kept so far, or nearly so."""
+        """Keep a message that has just come. Its position is greater than the kept ones, or nearly so."""
         self._add(message, self._kept)
 
     def take(self, position: int) -> StoredMessage | None:
-        """The message at *position* is not ready any more; returns it if it is here."""
+        """Remove the message at *position*, which is no longer ready. Returns it if it is here."""
         message = self._kept.pop(position, None) or self._fetched.pop(position, None)
         if message is None:
             self._asked.discard(position)
@@ -154,10 +157,10 @@ class Bodies:
         return message
 
     def ask(self, first: Callable[[int], list[int]]) -> list[int]:
-        """What is to be read now, if anything: it is asked for until :meth:`arrived`.
+        """The positions to read now, if any. They count as asked for until :meth:`arrived`.
 
         Args:
-            first: the first so many of what is ready.
+            first: returns the first positions that are ready, as many as its argument.
         """
         if self._asked:
             return []
@@ -166,15 +169,15 @@ class Bodies:
         return wanted
 
     def arrived(self, positions: Iterable[int], messages: Iterable[StoredMessage]) -> None:
-        """These *positions* were asked for, and *messages* are what was read of them."""
+        """Take the *messages* that were read of these *positions*, which were asked for."""
         for message in messages:
-            # Not those that were purged or have expired meanwhile.
+            # Messages that were purged or have expired meanwhile are skipped.
             if message.position in self._asked:
                 self._add(message, self._fetched)
         self._asked.difference_update(positions)
 
     def clear(self) -> None:
-        """Nothing is ready any more."""
+        """Remove all messages: none is ready any more."""
         self._asked.clear()
         for message in [self.find(position) for position in self._sharing]:
             assert message is not None
@@ -185,12 +188,15 @@ class Bodies:
         self._fetched.clear()
 
     def close(self) -> None:
-        """The queue is gone."""
+        """Remove all messages, and leave the cache: the queue is gone."""
         self.clear()
         self._cache.leave(self)
 
     def evict(self, octets: int) -> None:
-        """Let bodies go: from the end; those that were read for the head only while nobody wants them."""
+        """Evict bodies, from the end.
+
+        Bodies that were read for the head are evicted only while the queue has no active consumer and no getter.
+        """
         goal = self.cached - octets
         wanted = self._turns.active or self._getters
         for messages in (self._kept,) if wanted else (self._kept, self._fetched):

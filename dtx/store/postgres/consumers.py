@@ -1,7 +1,7 @@
-"""The consumers of a queue: whose turn it is, and how much each may have unacknowledged.
+"""The consumers of a queue: the order of their turns, and the number of messages each may have unacknowledged.
 
-A consumer that can take nothing (no credit, a slow socket) leaves the round; it comes back when somebody says so:
-:meth:`Credit.release`, or its sink by :meth:`Consumer.resume`. So a turn costs the same with one consumer or thousands.
+A consumer that can take nothing (no credit, a slow socket) leaves the round. :meth:`Credit.release` brings it back, or
+its sink does by :meth:`Consumer.resume`. So a turn costs the same with one consumer or thousands.
 """
 
 from bisect import bisect_left, insort
@@ -18,13 +18,13 @@ from dtx.xa.codes import ReplyCode, XaError
 UNLIMITED: Final = 0
 """A prefetch of zero means "no specific limit" (AMQP 0-9-1, basic.qos)."""
 PASSED_AT_ONCE: Final = 1000
-"""Consumers that can take nothing and leave the round in one step: a millisecond or two."""
+"""Consumers without credit or room that leave the round in one step at most: a millisecond or two."""
 RETURN_MESSAGES: Final = 250
 """Messages that :func:`return_slowly` gives back in one step, half a millisecond or more."""
 
 
 class DeliveryState(Enum):
-    """What is known of a message that was handed out."""
+    """The state of a message that was handed out."""
 
     UNACKED = "unacked"
     HELD = "held"
@@ -32,35 +32,35 @@ class DeliveryState(Enum):
 
 
 class SourceQueue(Protocol):
-    """The index of a queue, as those see it who got its messages."""
+    """The index of a queue, as the recipients of its messages see it."""
 
     id: int
     name: str
     arguments: QueueArguments
 
     def ack(self, delivery: "QueueDelivery") -> None:
-        """It is settled; the caller drops its slot, in its record. Raises ValueError unless it is unacknowledged."""
+        """Settle it. The caller drops its slot, in its record. Raises ValueError unless it is unacknowledged."""
 
     def hold(self, delivery: "QueueDelivery") -> None:
-        """It was acknowledged within a branch: nobody sees it until the branch ends. Raises as :meth:`ack`."""
+        """Hide a delivery that was acknowledged within a branch until the branch ends. Raises as :meth:`ack`."""
 
     def unhold(self, delivery: "QueueDelivery") -> None:
-        """The other end of :meth:`hold`: it is unacknowledged again. Raises KeyError unless it is held."""
+        """Undo :meth:`hold`: it is unacknowledged again. Raises KeyError unless it is held."""
 
     def requeue(self, deliveries: Iterable["QueueDelivery"], now: float) -> None:
-        """They are ready again, each in its old place. Raises as :meth:`ack`."""
+        """Make them ready again, each in its old place. Raises as :meth:`ack`."""
 
     def reject(self, deliveries: Iterable["QueueDelivery"]) -> None:
-        """They are not wanted: to the dead letter exchange, or away. Raises as :meth:`ack`."""
+        """Send them to the dead letter exchange, or drop them if there is none. Raises as :meth:`ack`."""
 
     def rollback(self, positions: Iterable[int], now: float) -> None:
-        """The branch that held these is rolled back: as :meth:`requeue`. Raises KeyError unless all are held."""
+        """Give back messages of a rolled back branch, as :meth:`requeue`. Raises KeyError unless all are held."""
 
     def suspend(self) -> None:
-        """Hand out nothing before as many calls of :meth:`proceed`."""
+        """Hand out nothing until :meth:`proceed` was called as often as this method."""
 
     def proceed(self, now: float) -> None:
-        """The other end of :meth:`suspend`."""
+        """Undo one call of :meth:`suspend`."""
 
     def resume(self, consumer: "Consumer") -> None:
         """See :meth:`Consumer.resume`."""
@@ -73,7 +73,7 @@ class QueueDelivery:
         queue: where it came from.
         position: its place there.
         redelivered: it may have been handed out before.
-        consumer: who got it; ``None`` for basic.get, and for what a branch holds since before a restart.
+        consumer: the consumer that got it; ``None`` for basic.get, and for messages held since before a restart.
     """
 
     __slots__ = ("consumer", "position", "queue", "redelivered", "state")
@@ -92,7 +92,7 @@ class QueueDelivery:
 
 
 def all_in(state: DeliveryState, deliveries: Iterable[QueueDelivery]) -> list[QueueDelivery]:
-    """*deliveries*, each once; all of them are in *state*, or (ValueError) nothing happens to any."""
+    """*deliveries*, each once. All of them are in *state*; otherwise ValueError is raised, and none is changed."""
     each = list(dict.fromkeys(deliveries))
     for delivery in each:
         if delivery.state is not state:
@@ -101,7 +101,7 @@ def all_in(state: DeliveryState, deliveries: Iterable[QueueDelivery]) -> list[Qu
 
 
 def wrong_state(delivery: QueueDelivery) -> ValueError:
-    """*delivery* is not in the state that it must be in."""
+    """The error for a *delivery* that is not in the state that it must be in."""
     return ValueError(f"delivery {delivery.position} of {delivery.queue.name} is {delivery.state.value}")
 
 
@@ -110,7 +110,7 @@ class Sink(Protocol):
 
     @property
     def full(self) -> bool:
-        """It takes no more for now; it calls :meth:`Consumer.resume` of its consumers when it does again."""
+        """Whether it takes no more for now. It calls :meth:`Consumer.resume` of its consumers when it does again."""
 
     def deliver(self, consumer: "Consumer", delivery: QueueDelivery, message: StoredMessage) -> None:
         """Send a message. Must not call the queue's index, and must not raise."""
@@ -121,7 +121,7 @@ class Getter(Protocol):
 
     @property
     def no_ack(self) -> bool:
-        """The message is settled when it is sent."""
+        """Whether the message is settled when it is sent."""
 
     def got(self, found: tuple[QueueDelivery, StoredMessage] | None, remaining: int) -> None:
         """The answer: get-ok, or get-empty. As :meth:`Sink.deliver` it must not call the index, and must not raise.
@@ -133,7 +133,7 @@ class Getter(Protocol):
 
 
 class Credit:
-    """How many deliveries may be unacknowledged: of one consumer, or of all consumers of a channel together.
+    """The number of deliveries that may be unacknowledged, of one consumer or of all consumers of a channel.
 
     Args:
         limit: prefetch count; :data:`UNLIMITED` for no limit.
@@ -147,21 +147,21 @@ class Credit:
         self._waiting: dict[Consumer, None] = {}
 
     def await_release(self, consumer: "Consumer") -> None:
-        """*consumer* wants to be in the round again when there is credit."""
+        """Bring *consumer* back into the round when there is credit."""
         self._waiting[consumer] = None
 
     def leave(self, consumer: "Consumer") -> None:
-        """*consumer* wants nothing any more."""
+        """Remove *consumer* from the consumers that wait for credit."""
         self._waiting.pop(consumer, None)
 
     def release(self) -> None:
-        """One delivery is settled."""
+        """Return the credit of one settled delivery."""
         self.used -= 1
         if self._waiting:
             self._wake()
 
     def change(self, limit: int) -> None:
-        """Another prefetch count from now on."""
+        """Set another prefetch count."""
         self.limit = limit
         self._wake()
 
@@ -179,7 +179,7 @@ class Consumer:
         tag: its name on its channel.
         sink: where its messages go.
         no_ack: they are settled when they are sent.
-        exclusive: it wants to be the only one.
+        exclusive: it must be the only consumer.
         priority: x-priority; higher ones are served first as long as they have credit.
         credit: its own prefetch.
         shared: the prefetch of its channel.
@@ -206,25 +206,25 @@ class Consumer:
         self.credit = credit or Credit()
         self.shared = shared or Credit()
         self.queue: SourceQueue | None = None
-        """Set while it consumes."""
+        """The queue while it consumes, else ``None``."""
         self.waiting = False
-        """It is out of the round."""
+        """Whether it is out of the round."""
 
     def resume(self) -> None:
-        """There may be credit, or room in the sink. Idempotent."""
+        """Rejoin the round, for there may be credit, or room in the sink. Idempotent."""
         if self.waiting and self.queue is not None:
             self.queue.resume(self)
 
     def leave(self) -> None:
-        """It consumes no more."""
+        """Stop consuming."""
         self.queue = None
         self.credit.leave(self)
         self.shared.leave(self)
 
     def charge(self) -> Credit | None:
-        """Use up credit for one delivery; returns what there is not enough of, and then uses up nothing.
+        """Use up credit for one delivery. If a credit is exhausted, returns that one and uses up nothing.
 
-        As in RabbitMQ, deliveries without acknowledgement use up none, but they wait for that of their channel.
+        As in RabbitMQ, deliveries without acknowledgement use up no credit, but they wait for that of their channel.
         """
         credit, shared = self.credit, self.shared
         if credit.limit and credit.used >= credit.limit and not self.no_ack:
@@ -238,7 +238,7 @@ class Consumer:
         return None
 
     def released(self) -> None:
-        """One of its deliveries is settled."""
+        """Return the credit of one of its deliveries, which is settled."""
         self.credit.release()
         self.shared.release()
 
@@ -253,7 +253,7 @@ class _Lines:
         self._priorities: list[int] = []  # negated, in order
 
     def append(self, consumer: Consumer) -> None:
-        """As the last of its priority."""
+        """Add *consumer* as the last of its priority."""
         line = self._lines.get(consumer.priority)
         if line is None:
             line = self._lines[consumer.priority] = OrderedDict()
@@ -265,14 +265,14 @@ class _Lines:
         return next(iter(self._lines[-self._priorities[0]])) if self._priorities else None
 
     def rotate(self, consumer: Consumer) -> None:
-        """It is the last of its priority from now on."""
+        """Move *consumer* to the end of its priority."""
         self._lines[consumer.priority].move_to_end(consumer)
 
     def remove(self, consumer: Consumer) -> None:
-        """It is here, and leaves."""
+        """Remove *consumer*, which must be here."""
         line = self._lines[consumer.priority]
         del line[consumer]
-        if not line:  # priorities come from clients' arguments: those that nobody uses must not pile up
+        if not line:  # priorities come from clients' arguments: unused ones must not pile up
             del self._lines[consumer.priority]
             del self._priorities[bisect_left(self._priorities, -consumer.priority)]
 
@@ -281,22 +281,22 @@ class DispatchRound:
     """Consumers in turn, by priority.
 
     Args:
-        single: one of them alone takes part, the others wait for its end (x-single-active-consumer).
+        single: only one of them takes part; the others wait for its end (x-single-active-consumer).
     """
 
     __slots__ = ("_all", "_exclusive", "_lines", "_single", "_sole", "_successors", "active")
 
     def __init__(self, *, single: bool = False) -> None:
         self.active = 0
-        """How many are in the round."""
+        """The number of consumers in the round."""
         self._single = single
         self._sole: Consumer | None = None
         """The single active one."""
         self._successors = _Lines()
-        """Of the single active one: the others, as they came."""
+        """The successors of the single active one, by priority, then as they came."""
         self._all: dict[Consumer, None] = {}
         self._exclusive = False
-        """There is one, who is alone."""
+        """Whether there is an exclusive consumer, which is the only one."""
         self._lines = _Lines()
 
     def __len__(self) -> int:
@@ -317,8 +317,8 @@ class DispatchRound:
             name: the queue's, for people.
 
         Raises:
-            XaError: 403 where it, or who is there, is exclusive (AMQP 0-9-1, basic.consume: access-refused); RabbitMQ
-                has no exclusive one where one alone is active anyway.
+            XaError: 403 where it, or one that is there, is exclusive (AMQP 0-9-1, basic.consume: access-refused).
+                RabbitMQ has no exclusive consumer where a single one is active anyway.
         """
         if (consumer.exclusive and (self._single or self._all)) or self._exclusive:
             raise XaError(ReplyCode.ACCESS_REFUSED, f"{name} in exclusive use")
@@ -332,7 +332,7 @@ class DispatchRound:
         self.resume(consumer)
 
     def remove(self, consumer: Consumer) -> None:
-        """It consumes no more."""
+        """Remove *consumer*, which stops consuming."""
         del self._all[consumer]
         self._exclusive = False
         consumer.leave()
@@ -348,7 +348,7 @@ class DispatchRound:
             self._successors.remove(consumer)
 
     def resume(self, consumer: Consumer) -> None:
-        """It comes into the round again, as the last, if it may."""
+        """Put *consumer* into the round again, as the last, if it may."""
         if self._single and consumer is not self._sole:
             return
         consumer.waiting = False
@@ -356,11 +356,11 @@ class DispatchRound:
         self._lines.append(consumer)
 
     def next(self) -> Consumer | None:
-        """Who gets the next message, already charged for it.
+        """The consumer that gets the next message. Its credit is already charged.
 
         Returns:
-            ``None`` when nobody can take one; also when so many could not that the others are to be asked later: then
-            some are :attr:`active` still.
+            ``None`` when no consumer can take one. Also ``None`` after :data:`PASSED_AT_ONCE` consumers that could not:
+            then some are still :attr:`active`, and the caller must ask again later.
         """
         passed = 0
         while passed < PASSED_AT_ONCE and (consumer := self._lines.first()) is not None:
@@ -378,21 +378,23 @@ class DispatchRound:
 
 
 def return_slowly(deliveries: Sequence[QueueDelivery], clock: Callable[[], float]) -> Iterator[None]:
-    """As :meth:`SourceQueue.requeue`, in steps, of any queues: nothing is handed out of one before all is there again.
+    """Requeue as :meth:`SourceQueue.requeue`, in steps, for any queues.
+
+    A queue hands out nothing before all its messages are back.
 
     Args:
         deliveries: unacknowledged, in order.
         clock: seconds since the epoch.
 
     Returns:
-        The steps; from the first one on nothing is handed out, before the second nothing is given back.
+        The steps. From the first one on, nothing is handed out. Before the second one, nothing is given back.
     """
     queues = dict.fromkeys(map(attrgetter("queue"), deliveries))
     for queue in queues:
         queue.suspend()
     try:
         yield
-        # From the last on, so that each is the least of all that is ready: the cheap case.
+        # From the last on, so that each position is the least of all ready ones: the cheap case.
         for end in range(len(deliveries), 0, -RETURN_MESSAGES):
             groups: dict[SourceQueue, list[QueueDelivery]] = {}
             for delivery in deliveries[max(0, end - RETURN_MESSAGES) : end]:

@@ -86,7 +86,7 @@ def dead_letter(raw: bytes, death: Death, *, new_key: bool) -> bytes:
 
 
 def would_cycle(raw: bytes, queue: bytes) -> bool:
-    """Whether a message has come round to *queue* all by itself: it was there before and nobody rejected it since.
+    """Whether a message has come back to *queue* by itself: it was there before, and was not rejected since.
 
     RabbitMQ drops such a message. It is not asked of one that has just been rejected.
 
@@ -250,7 +250,7 @@ class DeadLetters:
             read = await self._read(missing) if missing else {}
             count = len(left)
             if len(read) < len(missing) and read:
-                # the answer has ended with so many octets, or some are gone already
+                # the answer has ended at its limit of bytes, or some are gone already
                 count = 1 + left.index((next(reversed(read)).position, None))
             batch = [message or read.get(Slot(spec.id, position)) for position, message in left[:count]]
             await self._write(spec, [message for message in batch if message is not None], reason)
@@ -292,7 +292,7 @@ class DeadLetters:
                 if not there.isdisjoint(drops):
                     self._withdraw(moved)
                     continue
-                # Neither here nor there: somebody has deleted the queue meanwhile.
+                # Neither here nor there: the queue was deleted meanwhile.
                 self._withdraw([pair for pair in moved if pair[1].slot not in there])
                 moved = [pair for pair in moved if pair[1].slot in there]
             self._show(moved)
@@ -310,24 +310,24 @@ class DeadLetters:
     async def in_branch(
         self, slots: Sequence[Slot], revised: Callable[[StoredMessage], bytes]
     ) -> list[HeldPublish | None]:
-        """What a branch publishes that rejects the messages in *slots*; ``None`` for one that goes nowhere.
+        """The publishes of a branch that rejects the messages in *slots*; ``None`` for a message that goes nowhere.
 
-        So a letter is stored with the vote, and is seen, or is not, with what becomes of the branch. It is routed now,
-        as any publish of a branch.
+        So a letter is stored with the vote. The outcome of the branch decides whether it is seen. It is routed now, as
+        any publish of a branch.
 
         Args:
             slots: of queues that have a dead letter exchange.
             revised: the properties with which a message leaves.
 
         Returns:
-            Of as many of them as are reasonable to have in memory at once, from the first on, and at least one.
+            Publishes for the first messages: as many as are reasonable to have in memory at once, at least one.
 
         Raises:
             LogError: they could not be read.
         """
         wanted = slots[:LETTERS_AT_ONCE]
         found = await self._log.read_messages(wanted, _READ_OCTETS)
-        if len(found) < len(wanted) and found:  # the answer has ended with so many octets, or some are gone
+        if len(found) < len(wanted) and found:  # the answer has ended at its limit of bytes, or some are gone
             wanted = wanted[: 1 + wanted.index(next(reversed(found)))]
         return [self._in_branch(found[slot], revised) if slot in found else None for slot in wanted]
 

@@ -1,7 +1,7 @@
 """Where the bindings of one exchange lead: one class for each type of exchange.
 
-A matcher knows bindings and what they lead to, and answers which of them a message matches. The same destination may
-come more than once, by several bindings: whoever asks takes each once.
+A matcher knows bindings and their destinations, and answers which of them a message matches. The same destination may
+come more than once, by several bindings. The caller takes each destination once.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,6 +1,6 @@
-"""What the store looks at in a message's properties: persistence, priority, expiration, and the headers CC and BCC.
+"""The properties of a message that the store reads: persistence, priority, expiration, and the headers CC and BCC.
 
-The fixed fields are asked for with each message that is published, so :func:`traits` walks the octets itself;
+The fixed fields are needed for each published message, so :func:`traits` walks the bytes itself.
 :mod:`dtx.wire.amqp09.properties` is for everything else. The layout is that of AMQP 0-9-1, 4.2.6.1 and 1.8.3: sixteen
 flags, then the fields that are present.
 """

@@ -1,15 +1,21 @@
-"""The index of one queue: which messages wait, who gets them, and what leaves otherwise. Pure of I/O.
+"""The index of one queue: the messages that wait, the consumers that get them, and the messages that leave otherwise.
 
-Theory of operation. A message is *ready*, then *handed out* (unacknowledged, or held for a branch), then settled; given
-back, it is ready again in its old place. All that is ready is known by position alone; bodies are in memory for as many
-as the cache has room for, and are otherwise asked for when their turn comes (:meth:`Host.fetch`). The order is safe
-because nobody is served out of turn: while the head has no body, nothing is handed out, so nothing that is on its way
-has been promised to anyone, and whoever dies meanwhile has nothing to give back.
+The index does no I/O.
 
-Time is an argument (seconds since the epoch). The host, not the index, knows the event loop and the database: it is
-told through :class:`Host`, whose methods must not call back into the index, and it calls :meth:`QueueIndex.dispatch`
-when it was asked to, and at the time that this returned. A message is put here when its row is committed, and its row
-is dropped after it was settled here: what dies in between is handed out again, never lost.
+Theory of operation. A message is *ready*, then *handed out* (unacknowledged, or held for a branch), then settled. A
+message that is given back is ready again in its old place. The index knows each ready message by position alone.
+Bodies are in memory for as many messages as the cache has room for. The index asks for other bodies when their turn
+comes (:meth:`Host.fetch`).
+
+The order is safe because no client is served out of turn. While the head has no body, nothing is handed out. So a
+message that is being read is not yet promised to a client. A client that fails meanwhile has nothing to give back.
+
+Time is an argument (seconds since the epoch). The host, not the index, knows the event loop and the database. The index
+informs it through :class:`Host`, whose methods must not call back into the index. The host calls
+:meth:`QueueIndex.dispatch` when the index has asked for it, and at the time that this method returned.
+
+A message is put here when its row is committed. Its row is dropped after the message was settled here. After a failure
+in between, the message is handed out again. It is never lost.
 """
 
 from array import array
@@ -33,11 +39,14 @@ from dtx.store.postgres.property_scan import visible
 from dtx.store.postgres.ready_messages import NEVER, PriorityReady, QueueLimits, Ready
 
 DISPATCH_MESSAGES: Final = 100
-"""Messages that one call hands out at most, a millisecond, or ten where AMQP 1.0 takes them: others want their turn."""
+"""Messages that one call hands out at most, so that other work gets its turn.
+
+They take a millisecond, or ten milliseconds where AMQP 1.0 clients take them.
+"""
 PROPERTY_OCTETS: Final = 256
-"""Octets of properties that count as one message more: AMQP 1.0 reads all of them."""
+"""Bytes of properties that count as one message more: AMQP 1.0 reads all properties."""
 LEAVE_MESSAGES: Final = 1000
-"""Messages that expire, or are too many, in one step at most: what the host then has to drop in one statement."""
+"""Messages that expire or exceed the length in one step at most. The host then drops them in one statement."""
 
 
 class Reason(StrEnum):
@@ -53,25 +62,29 @@ Letter = tuple[int, StoredMessage | None]
 
 
 class Host(Protocol):
-    """The store around the indexes. Its methods only take note: none calls the index, and none raises."""
+    """The store around the indexes. Its methods only record the request: none calls the index, and none raises."""
 
     def schedule(self, queue: "QueueIndex") -> None:
-        """Call ``queue.dispatch(now)`` soon; once for any number of reasons."""
+        """Call ``queue.dispatch(now)`` soon. One call is enough for several requests."""
 
     def handed_out(self, queue: "QueueIndex") -> None:
         """Messages may have left *queue* without a dispatch that was scheduled."""
 
     def fetch(self, queue: "QueueIndex", positions: list[int]) -> None:
-        """Read these messages, as many from the first on as are reasonable to have in memory at once, at least one.
+        """Read these messages from the first on: as many as are reasonable to have in memory at once, at least one.
 
-        Then call :meth:`QueueIndex.arrived` with *positions* and what was read; also after a failure, in good time.
+        Then call :meth:`QueueIndex.arrived` with *positions* and the messages that were read. Call it after a failure
+        as well, in good time.
         """
 
     def drop(self, queue: "QueueIndex", positions: list[int]) -> None:
-        """These messages are settled (sent without acknowledgement, expired, beyond the length): remove their rows."""
+        """Remove the rows of these messages.
+
+        They are settled: sent without acknowledgement, expired, or beyond the length.
+        """
 
     def dead_letter(self, queue: "QueueIndex", letters: list[Letter], reason: Reason) -> None:
-        """As :meth:`drop`, but they go to the dead letter exchange, in the same transaction."""
+        """As :meth:`drop`, but publish them to the dead letter exchange in the same transaction."""
 
 
 class QueueIndex:
@@ -80,10 +93,10 @@ class QueueIndex:
     Args:
         id: in :class:`~dtx.log.changes.Slot`.
         name: for people, ``queue 'q' in vhost '/'``.
-        host: see there.
-        cache: what bodies may take, of all queues together.
+        host: see :class:`Host`.
+        cache: the memory for bodies of all queues together.
         arguments: of its declaration.
-        now: it begins to be unused.
+        now: the time from which the queue counts as unused.
     """
 
     __slots__ = (
@@ -137,14 +150,14 @@ class QueueIndex:
         self._getters: list[Getter] = []  # hardly ever more than one
         self._scheduled = False
         self._suspended = 0
-        """Those who give messages back in several steps: nothing is handed out before the last, for the order."""
+        """Callers that give messages back in several steps. For the order, nothing is handed out before the last."""
         self._bodies = Bodies(cache, self._round, self._getters)
         self._held: dict[int, QueueDelivery] = {}
-        # Redelivered: what was given back, and what may have been handed out before a restart.
+        # Redelivered: messages that were given back, and messages that may have been handed out before a restart.
         self._again: set[int] = set()
         self._mark = 0
         self._limits = QueueLimits(arguments)
-        # Something has to be forgotten of each message that is settled.
+        # Whether the index keeps details of messages, which it must forget when they are settled.
         self._detailed = arguments.max_priority > 0 or self._limits.weighs
         # Sent without acknowledgement in this dispatch.
         self._automatic: list[int] = []
@@ -162,14 +175,14 @@ class QueueIndex:
         octets: Mapping[int, int] | None = None,
         priorities: Mapping[int, int] | None = None,
     ) -> None:
-        """What the database has at start, before anything else happens to the queue.
+        """Take the messages that the database has at start, before anything else happens to the queue.
 
         Args:
             positions: ready messages, in order.
-            delivered: up to here they may have been handed out before.
-            expiries: when those expire that do.
-            octets: of the bodies, where :attr:`QueueArguments.max_length_bytes` is set.
-            priorities: of those that have one, where the queue has priorities.
+            delivered: messages up to this position may have been handed out before.
+            expiries: the expiry times of the messages that expire.
+            octets: sizes of the bodies in bytes, where :attr:`QueueArguments.max_length_bytes` is set.
+            priorities: of the messages that have one, where the queue has priorities.
         """
         self._ready.restore(positions, priorities or {})
         self.ready += len(positions)
@@ -183,7 +196,7 @@ class QueueIndex:
             self._schedule()
 
     def put(self, message: StoredMessage, now: float) -> None:
-        """A message whose row is committed, and that everybody may see."""
+        """Add a message whose row is committed, and that all clients may see."""
         if self.closed:
             return
         position = message.position
@@ -195,7 +208,7 @@ class QueueIndex:
             self._limits.came(position)
         self._ready.append(position, message.priority)
         self.ready += 1
-        # In a long queue that is not in memory anyway, those at the end would be the first to be let go.
+        # In a long queue that is not in memory anyway, the messages at the end would be evicted first.
         if self.ready - len(self._bodies) <= FETCH_MESSAGES:
             self._bodies.keep(message)
         if self._limits.drops and self._limits.over(self.ready):
@@ -206,7 +219,7 @@ class QueueIndex:
     def reveal(
         self, position: int, now: float, *, priority: int = 0, octets: int = 0, expires_at: float | None = None
     ) -> None:
-        """As :meth:`put`, of a message whose body is not in memory.
+        """Add a message as :meth:`put` does, but one whose body is not in memory.
 
         Args:
             position: where it is.
@@ -226,28 +239,29 @@ class QueueIndex:
         self._schedule()
 
     def reappear(self, messages: Iterable[StoredMessage], now: float) -> None:
-        """Messages that were settled here, and whose rows are still there: the write of that failed."""
+        """Put messages back that were settled here, but whose rows still exist: the write of the settlement failed."""
         for message in messages:
             if not self.closed:
                 self._again.add(message.position)
                 self.put(message, now)
 
     def admit(self, octets: int) -> bool:
-        """Whether the queue takes one more message, with what is on its way to it (reject-publish).
+        """Whether the queue takes one more message in addition to those on their way to it (reject-publish).
 
-        A message that was admitted counts until :meth:`withdraw`, which is called when it is put, or will not be.
+        A message that was admitted counts until :meth:`withdraw`. The caller calls that method when the message is put,
+        or will not be put.
 
         Args:
-            octets: of its body.
+            octets: size of its body in bytes.
         """
         return self._limits.admit(self.ready, octets)
 
     def fits(self, count: int, octets: int) -> bool:
-        """Whether the queue would take *count* more messages with bodies of *octets* together (reject-publish)."""
+        """Whether the queue would take *count* more messages with *octets* bytes of bodies (reject-publish)."""
         return self._limits.fits(self.ready, count, octets)
 
     def withdraw(self, octets: int) -> None:
-        """The other end of :meth:`admit`."""
+        """Undo :meth:`admit`: the message no longer counts as on its way."""
         self._limits.withdraw(octets)
 
     def _note(self, position: int, octets: int, expires_at: float | None) -> None:
@@ -261,18 +275,18 @@ class QueueIndex:
 
         Args:
             positions: as they were asked for.
-            messages: what was read of them, perhaps not all, perhaps none; the rest is asked for again. A message that
-                is known to have no row must be named to :meth:`vanished` as well.
+            messages: the messages that were read, perhaps not all, perhaps none. The rest is asked for again. The
+                caller must pass a message that is known to have no row to :meth:`vanished` as well.
         """
         self._bodies.arrived(positions, messages)
         if not self.closed:
             self._schedule()
 
     def vanished(self, positions: Iterable[int]) -> int:
-        """These messages have no rows: they have left meanwhile, or somebody removed them behind our back.
+        """Remove messages that have no rows: they have left meanwhile, or another program deleted their rows.
 
         Returns:
-            How many of them were still waited for.
+            The number of these messages that were still ready in the index.
         """
         missed = [position for position in positions if self._ready.discard(position)]
         for position in missed:
@@ -284,7 +298,7 @@ class QueueIndex:
     # -- messages that leave without a consumer -----------------------------------------------------------------------
 
     def _overflow(self, now: float) -> None:
-        """Drop from the head what is too much; but first let consumers have what they can take."""
+        """Drop excess messages from the head. Before that, let consumers have the messages that they can take."""
         if self._suspended:
             return
         if self._round.active:
@@ -292,7 +306,7 @@ class QueueIndex:
         self._drop_excess()
 
     def _drop_excess(self) -> None:
-        """Drop from the head what is too much, up to a limit: there is more of it when much comes back at once."""
+        """Drop excess messages from the head, up to a limit. More remain when many messages come back at once."""
         letters: list[Letter] = []
         while self.ready and len(letters) < LEAVE_MESSAGES and self._limits.over(self.ready):
             position = self._ready.pop()
@@ -300,14 +314,14 @@ class QueueIndex:
         if letters:
             self._leave(letters, Reason.MAXLEN)
             if self._limits.expiries or len(letters) == LEAVE_MESSAGES:
-                # What is at the head now may have expired long ago.
+                # The message that is at the head now may have expired long ago.
                 self._schedule()
 
     def _expire(self, now: float) -> None:
-        """Remove what has expired at the head, up to a limit.
+        """Remove expired messages at the head, up to a limit.
 
-        RabbitMQ: "messages which should expire will still only expire from the head of the queue"; so in one with
-        priorities those of lower ones wait behind those of higher ones that do not expire.
+        RabbitMQ: "messages which should expire will still only expire from the head of the queue". So in a queue with
+        priorities, messages of lower priority wait behind messages of higher priority that do not expire.
         """
         letters: list[Letter] = []
         ready, expiries = self._ready, self._limits.expiries
@@ -320,7 +334,7 @@ class QueueIndex:
             self._leave(letters, Reason.EXPIRED)
 
     def _gone(self, position: int) -> StoredMessage | None:
-        """What was just taken out of what is ready leaves for good; its message where that was in memory."""
+        """Forget a message that was just removed from the ready messages. Returns the message if it was in memory."""
         self.ready -= 1
         self._again.discard(position)
         if self._detailed:
@@ -333,7 +347,7 @@ class QueueIndex:
         self._ready.forget(position)
 
     def purge(self) -> "array[int]":
-        """Remove all that is ready (AMQP 0-9-1, queue.purge: "not awaiting acknowledgment").
+        """Remove all ready messages (AMQP 0-9-1, queue.purge: "not awaiting acknowledgment").
 
         Returns:
             Their positions; the caller drops the slots, and calls :meth:`purged`.
@@ -341,12 +355,12 @@ class QueueIndex:
         positions = self._ready.drain()
         self.ready = 0
         self._limits.emptied()
-        self._again.clear()  # of what is ready, all of it
+        self._again.clear()  # it concerns ready messages only
         self._bodies.clear()
         return positions
 
     def purged(self, positions: Iterable[int]) -> None:
-        """Forget what is particular about messages of :meth:`purge`: with very many, a piece at a time."""
+        """Forget the details of messages of :meth:`purge`. With very many messages, call it once per piece."""
         if self._detailed:
             for position in positions:
                 self._forget(position)
@@ -356,12 +370,12 @@ class QueueIndex:
     def restore_held(
         self, position: int, *, priority: int = 0, octets: int = 0, expires_at: float | None = None
     ) -> None:
-        """A message that a branch holds since before the restart; it is not among those of :meth:`restore`.
+        """Take a message that a branch has held since before the restart. It is not among those of :meth:`restore`.
 
         Args:
             position: where it is.
             priority: of the message; needed where :attr:`QueueArguments.max_priority` is set.
-            octets: of its body; needed where :attr:`QueueArguments.max_length_bytes` is set.
+            octets: size of its body in bytes; needed where :attr:`QueueArguments.max_length_bytes` is set.
             expires_at: when it expires, if it does.
         """
         delivery = QueueDelivery(self, position, redelivered=True, consumer=None)
@@ -387,7 +401,7 @@ class QueueIndex:
         return True
 
     def dispatch(self, now: float) -> float | None:
-        """Expire what has expired at the head, then hand out as long as there is somebody to take it.
+        """Expire messages at the head, then hand out messages as long as a consumer or getter can take one.
 
         Returns:
             When to call again at the latest: the next message at the head expires then.
@@ -441,7 +455,7 @@ class QueueIndex:
         return None if head is None else expiries.get(head)
 
     def _take(self) -> None:
-        """The message at the head leaves what is ready."""
+        """Remove the message at the head from the ready messages."""
         position = self._ready.pop()
         self.ready -= 1
         self._bodies.take(position)
@@ -477,14 +491,14 @@ class QueueIndex:
         getter.got((delivery, visible(message)), self.ready)
 
     def serve(self, now: float) -> None:
-        """Let consumers have what came before the next request, which may change whose turn it is."""
+        """Let consumers have the waiting messages before the next request, which may change the order of turns."""
         if self.ready and self._round.active:
             self._run(now)
 
     def get(self, getter: Getter, now: float) -> None:
         """Give *getter* the first message that no consumer can take: at once, or when its body was read.
 
-        It waits for :data:`DISPATCH_MESSAGES` at most that consumers take before it.
+        Consumers take at most :data:`DISPATCH_MESSAGES` messages before it.
         """
         self._used_at = now
         if not self._getters:
@@ -493,7 +507,7 @@ class QueueIndex:
         self._run(now)
 
     def cancel_get(self, getter: Getter) -> None:
-        """It does not want an answer any more."""
+        """Remove *getter*, which no longer wants an answer."""
         if getter in self._getters:
             self._getters.remove(getter)
 
@@ -509,7 +523,7 @@ class QueueIndex:
             self._host.drop(self, [position for position, _ in letters])
 
     def _run(self, now: float) -> None:
-        """Dispatch now; the host hears of the new time to call at its next call."""
+        """Dispatch now. The host gets the new time to call at its next call."""
         at = self.dispatch(now)
         self._host.handed_out(self)
         if at is not None:
@@ -518,7 +532,7 @@ class QueueIndex:
     # -- what was handed out -------------------------------------------------------------------------------------------
 
     def ack(self, delivery: QueueDelivery) -> None:
-        """It is settled; the caller drops its slot (in its own record, with whatever else belongs to that).
+        """Settle a delivery. The caller drops its slot, in its own record and with all that belongs to that record.
 
         Raises:
             ValueError: it is not unacknowledged.
@@ -528,7 +542,9 @@ class QueueIndex:
             self._forget(delivery.position)
 
     def hold(self, delivery: QueueDelivery) -> None:
-        """It was acknowledged within a branch: nobody sees it until the branch ends. It uses up credit until then.
+        """Hold a delivery that was acknowledged within a branch.
+
+        Until the branch ends, no client sees the message, and it uses up credit.
 
         Raises:
             ValueError: it is not unacknowledged.
@@ -539,7 +555,7 @@ class QueueIndex:
         self._held[delivery.position] = delivery
 
     def unhold(self, delivery: QueueDelivery) -> None:
-        """The other end of :meth:`hold`: it is unacknowledged again, with whoever got it.
+        """Undo :meth:`hold`: the delivery is unacknowledged again, at the client that got it.
 
         Raises:
             KeyError: it is not held.
@@ -548,7 +564,7 @@ class QueueIndex:
             held.state = DeliveryState.UNACKED
 
     def commit(self, positions: Iterable[int]) -> None:
-        """The branch that held these has committed, and their rows are dropped.
+        """Settle messages of a branch that has committed. Their rows are dropped.
 
         Raises:
             KeyError: one of them is not held.
@@ -558,7 +574,9 @@ class QueueIndex:
             self._forget(delivery.position)
 
     def requeue(self, deliveries: Iterable[QueueDelivery], now: float) -> None:
-        """They are ready again, each in its old place (nack, reject and recover with requeue; a channel that closed).
+        """Make deliveries ready again, each in its old place.
+
+        The causes are nack, reject and recover with requeue, as well as a channel that closed.
 
         Raises:
             ValueError: one of them is not unacknowledged.
@@ -566,11 +584,11 @@ class QueueIndex:
         self._give_back(deliveries, DeliveryState.UNACKED, now)
 
     def suspend(self) -> None:
-        """Hand out nothing before as many calls of :meth:`proceed`."""
+        """Hand out nothing until :meth:`proceed` was called as often as this method."""
         self._suspended += 1
 
     def proceed(self, now: float) -> None:
-        """The other end of :meth:`suspend`."""
+        """Undo one call of :meth:`suspend`."""
         self._suspended -= 1
         if self._suspended or self.closed:
             return
@@ -580,7 +598,7 @@ class QueueIndex:
             self._schedule()
 
     def rollback(self, positions: Iterable[int], now: float) -> None:
-        """The branch that held these is rolled back: as :meth:`requeue`.
+        """Give messages back, as :meth:`requeue` does: the branch that held them is rolled back.
 
         Raises:
             KeyError: one of them is not held.
@@ -589,14 +607,14 @@ class QueueIndex:
         self._used_at = now
 
     def _let_go(self, positions: Iterable[int]) -> list[QueueDelivery]:
-        """These are held no more: all of them, or (KeyError) none."""
+        """Stop holding these messages: all of them, or (KeyError) none."""
         deliveries = [self._held[position] for position in positions]
         for delivery in deliveries:
             del self._held[delivery.position]
         return deliveries
 
     def reject(self, deliveries: Iterable[QueueDelivery]) -> None:
-        """They are not wanted (nack and reject without requeue): to the dead letter exchange, or away.
+        """Dead-letter deliveries, or drop them if the queue has no dead letter exchange (nack, reject without requeue).
 
         Raises:
             ValueError: one of them is not unacknowledged.
@@ -618,7 +636,7 @@ class QueueIndex:
             delivery.consumer.released()
 
     def _give_back(self, deliveries: Iterable[QueueDelivery], expected: DeliveryState, now: float) -> None:
-        # From the last on, so that each is the least of all that is ready: the cheap case.
+        # From the last on, so that each position is the least of all ready ones: the cheap case.
         for delivery in sorted(all_in(expected, deliveries), key=lambda delivery: -delivery.position):
             position = delivery.position
             self._settle(delivery, expected)
@@ -642,10 +660,10 @@ class QueueIndex:
         return len(self._round)
 
     def consume(self, consumer: Consumer) -> None:
-        """*consumer* takes part from now on.
+        """Add *consumer*.
 
         Raises:
-            XaError: 403 where it, or who is there, is exclusive.
+            XaError: 403 where it, or a consumer that is there, is exclusive.
         """
         self._round.add(consumer, self.name)
         consumer.queue = self
@@ -659,10 +677,10 @@ class QueueIndex:
             self._schedule()
 
     def cancel(self, consumer: Consumer, now: float) -> bool:
-        """*consumer* takes part no more; what it has not acknowledged stays with its channel. Idempotent.
+        """Remove *consumer*. Messages that it has not acknowledged stay with its channel. Idempotent.
 
         Returns:
-            Whether it was the last one: a queue with auto-delete then goes.
+            Whether it was the last one: a queue with auto-delete is then deleted.
         """
         if consumer not in self._round:
             return False
@@ -673,27 +691,29 @@ class QueueIndex:
         return not self._round
 
     def touch(self, now: float) -> None:
-        """The queue was declared, perhaps passively, or a branch has ended that had messages for it."""
+        """Note a use: the queue was declared, perhaps passively, or a branch ended that had messages for it."""
         self._used_at = now
 
     def set_forward(self, before: float, seconds: float) -> None:
-        """The clock was set forward: what was used *before* that is not unused for *seconds* longer."""
+        """Add *seconds* to the time of the last use if it is not after *before*: the clock was set forward."""
         if self._used_at <= before:
             self._used_at += seconds
 
     def unused_until(self) -> float | None:
-        """When the queue goes unless somebody uses it (x-expires); ``None`` while somebody does, or never.
+        """When the queue is deleted unless a client uses it (x-expires); ``None`` while it is in use, or never.
 
-        It is used by consumers, and by branches that hold messages of it: those may have to come back.
+        Consumers use it, as well as branches that hold its messages: these messages may have to come back.
         """
         expires = self.arguments.expires
         return None if expires is None or self._round or self._held else self._used_at + expires / 1000
 
     def close(self) -> list[Consumer]:
-        """The queue is deleted. Its rows are the caller's; what was handed out may still be settled, to no effect.
+        """Close the index of a deleted queue. The caller removes its rows.
+
+        Messages that were handed out may still be settled, without effect.
 
         Returns:
-            The consumers, to be told.
+            The consumers, which the caller must inform.
         """
         self.closed = True
         consumers = self._round.all()

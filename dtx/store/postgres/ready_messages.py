@@ -1,8 +1,8 @@
 """The messages of a queue that wait for a consumer: positions in the queue's order, and nothing else.
 
-A position costs eight octets: a million of them are kept as easily as ten. New ones come at the end, and what is given
-back goes to where it was (RabbitMQ: "requeued messages are placed in their original position"), which is nearly always
-the very front; only what belongs between two that wait goes into a heap.
+A position costs eight bytes, so a queue can keep a million positions. New positions come at the end. A position that is
+given back returns to its place (RabbitMQ: "requeued messages are placed in their original position"). That place is
+nearly always the very front. Only a position that belongs between two waiting ones goes into a heap.
 """
 
 from array import array
@@ -16,20 +16,20 @@ from typing import Final
 from dtx.store.postgres.arguments import Overflow, QueueArguments
 
 _CHUNK: Final = 4096
-"""Positions in one piece of a line: what is moved at most when one is taken out of the middle."""
+"""Positions in one chunk of a line: at most so many are moved when one is taken out of the middle."""
 _FRONT: Final = 64
-"""Places made at once before the first: what is given back comes one by one, from the last on."""
+"""Places made at once before the first: positions that are given back come one by one, from the last on."""
 
 
 class ReadyLine:
-    """Positions that ascend: added and taken at both ends, in arrays of 64 bit integers."""
+    """Positions in ascending order: added and taken at both ends, in arrays of 64 bit integers."""
 
     __slots__ = ("_chunks", "_head", "_length", "_tail", "last")
 
     def __init__(self) -> None:
         self._length = 0
         self.last = -1
-        """The greatest; nothing is less than this where there is none."""
+        """The greatest position. It is -1 where there is none, so that no position is less."""
         # The first chunk begins at _head; the last is _tail, and it may be the first.
         self._head = 0
         self._tail: array[int] = array("q")
@@ -39,7 +39,7 @@ class ReadyLine:
         return self._length
 
     def append(self, position: int) -> None:
-        """Add one that is greater than all."""
+        """Add a position that is greater than all."""
         tail = self._tail
         if len(tail) >= _CHUNK:
             tail = self._tail = array("q")
@@ -49,7 +49,7 @@ class ReadyLine:
         self._length += 1
 
     def extend(self, positions: "array[int]") -> None:
-        """Add many that are in order and greater than all."""
+        """Add many positions that are in order and greater than all."""
         if positions:
             chunks = self._chunks
             chunks += (positions[start : start + _CHUNK] for start in range(0, len(positions), _CHUNK))
@@ -61,7 +61,7 @@ class ReadyLine:
             self._length += len(positions)
 
     def appendleft(self, position: int) -> None:
-        """Add one that is less than all."""
+        """Add a position that is less than all."""
         if not self._length:
             self.append(position)
             return
@@ -159,7 +159,7 @@ class Ready:
         return len(self._line) + len(self._between)
 
     def append(self, position: int, priority: int = 0) -> None:  # noqa: ARG002 - for queues with priorities
-        """Add one; nearly always the greatest: a branch that commits late has lesser ones."""
+        """Add a position. It is nearly always the greatest; a branch that commits late has lesser ones."""
         line = self._line
         if position < line.last:
             heappush(self._between, position)
@@ -167,7 +167,7 @@ class Ready:
             line.append(position)
 
     def put_back(self, position: int) -> None:
-        """Add one that was here before."""
+        """Add a position that was here before."""
         line = self._line
         if not line or position < line.first():
             line.appendleft(position)
@@ -175,7 +175,7 @@ class Ready:
             heappush(self._between, position)
 
     def restore(self, positions: "array[int]", priorities: Mapping[int, int]) -> None:  # noqa: ARG002 - see append
-        """Add many that are in order and greater than all that are here."""
+        """Add many positions that are in order and greater than all that are here."""
         self._line.extend(positions)
 
     def head(self) -> int | None:
@@ -212,7 +212,7 @@ class Ready:
         return list(islice(merge(nsmallest(count, self._between), line), count)) if self._between else list(line)
 
     def drain(self) -> "array[int]":
-        """Take all out; in order."""
+        """Take all out. Returns them in order."""
         positions = self._line.all()
         if self._between:
             positions = array("q", merge(sorted(self._between), positions))
@@ -221,18 +221,18 @@ class Ready:
         return positions
 
     def remember(self, position: int, priority: int) -> None:
-        """One that is not here now may be put back."""
+        """Note that a position that is not here now may be put back."""
 
     def forget(self, position: int) -> None:
-        """It will not come back."""
+        """Note that a position will not be put back."""
 
 
 class PriorityReady(Ready):
     """Positions by priority, the highest first, and least first within one.
 
     Args:
-        highest: x-max-priority; what is above counts as this (RabbitMQ: "treated as if they were published with the
-            maximum priority").
+        highest: x-max-priority; a higher priority counts as this one (RabbitMQ: "treated as if they were published with
+            the maximum priority").
     """
 
     __slots__ = ("_highest", "_levels", "_priorities")
@@ -247,16 +247,16 @@ class PriorityReady(Ready):
         return sum(map(len, self._levels))
 
     def append(self, position: int, priority: int = 0) -> None:
-        """As of the base; it keeps its priority until :meth:`forget`."""
+        """Add a position, as the base class does. The position keeps its priority until :meth:`forget`."""
         self.remember(position, priority)
         self._levels[min(priority, self._highest)].append(position)
 
     def put_back(self, position: int) -> None:
-        """As of the base."""
+        """Add a position that was here before, with its priority."""
         self._levels[self._priorities.get(position, 0)].put_back(position)
 
     def restore(self, positions: "array[int]", priorities: Mapping[int, int]) -> None:
-        """As of the base; *priorities* of those that have one."""
+        """Add many positions, as the base class does. *priorities* has the positions that have a priority."""
         for position in positions:
             self.append(position, priorities.get(position, 0))
 
@@ -264,7 +264,7 @@ class PriorityReady(Ready):
         return next((level for level in reversed(self._levels) if level), None)
 
     def head(self) -> int | None:
-        """The least of the highest priority that waits."""
+        """The least position of the highest priority that waits."""
         level = self._first_level()
         return None if level is None else level.head()
 
@@ -276,7 +276,7 @@ class PriorityReady(Ready):
         return level.pop()
 
     def discard(self, position: int) -> bool:
-        """As of the base."""
+        """As :meth:`Ready.discard`."""
         return self._levels[self._priorities.get(position, 0)].discard(position)
 
     def first(self, count: int) -> list[int]:
@@ -287,19 +287,19 @@ class PriorityReady(Ready):
         return found
 
     def drain(self) -> "array[int]":
-        """Take all out; in the order of dispatch."""
+        """Take all out. Returns them in the order of dispatch."""
         positions = array("q")
         for level in reversed(self._levels):
             positions += level.drain()
         return positions
 
     def remember(self, position: int, priority: int) -> None:
-        """As of the base: its priority."""
+        """Keep the priority of a position."""
         if priority:
             self._priorities[position] = min(priority, self._highest)
 
     def forget(self, position: int) -> None:
-        """As of the base: its priority."""
+        """Forget the priority of a position."""
         self._priorities.pop(position, None)
 
 
@@ -307,7 +307,7 @@ NEVER: Final = inf
 
 
 class QueueLimits:
-    """The bounds of one queue, and what of its messages matters for them: nothing at all in most queues.
+    """The bounds of one queue, and the details of its messages that the bounds need. Most queues need none.
 
     Args:
         arguments: of the queue's declaration.
@@ -329,53 +329,53 @@ class QueueLimits:
         self._max_octets = arguments.max_length_bytes
         bounded = not (arguments.max_length is None and arguments.max_length_bytes is None)
         self.drops = bounded and arguments.overflow is Overflow.DROP_HEAD
-        """It gives way at the head; otherwise a full queue refuses what comes (reject-publish)."""
+        """Whether a full queue drops messages at the head. Otherwise it refuses new messages (reject-publish)."""
         self.expiries: dict[int, float] = {}
-        """Of all that is ready or handed out and expires: when."""
+        """Expiry times, by position, of all messages that are ready or handed out and that expire."""
         self._sizes: dict[int, int] = {}
         self._octets = 0
         self._incoming = self._incoming_octets = 0
 
     @property
     def weighs(self) -> bool:
-        """Whether the octets of bodies matter."""
+        """Whether the queue has a limit for the bytes of bodies."""
         return self._max_octets is not None
 
     def restore(self, expiries: Mapping[int, float], octets: Mapping[int, int]) -> None:
-        """Messages that are ready since before a restart."""
+        """Add messages that have been ready since before a restart."""
         self.expiries.update(expiries)
         if self.weighs:
             self._sizes.update(octets)
             self._octets += sum(octets.values())
 
     def note(self, position: int, octets: int, expires_at: float | None) -> None:
-        """A message that is ready, or handed out, from now on."""
+        """Add a message that is ready, or handed out, from now on."""
         if expires_at is not None:
             self.expiries[position] = expires_at
         if self._max_octets is not None:
             self._sizes[position] = octets
 
     def forget(self, position: int) -> None:
-        """A message left."""
+        """Remove a message that has left."""
         self.expiries.pop(position, None)
         self._sizes.pop(position, None)
 
     def came(self, position: int) -> None:
-        """It is ready."""
+        """Count a message as ready."""
         if self._sizes:
             self._octets += self._sizes[position]
 
     def went(self, position: int) -> None:
-        """It is ready no more."""
+        """Count a message as no longer ready."""
         if self._sizes:
             self._octets -= self._sizes[position]
 
     def emptied(self) -> None:
-        """Nothing is ready."""
+        """Note that no message is ready."""
         self._octets = 0
 
     def over(self, ready: int) -> bool:
-        """Whether more is ready than may be."""
+        """Whether the ready messages exceed a limit."""
         return (self._max_length is not None and ready > self._max_length) or (
             self._max_octets is not None and self._octets > self._max_octets
         )

@@ -1,9 +1,11 @@
-"""Writing what happens outside of branches, and making sure of what is not known to be written.
+"""Writes changes outside of branches, and finds the outcome of writes that are not known to have succeeded.
 
-Theory of operation. A change is submitted and nobody waits for it here: its future tells the caller. Where the log
-cannot say whether it was written, memory and database may differ until the log is *settled*; then the database is asked
-which of the slots exist, and memory follows. What nobody can take back (an acknowledgement that stands alone, a message
-that was sent without acknowledgement, topology) is written again until it is there.
+Theory of operation. A change is submitted, and the recorder does not wait for it: a callback or future tells the
+caller. Where the log cannot say whether it was written, memory and database may differ until the log is *settled*.
+Then the recorder asks the database which of the slots exist, and memory follows.
+
+Some changes cannot be taken back: an acknowledgement without publishes, a message that was sent without
+acknowledgement, and topology. They are written again until the database has them.
 """
 
 import asyncio
@@ -17,7 +19,7 @@ from dtx.log.changes import BindingRow, Change, Define, ExchangeKey, Slot, Store
 from dtx.telemetry import get_logger
 
 DROPS_AT_ONCE: Final = 5_000
-"""Messages that one record drops where nobody waits for it: some milliseconds of PostgreSQL's time."""
+"""Messages that one record drops where no caller waits for it: some milliseconds of PostgreSQL's time."""
 _PAUSE: Final = 0.25
 """Seconds before the database is asked again; the log itself has waited for its retry window by then."""
 
@@ -45,11 +47,11 @@ class Recorder:
         self._defines: deque[_Definition] = deque()
         self._defining: asyncio.Task[None] | None = None
         self.undefined: dict[Thing, _Definition] = {}
-        """What the log does not have yet."""
+        """Topology that the log does not have yet."""
         self.unsure: set[int] = set()
-        """Those durable queues among it of which writing has failed so far: nothing is put there."""
+        """Durable queues in it whose write has failed so far: nothing is put there."""
         self._refused: set[int] = set()
-        """Numbers of definitions that nobody writes again until somebody asks: see :meth:`defined`."""
+        """Numbers of definitions that are not written again until a caller asks: see :meth:`defined`."""
 
     async def close(self) -> None:
         """Write what waits, and stop to try again."""
@@ -87,7 +89,7 @@ class Recorder:
         task.add_done_callback(self._tasks.discard)
 
     def submit(self, change: Change, told: OnWritten) -> None:
-        """Write *change*; *told* hears of the outcome, and is never called before this returns."""
+        """Write *change*. *told* gets the outcome, and is never called before this returns."""
         self._post(change, told)
 
     async def settled(self) -> None:
@@ -195,8 +197,8 @@ class Recorder:
         """Write topology, behind all that was to be written before.
 
         Memory has it already and cannot go back, for others may have built on it. So a record that fails is written
-        again until it is there, and none overtakes it; whoever asked hears of the failure. Others may use it at once,
-        but what they are told waits for it: see :meth:`defined` and :meth:`behind`.
+        again until it is there, and none overtakes it. The caller is told of the failure. Others may use the topology
+        at once, but the answers to them wait for it: see :meth:`defined` and :meth:`behind`.
 
         Returns:
             Done when it is written; a LogError when it is not yet, as far as is known.
@@ -212,8 +214,8 @@ class Recorder:
     def defined(self, thing: Thing | None = None) -> Awaitable[None] | None:
         """When the log has *thing*, or all topology so far; as :meth:`define`. ``None`` where it has it already.
 
-        What a constraint of the database has refused is written again for who asks for it: nobody else would, and what
-        was in its way may be gone.
+        A definition that a constraint of the database has refused is written again on this request. Nothing else writes
+        it again, and the obstacle may be gone.
         """
         if not self._defines and not self.undefined:
             return None
@@ -228,7 +230,7 @@ class Recorder:
         return asyncio.shield(definition.future)
 
     def defined_queues(self, queues: Iterable[int]) -> "asyncio.Future[None] | None":
-        """As :meth:`defined`, for some queues; to be shielded from who waits."""
+        """As :meth:`defined`, for some queues. The caller must shield it from cancellation."""
         if not self.undefined:
             return None
         found = [self.undefined[queue] for queue in queues if queue in self.undefined]

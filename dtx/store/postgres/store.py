@@ -1,11 +1,11 @@
 """The message store of standalone mode: exchanges, queues and messages in the log's own database.
 
-Theory of operation. What is durable is in the log; what is here is an index of it. Everything is written first and
-shown afterwards: a message can be seen when its row is committed, a message leaves its index when it is handed out and
-its row when it was settled. Whatever dies in between, the database is right and the index is made from it again.
+Theory of operation. The log holds all durable data; the store is an index of it. Everything is written first and
+shown afterwards. A message can be seen when its row is committed. It leaves its index when it is handed out. Its row is
+removed when it was settled. After a failure in between, the database is right, and the index is made from it again.
 
-Nobody waits for a record: a change is submitted, others follow, and the commit of each calls back. All messages, also
-those of queues that do not survive a restart, have a row while they wait: so no queue is limited by memory. Positions
+No caller waits for a record: a change is submitted, others follow, and the commit of each calls back. All messages have
+a row while they wait, also those of queues that do not survive a restart. So no queue is limited by memory. Positions
 come from one counter, which begins ahead of the clock's microseconds at each start: no slot is ever used twice.
 """
 
@@ -36,11 +36,11 @@ from dtx.telemetry import get_logger
 
 
 class Loading:
-    """What was loaded, until all branches have said what they hold.
+    """The contents that were loaded, until all branches have reported the messages that they hold.
 
     Args:
         registry: of queues, all durable ones.
-        branches: hears of messages that expire after their branch has committed.
+        branches: is told of each message that a branch has published.
     """
 
     def __init__(self, registry: Registry, branches: StoredBranches) -> None:
@@ -51,12 +51,12 @@ class Loading:
         self._expiries: Final[dict[int, dict[int, float]]] = {}
 
     def add(self, contents: QueueContents) -> None:
-        """What a queue has."""
+        """Add the contents of a queue."""
         self._expiries[contents.queue] = dict(contents.expiries)
         self._contents[contents.queue] = replace(contents, expiries=())  # once is enough
 
     def restore(self, record: BranchRecord) -> None:
-        """A branch: what it has published is hidden, what it has consumed is held."""
+        """Restore a branch: hide the messages that it has published, and hold those that it has consumed."""
         for slot in record.published or ():
             self._reserved.setdefault(slot.queue, set()).add(slot.position)
             if slot.queue not in self._contents:
@@ -65,7 +65,7 @@ class Loading:
             expires_at = self._expiries[slot.queue].get(slot.position)
             lifetime = None
             if expires_at is not None:
-                # it was written with the vote, as if it could be seen from then on
+                # the expiry was written with the vote, as if the message could be seen from then on
                 voted = record.started_at if record.prepared_at is None else record.prepared_at
                 lifetime = max(0.0, expires_at - voted)
             self._branches.restored(slot, Hidden(priority, octets, lifetime))
@@ -85,23 +85,23 @@ class Loading:
         )
 
     def _details(self, slot: Slot) -> tuple[int, int]:
-        """Priority and octets of a message, in a queue that wants to know."""
+        """Priority and size of the body in bytes of a message; 0 and 0 in a queue that does not need them."""
         contents = self._contents[slot.queue]
         if contents.flags is None or contents.sizes is None:
             return 0, 0
         at = bisect_left(contents.positions, slot.position)
         if at == len(contents.positions) or contents.positions[at] != slot.position:
-            return 0, 0  # somebody removed it behind our back
+            return 0, 0  # another program removed it
         return contents.flags[at] >> PRIORITY_SHIFT & 0xFF, contents.sizes[at]
 
     def finish(self, delivered: Mapping[int, int]) -> "dict[int, array[int]]":
         """Fill the indexes.
 
         Args:
-            delivered: by queue id, up to where messages may have been delivered before.
+            delivered: by queue id, the position up to which messages may have been delivered before.
 
         Returns:
-            Positions by queue of messages that do not survive a restart, and that no branch is concerned with.
+            Positions by queue of messages that do not survive a restart, and that belong to no branch.
         """
         dropped: dict[int, array[int]] = {}
         for queue, contents in self._contents.items():
@@ -143,13 +143,13 @@ def _remove(table: "dict[int, int] | dict[int, float]", keys: Iterable[int]) -> 
 CACHE_BYTES: Final = 128 << 20
 """Default of ``--message-cache-bytes``."""
 HIDDEN_SHARE: Final = 4
-"""The part of the cache (a fourth) that messages of branches may take which have voted."""
+"""The part of the cache (a fourth) that messages of branches that have voted may take."""
 REVISED_OCTETS: Final = 8 << 20
-"""Of the bodies that are read at once for messages whose properties change."""
+"""Bytes of bodies that are read at once for messages whose properties change."""
 UPKEEP_SECONDS: Final = 1.0
-"""Between two looks at queues that nobody uses, and at what was delivered."""
+"""Seconds between two checks for unused queues and for delivered messages."""
 JUMP_SECONDS: Final = 1.0
-"""What the clock may gain between two of them: it is slewed by less."""
+"""Seconds that the clock may gain between two checks: it is slewed by less."""
 
 Done = Callable[[LogError | None], None]
 Put = tuple[QueueEntry, StoredMessage]
@@ -162,9 +162,9 @@ class PostgresStore(StoredBranches):
 
     Args:
         log_: opened before the store, and closed after it.
-        cache_bytes: octets of messages in memory.
+        cache_bytes: bytes of messages in memory.
         clock: seconds since the epoch.
-        steady: seconds of a clock that nobody sets.
+        steady: seconds of a clock that is never set.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class PostgresStore(StoredBranches):
         self._log = log_
         self._steady = steady
         self._ahead = clock() - steady()
-        """How far the one is ahead of the other."""
+        """Seconds by which *clock* is ahead of *steady*."""
         self._cache = MessageCache(cache_bytes - cache_bytes // HIDDEN_SHARE)
         self._hosts: dict[str, VirtualHost] = {}
         self._delivered: dict[int, int] = {}
@@ -222,7 +222,7 @@ class PostgresStore(StoredBranches):
         self._strays = await self._log.stray_queues(queues)
 
     def begin(self) -> None:
-        """All branches are restored: fill the queues, and clear away what a restart does not keep. Idempotent."""
+        """Fill the queues after all branches are restored. Remove messages that a restart does not keep. Idempotent."""
         loading, self._loading = self._loading, None
         if loading is None:
             return
@@ -234,7 +234,7 @@ class PostgresStore(StoredBranches):
         self._upkeep = asyncio.ensure_future(self._keep_up())
 
     async def close(self) -> None:
-        """Write what is known, and let go of everything. The log stays open."""
+        """Write delivery marks and pending changes. Close the dispatcher and the recorder. The log stays open."""
         if self._upkeep is not None:
             self._upkeep.cancel()
             await asyncio.gather(self._upkeep, return_exceptions=True)
@@ -245,7 +245,7 @@ class PostgresStore(StoredBranches):
     # -- topology -----------------------------------------------------------------------------------------------------
 
     def virtual_host(self, name: str) -> VirtualHost:
-        """The virtual host of that name; empty the first time."""
+        """The virtual host of that name. A new name gets an empty one."""
         self.begin()
         return self._host(name)
 
@@ -269,10 +269,10 @@ class PostgresStore(StoredBranches):
         return self._recorder.defined(thing)
 
     def close_queues(self, queues: Sequence[Queue]) -> list[Consumer]:
-        """Queues are gone: their messages are removed in the background.
+        """Close queues that are deleted. Their messages are removed in the background.
 
         Returns:
-            Their consumers, to be told.
+            Their consumers, which the caller must inform.
         """
         consumers: list[Consumer] = []
         for queue in queues:
@@ -284,7 +284,7 @@ class PostgresStore(StoredBranches):
         return consumers
 
     async def _clear(self, dropped: "Mapping[int, array[int]]", queues: Sequence[int]) -> None:
-        """Remove messages by queue and position, and all that *queues* have, whatever it takes."""
+        """Remove messages by queue and position, and all messages of *queues*, however long it takes."""
         for queue, positions in dropped.items():
             await self._remove(queue, positions)
         if queues:
@@ -298,10 +298,10 @@ class PostgresStore(StoredBranches):
             await self._recorder.drop_slowly([Slot(queue, position) for position in piece])
 
     async def purge(self, queue: Queue) -> int:
-        """Remove what is ready; how many messages. Returns when that is durable.
+        """Remove the ready messages. Returns their number when the removal is durable.
 
         Raises:
-            LogError: it is not, or nobody knows; it will be as soon as the log can.
+            LogError: the removal is not durable, or its outcome is not known. It is completed as soon as the log can.
         """
         positions = queue.index.purge()
         done = 0
@@ -325,20 +325,20 @@ class PostgresStore(StoredBranches):
     async def revise(
         self, deliveries: Sequence[QueueDelivery], revised: Callable[[QueueDelivery, StoredMessage], bytes]
     ) -> None:
-        """Change the properties of messages that are handed out; whoever gets them next, gets them so.
+        """Change the properties of messages that are handed out. The next recipient gets them with the new properties.
 
         Args:
             deliveries: not settled, and they stay so until this returns.
             revised: the new properties of a message.
 
         Raises:
-            LogError: not all are changed, or nobody knows.
+            LogError: not all are changed, or the outcome is not known.
         """
         wanted = {delivery.slot: delivery for delivery in deliveries}
         while wanted:
             found = await self._log.read_messages(list(wanted), REVISED_OCTETS)
             if not found:
-                return  # they have left with their queue
+                return  # they were removed with their queue
             revisions = [(slot, revised(wanted[slot], message)) for slot, message in found.items()]
             # A restart must know, too, that they were delivered before: else it would not tell how often in vain.
             delivered = [(slot.queue, slot.position) for slot in found]
@@ -366,11 +366,11 @@ class PostgresStore(StoredBranches):
             vhost: of the connection.
             publishes: routed; each message is put into those of its queues that are still there.
             acked: settled in their indexes from now on; their messages leave.
-            done: called once, when it is durable, or with the error; not before this returns.
+            done: called once, when the change is durable, or with the error; not before this returns.
             whole: when a queue refuses one publish, nothing at all happens, and *done* is not called.
 
         Returns:
-            Indexes of the publishes that a full queue refuses; they are put nowhere, or are dead letters of that queue.
+            Indexes of the publishes that a full queue refuses. They are put nowhere, or are dead letters of that queue.
         """
         now = self._clock()
         registry = self._registry
@@ -426,7 +426,7 @@ class PostgresStore(StoredBranches):
         return await self._letters.in_branch([delivery.slot for delivery in deliveries], revised)
 
     def _decline(self, acked: Sequence[QueueDelivery], done: Done) -> None:
-        """The log does not have a queue that is published to: what is put there could be lost."""
+        """Refuse a change: the log lacks a queue that is published to, so messages put there could be lost."""
         now = self._clock()
         for delivery in acked:
             delivery.queue.requeue((delivery,), now)
@@ -472,10 +472,10 @@ class PostgresStore(StoredBranches):
             self._recorder.drop(gone)
 
     async def _resync(self, puts: Sequence[Put], drops: Sequence[Slot], conflict: bool) -> None:
-        """Follow what the database says of a change whose outcome was not known.
+        """Bring the indexes in line with the database after a change whose outcome was not known.
 
-        Acknowledgements that stand alone are written again, for the client has settled those messages. Those that came
-        with publishes are one transaction with them, which has not happened where none of the publishes is there.
+        Acknowledgements without publishes are written again, for the client has settled those messages. Those that
+        came with publishes are one transaction with them. It has not happened where none of the publishes is there.
         """
         existing = await self._recorder.existing([*(message.slot for _, message in puts), *drops])
         there = [put for put in puts if put[1].slot in existing]
@@ -488,7 +488,7 @@ class PostgresStore(StoredBranches):
         self._recorder.drop(left)
 
     async def _reappear(self, slots: Sequence[Slot]) -> None:
-        """These were acknowledged in a transaction that did not happen."""
+        """Put messages back that were acknowledged in a transaction that did not happen."""
         found = await self._recorder.messages(slots)
         now = self._clock()
         for queue, positions in by_queue(list(found)).items():
@@ -523,7 +523,7 @@ class PostgresStore(StoredBranches):
             await self._remove_unused()
 
     def _notice_a_jump(self) -> None:
-        """A clock that is set forward makes no queue unused: its messages would be lost."""
+        """Correct the times of use when the clock was set forward: an unused queue would lose its messages."""
         before = self._steady() + self._ahead
         gained = self._clock() - before
         self._ahead += gained
@@ -533,10 +533,11 @@ class PostgresStore(StoredBranches):
                 entry.index.set_forward(before, gained)
 
     def _mark_delivered(self) -> None:
-        """Keep how far durable queues were delivered: what a restart hands out again is redelivered.
+        """Record how far durable queues were delivered: messages that a restart hands out again are redelivered.
 
-        Up to a second late: what was delivered in that time and comes again after a crash does not say so. AMQP 0-9-1
-        asks for no more: "the server SHOULD try to signal redelivered messages when it can".
+        The record is up to a second late. A message that was delivered in that time and comes again after a crash is
+        not marked as redelivered. AMQP 0-9-1 requires no more: "the server SHOULD try to signal redelivered messages
+        when it can".
         """
         touched, self._pump.touched = self._pump.touched, {}
         marks: list[tuple[int, int]] = []
@@ -549,7 +550,7 @@ class PostgresStore(StoredBranches):
             self._recorder.mark(marks)
 
     async def _remove_unused(self) -> None:
-        """Remove queues that nobody has used for as long as they were declared to live without (x-expires)."""
+        """Remove queues that were unused for as long as their declaration allows (x-expires)."""
         now = self._clock()
         for entry in [entry for entry in self._registry.queues.values() if entry.spec.settings.expires is not None]:
             until = None if self.awaits(entry.spec.id) else entry.index.unused_until()
@@ -569,5 +570,5 @@ class PostgresStore(StoredBranches):
 
 
 def _pieces(positions: "array[int]") -> "Iterable[array[int]]":
-    """*positions*, as many at once as one record drops: others have their turn in between."""
+    """*positions*, in pieces that one record drops. Other work gets its turn in between."""
     return (positions[start : start + DROPS_AT_ONCE] for start in range(0, len(positions), DROPS_AT_ONCE))

@@ -1,11 +1,11 @@
 """A virtual host under RabbitMQ's rules: what clients may declare, bind and delete. Pure, in memory.
 
-Every operation does all of what it was asked, or raises and does nothing. What it changed of durable things comes back
-as a :class:`~dtx.log.changes.Define`, for the log: the peer is answered when that is written. ``None`` in its place
-says that nothing durable changed. Queues that went come back too: their consumers and messages are the caller's.
+Every operation does the whole request, or raises and does nothing. It returns its changes of durable objects as a
+:class:`~dtx.log.changes.Define`, for the log: the peer is answered when that is written. ``None`` in its place means
+that nothing durable changed. It also returns deleted queues: the caller handles their consumers and messages.
 
-The refusals are RabbitMQ's, in its words: 403 for what is the broker's own, 404 for what is not there, 405 for the
-exclusive queue of another connection, 406 for a declaration that differs. Who may do what is judged by the caller.
+The refusals are RabbitMQ's, in its words: 403 for the broker's own objects, 404 for missing objects, 405 for the
+exclusive queue of another connection, 406 for a declaration that differs. The caller checks permissions.
 """
 
 from base64 import urlsafe_b64encode
@@ -107,7 +107,7 @@ class VirtualHost(Graph):
     Args:
         name: what clients call it.
         index: makes the index of a new queue.
-        entropy: random octets, as many as asked for.
+        entropy: returns random bytes, as many as asked for.
     """
 
     def __init__(

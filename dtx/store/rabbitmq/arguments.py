@@ -1,7 +1,7 @@
-"""Arguments of exchanges and bindings, from the field tables of clients and from what the management API makes of them.
+"""Arguments of exchanges and bindings, from the field tables of clients and from the JSON of the management API.
 
-The API has JSON: the widths of numbers are lost, and octets that are no UTF-8 come as base64 with a sentence before
-them. So both are brought into one form and compared by value.
+In JSON the widths of numbers are lost. Bytes that are not UTF-8 come as base64 with a sentence before them. So both are
+converted to one form and compared by value.
 """
 
 import base64
@@ -14,21 +14,21 @@ from dtx.wire.amqp09 import tables
 from dtx.wire.amqp09.tables import Entry
 
 Plain = tuple[str, object]
-"""A value with its class: booleans equal no numbers."""
+"""A value with its class, so that booleans equal no numbers."""
 
 _NOT_UTF_8: Final = "Not UTF-8, base64 is: "
 _LONGEST: Final = 1 << 63
 _VOID: Final = b"undefined"
-"""What the API makes of a void."""
+"""The API's form of a void."""
 
 
 def octets(text: str) -> bytes:
-    """What the API means by a string."""
+    """The bytes that a string of the API stands for."""
     if text.startswith(_NOT_UTF_8):
         try:
             return base64.b64decode(text.removeprefix(_NOT_UTF_8), validate=True)
         except (Base64Error, ValueError):
-            pass  # somebody's own words
+            pass  # a client's own text that begins like that
     return text.encode()
 
 

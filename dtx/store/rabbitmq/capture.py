@@ -11,7 +11,7 @@ from dtx.wire.amqp09.properties import BasicProperties
 from dtx.xa.codes import ReplyCode, XaError
 
 _ADDED: Final = 1024
-"""Octets that a header frame of dtx's has at most besides the properties of its publisher (see messages.py)."""
+"""Bytes that a header frame of dtx has at most, on top of the properties of its publisher (see messages.py)."""
 
 
 def republishable(lane: Lane, raw: bytes) -> bool:

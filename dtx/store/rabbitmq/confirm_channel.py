@@ -35,7 +35,7 @@ class MessageFate(Enum):
 
 
 class ConfirmOwner(Protocol):
-    """Who publishes."""
+    """The owner of the channel, which publishes on it."""
 
     def told(self, names: Sequence[object], fate: MessageFate) -> None:
         """The broker has told what became of messages, by the names that they were given."""
@@ -118,7 +118,7 @@ class ConfirmChannel(EventHandler):
             if not sent.returned and sent.identity == identity:
                 sent.returned = True
                 return
-        # Nobody may be told that it was taken, so nobody is told anything.
+        # No publisher may be told that it was taken, so none is told anything.
         self.upstream.abort("the broker returned a message that was not sent")
 
     def _confirmed(self, confirm: methods.BasicAck | methods.BasicNack) -> None:

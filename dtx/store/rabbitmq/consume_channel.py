@@ -132,7 +132,7 @@ class ConsumeChannel:
     Args:
         upstream: the client's connection to the broker.
         number: of the channel, which is open and in tx mode.
-        max_kept: octets of message contents that are kept for deliveries not settled.
+        max_kept: bytes of message contents that are kept for deliveries not settled.
         budget: what all clients may hold together.
         last_queue: the queue that the client declared last on this channel.
         keeper: the connection that it belongs to.
@@ -176,7 +176,7 @@ class ConsumeChannel:
         self._getting: deque[_Consumer] = deque()
         self._last_queue = last_queue
         self._nameless: list[_Consumer] | None = None
-        """Who consumes from the last queue, while the broker has not said what it calls it."""
+        """Consumers of the last queue, while the broker has not yet told its name."""
         self._declaring: deque[list[_Consumer] | None] = deque()
         """The same of each queue.declare that is not answered."""
         self._declares = Declares(upstream.exclusive)
@@ -312,7 +312,7 @@ class ConsumeChannel:
         return self._open.values()
 
     def incoming(self, settle: Settle) -> "asyncio.Future[bytes] | None":
-        """Done, with no octets, when a delivery that *settle* means is whole; ``None`` where it means whole ones.
+        """Done, with no bytes, when a delivery that *settle* means is whole; ``None`` where it means whole ones.
 
         The client has its method already, and with RabbitMQ it may settle it at once.
         """
@@ -363,7 +363,7 @@ class ConsumeChannel:
             self._held[delivery.tag] = _Held(self._open.pop(delivery.tag), branch, released)
 
     def drop_contents(self, deliveries: Sequence[Delivery]) -> None:
-        """Keep the contents of *deliveries* no longer: whatever becomes of these, nobody publishes them again."""
+        """Stop keeping the contents of *deliveries*: in no outcome are they published again."""
         self._free(deliveries)
         for delivery in deliveries:
             delivery.properties, delivery.body, delivery.size = b"", None, 0
@@ -778,7 +778,7 @@ class ConsumeChannel:
 
 
 def _tell(done: "asyncio.Future[UnitOutcome | None]", outcome: UnitOutcome | None) -> None:
-    if not done.done():  # whoever asked may have been cancelled, at the end of the service
+    if not done.done():  # the caller may have been cancelled, at the end of the service
         done.set_result(outcome)
 
 

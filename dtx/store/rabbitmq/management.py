@@ -76,7 +76,7 @@ class Management:
         request = urllib.request.Request(f"{self.url}/api/{path}")  # noqa: S310 - settings allow http and https only
         token = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
         request.add_header("Authorization", f"Basic {token}")
-        # No proxy: the credentials are for the broker's host and for nobody in between.
+        # No proxy: the credentials are for the broker's host only.
         opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self.tls)
         )

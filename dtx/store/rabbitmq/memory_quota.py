@@ -1,14 +1,14 @@
-"""Memory that those who work at the same time share: each takes what it needs, and waits while that is not there."""
+"""Memory that concurrent tasks share: each takes the bytes that it needs, and waits while they are not free."""
 
 import asyncio
 from collections import deque
 
 
 class MemoryQuota:
-    """A number of octets, given away in the order in which they are asked for: who needs much is not passed by.
+    """A number of bytes, granted in the order of the requests: a large request is not overtaken.
 
     Args:
-        limit: octets. Who needs more gets all of them, alone.
+        limit: bytes. A larger request gets all of them, alone.
     """
 
     def __init__(self, limit: int) -> None:
@@ -17,11 +17,11 @@ class MemoryQuota:
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def share(self, size: int | None) -> "Share":
-        """A part of *size* octets, not taken yet; ``None`` for all of them, which is to be alone."""
+        """A share of *size* bytes, not taken yet. ``None`` means all bytes, so that the share is alone."""
         return Share(self, self._limit if size is None else min(max(size, 1), self._limit))
 
     async def take(self, size: int) -> None:
-        """Wait until *size* octets are free, and take them."""
+        """Wait until *size* bytes are free, and take them."""
         if not self._waiters and size <= self._free:
             self._free -= size
             return
@@ -30,12 +30,12 @@ class MemoryQuota:
         try:
             await waiter
         except asyncio.CancelledError:
-            # It may have been given them in the same moment; if not, others waited behind it.
+            # The bytes may have been granted at the same moment; if not, other requests waited behind this one.
             self.give_back(0 if waiter.cancelled() else size)
             raise
 
     def give_back(self, size: int) -> None:
-        """*size* octets are free again."""
+        """Free *size* bytes."""
         self._free += size
         while self._waiters:
             wanted, waiter = self._waiters[0]
@@ -48,7 +48,7 @@ class MemoryQuota:
 
 
 class Share:
-    """What one of them takes; see :meth:`MemoryQuota.share`."""
+    """The bytes of one task; see :meth:`MemoryQuota.share`."""
 
     __slots__ = ("_room", "_size", "_taken")
 

@@ -38,7 +38,7 @@ _LOCK_POLL: Final = 0.25
 _BACKOFF: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
 """Seconds before the broker is tried again."""
 _IMPATIENT: Final = 0.25
-"""The same while somebody waits for it."""
+"""The same while a caller waits for it."""
 _TURN: Final = 2.0
 """Seconds of one generation of receipts."""
 _USE: Final = 3600.0
@@ -109,7 +109,7 @@ class Lane:
         self.frame_max = MIN_FRAME
         """Octets of a frame that the broker takes from dtx."""
         self.impersonates = False
-        """Whether dtx's user may publish messages with somebody else's user-id."""
+        """Whether dtx's user may publish messages with another user's user-id."""
         self.problem: str | None = "not connected yet"
         """Why the lane is not working; ``None`` when it is."""
         self._connection: ServiceConnection | None = None
@@ -216,7 +216,7 @@ class Lane:
         return bool(self._waiting or self._calls or self.receipts.needed)
 
     async def _pause(self, seconds: float) -> None:
-        """Leave the broker alone for a while; not for longer than whoever waits for it would wait."""
+        """Leave the broker alone for *seconds*, or for less time when a caller waits for the lane."""
         if not self._waiting:
             self._wanted.clear()
             with suppress(TimeoutError):
@@ -290,10 +290,10 @@ class Lane:
         raise UpstreamLost("the connection to the broker is gone")
 
     def _look_out(self, canary: OwnChannel) -> None:
-        """Publish something, and roll it back: RabbitMQ tells of an alarm only who publishes while there is one.
+        """Publish a message, and roll it back: RabbitMQ reports an alarm only to connections that publish during it.
 
-        Whoever learns it that way is not read from until the alarm is over. So that is not left to the connections of
-        clients: they can still acknowledge, alone.
+        RabbitMQ does not read from such a connection until the alarm is over. So dtx does not leave this to the
+        connections of clients: they can still acknowledge, without publishing.
         """
         if canary.closed is None and not canary.busy:
             canary.send_raw(
@@ -332,7 +332,7 @@ class Lane:
     def leaves_receipts(self) -> bool:
         """Whether a unit that is made now leaves a receipt.
 
-        Not while receipts are distrusted: when that is over nobody could tell that this one had proved nothing.
+        Not while receipts are distrusted: afterwards dtx could not tell that this receipt had proved nothing.
         """
         return self.distrust is None
 
@@ -401,7 +401,7 @@ class Lane:
 
     async def _connected(self) -> ServiceConnection:
         while self._connection is None or self._connection.is_lost or not self._up.is_set():
-            # Units hear of a lost connection before the lane's own task does: whoever asks again must not spin.
+            # Units are told of a lost connection before the lane's own task is: a caller that asks again must not spin.
             self._up.clear()
             await self._up.wait()
         return self._connection

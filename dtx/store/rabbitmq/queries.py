@@ -1,7 +1,7 @@
-"""binding.query and exchange.query of the preview: what RabbitMQ has no methods for, its management API knows.
+"""binding.query and exchange.query of the preview: RabbitMQ has no such methods, so dtx asks its management API.
 
-dtx asks the API with credentials of its own, which see everything; so it first asks what the client may see. That is
-judged before anything is looked up: a refusal does not tell whether the exchange or queue is there.
+dtx asks the API with credentials of its own, which see everything. So it first reads the permissions of the client.
+They are checked before anything is looked up: a refusal does not tell whether the exchange or queue is there.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _log = get_logger(part="queries")
 _T = TypeVar("_T")
 
 _AT_ONCE: Final = 4
-"""Questions of all clients that are asked at the same time; each has a thread while it waits."""
+"""Requests for all clients that run at the same time; each has a thread while it waits."""
 _DEFAULT: Final = ExchangeFacts(type=b"direct", durable=True)
 
 
@@ -43,8 +43,8 @@ class Queries:
         """exchange.query: "If not specified explicitly the default exchange is implied".
 
         Args:
-            vhost: where.
-            user: who asks; ``None`` when the login tells no name.
+            vhost: of the exchange.
+            user: the user that asks; ``None`` when the login tells no name.
             name: of the exchange.
 
         Raises:
@@ -65,8 +65,8 @@ class Queries:
         """binding.query; see :func:`dtx.store.facts.search`.
 
         Args:
-            vhost: where.
-            user: who asks; ``None`` when the login tells no name.
+            vhost: of the exchange.
+            user: the user that asks; ``None`` when the login tells no name.
             exchange: the source; empty for the default exchange.
             queue: the destination; empty for any.
             key: the routing key; empty for any.
@@ -79,7 +79,7 @@ class Queries:
         async def ask(about: _About) -> BindingFacts:
             if exchange:
                 about.demand_read(exchange)
-            # To the default exchange each queue is bound by its name, so there a key is the name of one.
+            # Each queue is bound to the default exchange by its name, so there a key is the name of a queue.
             for name in (queue, b"" if exchange else key):
                 if name:
                     about.demand_sight(name)
@@ -111,7 +111,7 @@ class Queries:
             reason = str(error) if isinstance(error, ManagementError) else "it answers something else than was asked"
             _log.info("query refused", method=method, vhost=vhost, user=user, reason=reason)
             management = self._lane(vhost).settings.management
-            if management is not None:  # where it is, is no business of clients
+            if management is not None:  # clients must not see its address
                 reason = reason.replace(f" at {management.url}", "")
             raise XaError(
                 ReplyCode.NOT_IMPLEMENTED,
@@ -125,8 +125,8 @@ class _About:
 
     Args:
         management: of this broker.
-        vhost: where.
-        user: who asks.
+        vhost: of the objects.
+        user: the user that asks.
     """
 
     def __init__(self, management: Management, vhost: str, user: str) -> None:
@@ -136,7 +136,7 @@ class _About:
         self._may = Patterns("", "", "")
 
     async def _get(self, *path: str | bytes, columns: str = "") -> Any:
-        """The answer; ``None`` where there is no such thing."""
+        """The answer; ``None`` if the object does not exist."""
         words = "/".join(quote(word, safe="") for word in path)
         try:
             return await self._management.get(f"{words}?columns={columns}" if columns else words)
@@ -146,7 +146,7 @@ class _About:
             raise
 
     async def read_permissions(self) -> None:
-        """What the user may do in the vhost.
+        """Read the permissions of the user in the vhost.
 
         Raises:
             ManagementError: the broker does not say.
@@ -159,7 +159,7 @@ class _About:
         self._may = Patterns(found["configure"], found["write"], found["read"])
 
     def demand_read(self, exchange: bytes) -> None:
-        """Who may bind queues to an exchange, may learn of it.
+        """Demand read permission on *exchange*: a user that may bind queues to it may query it.
 
         Raises:
             XaError: 403.
@@ -168,7 +168,7 @@ class _About:
             self._refuse("read access to exchange", exchange)
 
     def demand_sight(self, queue: bytes) -> None:
-        """Who may do anything at all with a queue, may learn of it.
+        """Demand any permission on *queue*: a user with one may query it.
 
         Raises:
             XaError: 403.
@@ -183,7 +183,7 @@ class _About:
         )
 
     async def exchange(self, name: bytes) -> ExchangeFacts:
-        """What the API says of an exchange that has a name."""
+        """The API's facts about an exchange that has a name."""
         found = await self._get("exchanges", self._vhost, name, columns="name,type,durable,arguments")
         if found is None:
             return ExchangeFacts(not_found=True)
@@ -207,7 +207,7 @@ class _About:
         return found.get("type") == "stream"
 
     async def binding(self, exchange: bytes, queue: bytes, key: bytes, arguments: dict[bytes, Plain]) -> BindingFacts:
-        """What the API says of a binding of an exchange that has a name."""
+        """The API's facts about a binding of an exchange that has a name."""
         lost = (await self.exchange(exchange)).not_found
         queue_lost = bool(queue) and not await self._has_queue(queue)
         found = None
@@ -227,7 +227,7 @@ class _About:
         )
 
     async def default_binding(self, queue: bytes, key: bytes, arguments: dict[bytes, Plain]) -> BindingFacts:
-        """The same of the default exchange: each queue is bound to it by its name, without arguments."""
+        """Facts about a binding of the default exchange: each queue is bound to it by its name, without arguments."""
         if queue and not await self._has_queue(queue):
             return BindingFacts(queue_not_found=True)
         matches = not key or (key == queue if queue else await self._has_queue(key))

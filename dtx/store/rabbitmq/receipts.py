@@ -32,7 +32,7 @@ from dtx.wire.amqp09.events import ContentReceived
 _KEEP_SCANS: Final = 64
 """Locks whose receipts are remembered; each is one dead connection."""
 _IN_USE: Final = 403
-"""Reply code of a consume on a queue that somebody consumes exclusively."""
+"""Reply code of a consume on a queue that has an exclusive consumer."""
 _RETRY: Final = 0.25
 """Seconds before a queue in exclusive use is tried again."""
 _MARKER: Final = b"marker:"
@@ -182,7 +182,7 @@ class Receipts:
         """
         for stem in [stem for stem, units in self._inherited.items() if units]:
             for queue in receipt_queues(stem):
-                with suppress(UpstreamChannelClosed):  # a refusal: this is only upkeep, who reads the queue reports it
+                with suppress(UpstreamChannelClosed):  # a refusal: only upkeep, the reader of the queue reports it
                     await consumers_of(queue, upstream)
 
     async def delete(self, channel: OwnChannel) -> None:
@@ -241,9 +241,9 @@ class Receipts:
     async def _scan(self, queues: Iterable[bytes], upstream: Upstream) -> ReceiptScan:
         """Look at every receipt and leave them all where they are.
 
-        A receipt that somebody else is looking at would not be seen, and a unit that happened would be taken for one
-        that did not. So all queues are consumed exclusively: whoever looks at the same time, a stalled predecessor
-        for example, is waited for.
+        A receipt that another process is reading would not be seen. Then a unit that happened would be taken for one
+        that did not. So all queues are consumed exclusively: the scan waits for any other reader, for example a stalled
+        predecessor.
         """
         nonces: set[UUID] = set()
         markers: list[set[str]] = []

@@ -26,7 +26,7 @@ _FRAME_MAX: Final = 128 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broker:
-    """Where the broker is, and who dtx is there.
+    """The address of the broker, and the identity of dtx there.
 
     Args:
         host, port: its address.
@@ -218,7 +218,7 @@ class ServiceConnection(Upstream):
             step.set_result(error)
 
     def on_lost(self, reason: str) -> None:
-        """Tell whoever waits for the end, and that the login cannot go on."""
+        """End the login step with an error, and tell the callers that wait for the end of the connection."""
         self._go_on(UpstreamLost(reason))
         if not self.gone.done():
             self.gone.set_result(reason)

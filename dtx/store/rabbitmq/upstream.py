@@ -1,8 +1,8 @@
 """A connection to the broker, and channels on it that dtx itself uses.
 
-The connection does not care who authenticated: a client's upstream connection and dtx's own one share all of this.
-Channels have handlers; frames of channels without one are the proxy's to pass on. The protocol is the engine's: here
-are the socket, its timer, and who waits for what.
+The connection is the same for every login: a client's upstream connection and dtx's own one share all of this.
+Channels have handlers; the proxy passes on frames of channels without one. The engine implements the protocol. This
+module has the socket, its timer, and the futures of waiting callers.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ Answer = MethodReceived | ContentReceived
 _MOST_EXCLUSIVE: Final = 10_000
 """Exclusive queues that one connection remembers."""
 MOST_UNSENT: Final = 1 << 20
-"""Octets that wait to be sent on one socket before whoever writes is stopped: several frames of the usual size."""
+"""Bytes that wait to be sent on one socket before the writer is stopped: several frames of the usual size."""
 
 
 class UpstreamLost(Exception):
@@ -58,7 +58,7 @@ def words(close: ChannelClose | methods.ConnectionClose) -> str:
 
 
 class Handler(Protocol):
-    """Whoever owns an upstream channel."""
+    """The owner of an upstream channel."""
 
     def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
         """A frame came in: ``buffer[start:end]``, whole."""
@@ -233,7 +233,7 @@ class Upstream(asyncio.BaseProtocol):
             self._transport.close()
 
     def pause_reading(self, reason: object) -> None:
-        """Read no more from the broker until *reason* is resumed: whoever takes its frames is slow."""
+        """Read no more from the broker until *reason* is resumed: the receiver of its frames is slow."""
         self._unread_for.add(reason)
         if self._transport is not None:
             self._transport.pause_reading()
@@ -261,7 +261,7 @@ class Upstream(asyncio.BaseProtocol):
 
     @property
     def kept_free(self) -> int:
-        """Channel numbers that dtx does not take for itself: whoever may open more channels finds them free."""
+        """Channel numbers that dtx does not take for itself: a client that may open more channels finds them free."""
         return 0
 
     def allocate(self, preferred: int | None = None) -> int:
@@ -443,7 +443,7 @@ class OwnChannel(EventHandler):
         for _, future in waiting:
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # whoever waits sees it; nobody waiting is no mistake
+                future.exception()  # a waiting caller sees it; without one it is no mistake
 
     def lost(self, reason: str) -> None:
         """The connection is gone."""

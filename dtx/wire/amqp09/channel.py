@@ -100,7 +100,7 @@ class Passing(Enum):
 
 
 class _Fate(Enum):
-    """What becomes of a body."""
+    """The treatment of a body."""
 
     TOLD = auto()
     """It is put together."""

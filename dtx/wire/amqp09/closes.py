@@ -16,7 +16,7 @@ from dtx.wire.amqp09.methods import ChannelClose, ConnectionClose
 from dtx.xa.codes import ReplyCode, XaError
 
 MAX_REPLY_TEXT: Final = 255
-"""Longest reply text, octets: it is a shortstr."""
+"""Longest reply text in bytes: it is a shortstr."""
 
 _NAME: Final = re.compile("[A-Z_]+ - ")
 _FACT: Final = re.compile("(?P<key>[a-z]+)=(?P<token>[^; ]+); ")
@@ -26,7 +26,7 @@ _OLD_TEXT: Final = re.compile(
 
 
 def reply_text(text: str) -> bytes:
-    """*text* as a shortstr may hold it: UTF-8, cut to 255 octets between two characters."""
+    """*text* as a shortstr may hold it: UTF-8, cut to 255 bytes between two characters."""
     data = text.encode("utf-8", "replace")
     if len(data) <= MAX_REPLY_TEXT:
         return data
@@ -39,7 +39,7 @@ def channel_close(channel: int, code: int, text: str, key: int = 0) -> bytes:
     Args:
         channel: number of the channel that closes.
         code: reply code.
-        text: reply text, cut to 255 octets.
+        text: reply text, cut to 255 bytes.
         key: class << 16 | method of the method that failed; 0 where none did.
     """
     return ChannelClose(code, reply_text(text), key).frame(channel)

@@ -1,4 +1,4 @@
-"""Contents: what follows a method that carries a message, a header frame and body frames."""
+"""Contents: the header frame and the body frames that follow a method with a message."""
 
 from struct import Struct
 from typing import Final, NamedTuple
@@ -14,7 +14,7 @@ _END: Final = b"\xce"
 
 
 class ContentHeader(NamedTuple):
-    """A content header. ``properties`` from the property flags on."""
+    """A content header. ``properties`` holds the bytes from the property flags on."""
 
     class_id: int
     body_size: int
@@ -25,7 +25,7 @@ def header(payload: bytes) -> ContentHeader:
     """Read the payload of a content header frame.
 
     Raises:
-        WireError: 502 when not even the property flags are there; the properties are not looked at.
+        WireError: 502 if the property flags are missing. The function does not check the properties.
     """
     if len(payload) < _HEADER.size + 2:
         raise syntax_error("content header is truncated or too long")
@@ -34,14 +34,14 @@ def header(payload: bytes) -> ContentHeader:
 
 
 def message(method: bytes, channel: int, properties: bytes, body: bytes, frame_max: int) -> bytes:
-    """A message: the frame of its method, and those of its content behind it, put together once.
+    """Join the frames of a message: the frame of its method, and the frames of its content.
 
     Args:
         method: basic.deliver, get-ok or return, a whole frame.
-        channel: number.
-        properties: from the property flags on.
-        body: octets.
-        frame_max: agreed with the peer, octets; 0 for none.
+        channel: the number of the channel.
+        properties: the bytes from the property flags on.
+        body: the body.
+        frame_max: the negotiated frame-max in bytes; 0 for none.
     """
     size = len(body)
     head = _HEADER_FRAME.pack(HEADER, channel, 12 + len(properties), BASIC, 0, size)

@@ -1,11 +1,12 @@
-"""The stream of frames: cut into frames without looking at their content, and put together again.
+"""The stream of frames. This module cuts it into frames without reading their content, and makes frames.
 
 A frame is type octet, channel short, payload size long, payload, and the octet 0xCE (AMQP 0-9-1, 4.2.3). The splitter
-works on whatever the socket returned: it tells where in that buffer each frame lies, so that a body which is only
-passed on is never copied. A frame that spans several reads is kept as pieces and joined once, when it is complete.
+works on the buffer that the socket returned. It returns the position of each frame in that buffer, so that a forwarded
+body is never copied. A frame that spans several reads is kept as pieces. The pieces are joined once, when the frame is
+complete.
 
-Where brokers are milder than the text, so is this, because the clients are written against brokers: a frame may exceed
-the negotiated size by its own eight octets ("off-by 1 or 8 are typical", RabbitMQ's reader).
+Where brokers are less strict than the text, this module is, too, because clients are written for brokers. A frame may
+exceed the negotiated size by its own eight bytes ("off-by 1 or 8 are typical", RabbitMQ's reader).
 """
 
 from enum import Enum
@@ -20,12 +21,14 @@ HEADER: Final = 2
 BODY: Final = 3
 HEARTBEAT: Final = 8
 OVERHEAD: Final = 8
-"""Octets of a frame that are not payload."""
+"""Bytes of a frame that are not payload."""
 MIN_FRAME: Final = 4096
-"""frame-min-size: what either peer may send before tune."""
+"""frame-min-size: the size in bytes that each peer may send before tune."""
 OPENING_FRAME: Final = 131_072
-"""Octets that a server takes in a frame before tune, since start-ok may hold a long token. Most clients agree on it
-later. Every socket may hold so much before its login, so it is no more."""
+"""The largest frame in bytes that a server accepts before tune. start-ok may contain a long token.
+
+Most clients agree on this size later. Every socket may hold so many bytes before its login, so the limit is not larger.
+"""
 
 HEARTBEAT_FRAME: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 
@@ -47,7 +50,7 @@ _Buffer = bytes | bytearray
 
 
 class Protocol(Enum):
-    """What the first eight octets of a connection ask for."""
+    """The protocol that the first eight bytes of a connection request."""
 
     AMQP_0_9_1 = b"AMQP\x00\x00\x09\x01"
     AMQP_0_9 = b"AMQP\x01\x01\x00\x09"
@@ -58,10 +61,10 @@ class Protocol(Enum):
 
 
 def protocol_header(data: bytes) -> Protocol | None:
-    """What *data*, the start of a stream, asks for.
+    """Return the protocol that *data*, the start of a stream, requests.
 
     Returns:
-        ``None`` while fewer than eight octets agree with a known header; ``UNKNOWN`` as soon as none can.
+        ``None`` if fewer than eight bytes are there and match a known header; ``UNKNOWN`` if no known header matches.
     """
     start = data[:8]
     for protocol in Protocol:
@@ -71,11 +74,11 @@ def protocol_header(data: bytes) -> Protocol | None:
 
 
 class FrameSplitter:
-    """Cuts a stream of octets into frames; one for each direction of a connection.
+    """Cuts a stream of bytes into frames. Each direction of a connection has one splitter.
 
     Args:
-        max_frame: negotiated frame-max in octets, 0 for none.
-        most: frames that are cut at once, see :meth:`more`.
+        max_frame: the negotiated frame-max in bytes; 0 for none.
+        most: the maximum number of frames that are cut at once, see :meth:`more`.
     """
 
     __slots__ = ("_have", "_max_payload", "_most", "_need", "_parts", "_uncut")
@@ -83,7 +86,7 @@ class FrameSplitter:
     def __init__(self, max_frame: int = MIN_FRAME, most: int = _UNLIMITED) -> None:
         self._most = most
         self._uncut: tuple[bytes, int] | None = None
-        """A buffer that has more frames, and where they begin."""
+        """A buffer with more frames, and the position of their start."""
         self._parts: list[bytes | bytearray] = []
         self._have = 0
         self._need = 0
@@ -91,7 +94,7 @@ class FrameSplitter:
 
     @property
     def max_frame(self) -> int:
-        """The largest frame, in octets; may be set at any time, for the frames whose header comes after that."""
+        """The largest frame in bytes. A new value, set at any time, applies to frames whose header arrives later."""
         return 0 if self._max_payload == _UNLIMITED else self._max_payload
 
     @max_frame.setter
@@ -100,14 +103,14 @@ class FrameSplitter:
 
     @property
     def pending(self) -> int:
-        """Octets of an incomplete frame that are held, at most one frame."""
+        """The number of bytes held of an incomplete frame, at most one frame."""
         return self._have
 
     def feed(self, chunk: bytes) -> tuple[bytes, list[Frame]]:
-        """Take what was read from the peer.
+        """Process data from the peer.
 
         Args:
-            chunk: any number of octets.
+            chunk: any number of bytes.
 
         Returns:
             A buffer and the complete frames in it, or the first of them (see :meth:`more`); *chunk* itself when it
@@ -127,11 +130,11 @@ class FrameSplitter:
 
     @property
     def has_more(self) -> bool:
-        """Whether :meth:`more` has something, frames or an error."""
+        """Whether :meth:`more` has frames or an error."""
         return self._uncut is not None
 
     def more(self) -> tuple[bytes, list[Frame]]:
-        """The next frames of what was fed last: all have to be asked for, up to an empty list, before more is fed.
+        """Return the next frames of the last data. Call this until the list is empty, before the next :meth:`feed`.
 
         Raises:
             FrameError: as for :meth:`feed`.
@@ -142,11 +145,13 @@ class FrameSplitter:
         return buffer, self._split(buffer, start, len(buffer))
 
     def feed_behind(self, buffer: bytearray, end: int) -> list[Frame]:
-        """Take what was read behind room for the incomplete frame, which is put there: nothing else is copied.
+        """Process data that was read into a buffer behind free space for the incomplete frame.
+
+        The incomplete frame is copied into that space. Nothing else is copied.
 
         Args:
-            buffer: its first :attr:`pending` octets are the room; what is not complete at its end is copied out.
-            end: of what was read.
+            buffer: its first :attr:`pending` bytes are the free space. An incomplete frame at its end is copied out.
+            end: the position after the last byte that was read.
 
         Returns:
             The complete frames in *buffer*, or the first of them (see :meth:`more`, whose buffer is another one).
@@ -163,7 +168,7 @@ class FrameSplitter:
         return self._split(buffer, 0, end)
 
     def _keep(self, chunk: bytes) -> None:
-        """Add to the pieces of the incomplete frame; small pieces share one, else each octet could cost fifty."""
+        """Add to the pieces of the incomplete frame. Small pieces share one object, or each byte could cost fifty."""
         self._have += len(chunk)
         last = self._parts[-1]
         if type(last) is bytearray and len(chunk) < _SMALL:
@@ -174,7 +179,7 @@ class FrameSplitter:
     def _split(self, buffer: _Buffer, position: int, length: int) -> list[Frame]:
         frames: list[Frame] = []
         max_payload = self._max_payload
-        # A header that has four more octets behind it is read together with the class and method that those may be.
+        # A header with four more bytes behind it is read together with them: they may be the class and method.
         last = length - _HEAD_KEY.size
         for _ in repeat(None, self._most):
             if position > last:
@@ -208,7 +213,7 @@ class FrameSplitter:
             self._uncut = bytes(memoryview(buffer)[position:length]), 0
 
     def _rest(self, buffer: _Buffer, position: int, length: int, frames: list[Frame]) -> None:
-        """What the loop leaves: short frames, heartbeats, bad frames, and the start of an incomplete one."""
+        """Process the frames that the loop leaves: short, bad and incomplete frames, and heartbeats."""
         need = _HEAD.size
         while length - position >= _HEAD.size:
             if len(frames) >= self._most:
@@ -234,7 +239,7 @@ class FrameSplitter:
             self._parts.append(bytearray(rest) if self._have < _SMALL else bytes(rest))
 
     def _problem(self, kind: int, channel: int, size: int) -> tuple[HardCode, str] | None:
-        """What is wrong with a frame header, if anything."""
+        """Return the problem of a frame header; ``None`` if it has none."""
         if kind not in (METHOD, HEADER, BODY, HEARTBEAT):
             return HardCode.FRAME_ERROR, f"frame of unknown type {kind}"
         if size > self._max_payload:
@@ -248,23 +253,23 @@ class FrameSplitter:
 
 
 def method_frame(channel: int, payload: bytes) -> bytes:
-    """A whole method frame; *payload* starts with class and method."""
+    """Make a whole method frame. *payload* starts with class and method."""
     return _HEAD.pack(METHOD, channel, len(payload)) + payload + _END
 
 
 def header_frame(channel: int, class_id: int, body_size: int, properties: bytes) -> bytes:
-    """A whole content header frame.
+    """Make a whole content header frame.
 
     Args:
-        channel: number.
+        channel: the number of the channel.
         class_id: 60, basic.
-        body_size: octets.
-        properties: from the property flags on.
+        body_size: the size of the body in bytes.
+        properties: the bytes from the property flags on.
     """
     head = _CONTENT.pack(HEADER, channel, 12 + len(properties), class_id, 0, body_size)
     return head + properties + _END
 
 
 def with_channel(frame: bytes, channel: int) -> bytes:
-    """A copy of a whole frame for another channel."""
+    """Return a copy of a whole frame for another channel."""
     return frame[:1] + _CHANNEL.pack(channel) + frame[3:]

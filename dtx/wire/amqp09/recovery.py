@@ -65,7 +65,7 @@ def split_recover(xids: Sequence[Xid], frame_max: int, start: int = 0) -> int:
 
     Args:
         xids: a snapshot.
-        frame_max: negotiated frame-max, octets; 0 for none. It is never below 4096, so at least 30 fit.
+        frame_max: negotiated frame-max in bytes; 0 for none. It is never below 4096, so at least 30 fit.
         start: index of the first.
     """
     end = min(len(xids), start + MAX_XIDS)

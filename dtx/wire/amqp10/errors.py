@@ -4,7 +4,7 @@ from enum import StrEnum
 from typing import Final
 
 MAX_DESCRIPTION: Final = 200
-"""Longest description of an error, octets: close and detach must fit the smallest frame, 512 octets."""
+"""Longest description of an error in bytes: close and detach must fit the smallest frame, 512 bytes."""
 
 
 class Condition(StrEnum):
@@ -73,5 +73,5 @@ class Amqp10FrameError(AmqpError):
 
 
 def malformed(reason: str) -> AmqpError:
-    """The error for octets that are not what they must be: decode-error."""
+    """Return the error for malformed bytes: decode-error."""
     return AmqpError(Condition.DECODE_ERROR, reason)

@@ -260,7 +260,7 @@ NO_LIMIT: Final = 0xFFFF_FFFF
 
 @composite(0x10, "amqp:open:list")
 class Open(Composite):
-    """Negotiates a connection; idle_time_out in milliseconds, sizes in octets."""
+    """Negotiates a connection; idle_time_out in milliseconds, sizes in bytes."""
 
     container_id: str = field(STRING)
     hostname: str | None = field(STRING, default=None)
@@ -290,7 +290,7 @@ class Begin(Composite):
 
 @composite(0x12, "amqp:attach:list")
 class Attach(Composite):
-    """Attaches a link to a session; max_message_size in octets."""
+    """Attaches a link to a session; max_message_size in bytes."""
 
     name: str = field(STRING)
     handle: int = field(UINT)

@@ -81,19 +81,19 @@ class Float(float):
 
 
 class Decimal32(bytes):
-    """Four octets, IEEE 754-2008 decimal32 in its binary integer encoding."""
+    """Four bytes, IEEE 754-2008 decimal32 in its binary integer encoding."""
 
     __slots__ = ()
 
 
 class Decimal64(bytes):
-    """Eight octets."""
+    """Eight bytes."""
 
     __slots__ = ()
 
 
 class Decimal128(bytes):
-    """Sixteen octets."""
+    """Sixteen bytes."""
 
     __slots__ = ()
 
