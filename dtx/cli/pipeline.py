@@ -140,7 +140,7 @@ def _with_spark(function: _Function) -> _Function:
             "spark_keep_classes",
             is_flag=True,
             default=None,
-            help="Keep Java's classes in a file (185 MB), once after an installation: Spark starts in half the time.",
+            help="Keep Java's classes in a file (185 MB), if there is none: later runs start Spark in half the time.",
         ),
         click.option("--ui", "spark_ui", is_flag=True, default=None, help="Serve Spark's own web pages."),
         click.option(

@@ -84,9 +84,11 @@ def class_archive(java: Java) -> Path:
     Without it Java looks for each of 13,000 classes in 300 jars, which is half of the time that Spark takes to start.
     It belongs to one build of Java and one set of jars: Java ignores one that does not fit.
     """
+    from pyspark import __version__
+
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     place = Path(cache) if sys.prefix == sys.base_prefix else Path(sys.prefix, "var")
-    return place / "dtx" / f"spark-java-{java.version}.jsa"
+    return place / "dtx" / f"spark-{__version__}-java-{java.version}.jsa"
 
 
 def quiet_home(java: Java) -> Path:

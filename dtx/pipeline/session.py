@@ -82,7 +82,7 @@ class SessionOptions:
         ui: whether Spark's own web pages are served, on loopback.
         log: from which level on Spark's log is shown.
         java_options: further words for the driver's Java.
-        keep_classes: write :func:`~dtx.pipeline.java.class_archive` at the end.
+        keep_classes: write :func:`~dtx.pipeline.java.class_archive` at the end, if there is none.
         settings: further settings of Spark; these win.
     """
 
@@ -147,6 +147,7 @@ def open_session(options: SessionOptions | None = None) -> Iterator["SparkSessio
 
 @contextmanager
 def _session(options: SessionOptions) -> Iterator["SparkSession"]:
+    keeps = not options.remote and _keeps(options)
     spark = make_session(options)
     if threading.current_thread() is threading.main_thread():
         # PySpark's own asks Java to stop in the middle of whatever is being asked already, which fails and is told
@@ -160,8 +161,12 @@ def _session(options: SessionOptions) -> Iterator["SparkSession"]:
     finally:
         with suppress(Exception):  # the work is done or has failed: the end of Spark changes neither
             spark.stop()
-    if options.keep_classes and not options.remote:
+    if keeps:
         _keep_classes()
+
+
+def _keeps(options: SessionOptions) -> bool:
+    return options.keep_classes and not class_archive(find_java()).exists()
 
 
 def _keep_classes() -> None:
@@ -229,7 +234,7 @@ def _static(options: SessionOptions) -> dict[str, str]:
     memory = options.memory or default_memory()
     words = [_SHORT_JAVA] if options.is_short else []
     archive = class_archive(find_java())
-    if options.keep_classes:
+    if _keeps(options):
         archive.parent.mkdir(parents=True, exist_ok=True)
         words.append(f'"-XX:ArchiveClassesAtExit={_unfinished(archive)}" {_QUIET_ARCHIVE}')
     elif archive.exists():
