@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
@@ -17,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dtx.pipeline.delta import gathered, refused, transaction
-from dtx.pipeline.files import LakeError
-from dtx.pipeline.lake import APP, BATCH, EVENTS, LOCK, MONTH, SCHEMA, Lake, last_batch, places
+from dtx.pipeline.files import LakeBusy, LakeError
+from dtx.pipeline.lake import APP, BATCH, EVENTS, LOCK, LOCK_SECONDS, MONTH, SCHEMA, Lake, last_batch, places
 from dtx.pipeline.quarantine import Quarantined
 from dtx.pipeline.source.datasource import StreamReader
 from dtx.pipeline.source.options import parse
@@ -112,7 +113,7 @@ def archive(root: str, sources: Mapping[str, Mapping[str, str]], *, watch: Watch
         LakeError: the lake cannot be used, or another process writes it.
     """
     lake = Lake(root)
-    with lake.files.alone(LOCK):
+    with lake.files.alone(LOCK, LOCK_SECONDS):
         run = _Run(lake, sources, watch)
         for journal in run.journals:
             if journal.is_cut:
@@ -138,6 +139,7 @@ def follow(
     """As :func:`archive`, but go on until *until* says so, or Ctrl-C.
 
     A database that fails is tried again after the interval, then after twice as long, and so on, up to minutes.
+    Between two looks, other commands may archive into the lake or remove lines from it.
 
     Args:
         root: of the lake.
@@ -148,22 +150,24 @@ def follow(
         maintain_every: seconds between two times that small files are joined.
     """
     lake = Lake(root)
-    with lake.files.alone(LOCK):
+    with lake.files.alone(LOCK, LOCK_SECONDS):
         run = _Run(lake, sources, watch)
-        maintained = time.monotonic()
-        while not until():
-            now = time.monotonic()
-            due = [journal for journal in run.journals if now >= journal.due]
-            if due:
+    maintained = time.monotonic()
+    while not until():
+        now = time.monotonic()
+        if any(now >= journal.due for journal in run.journals):
+            with suppress(LakeBusy), lake.files.alone(LOCK):
+                run.catch_up()
+                due = [journal for journal in run.journals if now >= journal.due]
                 run.round(due)
-            for journal in due:
-                journal.failures = 0 if journal.result.error is None else journal.failures + 1
-                journal.due = now + pause(interval, journal.failures)
-            if now - maintained > maintain_every:
-                lake.table.maintain()
-                maintained = now
-            time.sleep(_TICK)
-        return run.results
+                for journal in due:
+                    journal.failures = 0 if journal.result.error is None else journal.failures + 1
+                    journal.due = now + pause(interval, journal.failures)
+                if now - maintained > maintain_every:
+                    lake.table.maintain()
+                    maintained = now
+        time.sleep(_TICK)
+    return run.results
 
 
 def pause(interval: float, failures: int) -> float:
@@ -174,7 +178,7 @@ def pause(interval: float, failures: int) -> float:
 def maintain(root: str, watch: Callable[[str], None] = lambda _: None) -> list[Quarantined]:
     """Join small files of the lake, and remove those that no reader needs any more."""
     lake = Lake(root)
-    with lake.files.alone(LOCK):
+    with lake.files.alone(LOCK, LOCK_SECONDS):
         return lake.table.maintain(watch)
 
 
@@ -184,18 +188,28 @@ class _Run:
         self._watch = watch
         self._ended = threading.Event()
         self._table: DeltaTable = lake.table.create()
-        self.journals = []
-        for source, given in sources.items():
-            place, rejoins = lake.place(self._table, source)
-            options = parse({**given, "pollInterval": "0"})
-            if rejoins:
-                options = replace(options, batch_rows=None)  # in one commit: half of it would not say what is left
-            journal = _Journal(Archived(source), StreamReader(options, EVENTS), options.batch_rows is not None)
-            journal.place, journal.rejoins = place, rejoins
-            journal.batch = self._table.transaction_version(f"{APP}/{source}")
-            journal.result.read_at = lake.read_at(source)
-            self.journals.append(journal)
+        self._sources = sources
+        self.journals = [self._journal(Archived(source)) for source in sources]
         self.results = [journal.result for journal in self.journals]
+
+    def _journal(self, result: Archived) -> _Journal:
+        source = result.source
+        place, rejoins = self._lake.place(self._table, source)
+        options = parse({**self._sources[source], "pollInterval": "0"})
+        if rejoins:
+            options = replace(options, batch_rows=None)  # in one commit: half of it would not say what is left
+        journal = _Journal(result, StreamReader(options, EVENTS), options.batch_rows is not None)
+        journal.place, journal.rejoins = place, rejoins
+        journal.batch = self._table.transaction_version(f"{APP}/{source}")
+        result.read_at = self._lake.read_at(source)
+        return journal
+
+    def catch_up(self) -> None:
+        """Go on from where another process has archived a database to, if one has."""
+        self._table.update_incremental()
+        for index, journal in enumerate(self.journals):
+            if self._table.transaction_version(f"{APP}/{journal.result.source}") != journal.batch:
+                self.journals[index] = self._journal(journal.result)
 
     def round(self, journals: list[_Journal]) -> list[_Journal]:
         """Read what each has new, and commit it; those that had something."""

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,12 +15,17 @@ from uuid import uuid4
 from pyarrow import fs
 
 _LOCAL: Final = "file"
+_TICK: Final = 0.1
 _HADOOP_S3: Final = re.compile("^s3[an]://")
 """Spark's names of S3; Arrow and deltalake know it as ``s3://``."""
 
 
 class LakeError(Exception):
     """Lake or results cannot be used as they are; the sentence says what to do."""
+
+
+class LakeBusy(LakeError):
+    """Another process of this machine is at work there."""
 
 
 class Files:
@@ -132,13 +138,17 @@ class Files:
             return
 
     @contextmanager
-    def alone(self, name: str) -> Iterator[None]:
+    def alone(self, name: str, wait: float = 0) -> Iterator[None]:
         """Keep other processes of this machine out that ask for the same *name*, until this ends or the process dies.
 
         File systems of other machines have no such lock: there a Delta commit refuses the second writer.
 
+        Args:
+            name: of the lock.
+            wait: seconds to wait for a process that has it.
+
         Raises:
-            LakeError: another process has it.
+            LakeBusy: another process has it.
         """
         if not self.is_local:
             yield
@@ -147,12 +157,11 @@ class Files:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno not in {errno.EAGAIN, errno.EACCES}:
-                    raise
-                raise LakeError(f"another process is at work in {self.uri} ({name}): wait until it has ended") from None
+            until = time.monotonic() + wait
+            while not _locked(descriptor):
+                if time.monotonic() >= until:
+                    raise LakeBusy(f"another process is at work in {self.uri} ({name}): wait until it has ended")
+                time.sleep(_TICK)
             yield
         finally:
             os.close(descriptor)
@@ -163,6 +172,16 @@ class Files:
 
     def _full(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in {errno.EAGAIN, errno.EACCES}:
+            raise
+        return False
+    return True
 
 
 def _sync(path: Path) -> None:

@@ -37,6 +37,8 @@ MONTH: Final = "month"
 SCHEMA: Final = arrow_schema(EVENTS).append(pa.field(BATCH, pa.int64())).append(pa.field(MONTH, pa.string()))
 """Columns of the table."""
 LOCK: Final = "_checkpoints/lock"
+LOCK_SECONDS: Final = 5
+"""For how long a command waits for the lock, which ``archive --follow`` has while it reads."""
 APP: Final = "dtx"
 _CHECKPOINTS: Final = "_checkpoints"
 _PLACES: Final = "dtx.places"
@@ -108,10 +110,6 @@ class Lake:
         if since is not None:
             found = found.where(sf.col(BATCH) > since)
         return found.select(EVENTS.names), last_batch(table)
-
-    def count(self) -> int:
-        """How many lines there are, without reading them."""
-        return int(self.table.load().count())
 
     def archived(self) -> dict[str, int]:
         """When each source was last read to its end, microseconds since the epoch; 0 where that is not known."""

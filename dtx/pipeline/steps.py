@@ -18,7 +18,7 @@ from dtx.pipeline.decisions import LogKind, ManagerLog
 from dtx.pipeline.decisions import read as read_decisions
 from dtx.pipeline.files import Files, LakeError
 from dtx.pipeline.fleet import Fleet
-from dtx.pipeline.lake import LOCK, Lake
+from dtx.pipeline.lake import LOCK, LOCK_SECONDS, Lake
 from dtx.pipeline.participants import Participant, ParticipantKind, observe, waiting
 from dtx.pipeline.progress import Progress
 from dtx.pipeline.quarantine import Quarantined
@@ -141,7 +141,7 @@ class Steps:
             LakeError: there is no lake, or another process is at work in it.
         """
         lake = Lake(self._fleet.lake)
-        with lake.files.alone(LOCK), self._results.alone(_LOCK):
+        with lake.files.alone(LOCK, LOCK_SECONDS), self._results.alone(_LOCK):
             found = {"lines of journals": lake.table.remove_before(before, "at", dry_run=dry_run)}
             state = Results(self._results.uri)
             return found | (state.retain(before, dry_run=dry_run) if state.verdicts.exists else {})

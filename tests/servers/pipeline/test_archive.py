@@ -21,7 +21,7 @@ from dtx.pipeline import archive as journals
 from dtx.pipeline.archive import Archived, archive, follow, maintain, pause
 from dtx.pipeline.delta import Table
 from dtx.pipeline.files import LakeError
-from dtx.pipeline.lake import LOCK, SCHEMA, Lake, read_lake
+from dtx.pipeline.lake import LOCK, LOCK_SECONDS, SCHEMA, Lake, read_lake
 from dtx.pipeline.source import SourceError
 from dtx.pipeline.source.datasource import StreamReader
 from dtx.pipeline.source.server import Server
@@ -95,7 +95,7 @@ def test_a_journal_comes_into_the_lake_line_for_line_and_once(database: str, tmp
     assert {row.rm for row in frame.select("rm").distinct().collect()} == set(NAMES)
     assert Lake(str(lake)).frame(session, since=1)[0].count() == 5
     assert Lake(str(lake)).frame(session, since=2)[0].count() == 0
-    assert Lake(str(lake)).count() == 65
+    assert Lake(str(lake)).table.load().count() == 65
     april = MONDAY + timedelta(days=30)
     assert Lake(str(lake)).frame(session, between=(april, april + timedelta(days=30)))[0].count() == 20
 
@@ -267,6 +267,25 @@ def test_who_follows_notes_how_fresh_the_lake_is(database: str, tmp_path: Path) 
     (result,) = done()
     assert (result.rows, result.error) == (13, None)
     assert len(DeltaTable(tmp_path / "lake").file_uris()) < 8
+
+
+def test_others_archive_and_remove_lines_beside_the_one_who_follows(database: str, tmp_path: Path) -> None:
+    """The lock of the lake is free between two looks."""
+    write(database, 3)
+    lake = Lake(str(tmp_path / "lake"))
+    done = _following(lake, database)
+    rows = 0
+    for number in range(5):
+        write(database, 4, rm=str(number), at=datetime.now(UTC))
+        rows += run(lake.files.uri, database)
+        with lake.files.alone(LOCK, LOCK_SECONDS):
+            time.sleep(0.2)
+    with lake.files.alone(LOCK, LOCK_SECONDS):
+        assert lake.table.remove_before(MONDAY.date() + timedelta(days=1), "at", dry_run=False) == 3
+    _wait(lambda: len(in_lake(tmp_path / "lake")) == 20)
+    (result,) = done()
+    assert (result.rows + rows, result.again, result.error) == (23, 0, None)
+    assert len({line[0] for line in in_lake(tmp_path / "lake")}) == 20
 
 
 def _following(lake: Lake, url: str, **more: Any) -> Callable[[], list[Archived]]:
