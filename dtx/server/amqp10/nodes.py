@@ -1,9 +1,8 @@
-"""What a connection of AMQP 1.0 asks of whoever has the messages: users, virtual hosts, and the nodes of links.
+"""The interface between an AMQP 1.0 connection and the messages: users, virtual hosts, and the nodes of links.
 
-Protocol and messages meet here. On this side are sessions, links, deliveries and transactions; on the other side queues
-and exchanges, in dtx itself (:mod:`dtx.server.standalone.nodes`) or in a broker behind it
-(:mod:`dtx.server.alongside.amqp10.nodes`). What a side cannot say at once it says with an awaitable, and the connection
-handles nothing more until it is done.
+The connection has sessions, links, deliveries and transactions. The other side has queues and exchanges, in dtx itself
+(:mod:`dtx.server.standalone.nodes`) or in a broker behind it (:mod:`dtx.server.alongside.amqp10.nodes`). A method that
+cannot answer at once returns an awaitable, and the connection handles nothing more until that is done.
 """
 
 from asyncio import Future
@@ -37,7 +36,7 @@ _CONDITIONS: Final = {
 
 
 def amqp_error(error: XaError | WireError | AmqpError) -> AmqpError:
-    """*error* with the condition that the client is told."""
+    """Convert *error* to the error that the client gets."""
     if isinstance(error, AmqpError):
         return error
     if isinstance(error, WireError):
@@ -46,7 +45,7 @@ def amqp_error(error: XaError | WireError | AmqpError) -> AmqpError:
 
 
 def rolled_back(flag: XaFlag) -> AmqpError:
-    """Why a discharge did not commit: an answer of the manager that begins with ``rb``."""
+    """The error of a discharge that did not commit, by the manager's flag, which begins with ``rb``."""
     if flag is XaFlag.RBTIMEOUT:
         return AmqpError(Condition.TIMEOUT, "the transaction took too long and is rolled back")
     return AmqpError(Condition.ROLLBACK, "the transaction is rolled back")
@@ -57,7 +56,7 @@ _VHOST: Final = "vhost:"
 
 
 def named_vhost(hostname: str | None) -> str | None:
-    """The virtual host that *hostname* names, with ``vhost:`` before it, as in RabbitMQ; ``None`` where it does not."""
+    """The virtual host in *hostname* after the prefix ``vhost:``, as in RabbitMQ; ``None`` without that prefix."""
     return hostname.removeprefix(_VHOST) if hostname is not None and hostname.startswith(_VHOST) else None
 
 
@@ -65,9 +64,9 @@ class Handed(NamedTuple):
     """A message that an origin hands out.
 
     Args:
-        content: of the message.
-        exchange: that it was published to, and
-        routing_key: with what key.
+        content: the message.
+        exchange: the exchange of its publish.
+        routing_key: the key of its publish.
         redelivered: it may have been handed out before.
     """
 
@@ -90,65 +89,65 @@ class Home(Protocol):
         """Read no more from the client until *reason* is released."""
 
     def release_client(self, reason: object) -> None:
-        """*reason* does not hold any more."""
+        """Remove *reason*; read again if no other is left."""
 
     def soon(self, work: Callable[[], None] | None = None) -> None:
-        """Flush at the end of this turn of the loop, behind *work*."""
+        """Flush at the end of this turn of the loop, after *work*."""
 
     def fail(self, error: AmqpError) -> None:
-        """The connection cannot go on. Idempotent."""
+        """Close the connection with *error*. Idempotent."""
 
 
 class NodeSender(Protocol):
     """A link from a client, as its destination sees it."""
 
     def answer(self, deliveries: Sequence[int], outcome: Outcome) -> None:
-        """Tell the client what became of messages, by their delivery ids."""
+        """Send the *outcome* of messages, by their delivery ids."""
 
     def reject(self, delivery: int | None, error: AmqpError) -> None:
-        """A message cannot be taken: tell the client, or end the link where it does not want to hear of messages."""
+        """Reject a message; if it was sent settled (``None``), end the link."""
 
     def fail(self, error: AmqpError) -> None:
         """End the link. Idempotent."""
 
 
 class Destination(Protocol):
-    """The node that a link from a client leads to."""
+    """The target node of a link from a client."""
 
     @property
     def shown(self) -> str | None:
-        """The address of a node that was made for the link; ``None``: the client's own."""
+        """The address of a node that was made for the link; ``None``: the address that the client sent."""
 
     def begin(self, sender: NodeSender) -> None:
-        """The link is there."""
+        """Set the link, which gets the outcomes."""
 
     def address(self, address: Address, subject: str | None, content: Content) -> HeldPublish:
         """Address a message.
 
         Args:
-            address: of the node.
-            subject: of the message: the routing key where the address has none.
-            content: of the message.
+            address: the address of the node.
+            subject: the subject of the message: the routing key if the address has none.
+            content: the message.
 
         Raises:
-            AmqpError, WireError, XaError: it cannot be taken.
+            AmqpError, WireError, XaError: the message is refused.
         """
 
     def send(self, delivery: int | None, message: HeldPublish) -> None:
-        """Put *message*; the sender hears what becomes of it as *delivery*, of ``None`` nothing."""
+        """Publish *message*. The sender gets the outcome of *delivery*; ``None``: it wants none."""
 
     def judge(self, message: HeldPublish) -> Outcome | Future[AmqpError | None]:
-        """What a transaction may do with *message*: hold it (accepted), or leave it out.
+        """Decide whether a transaction holds *message* (accepted), or leaves it out.
 
-        A future says later whether it has to be left out, and why; it is cancelled where nobody will know. Until then
-        the message is held.
+        A future has the error later if the message must be left out. It is cancelled if the result stays unknown. Until
+        then the message is held.
 
         Raises:
-            XaError: it cannot be taken.
+            XaError: the message is refused.
         """
 
     def close(self) -> None:
-        """The link is gone; what has come is on its way."""
+        """The link is closed. Messages that were sent are still published."""
 
 
 def kills(outcome: Outcome) -> bool:
@@ -157,20 +156,20 @@ def kills(outcome: Outcome) -> bool:
 
 
 class Working(Protocol):
-    """A transaction, as the origin of a message that it retires sees it."""
+    """A transaction, as the origin of its retired messages sees it."""
 
     def publish(self, message: HeldPublish) -> None:
         """Hold a message, unless the transaction is rolled back already.
 
         Raises:
-            XaError: 506, it is too much for the transaction, which is rolled back.
+            XaError: 506, the transaction exceeds its limits and is rolled back.
         """
 
     def wait_for(self, reason: Future[Any]) -> None:
-        """What belongs to it is not known yet: nothing is decided before *reason* is done."""
+        """Do not end the transaction before *reason* is done, because its work is not complete yet."""
 
     def doom(self, reason: str) -> None:
-        """Part of its work is lost: it can only be rolled back."""
+        """Mark it rollback-only, because a part of its work is lost."""
 
 
 class Receiver(Protocol):
@@ -178,171 +177,171 @@ class Receiver(Protocol):
 
     @property
     def credit(self) -> int:
-        """Messages that may be sent."""
+        """The number of messages that may be sent."""
 
     @property
     def draining(self) -> bool:
-        """Whether the rest of the credit is to be given back when there is no message."""
+        """Whether the rest of the credit must be returned when there is no message."""
 
     @property
     def full(self) -> bool:
-        """Nothing can be sent at present; the origin hears of the end of that (:meth:`Origin.resume`)."""
+        """Whether nothing can be sent now. When that ends, :meth:`Origin.resume` is called."""
 
     def deliver(self, taken: object, message: Handed) -> None:
-        """Send a message; *taken* is what its origin calls it."""
+        """Send a message; *taken* is the origin's object for it."""
 
     def drained(self) -> None:
-        """There is no message: the rest of the credit goes back."""
+        """Return the rest of the credit, because there is no message."""
 
     def fail(self, error: AmqpError) -> None:
         """End the link. Idempotent."""
 
 
 class Origin(Protocol):
-    """The node that a link to a client comes from. Messages that it has handed out are its *taken* ones."""
+    """The source node of a link to a client. Its *taken* messages are those that it has handed out."""
 
     @property
     def shown(self) -> str | None:
-        """The address of a node that was made for the link; ``None``: the client's own."""
+        """The address of a node that was made for the link; ``None``: the address that the client sent."""
 
     @property
     def filters(self) -> dict[str, Any]:
-        """Those that are in place."""
+        """The filters in place."""
 
     @property
     def transactional(self) -> bool:
-        """Whether a transaction can decide what becomes of its messages."""
+        """Whether transactions can hold its messages and their outcomes."""
 
     def begin(self, receiver: Receiver) -> None:
-        """The link is there; messages come as far as its credit goes.
+        """Set the link, and send it messages within its credit.
 
         Raises:
-            XaError: not from that queue.
+            XaError: the queue refuses the consumer.
         """
 
     def follow(self) -> None:
-        """The client has said how much it takes."""
+        """The client has changed the credit or the drain of the link."""
 
     def resume(self) -> None:
-        """There may be room for messages again."""
+        """The link may have room for messages again."""
 
     def accept(self, taken: Sequence[object]) -> None:
-        """They are consumed."""
+        """Consume messages."""
 
     def reject(self, taken: Sequence[object]) -> None:
-        """They are to be dropped, or to become dead letters."""
+        """Drop messages, or make them dead letters."""
 
     def requeue(self, taken: Sequence[object]) -> None:
-        """They return to the queue."""
+        """Return messages to the queue."""
 
     def modify(self, taken: Sequence[object], outcome: Modified) -> None:
-        """They return to the queue, or are rejected where they are undeliverable here; changed, as far as that goes."""
+        """Change messages as far as possible, then requeue them, or reject them if they are undeliverable here."""
 
     def then(self, act: Callable[[], None]) -> None:
-        """Call *act* when what was said of messages so far is durable; never, where that has failed."""
+        """Call *act* when all earlier outcomes are durable; if they failed, end the link with an error instead."""
 
     def keep(self, taken: object, work: Working, held: HeldWork, released: Callable[[], None]) -> None:
         """Consume a message in a branch.
 
         Args:
             taken: the message.
-            work: of whom; it hears when the message is lost to it.
-            held: what the branch holds.
-            released: called when the branch is rolled back before it has voted: then the message is taken as before.
+            work: the transaction; it is doomed if it loses the message.
+            held: the work of the branch.
+            released: called if the branch is rolled back before it has voted; then the message is taken as before.
 
         Raises:
-            XaError: it cannot be, and the branch with it cannot commit; nothing has changed.
+            XaError: the branch cannot consume the message, and must not commit; nothing has changed.
         """
 
     def postpone(self, taken: object, work: Working, held: HeldWork, decided: Decided, outcome: Outcome) -> None:
-        """Let what becomes of a message, other than that it is consumed, wait for the end of a branch.
+        """Delay the outcome of a message, other than accepted, to the end of a branch.
 
         Args:
             taken: the message.
-            work: of whom; it hears when the message is lost to it.
-            held: what the branch holds.
-            decided: called when the branch has ended: then the message is taken as before. Where a branch that has
-                committed has done by itself what was to be done, it is not called for that.
-            outcome: what becomes of it where the branch commits.
+            work: the transaction; it is doomed if it loses the message.
+            held: the work of the branch.
+            decided: called when the branch has ended; then the message is taken as before. Not called if the commit of
+                the branch has applied the outcome itself.
+            outcome: the outcome of the message if the branch commits.
 
         Raises:
-            XaError: it cannot be, and the branch with it cannot commit; nothing has changed.
+            XaError: the branch cannot hold the message, and must not commit; nothing has changed.
         """
 
     def close(self, taken: Sequence[object]) -> None:
-        """The link is gone: what is still *taken* returns, what branches keep stays theirs."""
+        """The link is closed: return *taken* messages. Branches keep the messages that they hold."""
 
 
 class Nodes(Protocol):
-    """Whoever has the messages, for one connection."""
+    """Users, virtual hosts and nodes, for one connection."""
 
     mechanisms: tuple[str, ...]
-    """Ways to log in that are offered."""
+    """The SASL mechanisms that are offered."""
 
     async def log_in(self, login: Login | None, transport: ClientTransport) -> SaslCode:
-        """Let the client in, or not.
+        """Check a login.
 
         Args:
-            login: who it says that it is; ``None`` where that made no sense.
-            transport: its socket.
+            login: the client's response; ``None`` if it was malformed.
+            transport: the client's socket.
         """
 
     def enter(self, hostname: str | None) -> Who | Awaitable[Who]:
         """Enter the virtual host that *hostname* means, after the login.
 
         Returns:
-            Who the client is.
+            User and virtual host.
 
         Raises:
-            AmqpError: there is none, or not for that user.
+            AmqpError: the virtual host does not exist, or the user may not enter it.
         """
 
     def barred(self) -> str | None:
-        """Why the client may not stay; ``None`` while it may."""
+        """The reason why the client may not stay connected; ``None`` if it may."""
 
     def coordinate(self) -> Awaitable[None] | None:
-        """Transactions are about to begin; ``None``: they may.
+        """Prepare for transactions; ``None`` if they may begin at once.
 
         Raises:
-            XaError: they cannot.
+            XaError: transactions are not possible.
         """
 
     def destination(self, address: Address | None, *, dynamic: bool) -> Destination | Awaitable[Destination]:
         """The node for a link from the client.
 
         Args:
-            address: of the node; ``None``: each message says where it goes.
-            dynamic: make a node, which is the connection's own.
+            address: the address of the node; ``None`` if each message names it.
+            dynamic: make a node, which is exclusive to the connection.
 
         Raises:
-            AmqpError, XaError: there is none, or the client may not.
+            AmqpError, XaError: the node does not exist, or the client may not use it.
         """
 
     def origin(
         self, address: Address | None, *, dynamic: bool, filters: dict[str, Any] | None
     ) -> Origin | Awaitable[Origin]:
-        """The node for a link to the client; as :meth:`destination`, *address* is there unless it is dynamic.
+        """The node for a link to the client, as :meth:`destination`. *address* is ``None`` only if it is dynamic.
 
-        A link from an exchange has a queue of its own, which is bound as its address, or one of the *filters*, says.
+        A link from an exchange has its own queue, which is bound by the address or by one of the *filters*.
         """
 
     def refusal(self, entry: BranchRuntime) -> str | None:
-        """Why a branch, whose work is complete, cannot commit; ``None`` where nothing is known against it."""
+        """The reason why a branch with complete work cannot commit; ``None`` if none is known."""
 
     def flush(self) -> None:
-        """What has come in so far is on its way."""
+        """Write all publishes and outcomes so far."""
 
     def leave(self, then: Callable[[], None] | None) -> None:
-        """The client sends no more; all links are closed. Calls *then* when what it has sent is done."""
+        """End the client's use; all links are closed. Call *then* when its writes are complete."""
 
     def end(self, then: Callable[[], None]) -> None:
-        """The client is gone. Calls *then* when nothing is left. Idempotent."""
+        """Release everything, because the client is gone. Call *then* afterwards. Idempotent."""
 
     def abort(self) -> None:
-        """The service ends, and the branches that have not voted with it."""
+        """The service ends, and with it the branches that have not voted."""
 
     def pause(self) -> None:
-        """The client's socket takes no more."""
+        """The client's socket accepts no more data."""
 
     def go_on(self) -> None:
-        """It takes data again."""
+        """The client's socket accepts data again."""

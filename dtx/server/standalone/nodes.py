@@ -1,4 +1,4 @@
-"""The nodes of AMQP 1.0 where dtx itself keeps the messages; see :mod:`dtx.server.amqp10.nodes`."""
+"""The nodes of AMQP 1.0 in standalone mode; see :mod:`dtx.server.amqp10.nodes`."""
 
 import asyncio
 import time
@@ -56,16 +56,16 @@ from dtx.xa.codes import ReplyCode, XaError
 _log = get_logger(part="connection")
 
 _MAX_KEY: Final = 255
-"""Octets of a routing key: what AMQP 0-9 can say."""
+"""Bytes of a routing key: the limit of AMQP 0-9."""
 _SETTLED: Final = -1
-"""The number of a message of which its sender wants to hear nothing."""
+"""The number of a message whose sender wants no answer."""
 
 
 class StandaloneNodes:
     """Users, queues and exchanges for one connection.
 
     Args:
-        parts: what all connections share.
+        parts: the objects that all connections share.
         home: the connection.
     """
 
@@ -74,7 +74,7 @@ class StandaloneNodes:
         self.broker = parts.broker
         self.direct = parts.direct
         self.vhost: VirtualHost
-        """Known when the client has opened it, as *access* and *writes* are."""
+        """Set when the client enters it, as are *access* and *writes*."""
         self.access: Access
         self.writes: Writes
         self._accounts = parts.accounts
@@ -85,7 +85,7 @@ class StandaloneNodes:
         self._account: Account | None = None
         self._running = False
 
-    # -- who
+    # -- login
 
     async def log_in(self, login: Login | None, transport: ClientTransport) -> SaslCode:
         """See :class:`Nodes`."""
@@ -101,25 +101,25 @@ class StandaloneNodes:
                     name = transport.certificate_name
                     if name is None or login.user not in (None, name.encode()):
                         _log.warning(
-                            "login refused", user=login.user, peer=peer, reason="not whom the certificate names"
+                            "login refused", user=login.user, peer=peer, reason="certificate does not name this user"
                         )
                         return SaslCode.AUTH
                     self._account = await self._accounts.admit(name, loopback=loopback, peer=peer)
                 case _:
                     return SaslCode.AUTH
         except LoginRefused:
-            return SaslCode.AUTH  # logged where it was judged
+            return SaslCode.AUTH  # logged by the accounts
         except LogError as error:
-            _log.warning("nobody can log in", connection=self.home.id, reason=str(error))
+            _log.warning("no client can log in", connection=self.home.id, reason=str(error))
             return SaslCode.SYS_TEMP
         return SaslCode.OK
 
     def enter(self, hostname: str | None) -> Who:
         """See :class:`Nodes`."""
         account, accounts = self._account, self._accounts
-        assert account is not None, "open is taken after the login only"
+        assert account is not None, "open is handled only after the login"
         name = named_vhost(hostname)
-        if name is None:  # the name of a host, as most clients put it
+        if name is None:  # most clients send the name of a host
             name = hostname if hostname and accounts.has_vhost(hostname) else DEFAULT_VHOST
         if not accounts.has_vhost(name):
             raise AmqpError(Condition.NOT_FOUND, f"vhost {name} not found")
@@ -134,14 +134,14 @@ class StandaloneNodes:
         return Who(account.name, name)
 
     def _throttle(self, much: bool) -> None:
-        """More is on its way to the log than may be, or not any more."""
+        """Stop or resume reading, depending on whether too *much* waits for the log."""
         if much:
             self.home.hold_client(self.writes)
         else:
             self.home.release_client(self.writes)
 
     def wait_for_disk(self) -> None:
-        """The client publishes, and the disk is nearly full: it is read from when there is room again."""
+        """Stop reading from the client, which publishes, until the disk has room again."""
         self.home.hold_client(self.home.manager.disk)
         self.home.manager.disk.wait(self._disk_has_room)
 
@@ -184,7 +184,7 @@ class StandaloneNodes:
         return QueueOrigin(self, self.vhost.find_queue(address.name, self))
 
     def _subscribe(self, address: ExchangeAddress, filters: dict[str, Any] | None) -> "QueueOrigin":
-        """A queue of the link, bound to an exchange: what AMQP 0-9 asks permissions for, it asks for here."""
+        """Bind a queue of the link to an exchange. It needs the same permissions as in AMQP 0-9."""
         access = self.access
         for permission in (Permission.CONFIGURE, Permission.WRITE, Permission.READ):
             access.demand(permission, "queue", SERVER_NAMED)
@@ -194,13 +194,13 @@ class StandaloneNodes:
         queue = self._new_queue()
         try:
             self.vhost.bind(address.name, DestinationKind.QUEUE, queue.name, found.key, found.arguments, self)
-        except (XaError, WireError):  # arguments that the exchange does not take
+        except (XaError, WireError):  # the exchange refuses the arguments
             self.remove(self.vhost.remove_queue(queue))
             raise
         return QueueOrigin(self, queue, made=True, filters=found.filters)
 
     def _new_queue(self) -> Queue:
-        """The queue of a dynamic node: it is the connection's own, and goes with it at the latest."""
+        """The queue of a dynamic node. It is exclusive, and is deleted with the connection at the latest."""
         self.access.demand(Permission.CONFIGURE, "queue", SERVER_NAMED)
         return self.vhost.declare_queue(b"", self, exclusive=True).queue
 
@@ -208,34 +208,34 @@ class StandaloneNodes:
         """Exchange and routing key of *address*.
 
         Raises:
-            AmqpError: invalid-field, the subject is no routing key.
-            XaError: 403, 404.
+            AmqpError: invalid-field, the subject is too long for a routing key.
+            XaError: 403, the client may not publish there; 404, it does not exist.
         """
         exchange, key = route(address, subject)
         if isinstance(address, QueueAddress) and key not in self.vhost.queues:
             raise XaError(ReplyCode.NOT_FOUND, f"no {describe('queue', key, self.vhost.name)}")
         if len(key) > _MAX_KEY:
-            raise AmqpError(Condition.INVALID_FIELD, f"a subject of {len(key)} octets is no routing key")
+            raise AmqpError(Condition.INVALID_FIELD, f"a subject of {len(key)} bytes is too long for a routing key")
         self.access.demand(Permission.WRITE, "exchange", exchange)
         self.vhost.publishable(exchange)
         return exchange, key
 
     def refusal(self, entry: BranchRuntime) -> str | None:
-        """See :class:`Nodes`: a queue is full and refuses what comes."""
+        """See :class:`Nodes`: the reason is a full queue that refuses messages."""
         return None if entry.work is None else self.broker.refusal(entry.work)
 
     def now(self) -> float:
-        """Seconds since the epoch, as the queues count."""
+        """Seconds since the epoch; the clock that the queues use."""
         return time.time()
 
     def remove(self, gone: Gone) -> None:
-        """Queues have gone by themselves."""
+        """See :func:`~dtx.server.standalone.broker.remove`."""
         remove(self.broker, self.home.manager, gone)
 
     # -- pace and end
 
     def flush(self) -> None:
-        """See :class:`Nodes`: it is one record of the log."""
+        """See :class:`Nodes`: the writes become one record of the log."""
         self.writes.flush()
 
     def leave(self, then: Callable[[], None] | None) -> None:
@@ -255,17 +255,17 @@ class StandaloneNodes:
         """See :class:`Nodes`."""
 
     def pause(self) -> None:
-        """See :class:`Nodes`: the links ask."""
+        """See :class:`Nodes`: the links check for room themselves."""
 
     def go_on(self) -> None:
         """See :class:`Nodes`."""
 
 
 class Publications:
-    """What one link from a client publishes.
+    """The publishes of one link from a client. It is the publisher to :class:`Writes`.
 
     Args:
-        nodes: of the connection.
+        nodes: the nodes of the connection.
         shown: see :class:`Destination`.
     """
 
@@ -306,30 +306,30 @@ class Publications:
             self._sender.answer((delivery,), RELEASED)
 
     def judge(self, message: HeldPublish) -> Outcome | Future[AmqpError | None]:
-        """See :class:`Destination`: what no queue takes is left out."""
+        """See :class:`Destination`: messages for no queue are left out."""
         return ACCEPTED if message.queues else RELEASED
 
     def close(self) -> None:
         """See :class:`Destination`."""
 
-    # -- what becomes of them: a Publisher of Writes
+    # -- answers of the writes
 
     def written(self, number: int, error: LogError | None) -> None:
-        """A message is durable, or may not be."""
+        """The message *number* is durable, or may not be."""
         if error is not None:
             self._sender.fail(AmqpError(Condition.INTERNAL_ERROR, "the database failed"))
         elif number != _SETTLED:
             self._accepted.append(number)
 
     def refused(self, number: int) -> None:
-        """A full queue does not take a message."""
+        """A full queue refuses the message *number*."""
         if number != _SETTLED:
             self._sender.reject(
                 number, AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, "a queue is full (reject-publish)")
             )
 
     def say_confirms(self) -> None:
-        """All that is known at present was told."""
+        """Answer the messages that are known to be durable."""
         accepted, self._accepted = self._accepted, []
         if accepted:
             self._sender.answer(accepted, ACCEPTED)
@@ -340,7 +340,7 @@ class KeptDelivery(HeldDelivery):
     """A delivery that a transaction has retired.
 
     Args:
-        taken: as its queue knows it.
+        taken: the delivery in the index of its queue.
         released: see :meth:`Origin.keep`.
     """
 
@@ -349,34 +349,34 @@ class KeptDelivery(HeldDelivery):
 
 
 class LinkCredit(Credit):
-    """The credit of a link: so many deliveries, whatever becomes of them."""
+    """The credit of a link: a number of deliveries. Settling one returns no credit (2.6.7)."""
 
     __slots__ = ()
 
     def __init__(self) -> None:
         super().__init__(1)
-        self.used = 1  # a limit of 0 would be none
+        self.used = 1  # a limit of 0 would mean no limit
 
     def release(self) -> None:
-        """A delivery is settled: that is no credit (2.6.7)."""
+        """Do nothing: a settled delivery returns no credit."""
 
     def grant(self, credit: int) -> None:
-        """So many deliveries from now on."""
+        """Allow *credit* deliveries from now on."""
         self.change(self.used + credit)
 
 
 Rejection = tuple[QueueDelivery, Working, Outcome]
-"""What a transaction rejects."""
+"""A message that a transaction rejects."""
 
 
 class QueueOrigin:
     """A queue as the source of one link.
 
     Args:
-        nodes: of the connection.
-        queue: where messages come from.
+        nodes: the nodes of the connection.
+        queue: the source of the messages.
         shown: see :class:`Origin`.
-        made: the queue goes with the link.
+        made: the queue was made for the link, and is deleted with it.
         filters: see :class:`Origin`.
     """
 
@@ -403,11 +403,11 @@ class QueueOrigin:
         self._getting = False
         self._open = True
         self._rejected: list[Rejection] = []
-        """By transactions, and the dead letters are not known yet."""
+        """Those whose dead letters are not published yet."""
         self._burial: Future[None]
-        """Done when they are; known when there is one."""
+        """Done when they are published; set by the first rejection."""
         self._modifying = 0
-        """Changes of messages that are not durable yet, and what waits for the last of them."""
+        """Changes of messages that are not durable yet; the callbacks below wait for them."""
         self._modified: list[Callable[[], None]] = []
 
     def begin(self, receiver: Receiver) -> None:
@@ -419,17 +419,17 @@ class QueueOrigin:
 
     @property
     def full(self) -> bool:
-        """Nothing can be delivered at present."""
+        """Whether nothing can be delivered now."""
         return self._receiver.full
 
     def deliver(self, consumer: Consumer, delivery: QueueDelivery, message: StoredMessage) -> None:  # noqa: ARG002
-        """Send a message."""
+        """Pass the message to the link."""
         content = Content(message.properties, message.body)
         handed = Handed(content, message.exchange, message.routing_key, delivery.redelivered)
         self._receiver.deliver(delivery, handed)
 
     def cancelled(self, consumer: Consumer) -> None:  # noqa: ARG002 - there is one
-        """The queue is gone."""
+        """End the link, because the queue was deleted."""
         self._receiver.fail(AmqpError(Condition.RESOURCE_DELETED, f"{self._queue.spec.where} was deleted"))
 
     # -- credit
@@ -440,7 +440,7 @@ class QueueOrigin:
         self._drain()
 
     def _follow(self) -> None:
-        """The consumer may take what the link has credit for; nothing while that is drained, which goes by get."""
+        """Give the link's credit to the consumer; none during a drain, which uses get."""
         self._credit.grant(0 if self._receiver.draining else self._receiver.credit)
 
     def resume(self) -> None:
@@ -451,7 +451,7 @@ class QueueOrigin:
             self._consumer.resume()
 
     def _drain(self) -> None:
-        """Send what there is, one after the other, then give back the rest of the credit (2.6.7)."""
+        """Send the ready messages one by one, then return the rest of the credit (2.6.7)."""
         receiver = self._receiver
         if not self._open or self._getting or not receiver.draining:
             return
@@ -464,11 +464,11 @@ class QueueOrigin:
     no_ack = False
 
     def got(self, found: tuple[QueueDelivery, StoredMessage] | None, remaining: int) -> None:  # noqa: ARG002
-        """A message while the link is drained, or none. The next step goes to the index again, so it comes later."""
+        """Continue a drain with a message or none. The next step calls the index, so it runs in another turn."""
         self._getting = False
         if found is not None:
             self.deliver(self._consumer, *found)
-            self._follow()  # the client may have gone on in the meantime, and its credit is less by one now
+            self._follow()  # the client may have ended the drain meanwhile, and the credit has changed
             asyncio.get_running_loop().call_soon(self._drain)
         elif self._receiver.draining:
             self._receiver.drained()
@@ -489,13 +489,13 @@ class QueueOrigin:
         self._nodes.home.slices.run(self._returning(taken))
 
     def _returning(self, taken: Sequence[object]) -> Iterator[None]:
-        """What is *taken* returns; nothing is handed out of the queue before."""
+        """Return *taken* messages, in steps. The queue hands out nothing until they have returned."""
         returning = return_slowly(cast("Sequence[QueueDelivery]", taken), self._nodes.now)
         next(returning)
         return returning
 
     def modify(self, taken: Sequence[object], outcome: Modified) -> None:
-        """See :class:`Origin`: nobody gets them before the change is durable."""
+        """See :class:`Origin`: they return when the change is durable."""
         self._modifying += 1
         self._nodes.home.manager.spawn(self._modify(cast("Sequence[QueueDelivery]", taken), outcome))
 
@@ -503,7 +503,7 @@ class QueueOrigin:
         def revised(delivery: QueueDelivery, message: StoredMessage) -> bytes:
             try:
                 return modified(message.properties, outcome, redelivered=delivery.redelivered)
-            except WireError as error:  # somebody has changed the database
+            except WireError as error:  # the database was changed by other means
                 where = self._queue.spec.where
                 _log.warning("a malformed message returns as it is", queue=where, reason=str(error))
                 return message.properties
@@ -521,10 +521,17 @@ class QueueOrigin:
 
     def then(self, act: Callable[[], None]) -> None:
         """See :class:`Origin`."""
+        self._nodes.writes.then(partial(self._after_changes, act), self._outcome_lost)
+
+    def _after_changes(self, act: Callable[[], None]) -> None:
         if self._modifying:
             self._modified.append(act)
         else:
-            self._nodes.writes.then(act)
+            act()
+
+    def _outcome_lost(self) -> None:
+        reason = f"the outcome of messages of {self._queue.spec.where} may not be durable: the log failed"
+        self._receiver.fail(AmqpError(Condition.INTERNAL_ERROR, reason))
 
     # -- branches
 
@@ -541,7 +548,7 @@ class QueueOrigin:
         )
 
     def postpone(self, taken: object, work: Working, held: HeldWork, decided: Decided, outcome: Outcome) -> None:
-        """See :class:`Origin`: what is rejected is consumed by the branch, and published by it as a dead letter."""
+        """See :class:`Origin`: the branch consumes a rejected message, and publishes its dead letter."""
         delivery = cast("QueueDelivery", taken)
         if not kills(outcome):
             if not held.fits(0):
@@ -562,8 +569,8 @@ class QueueOrigin:
         decided(committed)
 
     async def _bury(self) -> None:
-        """Let transactions publish the dead letters of what they reject, in its order, or commit nothing."""
-        reason = "what it rejects could not be read"
+        """Publish the dead letters of rejected messages in their transactions, or doom these."""
+        reason = "the rejected messages could not be read"
         try:
             while self._rejected:
                 await self._bury_some()
@@ -578,7 +585,7 @@ class QueueOrigin:
         rejected: dict[Slot, Rejection] = {}
         for rejection in self._rejected:
             if rejection[0].slot in rejected:
-                break  # rolled back, and rejected again by another: its letter is another, too
+                break  # another transaction rejects it again after a rollback: that is another dead letter
             rejected[rejection[0].slot] = rejection
 
         def revised(message: StoredMessage) -> bytes:
@@ -590,12 +597,12 @@ class QueueOrigin:
         letters = await self._nodes.broker.dead_letters([delivery for delivery, _, _ in rejected.values()], revised)
         for (_, work, _), letter in zip(rejected.values(), letters, strict=False):
             if letter is not None:
-                with suppress(XaError):  # the transaction has heard of it
+                with suppress(XaError):  # the transaction is doomed already
                     work.publish(letter)
         del self._rejected[: len(letters)]
 
     def release(self, deliveries: Sequence[Held]) -> None:
-        """The branch is rolled back before it voted: nothing of what it consumed has happened."""
+        """Undo the consumption of deliveries, because the branch is rolled back before it voted."""
         for kept in cast("Sequence[KeptDelivery]", deliveries):
             assert kept.taken is not None
             assert kept.released is not None

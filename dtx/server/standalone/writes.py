@@ -1,8 +1,7 @@
-"""What one connection has on its way into the store: what one read brings is one record, and is answered together.
+"""The unwritten publishes and acknowledgements of one connection: those of one read become one record.
 
-Publishes and acknowledgements of all channels of a connection wait until all frames of a read are handled; then they
-go to the log as one record. Its commit answers them: confirms are sent, and whoever waited for what had been sent
-before goes on.
+They wait until all frames of a read are handled, for all channels of the connection. Then they go to the log as one
+record. When it is committed, confirms are sent, and callbacks that waited for it are called.
 """
 
 from collections import deque
@@ -16,36 +15,37 @@ from dtx.store.postgres.consumers import QueueDelivery
 from dtx.store.work import Budget, HeldPublish
 
 _MESSAGE: Final = 512
-"""Octets that a message on its way costs beside its content, about."""
+"""Bytes that an unwritten message takes in addition to its content, approximately."""
 
 
 class Publisher(Protocol):
-    """A channel, as it hears of what it has published."""
+    """The recipient of answers to publishes: a channel or a link."""
 
     def written(self, number: int, error: LogError | None) -> None:
         """The publish *number* is durable, or may not be."""
 
     def refused(self, number: int) -> None:
-        """A queue does not take the publish *number*."""
+        """A full queue refuses the publish *number*."""
 
     def say_confirms(self) -> None:
-        """All that is known at present was told."""
+        """Send the answers: all publishes of a record have been reported."""
 
 
 class Writes:
     """The writes of one connection.
 
     Args:
-        vhost: of the connection.
-        broker: gets them.
-        budget: memory of all connections together.
-        throttle: told when what is on its way becomes too much, and when it is not any more.
+        vhost: the virtual host of the connection.
+        broker: the store.
+        budget: the memory limit of the user and the virtual host.
+        throttle: called when too much is unwritten (True), and when that has ended (False).
     """
 
     __slots__ = (
         "_acked",
         "_broker",
         "_budget",
+        "_failed",
         "_octets",
         "_open",
         "_publishers",
@@ -71,23 +71,25 @@ class Writes:
         self._underway = 0
         self._submitted = 0
         self._open: dict[int, None] = {}
-        """Numbers of the records that are under way, in order."""
-        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+        """Numbers of the records that are being written, in order."""
+        self._waiting: deque[tuple[int, Callable[[], None], Callable[[], None]]] = deque()
+        self._failed: set[int] = set()
+        """Numbers of records that may not be durable, until the callbacks that wait for them are called."""
 
-    # -- what comes in
+    # -- input
 
     def publish(self, publisher: Publisher, number: int, message: HeldPublish) -> None:
-        """A message that at least one queue takes; *number* is what its channel calls it."""
+        """Add a publish that at least one queue takes; *publisher* gets the answer for *number*."""
         self._publishes.append(message)
         self._publishers.append((publisher, number))
         self._octets += _cost(message)
 
     def ack(self, deliveries: Sequence[QueueDelivery]) -> None:
-        """Deliveries that are acknowledged."""
+        """Add acknowledged deliveries."""
         self._acked += deliveries
 
     def flush(self) -> None:
-        """All that has come in is one record from here on."""
+        """Write all publishes and acknowledgements so far as one record."""
         if not self._publishes and not self._acked:
             return
         publishes, self._publishes = self._publishes, []
@@ -97,7 +99,7 @@ class Writes:
         refused: Sequence[int] = ()
 
         def done(error: LogError | None) -> None:
-            self._end(number, octets)
+            self._end(number, octets, error)
             gone = frozenset(refused)
             for index, (publisher, name) in enumerate(publishers):
                 if index not in gone:
@@ -113,16 +115,16 @@ class Writes:
             publisher.refused(name)
 
     def apart(self, publishes: Sequence[HeldPublish], acked: Sequence[QueueDelivery], done: Done) -> bool:
-        """Write these as a record of their own, behind all that has come in: tx.commit.
+        """Write these as a separate record, after all earlier ones: tx.commit.
 
         Returns:
-            False when a queue refuses one of them: then nothing is written, and *done* is not called.
+            False if a queue refuses a publish: then nothing is written, and *done* is not called.
         """
         self.flush()
         octets = sum(map(_cost, publishes))
 
         def written(error: LogError | None) -> None:
-            self._end(number, octets)
+            self._end(number, octets, error)
             done(error)
             self._go_on()
 
@@ -133,19 +135,24 @@ class Writes:
             return False
         return True
 
-    # -- what comes of it
+    # -- completion
 
-    def then(self, act: Callable[[], None]) -> None:
-        """Call *act* when all that has come in is durable, or has failed; at once where nothing is under way."""
+    def then(self, act: Callable[[], None], failed: Callable[[], None] | None = None) -> None:
+        """Call *act* when all earlier writes are durable or have failed; at once if there are none.
+
+        Args:
+            act: the callback.
+            failed: called instead of *act* if the last record before this call has failed.
+        """
         self.flush()
         if self._open:
-            self._waiting.append((self._submitted, act))
+            self._waiting.append((self._submitted, act, failed or act))
         else:
             act()
 
     @property
     def idle(self) -> bool:
-        """Whether nothing has come in that is not durable."""
+        """Whether there is no write that is not complete."""
         return not (self._open or self._publishes or self._acked)
 
     def _begin(self, octets: int) -> int:
@@ -158,8 +165,10 @@ class Writes:
             self._throttle(True)
         return self._submitted
 
-    def _end(self, number: int, octets: int) -> None:
+    def _end(self, number: int, octets: int, error: LogError | None = None) -> None:
         del self._open[number]
+        if error is not None and self._waiting:
+            self._failed.add(number)
         self._underway -= octets
         self._budget.charge(-octets)
 
@@ -167,8 +176,11 @@ class Writes:
         oldest = next(iter(self._open), self._submitted + 1)
         waiting = self._waiting
         while waiting and waiting[0][0] < oldest:
-            waiting.popleft()[1]()
-        # An empty way ends the throttle whatever others hold: nothing else would tell when to go on.
+            number, act, failed = waiting.popleft()
+            (failed if number in self._failed else act)()
+        if self._failed:
+            self._failed = {number for number in self._failed if waiting and number >= waiting[0][0]}
+        # With no record left the throttle ends, even if the budget is full: nothing else would end it.
         if self._throttled and (not self._open or (self._underway <= MAX_UNWRITTEN // 2 and self._budget.has_room(0))):
             self._throttled = False
             self._throttle(False)

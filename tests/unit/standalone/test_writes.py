@@ -1,6 +1,7 @@
 """What one connection has on its way into the store."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -171,6 +172,18 @@ def test_whoever_waits_goes_on_behind_what_was_sent_before(rig: Rig) -> None:
     assert order == []
     first(None)
     assert order == ["first", "second"]
+
+
+def test_a_waiter_hears_of_the_failure_of_its_own_record_alone(rig: Rig) -> None:
+    order: list[str] = []
+    for number in (1, 2, 3):
+        rig.publish(number)
+        rig.writes.then(partial(order.append, f"done {number}"), partial(order.append, f"failed {number}"))
+    first, second, third = (done for _, _, done in rig.broker.records)
+    second(LogUnavailable("the database is away"))
+    first(None)
+    third(None)
+    assert order == ["done 1", "failed 2", "done 3"]
 
 
 def test_with_nothing_under_way_nobody_waits(rig: Rig) -> None:

@@ -17,6 +17,7 @@ from dtx.store.slices import Slices
 from dtx.wire.amqp09.properties import EMPTY
 from dtx.wire.amqp10.coordination import CoordinationEngine
 from dtx.wire.amqp10.endpoint import Flowed
+from dtx.wire.amqp10.errors import Condition
 from dtx.wire.amqp10.performatives import Accepted, Flow, Modified, Rejected, Released
 
 
@@ -229,7 +230,7 @@ class Failing:
     def reject(self, _deliveries: object) -> None:
         self.done.append("rejected")
 
-    def then(self, act: Callable[[], None]) -> None:
+    def then(self, act: Callable[[], None], _failed: Callable[[], None]) -> None:
         act()
 
     def now(self) -> float:
@@ -288,3 +289,22 @@ async def test_an_outcome_behind_the_discharge_is_the_clients_own(committed: boo
             pass
     assert done == [("accept" if committed else "requeue", ["message"])]
     assert not shell.unsettled
+
+
+def test_an_outcome_that_may_not_be_durable_is_not_settled() -> None:
+    """The link ends with an error instead: the outcome is not known."""
+    heard: list[Any] = []
+    place: Any = Place()
+    place.writes = SimpleNamespace(then=lambda act, failed: heard.append((act, failed)))
+    place.spec = SimpleNamespace(where="queue 'q'")
+    place.detach = lambda shell, error: heard.append((shell, error))
+    node = QueueOrigin(place, place)
+    link: Any = Link()
+    shell = OutgoingLink(place, place, link, node, settled=False, default=Released())
+    node.then(lambda: heard.append("settled"))
+    act, failed = heard.pop()
+    failed()
+    ((ended, error),) = heard
+    assert (ended, error.condition) == (shell, Condition.INTERNAL_ERROR)
+    act()
+    assert heard[1:] == ["settled"]
