@@ -1,8 +1,8 @@
-"""The branches that are known, and whose turn it is.
+"""The known branches, and the order of operations on each.
 
-On one branch one operation runs at a time. Whoever comes second waits, and finds what the first one left. What happens
-to a branch meanwhile is applied afterwards. A branch whose last write may or may not have happened is read from the log
-before anything else is done with it, and one that is not known here is looked for there before anybody is told so.
+Only one operation at a time runs on a branch. A second one waits, and finds the state that the first one left. Events
+during an operation are applied after it. A branch whose last write has an unknown outcome is read from the log before
+any other operation. An xid that is not known here is looked up in the log before any client gets 404.
 
 :func:`branch_stats` counts branches for metrics and operators' pages.
 """
@@ -31,7 +31,7 @@ from dtx.xa.table import LOGGED
 from dtx.xa.xid import Xid
 
 _log = get_logger(part="manager")
-# Reading a member of an enum costs as much as a call in Python 3.11, and these are read for each branch.
+# Reading a member of an enum costs as much as a call in Python 3.11, and each branch reads these.
 _ANSWERED: Final = UnitProgress.ANSWERED
 _BRANCHES: Final = QuotaResource.BRANCHES
 _IN_DOUBT: Final = QuotaResource.IN_DOUBT
@@ -39,19 +39,19 @@ _HEURISTIC: Final = State.HEURISTIC
 _UNKNOWN: Final = State.UNKNOWN
 
 MOST_TOMBSTONES: Final = 100_000
-"""Some 40 MB. A client may start branches and have them rolled back as fast as it can; the oldest give way."""
+"""About 40 MB. A client may start branches, and have them rolled back, at any rate; the oldest are dropped."""
 AGES: Final = (60, 600, 3600, 86_400)
-"""Seconds since the start between which branches are counted: minutes, an hour, a day."""
+"""Limits of the ages by which branches are counted, seconds since their start: minutes, an hour, a day."""
 
 
 @dataclass(frozen=True, slots=True)
 class Who:
-    """Who asks, and in which vhost (a vhost is one resource manager).
+    """The user of a request, and its vhost (a vhost is one resource manager).
 
     Args:
         user: name.
         vhost: name.
-        operator: whether that is an operator, who may decide about every branch; roles are judged before.
+        operator: whether the user is an operator, who may decide every branch; the caller has checked the role.
     """
 
     user: str
@@ -60,12 +60,12 @@ class Who:
 
 
 class WorkCache:
-    """Messages of prepared branches, kept in memory so that a commit soon after need not read them back.
+    """Messages of prepared branches, kept in memory so that a commit soon afterwards need not read them.
 
-    Bounded by octets; the oldest leave first. What has left is read from the log.
+    The cache is bounded by bytes; the oldest branches are dropped first. Their messages are read from the log.
 
     Args:
-        limit: octets of properties and bodies.
+        limit: bytes of properties and bodies.
     """
 
     __slots__ = ("_entries", "_limit", "_used")
@@ -89,19 +89,19 @@ class WorkCache:
             self._used -= freed
 
     def drop(self, entry: BranchRuntime) -> None:
-        """The branch has ended."""
+        """Drop the messages of a branch that has ended."""
         self._used -= self._entries.pop(entry, 0)
         entry.cached = None
 
 
 class Branches:
-    """Every branch that is open, in doubt or heuristic, and the tombstones of those that ended by themselves.
+    """Every branch that is open, in doubt or heuristic, and the tombstones of branches that dtx itself rolled back.
 
     Args:
-        log: is asked for what is not known here.
+        log: is searched for unknown xids.
         durable: reads branches again.
         limits: of the manager.
-        quotas: count every branch that is known.
+        quotas: count every known branch.
     """
 
     def __init__(self, log: TransactionLog, durable: BranchPersistence, limits: Limits, quotas: Quotas) -> None:
@@ -110,12 +110,12 @@ class Branches:
         self._limits = limits
         self._quotas = quotas
         self._answered = 0
-        """How many branches count no more: their ends are answered, and the log is about to have them."""
+        """Number of branches that no longer count: their ends are answered and are being written."""
         self._known: dict[tuple[str, Xid], BranchRuntime] = {}
         self.open: Final[dict[BranchRuntime, float]] = {}
-        """Branches that have not voted, with the time at which a rollback-only one is dropped (0: not yet)."""
+        """Branches that have not voted, with the time since which each is known to be rollback-only (0: not yet)."""
         self._tombstones: OrderedDict[tuple[str, Xid], tuple[XaFlag, float, str]] = OrderedDict()
-        """Flag, end and owner of what was rolled back without its transaction manager; the first one ends first."""
+        """Flag, end and owner of each rolled back branch; the first tombstone ends first."""
         self._cache = WorkCache(limits.cache_bytes)
         self._clock = time.monotonic
 
@@ -126,15 +126,15 @@ class Branches:
         return iter(self._known.values())
 
     def get(self, vhost: str, xid: Xid) -> BranchRuntime | None:
-        """The branch, whatever runs on it; ``None`` when none is known here."""
+        """The branch, also while an operation runs on it; ``None`` when it is not known here."""
         return self._known.get((vhost, xid))
 
     def has(self, entry: BranchRuntime) -> bool:
-        """Whether *entry* is still what its xid stands for: it has not ended."""
+        """Whether *entry* is still the branch of its xid: it has not ended."""
         return self._known.get((entry.vhost, entry.xid)) is entry
 
     def add(self, entry: BranchRuntime) -> None:
-        """A branch that the log had, or that begins: an xid begins again when its last branch has left the log."""
+        """Add a branch that the log has, or a new one. An xid is free again when its last branch has left the log."""
         known = self._known.setdefault((entry.vhost, entry.xid), entry)
         assert known is entry
         if entry.record is not None:
@@ -144,18 +144,17 @@ class Branches:
 
     @property
     def count(self) -> int:
-        """How many there are, without those whose ends are answered."""
+        """The number of branches, without those whose ends are answered."""
         return len(self._known) - self._answered
 
     def answered(self, entry: BranchRuntime) -> None:
-        """Its end is about to be answered: it makes room for another one."""
+        """Its end is about to be answered: it no longer counts against the limits."""
         if entry.progress is not _ANSWERED:
             entry.move_units(_ANSWERED)
             self._answered += 1
             self._discount(entry)
 
     def _discount(self, entry: BranchRuntime) -> None:
-        """It counts no more."""
         self._settle(entry)
         entry.holdings.remove(_BRANCHES)
 
@@ -166,7 +165,7 @@ class Branches:
             entry.doubt = None
 
     def _count_doubt(self, entry: BranchRuntime) -> None:
-        """It counts as in doubt while the log may have it, with its messages when they are in memory no more."""
+        """Count it as in doubt while the log may have it; count its messages when they are no longer in memory."""
         if entry.progress is _ANSWERED or (entry.record is None and not entry.uncertain):
             self._settle(entry)
             return
@@ -176,52 +175,52 @@ class Branches:
         entry.doubt = size
 
     def prepare(self, entry: BranchRuntime) -> None:
-        """It is about to be written: it counts as in doubt already, so that prepares at once find no more room."""
+        """Count it as in doubt before it is written, so that concurrent prepares cannot exceed the quota."""
         if entry.doubt is None:
             entry.doubt = 0
             entry.holdings.add(_IN_DOUBT)
 
-    # -- who may
+    # -- authorisation
 
     def may(self, owner: str, user: str) -> bool:
-        """Whether *user* may control what *owner* started: it is the same one, or a coordinator."""
+        """Whether *user* may control branches of *owner*: the same user, or a coordinator."""
         return owner == user or user in self._limits.coordinators
 
     def authorise(self, entry: BranchRuntime, who: Who) -> None:
-        """Let nobody touch a branch that is not theirs.
+        """Refuse access to another user's branch.
 
         Raises:
-            XaError: 403.
+            XaError: 403, *who* is neither its owner, a coordinator nor an operator.
         """
         if not who.operator and not self.may(entry.branch.owner, who.user):
             raise XaError(
                 ReplyCode.ACCESS_REFUSED,
-                f"the branch is another user's, only a coordinator may touch it (xid {entry.xid})",
+                f"the branch is another user's, only a coordinator may control it (xid {entry.xid})",
             )
 
-    # -- whose turn
+    # -- order of operations
 
     async def find(self, who: Who, xid: Xid, operation: Operation, reply: Reply) -> BranchRuntime | None:
-        """The branch, with nothing running on it and nothing about it in doubt.
+        """The branch, with no operation under way and with a certain state.
 
         Args:
-            who: asks.
-            xid: of which branch.
-            operation: for what.
-            reply: gets the answer where waiting, or a tombstone, has given it.
+            who: the user of the request.
+            xid: of the branch.
+            operation: the request.
+            reply: called with the answer when the operation it waited for, or a tombstone, provides it.
 
         Returns:
             The branch; ``None`` when *reply* was called.
 
         Raises:
-            XaError: 403; 404 for an unknown xid; 541 when it cannot be found out, or something runs for too long.
+            XaError: 403; 404 for an unknown xid; 541 when the log cannot be read, or another operation takes too long.
         """
         while True:
             while (entry := self.get(who.vhost, xid)) is not None:
                 self.authorise(entry, who)
                 if entry.idle:
                     return entry
-                over = entry.busy and entry.answered  # whoever comes behind the answer finds the branch gone
+                over = entry.busy and entry.answered  # a request after the answer finds the branch ended
                 if entry.busy:
                     await self.wait(entry)
                 else:
@@ -237,30 +236,30 @@ class Branches:
             await self._look_up(who, xid, operation)
 
     async def _look_up(self, who: Who, xid: Xid, operation: Operation) -> None:
-        """Make known what the log alone knows; "unknown xid" is said only when the log does not have it either."""
+        """Add a branch that only the log has. 404 is answered only when the log does not have it either."""
         try:
             found = await self._log.lookup(who.vhost, xid)
         except LogError as error:
             raise log_failed(error, operation, xid) from error
         if found.branch is not None:
-            if self.get(who.vhost, xid) is None:  # else another look has made it known
+            if self.get(who.vhost, xid) is None:  # else another look-up has added it
                 _log.warning("branch found in the log only", xid=xid, vhost=who.vhost)
                 self.add(BranchRuntime.restored(found.branch))
             return
-        # A branch that has begun meanwhile is not the one that was asked for.
+        # A branch that was started meanwhile is not the requested one.
         reason, facts = f"unknown xid {xid}", {}
         if found.ending is not None and (who.operator or self.may(found.ending.owner, who.user)):
             at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(found.ending.at))
-            # What a reply text has no room for is cut off its end, and an xid may be longer than all of it.
+            # A reply text that is too long is cut at its end, and an xid may fill all of it.
             reason = f"unknown xid, completed: {found.ending.event} at {at} (xid {xid})"
             facts = {"ended": found.ending.event, "at": at}
         raise XaError(ReplyCode.NOT_FOUND, reason, facts)
 
     async def wait(self, entry: BranchRuntime) -> None:
-        """Wait until the operation that runs on *entry* is through.
+        """Wait until the operation on *entry* has finished.
 
         Raises:
-            XaError: 541, that takes too long.
+            XaError: 541, it takes too long.
         """
         try:
             async with asyncio.timeout(self._limits.patience):
@@ -271,7 +270,7 @@ class Branches:
             ) from None
 
     async def reread(self, entry: BranchRuntime) -> None:
-        """Read *entry*, which is in doubt, from the log.
+        """Read *entry*, whose state is uncertain, from the log.
 
         Raises:
             XaError: 541, the log cannot be read.
@@ -283,7 +282,7 @@ class Branches:
             self.through(entry)
 
     def through(self, entry: BranchRuntime) -> None:
-        """The operation on *entry* is through: file it under what it has become; then what befell it meanwhile."""
+        """Finish the operation on *entry*: file it by its new state, then apply the events that came meanwhile."""
         state, certain = entry.branch.state, not entry.uncertain
         over = entry.end is not None or (state is _UNKNOWN and certain)
         if over:
@@ -296,7 +295,7 @@ class Branches:
                     self._cache.keep(entry)
             self._count_doubt(entry)
         entry.done()
-        if entry.outcomes and (over or (state is _HEURISTIC and certain)):  # nothing will be decided about it any more
+        if entry.outcomes and (over or (state is _HEURISTIC and certain)):  # no decision can follow
             outcome = entry.branch.outcome
             entry.conclude(
                 committed=entry.end is BranchEnd.COMMITTED if outcome is None else outcome is Heuristic.COMMITTED
@@ -319,7 +318,7 @@ class Branches:
         _let_work_go(entry)
 
     def apply_event(self, entry: BranchRuntime, event: ChannelLost | Happened) -> None:
-        """Something happens to a branch that nobody asked for; where it is too late for that, nothing does."""
+        """Apply an event that no client requested; no effect where the branch's state does not allow it."""
         if not entry.idle:
             entry.deferred.append(event)
             return
@@ -331,13 +330,13 @@ class Branches:
         if any(isinstance(effect, Release) for effect in effects):
             release(entry)
         if entry.branch.state is not before:
-            reason = event.reason if isinstance(event, Happened) else "its channel is gone"
+            reason = event.reason if isinstance(event, Happened) else "its channel was lost"
             _log.info("branch is rollback-only", xid=entry.xid, vhost=entry.vhost, reason=reason)
 
     # -- tombstones
 
     def leave_tombstone(self, entry: BranchRuntime, flag: XaFlag) -> None:
-        """Leave a tombstone: *entry* was rolled back by itself, and the next rollback is answered with *flag*."""
+        """Leave a tombstone: dtx rolled *entry* back, and *flag* answers the next rollback."""
         until = self._clock() + self._limits.tombstone_ttl
         key = entry.vhost, entry.xid
         self._tombstones.pop(key, None)
@@ -346,7 +345,7 @@ class Branches:
         self._tombstones[key] = (flag, until, entry.branch.owner)
 
     def reuse(self, vhost: str, xid: Xid) -> None:
-        """The xid begins anew: a further rollback would be the new branch's."""
+        """Drop the tombstone of an xid that starts again: a later rollback concerns the new branch."""
         if self._tombstones:
             self._tombstones.pop((vhost, xid), None)
 
@@ -361,7 +360,7 @@ class Branches:
         return flag if self._clock() < until else None
 
     async def clear_tombstones(self) -> None:
-        """Drop those whose time has come."""
+        """Drop the tombstones that have expired."""
         now = self._clock()
         dropped = 0
         while self._tombstones and next(iter(self._tombstones.values()))[1] <= now:
@@ -379,14 +378,14 @@ def _let_work_go(entry: BranchRuntime) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class BranchStats:
-    """How many branches there are, in which states and of which ages.
+    """Numbers of branches by state and age.
 
     Args:
-        ages: for each state, how many branches are younger than each of :data:`AGES`, but not than the one before; the
-            last number is that of the oldest ones. Times are those that dtx has written, by its own clock.
-        stuck: those that phase two is stuck with.
-        oldest_prepared: when the one that has been prepared for the longest time was, seconds since the epoch.
-        in_doubt_bytes: of messages of branches that have voted.
+        ages: for each state, the number of branches younger than each of :data:`AGES`, but not than the one before;
+            the last number counts the oldest. Times are those that dtx has written, by its own clock.
+        stuck: number of branches with a stuck phase two.
+        oldest_prepared: the earliest vote of a prepared branch, seconds since the epoch.
+        in_doubt_bytes: bytes of messages of branches that have voted.
     """
 
     ages: dict[State, list[int]] = field(default_factory=dict)
@@ -396,19 +395,21 @@ class BranchStats:
 
     @property
     def states(self) -> dict[State, int]:
-        """How many branches each state has."""
+        """The number of branches in each state."""
         return {state: sum(ages) for state, ages in self.ages.items()}
 
 
 async def branch_stats(entries: Iterable[BranchRuntime]) -> BranchStats:
-    """Count *entries*: a snapshot of them is taken at once.
+    """Count a snapshot of *entries*.
 
-    Counting goes through all branches, so the event loop gets its turn now and then. Who comes or goes meanwhile is
-    counted as they were when it began, or not at all.
+    Counting yields to the event loop at intervals. Each branch counts in the state that it has then. Branches that
+    start meanwhile are not counted.
     """
     stats = BranchStats()
     now = time.time()
     async for entry in in_turns(entries):
+        if entry.branch.state is State.UNKNOWN:
+            continue  # it has ended since the snapshot
         ages = stats.ages.get(entry.branch.state)
         if ages is None:
             ages = stats.ages[entry.branch.state] = [0] * (len(AGES) + 1)

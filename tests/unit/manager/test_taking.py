@@ -1,5 +1,6 @@
 """A branch that consumed, between the log's "taking" and its vote: what a roll-back does then."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from uuid import UUID, uuid4
@@ -8,11 +9,12 @@ import pytest
 
 from dtx.log.records import Fate, JournalEvent, LogState, Unit, UnitState
 from dtx.manager import Limits, TransactionManager, Who
+from dtx.manager.branches import branch_stats
 from dtx.store.api import Applied, PhaseTwo, Refused, UnitOutcome
 from dtx.store.work import Delivery, HeldWork, Holder
 from dtx.telemetry import Metrics
 from dtx.xa.codes import ReplyCode, XaError, XaFlag
-from dtx.xa.model import Operation
+from dtx.xa.model import Operation, State
 from dtx.xa.xid import Xid
 from tests.support.branches import a_consume, a_publish, a_unit
 from tests.support.memory_log import Fault, MemoryLog
@@ -160,3 +162,21 @@ async def test_a_repetition_is_told_though_the_log_was_away_when_it_became_possi
     _, end = stand.database.journal[-1]
     assert "may have been repeated" in (end.reason or "")
     await stand.manager.close()
+
+
+async def test_a_branch_that_ends_while_branches_are_counted_does_not_count() -> None:
+    log = MemoryLog("rm")
+    await log.open()
+    manager = TransactionManager(log, Broker(), Limits(), Metrics())
+    await manager.start()
+    xids = [Xid(1, number.to_bytes(4, "big"), b"counted") for number in range(6000)]
+    for xid in xids:
+        manager.demarcate(WHO, xid, Operation.START, log)
+        manager.demarcate(WHO, xid, Operation.END, log)
+    counting = asyncio.ensure_future(branch_stats(manager.entries()))
+    await asyncio.sleep(0)  # 1,000 of them are counted
+    answers: list[XaFlag | XaError] = []
+    manager.ask(WHO, xids[-1], Operation.ROLLBACK, answers.append)
+    stats = await counting
+    assert answers == [XaFlag.OK]
+    assert stats.states == {State.IDLE: 5999}
