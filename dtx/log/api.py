@@ -1,4 +1,4 @@
-"""The transaction log as the manager sees it. Two implementations obey one contract: PostgreSQL and in memory."""
+"""The interface of the transaction log for the manager. PostgreSQL and in-memory logs implement one contract."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
@@ -24,14 +24,14 @@ __all__ = [
 
 
 class LogConflict(LogError):
-    """The row was not in the expected state and version, or the xid is there already. Nothing was written."""
+    """The row was not in the expected state and version, or the xid is already there. Nothing was written."""
 
 
 class LeaseHeld(LogError):
-    """Another dtx has the lease, and it was not to be waited for. Nothing was written.
+    """Another dtx has the lease, and the caller did not want to wait. Nothing was written.
 
     Args:
-        holder: who has it, for people.
+        holder: the dtx that has it, for people.
     """
 
     def __init__(self, holder: str) -> None:
@@ -40,43 +40,44 @@ class LeaseHeld(LogError):
 
 
 class LeaseLost(LogError):
-    """Another dtx holds the lease (or ours ran out). Nothing was written, unless the connection was lost before.
+    """Another dtx has the lease, or the lease of this one ran out. Nothing was written, with one exception.
 
-    Then that is *not known*, and the message says so; the dtx that holds the lease has read what there is.
+    After the loss of a connection the outcome is *not known*, and the message says so. The dtx that holds the lease has
+    read the present log.
     """
 
 
 OnWritten = Callable[[LogError | None], None]
-"""Hears of the outcome of a write: ``None`` when it is durable."""
+"""Called with the outcome of a write: ``None`` when it is durable."""
 
 
 class TransactionLog(Protocol):
-    """The truth about every branch that has voted.
+    """The durable state of every branch that has voted.
 
-    Every method raises LogUnavailable when the database is away; nothing else than a LogError escapes.
+    Every method raises LogUnavailable when the database is away, and no exceptions other than LogError.
     """
 
     async def open(self) -> None:
-        """Take the lease of this resource manager, bumping its epoch. Waits while another dtx holds it."""
+        """Take the lease of this resource manager and raise its epoch. Waits while another dtx holds it."""
 
     async def close(self) -> None:
         """Finish pending writes, release the lease, close connections."""
 
     @property
     def lease_valid(self) -> bool:
-        """Whether the lease is known to be ours at this moment (by the monotonic clock, with a margin)."""
+        """Whether this dtx certainly holds the lease now (by the monotonic clock, with a margin)."""
 
     @property
     def disk_full(self) -> bool:
-        """Whether the database has just refused a write for want of space."""
+        """Whether the database has refused a write for lack of space within the last seconds."""
 
     async def write(self, record: LogWrite, *, urgent: bool = True) -> None:
         """Make *record* durable; returns after the commit that contains it.
 
         Args:
             record: what to write.
-            urgent: ``False`` where nobody waits for it: it may wait some milliseconds for company, and what is written
-                of a branch lets others pass meanwhile.
+            urgent: ``False`` when no client waits for it. It may wait some milliseconds for others; a record of a
+                branch lets later records pass.
 
         Raises:
             LogConflict, LogUnavailable, LeaseLost.
@@ -84,39 +85,39 @@ class TransactionLog(Protocol):
 
     @property
     def congested(self) -> bool:
-        """Whether so many records wait that those who :meth:`post` should pause."""
+        """Whether so many records wait that callers of :meth:`post` should pause."""
 
     def post(self, record: LogWrite, told: OnWritten, *, urgent: bool = True) -> None:
-        """As ``write``, without waiting.
+        """As ``write``, without waiting; regardless of :attr:`congested`.
 
         Args:
             record: what to write.
-            told: hears of the outcome once, after this returned.
+            told: called with the outcome once, after this method has returned.
             urgent: as for ``write``.
         """
 
     def load(self) -> AsyncIterator[BranchRecord]:
-        """Every logged branch of this resource manager, without work; for the start."""
+        """Every logged branch of this resource manager, without work; for startup."""
 
     async def read_work(self, branch_id: UUID) -> list[WorkRow]:
         """The work of a branch, in order of position, bodies included."""
 
     async def read_messages_of(self, branch_id: UUID) -> list[WorkRow]:
-        """As :meth:`read_work`, wherever the messages are: those of standalone mode included."""
+        """As :meth:`read_work`, and also messages that are stored in standalone mode."""
 
     async def read_archive(self, xid: Xid) -> list[ArchivedMessage]:
-        """Undelivered messages of forgotten branches with *xid*, in their order."""
+        """The undelivered messages of forgotten branches with *xid*, in order."""
 
     async def lookup(self, vhost: str, xid: Xid, branch_id: UUID | None = None) -> Lookup:
-        """What the log says about *xid* now.
+        """What the log has about *xid* now.
 
         Args:
-            vhost: where.
+            vhost: the virtual host.
             xid: of the branch.
-            branch_id: the ending of this one alone counts; else the last of all that ever had this xid, as clocks say.
+            branch_id: only the ending of this branch counts; without it, the latest of all with this xid, by timestamp.
 
         Raises:
-            LeaseLost: the lease is not valid: see "never 404 in doubt".
+            LeaseLost: the lease is not valid: an unknown xid (404) could be wrong then.
         """
 
     async def history(self, vhost: str | None, xid: Xid) -> list[JournalEntry]:
@@ -124,34 +125,34 @@ class TransactionLog(Protocol):
 
 
 class MessageLog(TransactionLog, Protocol):
-    """The log of standalone mode: messages and topology are in the same database, written in the same groups."""
+    """The log of standalone mode: messages and topology are in the same database and the same groups."""
 
     async def settled(self) -> None:
-        """Return when the outcome of every write that was ever sent is known; LogUnavailable when that takes long."""
+        """Return when the outcome of every write so far is known; LogUnavailable when that takes too long."""
 
     async def load_definitions(self) -> Definitions:
         """All durable topology of this resource manager."""
 
     def load_queues(self, queues: Sequence[int], *, detailed: Collection[int] = ()) -> AsyncIterator[QueueContents]:
-        """What is stored in *queues*, in their order; those in *detailed* with flags and sizes. Reads no body."""
+        """The contents of *queues*, in their order; of those in *detailed* with flags and sizes. Reads no bodies."""
 
     async def read_messages(self, slots: Sequence[Slot], octets: int | None = None) -> dict[Slot, StoredMessage]:
-        """The messages in *slots*, bodies included, in their order; what is not there is left out.
+        """The messages in *slots*, bodies included, in order; empty slots are left out.
 
         Args:
-            slots: which; those that hold a message are all read where *octets* is not given.
-            octets: of bodies: with so many, and one message at least, the answer ends.
+            slots: the slots to read; without *octets*, all of them.
+            octets: bytes of bodies after which the answer ends; it has at least one message.
         """
 
     async def which_exist(self, slots: Sequence[Slot]) -> set[Slot]:
-        """Those of *slots* that hold a message; after a write of unknown outcome ask when the log is ``settled``."""
+        """Those of *slots* that hold a message. After a write of unknown outcome, await :meth:`settled` before."""
 
     async def stray_queues(self, known: Collection[int]) -> list[int]:
-        """Queues of this resource manager that have messages stored and are not among *known*."""
+        """The queues of this resource manager that have stored messages and are not among *known*."""
 
 
 class InFlight:
-    """How many writes are on their way, for those who wait until none is."""
+    """Counts the writes under way, and waits until there are none."""
 
     __slots__ = ("_waiters", "count")
 
@@ -160,11 +161,11 @@ class InFlight:
         self._waiters: list[asyncio.Future[None]] = []
 
     def begin(self) -> None:
-        """One more."""
+        """Count one more."""
         self.count += 1
 
     def end(self) -> None:
-        """One less."""
+        """Count one less."""
         self.count -= 1
         if not self.count and self._waiters:
             waiters, self._waiters = self._waiters, []
@@ -173,7 +174,7 @@ class InFlight:
                     waiter.set_result(None)
 
     async def none(self) -> None:
-        """Return when none is under way."""
+        """Return when no write is under way."""
         while self.count:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)

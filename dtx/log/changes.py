@@ -1,8 +1,8 @@
-"""What standalone mode stores: messages, and what they are routed by.
+"""The rows of standalone mode: messages, and the topology that routes them.
 
-A message has one row for each queue that it is routed to; a body that is not short is stored once, and these rows share
-it. A row is inserted and deleted, and nothing in between on any hot path. It may be there and yet be seen by nobody:
-while a branch in the log names its slot as *published*.
+A message has one row for each queue that it is routed to. A long body is stored once, and these rows share it. A row is
+inserted and deleted; no hot path updates it. A message is invisible while a branch in the log names its slot as
+*published*.
 """
 
 from array import array
@@ -22,8 +22,7 @@ class Slot(NamedTuple):
 
     Args:
         queue: the queue's id, random 62 bits, never used again.
-        position: from one counter of the resource manager that only grows, so it orders each queue, and no slot is
-            ever used twice.
+        position: from a counter of the resource manager that only grows; it orders each queue. No slot is used twice.
     """
 
     queue: int
@@ -35,26 +34,26 @@ _pack_slot: Final = _SLOTS.pack
 
 
 def pack_slots(slots: Sequence[Slot]) -> bytes:
-    """Slots as ``branch`` keeps them: queue and position, 64 bits each."""
+    """Slots as the column of ``branch`` stores them: queue and position, 64 bits each."""
     return b"".join([_pack_slot(queue, position) for queue, position in slots])
 
 
 def unpack_slots(data: bytes | None) -> tuple[Slot, ...] | None:
-    """What :func:`pack_slots` made; null is ``None``."""
+    """The inverse of :func:`pack_slots`; null is ``None``."""
     return None if data is None else tuple(map(Slot._make, _SLOTS.iter_unpack(data)))
 
 
 MARK_BYTES: Final = 4
-"""Of four billion names two have the same mark, and finding one of them costs a close look."""
+"""Two names have the same mark with a probability of 1 in 2^32; that costs one exact look."""
 
 
 @lru_cache(maxsize=4096)
 def mark(name: bytes) -> bytes:
-    """The mark of a name: a few bytes in a branch's row, by which a look for one name passes over branches without it.
+    """The mark of a name: a few bytes in a branch's row. A search for one name skips branches without its mark.
 
-    The names themselves are beside the messages, and a look into those of a hundred thousand branches takes seconds. A
-    mark that is found is looked at closely; one that is not found proves that the name is not there. It is stored, so
-    it never changes.
+    The names themselves are stored with the messages, and to search those of 100,000 branches takes seconds. A branch
+    with the mark is searched exactly; one without it does not have the name. Marks are stored, so the function must
+    never change.
     """
     return sha256(name).digest()[:MARK_BYTES]
 
@@ -69,7 +68,7 @@ class MessageFlag(IntFlag):
 
     PERSISTENT = 1
     BLIND = 2
-    """The properties have BCC, which is for a dead letter's routing; nobody gets to see it."""
+    """The properties have BCC, which routes the dead letter; no client receives it."""
 
 
 PRIORITY_SHIFT: Final = 8
@@ -77,14 +76,14 @@ PRIORITY_SHIFT: Final = 8
 
 
 SHARED_BYTES: Final = 2048
-"""A body of so many bytes is stored once for all queues of a message. Copies of a shorter one cost less than the row of
-their own that a shared one has, and the count of its uses."""
+"""A body of this many bytes is stored once for all queues of a message. Copies of a shorter one cost less than a row
+of its own and a count of its uses."""
 ROW_BYTES: Final = 256
-"""Of a message's names and columns, about."""
+"""Approximate size of a message's names and columns."""
 
 
 _SLOT_BYTES: Final = 64
-"""Of a slot, with the log that PostgreSQL writes for a deletion."""
+"""Approximate size of a slot, with the WAL that PostgreSQL writes for a deletion."""
 
 
 class StoredMessage(NamedTuple):
@@ -97,8 +96,8 @@ class StoredMessage(NamedTuple):
         properties: content header from the property flags on, as received.
         body: the message body.
         expires_at: seconds since the epoch, or ``None``.
-        shared: the id of a body that messages in several queues share, or ``None``. All of them enter by one
-            :class:`Change`, and all have the body.
+        shared: the id of a body that messages in several queues share, or ``None``. One :class:`Change` puts all of
+            them, and each has the body.
     """
 
     queue: int
@@ -113,25 +112,25 @@ class StoredMessage(NamedTuple):
 
     @property
     def slot(self) -> Slot:
-        """Where it is."""
+        """The slot of this message."""
         return Slot(self.queue, self.position)
 
     @property
     def priority(self) -> int:
-        """See :class:`MessageFlag`."""
+        """The priority, in queues that have priorities."""
         return self.flags >> PRIORITY_SHIFT & 0xFF
 
 
 @value
 class Change:
-    """Of messages, in the transaction of the record that carries it. Puts come before drops.
+    """Changes of messages, in the transaction of the record that carries them. Puts come before drops.
 
     Args:
-        puts: messages that enter; a slot that is taken refuses the record (LogConflict).
-        drops: messages that leave; one that is gone already is no error.
-        expiries: messages that get another time to expire (seconds since the epoch).
-        revisions: messages that get other properties; one that is gone already is no error.
-        delivered: by queue id, the position up to which messages may have been delivered before; it only grows.
+        puts: messages that enter; a slot in use refuses the record (LogConflict).
+        drops: messages that leave; one that is already gone is no error.
+        expiries: messages that get another expiry time (seconds since the epoch).
+        revisions: messages that get other properties; one that is already gone is no error.
+        delivered: by queue id, the position up to which messages may have been delivered; it only grows.
     """
 
     puts: Sequence[StoredMessage] = ()
@@ -142,12 +141,12 @@ class Change:
 
     @property
     def size(self) -> int:
-        """Octets of the messages that enter, and the work of others in terms of that, about."""
+        """Approximate bytes of the messages that enter; other changes count as an equivalent number of bytes."""
         octets = (len(self.drops) + len(self.expiries)) * _SLOT_BYTES
         last: int | None = None
         for put in self.puts:
             octets += len(put.properties) + ROW_BYTES
-            if put.shared is None or put.shared != last:  # those that share a body follow each other
+            if put.shared is None or put.shared != last:  # puts that share a body are adjacent
                 octets += len(put.body)
             last = put.shared
         for _, revised in self.revisions:
@@ -157,21 +156,21 @@ class Change:
 
 @value
 class Store:
-    """Publishes, acknowledgements and ``tx.commit`` outside of branches: all of *change* or nothing."""
+    """Publishes, acknowledgements and ``tx.commit`` outside of branches: all of *change*, or nothing."""
 
     change: Change
     journal: ClassVar[None] = None
 
 
 class DestinationKind(StrEnum):
-    """What a binding leads to."""
+    """The kind of a binding's destination."""
 
     QUEUE = "queue"
     EXCHANGE = "exchange"
 
 
 class ExchangeKey(NamedTuple):
-    """Names a durable exchange."""
+    """The name of a durable exchange."""
 
     vhost: str
     name: bytes
@@ -190,13 +189,13 @@ class ExchangeRow:
 
     @property
     def key(self) -> ExchangeKey:
-        """What names it."""
+        """The name of this exchange."""
         return ExchangeKey(self.vhost, self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRow:
-    """A durable queue; *delivered* is set by :attr:`Change.delivered` alone and only read here."""
+    """A durable queue; *delivered* is written by :attr:`Change.delivered` only."""
 
     vhost: str
     id: int
@@ -207,7 +206,7 @@ class QueueRow:
 
 
 class BindingRow(NamedTuple):
-    """A binding between durable things; all of it together names it."""
+    """A binding between durable exchanges and queues; all fields together identify it."""
 
     vhost: str
     source: bytes
@@ -219,13 +218,13 @@ class BindingRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Define:
-    """Durable topology comes and goes, in one transaction: what goes leaves before what comes.
+    """Changes of durable topology, in one transaction: removals before additions.
 
-    All of it may be written again without harm. The messages of a queue that goes are removed later, in pieces.
+    It may be written twice without harm. The messages of a removed queue are deleted later, in pieces.
 
     Args:
-        exchanges, queues, bindings: they are there afterwards, whether they were before or not.
-        exchanges_gone, queues_gone, bindings_gone: they are not; a queue is named by its id.
+        exchanges, queues, bindings: to add, or to keep when they exist.
+        exchanges_gone, queues_gone, bindings_gone: to remove; a queue by its id.
     """
 
     exchanges: Sequence[ExchangeRow] = ()
@@ -249,14 +248,14 @@ class Definitions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueContents:
-    """What a start learns of one queue without reading a single body.
+    """The contents of one queue, without bodies, as read at startup.
 
     Args:
         queue: its id.
         positions: of all its messages, in order; signed 64 bits.
-        transient: positions of those that a restart drops.
-        expiries: position and time, of those that expire.
-        flags, sizes: of the message at each of *positions*, where asked for: flags and octets of the body.
+        transient: positions of the messages that a restart drops.
+        expiries: position and expiry time of the messages that expire.
+        flags, sizes: flags and body bytes of the message at each of *positions*; ``None`` when not asked for.
     """
 
     queue: int

@@ -1,19 +1,18 @@
 """One active dtx for each resource manager.
 
-The row ``dtx.lease`` names the holder, an *epoch* that only grows, and when the lease runs out by the database's
-clock. A standby waits until it has run out (a clean close ends it at once), takes it and bumps the epoch before it
-reads anything. Every write proves its epoch under a lock on that row: a holder that was paused and replaced cannot
-write, not even with a transaction that it began before.
+The row ``dtx.lease`` names the holder, an *epoch* that only grows, and the end of the lease by the database's clock. A
+standby waits for that end (a clean close sets it at once), takes the lease and raises the epoch before it reads the
+log. Every write proves its epoch under a lock on that row: a holder that was paused and replaced cannot write, not even
+with a transaction that it began before.
 
-Running out is not losing: as long as nobody else took the lease, its holder may renew it late. But while it has run
-out nothing is said about unknown xids (:attr:`Lease.valid`): a successor might know better. Our side measures with a
-clock that goes on while the machine is suspended, from *before* the renewal was asked for, and gives up a margin
-early.
+A lease that has run out is not lost: as long as no other dtx takes it, its holder may renew it late. While it has run
+out, the holder answers nothing about unknown xids (:attr:`Lease.valid`): a successor may know them. The holder measures
+the time from *before* the renewal was sent, less a margin, with a clock that includes suspension of the machine.
 
-The row also names the holder's process, so that its successor on the same machine knows that it is dead without waiting
-for its lease. A process id alone is reused. With the machine's boot, the namespace of process ids and the time of its
-start it names one process for ever. What cannot be told (another machine, another container, a system without
-``/proc``) counts as alive.
+The row also identifies the holder's process: a successor on the same machine that finds it dead need not wait for the
+end of the lease. A process id alone is reused. With the machine's boot, the namespace of process ids and its start
+time, it identifies one process for ever. A process on another machine, in another container or on a system without
+``/proc`` counts as alive.
 """
 
 import asyncio
@@ -35,15 +34,15 @@ from dtx.log.api import LeaseHeld, LeaseLost, LogError, LogUnavailable
 from dtx.telemetry import get_logger
 
 POLL_SECONDS: Final = 0.25
-"""How often a standby asks: the delay of a handover after a clean close."""
+"""Interval at which a standby tries: the delay of a handover after a clean close."""
 _RETRY_SECONDS: Final = 0.5
 _FAREWELL: Final = 5.0
-"""Seconds for giving the lease back: without it a standby waits for its end."""
+"""Limit for the release of the lease, seconds; without a release, a standby waits for the end of the lease."""
 
 _PATIENCE: Final = 1.0
-"""Seconds that a standby waits for the lock on the lease before it looks who has it; a quarter of a shorter lease."""
+"""Seconds for which a standby waits for the lock on the lease; at most a quarter of the lease's."""
 
-# Where the lease has not run out it is only looked at: a lock on it would hold up its holder's writes.
+# A lease that has not run out is only read: a lock on it would delay its holder's writes.
 _TAKE: Final = """
 INSERT INTO dtx.lease AS l (rm, epoch, holder, process, instance, taken_at, expires_at, retention_days, archive_days,
     audit_days)
@@ -72,7 +71,7 @@ WHERE rm = %(rm)s AND instance = %(instance)s RETURNING epoch
 _RELEASE: Final = "UPDATE dtx.lease SET expires_at = '-infinity' WHERE rm = %(rm)s AND instance = %(instance)s"
 
 _PROC: Final = Path("/proc")
-_DEAD: Final = frozenset("ZXx")  # a zombie has no threads any more: it writes nothing
+_DEAD: Final = frozenset("ZXx")  # a zombie has no threads: it writes nothing
 _T = TypeVar("_T")
 
 log = get_logger()
@@ -80,12 +79,12 @@ log = get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """How long a resource manager keeps what is over, days; ``None`` is for ever.
+    """Retention periods of a resource manager in days; ``None`` is for ever.
 
     Args:
-        journal: lines of the journal, and with them the outcome memory; at least 1.
+        journal: entries of the journal, and with them the outcome memory; at least 1.
         archive: undelivered messages of forgotten branches.
-        audit: lines of the trail of operators.
+        audit: entries of the operators' audit log.
     """
 
     journal: int = 30
@@ -94,7 +93,7 @@ class Keep:
 
 
 def clock() -> float:
-    """Seconds that only grow, suspension of the machine included where the system tells it."""
+    """Seconds of a steady clock, which includes suspension of the machine where the system measures that."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
@@ -104,9 +103,9 @@ class Lease:
     Args:
         dsn: the database.
         rm: name of the resource manager.
-        holder: who we are, for people: ``host:pid``.
-        ttl: seconds that the lease lives without renewal; it is renewed three times in that time.
-        keep: how long this resource manager wants its past kept.
+        holder: this dtx, for people: ``host:pid``.
+        ttl: seconds until the lease ends without renewal; it is renewed three times in that time.
+        keep: the retention periods of this resource manager.
         on_lost: called once when another dtx has taken the lease.
     """
 
@@ -127,7 +126,7 @@ class Lease:
         self._on_lost = on_lost
         self.instance: UUID = uuid4()
         self.log_id: UUID | None = None
-        """Of this resource manager's log; it tells this log from one of the same name in another database."""
+        """Id of this resource manager's log; another database may have a log of the same name."""
         self._parameters = {
             "rm": rm, "holder": holder, "process": this_process(), "instance": self.instance, "ttl": ttl,
             "journal": keep.journal, "archive": keep.archive, "audit": keep.audit,
@@ -142,23 +141,23 @@ class Lease:
 
     @property
     def valid(self) -> bool:
-        """Whether nobody else can have the lease at this moment."""
+        """Whether no other dtx can have the lease now."""
         return clock() < self._valid_until and not self.lost.is_set()
 
     async def take(self, *, wait: bool = True, on_standby: Callable[[str], None] = lambda _: None) -> int:
-        """Wait until nobody else holds the lease, take it, and keep it renewed.
+        """Wait until no other dtx holds the lease, take it, and keep it renewed.
 
         Args:
-            wait: ``False`` to give up where somebody else holds it.
-            on_standby: told of each holder that is waited for.
+            wait: ``False`` to give up when another dtx holds it.
+            on_standby: called with each holder that it waits for.
 
         Returns:
             The new epoch.
 
         Raises:
-            LeaseHeld: somebody else holds it, and it is not waited for.
-            LogUnavailable: the database cannot be reached (at first; later a standby outlives that).
-            LogError: the tables are missing, or not for us.
+            LeaseHeld: another dtx holds it, and *wait* is ``False``.
+            LogUnavailable: the database cannot be reached at first; later a standby waits for it.
+            LogError: the tables are missing, or the user may not use them.
         """
         await self._connect(self._ttl)
         failpoint.at(Point.LEASE_TAKE_BEFORE)
@@ -189,7 +188,7 @@ class Lease:
         return epoch
 
     async def _try(self) -> tuple[int | None, str]:
-        """The new epoch, or ``None`` and who has the lease."""
+        """The new epoch, or ``None`` and the name of the holder."""
         connection = await self._connect(self._ttl)
         row = await (await connection.execute(_HOLDER, self._parameters)).fetchone()
         holder, instance, dead = "", None, None
@@ -200,8 +199,8 @@ class Lease:
         try:
             row = await (await connection.execute(_TAKE, self._parameters | {"dead": dead})).fetchone()
         except psycopg.errors.LockNotAvailable:
-            # Its holder stands still in the middle of a group, or its machine is gone: PostgreSQL would wait for the
-            # other half, and keep the lock, for hours.
+            # The holder stopped in the middle of a group, or its machine failed. PostgreSQL would wait for the other
+            # half of the group, and keep the lock, for hours.
             if instance is not None:
                 theirs = {"theirs": instance, "writer": application_name("writer", instance)}
                 await connection.execute(_END_WRITER, self._parameters | theirs)
@@ -213,11 +212,11 @@ class Lease:
         return int(epoch), holder
 
     def _extend(self, asked: float) -> None:
-        # The margin covers two clocks that run at different speeds, and what follows the look at this one.
+        # The margin covers clocks of different speeds, and what happens after this check of the clock.
         self._valid_until = asked + self._ttl * 0.9
 
     async def _connect(self, seconds: float) -> psycopg.AsyncConnection:
-        """The connection; *seconds* are what the caller has."""
+        """The connection, made within *seconds* when there is none."""
         if self._connection is None or self._connection.closed:
             try:
                 self._connection = await connect(
@@ -232,7 +231,7 @@ class Lease:
         while not self.lost.is_set():
             await asyncio.sleep(pause)
             try:
-                await self._within(self._ttl / 3, self.renew())  # in time for another one, should this one hang
+                await self._within(self._ttl / 3, self.renew())  # leaves time for another attempt if this one hangs
             except (psycopg.Error, OSError, LogUnavailable, TimeoutError) as error:
                 pause = min(_RETRY_SECONDS, self._ttl / 10)
                 log.warning("the lease could not be renewed", rm=self._rm, error=self._dsn.explain(error))
@@ -245,11 +244,11 @@ class Lease:
                 pause = self._ttl / 3
 
     async def renew(self) -> None:
-        """Ask for another *ttl* seconds.
+        """Extend the lease to *ttl* seconds from now.
 
         Raises:
-            LeaseLost: another dtx has it.
-            LogUnavailable, psycopg.Error: not known.
+            LeaseLost: another dtx has the lease.
+            LogUnavailable, psycopg.Error: the outcome is not known.
         """
         connection = await self._connect(self._ttl / 3)
         failpoint.at(Point.LEASE_RENEW_BEFORE)
@@ -262,7 +261,7 @@ class Lease:
         self._extend(asked)
 
     def lose(self) -> None:
-        """Another dtx holds the lease: tell everybody, once."""
+        """Note that another dtx holds the lease; set :attr:`lost` and call *on_lost*, once."""
         if not self.lost.is_set():
             self.lost.set()
             failpoint.at(Point.LEASE_LOST)
@@ -271,7 +270,7 @@ class Lease:
                 self._on_lost()
 
     async def release(self) -> None:
-        """End the lease at once, so that a standby takes over; harmless when it is lost or the database away."""
+        """End the lease at once, so that a standby takes over; no error when it is lost or the database is away."""
         if self._renewal is not None:
             self._renewal.cancel()
             with suppress(asyncio.CancelledError):
@@ -291,10 +290,10 @@ class Lease:
         await (await self._connect(self._farewell)).execute(_RELEASE, self._parameters)
 
     async def _within(self, seconds: float, attempt: Coroutine[None, None, _T]) -> _T:
-        """What *attempt* returns, which uses the connection.
+        """The result of *attempt*, which uses the connection.
 
         Raises:
-            TimeoutError: it takes longer; its connection hangs, and the next attempt makes a new one.
+            TimeoutError: it takes longer than *seconds*; the next attempt makes a new connection.
         """
         task = asyncio.ensure_future(attempt)
         try:
@@ -316,14 +315,14 @@ class Lease:
 
 
 async def _bury(attempt: "asyncio.Task[_T]", connection: psycopg.AsyncConnection | None) -> None:
-    """End an attempt that nobody waits for, and its connection."""
+    """Cancel an attempt whose result is no longer needed, and close its connection."""
     await bury(attempt)
     if connection is not None:
         await connection.close()
 
 
 def this_process() -> str | None:
-    """The identity of this process, ``None`` where the system does not tell."""
+    """The identity of this process; ``None`` where the system does not provide it."""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
         namespace = (_PROC / "self/ns/pid").stat().st_ino
@@ -335,7 +334,7 @@ def this_process() -> str | None:
 
 
 def is_dead(process: str | None) -> bool:
-    """Whether the process that had this identity is certainly gone."""
+    """Whether the process that had this identity has certainly ended."""
     mine = this_process()
     if process is None or mine is None:
         return False
@@ -352,7 +351,7 @@ def is_dead(process: str | None) -> bool:
 
 
 def _there(pid: int) -> bool:
-    """Whether a process of which ``/proc`` says nothing exists: it may hide those of other users (``hidepid``)."""
+    """Whether a process without an entry in ``/proc`` exists: ``hidepid`` hides those of other users."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -363,6 +362,6 @@ def _there(pid: int) -> bool:
 
 
 def _state(pid: int) -> tuple[str, str]:
-    """State and start time (clock ticks since boot) of a process; the name before them may hold anything."""
+    """State and start time (clock ticks since boot) of a process; the name before them may have any characters."""
     fields = (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
     return fields[0], fields[19]

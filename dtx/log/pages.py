@@ -1,7 +1,7 @@
-"""Pages of what the log has: branches in doubt, journal, archive, verdicts of the pipeline.
+"""Pages of the log's contents: branches in doubt, journal, archive, verdicts of the pipeline.
 
-Pages are cut by the key that orders them, so a page costs the same wherever it is, and rows that come and go meanwhile
-are neither repeated nor passed over. Where a page ends is a :class:`Cursor`.
+Pages are selected by the key that orders them. So each page costs the same, and rows added or removed meanwhile cause
+neither repetitions nor gaps. A :class:`Cursor` is the end of a page.
 """
 
 import json
@@ -58,15 +58,15 @@ from dtx.log.tables import archive, branch, journal, message, queue, reconciliat
 from dtx.xa.xid import Xid
 
 OUTCOMES: Final = tuple(sorted(ENDINGS))
-"""Events of the journal that end a branch: together they are the outcome memory."""
+"""Events of the journal that end a branch: together they form the outcome memory."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _OPEN: Final = or_(work.c.fate.is_(None), work.c.fate == str(Fate.UNSURE))
 _TO_QUEUE: Final = case((and_(work.c.kind == str(WorkKind.PUBLISH), work.c.exchange == b""), work.c.routing_key))
-"""The queue that a message goes to by a broker's default exchange: "the queue name and routing key are identical"."""
+"""The queue to which a broker's default exchange routes a message: "the queue name and routing key are identical"."""
 
 
 class _Part(NamedTuple):
-    """A value within a cursor: the pattern of its text, its largest number, how it is read and written."""
+    """A value within a cursor: the pattern of its text, its maximum, and the functions that read and write it."""
 
     pattern: str
     read: Callable[[str], Any]
@@ -96,12 +96,12 @@ _FORMAT: Final = _Part(
 
 @dataclass(frozen=True, slots=True)
 class CursorForm:
-    """How cursors of one kind of page look.
+    """The text form of the cursors of one kind of page.
 
     Args:
-        parts: of them.
-        between: what separates these.
-        pages: of which they are, for messages.
+        parts: the values of a cursor.
+        between: the separator of the values.
+        pages: the kind of page, for error texts.
     """
 
     parts: tuple[_Part, ...]
@@ -112,7 +112,7 @@ class CursorForm:
         """Read a cursor.
 
         Raises:
-            ValueError: it is none.
+            ValueError: *text* is not a cursor of this form.
         """
         pattern = re.escape(self.between).join(f"({part.pattern})" for part in self.parts)
         try:
@@ -122,31 +122,31 @@ class CursorForm:
                 if all(part.most is None or value <= part.most for part, value in zip(self.parts, values, strict=True)):
                     return Cursor(self, tuple(values))
         except ValueError:
-            pass  # an id that is none
+            pass  # not a UUID
         raise ValueError(f"{text[:80]!r} is no cursor{self.pages}")
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Where a page ended: the next one begins behind it.
+    """The end of a page: the next page begins after it.
 
     Args:
-        form: of pages of its kind.
-        values: of the last row, by which it has its place.
+        form: of this kind of page.
+        values: the key of the last row.
     """
 
     form: CursorForm
     values: tuple[Any, ...]
 
     def __str__(self) -> str:
-        """The text that the form parses."""
+        """The text that the form can parse."""
         return self.form.between.join(
             part.write(value) for part, value in zip(self.form.parts, self.values, strict=True)
         )
 
 
 class Sort(StrEnum):
-    """What branches can be ordered by."""
+    """The possible orders of branches."""
 
     STARTED = "started"
     BYTES = "bytes"
@@ -161,7 +161,7 @@ _SORT_KEYS: Final[dict[Sort, Callable[[Any], Any]]] = {
     Sort.OWNER: lambda of: of.owner,
     Sort.STATE: lambda of: of.state,
 }
-"""Of a record, or of a table's columns."""
+"""The sort key of a record, or the expression for a table's columns."""
 BRANCH_CURSORS: Final = {
     by: CursorForm(
         (_ID,) if by is Sort.STARTED else (_ID, _NUMBER if by in {Sort.BYTES, Sort.MESSAGES} else _TEXT),
@@ -171,28 +171,28 @@ BRANCH_CURSORS: Final = {
     for by in Sort
 }
 JOURNAL_CURSORS: Final = CursorForm((_TIME, _HEX_ID, _POSITION))
-"""Of pages of the journal, whose position is 0, and of the archive: microseconds since 1970, id, position."""
+"""For pages of the archive and of the journal (position 0): microseconds since 1970, id, position."""
 VERDICT_CURSORS: Final = CursorForm((_TIME, _OCTETS, _FORMAT))
 
 
 def branch_cursor(found: BranchRecord, by: Sort) -> Cursor:
-    """The cursor behind a branch."""
+    """The cursor after a branch."""
     key = () if by is Sort.STARTED else (_SORT_KEYS[by](found),)
     return Cursor(BRANCH_CURSORS[by], (found.id, *key))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchFilter:
-    """Which branches are asked for; ``None`` is every.
+    """A selection of branches; ``None`` does not restrict it.
 
     Args:
         rm, vhost, owner, format_id, xid: exactly these.
-        states: in one of these.
-        ids: one of these branches.
-        gtrid: octets, with ``*`` for any number of octets.
-        queue: consumed from there, or publishes to it (see :attr:`InDoubt.destinations`).
-        exchange: publishes there; empty is the default exchange.
-        older_than: seconds since the branch was started, at least.
+        states: any of these.
+        ids: any of these branches.
+        gtrid: the bytes between wildcards, see :func:`gtrid_pattern`.
+        queue: branches that consumed from it, or publish to it (see :attr:`InDoubt.destinations`).
+        exchange: branches that publish to it; empty is the default exchange.
+        older_than: minimum of seconds since the branch was started.
         stuck: whether phase two is stuck.
     """
 
@@ -211,10 +211,10 @@ class BranchFilter:
 
 
 def gtrid_pattern(text: str) -> tuple[bytes, ...]:
-    """What stands between the wildcards of a pattern: ``order-*``, or ``hex:6f72*`` for octets that are no text.
+    """The bytes between the wildcards of a pattern: ``order-*``, or ``hex:6f72*`` for bytes that are no text.
 
     Raises:
-        ValueError: what follows ``hex:`` is not hexadecimal.
+        ValueError: the rest after ``hex:`` is not hexadecimal.
     """
     if text.startswith("hex:"):
         return tuple(bytes.fromhex(piece) for piece in text.removeprefix("hex:").split("*"))
@@ -223,16 +223,16 @@ def gtrid_pattern(text: str) -> tuple[bytes, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InDoubt:
-    """A branch that has voted and is not completed.
+    """A branch that has voted and has not ended.
 
     Args:
         rm: its resource manager.
         branch: without units.
         age: seconds since it was started, by the database's clock.
-        queues: where it consumed.
-        destinations: queues that it publishes to, as far as the log knows: without a broker all, with one those of the
-            default exchange.
-        exchanges: where it publishes; empty is the default exchange.
+        queues: the queues that it consumed from.
+        destinations: the queues that it publishes to, as far as the log knows: in standalone mode all of them; with a
+            broker, those reached by the default exchange.
+        exchanges: the exchanges that it publishes to; empty is the default exchange.
     """
 
     rm: str
@@ -263,9 +263,9 @@ def in_doubt(log: LogReader, wanted: BranchFilter = _EVERY, *, limit: int | None
     """Branches in doubt, oldest first, as a stream.
 
     Args:
-        log: read from.
-        wanted: which.
-        limit: how many at most.
+        log: the reader.
+        wanted: the selection.
+        limit: maximum number; ``None`` for all.
     """
     found = _listed(branch).where(*_conditions(wanted)).order_by(branch.c.started_at, branch.c.id).limit(limit)
     for row in log.stream(found):
@@ -283,16 +283,16 @@ def branch_page(
 ) -> list[InDoubt]:
     """The next page of branches in doubt.
 
-    The id of a branch is ordered by time, so it orders by the start; in another order pages are cut by that column and
-    the id.
+    The id of a branch is ordered by the time of its start, so it serves as that order. For another order, the key of a
+    page is that column and the id.
 
     Args:
-        log: read from.
-        wanted: which.
-        after: where the page before ended.
-        limit: how many at most.
-        by: the order; branches that are equal in that come in the order of their start.
-        descending: the order backwards.
+        log: the reader.
+        wanted: the selection.
+        after: the end of the previous page.
+        limit: maximum number.
+        by: the order; equal branches are in the order of their start.
+        descending: reverse the order.
     """
     found = select(branch).where(*_conditions(wanted)).limit(limit)
     keys = _keys(by, branch.c)
@@ -300,14 +300,14 @@ def branch_page(
         values = reversed(after.values)  # the id comes first there
         place = tuple_(*(literal(value, key.type) for value, key in zip(values, keys, strict=True)))
         found = found.where(tuple_(*keys) < place if descending else tuple_(*keys) > place)
-    # What a branch holds is looked at for those of the page alone.
+    # The messages of a branch are read only for the branches of the page.
     chosen = found.order_by(*_ordered(keys, descending=descending)).subquery("chosen")
     listed = _listed(chosen).order_by(*_ordered(_keys(by, chosen.c), descending=descending))
     return [_in_doubt(row) for row in log.rows(listed)]
 
 
 def totals(log: LogReader, wanted: BranchFilter = _EVERY) -> list[Totals]:
-    """Sums by state over branches in doubt; states without a branch are left out."""
+    """Sums by state of branches in doubt; states without a branch are left out."""
     columns = branch.c
     sums = [func.sum(column) for column in (columns.publishes, columns.consumes, columns.bytes)]
     statement = (
@@ -331,7 +331,7 @@ def totals(log: LogReader, wanted: BranchFilter = _EVERY) -> list[Totals]:
 
 
 def _listed(table: FromClause) -> Select[Any]:
-    """The rows of *table*, which is that of branches or a part of it, as :func:`_in_doubt` reads them."""
+    """The rows of *table*, all branches or a selection of them, in the columns that :func:`_in_doubt` reads."""
     names = _concerned(table)
     columns = [column if column.name in UNSHOWN else table.c[column.name] for column in BRANCH_FACTS]
     names_of_branch = (names.c.queues, names.c.destinations, names.c.exchanges)
@@ -359,7 +359,7 @@ def _in_doubt(row: Sequence[Any]) -> InDoubt:
 
 
 def _concerned(table: FromClause) -> Any:
-    """The queues where a branch consumed, and the queues and exchanges where it publishes, whatever the mode."""
+    """The queues that a branch consumed from, and the queues and exchanges that it publishes to, in either mode."""
     published, consumed = slots(table.c.published, "p"), slots(table.c.consumed, "c")
     stored = (message.c.queue == published.c.queue) & (message.c.position == published.c.position)
     names = union_all(
@@ -416,7 +416,7 @@ def _matches(pieces: tuple[bytes, ...]) -> ColumnElement[bool]:
     if len(pieces) == 1:
         return branch.c.gtrid == pieces[0]
     escaped = b"%".join(piece.replace(b"\\", b"\\\\").replace(b"%", b"\\%").replace(b"_", b"\\_") for piece in pieces)
-    like = branch.c.gtrid.op("LIKE", is_comparison=True)  # SQLAlchemy has it for text alone, PostgreSQL for octets too
+    like = branch.c.gtrid.op("LIKE", is_comparison=True)  # SQLAlchemy has it only for text, PostgreSQL also for bytes
     return like(literal(escaped, branch.c.gtrid.type))
 
 
@@ -429,7 +429,7 @@ def _has_slot_in(column: ColumnElement[bytes], rm: str | None, name: bytes) -> C
     mine = (queue.c.name == name) if rm is None else (queue.c.rm == rm) & (queue.c.name == name)
     held = slots(column, "held")
     exact = exists(select(held.c.queue).where(held.c.queue.in_(select(queue.c.id).where(mine))).correlate(branch))
-    # The octets of an id are nowhere in most slots, and looking for them is far cheaper than taking slots apart.
+    # Most slots do not have the bytes of the id, and a search for these is far cheaper than unpacking slots.
     packed = select(func.array_agg(func.int8send(queue.c.id))).where(mine).scalar_subquery()
     octets = func.unnest(packed).column_valued("octets")
     found = select(literal(True)).where(func.pg_catalog.position(column, octets) > 0).limit(1)
@@ -439,7 +439,7 @@ def _has_slot_in(column: ColumnElement[bytes], rm: str | None, name: bytes) -> C
 
 def _publishes_to(name: bytes) -> ColumnElement[bool]:
     hidden = slots(branch.c.published, "hidden")
-    # One look by the primary key for each message: as a join, PostgreSQL would read the whole table for each branch.
+    # One look-up by primary key for each message: with a join, PostgreSQL would read the whole table for each branch.
     stored = (message.c.queue == hidden.c.queue) & (message.c.position == hidden.c.position)
     of_slot = select(message.c.exchange).where(stored).correlate(hidden).scalar_subquery()
     exact = exists(select(hidden.c.queue).where(of_slot == name).correlate(branch))
@@ -452,10 +452,10 @@ def _publishes_to(name: bytes) -> ColumnElement[bool]:
 
 
 def _in_work(wanted: ColumnElement[bool]) -> ColumnElement[bool]:
-    """Whether a branch whose messages are in a broker has such work.
+    """The condition that a branch whose messages are in a broker has such work.
 
-    If there is any, a page is full soon, and its branches are looked at one by one, by the primary key; the limits keep
-    PostgreSQL from reading all work instead. If there is none, it is read once, to its end.
+    When many have it, a page is soon full: its branches are checked one by one, by primary key. The limits keep
+    PostgreSQL from reading all work instead. When none has it, all work is read once.
     """
     anywhere = select(literal(True)).select_from(work).where(wanted, _OPEN).limit(1).scalar_subquery()
     here = select(literal(True)).where(work.c.branch_id == branch.c.id, wanted, _OPEN).limit(1)
@@ -465,7 +465,7 @@ def _in_work(wanted: ColumnElement[bool]) -> ColumnElement[bool]:
 def _exactly(
     columns: Any, pairs: Sequence[tuple[ColumnElement[Any], object]], xid: Xid | None
 ) -> list[ColumnElement[bool]]:
-    """That *columns* have these values, where there is one, and that xid."""
+    """Conditions that *columns* have the values of *pairs* that are not ``None``, and *xid*."""
     found = [column == value for column, value in pairs if value is not None]
     if xid is not None:
         found += [columns.format_id == xid.format_id, columns.gtrid == xid.gtrid, columns.bqual == xid.bqual]
@@ -474,12 +474,12 @@ def _exactly(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalFilter:
-    """Which lines are asked for; ``None`` is every.
+    """A selection of journal entries; ``None`` does not restrict it.
 
     Args:
         rm, xid, gtrid, vhost, owner: exactly these.
-        events: one of these.
-        since, until: seconds since the epoch; not before, and before.
+        events: any of these.
+        since, until: seconds since the epoch; from *since* until before *until*.
     """
 
     rm: str | None = None
@@ -494,7 +494,7 @@ class JournalFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalRow:
-    """A line of the journal, the resource manager that wrote it, and the cursor behind it."""
+    """A journal entry, the resource manager that wrote it, and the cursor after it."""
 
     rm: str
     entry: JournalEntry
@@ -512,11 +512,11 @@ def journal_page(
     """The next page of the journal.
 
     Args:
-        log: read from.
-        asked: for which lines.
-        after: behind the last one of the page before.
-        latest_first: else the oldest comes first.
-        limit: how many at most; ``None`` for all.
+        log: the reader.
+        asked: the selection.
+        after: the end of the previous page.
+        latest_first: otherwise oldest first.
+        limit: maximum number; ``None`` for all.
     """
     statement = _behind(
         select(journal.c.id, journal.c.rm, *JOURNAL_COLUMNS).where(*_past(journal, asked)),
@@ -536,7 +536,7 @@ def journal_page(
 def history(
     log: LogReader, xid: Xid, *, vhost: str | None = None, rm: str | None = None, limit: int | None = None
 ) -> list[JournalRow]:
-    """The journal of *xid*, oldest first; with *limit* no more than its last lines."""
+    """The journal of *xid*, oldest first; *limit* keeps only the latest entries."""
     asked = JournalFilter(rm=rm, vhost=vhost, xid=xid)
     return journal_page(log, asked, latest_first=True, limit=limit)[::-1]
 
@@ -546,9 +546,9 @@ class ArchivedRow:
     """A message of the archive without its contents.
 
     Args:
-        cursor: behind it.
-        message: its properties and body are empty.
-        bytes: of its body.
+        cursor: the cursor after it.
+        message: with empty properties and body.
+        bytes: size of its body.
     """
 
     cursor: Cursor
@@ -559,7 +559,7 @@ class ArchivedRow:
 def archive_page(
     log: LogReader, asked: JournalFilter, *, after: Cursor | None = None, limit: int = 100
 ) -> list[ArchivedRow]:
-    """The next page of the archive, what came last first; arguments as for :func:`journal_page`."""
+    """The next page of the archive, latest first; arguments as for :func:`journal_page`."""
     statement = _behind(
         select(*ARCHIVE_COLUMNS, func.octet_length(archive.c.body)).where(*_past(archive, asked)),
         (archive.c.at, archive.c.branch_id, archive.c.position),
@@ -575,7 +575,7 @@ def archive_page(
 
 
 def message_of_archive(log: LogReader, rm: str, branch_id: UUID, position: int) -> ArchivedMessage | None:
-    """One message of the archive with its contents; ``None`` where it has no such."""
+    """One message of the archive with its contents; ``None`` where there is none."""
     statement = select(*ARCHIVE_COLUMNS, archive.c.properties, archive.c.body).where(
         archive.c.rm == rm, archive.c.branch_id == branch_id, archive.c.position == position
     )
@@ -602,11 +602,11 @@ def _past(table: Table, asked: JournalFilter) -> list[ColumnElement[bool]]:
 def _behind(
     statement: Select[Any], key: tuple[ColumnElement[Any], ...], after: Cursor | None, *, latest_first: bool
 ) -> Select[Any]:
-    """*statement* in the order of *key*, behind *after*; its first column is a time."""
+    """*statement* ordered by *key*, which begins with a time, and starting after *after*."""
     if after is not None:
         at = _moment(after.values[0])
         values = (at, *after.values[1:])[: len(key)]
-        # The comparison of the time alone says nothing new, but it is what partitions are left out by.
+        # The comparison of the time alone is redundant, but PostgreSQL skips partitions by it.
         behind = (
             and_(key[0] <= at, tuple_(*key) < tuple_(*values))
             if latest_first
@@ -618,7 +618,7 @@ def _behind(
 
 _NO_FORMAT: Final = -1
 _EVIDENCE: Final = ("source", "rm", "vhost", "bqual", "event", "outcome", "at", "actor", "id")
-"""Of a line of evidence; what is not written of it is null."""
+"""The fields of an evidence entry; a missing field is null."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -627,11 +627,11 @@ class ReconciliationRun:
 
     Args:
         number: of the run.
-        as_of: when the fleet was looked at.
-        published_at: when its verdicts came here.
-        lines: of journals, that they rest on.
+        as_of: the time of the data.
+        published_at: the time of the publication in this database.
+        lines: number of journal entries that the verdicts rest on.
         totals: for each verdict, the worst first: ``transactions``, ``branches``, ``sentence``.
-        shown: verdicts that are kept here.
+        shown: number of verdicts stored in this database.
     """
 
     number: int
@@ -647,9 +647,9 @@ class VerdictRow:
     """The verdict about one global transaction; see ``dtx.pipeline.verdicts``.
 
     Args:
-        format_id: ``None`` where nobody says it.
-        evidence: the lines that it rests on, oldest first; each with ``source``, ``rm``, ``vhost``, ``bqual``,
-            ``event``, ``outcome``, ``at``, ``actor`` and ``id``, ``None`` where nothing is known.
+        format_id: ``None`` where it is unknown.
+        evidence: the entries that it rests on, oldest first; each with ``source``, ``rm``, ``vhost``, ``bqual``,
+            ``event``, ``outcome``, ``at``, ``actor`` and ``id``, ``None`` where unknown.
     """
 
     format_id: int | None
@@ -668,7 +668,7 @@ class VerdictRow:
 
     @property
     def cursor(self) -> Cursor:
-        """Behind it."""
+        """The cursor after it."""
         return Cursor(VERDICT_CURSORS, (_micros(self.last_at), self.gtrid, self.format_id))
 
 
@@ -701,13 +701,13 @@ def verdict_page(
     """The next page of verdicts.
 
     Args:
-        log: read from.
-        word: this verdict alone.
-        gtrid: of this transaction.
-        rm: with a branch there.
-        owner: with a branch of that user.
-        after: where the page before ended.
-        limit: how many at most.
+        log: the reader.
+        word: only this verdict.
+        gtrid: only this transaction.
+        rm: only transactions with a branch in this resource manager.
+        owner: only transactions with a branch of this user.
+        after: the end of the previous page.
+        limit: maximum number.
     """
     columns = verdict.c
     format_id = func.coalesce(columns.format_id, _NO_FORMAT)
@@ -743,5 +743,5 @@ def _verdict(row: Any) -> VerdictRow:
 
 
 def _time(seconds: float) -> datetime:
-    """To the microsecond: a reader's connection has times as numbers, which are that precise for centuries."""
+    """Exact to the microsecond: reader connections return times as numbers, precise enough for centuries."""
     return datetime.fromtimestamp(seconds, UTC)

@@ -1,4 +1,4 @@
-"""The transaction log in PostgreSQL: the lease, the writer and the readers put together."""
+"""The transaction log in PostgreSQL: lease, writer and readers together."""
 
 import asyncio
 import os
@@ -21,30 +21,30 @@ from dtx.telemetry import get_logger
 from dtx.xa.xid import Xid
 
 MAINTENANCE_SECONDS: Final = 3600.0
-"""Between two looks at the journal's partitions; they are made days ahead."""
+"""Interval of the maintenance of the journal's partitions, which are made days ahead."""
 
 log = get_logger()
 
 
 class TransactionLog(LogQueries):
-    """The truth about every branch that has voted, in PostgreSQL (see :class:`dtx.log.api.TransactionLog`).
+    """The durable state of every branch that has voted, in PostgreSQL (see :class:`dtx.log.api.TransactionLog`).
 
-    The tables must be there: see :func:`dtx.db.migrate.upgrade`.
+    The tables must exist: see :func:`dtx.db.migrate.upgrade`.
 
     Args:
         url: ``postgresql://user:password@host:port/name``.
         rm: name of the resource manager; every row carries it, and one dtx at a time writes for it.
-        holder: who we are, for people; default ``host:pid``.
-        lease_ttl: seconds after which a standby takes over from a dtx that is gone.
-        keep: how long journal, archive and trail are kept.
-        retry_window: seconds for which a write outlives a database that is away.
+        holder: this dtx, for people; default ``host:pid``.
+        lease_ttl: seconds after which a standby takes over from a failed dtx.
+        keep: retention periods of journal, archive and audit log.
+        retry_window: seconds for which a write waits for a database that is away.
         answer_timeout: seconds after which a database that does not answer counts as away.
         unsafe: accept a server that loses commits in a crash.
-        observe: told of each commit: how many records, how many seconds.
-        on_lines: told of the lines of the journal that each commit has made durable.
+        observe: called after each commit with the number of records and the seconds it took.
+        on_lines: called with the journal entries that each commit has made durable.
         on_lease_lost: called once when another dtx has taken the lease; the service must stop.
-        on_failed: called once when the log can write no more, by a fault of its own; the service must stop, so that
-            another one can take over.
+        on_failed: called once when the log cannot write any more, after an unexpected error; the service must stop, so
+            that another one can take over.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class TransactionLog(LogQueries):
         """Check the server, take the lease, connect.
 
         Args:
-            wait: as long as another dtx holds the lease.
-            on_standby: told of each dtx that is waited for.
+            wait: until no other dtx holds the lease.
+            on_standby: called with each dtx that it waits for.
 
         Raises:
-            LeaseHeld: another dtx holds the lease, and it is not waited for.
-            LogError: the server would lose what it has promised, or its tables are missing.
+            LeaseHeld: another dtx holds the lease, and *wait* is ``False``.
+            LogError: the server could lose commits in a crash, or its tables are missing.
             LogUnavailable: the database cannot be reached.
         """
         await asyncio.to_thread(require_safe, self._dsn, unsafe=self._unsafe)
@@ -109,7 +109,7 @@ class TransactionLog(LogQueries):
             raise
 
     async def close(self) -> None:
-        """Finish what was submitted, end the lease so that a standby takes over at once, disconnect."""
+        """Write all queued records, end the lease so that a standby takes over at once, and disconnect."""
         if self._maintenance is not None:
             self._maintenance.cancel()
             await asyncio.gather(self._maintenance, return_exceptions=True)
@@ -123,35 +123,35 @@ class TransactionLog(LogQueries):
 
     @property
     def lease_valid(self) -> bool:
-        """Whether the lease is known to be ours at this moment."""
+        """Whether this dtx certainly holds the lease now."""
         return self._lease is not None and self._lease.valid
 
     @property
     def disk_full(self) -> bool:
-        """Whether the database has just refused a write for want of space."""
+        """Whether the database has refused a write for lack of space within the last seconds."""
         return self._writer is not None and self._writer.disk_full
 
     @property
     def epoch(self) -> int:
-        """Of the lease, as the writer proves it; 0 before there is one."""
+        """The epoch of the lease, as the writer proves it; 0 without a writer."""
         return 0 if self._writer is None else self._writer.epoch
 
     @property
     def id(self) -> UUID:
-        """Of this log: no other one has it, whatever its resource manager is called. Only of an open log."""
+        """The id of this log, unique among all logs, also those of one name. The log must be open."""
         assert self._lease is not None
         assert self._lease.log_id is not None
         return self._lease.log_id
 
     @property
     def instance(self) -> UUID:
-        """Of this dtx, since it opened the log."""
+        """The id of this opening of the log, new for each."""
         assert self._lease is not None
         return self._lease.instance
 
     @property
     def queued(self) -> int:
-        """How many records wait for the database."""
+        """The number of records that wait for the database."""
         return 0 if self._writer is None else self._writer.queued
 
     async def write(self, record: LogWrite, *, urgent: bool = True) -> None:
@@ -163,15 +163,15 @@ class TransactionLog(LogQueries):
         await self._open_writer().write(record, urgent=urgent)
 
     async def lookup(self, vhost: str, xid: Xid, branch_id: UUID | None = None) -> Lookup:
-        """What the log says about *xid* now; see :meth:`dtx.log.api.TransactionLog.lookup`.
+        """What the log has about *xid* now; see :meth:`dtx.log.api.TransactionLog.lookup`.
 
         Raises:
-            LeaseLost: the lease is not valid: a successor might know better.
+            LeaseLost: the lease is not valid: a successor may have changed the answer.
             LogUnavailable: the database is away, or an earlier write's outcome is not known yet.
         """
         await self._open_writer().settled()
         found = await super().lookup(vhost, xid, branch_id)
-        # asked after reading: it was valid all the while
+        # checked after reading: the lease was valid all the time
         if not self.lease_valid:
             raise LeaseLost("the lease has run out, or another dtx has it")
         return found

@@ -1,10 +1,9 @@
-"""Reading the log as the running dtx does: the start's load, look-ups, work, history, messages and topology.
+"""Reading the log in a running dtx: load at startup, look-ups, work, history, messages and topology.
 
-A start touches no body of standalone mode: it reads the primary key of ``message`` alone. PostgreSQL packs the
-positions of a queue into one value, which is an array here without a Python object for each: a million of them take a
-second or two.
+A startup reads no body of standalone mode, but only the primary key of ``message``. PostgreSQL packs the positions of a
+queue into one value, which becomes an array without a Python object for each: a million take one or two seconds.
 
-Statements are compiled once. Columns and rows as values are for the other readers, too.
+Statements are compiled once. Other readers also use the columns and the functions that convert rows.
 """
 
 import asyncio
@@ -74,26 +73,26 @@ from dtx.xa.xid import Xid
 PAGE: Final = 2_000
 """Branches in one batch of the load: about a megabyte."""
 MAX_CONNECTIONS: Final = 3
-"""Reading sessions: look-ups do not wait behind one long read of bodies, and PostgreSQL has few connections to give."""
+"""Reading sessions: look-ups do not wait for one long read of bodies, and PostgreSQL allows few connections."""
 
 QUEUES_AT_ONCE: Final = 50
-"""Queues whose positions come in the first answer."""
+"""Queues whose positions are in the first result."""
 MAX_QUEUES_AT_ONCE: Final = 2_000
-"""And in any: short ones come ever more at once, so that a hundred thousand do not take a round trip each."""
+"""Maximum in any result: it doubles while queues are short, so that 100,000 do not take a round trip each."""
 POSITIONS_AT_ONCE: Final = 500_000
-"""Positions in one answer beyond which the next has fewer queues: some megabytes."""
+"""Positions in one result above which the next has fewer queues: some megabytes."""
 MESSAGES_AT_ONCE: Final = 1_000
-"""Messages whose bodies come in one answer, unless a number of octets ends it before."""
+"""Messages whose bodies are in one result, unless a number of bytes ends it before."""
 _NO_LIMIT: Final = 2**62
 SLOTS_AT_ONCE: Final = 10_000
-"""Slots in one question whether they exist."""
+"""Slots in one query for existence."""
 
 _PLANNER_OFF: Final = (
     "enable_seqscan", "enable_bitmapscan", "enable_sort", "enable_hashjoin", "enable_mergejoin", "jit",
 )  # fmt: skip
 
 _GRACE: Final = 5.0
-"""Seconds beyond a statement's own time-out."""
+"""Seconds that are added to a statement's time-out."""
 
 _SLOT_OCTETS: Final = 16
 _DIALECT: Final = PGDialect_psycopg()  # type: ignore[no-untyped-call]  # SQLAlchemy leaves dialects untyped
@@ -128,13 +127,13 @@ BRANCH_COLUMNS: Final = (
     branch.c.published, branch.c.consumed,
 )  # fmt: skip
 UNSHOWN: Final = frozenset({branch.c.published.name, branch.c.consumed.name})
-"""Columns that people get as null: slots of messages, of which a branch may have a hundred thousand."""
+"""Columns that are null for people: slots of messages, of which a branch may have 100,000."""
 BRANCH_FACTS: Final = tuple(
     null().label(column.name) if column.name in UNSHOWN else column for column in BRANCH_COLUMNS
 )
 """The columns of a branch for people."""
 JOURNAL_COLUMNS: Final = tuple(column for column in journal.c if column.name not in {"id", "rm", "xid8"})
-"""The columns of a line that are those of its value."""
+"""The columns of a journal entry's value."""
 _JOURNAL_NAMES: Final = [str(column.name) for column in JOURNAL_COLUMNS]
 UNIT_COLUMNS: Final = (
     unit.c.branch_id, unit.c.number, unit.c.lock, unit.c.nonce, unit.c.incarnation, unit.c.receipt, unit.c.state,
@@ -148,7 +147,7 @@ SIZED_WORK_COLUMNS: Final = (
     *(literal(b"").label("body") if column is work.c.body else column for column in WORK_COLUMNS),
     func.octet_length(work.c.body),
 )
-"""The same without bodies; their octets come last."""
+"""The same without bodies; their sizes in bytes are the last column."""
 
 
 def _is_xid(table: Table) -> tuple[ColumnElement[bool], ...]:
@@ -192,13 +191,13 @@ HISTORY_OF_VHOST: Final = Query(_HISTORY.where(journal.c.vhost == _VHOST))
 
 
 def slots(packed: ColumnElement[Any], name: str) -> TableValuedAlias:
-    """The messages that a branch of standalone mode names: they are where all messages are."""
+    """The messages in the packed slots of a branch of standalone mode, as a table."""
     columns = (Column("ordinal", BigInteger), Column("queue", BigInteger), Column("position", BigInteger))
     return func.dtx.slots(packed).table_valued(*columns, name=name)
 
 
 def slot_count(packed: ColumnElement[Any]) -> ColumnElement[int]:
-    """How many messages these are."""
+    """The number of slots in *packed*."""
     return func.coalesce(func.octet_length(packed, type_=BigInteger) // _SLOT_OCTETS, 0)
 
 
@@ -207,18 +206,18 @@ def kept(
 ) -> CompoundSelect[Any]:
     """The messages of a branch of standalone mode, as rows of the work columns: those it publishes come first.
 
-    Those are kept once for each queue that they go to, which is named then.
+    A published message has one row for each queue that it is routed to, with the queue's name.
 
     Args:
         branch_id: of the branch.
-        sizes: no bodies; their octets are counted in a further column.
-        between: only positions from the first of these numbers to the last; others are not looked at.
+        sizes: no bodies; a last column has their sizes in bytes.
+        between: only positions from the first of these numbers to the last; no others are read.
     """
 
     def rows(packed: ColumnElement[Any], kind: WorkKind, offset: ColumnElement[Any]) -> Select[Any]:
         found = slots(packed, str(kind))
         stored = (message.c.queue == found.c.queue) & (message.c.position == found.c.position)
-        # a queue that is gone has no name any more
+        # a deleted queue has no name
         name = func.coalesce(queue.c.name, literal(b"")) if kind is WorkKind.CONSUME else queue.c.name
         content = func.coalesce(message.c.body, body.c.content)
         found_body = literal(b"") if sizes else content
@@ -251,7 +250,7 @@ ARCHIVE_COLUMNS: Final = (
     archive.c.owner, archive.c.kind, archive.c.exchange, archive.c.routing_key, archive.c.queue, archive.c.fate,
     archive.c.at,
 )  # fmt: skip
-"""The columns of an archived message but for its contents."""
+"""The columns of an archived message without its contents."""
 ARCHIVED: Final = Query(
     select(*ARCHIVE_COLUMNS, archive.c.properties, archive.c.body)
     .where(archive.c.rm == _RM, *_is_xid(archive))
@@ -305,9 +304,9 @@ FROM unnest(CAST(:queues AS bigint[]), CAST(:positions AS bigint[])) AS u(queue,
 CROSS JOIN LATERAL (
     SELECT * FROM dtx.message m WHERE m.queue = u.queue AND m.position = u.position OFFSET 0) AS m
 """
-"""OFFSET 0: a planner that has last seen an empty table would read all of it, and compare each row with each slot."""
+"""OFFSET 0: with statistics of an empty table, the plan would read all of it and compare each row with each slot."""
 _MESSAGES: Final = Query(
-    # Sizes are known without reading what is stored beside the row.
+    # PostgreSQL knows sizes without reading values stored out of line.
     text(f"""
 SELECT m.queue, m.position, m.exchange, m.routing_key, m.flags, m.properties,
     coalesce(m.body, (SELECT b.content FROM dtx.body b WHERE b.id = m.shared)), m.expires_at, m.shared
@@ -327,7 +326,7 @@ WHERE m.before < :octets ORDER BY m.ordinal
 _BODY: Final = StoredMessage._fields.index("body")
 _EXIST: Final = Query(text("SELECT m.queue, m.position" + _IN_SLOTS))
 _STRAYS: Final = Query(
-    # one look-up for each queue, however many messages it has
+    # one look-up for each queue, for any number of messages
     text("""
 WITH RECURSIVE q AS (
     (SELECT m.queue, m.rm FROM dtx.message m ORDER BY m.queue, m.position LIMIT 1)
@@ -418,7 +417,7 @@ def archived_message(row: Sequence[Any], properties: bytes = b"", body: bytes = 
 
 
 class Fetch(Protocol):
-    """Asks the database."""
+    """Runs queries."""
 
     async def __call__(self, query: Query, **given: object) -> list[tuple[Any, ...]]:
         """All rows of *query*.
@@ -429,19 +428,19 @@ class Fetch(Protocol):
 
 
 class LogQueries(ABC):
-    """What is asked of the log; every question raises LogUnavailable while the database is away."""
+    """The queries of the log; each raises LogUnavailable while the database is away."""
 
     @property
     @abstractmethod
     def fetch(self) -> Fetch:
-        """Asks the database.
+        """Runs queries.
 
         Raises:
             LogUnavailable: the log is not open.
         """
 
     async def load(self) -> AsyncIterator[BranchRecord]:
-        """Every branch, a page at a time, so that neither memory nor a transaction grows with their number."""
+        """Every branch, read page by page, so that memory and transactions stay small."""
         after = UUID(int=0)
         while True:
             rows = await self.fetch(LOAD, after=after)
@@ -462,7 +461,7 @@ class LogQueries(ABC):
         return [work_record(row) for row in await self.fetch(WORK, branch_id=branch_id)]
 
     async def read_messages_of(self, branch_id: UUID) -> list[WorkRow]:
-        """As :meth:`read_work`, wherever the messages are: those of standalone mode included."""
+        """As :meth:`read_work`, and also messages that are stored in standalone mode."""
         rows = [*await self.fetch(WORK, branch_id=branch_id), *await self.fetch(KEPT, branch_id=branch_id)]
         return [work_record(row) for row in rows]
 
@@ -472,7 +471,7 @@ class LogQueries(ABC):
         return [archived_message(row[:-2], row[-2], row[-1]) for row in rows]
 
     async def lookup(self, vhost: str, xid: Xid, branch_id: UUID | None = None) -> Lookup:
-        """The branch with *xid*, or else its last ending, or that of *branch_id*."""
+        """The branch with *xid*; else its last ending, or that of *branch_id*."""
         key = {"vhost": vhost, "format_id": xid.format_id, "gtrid": xid.gtrid, "bqual": xid.bqual}
         for row in await self.fetch(FIND, **key):
             units = await self.fetch(UNITS, branch_id=row[0])
@@ -582,7 +581,7 @@ class LogQueries(ABC):
 
 
 def _unpacked(typecode: str, data: bytes | None) -> "array[int]":
-    """Big endian integers, as PostgreSQL sends them, as an array of this machine's."""
+    """Big endian integers from PostgreSQL, as an array of this machine's integers."""
     numbers: array[int] = array(typecode)
     numbers.frombytes(data or b"")
     if sys.byteorder == "little":
@@ -595,7 +594,7 @@ def _expiries(positions: bytes, times: bytes) -> list[tuple[int, float]]:
 
 
 class Readers:
-    """A few sessions that read; each is made when it is needed and made again when it died.
+    """A few sessions that read. Each is made when needed, and replaced when it was lost.
 
     Args:
         dsn: the database.
@@ -620,7 +619,7 @@ class Readers:
             await self._spare.pop().close()
 
     async def fetch(self, query: Query, **given: object) -> list[tuple[Any, ...]]:
-        """All rows. A connection that died while it was spare is replaced once.
+        """All rows of *query*. An idle connection that was lost is replaced once.
 
         Raises:
             LogUnavailable: the database is away.
@@ -629,7 +628,7 @@ class Readers:
             for attempt in (1, 2):
                 connection: psycopg.AsyncConnection | None = None
                 try:
-                    # PostgreSQL ends what takes too long; here, one that has stopped to answer is given up.
+                    # PostgreSQL ends slow statements; this limit ends a session that does not answer.
                     async with asyncio.timeout(self._timeout + _GRACE):
                         connection = self._spare.pop() if self._spare else await self._connect()
                         cursor = connection.cursor(binary=True)
@@ -642,7 +641,7 @@ class Readers:
                         raise
                     if attempt == 2 or not isinstance(error, psycopg.OperationalError):
                         raise LogUnavailable(f"cannot read the log: {self._dsn.explain(error)}") from None
-                    while self._spare:  # they died together
+                    while self._spare:  # all were lost together
                         await self._spare.pop().close()
                 else:
                     self._spare.append(connection)

@@ -1,7 +1,7 @@
-"""Reading the log from outside: no lease, no service needed, nothing is written. For the command line and operators.
+"""Reading the log from other processes, without a lease or a running dtx, for the command line and operators.
 
-Everything is read as it is committed at that moment; a running dtx may change it a moment later. What comes in pages is
-in :mod:`dtx.log.pages`.
+Each read sees what is committed at that moment; a running dtx may change it a moment later. Paged lists are in
+:mod:`dtx.log.pages`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -57,20 +57,20 @@ WHERE datname = current_database() AND application_name LIKE 'dtx lease %'
     AND substr(application_name, 11) NOT IN (SELECT instance::text FROM dtx.lease)
 """)
 BATCH: Final = 1_000
-"""Rows fetched at a time: a list of any length is read in constant memory."""
+"""Rows fetched at a time: a list of any length needs constant memory."""
 
 
 _HEAD: Final = ("position", "kind", "fate", "exchange", "routing_key", "queue", "properties")
 _SMALL: Final = 64 * 1024
-"""Octets of a body up to which it comes with its row."""
+"""Bytes of a body up to which it is read with its row."""
 _ROWS: Final = 32
 _CHUNK: Final = 1024 * 1024
-"""Octets of a larger body that are read at a time."""
+"""Bytes of a larger body that are read at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedDecision:
-    """A heuristic decision: who ended the branch without its transaction manager, and why."""
+    """A heuristic decision: its actor, who ended the branch without the transaction manager, and the reason."""
 
     outcome: Heuristic
     actor: str
@@ -80,15 +80,15 @@ class LoggedDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detail:
-    """One branch with everything that the log has of it.
+    """One branch with all its data in the log.
 
     Args:
         rm: its resource manager.
         branch: with its units.
-        work: its messages, or a page of them; their bodies are empty where they were not asked for.
-        sizes: octets of the bodies, in the same order.
-        decision: where it was decided heuristically.
-        cursor: where the page of messages ends: the next one begins behind this position; ``None`` for the last.
+        work: its messages, or a page of them; bodies are empty when they were not requested.
+        sizes: bytes of the bodies, in the same order.
+        decision: of a branch that was decided heuristically.
+        cursor: the last position of the page: the next page begins after it; ``None`` for the last page.
     """
 
     rm: str
@@ -101,12 +101,12 @@ class Detail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Messages:
-    """Which messages of a branch are shown.
+    """Selects messages of a branch.
 
     Args:
-        after: those behind this position.
-        limit: how many at most; ``None`` for all.
-        bodies: whether they come with their bodies: these may be many megabytes.
+        after: only messages after this position.
+        limit: their maximum number; ``None`` for all.
+        bodies: whether to read bodies: these may be many megabytes.
     """
 
     after: int = -1
@@ -116,14 +116,14 @@ class Messages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseHolder:
-    """Who is the active dtx of a resource manager.
+    """The lease of a resource manager.
 
     Args:
         rm: name of the resource manager.
         holder: the dtx that took the lease last.
-        epoch: grows with every taking.
+        epoch: grows each time the lease is taken.
         taken_at: seconds since the epoch.
-        remaining: seconds until the lease runs out; negative where it has; minus infinity where it was given back.
+        remaining: seconds until the lease runs out; negative after that; minus infinity after a release.
         log: id of the log of this resource manager.
     """
 
@@ -137,13 +137,13 @@ class LeaseHolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """What standalone mode keeps.
+    """The contents of standalone mode.
 
     Args:
         queues: durable ones of the resource manager.
         local: its branches whose messages are in the database.
         brokered: its branches whose messages are in a broker.
-        live_rows, dead_rows: of the table of messages, of all resource managers, as PostgreSQL estimates them.
+        live_rows, dead_rows: of the table of messages, of all resource managers, estimated by PostgreSQL.
         table_bytes: of that table with its indexes.
         vhosts: virtual hosts that have durable queues or branches in the log.
     """
@@ -162,9 +162,9 @@ _ALL: Final = Messages()
 
 @lru_cache(maxsize=8)
 def _source(url: str, patience: float) -> tuple[Dsn, Engine]:
-    """Where readers get their connections: the engine knows the server, and statements that it has compiled before.
+    """The connections of readers. The engine knows the server, and the statements that it has compiled.
 
-    For a page of branches that is half of the work.
+    Without that, a page of branches takes twice as long.
     """
     dsn = Dsn(url)
     return dsn, timed_engine(dsn, patience=patience)
@@ -175,10 +175,10 @@ class LogReader:
 
     Args:
         url: ``postgresql://user:password@host:port/name``.
-        patience: seconds that a question may take; 0 for any.
+        patience: seconds that a statement may take; 0 for no limit.
 
     Raises:
-        LogError: the URL is not one, or the tables are missing.
+        LogError: the URL is invalid, or the tables are missing.
         LogUnavailable: the database cannot be reached.
     """
 
@@ -199,15 +199,19 @@ class LogReader:
             self._connection = None
 
     def rows(self, statement: Executable) -> Sequence[Sequence[Any]]:
-        """All rows of *statement*."""
+        """All rows of *statement*.
+
+        Raises:
+            LogUnavailable: the database is away or too slow.
+        """
         assert self._connection is not None, "LogReader is a context manager"
         with self._explained():
             return self._connection.execute(statement).all()
 
     def stream(self, statement: Executable) -> Iterator[Sequence[Any]]:
-        """The same one by one, through a server-side cursor: a list of any length is read in constant memory."""
+        """The rows of *statement* one by one, through a server-side cursor: any number needs constant memory."""
         options = {"postgresql_readonly": True, "yield_per": BATCH}
-        # a cursor lives in a transaction: a connection of its own, and the transaction ends with the stream
+        # a cursor lives in a transaction: hence its own connection; the transaction ends with the stream
         with (
             self._explained(),
             self._engine.connect().execution_options(**options) as connection,
@@ -218,13 +222,13 @@ class LogReader:
     def show(
         self, xid: Xid, *, vhost: str | None = None, rm: str | None = None, messages: Messages = _ALL
     ) -> list[Detail]:
-        """What is logged of *xid* now: one branch for each vhost and resource manager that has it.
+        """The branches with *xid* in the log now: one for each vhost and resource manager that has it.
 
         Args:
             xid: of the branches.
-            vhost: only in this one.
-            rm: only of this one.
-            messages: which of their messages.
+            vhost: only in this virtual host.
+            rm: only of this resource manager.
+            messages: the messages to read.
         """
         held = slot_count(branch.c.published) + slot_count(branch.c.consumed)
         columns = branch.c
@@ -263,9 +267,9 @@ class LogReader:
         )
 
     def _pieces(self, branch_id: Any, held: int, wanted: Messages) -> tuple[Sequence[Sequence[Any]], int | None]:
-        """Rows of messages, and the position behind which there are more: of a branch that names *held* slots, or none.
+        """Rows of messages, and the position after which there are more, or ``None``. The branch names *held* slots.
 
-        Slots are numbered without gaps, so a page of them is told by numbers.
+        Slots are numbered without gaps, so numbers select a page of them.
         """
         after, limit = wanted.after, wanted.limit
         if held:
@@ -284,7 +288,7 @@ class LogReader:
         return pieces[:limit], int(pieces[limit - 1][0])
 
     def leases(self) -> list[LeaseHolder]:
-        """Who holds the lease of each resource manager that ever was in this database."""
+        """The leases of all resource managers that were ever in this database."""
         remaining = case(
             (func.isfinite(lease.c.expires_at), func.extract("epoch", lease.c.expires_at - func.clock_timestamp())),
             else_=float("-inf"),
@@ -296,23 +300,23 @@ class LogReader:
         ]
 
     def standbys(self) -> int:
-        """How many dtx wait for a lease in this database: their sessions tell, to a user who may see them."""
+        """The number of dtx that wait for a lease in this database, by their sessions; the user must see these."""
         return int(self.rows(_STANDBYS)[0][0])
 
     def retention(self, rm: str) -> Keep | None:
-        """What the last dtx of *rm* wanted kept; ``None`` where there was none."""
+        """The retention periods of the last dtx of *rm*; ``None`` where there was none."""
         columns = (lease.c.retention_days, lease.c.archive_days, lease.c.audit_days)
         for journal_days, archive_days, audit_days in self.rows(select(*columns).where(lease.c.rm == rm)):
             return Keep(journal=journal_days, archive=archive_days, audit=audit_days)
         return None
 
     def holder_is_dead(self, rm: str) -> bool:
-        """Whether the dtx that took the lease of *rm* last is certainly gone: then nobody need wait for its lease."""
+        """Whether the last dtx that took the lease of *rm* has certainly ended: its lease need not be waited for."""
         rows = self.rows(select(lease.c.process).where(lease.c.rm == rm))
         return bool(rows) and is_dead(rows[0][0])
 
     def stored(self, rm: str) -> Stored:
-        """What standalone mode keeps for a resource manager: quickly, however much it is."""
+        """The contents of standalone mode for a resource manager; fast for any size."""
         rows = self.rows(
             select(
                 select(func.count()).select_from(queue).where(queue.c.rm == rm).scalar_subquery(),
@@ -344,13 +348,13 @@ class Piece:
     """A message without its body.
 
     Args:
-        branch_id: of the branch.
+        branch_id: id of the branch.
         position: within it.
-        kind: what the branch does with it.
-        fate: what became of it; ``None`` while that is open.
-        exchange, routing_key, queue: where it goes, or comes from.
+        kind: published or consumed.
+        fate: the fate; ``None`` while it is open.
+        exchange, routing_key, queue: its destination or source.
         properties: content header from the property flags on.
-        size: octets of the body.
+        size: bytes of the body.
     """
 
     branch_id: UUID
@@ -365,18 +369,18 @@ class Piece:
 
 
 class Export:
-    """The messages of an xid, one after the other: whatever it holds, some MiB of memory will do.
+    """The messages of an xid, one after the other; some MiB of memory suffice for any size.
 
-    Nothing is kept open between two looks. A branch that ends meanwhile takes its messages along; then the export ends
-    with an error rather than short.
+    No transaction stays open between two reads. When a branch ends meanwhile, its messages are gone. Then the export
+    raises an error instead of ending early.
 
     Args:
-        log: read from.
+        log: the reader.
         rm: name of the resource manager.
         vhost: of the branch.
         xid: of the branch.
-        archived: whether what nobody got of a forgotten branch is meant, rather than what a branch holds.
-        positions: these messages alone; empty for all.
+        archived: whether to read the undelivered messages of forgotten branches, instead of those of a branch.
+        positions: only these messages; empty for all.
     """
 
     def __init__(
@@ -398,14 +402,14 @@ class Export:
             .order_by(column)
         )
         self.branches: tuple[UUID, ...] = tuple(row[0] for row in found)
-        """Those of that xid: several may have been forgotten, one is there."""
+        """The branches of that xid: one in the log, or any number of forgotten ones."""
         self._archived = archived
         self._positions = tuple(positions)
         self.count = sum(self._count(branch_id) for branch_id in self.branches)
-        """How many messages it will be."""
+        """The number of messages to export."""
 
     def __iter__(self) -> Iterator[tuple[Piece, Iterator[bytes]]]:
-        """Each message with its body, which is to be read before the next one.
+        """Each message with its body, which must be read before the next message.
 
         Raises:
             LogError: the branch has ended meanwhile, or the database is away.
@@ -452,7 +456,7 @@ class Export:
             return select(*_named(archive.c)).where(archive.c.branch_id == branch_id).subquery("messages")
         held = kept(branch_id).order_by(None).subquery("held")
         by_name: dict[str, Any] = {column.name: found for column, found in zip(WORK_COLUMNS, held.c, strict=True)}
-        by_name["fate"] = cast(null(), Text)  # of messages in the database that is open as long as they are there
+        by_name["fate"] = cast(null(), Text)  # the fate of messages in ``message`` is always open
         own = select(*_named(work.c)).where(work.c.branch_id == branch_id)
         return union_all(own, select(*_named(by_name))).subquery("messages")
 
@@ -480,12 +484,12 @@ def _piece(branch_id: UUID, row: Sequence[Any]) -> Piece:
 
 
 def _ended() -> LogError:
-    return LogError("the branch has ended while its messages were read: look again")
+    return LogError("the branch has ended while its messages were read: try again")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgedBranch:
-    """A branch that has been prepared for long.
+    """A branch that was prepared long ago.
 
     Args:
         age: seconds since the vote, by the database's clock now.
@@ -514,7 +518,7 @@ def prepared_of_ids(log: LogReader, rm: str, ids: Sequence[UUID]) -> list[AgedBr
 
 
 def prepared_longer(log: LogReader, rm: str, seconds: float, *, limit: int) -> tuple[int, list[AgedBranch]]:
-    """How many votes are older than *seconds*, and the oldest *limit* of them."""
+    """The number of votes older than *seconds*, and the oldest *limit* of these branches."""
     old = branch.c.prepared_at <= func.clock_timestamp() - func.make_interval(0, 0, 0, 0, 0, 0, seconds)
     ((count,),) = log.rows(select(func.count()).where(branch.c.rm == rm, branch.c.state == str(LogState.PREPARED), old))
     return int(count), _aged(log, _prepared(rm).where(old).limit(limit)) if count else []

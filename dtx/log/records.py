@@ -1,7 +1,7 @@
-"""What the transaction log stores: rows as values, and the closed union of writes.
+"""The rows of the transaction log as values, and the closed union of writes.
 
 Bytes that came over the wire (names, keys, properties, bodies) stay bytes. Times are seconds since the epoch (UTC).
-What standalone mode stores beside branches is in :mod:`dtx.log.changes`.
+:mod:`dtx.log.changes` has the other rows of standalone mode.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from dtx.xa.xid import Xid
 
 
 class LogState(StrEnum):
-    """The state of a logged branch; what is not logged is presumed aborted."""
+    """The state of a logged branch; a branch that is not logged is presumed aborted."""
 
     TAKING = "taking"
     PREPARED = "prepared"
@@ -33,34 +33,34 @@ WITH_OUTCOME = frozenset({LogState.HEURISTIC_COMMITTING, LogState.HEURISTIC_ROLL
 
 
 class WorkKind(StrEnum):
-    """What a piece of work does to its message."""
+    """The operation of a branch on a message."""
 
     PUBLISH = "publish"
     CONSUME = "consume"
 
 
 class Fate(StrEnum):
-    """What became of one message while its branch is in the log: which way it went."""
+    """The fate of one message while its branch is in the log: the direction that it took."""
 
     UNSURE = "unsure"
-    """It may have come in and is tried again: its unit was refused in part, or nobody knows what became of that."""
+    """Perhaps published or put back, and tried again: its unit was refused in part, or has an unknown outcome."""
     PUBLISHED = "published"
     CONSUMED = "consumed"
     PUT_BACK = "put-back"
     DROPPED = "dropped"
-    """Published in a branch that was rolled back: nobody will see it."""
+    """Published in a branch that was rolled back: no client will receive it."""
     DISCARDED = "discarded"
     """An operator gave it up."""
 
 
 OPEN_FATES = frozenset({None, Fate.UNSURE})
-"""Of messages that phase two has still to finish."""
+"""The fates of messages that phase two must still finish."""
 UNDELIVERED = frozenset({Fate.DROPPED, Fate.DISCARDED})
-"""Of undelivered messages, which go to the archive when their branch is forgotten."""
+"""The fates of undelivered messages, which are archived when their branch is forgotten."""
 
 
 EXCLUSIVE = 2
-"""Flag of a consumption: its queue goes with the connection that declared it."""
+"""Flag of a consumed message: its queue is deleted with the connection that declared it."""
 
 
 @value
@@ -70,15 +70,15 @@ class WorkRow:
     Args:
         position: order within the branch, from 0.
         kind: publish or consume.
-        exchange: where it is (was) published.
-        routing_key: with which key.
-        queue: where it was consumed from; ``None`` for a publish that is not routed yet.
-        flags: publish: bit 0 mandatory; consume: bit 0 redelivered, bit 1 :data:`EXCLUSIVE`; ``None`` where that is
-            not kept (standalone mode).
+        exchange: the exchange of its publish.
+        routing_key: the routing key of its publish.
+        queue: the queue it was consumed from, or that it is routed to; ``None`` for a publish that is not routed yet.
+        flags: publish: bit 0 mandatory; consume: bit 0 redelivered, bit 1 :data:`EXCLUSIVE`; ``None`` when they are
+            not stored (standalone mode).
         properties: content header from the property flags on, as received.
         body: the message body.
-        unit: number of the unit that takes it; ``None`` for a publish.
-        fate: what became of it; ``None`` while that is open.
+        unit: number of the unit that takes it from the broker; ``None`` for a publish.
+        fate: the fate; ``None`` while it is open.
     """
 
     position: int
@@ -94,18 +94,18 @@ class WorkRow:
 
     @property
     def is_open(self) -> bool:
-        """Whether phase two has still to finish it."""
+        """Whether phase two must still finish it."""
         return self.fate in OPEN_FATES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redirect:
-    """A message goes elsewhere than it was meant to.
+    """A message gets another destination.
 
     Args:
-        position: which.
-        exchange, routing_key: where a publish goes from now on.
-        queue: where a consumption is put back to; ``None`` for a publish.
+        position: of the message.
+        exchange, routing_key: the new destination of a publish.
+        queue: the queue that a consumed message is put back to; ``None`` for a publish.
     """
 
     position: int
@@ -116,28 +116,28 @@ class Redirect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseWrite:
-    """What became of all messages whose fate is open, by their kind."""
+    """The fates of all open messages, by kind."""
 
     publishes: Fate
     consumes: Fate
 
 
 def redirected(work: WorkRow, to: Redirect) -> WorkRow:
-    """*work* as it goes elsewhere."""
+    """*work* with the destination *to*."""
     if work.kind is WorkKind.PUBLISH:
         return replace(work, exchange=to.exchange, routing_key=to.routing_key)
     return replace(work, queue=to.queue, flags=None if work.flags is None else work.flags & ~EXCLUSIVE)
 
 
 def closed(work: WorkRow, close: CloseWrite) -> WorkRow:
-    """*work* as it has gone, where that was open."""
+    """*work* with its fate from *close*, if it was open."""
     if not work.is_open:
         return work
     return replace(work, fate=close.publishes if work.kind is WorkKind.PUBLISH else close.consumes)
 
 
 class UnitState(StrEnum):
-    """What is known of a unit."""
+    """Whether a unit has certainly happened."""
 
     PENDING = "pending"
     DONE = "done"
@@ -145,13 +145,13 @@ class UnitState(StrEnum):
 
 @value
 class Unit:
-    """One upstream AMQP transaction made on behalf of a branch.
+    """One AMQP transaction of dtx at the broker, for a branch.
 
     Args:
-        number: 0 is phase two (publishes or puts back); from 1 on, a taking-over of consumed messages.
+        number: 0 is phase two (publishes or puts back); from 1 on, it takes consumed messages.
         lock: name of the exclusive queue of the upstream connection that runs it.
         nonce: random; the receipt carries it.
-        incarnation: of the broker, as its marker message said when the unit was logged; ``None`` when unknown.
+        incarnation: of the broker, by its marker message when the unit was logged; ``None`` when unknown.
         receipt: whether the unit leaves a receipt (not on a blocked connection).
         state: pending until it is known to have happened.
     """
@@ -165,12 +165,12 @@ class Unit:
 
 
 class BranchRecord(NamedTuple):
-    """One row of ``branch`` with its units; its work is read apart, since bodies are large.
+    """One row of ``branch`` with its units; its work is read separately, since bodies are large.
 
     Args:
-        published: standalone mode: where its messages are stored; nobody sees them while the branch is in the log.
-            ``None`` in alongside mode (so a branch of the other mode is recognised).
-        consumed: standalone mode: the messages that it holds; they leave when it commits. ``None`` as above.
+        published: standalone mode: the slots of its messages, invisible while the branch is in the log. ``None`` in
+            alongside mode, which distinguishes branches of the two modes.
+        consumed: standalone mode: the slots of messages that it consumed; deleted when it commits. ``None`` as above.
     """
 
     id: UUID
@@ -195,17 +195,17 @@ class BranchRecord(NamedTuple):
 
 
 class JournalEvent(StrEnum):
-    """What the journal tells; the last four of them end a branch."""
+    """The events of the journal; the last four end a branch."""
 
     PREPARED = "prepared"
     TIMED_OUT = "timed-out"
     STUCK = "stuck"
     DECIDED = "decided"
-    """A heuristic decision is durable, its work begins."""
+    """A heuristic decision is durable; its work begins."""
     DISCARDED = "discarded"
-    """Messages that phase two was stuck with are given up."""
+    """An operator has given up messages that phase two could not finish."""
     REDIRECTED = "redirected"
-    """A message that phase two was stuck with goes elsewhere."""
+    """An operator has changed the destination of a message that phase two could not finish."""
     HAZARD = "hazard"
     HEURISTIC = "heuristic"
     REPEATED = "repeated"
@@ -227,13 +227,13 @@ ENDINGS = frozenset(
 
 @value
 class JournalEntry:
-    """One line of the journal.
+    """One entry of the journal.
 
     Args:
-        at: when it happened.
-        actor: who caused it (user, operator, ``dtx`` for timers and restart).
+        at: the time of the event.
+        actor: the user or operator that caused it, ``dtx`` for timers and restart.
         reason: for people; never a body, never a secret.
-        started_at, prepared_at, decided_at: the times of the steps so far, where known.
+        started_at, prepared_at, decided_at: the times of earlier steps, where known.
     """
 
     event: JournalEvent
@@ -255,14 +255,14 @@ class JournalEntry:
 
 
 class Line(NamedTuple):
-    """A line of the journal that says nothing beside this but what the branch's row says: PostgreSQL makes it of that.
+    """A journal entry whose other columns PostgreSQL copies from the branch's row.
 
-    That is so where a branch enters the log with its vote, and where it leaves it in the ordinary way: two lines for
-    each of thousands of branches a second.
+    It is used when a branch enters the log with its vote, and when it leaves the log normally. That saves the transfer
+    of two entries for each of thousands of branches a second.
 
     Args:
         event: ``PREPARED`` when the branch enters.
-        at: when it happened: to enter is the time of the vote, to end, but for ``forgotten``, that of the decision.
+        at: the time of the event: on entry that of the vote, at the end that of the decision, unless ``forgotten``.
         actor: see :class:`JournalEntry`.
     """
 
@@ -271,10 +271,10 @@ class Line(NamedTuple):
     actor: str
 
     def entry(self, branch: BranchRecord) -> JournalEntry:
-        """The whole line.
+        """The whole entry.
 
         Args:
-            branch: as it is in the log with this line, or was in it until then.
+            branch: its row after it has entered, or before it leaves.
         """
         decided_at = branch.decided_at
         if decided_at is None and self.event not in {JournalEvent.PREPARED, JournalEvent.FORGOTTEN}:
@@ -300,7 +300,7 @@ class Line(NamedTuple):
 
 @value
 class Insert:
-    """A branch enters the log, with all its work and units. Refused (LogConflict) where (vhost, xid) is there.
+    """A branch enters the log, with all its work and units. LogConflict when (vhost, xid) is already there.
 
     With a :class:`Line` the branch is a prepared one of version 1, without units and outcome.
     """
@@ -313,22 +313,22 @@ class Insert:
 
 @value
 class Advance:
-    """A logged branch changes state (or notes something); version goes up by one.
+    """A logged branch changes state (or only its details); version goes up by one.
 
     Args:
         id, expect, version: compare: the row must be in this state with this version, else LogConflict.
         to: set: the new state (may equal *expect*).
         prepared_at, decided_at: set where not ``None``.
-        stuck: the broker's words, or ``None`` to clear.
+        stuck: the broker's message, or ``None`` to clear it.
         unit: insert or replace this unit (by number).
-        units_done: these units are known to have happened.
+        units_done: these units have certainly happened.
         settled: positions of work that is finished and leaves the log.
         outcome: heuristic outcome; writes ``heuristic_outcome`` with actor, reason and time of *journal*.
-        fates: what became of single messages.
-        close: what became of all others that are open.
-        redirects: messages that go elsewhere.
-        change: standalone mode: what happens to messages with this.
-        released: standalone mode: kinds of work whose messages the branch holds no more.
+        fates: of single messages, by position.
+        close: the fates of all other open messages.
+        redirects: new destinations of messages.
+        change: standalone mode: changes of messages, in the same transaction.
+        released: standalone mode: kinds of work whose messages no longer belong to the branch.
     """
 
     id: UUID
@@ -352,13 +352,13 @@ class Advance:
 
 @value
 class CompleteWrite:
-    """A logged branch ends: branch, work, units and heuristic outcome leave, the journal keeps its ending.
+    """A logged branch ends: branch, work, units and heuristic outcome are deleted, the journal keeps its ending.
 
     With a :class:`Line` and a change the branch has neither work nor units.
 
     Args:
-        archive: what nobody got is kept in the archive: work with a fate of :data:`UNDELIVERED`, and in standalone mode
-            whatever the branch still hides.
+            archive: archive the undelivered messages: work with a fate of :data:`UNDELIVERED`, and in standalone mode
+                the messages that the branch published.
     """
 
     id: UUID
@@ -371,9 +371,9 @@ class CompleteWrite:
 
 @value
 class NoteWrite:
-    """A journal line alone (a timeout of a branch that was never logged, a hazard).
+    """A journal entry alone (a timeout of a branch that was never logged, a hazard).
 
-    With a *change* it is the whole of a one-phase commit. If its outcome is unknown, :attr:`JournalEnding.branch_id`
+    With a *change* it is a complete one-phase commit. If its outcome is unknown, :attr:`JournalEnding.branch_id`
     shows later whether it happened.
     """
 
@@ -405,7 +405,7 @@ LogWrite = Insert | Advance | CompleteWrite | NoteWrite | Store | Define
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalEnding:
-    """What the outcome memory has of a completed branch."""
+    """The ending of a completed branch, from the outcome memory."""
 
     event: JournalEvent
     at: float
@@ -416,7 +416,7 @@ class JournalEnding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
-    """The answer to "does the log know this xid": the branch where it is there, else its last ending."""
+    """The result of a search for an xid: the branch when it is in the log, else its last ending."""
 
     branch: BranchRecord | None = None
     ending: JournalEnding | None = None

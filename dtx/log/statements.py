@@ -2,9 +2,9 @@
 
 Every statement proves what it expects with ``dtx.require``; the group commits as a whole or not at all.
 
-Messages are put before any is dropped. A slot is never used again, so one that is put and dropped in one group is gone,
-in whichever order the records came. Nothing but a put of a message is ever a conflict: what is to be dropped may be
-gone, and topology may be written again.
+Messages are put before any is dropped. A slot is never used again, so a message that is put and dropped in one group is
+gone, in any order of the records. Among changes of messages and topology only a put can conflict: a message to drop may
+be gone already, and topology may be written again.
 """
 
 from collections import defaultdict
@@ -42,30 +42,30 @@ from dtx.log.records import (
 )
 
 LEASE_LOST: Final = "DTX02"
-"""SQLSTATE raised when the lease's epoch is not the writer's."""
+"""SQLSTATE raised when the writer's epoch is not that of the lease."""
 OUT_OF_TURN: Final = "DTX03"
-"""SQLSTATE raised when the group before was not written."""
+"""SQLSTATE raised when the group before this one was not written."""
 
 PROOF: Final = (
-    # The lock, not the look, is the proof: it waits for a successor that is taking the lease, and makes one wait that
-    # comes before this group's commit. EXISTS would let a group commit that began before the lease was lost.
+    # The lock is the proof, not the read: it waits for a successor that is taking the lease, and a later successor
+    # waits for this group's commit. EXISTS would let a group commit that began before the lease was lost.
     f"dtx.require((SELECT true FROM dtx.lease WHERE rm = $1::text AND epoch = $2::bigint FOR SHARE) IS TRUE, "
     f"'{LEASE_LOST}', 'another dtx holds the lease')"
 )
-"""What makes a statement fail unless ``$2`` is the epoch of the lease, and keeps it that until the group's commit."""
+"""Makes a statement fail unless ``$2`` is the epoch of the lease, which cannot change until the group's commit."""
 
 
 def _ours(table: str) -> str:
-    """That the row of *table*, which its id finds, is the resource manager's.
+    """The condition that the row of *table*, found by its id, belongs to the resource manager.
 
-    Written so that no index can answer it: while a table is empty PostgreSQL takes one that begins with ``rm`` for as
-    good as the id's, and keeps the plan, by which it reads every branch in doubt for each write.
+    No index can serve this form. While a table is empty, PostgreSQL rates an index that begins with ``rm`` as high as
+    that of the id. It would keep that plan, which reads every branch in doubt for each write.
     """
     return f"{table}.rm || '' = $1::text"
 
 
 def _ours_by_row(table: str) -> str:
-    """The same where the key begins with ``rm``: the index is of use together with a row of ``u`` alone."""
+    """The same where the key begins with ``rm``: the index is usable only together with a row of ``u``."""
     return f"{table}.rm = CASE WHEN u.vhost IS NOT NULL THEN $1::text END"
 
 
@@ -108,11 +108,11 @@ _VOTED: Final = {
     "stuck": "NULL",
     "outcome": "NULL",
 }
-"""What a branch has when it has voted and nothing more has happened to it."""
+"""The other columns of a branch that has only voted."""
 JOURNAL: Final = fields_of(tables.journal, without=("id", "xid8"), attributes=_XID)
 _LINE_ID: Final = Field("line", "", raw_uuids)
 VOTE: Final = (*(column for column in BRANCH if column.name not in _VOTED), _LINE_ID, Field("actor", "", texts))
-"""What differs from branch to branch when it enters with its vote: see :class:`Line`."""
+"""The columns that differ between branches that enter with their vote: see :class:`Line`."""
 END: Final = (
     *COMPLETE,
     _LINE_ID,
@@ -125,7 +125,7 @@ _OWNER: Final = Field("branch_id", "", uuids)
 _ID: Final = Field("id", "", raw_uuids)
 _NUMBERS: Final = (_OWNER, Field("number", "", int4s))
 MESSAGE: Final = fields_of(tables.message, without=("shared",), encoders={"body": bytes_})
-"""The fields of a StoredMessage that shares no body, in their order: it is bound as it is."""
+"""The fields of a StoredMessage without a shared body, in its order: it is bound unchanged."""
 BODY: Final = fields_of(tables.body)
 _SLOT: Final = MESSAGE[:2]
 _EXPIRY: Final = (*_SLOT, MESSAGE[-1])
@@ -155,8 +155,8 @@ _OPEN: Final = "(w.fate IS NULL OR w.fate = 'unsure')"
 PROVE_LEASE: Final = Statement(b"prove_lease", f"SELECT {PROOF}")
 PROVE_TURN: Final = Statement(
     b"prove_turn",
-    # A setting that a transaction makes is gone when it fails. So whoever finds it knows that the group before has
-    # committed, in this session, without a row that tells of it.
+    # A setting made in a transaction is undone when that fails. So a statement that finds it knows that the group
+    # before has committed in this session, without a row for that purpose.
     f"SELECT {PROOF}, dtx.require($3::text = '' OR current_setting('dtx.turn', true) = $3::text, '{OUT_OF_TURN}', "
     "'the group before was not written'), set_config('dtx.turn', $4::text, false)",
 )
@@ -239,7 +239,7 @@ RELEASE: Final = Statement(
 )
 ARCHIVE: Final = Statement(
     b"archive",
-    # Positions of what a branch of standalone mode hides are those of its slots; it has no work besides.
+    # Positions of published messages of a branch of standalone mode are those of its slots; it has no other work.
     "INSERT INTO dtx.archive (rm, branch_id, position, vhost, format_id, gtrid, bqual, owner, kind, exchange, "
     "routing_key, queue, properties, body, fate, at) "
     "SELECT b.rm, b.id, m.position, b.vhost, b.format_id, b.gtrid, b.bqual, b.owner, m.kind, m.exchange, "
@@ -279,11 +279,11 @@ COMPLETE_BRANCH: Final = Statement(
 _COLUMNS: Final = ", ".join(column.name for column in BRANCH)
 _KNOWN: Final = {column.name for column in (*BRANCH, *END)}
 _LINE: Final = {each.name: each.name if each.name in _KNOWN else "NULL" for each in JOURNAL} | {"branch_id": "id"}
-"""The columns of a line, and what the row of its branch has for them."""
+"""The columns of a journal entry, and the columns of the branch's row that they are copied from."""
 
 
 def _lines(rows: str, **values: str) -> str:
-    """The lines that *rows* of branches tell, with *values* in the place of what these have."""
+    """Inserts the journal entries of the branches *rows*, with *values* instead of some of their columns."""
     told = ", ".join(values.get(name, found) for name, found in _LINE.items())
     return f"lines AS (INSERT INTO dtx.journal (rm, id, {', '.join(_LINE)}) SELECT $1::text, line, {told} FROM {rows}) "
 
@@ -301,7 +301,7 @@ INSERT_VOTE: Final = Statement(
 
 
 def _end(more: str = "") -> str:
-    """Branches end, and each leaves the line that its row tells."""
+    """Deletes branches, and inserts a journal entry from each of their rows."""
     return (
         f"WITH gone AS (DELETE FROM dtx.branch b USING {unnest(END)} "
         f"WHERE b.id = u.id AND {_ours('b')} AND b.state = u.expect AND b.version = u.version "
@@ -317,7 +317,7 @@ _WITH_WORK: Final = (
     "units AS (DELETE FROM dtx.unit t USING gone WHERE t.branch_id = gone.id), "
 )
 _WITH_OUTCOME: Final = "outcomes AS (DELETE FROM dtx.heuristic_outcome h USING gone WHERE h.branch_id = gone.id), "
-# Only a branch in a state of WITH_OUTCOME has an outcome (branch_check), and only with one is there a row of it.
+# Only a branch in a state of WITH_OUTCOME has an outcome (branch_check), and only an outcome has a row there.
 END_BRANCH: Final = Statement(b"end_branch", _end(), END, proof=PROOF)
 END_WITH_WORK: Final = Statement(b"end_with_work", _end(_WITH_WORK), END, proof=PROOF)
 END_WITH_OUTCOME: Final = Statement(b"end_with_outcome", _end(_WITH_WORK + _WITH_OUTCOME), END)
@@ -340,7 +340,7 @@ REVISE_MESSAGE: Final = Statement(
 )
 DROP_MESSAGE: Final = Statement(
     b"drop_message",
-    # what is gone already is no error
+    # a message that is already gone is no error
     f"DELETE FROM dtx.message m USING {unnest(_SLOT)} "
     "WHERE m.queue = u.queue AND m.position = u.position AND m.rm = $1::text AND $2::bigint >= 0",
     _SLOT,
@@ -418,10 +418,10 @@ STATEMENTS: Final = (
     PUT_QUEUE,
     PUT_BINDING,
 )
-"""In the order of their execution within a group."""
+"""In the order in which a group executes them."""
 _RANKS: Final = {statement: rank for rank, statement in enumerate(STATEMENTS)}
 PREPARED: Final = both(STATEMENTS)
-"""What a session that writes prepares."""
+"""The statements that a writing session prepares."""
 
 
 _BY_BODY: Final = {
@@ -429,10 +429,10 @@ _BY_BODY: Final = {
     PUT_BODY: _place(BODY, "content"),
     PUT_MESSAGE: _place(MESSAGE, "body"),
 }
-"""Statements that are sent in pieces, and the column that weighs."""
+"""Statements that are sent in pieces, and the column that has the size."""
 
 _Rows = defaultdict[Statement, list[Any]]
-"""What a group writes."""
+"""The rows of a group, by statement."""
 
 
 def _insert(rows: _Rows, record: Insert, line_id: bytes) -> None:
@@ -491,7 +491,6 @@ def _line(rows: _Rows, journal: JournalEntry | None, line_id: bytes) -> None:
 
 
 def _change(rows: _Rows, changes: Sequence[Change]) -> None:
-    """What happens to messages."""
     puts: list[Any] = []
     bodies: dict[int, tuple[int, int, bytes]] = {}
     revisions: dict[Slot, bytes] = {}
@@ -522,7 +521,6 @@ def _change(rows: _Rows, changes: Sequence[Change]) -> None:
 
 
 def _define(rows: _Rows, record: Define) -> None:
-    """What happens to topology."""
     rows[BINDING_GONE] += record.bindings_gone
     rows[QUEUE_GONE] += [(queue,) for queue in record.queues_gone]
     rows[EXCHANGE_GONE] += record.exchanges_gone
@@ -532,7 +530,7 @@ def _define(rows: _Rows, record: Define) -> None:
 
 
 def _exchange_marks(record: Insert) -> bytes | None:
-    """Marks of the exchanges of the messages that a branch brings along, if these are all that it publishes."""
+    """Marks of the exchanges of the messages that *record* puts, if these are all that its branch publishes."""
     change, published = record.change, record.branch.published
     if change is None or published is None or len(change.puts) != len(published):
         return None
@@ -542,11 +540,11 @@ def _exchange_marks(record: Insert) -> bytes | None:
 
 
 class WriteTurn(NamedTuple):
-    """The place of a group among those that are sent before the ones before them are answered.
+    """The place of a group among those that are sent before earlier ones are answered.
 
     Args:
-        mine: its number, by which the next one knows it.
-        behind: the number of the group that has to be written before; 0 where none is under way.
+        mine: its number, which the next group checks.
+        behind: the number of the group that must be written before; 0 where none is under way.
     """
 
     mine: int
@@ -559,17 +557,16 @@ def bind_group(
     """The statements of one group, none of them empty.
 
     Completions go first, so that an xid may end and begin again in one group; no branch may occur twice. Messages are
-    put before any is dropped: a slot is never used again, so one that is put and dropped in one group is gone, in
-    whichever order its records came. There is at most one Define in a group, since a name may go and come again.
+    put before any is dropped. There is at most one Define in a group, since a name may be removed and added again.
 
     Args:
         rm: name of the resource manager.
         epoch: of the lease.
-        group: each record with the id of its journal line.
-        turn: where it may be sent behind another one, or another one behind it.
+        group: each record with the id of its journal entry.
+        turn: for a group that is sent behind another one, or that another one may be sent behind.
 
     Raises:
-        UnicodeError, struct.error: a value does not fit its column.
+        UnicodeError, struct.error, OverflowError: a value does not fit its column.
     """
     rows: _Rows = defaultdict(list)
     changes: list[Change] = []
@@ -608,7 +605,7 @@ def bind_group(
 
 
 def _pieces(statement: Statement, rows: _Rows) -> Iterable[list[Any]]:
-    """The rows of one statement, none of them empty, as they are sent."""
+    """The rows of one statement, in the pieces that are sent; none of them empty."""
     given = rows[statement]
     if not given:
         return ()

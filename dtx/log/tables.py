@@ -1,14 +1,14 @@
-"""The tables of the log, schema ``dtx``. Migrations make them; a test proves that both say the same.
+"""The tables of the log, schema ``dtx``. Migrations make them; a test proves that both agree.
 
-Constraints repeat the invariants of the core, so that no bug and no hand in psql can store what recovery cannot read.
-Those of the tables that every branch writes are one function a table (:data:`INVARIANTS`): PostgreSQL reads the text of
-a CHECK again for each statement, and the plan of a function once a session (measured: half of its work for one client).
-Names, keys, properties and bodies are ``bytea``: they are bytes on the wire. Every row names its resource manager,
-since several dtx, each with a broker of its own, may share a database.
+Constraints repeat the invariants of the core: no bug and no manual SQL can store what recovery cannot read. The tables
+that every branch writes have one function each (:data:`INVARIANTS`). PostgreSQL parses a CHECK again for each
+statement, but plans a function once a session (measured: half of its work for one client). Names, keys, properties and
+bodies are ``bytea``: they are bytes on the wire. Every row names its resource manager, since several dtx, each with its
+own broker, may share a database.
 
 There are no foreign keys to ``branch``: they would run trigger queries for every row (measured: about a fifth more
-processor time in PostgreSQL), to guard rows that one writer inserts and deletes in the same statement sequence as
-their branch. Nor from ``message`` to ``queue``: the messages of a deleted queue leave later, in pieces.
+processor time in PostgreSQL). One writer inserts and deletes these rows in the same statement sequence as their branch.
+There is none from ``message`` to ``queue`` either: the messages of a deleted queue are removed later, in pieces.
 """
 
 from typing import Final
@@ -37,7 +37,7 @@ from dtx.xa.codes import Heuristic
 
 
 class Xid8(UserDefinedType[str]):
-    """PostgreSQL's 64 bit transaction id: what ``pg_current_xact_id()`` returns."""
+    """PostgreSQL's 64 bit transaction id, as ``pg_current_xact_id()`` returns it."""
 
     cache_ok: bool | None = True
 
@@ -69,11 +69,11 @@ INVARIANTS: Final = {
     "unit": ("number >= 0", one_of("state", UnitState)),
     "journal": (_FORMAT_ID, _XID_LENGTHS, one_of("event", JournalEvent), one_of("outcome", Heuristic)),
 }
-"""Of the tables that every branch writes: what the function ``<table>_holds`` asks of a row. A null passes."""
+"""For the tables that every branch writes: the conditions that ``<table>_holds`` checks for a row. A null passes."""
 
 
 def _holds(table: str, *columns: str) -> CheckConstraint:
-    """The constraint that asks the function of *table* about *columns*, which are its parameters."""
+    """The constraint that calls the function of *table* with *columns* as arguments."""
     return CheckConstraint(f"{SCHEMA}.{table}_holds({', '.join(columns)})", name=f"{table}_check")
 
 
@@ -102,7 +102,7 @@ branch: Final = Table(
     # Standalone mode: pairs of 64 bit integers, queue and position; dtx.slots() reads them.
     octets("published", nullable=True),
     octets("consumed", nullable=True),
-    # Of the exchanges that the published ones were sent to (dtx.log.changes.mark); null where nobody knows.
+    # Marks of the exchanges that the published messages were sent to (dtx.log.changes.mark); null where unknown.
     octets("exchange_marks", nullable=True),
     PrimaryKeyConstraint("id", name="branch_pkey"),
     UniqueConstraint("rm", "vhost", "format_id", "gtrid", "bqual", name="branch_xid_key"),
@@ -211,10 +211,10 @@ journal: Final = Table(
     moment("started_at", nullable=True),
     moment("prepared_at", nullable=True),
     moment("decided_at", nullable=True),
-    # Readers follow the journal by this column below pg_snapshot_xmin: max(id) would lose lines committed late.
+    # Readers follow the journal by this column below pg_snapshot_xmin: max(id) would miss entries committed late.
     Column("xid8", Xid8, server_default=text("pg_current_xact_id()"), nullable=False),
     PrimaryKeyConstraint("at", "id", name="journal_pkey"),
-    # The last line of one xid without a sort; vhost and resource manager hardly ever differ, so they only filter.
+    # The last entry of one xid without a sort; vhost and resource manager hardly ever differ, so they only filter.
     Index("journal_xid_idx", "gtrid", "bqual", "at"),
     _holds("journal", "event", "format_id", "gtrid", "bqual", "outcome"),
     postgresql_partition_by="RANGE (at)",
@@ -242,7 +242,7 @@ queue: Final = Table(
     octets("name"),
     Column("auto_delete", Boolean, nullable=False),
     octets("arguments"),
-    # Messages up to this position may have been delivered before: written now and then, so it may be ahead.
+    # Messages up to this position may have been delivered before: written ahead, at intervals.
     Column("delivered", BigInteger, nullable=False),
     PrimaryKeyConstraint("id", name="queue_pkey"),
     UniqueConstraint("rm", "vhost", "name", name="queue_name_key"),
@@ -269,7 +269,7 @@ binding: Final = Table(
     ),
 )  # fmt: skip
 
-# What several messages have in common. A trigger on "message" counts its uses down, and deletes it with the last one.
+# A body that several messages share. A trigger on "message" counts its uses down, and deletes it with the last one.
 body: Final = Table(
     "body",
     metadata,
@@ -297,7 +297,7 @@ message: Final = Table(
     Column("shared", BigInteger),
     PrimaryKeyConstraint("queue", "position", name="message_pkey"),
     CheckConstraint("queue > 0 AND position >= 0", name="message_slot_check"),
-    # A start reads the primary key alone, whatever the bodies weigh; these two have what is particular about a few.
+    # A startup reads the primary key only, regardless of body sizes; these two indexes have its few special rows.
     Index("message_expires_idx", "queue", "position", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),
     Index("message_transient_idx", "queue", "position", postgresql_where=text("flags & 1 = 0")),
 )
@@ -327,8 +327,8 @@ lease: Final = Table(
 )
 
 
-# What the pipeline has found about the whole fleet. These two name no resource manager of their own. A run of the
-# pipeline replaces them in one transaction; no lease is needed, and nothing of dtx writes them.
+# The verdicts of the pipeline about all resource managers. These two tables have no column for one. A run of the
+# pipeline replaces their rows in one transaction, without a lease; dtx itself does not write them.
 def _words(name: str) -> Column[list[str]]:
     return Column(name, ARRAY(Text(collation="C")), nullable=False)
 
@@ -346,7 +346,7 @@ reconciliation: Final = Table(
     PrimaryKeyConstraint("number", name="reconciliation_pkey"),
     CheckConstraint("number >= 1 AND lines >= 0 AND shown >= 0", name="reconciliation_counts_check"),
 )
-"""The runs that were published; the verdicts are those of the one that was published last."""
+"""The published runs; the verdicts are those of the last one."""
 
 verdict: Final = Table(
     "verdict",
@@ -366,12 +366,12 @@ verdict: Final = Table(
     octets("fingerprint"),
     prose("evidence", comment="JSON: the lines that it rests on"),
     CheckConstraint("format_id BETWEEN 0 AND 4294967295", name="verdict_format_id_check"),
-    # names that PostgreSQL's own prepared transactions may have are longer than a gtrid
+    # names of PostgreSQL's own prepared transactions may be longer than a gtrid
     CheckConstraint("octet_length(gtrid) BETWEEN 1 AND 200", name="verdict_gtrid_check"),
     CheckConstraint("branches >= 0", name="verdict_branches_check"),
     CheckConstraint("octet_length(fingerprint) = 16", name="verdict_fingerprint_check"),
-    # There is no primary key, since there may be no format id: where a participant's name for it is no xid, or where
-    # a decision is about no branch that is known, of a log that keeps none.
+    # There is no primary key, since there may be no format id: when a participant's name for the transaction is no xid,
+    # or when a decision concerns no known branch, in a log without format ids.
     Index("verdict_key", "gtrid", text("coalesce(format_id, -1)"), unique=True),
     Index("verdict_last_at_idx", "last_at", "gtrid"),
     Index("verdict_verdict_idx", "verdict", "last_at", "gtrid"),

@@ -1,6 +1,6 @@
-"""Records that wait to be written: in the order in which they came, but for those that nobody waits for.
+"""Records that wait to be written, in the order in which they came. Writes at leisure wait beside the queue.
 
-Company is what makes writes cheap, so whoever is in no hurry waits for it: :meth:`WriteQueue.add` says how long.
+A larger group costs little more, so records that are not urgent wait for others: see :meth:`WriteQueue.add`.
 """
 
 import asyncio
@@ -23,27 +23,31 @@ from dtx.log.records import (
 from dtx.telemetry import get_logger
 
 MAX_GROUP: Final = 256
-"""Records in one transaction: a larger group saves nothing more, and its first waiter waits longer."""
+"""Records in one transaction: a larger group saves nothing more, and its first record waits longer."""
 MAX_GROUP_BYTES: Final = 4 * 1024 * 1024
-"""Octets in one transaction, unless one record alone has more: what a disk writes in some milliseconds."""
+"""Bytes in one transaction, unless one record alone has more: a disk writes them in some milliseconds."""
 MAX_QUEUED: Final = 8_192
-"""Records that wait: a second of work. Whoever writes more waits before queueing; the bodies are in memory anyway."""
+"""Records in the queue, about one second of work; writes at leisure are not counted. At this limit, callers of
+``write`` wait before they queue; ``post`` queues regardless. The bodies are in memory in either case."""
 _PATIENCE: Final = 0.003
-"""Seconds that a record which nobody waits for may wait for company: the next prepare of the same client, mostly."""
+"""Seconds for which a record without subject that is not urgent waits for others, mostly for the next prepare of the
+same client. It waits in the queue, and leaves with the next group."""
 _LEISURE: Final = 0.02
-"""Seconds that the record of a branch which nobody waits for may wait for others of its kind. It keeps no place in the
-queue: no other record can mean its branch before it is written, and what others wait for need not write it along."""
+"""Seconds for which a write at leisure waits for others: a record with a subject that is not urgent. It waits outside
+the queue. No other record can concern its branch before it is written, and urgent groups do not carry it."""
 _MOST_AT_LEISURE: Final = 64
-"""Records that wait like that; more are not cheaper together, and those who hear of them at once hold up others."""
+"""Writes at leisure that wait; at this number all join the queue. More save nothing, and so many callbacks at once
+would delay others."""
 _ROW_BYTES: Final = 512
 
 log = get_logger()
 
 
 class Pending:
-    """A record on its way, and who is to be told of its outcome.
+    """A record to write, and the callback for its outcome.
 
-    Its *subject* occurs once in a group: the branch, as the number of its UUID, or topology as a whole.
+    A group has at most one record of each *subject*: the branch, as the number of its UUID, or all topology. A
+    ``NoteWrite`` or ``Store`` has none.
     """
 
     __slots__ = ("_told", "alone", "deadline", "line_id", "record", "size", "subject")
@@ -74,25 +78,25 @@ class Pending:
 
     @property
     def answered(self) -> bool:
-        """Whether the outcome was told."""
+        """Whether the callback was called."""
         return self._told is None
 
     def answer(self, error: LogError | None = None) -> None:
-        """Tell the outcome, unless that was done: it is durable, or *error* says what is known."""
+        """Call the callback, unless that was done: the record is durable, or *error* says what is known."""
         told, self._told = self._told, None
         if told is not None:
             try:
                 told(error)
             except Exception:
-                log.exception("who waited for a write failed when it was told")
+                log.exception("the callback of a write failed")
 
 
 class WriteQueue:
     """The queue of the writer.
 
     Args:
-        loop: its timers are made with.
-        wake: called when there is a group worth sending.
+        loop: makes the timers.
+        wake: called when there is a group to send.
     """
 
     __slots__ = ("_at_leisure", "_leisure", "_loop", "_patience", "_queue", "_room", "_wake", "enough")
@@ -101,7 +105,7 @@ class WriteQueue:
         self._loop = loop
         self._wake = wake
         self.enough = 1
-        """So many records are worth a group: the writer is woken."""
+        """At this number of records in the queue, an urgent one wakes the writer."""
         self._queue: deque[Pending] = deque()
         self._patience: asyncio.TimerHandle | None = None
         self._at_leisure: list[Pending] = []
@@ -109,35 +113,36 @@ class WriteQueue:
         self._room = asyncio.Event()
 
     def __len__(self) -> int:
-        """How many records could be sent now."""
+        """The number of records that can be sent now: without writes at leisure."""
         return len(self._queue)
 
     @property
     def count(self) -> int:
-        """How many records wait, those that let others pass among them."""
+        """The number of records that wait, including writes at leisure."""
         return len(self._queue) + len(self._at_leisure)
 
     @property
     def full(self) -> bool:
-        """Whether so many wait that whoever adds more should pause."""
+        """Whether callers should pause: :data:`MAX_QUEUED` records are in the queue."""
         return len(self._queue) >= MAX_QUEUED
 
     @property
     def alone(self) -> bool:
-        """Whether the first is to be written without others. There is one."""
+        """Whether the first record must be written alone. The queue must not be empty."""
         return self._queue[0].alone
 
     async def room(self) -> None:
-        """Return when there may be room again."""
+        """Return after the next removal of records: there may be room."""
         self._room.clear()
         await self._room.wait()
 
     def add(self, pending: Pending, *, urgent: bool) -> None:
-        """Queue a record, however many wait.
+        """Queue a record, regardless of :attr:`full`.
 
         Args:
             pending: the record.
-            urgent: ``False``: it waits for company, a little; one of a branch for longer, and lets others pass.
+            urgent: ``True`` wakes the writer when the queue has :attr:`enough` records. ``False`` waits for others:
+                without a subject, 3 ms; with one at leisure, outside the queue, until 20 ms are over or 64 wait.
         """
         if not urgent and pending.subject is not None:
             self._add_at_leisure(pending)
@@ -154,7 +159,11 @@ class WriteQueue:
         self._queue.extendleft(reversed(group))
 
     def take(self) -> list[Pending]:
-        """The next group. It ends before a second record of one subject: statements run by kind, not in order."""
+        """Remove the next group from the queue.
+
+        It ends at :data:`MAX_GROUP` records, and before :data:`MAX_GROUP_BYTES` are exceeded. It ends before a second
+        record of one subject, since statements run by kind, not in order. A record that must be *alone* is a group.
+        """
         queue = self._queue
         group: list[Pending] = []
         subjects = set()
@@ -177,14 +186,14 @@ class WriteQueue:
         return group
 
     def take_late(self, now: float) -> list[Pending]:
-        """Those whose deadline is over."""
+        """Remove the records whose deadline is over, without writes at leisure."""
         late = [pending for pending in self._queue if pending.deadline <= now]
         self._queue = deque([pending for pending in self._queue if pending.deadline > now])
         self._make_room()
         return late
 
     def take_all(self) -> list[Pending]:
-        """All that wait, those that let others pass among them."""
+        """Remove all records, including writes at leisure."""
         self.end_leisure()
         every = list(self._queue)
         self._queue.clear()
@@ -192,7 +201,7 @@ class WriteQueue:
         return every
 
     def end_leisure(self) -> None:
-        """Those that nobody waits for have waited long enough."""
+        """Move all writes at leisure into the queue, and wake the writer."""
         if self._leisure is not None:
             self._leisure.cancel()
             self._leisure = None
@@ -218,7 +227,7 @@ class WriteQueue:
 
 
 Around = tuple[Point, Point]
-"""The point before a record's group is sent, and the one when its commit is known and nobody was told."""
+"""The failpoint before a record's group is sent, and the one between its commit and the callbacks."""
 
 _ENTERS: Final[dict[LogState, Around]] = {
     LogState.TAKING: (Point.LOG_TAKING_BEFORE, Point.LOG_TAKING_AFTER),
@@ -238,11 +247,11 @@ _LEAVES: Final[dict[JournalEvent, Around]] = {
     JournalEvent.FORGOTTEN: (Point.LOG_FORGOTTEN_BEFORE, Point.LOG_FORGOTTEN_AFTER),
 }
 _MENDS: Final = frozenset({JournalEvent.DISCARDED, JournalEvent.REDIRECTED})
-"""Events of what operators do to messages that phase two is stuck with."""
+"""Events of operators' actions on messages that phase two cannot finish."""
 
 
 def around(record: LogWrite) -> Around:
-    """The points around *record*."""
+    """The failpoints around *record*."""
     match record:
         case Insert():
             return _ENTERS[record.branch.state]

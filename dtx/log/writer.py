@@ -1,35 +1,35 @@
-"""Group commit: one task writes for everybody, one transaction after the other.
+"""Group commit: one task writes all records, one transaction after the other.
 
-Theory of operation. Records queue up while a group is on its way; the writer takes what is there, up to limits, and
-sends it as one transaction in one round trip. Each waiter is answered after the commit of its record. A group that
-PostgreSQL refuses is written again record by record, so that the bad one fails alone.
+Theory of operation. Records queue up while a group is under way. The writer takes them, up to limits, and sends them as
+one transaction in one round trip. Each caller is answered after the commit of its record. When PostgreSQL refuses a
+group, its records are written one by one, so that only the bad one fails.
 
-A group is sent while the one before it is written, so that PostgreSQL need not wait until we have heard of the one and
-made the other. It proves its *turn*: it fails unless the group before it has committed. So groups commit in their order
-or not at all, as if each had waited for the answer to the one before; what was sent behind a group that failed has
-failed with it, and is sent again behind what was good of that.
+A group is sent while PostgreSQL writes the one before it, so that PostgreSQL does not wait between them. It proves its
+*turn*: it fails unless the group before it has committed. So groups commit in their order or not at all, as if each had
+waited for the answer to the one before. When a group fails, the group sent behind it fails too. It is sent again after
+the good records of the first.
 
-A group whose connection died is *carried*: whether it committed is not known. The writer connects again and bumps its
-own epoch in the lease; from then on the old session has either committed or never will (its proof of the lease fails,
-or the bump waited for its lock). Then it looks for traces of the carried groups, of the last one first: there, and
-every waiter of it and of those before has been served; not there, and the group is written again. Where the database
-stays away for the retry window, the waiters get LogUnavailable and the carried groups are settled later: until then
-nothing is said about any xid (:attr:`Writer.settled`).
+A group whose connection was lost is *carried*: whether it committed is not known. The writer connects again and raises
+its own epoch in the lease. From then on the old session has either committed or never will: its proof of the lease
+fails, or the update has waited for its lock. Then the writer looks for traces of the carried groups, from the last to
+the first. A trace shows that this group and all before it committed. A group without one is written again. When the
+database stays away for the retry window, callers get LogUnavailable, and the carried groups are settled later. Until
+then no answer about any xid is given (:meth:`Writer.settled`).
 
-Traces. All of a group was committed or nothing, so the surest trace of any of its records tells of all:
+Traces. Either all of a group was committed or nothing, so one trace of the most certain kind decides:
 
-1. A journal line: its id is random, nobody else writes it, it stays for days.
+1. A journal entry: its id is random, no other writer uses it, and it stays for days.
 2. A branch that entered or advanced: only this record could give it its state and version.
 3. A message that was put and not dropped by the same group: a slot is used once, and until the group is settled only
-   the group behind it may drop it. (The removal of a deleted queue's messages may, too; it does no harm when those are
-   put again.)
-4. Without any of these the group has only dropped messages, given them another time to expire, marked what was
-   delivered, or defined topology. All of that may be written twice: it counts as not applied. No record that was not
-   in the group can have come between.
+   the group behind it may drop it. (The removal of a deleted queue's messages may do so too. To put those again does no
+   harm.)
+4. Without any of these the group has only dropped messages, changed their expiry or properties, marked what was
+   delivered, or defined topology. All of that may be written twice: it counts as not applied. No record outside the
+   group can have come between.
 
-Of two groups that were under way the second is looked for first: it was written only if the first was. Where it left no
-trace, or dropped the only one of the first, both are written again, in their order, and that comes to the same. So
-nothing is written for the sake of a trace alone, and a group of acknowledgements costs no more than its deletions.
+Of two groups under way the second is looked for first: it was written only if the first was. If it left no trace, or
+dropped the only trace of the first, both are written again, in their order, with the same result. So no write serves
+as a trace only, and a group of acknowledgements costs no more than its deletions.
 """
 
 import asyncio
@@ -61,26 +61,25 @@ from dtx.log.write_queue import Pending, WriteQueue, around
 from dtx.telemetry import get_logger
 
 _COMPANY: Final = 4
-"""Turns of the event loop that a group waits for company where the last one had more than one record: about as many as
-it takes until those who were told of that one have been answered, and what has come meanwhile is read. Where nothing
-happens a turn is over in some microseconds."""
+"""Turns of the event loop for which a group waits for more records, when the last group had more than one. In about as
+many, callers of that group are answered and new input is read. An idle turn takes some microseconds."""
 _ENOUGH: Final = 4
-"""Records that wait for no company: others would cost each of them hardly less. They are sent behind a group that is
-under way."""
+"""Records that do not wait for others: a larger group would cost each of them hardly less. So many are sent behind a
+group under way."""
 _MOST_UNDER_WAY: Final = 2
-"""Groups that PostgreSQL has at a time: one that it writes, and the next, so that it need not wait for our turn."""
+"""Groups that PostgreSQL has at a time: one that it writes, and the next, so that it does not wait for the writer."""
 _LEADS: Final = 2
-"""Records of a group that another one may be sent behind. One that is alone proves the lease in its own statement."""
+"""Records of a group that another one may be sent behind. A single record proves the lease in its own statement."""
 _DISK_FULL: Final = "53100"
 """SQLSTATE of a write for which PostgreSQL has no space."""
 _FULL_SECONDS: Final = 3.0
-"""How long a disk counts as full after such a write: nothing but the next one tells whether it still is."""
+"""How long a disk counts as full after such a write: only another write shows whether it still is."""
 _PAUSE_MIN: Final = 0.05
 _PAUSE_MAX: Final = 1.0
 WRITER_SETTINGS: Final = {
     # The tables are empty when plans are made and have 100,000 rows a minute later. Every hot statement finds its
     # rows by primary key: only that plan is ever right, and planning again for each group would cost more than
-    # running it. Bitmap scans alone are left, since they always have a condition on the index. An index scan can read
+    # running it. Only bitmap scans are left, since they always have a condition on the index. An index scan can read
     # a whole table, and does so for each group once autovacuum has found the table empty.
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
@@ -90,18 +89,18 @@ WRITER_SETTINGS: Final = {
     "enable_mergejoin": "off",
     "jit": "off",
 }
-"""Of the session that writes."""
+"""Settings of the session that writes."""
 
 _END_PREDECESSOR: Final = Statement(
     b"end_predecessor",
-    # A session cut off in mid-transaction holds its lock on the lease until the server notices. Our own role may end
-    # it.
+    # A session that is cut off in a transaction holds its lock on the lease until the server notices. dtx's own role
+    # may end it.
     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
     "WHERE application_name = $1::text AND usename = current_user AND pid <> pg_backend_pid()",
 )
 _RAISE_EPOCH: Final = Statement(
     b"raise_epoch",
-    # Waits for the lock of a transaction of the old session that has proved the old epoch; one that has not, will fail.
+    # Waits for the lock of an old session's transaction that has proved the old epoch; a later proof of it fails.
     "UPDATE dtx.lease SET epoch = epoch + 1 WHERE rm = $1::text AND instance = $2::uuid RETURNING epoch",
 )
 _LINE: Final = Statement(
@@ -118,20 +117,20 @@ _MESSAGE: Final = Statement(
     "JOIN dtx.message m ON m.queue = u.queue AND m.position = u.position AND m.rm = $1::text LIMIT 1) AS found",
 )
 UNKNOWN_COMMIT: Final = (_END_PREDECESSOR, _RAISE_EPOCH, _LINE, _BRANCH, _MESSAGE)
-"""What a session needs to take the place of one that died."""
+"""The statements of a session that replaces a lost one."""
 
 log = get_logger()
 
 
 @dataclass(slots=True)
 class _Sent:
-    """A group on its way.
+    """A group under way.
 
     Args:
         group: the records.
-        answer: PostgreSQL's.
+        answer: PostgreSQL's answer.
         turn: its number, where another group may be sent behind it; else 0.
-        began: when its statements were made.
+        began: the time when its statements were made.
     """
 
     group: list[Pending]
@@ -146,13 +145,13 @@ class Writer:
     Args:
         dsn: the database.
         rm: name of the resource manager.
-        lease: taken.
+        lease: the lease, already taken.
         durable: see :meth:`dtx.db.pipeline.PipelineSession.connect`.
-        retry_window: seconds for which a write outlives a database that is away.
+        retry_window: seconds for which a write waits for a database that is away.
         answer_timeout: seconds after which a database that does not answer counts as away.
-        observe: told of each commit: how many records, how many seconds.
-        on_lines: told of the lines of the journal that each commit has made durable.
-        on_failed: called once when the writer has ended by a fault of its own: nothing can be written any more.
+        observe: called after each commit with the number of records and the seconds it took.
+        on_lines: called with the journal entries that each commit has made durable.
+        on_failed: called once when the writer has ended with an unexpected error: no write is possible any more.
     """
 
     def __init__(
@@ -172,7 +171,7 @@ class Writer:
         self._dsn = dsn
         self._rm = rm.encode()
         self._lease = lease
-        # PostgreSQL gives up first where it can: then it is known that nothing was written.
+        # PostgreSQL gives up first if possible: then it is certain that nothing was written.
         self._settings = session_settings("writer", lease.instance, statement_timeout=answer_timeout * 0.8)
         self._settings |= WRITER_SETTINGS
         self._durable = durable
@@ -184,9 +183,9 @@ class Writer:
         self._line_ids = map((urandom(8)).__add__, map(_eight_octets, count()))
         self._waiting = WriteQueue(self._loop, self._wake)
         self._under_way: deque[_Sent] = deque()  # oldest first
-        self._in_hand: list[Pending] = []  # taken from the queue, not answered: an error of our own finds them here
+        self._in_hand: list[Pending] = []  # taken, not answered: ``_stop`` answers them
         self._carried: list[list[Pending]] = []  # oldest first
-        self._committed: list[Pending] = []  # committed, and nobody was told yet
+        self._committed: list[Pending] = []  # committed, not answered
         self._last_size = 0
         self._turns = count(1)
         self._known = asyncio.Event()
@@ -200,10 +199,10 @@ class Writer:
         self._task: asyncio.Task[None] | None = None
 
     async def settled(self) -> None:
-        """Return when the outcome of everything that was ever sent is known: at once, unless a connection was lost.
+        """Return when the outcome of all records sent so far is known: at once, unless a connection was lost.
 
         Raises:
-            LogUnavailable: not within the retry window.
+            LogUnavailable: it is not known within the retry window.
         """
         if self._carried:
             try:
@@ -213,7 +212,7 @@ class Writer:
                 raise LogUnavailable("the database is away, the outcome of an earlier write is not known") from None
 
     async def start(self) -> None:
-        """Connect, and begin to write.
+        """Connect, and start the task that writes.
 
         Raises:
             LogUnavailable, LeaseLost.
@@ -225,11 +224,11 @@ class Writer:
         self._task = asyncio.create_task(self._run(), name="log writer")
 
     async def write(self, record: LogWrite, *, urgent: bool = True) -> None:
-        """Make *record* durable. A caller that is cancelled does not stop the write.
+        """Make *record* durable. Cancellation of the caller does not stop the write.
 
         Args:
             record: what to write.
-            urgent: ``False``: it may wait for company, and one of a branch lets others pass.
+            urgent: ``False``: it may wait for others, see :meth:`WriteQueue.add`.
 
         Raises:
             LogConflict, LogUnavailable, LeaseLost, LogError.
@@ -240,7 +239,7 @@ class Writer:
 
         def told(error: LogError | None) -> None:
             if future.done():
-                return  # who waited has gone
+                return  # the caller was cancelled
             if error is None:
                 future.set_result(None)
             else:
@@ -251,26 +250,26 @@ class Writer:
 
     @property
     def epoch(self) -> int:
-        """The one that writes are proved by."""
+        """The epoch that writes prove."""
         return self._epoch
 
     @property
     def disk_full(self) -> bool:
-        """Whether the database has refused a write for want of space in the last seconds."""
+        """Whether the database has refused a write for lack of space within the last seconds."""
         return time.monotonic() < self._full_until
 
     @property
     def queued(self) -> int:
-        """How many records wait."""
+        """The number of records that wait."""
         return self._waiting.count
 
     @property
     def congested(self) -> bool:
-        """Whether so many records wait that those who :meth:`post` should pause."""
+        """Whether so many records wait that callers of :meth:`post` should pause."""
         return self._waiting.full
 
     def post(self, record: LogWrite, told: OnWritten, *, urgent: bool = True) -> None:
-        """Queue *record*, however many wait: see :attr:`congested`. *told* hears what :meth:`write` would raise."""
+        """Queue *record*, regardless of :attr:`congested`; *told* is called with the error of :meth:`write`, if any."""
         if self._end is not None:
             self._loop.call_soon(told, type(self._end)(str(self._end)))
             return
@@ -294,7 +293,7 @@ class Writer:
             await self._session.close()
 
     def _stop(self, error: LogError) -> None:
-        """No write succeeds from now on."""
+        """End the writer: *error* answers all records, and all later ones."""
         self._end = self._end or error
         self._tell()
         sent = [*[sent.group for sent in self._under_way], *self._carried]
@@ -328,7 +327,7 @@ class Writer:
                 self._on_failed()
 
     async def _wait(self) -> None:
-        """Until the oldest group is answered, or as many records are queued as make another one."""
+        """Wait until the oldest group is answered, or until there are enough records for another group."""
         self._idle = self._loop.create_future()
         if not self._under_way:
             self._waiting.enough = 1
@@ -341,14 +340,13 @@ class Writer:
         self._wake()
 
     async def _recover(self) -> None:
-        """Nothing can be sent yet: a session has to be made, or what the last one left has to be settled."""
+        """Make a session, or settle the groups that the last one carried; until then nothing can be sent."""
         if self._session is None or not self._session.alive:
             await self._reconnect()
         else:
             await self._settle()
 
     def _may_send(self) -> bool:
-        """Whether a group is to be sent now."""
         if not self._waiting or self._carried or self._session is None or not self._session.alive:
             return False
         if not self._under_way:
@@ -360,7 +358,7 @@ class Writer:
         return len(self._under_way) < _MOST_UNDER_WAY and self._under_way[-1].turn > 0
 
     async def _send(self) -> None:
-        """Send the next group, and answer for those that have committed: PostgreSQL writes while they are told."""
+        """Send the next group, then answer for the committed one while PostgreSQL writes."""
         if not self._under_way and self._last_size > 1 and len(self._waiting) < _ENOUGH:
             await self._have_company()
             if not self._may_send():
@@ -392,7 +390,7 @@ class Writer:
         self._tell()
 
     async def _have_company(self) -> None:
-        """Let those come along who are about to ask for something."""
+        """Answer for the committed group, and give its callers some turns to send more records."""
         self._tell()
         for _ in range(_COMPANY):
             await asyncio.sleep(0)
@@ -400,7 +398,7 @@ class Writer:
                 break
 
     async def _land(self) -> None:
-        """See what became of the oldest group."""
+        """Handle the answer to the oldest group."""
         sent = self._under_way.popleft()
         group = self._in_hand = sent.group
         try:
@@ -433,20 +431,20 @@ class Writer:
         self._in_hand = []
 
     async def _recall(self) -> None:
-        """Queue again what was sent behind a group that was refused: it waited for its turn, which never came."""
+        """Queue again all groups sent behind a refused one: their turn never came."""
         while self._under_way:
             sent = self._under_way[-1]
             try:
                 await sent.answer
             except (StatementRefused, SessionLost):
-                pass  # a session that was lost had refused the one before
+                pass  # the group before it was refused before the session was lost
             else:
                 raise AssertionError("a group was written though the one before it was not")
             self._under_way.pop()
             self._waiting.put_back(sent.group)
 
     def _queue_apart(self, group: list[Pending]) -> None:
-        """Write *group*, nothing of which was written, record by record: the bad one fails alone."""
+        """Queue *group*, of which nothing was written, to be written record by record: only the bad one fails."""
         now = time.monotonic()
         again = []
         for pending in group:
@@ -458,7 +456,7 @@ class Writer:
         self._waiting.put_back(again)
 
     async def _prove_again(self) -> None:
-        """The epoch was not ours: another dtx has the lease, or a session that we gave up has bumped it late."""
+        """Raise the epoch again: another dtx has the lease, or an abandoned session of this one has raised it late."""
         assert self._session is not None
         try:
             self._epoch = await raise_epoch(self._session, self._rm, self._lease.instance)
@@ -475,19 +473,18 @@ class Writer:
     def _tell(self) -> None:
         """Answer for the group that has committed.
 
-        Where another one waits, and it will not grow, that is sent first: PostgreSQL writes it while the answers to
-        this one go out.
+        When the next group is ready, it is sent first: PostgreSQL writes it while these answers go out.
         """
         group, self._committed = self._committed, []
         for pending in group:
             pending.answer()
 
     async def _refused(self, pending: Pending, error: StatementRefused) -> None:
-        """Answer for a record that was refused when it came alone."""
+        """Answer for a record that was refused alone, or try it again."""
         if error.sqlstate == CONFLICT or error.sqlstate.startswith(("21", "23")):
             pending.answer(LogConflict(error.message))
         elif error.sqlstate in {"40001", "40P01", "55P03"} and time.monotonic() < pending.deadline:
-            # serialization failure, deadlock, lock timeout: somebody else's lock was in the way
+            # serialization failure, deadlock, lock timeout: another session's lock
             await asyncio.sleep(_PAUSE_MIN)
             pending.alone = True
             self._waiting.put_back([pending])
@@ -497,7 +494,7 @@ class Writer:
             pending.answer(LogUnavailable(f"the database refused the record: {error.message}"))
 
     async def _connect(self, seconds: float) -> None:
-        """A new session under a new epoch: no earlier session of ours writes any more; *seconds* are what there is."""
+        """Make a session under a new epoch within *seconds*: no earlier session of this dtx can write any more."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -535,7 +532,7 @@ class Writer:
             log.info("connected to the database", database=self._dsn.shown, epoch=self._epoch)
 
     def _expire(self, why: str) -> None:
-        """Answer whoever has waited for the retry window."""
+        """Answer the records that have waited for the retry window."""
         now = time.monotonic()
         late = self._waiting.take_late(now)
         for group in self._carried:
@@ -548,7 +545,7 @@ class Writer:
             pending.answer(LogUnavailable(f"the database is away, nothing was written: {why}"))
 
     async def _settle(self) -> None:
-        """Find out which of the carried groups were committed: all of each or none, and none before the one before."""
+        """Find out which carried groups were committed: each as a whole, and none unless the one before it was."""
         assert self._session is not None
         groups = self._carried
         try:
@@ -566,15 +563,15 @@ class Writer:
             for pending in group:
                 pending.answer()
         for group in reversed(groups[applied:]):
-            # Who was told "not known" in the meantime reads the row again and decides anew. The others come one by one:
-            # where a record is what ends the connection, it ends alone.
+            # A caller that got "not known" reads the row again and decides anew. The other records come one by one:
+            # if one of them breaks the connection, it does so alone.
             self._queue_apart([pending for pending in group if not pending.answered])
 
     async def _count_applied(self, session: PipelineSession, groups: list[list[Pending]]) -> int:
         """How many of *groups* were committed.
 
         Raises:
-            Refused, SessionLost: not known yet.
+            StatementRefused, SessionLost: not known yet.
         """
         for number in range(len(groups), 0, -1):
             group = [(pending.record, pending.line_id) for pending in groups[number - 1]]
@@ -595,7 +592,7 @@ async def raise_epoch(session: PipelineSession, rm: bytes, instance: UUID) -> in
 
     Raises:
         LeaseLost: another dtx has the lease.
-        Refused, SessionLost: not done.
+        StatementRefused, SessionLost: not done.
     """
     failpoint.at(Point.EPOCH_BEFORE)
     await session.send([(_END_PREDECESSOR, [application_name("writer", instance).encode()])])
@@ -609,22 +606,22 @@ async def raise_epoch(session: PipelineSession, rm: bytes, instance: UUID) -> in
 
 
 async def was_applied(session: PipelineSession, rm: bytes, group: Iterable[tuple[LogWrite, bytes]]) -> bool:
-    """Whether *group* was committed by a session that is fenced off, or may be written again without harm.
+    """Whether *group* was committed by a session that is fenced off; ``False`` also if it may be written twice.
 
     Args:
         session: under a new epoch.
         rm: name of the resource manager.
-        group: each record with the id of its journal line.
+        group: each record with the id of its journal entry.
 
     Raises:
-        Refused, SessionLost: not known yet.
+        StatementRefused, SessionLost: not known yet.
     """
     trace = _trace(rm, group)
     return trace is not None and _number(await session.send([trace])) == 1
 
 
 def _trace(rm: bytes, group: Iterable[tuple[LogWrite, bytes]]) -> Bound | None:
-    """The question whose answer is 1 where the group was committed; ``None`` where none is needed."""
+    """The query whose result is 1 if the group was committed; ``None`` where none is needed."""
     of_branch: Bound | None = None
     changes: list[Change] = []
     for record, line_id in group:

@@ -1,7 +1,7 @@
-"""The log side of the manager: which rows an effect writes, what follows when they are durable, and what when not.
+"""The log side of the manager: the rows that an effect writes, and what follows after success or failure.
 
-"Reply before the durable write that it promises" must never happen: a write that failed is a 541, and leaves the entry
-*in doubt*, to be read again before anything else.
+A reply must never precede the durable write that it promises. A write that failed is answered with 541, and leaves the
+entry *uncertain*: it is read from the log before any other operation.
 """
 
 from abc import ABC, abstractmethod
@@ -54,80 +54,80 @@ _END: Final = {
 }
 _REPEATED: Final = "messages may have been repeated, with the same x-dtx-id"
 DTX: Final = "dtx"
-"""The actor of what happens by itself."""
+"""The actor of events that no client or operator caused."""
 
 
 class Way(Enum):
-    """Which way a decision sends the messages of a branch."""
+    """The direction in which a decision sends the messages of a branch."""
 
     COMMIT = CloseWrite(publishes=Fate.PUBLISHED, consumes=Fate.CONSUMED)
     ROLLBACK = CloseWrite(publishes=Fate.DROPPED, consumes=Fate.PUT_BACK)
 
     @property
     def close(self) -> CloseWrite:
-        """What becomes of them."""
+        """The fates of its messages."""
         return self.value
 
 
 def way(state: LogState, outcome: Heuristic) -> Way:
-    """The way of a branch that is in *state* and comes to *outcome*."""
+    """The direction for a branch in *state* with the heuristic *outcome*."""
     if state is LogState.PREPARED:
         return Way.COMMIT if outcome is Heuristic.COMMITTED else Way.ROLLBACK
     return Way.COMMIT if state in {LogState.COMMITTING, LogState.HEURISTIC_COMMITTING} else Way.ROLLBACK
 
 
 def event_of(fates: Sequence[object], *, over: bool) -> JournalEvent:
-    """What the journal calls it when an operator gives up messages with these *fates*, or the branch is *over*."""
+    """The journal event when an operator gives up messages with these *fates*, or when the branch is *over*."""
     if over:
         return JournalEvent.HEURISTIC
     return JournalEvent.DISCARDED if fates else JournalEvent.DECIDED
 
 
 LoggedEffect = Persist | model.Complete | model.Note
-"""An effect that is a write."""
+"""An effect that is a write to the log."""
 
 
 class BranchPersistence(ABC):
-    """Says what an effect writes to the log, and remembers what is durable; one for each kind of store.
+    """Converts effects to writes, and updates entries after them; one class for each kind of store.
 
     Args:
         log: the transaction log.
     """
 
     local: ClassVar[bool]
-    """Whether messages live in the log's own database."""
+    """Whether messages are in the log's own database."""
 
     def __init__(self, log: TransactionLog) -> None:
         self._log = log
 
     def vote(self, entry: BranchRuntime) -> Vote:
-        """What the branch holds."""
+        """The kind of work in the branch that its vote is about."""
         if entry.record is not None:
             return Vote.of(entry.record.publishes, entry.record.consumes)
         vote = Vote.NOTHING if entry.work is None else Vote.of(entry.work.publishes, entry.work.consumes)
         if vote is Vote.NOTHING and entry.outcomes and not entry.one_phase:
-            return Vote.PUBLISHED  # it is not over with the vote, and so the decision must be asked for
+            return Vote.PUBLISHED  # its outcomes wait for the decision, so it must not end as read-only
         return vote
 
     @abstractmethod
     def restore(self, entry: BranchRuntime, record: BranchRecord) -> None:
-        """Tell the store at a start what the branch holds, or which of its units may still happen."""
+        """At startup: tell the store the messages of the branch, or its units that may still happen."""
 
     def undefined(self, entry: BranchRuntime) -> Awaitable[None] | None:  # noqa: ARG002 - a broker has its own topology
-        """What has to be in the log before the branch is written; ``None`` for nothing. Raises LogError."""
+        """Wait for definitions that must be in the log before the branch; ``None`` for none. Raises LogError."""
         return None
 
     def writing(self, entry: BranchRuntime, effect: LoggedEffect, now: float, actor: str) -> LogWrite:
-        """What *effect* writes.
+        """The write for *effect*.
 
         Args:
             entry: the branch.
-            effect: of the core.
+            effect: from the core.
             now: seconds since the epoch.
-            actor: who caused it.
+            actor: the user or operator that caused it.
 
         Raises:
-            XaError: 541, and nothing has happened.
+            XaError: 541, nothing was written.
         """
         if isinstance(effect, model.Complete):
             return self._ending(entry, effect.ending, now, actor)
@@ -138,7 +138,7 @@ class BranchPersistence(ABC):
         return self._advancing(entry, entry.record, effect, now, actor)
 
     def written(self, entry: BranchRuntime, effect: LoggedEffect, record: LogWrite) -> None:
-        """*record*, which *effect* has asked for, is durable."""
+        """Update *entry*: *record*, the write for *effect*, is durable."""
         if isinstance(effect, Persist):
             if isinstance(record, Insert):
                 self._entered(entry, record)
@@ -154,45 +154,45 @@ class BranchPersistence(ABC):
 
     @abstractmethod
     def _entering(self, entry: BranchRuntime, state: State, now: float, actor: str) -> Insert:
-        """The branch enters the log."""
+        """The write by which the branch enters the log."""
 
     @abstractmethod
     def _entered(self, entry: BranchRuntime, record: Insert) -> None:
-        """That is durable."""
+        """Update *entry* after that write."""
 
     @abstractmethod
     def _advancing(
         self, entry: BranchRuntime, record: BranchRecord, effect: Persist, now: float, actor: str
     ) -> Advance:
-        """A branch that the log has as *record* comes to another state."""
+        """The write by which a branch with the row *record* changes its state."""
 
     @abstractmethod
     def _advanced(self, entry: BranchRuntime, change: Advance) -> None:
-        """That is durable."""
+        """Update *entry* after that write."""
 
     @abstractmethod
     def _ending(self, entry: BranchRuntime, ending: Ending, now: float, actor: str) -> CompleteWrite | NoteWrite:
-        """The branch leaves the log; local work is done, or undone, with that."""
+        """The write by which the branch leaves the log; local work is committed or undone with it."""
 
     @abstractmethod
     def _gone(self, entry: BranchRuntime, event: JournalEvent | None) -> None:
-        """The branch has left the log, with *event* as its end."""
+        """Update the store: the branch has left the log, with *event* as its ending."""
 
     def failed(self, entry: BranchRuntime, record: LogWrite, what: str, error: LogError) -> XaError:
-        """The 541 for *record* that may not be in the log; the entry is in doubt from now on."""
-        # A lost lease wrote nothing, but what this dtx remembers is worth nothing either.
+        """The 541 for a failed write of *record*; makes the entry uncertain, unless the write was a plain note."""
+        # With a lost lease nothing was written, but the state in memory may be outdated.
         if not isinstance(record, NoteWrite) or record.change is not None:
             entry.lost_track()
         return log_failed(error, what, entry.xid)
 
     async def reread(self, entry: BranchRuntime) -> bool:
-        """Settle the doubt about *entry* by what the log says.
+        """Replace the uncertain state of *entry* by the log's.
 
         Returns:
-            Whether the branch is still there; otherwise ``entry.end`` says how it ended.
+            Whether the branch still exists; otherwise ``entry.end`` is its ending.
 
         Raises:
-            XaError: 541, the log cannot be read either.
+            XaError: 541, the log cannot be read.
         """
         failpoint.at(Point.REREAD_BEFORE)
         try:
@@ -216,26 +216,25 @@ class BranchPersistence(ABC):
         ending = found.ending if found.ending is not None and found.ending.branch_id == entry.id else None
         if entry.record is None and ending is None:
             self._never(entry)
-            return True  # it never was in the log; its work is still in memory
+            return True  # it was never in the log; its work is still in memory
         event = ending.event if ending is not None and ending.event in ENDINGS else None
         self._gone(entry, event)
         entry.end = BranchEnd.OTHER if event is None else _END.get(event, BranchEnd.OTHER)
         return False
 
     def _found(self, entry: BranchRuntime, record: BranchRecord) -> None:
-        """The log has *record*, whatever was believed before."""
         entry.record = record
 
     def _never(self, entry: BranchRuntime) -> None:  # noqa: B027 - a broker was not asked for anything yet
-        """What was to be the first of the branch in the log did not come in."""
+        """Undo the preparations for the first write of the branch, which the log does not have."""
 
 
 class BrokerPersistence(BranchPersistence):
-    """Branches whose messages live in a broker.
+    """Branches whose messages are in a broker.
 
     Args:
         log: the transaction log.
-        store: asked for the units that are logged before they are sent.
+        store: provides the units that are logged before they are sent.
     """
 
     local = False
@@ -245,7 +244,7 @@ class BrokerPersistence(BranchPersistence):
         self._store = store
 
     def restore(self, entry: BranchRuntime, record: BranchRecord) -> None:
-        """Units of a branch that is half-way may still happen."""
+        """Tell the store the units of an unfinished branch that may still happen."""
         if entry.branch.state not in UNFINISHED:
             return
         taking = entry.branch.state in TAKING
@@ -256,7 +255,7 @@ class BrokerPersistence(BranchPersistence):
     def _deciding(
         self, entry: BranchRuntime, record: BranchRecord, state: State, outcome: Heuristic, now: float, actor: str
     ) -> Advance:
-        """A heuristic state: what an operator has decided, or that phase two of that is through."""
+        """The write for a heuristic state: an operator's decision, or the end of its phase two."""
         to = log_state(state)
         decision = entry.decision
         fates = decision.fates if decision is not None else ()
@@ -265,7 +264,7 @@ class BrokerPersistence(BranchPersistence):
         begins = not over and record.state is LogState.PREPARED
         unit = self._store.next_unit(entry.vhost) if begins else None
         if fates:
-            entry.cached = None  # what is written, and not what was remembered, is what goes on
+            entry.cached = None  # phase two continues with the rows in the log
         return Advance(
             id=record.id,
             expect=record.state,
@@ -341,14 +340,14 @@ class BrokerPersistence(BranchPersistence):
         )
 
     def _not_taken(self, entry: BranchRuntime) -> tuple[int, ...]:
-        """Positions that a roll-back has nothing to do for: publishes, and deliveries that never left their queue."""
+        """Positions that need no rollback: publishes, and deliveries that never left their queues."""
         if not entry.cached:
             return ()
         never = {number for number, outcome in entry.taken.items() if outcome is UnitOutcome.NEVER}
         return tuple(work.position for work in entry.cached if work.kind is WorkKind.PUBLISH or work.unit in never)
 
     async def advance(self, entry: BranchRuntime, change: Advance) -> None:
-        """Write *change* and remember it.
+        """Write *change* and update *entry*.
 
         Raises:
             XaError: 541; the write may or may not have happened.
@@ -389,7 +388,7 @@ class BrokerPersistence(BranchPersistence):
             ]
 
     def _free_receipts(self, before: BranchRecord, after: BranchRecord) -> None:
-        """The log has *after*: what proved units that nobody will ask for again is not needed any more."""
+        """Delete the receipts of units whose outcome is no longer needed, now that the log has *after*."""
         taking = after.state is LogState.TAKING
         asked = {unit.nonce for unit in after.units if unit.state is not UnitState.DONE and (taking or not unit.number)}
         for unit in before.units:
@@ -418,7 +417,7 @@ class BrokerPersistence(BranchPersistence):
         fates: tuple[tuple[int, Fate], ...] = (),
         unit: Unit | None = None,
     ) -> None:
-        """Keep the broker's words; they are for people, so the same words are not written twice.
+        """Store the broker's message in the log. It is for people, so the same message is not written twice.
 
         Raises:
             XaError: 541; the write may or may not have happened.
@@ -443,7 +442,7 @@ class BrokerPersistence(BranchPersistence):
         )
 
     async def redirect(self, entry: BranchRuntime, to: Redirect, reason: str, now: float, actor: str) -> None:
-        """A message that phase two is stuck with goes elsewhere; the decision stays what it is.
+        """Change the destination of a message that phase two cannot finish; the decision stays.
 
         Raises:
             XaError: 541; the write may or may not have happened.
@@ -497,11 +496,11 @@ class BrokerPersistence(BranchPersistence):
 
 
 def log_failed(error: LogError, what: str, xid: Xid) -> XaError:
-    """The 541 for a log that failed; the message of a LogError is safe to show."""
+    """The 541 for a failed log operation; the message of a LogError is safe to show."""
     if isinstance(error, LeaseLost):
         hint = "this dtx is not the active one any more"
     elif isinstance(error, LogConflict):
-        hint = "the log has something else than expected"
+        hint = "the log does not have the expected state"
     else:
         hint = "the outcome is not known, try again"
     return XaError(ReplyCode.INTERNAL_ERROR, f"{what} failed: {error}; {hint} (xid {xid})")

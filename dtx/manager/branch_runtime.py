@@ -1,4 +1,4 @@
-"""One branch at run time: the core's value, the row that the log has of it, and the work that it holds."""
+"""One branch at run time: the core's value, its row in the log, and its work in memory."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ _LOG_STATE = {
 _STATE = {log: state for state, log in _LOG_STATE.items() if state is not State.TAKING_ONE_PHASE}
 
 TAKING: Final = (State.TAKING, State.TAKING_ONE_PHASE)
-"""States in which the store was asked to take what the branch consumed, and has not said that it did."""
+"""States in which the store must take the consumed messages, and has not confirmed it."""
 UNFINISHED: Final = {
     State.TAKING: Operation.PREPARE,
     State.TAKING_ONE_PHASE: Operation.ONE_PHASE,
@@ -42,23 +42,23 @@ UNFINISHED: Final = {
     State.HEURISTIC_COMMITTING: Operation.HEURISTIC_COMMIT,
     State.HEURISTIC_ROLLING_BACK: Operation.HEURISTIC_ROLLBACK,
 }
-"""States that go on by themselves, with the operation that takes them further."""
+"""States that dtx continues without a request, with the operation that does so."""
 
 
 def log_state(state: State) -> LogState:
-    """The state in the log behind a state of the core."""
+    """The state in the log for a state of the core."""
     return _LOG_STATE[state]
 
 
 def core_state(record: BranchRecord) -> State:
     """The state of the core for a row of the log."""
     if record.state is LogState.TAKING and record.one_phase:
-        return State.TAKING_ONE_PHASE  # it asked to commit, and no transaction manager will ask again
+        return State.TAKING_ONE_PHASE  # the request was a commit, which no transaction manager repeats
     return _STATE[record.state]
 
 
 def _random_octets(count: int) -> Iterator[bytes]:
-    """*count* octets of the system's randomness at a time; it is asked for many at once."""
+    """*count* random bytes at a time, from larger reads of the system's randomness."""
     while True:
         octets = os.urandom(512 * count)
         for start in range(0, len(octets), count):
@@ -79,11 +79,11 @@ def new_branch_id() -> UUID:
 
 @value
 class BranchDecision:
-    """What an operator has decided about a branch, and why; it is written with the state that it leads to.
+    """An operator's decision about a branch; it is written with the state that it leads to.
 
     Args:
         reason: for people.
-        fates: messages that are given up.
+        fates: messages that are given up, by position.
     """
 
     reason: str
@@ -91,28 +91,28 @@ class BranchDecision:
 
 
 class BranchEnd(Enum):
-    """How a branch is over, and what those hear who asked the same again meanwhile."""
+    """How a branch ended, and the operations that xa-ok answers when they were waiting for that."""
 
     COMMITTED = (Operation.COMMIT, Operation.ONE_PHASE)
     ROLLED_BACK = (Operation.ROLLBACK,)
     FORGOTTEN = (Operation.FORGET,)
     OTHER = ()
-    """By itself, or nobody knows how."""
+    """Without a request, or in an unknown way."""
 
     def answer(self, operation: Operation) -> XaFlag | None:
-        """What *operation* is answered behind it; ``None`` where the log tells how the branch ended."""
+        """The answer to *operation* after this end; ``None`` where the log must be read for it."""
         return XaFlag.OK if operation in self.value else None
 
 
 class Activity(Enum):
-    """Whether an operation runs on a branch, and whether the branch is known or only the log knows its state."""
+    """Whether an operation runs on a branch, and whether its state is certain."""
 
     IDLE = auto()
     RUNNING = auto()
     FAILING = auto()
-    """An operation runs, and a write of it may or may not have happened."""
+    """An operation runs, and a write of it has an unknown outcome."""
     UNCERTAIN = auto()
-    """It has ended so: the branch is read from the log before anything else is done with it."""
+    """An operation ended like that: the branch is read from the log before any other operation."""
     REREADING = auto()
 
 
@@ -126,15 +126,15 @@ _LEADS_TO: Final = {
     UnitProgress.APPLIED: {UnitProgress.UNSENT, UnitProgress.ANSWERED},
     UnitProgress.ANSWERED: {UnitProgress.ANSWERED},
 }
-"""Back to UNSENT leads a durable write alone, of a new unit or of another state, or to know what every unit has taken.
-An end is answered again where the log did not take it."""
+"""Only three things lead back to UNSENT: a durable write of a new unit, one of another state, and the knowledge of what
+each unit has taken. An end is answered again if its write to the log failed."""
 
 
 class BranchRuntime:
-    """A branch that is known: open, in doubt or heuristic.
+    """A known branch: open, in doubt or heuristic.
 
-    One operation at a time runs on it; others wait for their turn. Events that come meanwhile are *deferred*: they are
-    applied afterwards.
+    Only one operation at a time runs on it; others wait. Events that come meanwhile are *deferred*: they are applied
+    afterwards.
     """
 
     __slots__ = (
@@ -171,35 +171,35 @@ class BranchRuntime:
         self.started_at = now
         self.work = work
         self.holdings: Holdings
-        """Where it is counted; set by what begins a branch, or makes known one of the log."""
+        """Where it is counted; set when a branch begins, or is restored from the log."""
         self.doubt: int | None = None
-        """Bytes that it holds as a branch in doubt; ``None`` while it does not count as one."""
+        """Bytes that it counts with as a branch in doubt; ``None`` while it does not count."""
         self.record: BranchRecord | None = None
         self.cached: Sequence[WorkRow] | None = None
         self._activity = _IDLE
         self.progress = UnitProgress.UNSENT
         self.may_repeat = False
-        """What became of a unit is not known, or it happened in part: messages may have been repeated."""
+        """The outcome of a unit is not known, or it happened in part: messages may have been repeated."""
         self.asked: Operation | None = None
-        """What was asked last of a branch that was not in the log then."""
+        """The last request before the branch was in the log."""
         self.plan: Plan | None = None
-        """How the log's own database keeps the work, as it was last written or tried to."""
+        """How the log's database stores the work, in the last write or attempt."""
         self.origins: dict[int, Returner] = {}
-        """Channels that want to hear of messages that could not be routed."""
+        """Channels to which unroutable messages are returned, by position."""
         self.settled: frozenset[int] = frozenset()
-        """Positions that phase two is through with, whatever the log says."""
+        """Positions that phase two has finished, even if the log does not have that."""
         self.taken: dict[int, UnitOutcome] = {}
         self.decision: BranchDecision | None = None
-        """The operator's, while it is being written."""
+        """The operator's decision while it is being written."""
         self.deferred: list[ChannelLost | Happened] = []
         self.outcomes: list[Decided] = [] if work is None else work.outcomes
-        """They wait for the end of the branch, see :meth:`HeldWork.add_outcome`; the work itself goes with the vote."""
+        """Callbacks for the end of the branch, see :meth:`HeldWork.add_outcome`; the work is released at the vote."""
         self.end: BranchEnd | None = None
         self._waiters: list[asyncio.Future[None]] = []
 
     @classmethod
     def restored(cls, record: BranchRecord) -> "BranchRuntime":
-        """The entry of a row that the log has."""
+        """The entry for a row of the log."""
         branch = Branch(
             xid=record.xid,
             owner=record.owner,
@@ -212,7 +212,7 @@ class BranchRuntime:
         return entry
 
     def adopt(self, record: BranchRecord) -> None:
-        """Take over what the log says."""
+        """Set the id and the state from the row *record*."""
         self.id = record.id
         self.record = record
         if record.state not in {LogState.PREPARED, LogState.HEURISTIC}:
@@ -220,11 +220,11 @@ class BranchRuntime:
 
     @property
     def one_phase(self) -> bool:
-        """Whether its commit was its vote: as the log has it, and before that as it was asked."""
+        """Whether it commits in one phase: as in the log, and before that as in the request."""
         return self.asked is Operation.ONE_PHASE if self.record is None else self.record.one_phase
 
     def journal(self, event: JournalEvent, now: float, *, actor: str, reason: str | None = None) -> JournalEntry:
-        """A line of the journal about this branch as it stands."""
+        """A journal entry about this branch in its present state."""
         record = self.record
         work = self.work
         return JournalEntry(
@@ -247,7 +247,7 @@ class BranchRuntime:
         )
 
     def conclude(self, *, committed: bool) -> None:
-        """The branch has ended: what waited for that happens. Idempotent."""
+        """Call the callbacks that wait for the end of the branch. Idempotent."""
         if not self.outcomes:
             return
         outcomes = self.outcomes[:]
@@ -255,31 +255,31 @@ class BranchRuntime:
         for decided in outcomes:
             try:
                 decided(committed)
-            except Exception:  # noqa: BLE001 - logged; the others, and whoever ends the branch, have no part in it
+            except Exception:  # noqa: BLE001 - logged; it concerns neither the others nor the caller
                 _log.exception("an outcome was not applied", xid=self.xid, vhost=self.vhost)
 
     # -- its units
 
     @property
     def applied(self) -> bool:
-        """Whether phase two is known to have happened, though the log may not have it yet."""
+        """Whether phase two has certainly happened, even if the log does not have that."""
         return self.progress in {UnitProgress.APPLIED, UnitProgress.ANSWERED}
 
     @property
     def answered(self) -> bool:
-        """Whether its end was answered; only the log may not have it yet."""
+        """Whether its end was answered, even if the log does not have that."""
         return self.progress is UnitProgress.ANSWERED
 
     def move_units(self, to: UnitProgress) -> None:
-        """Its units have come to this."""
+        """Set the progress of its units."""
         assert to in _LEADS_TO[self.progress], f"{self.progress} -> {to} (xid {self.xid})"
         self.progress = to
 
-    # -- whose turn
+    # -- order of operations
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs on it, and nothing about it is uncertain."""
+        """Whether no operation runs on it and its state is certain."""
         return self._activity is _IDLE
 
     @property
@@ -289,7 +289,7 @@ class BranchRuntime:
 
     @property
     def uncertain(self) -> bool:
-        """Whether only the log knows its state."""
+        """Whether only the log has its state."""
         return self._activity is not _IDLE and self._activity is not _RUNNING
 
     def _move(self, to: Activity, *after: Activity) -> None:
@@ -297,30 +297,30 @@ class BranchRuntime:
         self._activity = to
 
     def claim(self) -> None:
-        """An operation begins."""
+        """Begin an operation."""
         assert self._activity is _IDLE, f"{self._activity} -> RUNNING (xid {self.xid})"
         self._activity = _RUNNING
 
     def lost_track(self) -> None:
-        """A write of the running operation may or may not have happened."""
+        """Note that a write of the running operation has an unknown outcome."""
         self._move(Activity.FAILING, Activity.RUNNING, Activity.FAILING)
 
     def reread(self) -> None:
-        """The branch, which is uncertain, is being read from the log."""
+        """Begin to read the branch, whose state is uncertain, from the log."""
         self._move(Activity.REREADING, Activity.UNCERTAIN)
 
     def known(self) -> None:
-        """What was read says what the branch is."""
+        """Note that the state was read from the log."""
         self._move(Activity.RUNNING, Activity.REREADING)
 
     async def through(self) -> None:
-        """Wait until the running operation is through."""
+        """Wait until the running operation has finished."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         await waiter
 
     def done(self) -> None:
-        """The running operation is through."""
+        """Finish the running operation, and wake those that wait for it."""
         if self._activity is _RUNNING:
             self._activity = _IDLE
         else:

@@ -1,4 +1,4 @@
-"""The effects that wait for the broker. Each ends in an event, whose row in the table says what comes next."""
+"""The effects that wait for the broker. Each ends in an event, whose row in the table has the next effects."""
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,10 +17,10 @@ _UNDOING: Final = (State.ROLLING_BACK, State.HEURISTIC_ROLLING_BACK)
 
 
 class BrokerEffects:
-    """Takes, applies and puts back, by way of a store that may fail in the midst of it.
+    """Takes, applies and puts back messages through a store that may fail at any point.
 
     Args:
-        log: the transaction log, for messages that are not in memory any more.
+        log: the transaction log, for messages that are no longer in memory.
         durable: writes entries to it.
         store: the message store.
         metrics: numbers.
@@ -33,7 +33,7 @@ class BrokerEffects:
         self._metrics = metrics
 
     async def note_stuck(self, entry: BranchRuntime, reason: str, actor: str) -> None:
-        """Phase two could not finish: keep the broker's words.
+        """Store the broker's message in the log: phase two could not finish.
 
         Raises:
             XaError: 541; the write may or may not have happened.
@@ -42,17 +42,17 @@ class BrokerEffects:
         _log.warning("branch is stuck", xid=entry.xid, vhost=entry.vhost, reason=reason)
 
     def leave_untaken(self, entry: BranchRuntime) -> None:
-        """Before a roll-back: consumed messages that were not taken yet keep their places in their queues."""
+        """Before a rollback: consumed messages that were not taken yet keep their places in their queues."""
         if entry.progress is UnitProgress.UNSENT:
             entry.taken.update((unit.number, UnitOutcome.NEVER) for unit in _not_taken(entry))
 
     async def take(self, entry: BranchRuntime) -> Event:
-        """Take the consumed messages, or find out what became of that."""
+        """Take the consumed messages, or find out whether they were taken."""
         pending = _not_taken(entry)
         if pending:
             if entry.progress is UnitProgress.UNSENT:
-                assert entry.work is not None, "a branch that was in the log already is not known to be unsent"
-                entry.move_units(UnitProgress.SENT)  # asked again, the store would find that nothing can be taken
+                assert entry.work is not None, "a branch restored from the log is never UNSENT here"
+                entry.move_units(UnitProgress.SENT)  # a repeated take would find no messages to take
                 outcomes = await self._store.take(entry.id, entry.vhost, pending, entry.work)
             else:
                 outcomes = {unit.number: await self._store.resolve(entry.vhost, unit) for unit in pending}
@@ -82,8 +82,8 @@ class BrokerEffects:
         if entry.applied:
             return Happened(operation=done, vote=self._durable.vote(entry))
         phase = self._phase(entry)
-        if entry.progress is not UnitProgress.REFUSED:  # then the log gets a new unit before it is sent
-            entry.move_units(UnitProgress.SENT)  # whatever goes wrong from here on, it may have been
+        if entry.progress is not UnitProgress.REFUSED:  # after a refusal, a new unit is logged before it is sent
+            entry.move_units(UnitProgress.SENT)  # from here on it may have been sent, also after an error
         try:
             result = await run(phase)
         finally:
@@ -112,9 +112,9 @@ class BrokerEffects:
                 assert_never(result)
 
     async def _fates(self, entry: BranchRuntime) -> tuple[tuple[int, Fate], ...]:
-        """What the log does not know of the messages of a refused unit, also since it was not there to be told before.
+        """Fates of the messages of a refused unit that the log does not have, earlier ones included.
 
-        Where any of those that were sent, now or before, may be where it belongs, whoever gives one up must know that.
+        If any message that was sent may have arrived, an operator must know that before giving one up.
         """
         if not entry.settled and not entry.may_repeat:
             return ()
@@ -127,7 +127,7 @@ class BrokerEffects:
         return tuple(found.items())
 
     async def _give_back(self, entry: BranchRuntime, phase: PhaseTwo, returned: Sequence[Returned]) -> None:
-        """Mandatory messages that no queue took go back to their publishers, as with tx.commit (AMQP 0-9-1, 1.9.2)."""
+        """Return unroutable mandatory messages to their publishers, as with tx.commit (AMQP 0-9-1, 1.9.2)."""
         work = {item.position: item for item in await phase.work()}
         for back in returned:
             origin = entry.origins.get(back.position)
@@ -147,9 +147,9 @@ class BrokerEffects:
 
         async def work() -> Sequence[WorkRow]:
             rows = entry.cached if entry.cached is not None else await self.read_work(entry)
-            # An earlier unit, perhaps of a predecessor, may have put it where it belongs.
+            # An earlier unit, perhaps of a predecessor, may have published it or put it back.
             entry.may_repeat |= any(item.fate is Fate.UNSURE for item in rows)
-            # What is finished stays so, though the log may not have been there to be told.
+            # Finished messages stay finished, even if the log does not have that.
             return [item for item in rows if item.is_open and item.position not in entry.settled]
 
         unit = next((unit for unit in record.units if unit.number == 0), None)
@@ -176,7 +176,7 @@ class BrokerEffects:
 
 
 def _not_taken(entry: BranchRuntime) -> list[Unit]:
-    """The units of which it is not known that they have taken their messages."""
+    """The units that are not known to have taken their messages."""
     record = entry.record
     assert record is not None
     return [

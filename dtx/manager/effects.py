@@ -1,9 +1,9 @@
-"""Running what the core returns: each effect in turn, none skipped, nothing after one that failed.
+"""Running the effects that the core returns: in order, none skipped, none after one that failed.
 
-Effects are run in one place, a generator that stops where one waits. A request for which one write is all that is
-waited for takes no task: the log's word that it is durable, or not, goes straight to the generator. For all others a
-task waits. Effects that wait for the broker come back as an event, and the next step answers. Whoever asked is told
-after a while that it is still under way; the effect itself goes on for as long as it takes.
+One generator runs the effects, and stops where one must wait. A request that waits for one write only needs no task:
+the log's callback resumes the generator. For all other requests a task waits. Effects that wait for the broker end in
+an event, and the next step answers. After a while the client is told that its request is still under way; the effect
+itself goes on for as long as it takes.
 """
 
 import asyncio
@@ -43,16 +43,16 @@ from dtx.xa.model import (
 
 _log = get_logger(part="manager")
 _FIRST: Final = (Persist, Complete)
-"""What a request without a task begins with."""
+"""The first effect of a request without a task."""
 _UNKNOWN: Final = State.UNKNOWN
-"""Reading a member of an enum costs as much as a call in Python 3.11, and this is read for each branch."""
+"""Reading a member of an enum costs as much as a call in Python 3.11, and each branch reads this."""
 
 Reply = Callable[[XaFlag | XaError], None]
 """Called once with the answer; further calls must be ignored."""
 
 
 def release(entry: BranchRuntime) -> None:
-    """Discard what the branch holds, and give deliveries back that were not taken."""
+    """Discard the messages of the branch in memory, and return deliveries that were not taken."""
     entry.conclude(committed=False)
     if entry.work is not None:
         if failpoint.armed:
@@ -63,13 +63,13 @@ def release(entry: BranchRuntime) -> None:
 
 
 def give(entry: BranchRuntime, reply: Reply, flag: XaFlag) -> None:
-    """Answer: all that *flag* promises is durable. What comes behind happens, whatever becomes of the answer."""
+    """Send an answer: all that *flag* promises is durable. A failure of *reply* does not stop later effects."""
     if failpoint.armed:
         failpoint.at(Point.ANSWER_BEFORE)
     try:
         reply(flag)
-    except Exception:  # noqa: BLE001 - logged; the branch has no part in it
-        _log.exception("an answer could not be given", xid=entry.xid, vhost=entry.vhost)
+    except Exception:  # noqa: BLE001 - logged; it does not concern the branch
+        _log.exception("an answer could not be sent", xid=entry.xid, vhost=entry.vhost)
         with suppress(Exception):
             reply(XaError(ReplyCode.INTERNAL_ERROR, "internal error"))
     if failpoint.armed:
@@ -77,7 +77,7 @@ def give(entry: BranchRuntime, reply: Reply, flag: XaFlag) -> None:
 
 
 Wait = LogWrite | Awaitable[Event | None]
-"""What the effects of a branch wait for: a write, or something else; sent in is the event that this ends in, if any."""
+"""What effects wait for: a write, or an awaitable, whose result is the event that it ends in, if any."""
 Steps = Generator[Wait, Event | None, None]
 _Other = Apply | PutBack | Take | NoteStuck | Release | Remember | Refuse
 
@@ -87,12 +87,12 @@ class Effects:
 
     Args:
         log: the transaction log.
-        durable: says what is written to it.
-        broker: for effects that wait for a broker; ``None`` where messages live in the log's own database.
-        patience: seconds after which a requester is told that its request is still under way.
+        durable: converts effects to writes.
+        broker: for effects that wait for a broker; ``None`` where messages are in the log's own database.
+        patience: seconds after which a client is told that its request is still under way.
         remember: leaves a tombstone for a branch.
-        answered: told of a branch whose end is about to be answered: it counts no more, though the log may have it.
-        done: told that the operation on a branch is through, where no task has run it.
+        answered: called before the end of a branch is answered: it no longer counts, though the log may still have it.
+        done: called when an operation on a branch without a task has finished.
     """
 
     def __init__(
@@ -116,33 +116,33 @@ class Effects:
         self._clock = time.monotonic
         self._closed = False
         self.under_way: Final = InFlight()
-        """Requests without a task, whose writes nobody has heard of yet."""
+        """Requests without a task whose writes have no outcome yet."""
 
     @property
     def broker(self) -> BrokerEffects:
-        """Asked for by rows of the table that local work does not have."""
+        """The effects at the broker; the table has no rows for local work that use them."""
         assert self._broker is not None
         return self._broker
 
     def close(self) -> None:
-        """Writes that are under way go on; their requests are not answered any more."""
+        """Stop answering requests without a task; their writes go on."""
         self._closed = True
 
     async def know_what_was_taken(self, entry: BranchRuntime, reply: Reply) -> None:
-        """A taking that was broken off is looked into before anything is decided on it."""
+        """Find out the outcome of an interrupted take before any decision is based on it."""
         await self._patiently(entry, self.broker.take(entry), reply)
 
     def begin(self, entry: BranchRuntime, request: Request, reply: Reply, actor: str) -> bool:
-        """Begin a request without a task, if one write is all that stands between it and its answer.
+        """Begin a request without a task, if it needs just one write before its answer.
 
-        Where messages live in the log's own database, that is what nearly every prepare, commit and rollback is; with a
-        broker it is the prepare of a branch that has only published, and its rollback.
+        In standalone mode that is true of nearly every prepare, commit and rollback. With a broker it is true of the
+        prepare of a branch that has only published, and of its rollback.
 
         Args:
-            entry: nothing runs on it, and nothing about it is in doubt.
-            request: what is asked.
-            reply: gets the answer, after this returned.
-            actor: who asks.
+            entry: idle, with a certain state.
+            request: the request.
+            reply: called with the answer, after this method has returned.
+            actor: the user of the request.
 
         Returns:
             Whether it is under way; otherwise nothing has happened.
@@ -159,16 +159,16 @@ class Effects:
             steps = self._steps(entry, branch, effects, reply, actor)
             record = next(steps)
         except XaError:
-            return False  # whoever runs it in a task says so
+            return False  # the task that runs it reports the error
         if not isinstance(record, LogWrite):
-            return False  # that comes before it
+            return False  # it waits for something else first
         entry.claim()
         self._log.post(record, partial(self._go_on, entry, steps, reply))
         self.under_way.begin()
         return True
 
     def _go_on(self, entry: BranchRuntime, steps: Steps, reply: Reply, error: LogError | None) -> None:
-        """The write of a request without a task is durable, or may not be: the effects behind it."""
+        """Run the effects after the write of a request without a task; *error* is the outcome of the write."""
         self.under_way.end()
         if self._closed:
             return
@@ -181,17 +181,17 @@ class Effects:
             pass
         except XaError as failed:
             reply(failed)
-        except Exception:  # noqa: BLE001 - logged; the client is told no more than that
+        except Exception:  # noqa: BLE001 - logged; the client gets no details
             _log.exception("request failed", xid=entry.xid, vhost=entry.vhost)
             reply(XaError(ReplyCode.INTERNAL_ERROR, "internal error"))
         finally:
             self._done(entry)
 
     async def run(self, entry: BranchRuntime, event: Event, reply: Reply, actor: str) -> None:
-        """Step the branch and run the effects in order, until nothing is left to do.
+        """Step the branch and run the effects in order, until there are no more.
 
         Raises:
-            XaError: a step that is not in the table, or an effect that failed: nothing after it has run.
+            XaError: the table has no such step, or an effect failed: no later effect has run.
         """
         branch, effects = step(entry.branch, event, self._clock())
         steps = self._steps(entry, branch, effects, reply, actor)
@@ -216,7 +216,7 @@ class Effects:
     ) -> Steps:
         """Run *effects*, which lead to *branch*, and those of the events that they end in.
 
-        A write and the answer behind it, which is all that most branches need, are here; the others are a step away.
+        A write and the answer after it, enough for most branches, are handled here, all others in :meth:`_other`.
         """
         while True:
             event = None
@@ -251,7 +251,7 @@ class Effects:
     def _other(
         self, entry: BranchRuntime, effect: _Other, reply: Reply, actor: str
     ) -> Generator[Wait, Event | None, Event | None]:
-        """Run an effect that is no write and no answer; returns the event that it ends in, if any."""
+        """Run an effect that is neither a write nor an answer; returns the event that it ends in, if any."""
         event = None
         match effect:
             case Apply():
@@ -283,7 +283,7 @@ class Effects:
         return event
 
     async def _patiently(self, entry: BranchRuntime, effect: Awaitable[Event], reply: Reply) -> Event:
-        """Run an effect that waits for the broker; after a while the requester is told that it is still under way."""
+        """Run an effect that waits for the broker; after a while, tell the client that it is still under way."""
         timer = asyncio.get_running_loop().call_later(self._patience, self._still_under_way, entry, reply)
         try:
             return await effect

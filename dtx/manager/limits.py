@@ -1,15 +1,15 @@
-"""What a transaction manager allows its clients: limits, quotas of users and virtual hosts, and room on the disk.
+"""Limits for clients: limits of the manager, quotas of users and virtual hosts, and the disk alarm.
 
-Quotas (``--quota``) say what each user and each virtual host may hold. A branch counts for its owner, and for its
-virtual host, from its start until nobody has to ask about it any more: while it is open, prepared and heuristic. From
-the prepare on it counts as in doubt, too, and its messages stay counted as bytes when they leave the memory of dtx for
-the log. A start, connection or channel that would be too much is refused; a prepare that would be too much is answered
-with a rollback. What a restart finds in the log is counted, never refused.
+Quotas (``--quota``) limit what each user and each virtual host holds. A branch counts for its owner and for its virtual
+host from its start until its end, while it is open, prepared or heuristic. From the prepare on it also counts as in
+doubt. Its messages stay counted as bytes when they move from the memory of dtx to the log. A start, connection or
+channel above a quota is refused; a prepare above it is answered with a rollback. After a restart, branches in the log
+are counted, never refused.
 
-The disk alarm: while the log's disk is nearly full, clients that publish wait, as RabbitMQ's do. What is left then is
-for those who make room, or who must come to an end: acknowledgements, commits and rollbacks go on.
-Free space is looked at where PostgreSQL is on this machine and dtx knows its directory. Of another PostgreSQL nobody
-can tell; there the alarm is raised for some seconds each time that it refuses a write for want of space.
+The disk alarm: while the log's disk is nearly full, clients that publish wait, as in RabbitMQ. The remaining space is
+for operations that free space or finish branches: acknowledgements, commits and rollbacks go on. Free space is measured
+where PostgreSQL is on this machine and dtx knows its directory. The space of any other PostgreSQL is unknown. There the
+alarm is raised for some seconds each time that it refuses a write for lack of space.
 """
 
 import asyncio
@@ -27,29 +27,29 @@ from dtx.telemetry import get_logger
 _log = get_logger(part="disk")
 NO_LIMIT: Final = 1 << 62
 LOOK_SECONDS: Final = 1.0
-"""Between two looks at the disk."""
+"""Interval of measuring the disk."""
 _SCOPES: Final = ("user", "vhost")
 _MOST_EMPTY: Final = 1_000
-"""Pairs of user and virtual host that may be remembered though they hold nothing: a megabyte or two."""
+"""Pairs of user and virtual host that are kept though they hold nothing: one or two megabytes."""
 _COUNTED: Final[tuple[QuotaResource, ...]] = tuple(each for each in QuotaResource if each is not QuotaResource.BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the manager allows.
+    """The limits of the manager.
 
     Args:
         default_timeout, max_timeout: seconds; a default of 0 is none.
-        tombstone_ttl: seconds for which a branch that was rolled back by itself answers one rollback.
-        branch_bytes, branch_messages: what one branch may hold.
-        branches: of all clients, those that are in doubt or heuristic included.
-        held_bytes: memory for their messages, and for deliveries of selected channels that are not settled.
+        tombstone_ttl: seconds for which a branch that dtx rolled back answers one rollback.
+        branch_bytes, branch_messages: limits of one branch.
+        branches: of all clients, those in doubt or heuristic included.
+        held_bytes: memory for their messages, and for unsettled deliveries of selected channels.
         cache_bytes: memory for messages of prepared branches.
-        patience: seconds after which a request whose phase two is still under way is answered 541.
+        patience: seconds after which a request whose phase two is still under way is answered with 541.
         coordinators: users that may see and complete every branch.
         quotas: of users and virtual hosts.
-        disk: a directory on the log's disk; ``None`` where that is another machine's.
-        disk_free: octets that shall be free there.
+        disk: a directory on the log's disk; ``None`` where that is on another machine.
+        disk_free: bytes that must be free there.
     """
 
     default_timeout: int = 60
@@ -68,12 +68,12 @@ class Limits:
 
 
 class Usage:
-    """What one user or one virtual host holds.
+    """The holdings of one user or one virtual host.
 
     Args:
         scope: ``user`` or ``vhost``.
-        name: of it.
-        limits: by name, those that there are.
+        name: of the user or virtual host.
+        limits: by name; without those that are not limited.
     """
 
     __slots__ = ("budget", "counts", "limits", "name", "scope")
@@ -83,23 +83,23 @@ class Usage:
         self.name = name
         self.limits: Final = limits
         most = limits.get(QuotaResource.BYTES, NO_LIMIT)
-        self.budget: Final = Budget(most, f"{scope} '{name}' may hold {most} octets (--quota)")
+        self.budget: Final = Budget(most, f"{scope} '{name}' may hold {most} bytes (--quota)")
         self.counts: Final = dict.fromkeys(_COUNTED, 0)
 
     @property
     def used(self) -> dict[str, int]:
-        """By name, how much of what."""
+        """The amount of each resource, by name."""
         counts = self.counts | {QuotaResource.BYTES: self.budget.used}
         return {str(resource): count for resource, count in counts.items()}
 
     def take_in(self, holdings: "Holdings") -> None:
-        """Count *holdings*, too."""
+        """Add *holdings* to the counts."""
         self.budget.used += holdings.budget.used
         for resource, count in holdings.counts.items():
             self.counts[resource] += count
 
     def excess(self, resource: QuotaResource) -> str | None:
-        """Why one more is too much; ``None`` where it is not."""
+        """The reason why one more exceeds the quota, for people; ``None`` where it does not."""
         limit = self.limits.get(resource, NO_LIMIT)
         if self.counts[resource] < limit:
             return None
@@ -108,14 +108,14 @@ class Usage:
 
 
 class Holdings:
-    """What one user holds in one virtual host.
+    """The holdings of one user in one virtual host.
 
     Args:
         total: the memory that all share.
-        limited: the usage of the user and of the virtual host, where that has a quota: it is counted there, too.
+        limited: the usage of the user and of the virtual host, if they have a quota: these count them, too.
 
     Attributes:
-        budget: what may be held in memory: charged to the total as well.
+        budget: for messages in memory; also charges the total.
     """
 
     __slots__ = ("_budgets", "_counted", "_limited", "budget", "counts")
@@ -133,22 +133,22 @@ class Holdings:
         return not self.budget.used and not any(self.counts.values())
 
     def charge(self, size: int) -> None:
-        """So many more bytes are held, or fewer, outside of the memory that all share."""
+        """Add *size* bytes, which may be negative, outside the memory that all share."""
         for budget in self._budgets if size else ():
             budget.used += size
 
     def add(self, resource: QuotaResource) -> None:
-        """One more, whether that is too much or not."""
+        """Count one more, regardless of quotas."""
         for counts in self._counted:
             counts[resource] += 1
 
     def remove(self, resource: QuotaResource) -> None:
-        """One less."""
+        """Count one less."""
         for counts in self._counted:
             counts[resource] -= 1
 
     def excess(self, *resources: QuotaResource) -> str | None:
-        """Why one more of each of *resources* is too much, for people; ``None`` where it is not."""
+        """The reason why one more of each of *resources* exceeds a quota, for people; ``None`` where it does not."""
         for usage in self._limited:
             for resource in resources:
                 reason = usage.excess(resource)
@@ -158,10 +158,10 @@ class Holdings:
 
 
 class Quotas:
-    """What all users hold in all virtual hosts that they have entered, and what they may hold.
+    """The holdings of all users in all virtual hosts that they have used, and their quotas.
 
     Args:
-        quotas: what was set; that of a name goes before that of ``*``.
+        quotas: the settings; a name's own quota overrides that of ``*``.
         total: the memory that all share.
     """
 
@@ -169,13 +169,13 @@ class Quotas:
         self._quotas = {(quota.scope, quota.name): dict(quota.limits) for quota in quotas}
         self._total = total
         self._usages: dict[tuple[str, str], Usage] = {}
-        """Of users and virtual hosts; kept up for those that have a quota."""
+        """The usage of users and virtual hosts; it is kept current only for those that have a quota."""
         self._holdings: dict[tuple[str, str], Holdings] = {}
         self._most = _MOST_EMPTY
-        """So many holdings are kept before those are left out that hold nothing."""
+        """At this number of holdings, the empty ones are dropped."""
 
     def __iter__(self) -> Iterator[Usage]:
-        """The usage of every user and every virtual host that holds anything, as it is now."""
+        """The present usage of every user and every virtual host that holds anything."""
         found: dict[tuple[str, str], Usage] = {}
         for names, holdings in self._holdings.items():
             for key in () if holdings.is_empty else zip(_SCOPES, names, strict=True):
@@ -183,7 +183,7 @@ class Quotas:
         return iter(found.values())
 
     def of(self, user: str, vhost: str) -> Holdings:
-        """What *user* holds in *vhost*: to be counted at once, or asked for again."""
+        """The holdings of *user* in *vhost*. Count in them at once; later the object may have been replaced."""
         found = self._holdings.get((user, vhost))
         if found is None:
             if len(self._holdings) >= self._most:
@@ -208,13 +208,13 @@ def _free(place: Path) -> int:
 
 
 class DiskAlarm:
-    """Whether there is room on the disk, and who waits for it.
+    """Watches the free space of the disk, and resumes clients that wait for it.
 
     Args:
-        place: a directory on the disk; ``None`` where it is another machine's.
-        limit: free octets below which the alarm is raised; 0 for never.
-        is_full: whether the database has just refused a write for want of space.
-        free: asks the system for the free octets.
+        place: a directory on the disk; ``None`` where it is on another machine.
+        limit: free bytes below which the alarm is raised; 0 for never.
+        is_full: whether the database has just refused a write for lack of space.
+        free: measures the free bytes.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class DiskAlarm:
     ) -> None:
         self.limit: Final = limit if place is not None else 0
         self.free: int | None = None
-        """Octets, at the last look; ``None`` where nobody knows."""
+        """Bytes in the last measurement; ``None`` where unknown."""
         self.raised = False
         self._place = place
         self._is_full = is_full
@@ -234,16 +234,16 @@ class DiskAlarm:
         self._waiting: dict[Callable[[], None], None] = {}
 
     async def watch(self) -> None:
-        """Look at the disk until cancelled."""
+        """Measure the disk at intervals until cancelled."""
         while True:
             if self._place is not None and self.limit:
-                with suppress(OSError):  # it says so elsewhere
+                with suppress(OSError):  # other checks report it
                     self.free = await asyncio.to_thread(self._ask, self._place)
             self.judge()
             await asyncio.sleep(LOOK_SECONDS)
 
     def judge(self) -> None:
-        """Raise the alarm, or end it."""
+        """Raise the alarm, or end it and resume the clients."""
         low = self._is_full() or (self.free is not None and self.free < self.limit)
         if low and not self.raised:
             _log.warning("low on disk, clients that publish wait", free=self.free, limit=self.limit)
@@ -255,13 +255,13 @@ class DiskAlarm:
             for go_on in waiting:
                 try:
                     go_on()
-                except Exception:  # noqa: BLE001 - logged; the others wait for room, too, and for nothing else
-                    _log.exception("a client could not go on")
+                except Exception:  # noqa: BLE001 - logged; the others must be resumed, too
+                    _log.exception("a client could not be resumed")
 
     def wait(self, go_on: Callable[[], None]) -> None:
-        """Call *go_on* when there is room again; the alarm is raised."""
+        """Call *go_on* when there is room again. Only while the alarm is raised."""
         self._waiting[go_on] = None
 
     def leave(self, go_on: Callable[[], None]) -> None:
-        """*go_on* does not wait any more. Idempotent."""
+        """Stop waiting with *go_on*. Idempotent."""
         self._waiting.pop(go_on, None)

@@ -1,8 +1,8 @@
-"""The log side of branches whose messages live in the log's own database.
+"""The log side of branches whose messages are in the log's own database.
 
-There is nothing to take, and no phase two: the transaction that decides a branch does its work. So a crash finds it
-done or not done, and never half-way. What the store shows in memory follows when the write is known to be durable; a
-write of unknown outcome shows nothing until the log has been read again.
+There is nothing to take, and no phase two: the transaction that decides a branch also does its work. So a crash finds
+the work done or not done. The store changes its memory when the write is known to be durable. After a write of unknown
+outcome it changes nothing until the log has been read again.
 """
 
 from collections.abc import Awaitable
@@ -39,7 +39,7 @@ _KINDS: Final = frozenset(WorkKind)
 
 
 class LocalPersistence(BranchPersistence):
-    """Writes branches together with what they do to messages.
+    """Writes branches together with their changes of messages.
 
     Args:
         log: the transaction log.
@@ -53,20 +53,20 @@ class LocalPersistence(BranchPersistence):
         self._store = store
 
     def vote(self, entry: BranchRuntime) -> Vote:
-        """Work is local, whatever it is."""
+        """All work is local."""
         vote = super().vote(entry)
         return vote if vote is Vote.NOTHING else Vote.LOCAL
 
     def restore(self, entry: BranchRuntime, record: BranchRecord) -> None:  # noqa: ARG002 - nothing of it is half-way
-        """Its messages are hidden and held."""
+        """Hide its published messages and hold its consumed ones."""
         self._store.restore(record)
 
     def _advancing(
         self, entry: BranchRuntime, record: BranchRecord, effect: Persist, now: float, actor: str
     ) -> Advance:
-        """An operator's decision, its work and journal in one transaction.
+        """The write for an operator's decision, its work and journal in one transaction.
 
-        What was published in a branch that is rolled back stays where it is, seen by nobody, until forget archives it.
+        Messages published in a branch that is rolled back stay stored and invisible until forget archives them.
         """
         decision, outcome = entry.decision, effect.outcome
         assert decision is not None, "phase two of local work is never apart from its decision"
@@ -100,7 +100,7 @@ class LocalPersistence(BranchPersistence):
         )
 
     def _decided(self, entry: BranchRuntime, record: BranchRecord, outcome: Heuristic) -> None:
-        """An operator's decision about *record* is durable."""
+        """Update the store: an operator's decision about *record* is durable."""
         published, consumed = _released(record, outcome)
         if outcome is Heuristic.COMMITTED:
             self._store.committed(published, consumed)
@@ -116,7 +116,7 @@ class LocalPersistence(BranchPersistence):
         super()._found(entry, record)
 
     def _entering(self, entry: BranchRuntime, state: State, now: float, actor: str) -> Insert:
-        """The vote: messages are stored, and nobody sees them yet."""
+        """The write for the vote: messages are stored, and stay invisible."""
         assert state is State.PREPARED, "no other state of local work is in the table"
         plan, work = self._plan(entry)
         record = BranchRecord(
@@ -139,11 +139,11 @@ class LocalPersistence(BranchPersistence):
     def _entered(self, entry: BranchRuntime, record: Insert) -> None:
         entry.record = record.branch
         plan = entry.plan
-        if plan is not None:  # the messages themselves are in the log
+        if plan is not None:  # the log has the messages
             entry.plan = replace(plan, change=Change()) if plan.unroutable else None
 
     def _ending(self, entry: BranchRuntime, ending: Ending, now: float, actor: str) -> CompleteWrite | NoteWrite:
-        """Decision, work and journal in one transaction."""
+        """The write for decision, work and journal in one transaction."""
         event = EVENT[ending]
         record = entry.record
         if record is None:
@@ -167,7 +167,7 @@ class LocalPersistence(BranchPersistence):
         return entry.journal(event, now, actor=actor, reason=entry.decision.reason)
 
     def undefined(self, entry: BranchRuntime) -> Awaitable[None] | None:
-        """Queues that the branch publishes to, and that the log does not have yet."""
+        """Wait for the queues that the branch publishes to, when the log does not have them yet."""
         return None if entry.record is not None or entry.work is None else self._store.defined_for(entry.work)
 
     def _plan(self, entry: BranchRuntime) -> tuple[Plan, HeldWork]:
@@ -182,7 +182,7 @@ class LocalPersistence(BranchPersistence):
             case JournalEvent.COMMITTED:
                 return self._store.committing(published, consumed)
             case JournalEvent.ROLLED_BACK | JournalEvent.FORGOTTEN:
-                # Of what is forgotten the work was done, or undone, when that was decided; what is archived is left.
+                # The work of a forgotten branch was done with the decision; only archived messages are left to drop.
                 return self._store.rolling_back(published, consumed)
             case _:
                 return None
@@ -206,7 +206,7 @@ class LocalPersistence(BranchPersistence):
 
     def _never(self, entry: BranchRuntime) -> None:
         plan, entry.plan = entry.plan, None
-        if plan is not None:  # nobody holds it against a queue; what was consumed is still the branch's
+        if plan is not None:  # its published messages keep no queue alive now; it still has the consumed ones
             self._store.rolled_back(plan.published, ())
 
     def _tell_publishers(self, entry: BranchRuntime) -> None:
@@ -218,7 +218,7 @@ class LocalPersistence(BranchPersistence):
                 xid=entry.xid,
                 vhost=entry.vhost,
                 exchange=publish.exchange,
-                publisher="told" if publish.origin is not None else "asked for nothing",
+                publisher="told" if publish.origin is not None else "not mandatory",
             )
 
 
@@ -227,7 +227,7 @@ def _slots(record: BranchRecord) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
 
 
 def _released(record: BranchRecord, outcome: Heuristic) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
-    """The slots, published and consumed, that the branch lets go of by a decision for *outcome*."""
+    """The published and consumed slots that the branch no longer has after a decision for *outcome*."""
     published, consumed = _slots(record)
     return (published if outcome is Heuristic.COMMITTED else ()), consumed
 

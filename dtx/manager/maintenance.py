@@ -1,7 +1,7 @@
-"""What happens to branches that nobody asks about: they go on after a restart, they time out, they are forgotten.
+"""Maintenance of branches without requests: after a restart, by timeout, and by expiry.
 
-A branch that was decided, or half-way, when the predecessor ended goes on as soon as it is loaded; one whose operation
-ended in a failed write is taken up again after a while. Neither waits for the transaction manager to ask.
+A branch that was decided or unfinished when the predecessor ended continues as soon as it is loaded. One whose
+operation ended in a failed write is resumed after a while. Neither waits for a request of the transaction manager.
 """
 
 import asyncio
@@ -25,33 +25,33 @@ from dtx.xa.model import Event, Happened, Operation, Request, State
 _log = get_logger(part="manager")
 
 _TICK: Final = 0.25
-"""Seconds between two looks at the timeouts; they are whole seconds, so this is precise enough."""
+"""Interval of checking timeouts; they are whole seconds, so this is precise enough."""
 _PAUSE_OF_EACH: Final = 1e-5
-"""Seconds between two looks for each branch that has not voted: with very many of them timeouts are less precise, and
-looking costs a tenth of a processor at most."""
+"""Addition to that interval for each branch that has not voted. With very many branches timeouts are less precise, and
+checks take at most a tenth of a processor."""
 _AT_ONCE: Final = 25
-"""Branches in one turn of the event loop: all of them may time out at the same time."""
+"""Branches in one turn of the event loop: all may time out at the same time."""
 _REVIVE: Final = 5.0
-"""Seconds after which a decided branch that nobody works on is taken up again."""
+"""Seconds after which a decided branch without an operation is resumed."""
 
 Run = Callable[[BranchRuntime, Event, Reply, str], Coroutine[Any, Any, None]]
-"""Runs an event on a branch, and answers with whatever comes of it."""
+"""Runs an event on a branch, and answers with the result."""
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
-"""Runs something on behalf of the manager."""
+"""Runs a task of the manager."""
 
 
 class Maintenance:
-    """Loads the branches at the start, and looks after them until the end.
+    """Loads the branches at startup, and maintains them until shutdown.
 
     Args:
         log: has the branches.
-        durable: knows where their messages live.
-        branches: gets them.
-        effects: takes up what was broken off.
+        durable: for the kind of store that has their messages.
+        branches: gets the branches.
+        effects: resumes interrupted operations.
         limits: of the manager.
         metrics: numbers.
         run: runs an event on a branch.
-        spawn: runs something in the background.
+        spawn: runs a task in the background.
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class Maintenance:
     # -- restart
 
     async def load(self) -> None:
-        """Load the log; take up every branch that was decided or half-way when the predecessor ended.
+        """Load the log; resume every branch that was decided or unfinished when the predecessor ended.
 
-        Returns as soon as all branches are known: what needs the broker goes on in the background, and requests for
-        such a branch wait for it.
+        Returns as soon as all branches are known. Work at the broker goes on in the background; requests for such a
+        branch wait for it.
 
         Raises:
             LogError: the log cannot be read, or has branches of the other mode.
@@ -99,7 +99,7 @@ class Maintenance:
             failpoint.at(Point.RESTART_ROW)
             self._durable.restore(entry, record)
             if entry.branch.state in UNFINISHED:
-                entry.claim()  # nobody else may touch it until its fate is known
+                entry.claim()  # no other operation may run until this one has ended
                 pending.append(entry)
         if strangers:
             mode, remedy = ("a broker", "with") if local else ("dtx's own store", "without")
@@ -113,7 +113,7 @@ class Maintenance:
         _log.info("branches loaded", in_doubt=len(self._branches) - len(pending), unfinished=len(pending))
 
     async def _take_up(self, entry: BranchRuntime) -> None:
-        """Go on where the predecessor ended (the entry is claimed)."""
+        """Resume the operation that the predecessor began (the entry is claimed)."""
         failpoint.at(Point.RESTART_DECIDE_BEFORE)
         try:
             if entry.branch.state in TAKING and entry.cached is None:
@@ -122,7 +122,7 @@ class Maintenance:
             await self._effects.run(entry, request, self._hear(entry), DTX)
         except XaError as error:
             self._metrics.replays_failed.inc()
-            _log.warning("branch could not be taken up", xid=entry.xid, vhost=entry.vhost, reason=error.reason)
+            _log.warning("branch could not be resumed", xid=entry.xid, vhost=entry.vhost, reason=error.reason)
         else:
             failpoint.at(Point.RESTART_DECIDE_AFTER)
         finally:
@@ -131,7 +131,7 @@ class Maintenance:
     # -- time
 
     async def watch(self) -> None:
-        """Let branches time out, and take up those that came to a stop, for ever."""
+        """Time out and expire branches, and resume interrupted ones, until cancelled."""
         revive_at = self._clock() + _REVIVE
         while True:
             await asyncio.sleep(max(_TICK, len(self._branches.open) * _PAUSE_OF_EACH))
@@ -171,7 +171,7 @@ class Maintenance:
         return None
 
     def _age(self, entry: BranchRuntime, now: float) -> None:
-        operation = self._falls_due(entry, now)  # others had their turns since it was asked
+        operation = self._falls_due(entry, now)  # other tasks have run since the first check
         if operation is Operation.TIMEOUT:
             _log.info("branch timed out", xid=entry.xid, vhost=entry.vhost, timeout=entry.branch.timeout)
         if operation is not None:
@@ -181,17 +181,17 @@ class Maintenance:
         log_error = _log_error(entry)
 
         def reply(answer: XaFlag | XaError) -> None:
-            self._quiet_until = self._clock() + _REVIVE  # a log that is away is not asked for each branch in each tick
+            self._quiet_until = self._clock() + _REVIVE  # do not try each branch in each tick while the log is away
             log_error(answer)
 
-        entry.claim()  # now, not when the task gets its turn
+        entry.claim()  # now, not when the task runs
         self._spawn(self._run(entry, Happened(operation=operation, vote=self._durable.vote(entry)), reply, DTX))
 
     async def _revive(self) -> None:
-        """A decided branch whose operation ended in a failed log write is finished without being asked.
+        """Resume decided branches whose operation ended in a failed log write.
 
-        One that is stuck waits for somebody, unless nothing but the log does not know yet that it is not stuck any
-        more: whoever asked last was told that it is done, and will not come again.
+        A stuck branch waits for a request, unless phase two has finished since, and only the log does not have that.
+        Then the client was told that it is done, and will not ask again.
         """
         async for entry in in_turns(self._branches, _AT_ONCE):
             if entry.busy or not self._branches.has(entry):

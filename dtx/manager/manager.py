@@ -1,9 +1,9 @@
 """The TransactionManager: one per resource manager, for all connections, vhosts and protocols.
 
-Theory of operation. The core says what must happen (:func:`dtx.xa.branch.step`), this class makes it happen: effects
-run in the order in which they come, each is awaited, and when one fails nothing after it runs. On one branch one
-operation runs at a time; a second one waits, and finds what the first one left. An operation belongs to the manager
-and not to the connection that asked for it: a client that dies while its commit is under way does not stop the commit.
+Theory of operation. The core decides (:func:`dtx.xa.branch.step`), and this class executes: effects run in order, each
+is awaited, and after a failed one no other runs. Only one operation at a time runs on a branch; a second one waits, and
+finds the state that the first one left. An operation belongs to the manager, not to the connection that requested it:
+the loss of a client while its commit is under way does not stop the commit.
 """
 
 import asyncio
@@ -53,16 +53,16 @@ _PREPARE: Final = Operation.PREPARE
 _START: Final = Operation.START
 _OK: Final = XaFlag.OK
 _TOLD_AT_ONCE: Final = 25
-"""Branches that hear of the end of their channel within a millisecond."""
+"""Branches that process the loss of their channel within a millisecond."""
 
 
 class TransactionManager:
-    """Drives every branch.
+    """Runs all operations on branches.
 
     Args:
         log: the transaction log, open.
         store: the message store, open.
-        limits: what is allowed.
+        limits: of the manager.
         metrics: numbers.
     """
 
@@ -101,7 +101,7 @@ class TransactionManager:
     # -- life cycle
 
     async def start(self) -> None:
-        """Load the log, take up what the predecessor left half-way, and start to look after all branches.
+        """Load the log, resume what the predecessor left unfinished, and start the timers.
 
         Raises:
             LogError: the log cannot be read, or has branches of the other mode.
@@ -114,11 +114,11 @@ class TransactionManager:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no branch, in the log or before its vote."""
+        """Whether there is no branch, neither in the log nor before its vote."""
         return not len(self._branches)
 
     async def drain(self, seconds: float) -> bool:
-        """Refuse new branches and wait for the operations that are under way.
+        """Refuse new branches and wait for the operations under way.
 
         Returns:
             Whether all of them finished within *seconds*.
@@ -134,7 +134,7 @@ class TransactionManager:
         return not self._tasks and not self._effects.under_way.count
 
     async def close(self) -> None:
-        """Stop the timers and whatever still runs."""
+        """Stop the timers and all operations."""
         tasks = [*self._tasks, *self._watches]
         for task in tasks:
             task.cancel()
@@ -142,7 +142,7 @@ class TransactionManager:
         self._effects.close()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run *work* on behalf of the manager: it outlives the connection that asked for it."""
+        """Run *work* as a task of the manager: the end of a client's connection does not stop it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
@@ -165,28 +165,30 @@ class TransactionManager:
     def demarcate(
         self, who: Who, xid: Xid, operation: Operation, channel: ChannelId
     ) -> tuple[XaFlag, BranchRuntime] | None:
-        """Start and end, in all their forms. They change memory alone, so nothing is waited for.
+        """Start and end, in all their forms. They change only memory, so they await nothing.
 
         Returns:
-            The answer and the branch; ``None`` while another operation runs on it (wait with :meth:`settle`).
+            The answer and the branch; ``None`` while another operation runs on it or its state is uncertain (wait with
+            :meth:`settle`).
 
         Raises:
-            XaError: as the table says; 403 for another user's branch; 506 for a new one during shutdown; 541 when
-                this dtx is not known to be the active one.
+            XaError: as the table says; 403 for another user's branch; 404 for an unknown xid; 506 for a new branch
+                during shutdown, above a limit or quota, or when the disk is nearly full; 541 when this dtx may not be
+                active.
         """
         known = entry = self._branches.get(who.vhost, xid)
         if entry is None:
             if operation is not _START:
-                if not self.log.lease_valid:  # what the log had was read at the start: it holds as long as the lease
+                if not self.log.lease_valid:  # all branches were loaded at startup, which is valid only with the lease
                     raise XaError(ReplyCode.INTERNAL_ERROR, f"{operation}: this dtx is not the active one (xid {xid})")
                 raise XaError(ReplyCode.NOT_FOUND, f"unknown xid {xid}")
             entry = self._begin(who, xid)
-        elif operation is not _START:  # a second start is refused as 530, whoever asks
+        elif operation is not _START:  # a second start is refused as 530, for any user
             self._branches.authorise(entry, who)
             if not entry.idle:
                 return None
         elif entry.answered and not entry.idle:
-            return None  # it is known no more, as soon as the log knows
+            return None  # it ends as soon as the log has its end
         branch, effects = step(entry.branch, Demarcation(operation=operation, channel=channel), self._clock())
         if known is None:
             self._branches.add(entry)
@@ -212,7 +214,7 @@ class TransactionManager:
         reason = holdings.excess(_BRANCHES, _IN_DOUBT)
         if (count := self._branches.count) >= limits.branches:
             reason = f"{count} branches are open or in doubt, as many as dtx allows"
-        if self.disk.raised and not self._durable.local:  # where dtx has the messages, their publishers wait
+        if self.disk.raised and not self._durable.local:  # in standalone mode, publishers wait instead
             reason = "the disk of the log is nearly full"
         if reason is not None:
             raise XaError(ReplyCode.RESOURCE_ERROR, f"{reason} (xid {xid})")
@@ -222,10 +224,10 @@ class TransactionManager:
         return entry
 
     async def settle(self, who: Who, xid: Xid) -> None:
-        """Wait until no operation runs on *xid* and nothing about it is in doubt.
+        """Wait until no operation runs on *xid* and its state is certain.
 
         Raises:
-            XaError: 541, that takes too long.
+            XaError: 541, it takes too long, or the log cannot be read.
         """
         entry = self._branches.get(who.vhost, xid)
         if entry is None:
@@ -236,9 +238,9 @@ class TransactionManager:
             await self._branches.reread(entry)
 
     def channel_lost(self, channel: ChannelId, entries: Sequence[BranchRuntime]) -> None:
-        """A channel died that was associated or suspended with *entries*.
+        """Handle the loss of a channel that was associated or suspended with *entries*.
 
-        What is associated can neither be prepared nor be rolled back, so those may wait that have not heard of it yet.
+        An associated branch can be neither prepared nor rolled back, so the entries may be handled in slices.
         """
         Slices(_not_told).run(self._tell(entries, ChannelLost(channel=channel)))
 
@@ -249,19 +251,19 @@ class TransactionManager:
                 yield
 
     def doom(self, entry: BranchRuntime, reason: str) -> None:
-        """Part of the work is lost, or must not happen: the branch can only be rolled back. No effect after a vote."""
+        """Make the branch rollback-only: part of its work is lost, or must not happen. No effect after a vote."""
         self._branches.apply_event(entry, Happened(operation=Operation.DOOM, reason=reason))
 
     # -- coordination
 
     def ask(self, who: Who, xid: Xid, operation: Operation, reply: Reply) -> None:
-        """prepare, commit, rollback and forget. Where nothing runs on a branch they begin in the order of these calls.
+        """prepare, commit, rollback and forget. On an idle branch they begin in the order of these calls.
 
         Args:
-            who: who asks.
-            xid: of which branch.
+            who: the user of the request.
+            xid: of the branch.
             operation: PREPARE, COMMIT, ONE_PHASE, ROLLBACK or FORGET.
-            reply: gets the answer, or why there is none as the table says; never before this returns.
+            reply: called with the answer, or with an XaError; never before this method returns.
         """
         entry = self._branches.get(who.vhost, xid)
         if entry is None or not entry.idle or not (entry.branch.owner == who.user or self.may_control(entry, who.user)):
@@ -271,7 +273,7 @@ class TransactionManager:
             self._answer(self._request(entry, operation, reply, who.user), xid, operation, reply)
 
     def _begun(self, entry: BranchRuntime, operation: Operation, reply: Reply, actor: str) -> bool:
-        """Begin a request that needs no task; another one has the branch from now on, not when its task gets a turn."""
+        """Begin a request; ``False`` if it needs a task. No other operation can begin after that."""
         if entry.record is None:
             entry.asked = operation
         vote = self._durable.vote(entry)
@@ -279,7 +281,7 @@ class TransactionManager:
             reason = entry.holdings.excess(_IN_DOUBT)
             if reason is None:
                 self._branches.prepare(entry)
-            else:  # one too many for its user or virtual host: it can only be rolled back
+            else:  # above a quota: it can only be rolled back
                 self.doom(entry, reason)
                 vote = self.vote(entry)
         if self._effects.begin(entry, Request(operation=operation, vote=vote), reply, actor):
@@ -293,7 +295,7 @@ class TransactionManager:
                 await work
             except XaError as error:
                 reply(error)
-            except Exception:  # noqa: BLE001 - logged; the client is told no more than that
+            except Exception:  # noqa: BLE001 - logged; the client gets no details
                 _log.exception("request failed", operation=operation, xid=xid)
                 reply(XaError(ReplyCode.INTERNAL_ERROR, "internal error"))
 
@@ -313,7 +315,7 @@ class TransactionManager:
 
     async def _look_into(self, entry: BranchRuntime, reply: Reply) -> None:
         try:
-            if entry.cached is None:  # what was not taken is not to be put back, so its positions are needed
+            if entry.cached is None:  # untaken messages must not be put back, so their positions are needed
                 entry.cached = await self._effects.broker.read_work(entry)
             await self._effects.know_what_was_taken(entry, reply)
         except BaseException:
@@ -321,7 +323,7 @@ class TransactionManager:
             raise
 
     async def _run(self, entry: BranchRuntime, event: Event, reply: Reply, actor: str) -> None:
-        """Step the branch, which is claimed, and run the effects until nothing is left to do."""
+        """Step the claimed branch, and run the effects until there are no more."""
         try:
             await self._effects.run(entry, event, reply, actor)
         except XaError as error:
@@ -333,16 +335,16 @@ class TransactionManager:
         """The timeout of a branch, seconds.
 
         Raises:
-            XaError: 404 for an unknown xid.
+            XaError: see :meth:`find`.
         """
         entry = await self._quiet(who, xid, Operation.GET_TIMEOUT)
         return entry.branch.timeout
 
     async def set_timeout(self, who: Who, xid: Xid, seconds: int) -> None:
-        """Set the timeout of a branch, seconds from now; 0 is the default again, the ceiling is ``max_timeout``.
+        """Set the timeout of a branch, seconds from now, at most ``max_timeout``; 0 sets the default again.
 
         Raises:
-            XaError: 404 for an unknown xid.
+            XaError: see :meth:`find`.
         """
         entry = await self._quiet(who, xid, Operation.SET_TIMEOUT)
         wanted = min(seconds, self.limits.max_timeout) or self.limits.default_timeout
@@ -350,15 +352,15 @@ class TransactionManager:
 
     async def _quiet(self, who: Who, xid: Xid, operation: Operation) -> BranchRuntime:
         entry = await self._branches.find(who, xid, operation, _nobody)
-        assert entry is not None, "nobody but a completion is answered before it is found"
+        assert entry is not None, "only a completion is answered before it is found"
         return entry
 
     async def in_doubt(self, who: Who, behind: Xid | None = None) -> list[Xid]:
-        """What a recovery scan lists: the branches of the vhost, in doubt or heuristic, that *who* may control.
+        """The branches of the vhost, in doubt or heuristic, that *who* may control: the list of a recovery scan.
 
         Args:
-            who: asks.
-            behind: where this one is listed, the list begins behind it.
+            who: the user of the request.
+            behind: the list begins after this xid and wraps around, if it contains it.
 
         Raises:
             XaError: 541 when the list could be wrong.
@@ -383,28 +385,28 @@ class TransactionManager:
     # -- operators
 
     def vote(self, entry: BranchRuntime) -> Vote:
-        """What the branch holds."""
+        """The kind of work in the branch that its vote is about."""
         return self._durable.vote(entry)
 
     async def find(self, who: Who, xid: Xid) -> BranchRuntime:
-        """The branch, with nothing running on it and nothing about it in doubt.
+        """The branch, with no operation under way and with a certain state.
 
         Raises:
-            XaError: 404 for an unknown xid; 541 when it cannot be found out, or something runs for too long.
+            XaError: 403; 404 for an unknown xid; 541 when the log cannot be read, or another operation takes too long.
         """
         return await self._quiet(who, xid, Operation.GET_TIMEOUT)
 
     async def operate(
         self, entry: BranchRuntime, event: Event, reply: Reply, actor: str, decision: BranchDecision | None
     ) -> None:
-        """Run what an operator has decided.
+        """Carry out an operator's decision.
 
         Args:
             entry: claimed.
-            event: the decision.
-            reply: gets the answer.
-            actor: who decides.
-            decision: what is written with it.
+            event: the decision for the core.
+            reply: called with the answer.
+            actor: the operator.
+            decision: is written with it.
         """
         entry.decision = decision
         try:
@@ -413,7 +415,7 @@ class TransactionManager:
             entry.decision = None
 
     async def redirect(self, entry: BranchRuntime, to: Redirect, reason: str, actor: str) -> None:
-        """Send a message that phase two is stuck with elsewhere; *entry* as for :meth:`operate`.
+        """Change the destination of a message that phase two cannot finish; *entry* as for :meth:`operate`.
 
         Raises:
             XaError: 541; the write may or may not have happened.
@@ -425,17 +427,17 @@ class TransactionManager:
             self._branches.through(entry)
 
     def known(self, vhost: str, xid: Xid) -> BranchRuntime | None:
-        """The branch as it is known at this moment, whatever runs on it."""
+        """The branch, also while an operation runs on it; ``None`` when it is not known here."""
         return self._branches.get(vhost, xid)
 
     def entries(self) -> Iterable[BranchRuntime]:
-        """Every branch that is known."""
+        """Every known branch."""
         return self._branches
 
 
 def _not_told(error: Exception) -> None:
-    _log.error("branches were not told that their channel is gone", exc_info=error)
+    _log.error("branches were not notified of the loss of their channel", exc_info=error)
 
 
 def _nobody(answer: XaFlag | XaError) -> None:
-    """The reply of an operation that nobody asked for."""
+    """The reply of operations without a client."""

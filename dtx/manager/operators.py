@@ -1,8 +1,9 @@
-"""What operators decide in the place of a transaction manager that is gone, or about messages that are stuck.
+"""Operators' decisions, for a lost transaction manager or for messages that phase two cannot finish.
 
-Every order is checked and forecast first, from the log: that is the dry run. Then it is carried out under the version
-that was forecast, so that of two operators one decides and the other is told that the branch has changed. The decision
-is durable before its work begins; what is broken off goes on after a restart. Who may give orders is judged before.
+Every order is first checked and forecast from the log: that is the dry run. Then it is carried out only if the branch
+still has the version of the forecast. So of two operators one decides, and the other learns that the branch has
+changed. The decision is durable before its work begins; interrupted work continues after a restart. Callers have
+checked the operator's role.
 """
 
 import asyncio
@@ -29,11 +30,11 @@ from dtx.xa.xid import Xid
 
 _log = get_logger(part="operators")
 _MOST_REASON: Final = 2_000
-"""Characters: a reason is a sentence, and goes into every line about the decision."""
+"""Characters: a reason is a sentence, and is in every entry about the decision."""
 
 
 class OperatorAction(StrEnum):
-    """What can be ordered."""
+    """The actions of orders."""
 
     COMMIT = "commit"
     ROLLBACK = "rollback"
@@ -49,12 +50,12 @@ class Order:
 
     Args:
         vhost, xid: of the branch.
-        action: what.
-        actor: who, for the journal.
-        reason: why, for the journal; never empty.
-        version: that the branch must have; ``None`` for any.
+        action: what to do.
+        actor: the operator, for the journal.
+        reason: for the journal; never empty.
+        version: the version that the branch must have; ``None`` for any.
         positions: messages to discard.
-        redirect: where a message goes instead.
+        redirect: the new destination of a message.
     """
 
     vhost: str
@@ -69,7 +70,7 @@ class Order:
 
 @value
 class OrderStep:
-    """What happens to one message; without a *fate* it goes elsewhere than it was meant to, when the branch goes on."""
+    """The effect of an order on one message; without a *fate* it gets a new destination, for the next attempt."""
 
     position: int
     kind: WorkKind
@@ -82,15 +83,15 @@ class OrderStep:
 
 @value
 class Forecast:
-    """What an order would do, or has done.
+    """The effects of an order, before or after it is carried out.
 
     Args:
-        state, version: of the branch before.
-        becomes: its state when all is done.
-        outcome: the heuristic outcome then, if there is one.
-        told: what the transaction manager is told when it asks for commit or rollback after that.
-        steps: what happens to each message.
-        archived: how many messages nobody got, that go to the archive.
+        state, version: of the branch before the order.
+        becomes: its state afterwards.
+        outcome: the heuristic outcome afterwards, if any.
+        told: the answer to the transaction manager's commit or rollback afterwards.
+        steps: the effect on each message.
+        archived: number of undelivered messages that go to the archive.
     """
 
     state: State
@@ -104,13 +105,13 @@ class Forecast:
 
 @value
 class Done:
-    """An order was carried out.
+    """The result of an order that was carried out.
 
     Args:
-        forecast: what was said to happen.
-        answer: what the branch answered: ``xa-ok``, or the heuristic outcome.
+        forecast: the forecast.
+        answer: the answer of the branch: ``xa-ok``, or the heuristic outcome.
         state: of the branch now.
-        version: of the branch now; ``None`` where it is gone.
+        version: of the branch now; ``None`` where it has ended.
     """
 
     forecast: Forecast
@@ -130,23 +131,23 @@ class Operators:
         self._manager = manager
 
     async def forecast(self, order: Order) -> Forecast:
-        """What *order* would do now: a dry run, from which nothing comes.
+        """The effects that *order* would have now: a dry run, which changes nothing.
 
         Raises:
             XaError: 404 for an unknown xid, 406 where the branch has another version or the order has no reason, 503
-                where the order is illegal in its state, 541 when that cannot be found out.
+                where the order is illegal in its state, 541 when the log cannot be read.
         """
         return (await self._judge(order))[1]
 
     async def carry_out(self, order: Order) -> Done:
-        """Do it. The order is carried out to its end though whoever gave it may be gone.
+        """Carry out *order*; cancellation of the caller does not stop it.
 
         Returns:
-            When it is done; for what has still to wait for the broker after a while, a 541 is raised and it goes on.
+            The result. When work waits too long for the broker, a 541 is raised and the work continues.
 
         Raises:
-            XaError: as :meth:`forecast`; 541 where it is stuck, or the outcome is not known, or the log may not have
-                the end of a branch that has come to its end.
+            XaError: as :meth:`forecast`; 541 where phase two is stuck, where the outcome is not known, or where the log
+                may not have the end of a branch that has ended.
         """
         entry, forecast, event, decision = await self._judge(order)
         answered: asyncio.Future[XaFlag | XaError] = asyncio.get_running_loop().create_future()
@@ -170,7 +171,7 @@ class Operators:
         if isinstance(answer, XaError):
             raise answer
         if answered.done() and not task.done():
-            await asyncio.wait((task,))  # what is left is to write the end
+            await asyncio.wait((task,))  # only the write of the end is left
         if failed:
             raise failed[0]
         _log.warning(
@@ -206,7 +207,7 @@ class Operators:
             reply(XaFlag.OK)
 
     async def _judge(self, order: Order) -> "_Judgement":
-        """The branch as it is judged: between the last look at it and the return nothing is awaited."""
+        """Check *order*: between the last check of the branch and the return, this awaits nothing."""
         if not 0 < len(order.reason.strip()) <= _MOST_REASON:
             raise XaError(ReplyCode.PRECONDITION_FAILED, f"a reason of 1 to {_MOST_REASON} characters is needed")
         who = Who(order.actor, order.vhost, operator=True)
@@ -220,7 +221,7 @@ class Operators:
                 )
             _require_version(order, record)
             work = await self._work(entry, record)
-            # What the branch holds was read meanwhile: it is judged as it was read, or looked at again.
+            # The messages were read meanwhile: if the branch has not changed, decide; otherwise check again.
             if entry.record is record and entry.idle:
                 vote = self._manager.vote(entry)
                 return _weigh(_Case(order=order, entry=entry, record=record, work=work, vote=vote))
@@ -234,7 +235,7 @@ class Operators:
 
 @value
 class _Case:
-    """An order, and the branch that it is about, as it was read."""
+    """An order, and its branch as it was read."""
 
     order: Order
     entry: BranchRuntime
@@ -243,12 +244,12 @@ class _Case:
     vote: Vote
 
     def illegal(self, why: str = "") -> XaError:
-        """The refusal of an order that is not possible in this state."""
+        """The error for an order that is not possible in this state."""
         reason = f"{self.order.action} is illegal in state {self.entry.branch.state}{why} (xid {self.order.xid})"
         return XaError(ReplyCode.COMMAND_INVALID, reason)
 
     def refused(self, why: str) -> XaError:
-        """The refusal of an order whose arguments do not fit."""
+        """The error for an order with wrong arguments."""
         return XaError(ReplyCode.PRECONDITION_FAILED, f"{why} (xid {self.order.xid})")
 
 
@@ -302,7 +303,7 @@ _GOES: Final = {
     True: {WorkKind.PUBLISH: Fate.PUBLISHED, WorkKind.CONSUME: Fate.CONSUMED},
     False: {WorkKind.PUBLISH: Fate.DROPPED, WorkKind.CONSUME: Fate.PUT_BACK},
 }
-"""By whether the branch commits, what becomes of its messages."""
+"""The fates of a branch's messages, by whether it commits."""
 
 
 def _complete(case: _Case) -> _Judgement:
@@ -367,11 +368,11 @@ def _retry(case: _Case) -> _Judgement:
 
 
 def _stuck(case: _Case) -> dict[int, WorkRow]:
-    """The messages that a stuck branch has still to finish."""
+    """The messages that a stuck branch must still finish."""
     if case.record.stuck is None:
         raise case.illegal(": phase two is not stuck")
     if case.entry.progress is not UnitProgress.UNSENT:
-        raise case.illegal(": what became of its last unit is open, retry first")
+        raise case.illegal(": the outcome of its last unit is not known, retry first")
     kind = WorkKind.PUBLISH if case.entry.branch.state in _COMMITS else WorkKind.CONSUME
     return {item.position: item for item in case.work if item.is_open and item.kind is kind}
 
@@ -394,7 +395,7 @@ def _discard(case: _Case) -> _Judgement:
 
 
 def _verdict(case: _Case, wanted: set[int]) -> Heuristic:
-    """How the branch ends when the messages in *wanted* are given up and all others go their way."""
+    """The outcome of the branch if the messages in *wanted* are given up and all others are finished."""
     total = case.record.publishes + case.record.consumes
     given_up = len(wanted) + sum(item.fate is Fate.DISCARDED for item in case.work)
     unsure = sum(item.fate is Fate.UNSURE for item in case.work if item.position in wanted)

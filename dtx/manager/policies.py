@@ -1,15 +1,15 @@
-"""Policies: what happens to branches that have been prepared for long and that nobody asks about.
+"""Policies: automatic decisions about branches that have been prepared for long, without requests.
 
-Theory of operation. A policy decides as an operator would, by the same path; so the question is only how old a branch
-is. A clock that jumps must not make all of them old at once, and no clock of one machine is to be believed alone:
+Theory of operation. A policy decides as an operator would, by the same path. So the only question is the age of a
+branch. A clock that jumps must not make all branches old at once, and the clock of one machine is never enough:
 
 - a branch is as old as the database's clock says, and
-- one that was prepared while this dtx was the active one is also as old as this dtx has seen it, by a clock that
-  nobody sets;
-- for one that was there before, what the database's clock has gained on that clock since dtx looked first is taken off;
-- dtx waits a while after it has become the active one: transaction managers come back first;
-- while the clock of dtx's own machine and the database's disagree, nothing is decided; and never more than some
-  branches a minute, so that people can see what happens, and stop it.
+- a branch prepared while this dtx was active must also be as old by a steady clock of this dtx, which cannot be set;
+- for an earlier branch, the time that the database's clock has gained on the steady one since the first check is
+  subtracted;
+- dtx waits a while after it has become active: transaction managers reconnect first;
+- while the clocks of dtx's machine and of the database disagree, nothing is decided. There is also a limit of branches
+  in a minute, so that people can see the decisions, and stop them.
 """
 
 import asyncio
@@ -32,22 +32,22 @@ from dtx.xa.model import State
 _log = get_logger(part="policies")
 
 PAUSE: Final = 5.0
-"""Seconds between two looks, or a fifth of the shortest time that is set."""
+"""Interval of checks, seconds; or a fifth of the shortest time that is set."""
 GRACE: Final = 300.0
-"""Seconds after dtx has become the active one in which nothing is decided, unless a policy's own time is shorter."""
+"""Seconds after dtx has become active in which nothing is decided, unless a policy's own time is shorter."""
 MOST_A_MINUTE: Final = 60
-"""Branches that all policies together decide in a minute."""
+"""Branches that all policies together may decide in a minute."""
 DISAGREEMENT: Final = 60.0
-"""Seconds between dtx's wall clock and the database's beyond which neither is believed."""
+"""Difference, seconds, between dtx's wall clock and the database's above which nothing is decided."""
 TOLERANCE: Final = 2.0
-"""Seconds that the database's clock may gain: it is being slewed, and asking takes time."""
+"""Seconds that the database's clock may gain: it may be slewed, and queries take time."""
 _MOST_ASKED: Final = 1_000
 _MOST_TOLD: Final = 50
-"""Branches that are named in the log in one look; the others are counted."""
+"""Branches that one check names in the log; the others are counted."""
 
 
 class Log(Protocol):
-    """What policies ask the log."""
+    """The queries of policies to the log."""
 
     async def clock(self) -> float:
         """The time of the database, seconds since the epoch."""
@@ -56,25 +56,25 @@ class Log(Protocol):
         """Those of *ids* that are prepared."""
 
     async def older_than(self, seconds: float, limit: int) -> tuple[int, list[AgedBranch]]:
-        """How many votes are older than *seconds*, and the oldest *limit* of them."""
+        """The number of votes older than *seconds*, and the oldest *limit* of these branches."""
 
 
 Decide = Callable[[Policy, AgedBranch], Awaitable[str]]
-"""Carries out what a policy says about a branch, as it is in that version; returns the answer, or raises XaError."""
+"""Carries out a policy for a branch, if it still has this version; returns the answer, or raises XaError."""
 
 
 class Policies:
-    """Looks for branches that are due, for ever.
+    """Finds branches that are due, and decides them.
 
     Args:
-        policies: what is decided.
-        alert_after: seconds after which a prepared branch is told of; 0 for never.
-        entries: asks for all branches that are known.
-        active: whether this dtx is the active one, and takes orders.
-        log: is asked for ages.
+        policies: the policies.
+        alert_after: seconds after which a prepared branch is reported; 0 for never.
+        entries: returns all known branches.
+        active: whether this dtx is active and accepts orders.
+        log: for ages.
         decide: see :data:`Decide`.
         metrics: numbers.
-        clock: seconds that only grow.
+        clock: seconds of a steady clock.
         wall: the wall clock of this machine, seconds since the epoch.
     """
 
@@ -102,30 +102,30 @@ class Policies:
         self._wall = wall
         self._began: float | None = None
         self._database_ahead = 0.0
-        """The database's clock less the steady one, when it was looked at first."""
+        """The database's clock minus the steady one, at the first check."""
         self._seen: dict[UUID, tuple[Policy, float]] = {}
-        """Since when each branch that is meant has been seen to be prepared; those that were there before: for ever."""
+        """For each branch with a policy, since when it was seen prepared; for earlier ones, since minus infinity."""
         self._told: set[UUID] = set()
         self._decided: deque[float] = deque()
         times = [alert_after, *(policy.after for policy in policies)]
         self._pause = min([PAUSE, *(seconds / 5 for seconds in times if seconds)])
 
     async def watch(self) -> None:
-        """Look now and then, whatever goes wrong."""
+        """Check at intervals, also after errors, until cancelled."""
         while True:
             try:
                 await self.look()
             except LogError as error:
-                _log.warning("policies cannot look at the log", reason=str(error))
-            except Exception:  # noqa: BLE001 - logged; one look that fails stops no other
+                _log.warning("policies cannot read the log", reason=str(error))
+            except Exception:  # noqa: BLE001 - logged; a failed check does not stop later ones
                 _log.exception("policies failed")
             await asyncio.sleep(self._pause)
 
     async def look(self) -> None:
-        """Tell of what is overdue, and decide what is due.
+        """Report overdue branches, and decide those that are due.
 
         Raises:
-            LogError: the log does not say.
+            LogError: the log cannot be read.
         """
         if not self._active():
             self._metrics.overdue.set(0)
@@ -160,7 +160,7 @@ class Policies:
             return
         behind = self._wall() - database
         if abs(behind) > DISAGREEMENT:
-            _log.warning("policies rest: the clocks of this machine and of the database disagree", seconds=behind)
+            _log.warning("policies are paused: the clocks of this machine and of the database disagree", seconds=behind)
             return
         gained = database - now - self._database_ahead
         for found in await self._log.of_ids(due[:_MOST_ASKED]):
@@ -172,7 +172,7 @@ class Policies:
             await self._carry_out(policy, found)
 
     async def _notice(self, now: float) -> None:
-        """See which branches are meant; those that are new have been seen since *now*."""
+        """Find the branches with a policy; new ones are seen since *now*."""
         seen: dict[UUID, tuple[Policy, float]] = {}
         async for entry in in_turns(self._entries()):
             if entry.branch.state is State.PREPARED:
@@ -191,7 +191,7 @@ class Policies:
             decided.popleft()
         if len(decided) >= MOST_A_MINUTE:
             _log.warning(
-                "policies rest: they have decided as many branches as they may in a minute", decided=len(decided)
+                "policies are paused: they have decided the maximum of branches in a minute", decided=len(decided)
             )
             return False
         decided.append(now)
@@ -201,7 +201,7 @@ class Policies:
         try:
             answer = await self._decide(policy, found)
         except XaError as error:
-            self._seen[found.id] = policy, self._clock()  # it has changed, or is being worked on: not at once again
+            self._seen[found.id] = policy, self._clock()  # changed, or has an operation: wait before the next try
             self._metrics.policy_actions[policy.action, "refused"].inc()
             _log.warning(
                 "a policy could not decide", policy=policy.name, xid=found.xid, vhost=found.vhost, reason=error.reason

@@ -1,7 +1,7 @@
-"""A recovery scan: a snapshot that is handed out in batches.
+"""A recovery scan: a snapshot that is returned in batches.
 
-AMQP 0-9 dtx preview, dtx-coordination.recover. A scan belongs to a channel. It costs its snapshot, and that only until
-the last batch is out: transaction managers exist that never end their scans.
+AMQP 0-9 dtx preview, dtx-coordination.recover. A scan belongs to a channel. It costs the memory of its snapshot until
+the last batch is returned: some transaction managers never end their scans.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +20,8 @@ class Scan:
         self._snapshot: Sequence[Xid] = ()
         self._position = 0
         self.after: Xid | None = None
-        """Last xid of a batch that one call started and ended: the next such call goes on behind it, so that a client
-        which only ever makes such calls sees all of what does not fit one frame."""
+        """Last xid of a batch that one call started and ended. The next such call continues after it, so that a client
+        that makes only such calls sees all xids, also when they do not fit one frame."""
 
     @property
     def is_open(self) -> bool:
@@ -30,7 +30,7 @@ class Scan:
 
     @property
     def left(self) -> int:
-        """How many xids it has still to hand out."""
+        """The number of xids that are not returned yet."""
         return len(self._snapshot) - self._position
 
     def begin(self, snapshot: Sequence[Xid]) -> None:
@@ -43,7 +43,7 @@ class Scan:
         """The next batch.
 
         Args:
-            fits: how many of the snapshot fit one frame, from a position on.
+            fits: the number of xids of the snapshot, from a position on, that fit one frame.
             end: endscan.
 
         Raises:

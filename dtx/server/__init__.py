@@ -1,1 +1,1 @@
-"""The listener, the protocol sniffer and the shells of connections."""
+"""The service: listener, protocol detection, and the connections of clients in both modes."""

@@ -1,4 +1,4 @@
-"""A client's connection as the listener sees it, and its socket as the connection sees it; the same in both modes."""
+"""Interfaces between the listener and the connections of clients. Both modes use them."""
 
 import asyncio
 from collections.abc import Mapping
@@ -13,73 +13,73 @@ class ClientTransport(Protocol):
 
     @property
     def unsent(self) -> int:
-        """Octets that wait to be sent."""
+        """Bytes that wait to be sent."""
 
     @property
     def is_local(self) -> bool:
-        """Whether the client is on this machine: its address is a loopback one."""
+        """Whether the client's address is a loopback address."""
 
     @property
     def peer(self) -> str:
-        """The client's address, without its port; empty where the socket is closed already."""
+        """The client's address without its port; empty if the socket is closed."""
 
     @property
     def certificate_name(self) -> str | None:
-        """Whom the client's certificate names, where it has shown one that an authority of ours has signed."""
+        """The common name in the client's verified certificate; ``None`` without such a certificate."""
 
     def opened(self, who: Who) -> bool:
-        """The handshake is over; False where there is no room for *who*, which is to be refused then."""
+        """End the handshake of *who*; false if there is no room: then the caller refuses the connection."""
 
     def write(self, data: bytes | memoryview) -> None:
-        """Send."""
+        """Send *data*; does nothing if the socket is closed."""
 
     def pause_reading(self) -> None:
-        """Read no more for now."""
+        """Stop reading from the socket."""
 
     def resume_reading(self) -> None:
-        """Read on."""
+        """Read from the socket again."""
 
     def close(self) -> None:
-        """Close when all is sent."""
+        """Close the socket after all data is sent."""
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close the socket at once."""
 
 
 class ClientSession(Protocol):
-    """One client, from its protocol header to its end."""
+    """One client connection, from its protocol header to its end."""
 
     id: int
     who: Who
     """User and virtual host; empty during the handshake."""
     ended: asyncio.Future[None]
-    """Done when nothing is left of it."""
+    """Done when all resources of the session are released."""
 
     @property
     def stage(self) -> Enum:
-        """Where it is in its life, for operators."""
+        """The state of the session, for operators."""
 
     @property
     def channels(self) -> Mapping[int, Any]:
-        """Those that are open, by number."""
+        """Open channels by number."""
 
     async def connect(self) -> None:
-        """Begin the handshake."""
+        """Start the handshake."""
 
     def client_data(self, data: bytes) -> None:
-        """Octets from the client."""
+        """Handle bytes from the client."""
 
     def client_is_slow(self) -> None:
-        """The client takes no more for now."""
+        """Handle a full send buffer of the client's socket."""
 
     def client_has_caught_up(self) -> None:
-        """The client takes data again."""
+        """Handle the end of :meth:`client_is_slow`: the send buffer has room again."""
 
     def client_gone(self) -> None:
-        """The client's socket is closed."""
+        """Handle the close of the client's socket."""
 
     def abort(self) -> None:
         """End the client's connection at once."""
 
     def stop(self, frame: bytes) -> None:
-        """End the connection with *frame*, a connection.close."""
+        """End the connection with *frame*, a connection.close of AMQP 0-9-1."""

@@ -1,7 +1,6 @@
-"""What connections of clients have in common: pace and patience; where dtx itself speaks the protocol, also the end.
+"""Base classes of client connections: flow control and timers; for protocols that dtx itself serves, also the end.
 
-Each protocol says what it does at these turns; that the socket is read from as long as nobody holds it, and that the
-end comes once and leaves no timer behind, stands here.
+This module pauses and resumes reading from the socket. It makes sure that a connection ends once and leaves no timer.
 """
 
 import asyncio
@@ -22,18 +21,18 @@ from dtx.xa.codes import ReplyCode, XaError
 
 _log = get_logger(part="connection")
 connection_numbers: Final = count(1)
-"""Of connections, whatever they speak: operators name a connection by its number."""
+"""Numbers of connections of all protocols; operators use them."""
 
 
 class Outbox:
-    """Frames on their way to the client, in order; those of one turn of the event loop are one write to its socket.
+    """Frames for the client, in order; all frames of one turn of the event loop are one write to the socket.
 
     Args:
-        transport: its socket.
-        relieved: called when there is room again after somebody was told that there is none.
+        transport: the client's socket.
+        relieved: called when there is room again after :attr:`has_room` was false.
 
     Attributes:
-        source: gives the frames that were announced: those that were sent here, or an engine's.
+        source: returns the announced frames: frames from :meth:`send`, or frames of an engine.
     """
 
     __slots__ = (
@@ -55,15 +54,15 @@ class Outbox:
         self._frames: list[bytes | memoryview] = []
         self._octets = 0
         self.is_announced = False
-        """What waits is written at the end of this turn of the loop."""
+        """A flush at the end of this turn of the event loop is scheduled."""
         self._turned_away = False
         self.source: Callable[[], Sequence[bytes | memoryview]] = self._taken
         self.is_slow = False
-        """The socket takes no more for now."""
+        """The send buffer of the socket is full."""
 
     @property
     def has_room(self) -> bool:
-        """Whether messages may be delivered: neither the socket nor what is joined in this turn has too much."""
+        """Whether messages may be delivered: neither the socket nor this turn's write has too many bytes."""
         if self.is_slow:
             return False
         if self._octets < MAX_UNSENT:
@@ -72,19 +71,19 @@ class Outbox:
         return False
 
     def send(self, data: bytes | memoryview) -> None:
-        """Send whole frames, at the end of this turn of the loop."""
+        """Send whole frames at the end of this turn of the event loop."""
         self._frames.append(data)
         self.announce(len(data))
 
     def announce(self, octets: int = 0) -> None:
-        """The source may have so much more to send: it is asked at the end of this turn of the loop."""
+        """Schedule a flush of the source, which may have *octets* more bytes to send."""
         if not self.is_announced:
             self.is_announced = True
             self._loop.call_soon(self.flush)
         self._octets += octets
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write all frames of the source now."""
         self.is_announced = False
         frames = self.source()
         if frames and self._transport is not None:
@@ -101,11 +100,11 @@ class Outbox:
 
     @property
     def unsent(self) -> int:
-        """Octets in the socket's buffer."""
+        """Bytes in the send buffer of the socket."""
         return 0 if self._transport is None else self._transport.unsent
 
     def close(self) -> None:
-        """Close the socket when all is sent. Idempotent."""
+        """Close the socket after all data is sent. Idempotent."""
         self.flush()
         transport, self._transport = self._transport, None
         if transport is not None:
@@ -120,22 +119,22 @@ class Outbox:
 
 
 class Stage(Enum):
-    """Where a connection is in its life."""
+    """The state of a connection."""
 
     OPENING = "opening"
     RUNNING = "running"
     LEAVING = "leaving"
-    """The client has said close; it hears the answer when all that it sent before is durable."""
+    """The client sent close; dtx answers when everything that the client sent before is durable."""
     CLOSING = "closing"
-    """dtx has said close."""
+    """dtx sent close."""
     ENDED = "ended"
 
 
 class BaseClient(ABC):
-    """What all connections of clients have in common: who is there, patience, and whether the socket is read from.
+    """Base of all client connections: identity, timer, and flow control of the socket.
 
     Args:
-        manager: of the branches.
+        manager: the transaction manager.
         transport: the client's socket.
     """
 
@@ -144,19 +143,19 @@ class BaseClient(ABC):
         self.manager = manager
         self.who = Who("", "")
         self.budget = manager.budget
-        """Memory that the client's messages take; that of its user and virtual host once they are known."""
+        """Memory budget for the client's messages; after the login, the budget of its user and virtual host."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when nothing is left of it."""
+        """Done when all resources of the connection are released."""
         self._transport: ClientTransport | None = transport
         self._holding: set[object] = set()
         self._admitted: Holdings | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def _admit(self, who: Who) -> None:
-        """The client is *who*.
+        """Count the connection for the quotas of *who*.
 
         Raises:
-            XaError: 530, its user or virtual host has too many connections.
+            XaError: 530, the user or virtual host has too many connections.
         """
         holdings = self.manager.quotas.of(who.user, who.vhost)
         reason = holdings.excess(QuotaResource.CONNECTIONS)
@@ -167,7 +166,7 @@ class BaseClient(ABC):
         self.budget = holdings.budget
 
     def _discount_connection(self) -> None:
-        """The client counts no longer. Idempotent."""
+        """Remove the connection from the quotas. Idempotent."""
         holdings, self._admitted = self._admitted, None
         if holdings is not None:
             holdings.remove(QuotaResource.CONNECTIONS)
@@ -177,10 +176,10 @@ class BaseClient(ABC):
         if not self.ended.done():
             self.ended.set_result(None)
 
-    # -- patience
+    # -- timer
 
     def _set_timer(self, seconds: float, act: Callable[[], None]) -> None:
-        """Call *act* in so many *seconds*, and nothing else that was to be called."""
+        """Call *act* after *seconds*; replaces the timer that was set before."""
         self._cancel_timer()
         self._timer = asyncio.get_running_loop().call_later(seconds, act)
 
@@ -192,25 +191,25 @@ class BaseClient(ABC):
         _log.info("handshake took too long", connection=self.id)
         self.abort()
 
-    # -- pace
+    # -- flow control
 
     def hold_client(self, reason: object) -> None:
-        """Read no more from the client until *reason* is released."""
+        """Stop reading from the client until *reason* is released; several reasons may hold it."""
         if not self._holding and self._transport is not None:
             self._excuse()
             self._transport.pause_reading()
         self._holding.add(reason)
 
     def release_client(self, reason: object) -> None:
-        """*reason* does not hold any more."""
+        """Drop *reason*; reading resumes when no reason is left."""
         if reason in self._holding:
             self._holding.discard(reason)
             if not self._holding and self._transport is not None:
                 self._excuse()
                 self._transport.resume_reading()
 
-    def _excuse(self) -> None:  # noqa: B027 - not every protocol listens for silence
-        """The client is read from, or not any more: until now its silence says nothing."""
+    def _excuse(self) -> None:  # noqa: B027 - not every protocol has heartbeats
+        """Restart the heartbeat timeout: while dtx does not read, missing heartbeats say nothing about the client."""
 
     @abstractmethod
     def abort(self) -> None:
@@ -218,10 +217,10 @@ class BaseClient(ABC):
 
 
 class ClientConnection(BaseClient):
-    """One client to which dtx itself speaks the protocol, from its header to its end.
+    """One client connection whose protocol dtx itself serves.
 
     Args:
-        manager: of the branches.
+        manager: the transaction manager.
         transport: the client's socket.
     """
 
@@ -230,42 +229,42 @@ class ClientConnection(BaseClient):
         self.stage = Stage.OPENING
         self.outbox = Outbox(transport, self._resume)
         self.slices = Slices(self._work_failed)
-        """What takes long of what the client asks for."""
+        """Requests of the client that take long."""
         self._login: asyncio.Task[None] | None = None
 
     def behind_all(self, act: Callable[[], object]) -> None:
-        """Do *act* when all that ends has returned what it has: some begin that behind what runs already."""
+        """Call *act* after all running work, and after the work that it appends: ending parts append their clean-up."""
         self.slices.then(lambda: self.slices.then(act))
 
-    # -- pace
+    # -- flow control
 
     def _hold_if_it_reads_nothing(self) -> None:
-        """A client that takes no answers may ask for no more."""
+        """Stop reading from a client that does not read its answers."""
         if self.outbox.is_slow and self.outbox.unsent > MAX_UNSENT:
             self.hold_client(self)
 
     def client_is_slow(self) -> None:
-        """The client takes no more for now: it is sent no messages meanwhile."""
+        """See :class:`ClientSession`: the client gets no messages until its send buffer has room."""
         self.outbox.is_slow = True
 
     def client_has_caught_up(self) -> None:
-        """The client takes data again."""
+        """See :class:`ClientSession`."""
         self.outbox.is_slow = False
         self.release_client(self)
         self._resume()
 
     @abstractmethod
     def _resume(self) -> None:
-        """There is room for messages again."""
+        """Deliver messages again: the outbox has room."""
 
     # -- the end
 
     @abstractmethod
     def _work_failed(self, error: Exception) -> None:
-        """A mistake of ours in long work for the client: the connection cannot go on."""
+        """End the connection after an unexpected exception in long work."""
 
     def _end(self) -> None:
-        """Close the socket when all is sent."""
+        """Close the socket after all data is sent."""
         self.outbox.close()
         self.client_gone()
 
@@ -275,7 +274,7 @@ class ClientConnection(BaseClient):
         self.client_gone()
 
     def client_gone(self) -> None:
-        """The client's socket is closed. Idempotent."""
+        """See :class:`ClientSession`. Idempotent."""
         if self.stage is Stage.ENDED:
             return
         self._transport = None
@@ -283,15 +282,15 @@ class ClientConnection(BaseClient):
             self._leave(Stage.ENDED)
         finally:
             if self._login is not None:
-                self._login.cancel()  # verifying passwords for nobody would keep others waiting
+                self._login.cancel()  # a password check without a client would delay other logins
             self._cancel_timer()
             self.outbox.abort()
             self._gone()
 
     @abstractmethod
     def _leave(self, stage: Stage) -> None:
-        """Nothing more is done for the client; what it sent so far is on its way."""
+        """Stop serving the client and enter *stage*; work that the client sent before goes on."""
 
     def _gone(self) -> None:
-        """Give back what is left, then say that nothing is (:meth:`_over`)."""
+        """Release all resources, then call :meth:`_over`."""
         self._over()

@@ -1,7 +1,7 @@
-"""The class dtx-coordination, for any channel: it needs no select, and no branch of the channel's own.
+"""The class dtx-coordination. It works on every channel, without select and without an association.
 
-One call at a time runs on a channel; what its client sends behind it waits. The call itself is the manager's: it goes
-on when the channel is gone.
+One call at a time runs on a channel; later frames of the channel wait. The manager runs the call, so it continues after
+the channel is closed.
 """
 
 import time
@@ -26,7 +26,7 @@ _commit_ok: Final = packer(methods.DtxCommitOk)
 _rollback_ok: Final = packer(methods.DtxRollbackOk)
 
 Finish = Callable[[bytes | XaError], None]
-"""Called once, with the frame that answers or the reason of the channel's end."""
+"""Called once, with the answering frame or the error that closes the channel."""
 
 
 def _forget_ok(number: int, _: XaFlag) -> bytes:
@@ -34,13 +34,13 @@ def _forget_ok(number: int, _: XaFlag) -> bytes:
 
 
 class CoordinationHandler:
-    """Runs the calls of one channel.
+    """Runs the dtx-coordination calls of one channel.
 
     Args:
-        manager: asked for everything.
-        metrics: numbers.
-        number: of the channel.
-        connection: its id, for the log.
+        manager: runs the calls.
+        metrics: counts the calls.
+        number: channel number.
+        connection: connection id, for the log.
     """
 
     def __init__(self, manager: TransactionManager, metrics: Metrics, number: int, connection: int) -> None:
@@ -52,17 +52,17 @@ class CoordinationHandler:
 
     @property
     def scan(self) -> Scan | None:
-        """The recovery scan that is open."""
+        """The open recovery scan, or ``None``."""
         return self._scan if self._scan is not None and self._scan.is_open else None
 
     def run(self, call: methods.CoordinationCall, who: Who, frame_max: int, finish: Finish) -> None:
-        """Run *call* for *who*; *finish* is called once, later or before this returns.
+        """Run *call* for *who*.
 
         Args:
-            call: what the client asks for.
+            call: the client's method.
             who: the client.
-            frame_max: octets that an answer may have.
-            finish: gets the answer.
+            frame_max: maximum size of the answering frame in bytes.
+            finish: gets the answer, once, before or after this method returns.
         """
         match call:
             case methods.DtxPrepare(xid=xid):
@@ -87,7 +87,7 @@ class CoordinationHandler:
                 assert_never(call)
 
     def let_go(self) -> None:
-        """The channel is closed: an open scan, which may be long, goes at once, and not with the next garbage."""
+        """Free the open scan when the channel closes: a long scan must not wait for the garbage collector."""
         self._scan = None
 
     def _span(self, operation: str, xid: Xid | None, who: Who) -> tracing.Span | None:
@@ -137,7 +137,7 @@ class CoordinationHandler:
             frame = await work
         except XaError as error:
             finish(replying(error))
-        except Exception:  # noqa: BLE001 - logged; the client is told no more than that
+        except Exception:  # noqa: BLE001 - logged; the client gets "internal error" only
             _log.exception("call failed", connection=self._connection)
             finish(XaError(ReplyCode.INTERNAL_ERROR, "internal error"))
         else:

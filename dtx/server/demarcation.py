@@ -1,4 +1,4 @@
-"""The class dtx-demarcation: which branches a selected channel works for."""
+"""The class dtx-demarcation: the associations between a selected channel and branches."""
 
 from collections.abc import Callable, Iterator
 from typing import Final, cast
@@ -24,10 +24,10 @@ class DemarcationHandler:
     """The associations of one channel.
 
     Args:
-        manager: knows the branches.
-        metrics: numbers.
-        number: of the channel.
-        channel: what identifies it to the manager.
+        manager: the transaction manager.
+        metrics: counts the calls.
+        number: channel number.
+        channel: identifies the channel to the manager.
     """
 
     __slots__ = ("_branches", "_channel", "_flag", "_manager", "_metrics", "_number", "branch")
@@ -38,15 +38,15 @@ class DemarcationHandler:
         self._number = number
         self._channel = channel
         self._flag = XaFlag.OK
-        """The last answer."""
+        """The flag of the last answer."""
         self.branch: BranchRuntime | None = None
-        """The branch that the channel is associated with: its work belongs to it."""
+        """The branch that the channel is associated with; work on the channel belongs to it."""
         self._branches: dict[Xid, BranchRuntime] = {}
-        """Branches that it is associated or suspended with."""
+        """Branches that the channel is associated or suspended with."""
 
     @property
     def ties(self) -> Iterator[tuple[BranchRuntime, Association]]:
-        """Branches that the channel is associated or suspended with, for operators to see."""
+        """Branches that the channel is associated or suspended with, for operators."""
         found = ((entry, entry.branch.association(self._channel)) for entry in list(self._branches.values()))
         return ((entry, how) for entry, how in found if how is not Association.NONE)
 
@@ -55,13 +55,13 @@ class DemarcationHandler:
         return self._branches.get(xid)
 
     def run(self, call: methods.DtxStart | methods.DtxEnd, who: Who) -> bytes | None:
-        """Start or end.
+        """Run dtx-demarcation.start or end.
 
         Returns:
-            The frame that answers; ``None`` while another operation runs on the branch (see :meth:`run_later`).
+            The answering frame; ``None`` while another operation runs on the branch (then use :meth:`run_later`).
 
         Raises:
-            XaError: as the table of the core says.
+            XaError: 503, start on an associated channel; all others as :meth:`TransactionManager.demarcate`.
         """
         if self._metrics.traces is not None:
             return self._run_traced(self._metrics.traces, call, who)
@@ -105,19 +105,19 @@ class DemarcationHandler:
             if self.branch is not None:
                 raise XaError(
                     ReplyCode.COMMAND_INVALID,
-                    f"start on a channel that is associated already (xid {call.xid}, not {self.branch.xid})",
+                    f"start on a channel that is associated with xid {self.branch.xid} (xid {call.xid})",
                 )
             return operation
         return end_operation(fail=call.fail, suspend=call.suspend)
 
     async def run_later(self, call: methods.DtxStart | methods.DtxEnd, who: Who, is_open: Callable[[], bool]) -> bytes:
-        """As :meth:`run`, once nothing else runs on the branch.
+        """As :meth:`run`, after the other operations on the branch.
 
         Returns:
-            The frame that answers, empty when the channel has been closed meanwhile.
+            The answering frame; empty if the channel was closed meanwhile.
 
         Raises:
-            XaError: as above, or 541 when that takes too long.
+            XaError: as :meth:`run`, or 541 after the time limit.
         """
         while is_open():
             await self._manager.settle(who, call.xid)
@@ -129,7 +129,7 @@ class DemarcationHandler:
         return b""
 
     def lose(self) -> None:
-        """The channel is gone, and its associations with it; idle branches are not."""
+        """End all associations, because the channel is closed; idle branches stay."""
         branches = list(self._branches.values())
         self._branches.clear()
         self.branch = None

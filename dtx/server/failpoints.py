@@ -1,4 +1,4 @@
-"""Which failpoints stand around the answers to the dtx methods."""
+"""The failpoints before and after the answers to dtx methods."""
 
 from typing import Final, TypeVar, get_args
 
@@ -19,10 +19,13 @@ _Reply = TypeVar("_Reply", bytes, XaError)
 
 
 def replying(answer: _Reply) -> _Reply:
-    """A dtx method is answered with *answer*, in this turn of the event loop.
+    """Run the failpoints of *answer*, which is sent in this turn of the event loop.
 
     Args:
-        answer: the frame, or the reason of the channel's end; an empty one when nobody is left to be told.
+        answer: the frame, or the error that closes the channel; empty if the channel is already closed.
+
+    Returns:
+        *answer*.
     """
     if failpoint.armed and answer != b"":
         before, sent = _around(answer)
@@ -32,7 +35,7 @@ def replying(answer: _Reply) -> _Reply:
 
 
 def saying(key: int) -> None:
-    """What is said now, in this turn of the event loop, is what the method *key* says, in another protocol."""
+    """Run the failpoints of the method *key* for the equivalent answer of another protocol."""
     if failpoint.armed:
         before, sent = _AROUND[key]
         failpoint.at(before)

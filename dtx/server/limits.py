@@ -1,4 +1,4 @@
-"""What one client connection may use."""
+"""Limits of one client connection."""
 
 from dataclasses import dataclass, fields
 from typing import Final, Self
@@ -8,44 +8,47 @@ from dtx.store.work import HeldPublish
 from dtx.xa.codes import ReplyCode, XaError
 
 HEARTBEAT: Final = 60
-"""Seconds: what is offered in connection.tune, as RabbitMQ does; the client decides."""
+"""Seconds offered in connection.tune, as in RabbitMQ; the client decides."""
 MAX_FRAME: Final = 2 << 20
-"""Octets: what is offered where the settings name no frame-max, since a frame is put together in memory."""
+"""Bytes offered as frame-max if the settings have none: a frame is assembled in memory."""
 MAX_UNSENT: Final = 1 << 20
-"""Octets of answers that wait for a client that does not read; beyond it, nothing is read from it either."""
+"""Bytes of answers that wait for a client that does not read; above it, dtx stops reading from the client."""
 MAX_UNWRITTEN: Final = 16 << 20
-"""Octets of messages of one connection that are not durable yet; beyond it, nothing is read until they are. Enough to
-keep the log busy, little beside a few hundred connections."""
+"""Bytes of messages of one connection that are not durable; above it, dtx stops reading until they are. This keeps the
+log busy, and is little for a few hundred connections."""
 MAX_FAN_OUT: Final = 256 << 20
-"""Octets that one publish may have written for all its queues together, see :attr:`HeldPublish.size`. The body of a
-large message is written once; properties of 100 KiB, for 3,000 queues, are not."""
+"""Bytes that one publish may write for all its queues together, see :attr:`HeldPublish.size`. The body of a large
+message is written once, its properties once per queue."""
 MAX_UNREAD_REPLIES: Final = 16 << 20
-"""Octets that wait for a client that does not read; beyond it, direct replies to it are dropped: they are not stored,
-and who sends them does not wait for it."""
+"""Bytes that wait for a client that does not read; above it, dtx drops direct replies to the client. They are not
+stored, and their senders do not wait."""
 MAX_CONSUMERS: Final = 10_000
-"""Consumers of one channel: each costs memory that no other limit bounds."""
+"""Consumers of one channel; no other limit bounds their memory."""
 MAX_UNACKED: Final = 50_000
-"""Deliveries of one channel that are not settled. Consumers get no more until some are, and basic.get is refused: a
-client would otherwise take a queue of any length into the memory of dtx."""
+"""Unsettled deliveries of one channel. At the limit, consumers get no messages and basic.get is refused: otherwise a
+client could move a queue of any length into the memory of dtx."""
 MAX_UNSETTLED: Final = 200_000
-"""Unsettled deliveries of one selected channel in front of a broker. Beyond it the channel is closed (506), as dtx
-cannot make the broker's consumers wait. One request may settle them all without holding the event loop for long."""
+"""Unsettled deliveries of one selected channel alongside a broker. Above it dtx closes the channel (506), because it
+cannot pause the broker's consumers. The limit also bounds how long one request that settles all of them takes."""
 
 
 def demand_fan_out(message: HeldPublish) -> None:
-    """Refuse a publish that would be too much to write.
+    """Refuse a publish that writes too many bytes.
+
+    Args:
+        message: the publish, routed to its queues.
 
     Raises:
-        XaError: 506: more than :data:`MAX_FAN_OUT`.
+        XaError: 506, more than :data:`MAX_FAN_OUT` bytes.
     """
     if message.size > MAX_FAN_OUT:
-        reason = f"{message.size} octets in {len(message.queues)} queues are too much for one publish"
+        reason = f"{message.size} bytes in {len(message.queues)} queues are too much for one publish"
         raise XaError(ReplyCode.RESOURCE_ERROR, f"{reason}, the limit is {MAX_FAN_OUT}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLimits:
-    """What a client connection may use in either mode; see the settings of the same names."""
+    """Limits of a client connection in both modes; see the settings with the same names."""
 
     max_channels: int
     frame_max: int
@@ -54,13 +57,13 @@ class ClientLimits:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """What *settings* say."""
+        """The limits from *settings*."""
         return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits(ClientLimits):
-    """What a client connection may use without a broker."""
+    """Limits of a client connection in standalone mode."""
 
     require_tickets: bool = False
     tls_login: bool = False
@@ -69,6 +72,6 @@ class ConnectionLimits(ClientLimits):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLimits(ClientLimits):
-    """What a client connection may use in front of a broker."""
+    """Limits of a client connection alongside a broker."""
 
     max_kept_bytes: int

@@ -1,7 +1,7 @@
-"""The listening side: accepts sockets, sniffs the protocol, and hands the connection to its shell.
+"""The listener: accepts sockets, reads the 8-byte protocol header, and creates the session for that protocol.
 
-The first eight octets decide. A client that sends none of the known headers gets ``AMQP 0 0 9 1`` and is closed, as
-the specification asks (AMQP 0-9-1, 4.2.2); one that sends nothing is closed after a while.
+A client that sends an unknown header gets ``AMQP 0 0 9 1`` and is closed (AMQP 0-9-1, 4.2.2). A client that sends no
+header is closed after a timeout.
 """
 
 import asyncio
@@ -29,29 +29,29 @@ from dtx.wire.amqp09.frames import Protocol, protocol_header
 _log = get_logger(part="listener")
 
 _LINGER = 10.0
-"""Seconds that a client has to take what was sent to it before the end."""
+"""Seconds that a closed socket has to send its remaining data."""
 
 _BACKLOG: Final = 1024
-"""Sockets that wait to be accepted: a fleet that comes back at once."""
+"""Sockets that wait to be accepted: many clients may reconnect at once."""
 
 _RESERVED: Final = 16
-"""Connections beyond the limit for coordinators: they end the branches of clients that use all others."""
+"""Connections above the limit for coordinators, which complete the branches of the other clients."""
 
 _GRACE: Final = 5.0
-"""Seconds for a handshake before it may be closed to make room for another client."""
+"""Seconds after which a handshake may be ended to make room for another client."""
 
 NewSession = Callable[["AcceptedConnection", bytes], ClientSession | None]
-"""Makes the session of a connection whose header has been read; ``None`` where nobody here speaks that protocol."""
+"""Makes the session of a connection from its protocol header; ``None`` if dtx does not serve that protocol."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """How a client has come.
+    """Facts about a connection, for operators and the log.
 
     Args:
-        address: of its socket, host:port.
-        since: when its protocol header was read, seconds since the epoch.
-        protocol: that it speaks, as its header says.
+        address: the client's ``host:port``.
+        since: when the protocol header was read, seconds since the epoch.
+        protocol: the protocol of the header.
         tls: whether the socket is encrypted.
     """
 
@@ -70,11 +70,11 @@ _NAMES: Final = {
 
 
 class AcceptedConnection(asyncio.Protocol):
-    """One socket of a client.
+    """One socket of a client; implements :class:`ClientTransport`.
 
     Args:
-        listener: who accepted it.
-        accepted: the socket, where TLS comes first.
+        listener: accepted the socket.
+        accepted: the socket, if a TLS handshake comes first.
     """
 
     def __init__(self, listener: "Listener", accepted: socket.socket | None = None) -> None:
@@ -82,16 +82,16 @@ class AcceptedConnection(asyncio.Protocol):
         self._accepted = accepted
         self._transport: asyncio.Transport | None = None
         self.arrived: Arrival | None = None
-        """Once its header has been read."""
+        """Set when the protocol header has been read."""
         self.is_open = False
-        """Its handshake is over."""
+        """The handshake is complete."""
         self.session: ClientSession | None = None
-        """Once its header has been read."""
+        """Set when the protocol header has been read."""
         self._start = b""
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is accepted."""
+        """See :class:`asyncio.Protocol`."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are not registered as that
         self._transport.set_write_buffer_limits(high=MOST_UNSENT, low=MOST_UNSENT // 4)
         if not self._listener.admit(self, self.peer):
@@ -100,12 +100,12 @@ class AcceptedConnection(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(self._listener.header_timeout, self.abort_unless_begun)
 
     def abort_unless_begun(self) -> None:
-        """Close at once when no protocol header has come."""
+        """Close the socket at once if no protocol header has been read."""
         if self.session is None and self._transport is not None:
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Octets from the client."""
+        """See :class:`asyncio.Protocol`."""
         if self.session is not None:
             self.session.client_data(data)
         else:
@@ -132,42 +132,42 @@ class AcceptedConnection(asyncio.Protocol):
 
     @staticmethod
     def _refuse(transport: asyncio.Transport) -> None:
-        """Tell what dtx speaks, and close."""
+        """Send the supported protocol header and close."""
         transport.write(Protocol.AMQP_0_9_1.value)
         transport.close()
 
     def pause_writing(self) -> None:
-        """The client is slow."""
+        """See :class:`asyncio.Protocol`."""
         if self.session is not None:
             self.session.client_is_slow()
 
     def resume_writing(self) -> None:
-        """The client has caught up."""
+        """See :class:`asyncio.Protocol`."""
         if self.session is not None:
             self.session.client_has_caught_up()
 
     def eof_received(self) -> bool:
-        """The client has closed its side: so does dtx."""
+        """See :class:`asyncio.Protocol`."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """The socket is closed."""
+        """See :class:`asyncio.Protocol`."""
         if self._timer is not None:
             self._timer.cancel()
         self._listener.dismiss(self)
         if self.session is not None:
             self.session.client_gone()
 
-    # What a session asks of the socket.
+    # -- the socket of a session
 
     @property
     def unsent(self) -> int:
-        """Octets that wait to be sent."""
+        """See :class:`ClientTransport`."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     @property
     def is_local(self) -> bool:
-        """Whether the client is on this machine: its address is a loopback one."""
+        """See :class:`ClientTransport`."""
         peer = self.peer
         if not peer:
             return False
@@ -177,23 +177,23 @@ class AcceptedConnection(asyncio.Protocol):
 
     @property
     def peer(self) -> str:
-        """The client's address, without its port; empty where the socket is closed already."""
+        """See :class:`ClientTransport`."""
         name = None if self._transport is None else self._transport.get_extra_info("peername")
         return str(name[0]).partition("%")[0] if name else ""
 
     @property
     def certificate_name(self) -> str | None:
-        """Whom the client's certificate names, where it has shown one that an authority of ours has signed."""
+        """See :class:`ClientTransport`."""
         found = None if self._transport is None else self._transport.get_extra_info("peercert")
         return common_name(found) if found else None
 
     def opened(self, who: Who) -> bool:
-        """The handshake is over; False where there is no room for *who*, which is to be refused then."""
+        """See :class:`ClientTransport`."""
         self.is_open = self._listener.has_room_for(self, who)
         return self.is_open
 
     def arrival(self, header: bytes) -> Arrival:
-        """How the client has come, with which protocol *header*."""
+        """The facts about this connection; *header* is its protocol header."""
         name = None if self._transport is None else self._transport.get_extra_info("peername")
         host, port = ("", 0) if not name else name[:2]
         return Arrival(
@@ -204,28 +204,28 @@ class AcceptedConnection(asyncio.Protocol):
         )
 
     def write(self, data: bytes | memoryview) -> None:
-        """Send."""
+        """See :class:`ClientTransport`."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
     def pause_reading(self) -> None:
-        """Read no more for now."""
+        """See :class:`ClientTransport`."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read on."""
+        """See :class:`ClientTransport`."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def close(self) -> None:
-        """Close when all is sent."""
+        """See :class:`ClientTransport`; the remaining data has :data:`_LINGER` seconds."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.close()
             self._timer = asyncio.get_running_loop().call_later(_LINGER, self._transport.abort)
 
     def abort(self) -> None:
-        """Close at once."""
+        """See :class:`ClientTransport`."""
         if self._transport is not None:
             self._transport.abort()
         elif self._accepted is not None:
@@ -234,18 +234,18 @@ class AcceptedConnection(asyncio.Protocol):
 
 
 class Listener:
-    """Accepts clients.
+    """Accepts clients and enforces the connection limits.
+
+    At a limit, the oldest handshake ends to make room: of the same address, or of the address with the most handshakes.
+    It must be at least :data:`_GRACE` seconds old; otherwise the new client is closed at once.
 
     Args:
-        max_connections: clients at the same time. Those within a TLS handshake count, and those that have left while a
-            branch still needs their connection to the broker: it is a socket, too.
-        max_handshakes: clients of one address whose connection is not open yet.
-        coordinators: users for whom there is some room beyond *max_connections*.
-        header_timeout: seconds; the same for a TLS handshake.
-        metrics: numbers.
-
-    Beyond a limit, a client is closed at once; or in its place the one that has been within its handshake for longest,
-    and for some seconds at least: of the same address, or of the address with the most of them.
+        max_connections: maximum number of clients. Clients in a TLS handshake count. Clients that have left count while
+            a branch needs their connection to the broker.
+        max_handshakes: maximum number of unfinished handshakes of one address.
+        coordinators: users with some places above *max_connections*.
+        header_timeout: seconds for the protocol header, and for a TLS handshake.
+        metrics: counts the connections.
     """
 
     def __init__(
@@ -259,18 +259,18 @@ class Listener:
     ) -> None:
         self.header_timeout = header_timeout
         self.sessions: dict[ClientSession, Arrival] = {}
-        """Clients that have said what they speak, in the order in which they came."""
+        """Sessions whose protocol header has been read, in order of arrival."""
         self._new_session: NewSession | None = None
         self._max_connections = max_connections
         self._max_handshakes = max_handshakes
         self._coordinators = coordinators
         self._metrics = metrics
         self._connections: dict[AcceptedConnection, str] = {}
-        """Whose sockets are open, with what stands for their address."""
+        """Open sockets, with the key of their address (:func:`source_of`)."""
         self._handshakes: dict[str, dict[AcceptedConnection, float]] = {}
-        """By that: those that are not open yet, as they came, and when (seconds of the loop)."""
+        """By key of the address: sockets in a handshake, oldest first, with their start (loop seconds)."""
         self._left: set[ClientSession] = set()
-        """Sessions that go on without their client."""
+        """Sessions that continue after their client has left."""
         self._servers: list[asyncio.Server] = []
         self._tls_servers: list[TlsServer] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -278,23 +278,23 @@ class Listener:
         self._leftovers = Leftovers(lambda: len(self.sessions))
 
     async def bind(self, host: str, port: int, tls: ssl.SSLContext | None) -> tuple[str, int]:
-        """Take an address; port 0 lets the system choose. Nobody is accepted before :meth:`accept`.
+        """Bind an address; port 0 lets the system choose. No client is accepted before :meth:`accept`.
 
         Returns:
-            The address that it is.
+            The bound host and port.
 
         Raises:
-            OSError: it is taken.
-            ConfigError: it is none of this machine's, or one that this user may not have.
+            OSError: the address is in use.
+            ConfigError: the address is not of this machine, or this user may not bind it.
         """
         try:
             server = await self._bind(host, port, tls)
         except OSError as error:
-            # the event loop's own words name Python's tuple, or nothing at all
+            # the event loop's own message has a Python tuple, or no address at all
             taken = error.errno == errno.EADDRINUSE
-            number = error.errno or 0  # the resolver's are negative
+            number = error.errno or 0  # the numbers of the resolver are negative
             reason = os.strerror(number) if number > 0 else str(error.strerror or error)
-            said = f"cannot listen on {Address(host, port)} (--listen names another): {reason.lower()}"
+            said = f"cannot listen on {Address(host, port)}: {reason.lower()} (change --listen)"
             raise (OSError(error.errno, said) if taken else ConfigError(said)) from error
         name = server.sockets[0].getsockname()
         return name[0], name[1]
@@ -319,7 +319,7 @@ class Listener:
         self.dismiss(cast("AcceptedConnection", protocol))
 
     async def accept(self, new_session: NewSession) -> None:
-        """Accept clients on all addresses; *new_session* makes their sessions."""
+        """Accept clients on all bound addresses; *new_session* makes their sessions."""
         self._new_session = new_session
         for server in self._servers:
             await server.start_serving()
@@ -327,7 +327,7 @@ class Listener:
             tls_server.start_serving(_BACKLOG)
 
     def admit(self, connection: AcceptedConnection, peer: str) -> bool:
-        """Whether there is room for one more, from the address *peer*, or it has been admitted already."""
+        """Admit a socket from the address *peer*; false if there is no room: then the caller closes it. Idempotent."""
         if connection in self._connections:
             return True
         source = source_of(peer)
@@ -343,7 +343,7 @@ class Listener:
         return True
 
     def _make_room(self, source: str) -> bool:
-        """Whether there is room for one more handshake of *source*, perhaps in the place of an old one."""
+        """Whether there is room for one more handshake of *source*; may end an old handshake for it."""
         crowd = self._handshakes.get(source, {})
         if len(crowd) < self._max_handshakes:
             reserved = _RESERVED if self._coordinators else 0
@@ -359,7 +359,7 @@ class Listener:
         return True
 
     def has_room_for(self, connection: AcceptedConnection, who: Who) -> bool:
-        """Whether *connection*, whose handshake is over, may stay: the last places are the coordinators'."""
+        """Complete the handshake of *connection*; false if there is no room. The last places are for coordinators."""
         within_handshake = sum(map(len, self._handshakes.values()))
         others = len(self._connections) + len(self._left) - within_handshake
         if others >= self._max_connections and who.user not in self._coordinators:
@@ -377,7 +377,7 @@ class Listener:
                 del self._handshakes[source]
 
     def dismiss(self, connection: AcceptedConnection) -> None:
-        """A socket is closed. Idempotent."""
+        """Remove a closed socket from the counts. Idempotent."""
         if connection not in self._connections:
             return
         if connection.session in self.sessions:
@@ -387,11 +387,11 @@ class Listener:
         self._metrics.connections.dec()
         if connection.is_open:
             _log.info("connection closed", **_described(connection))
-        elif connection.session is not None:  # a broker that refuses a login knows no more than dtx's own address
+        elif connection.session is not None:  # the broker's log of a refused login has the address of dtx only
             _log.info("connection closed in its handshake", **_described(connection))
 
     def begin(self, connection: AcceptedConnection, header: bytes) -> ClientSession | None:
-        """A client has said what it speaks; ``None`` where dtx does not."""
+        """Start the session of *connection* for its protocol *header*; ``None`` if dtx does not serve that protocol."""
         assert self._new_session is not None, "clients are accepted only after that"
         session = self._new_session(connection, header)
         if session is None:
@@ -415,14 +415,19 @@ class Listener:
             self._leftovers.add()
 
     def stop_accepting(self) -> None:
-        """No new sockets."""
+        """Close the listening sockets."""
         for server in self._servers:
             server.close()
         for tls_server in self._tls_servers:
             tls_server.close()
 
     async def close(self, frame: bytes, seconds: float) -> None:
-        """Say goodbye to every client with *frame* and wait for the end of the sessions."""
+        """End all sessions and wait for them.
+
+        Args:
+            frame: connection.close of AMQP 0-9-1 for the clients.
+            seconds: after this time, the remaining sessions are aborted.
+        """
         for connection in list(self._connections):
             connection.abort_unless_begun()
         for session in list(self.sessions):
@@ -438,7 +443,6 @@ class Listener:
 
 
 def _described(connection: AcceptedConnection) -> dict[str, object]:
-    """What the log says of a connection."""
     session, arrived = connection.session, connection.arrived
     assert session is not None, "it is there once the header has been read"
     assert arrived is not None, "so is this"

@@ -1,6 +1,6 @@
-"""When garbage is collected: a log of many branches is loaded into objects that stay, and connections come and go.
+"""Memory of the process: when Python collects garbage, and when freed memory returns to the system.
 
-And when the memory of what is freed goes back to the system.
+The defaults do not fit: the branches of the log become many long-lived objects, and connections come and go.
 """
 
 import asyncio
@@ -16,27 +16,27 @@ from dtx.telemetry import get_logger
 _log = get_logger(part="memory")
 
 _YOUNG: Final = 5_000
-"""Objects made before the youngest are looked at: a busy service makes 700, Python's default, every few branches."""
+"""New objects before generation 0 is collected: a busy service makes 700, Python's default, in a few branches."""
 _MIDDLE: Final = 2
-"""Looks at the youngest that go before one at what has survived them as well. That one, at twenty thousand objects,
-is 5 to 10 ms that all wait. Twice as many at a time take more than twice as long, and less often is not cheaper.
+"""Collections of generation 0 before one of generation 1. That one visits 20,000 objects and blocks the service for 5
+to 10 ms. Twice as many objects take more than twice as long, so a higher value is not cheaper.
 """
 _OLD: Final = 1_400
-"""Of those before one at everything, if that has grown by a fourth."""
+"""Collections of generation 1 before a full one, which also needs a quarter more long-lived objects."""
 
 
 _LARGE: Final = 16 << 20
-"""Bytes of a block that goes back to the system as soon as it is freed."""
+"""Bytes: larger blocks return to the system as soon as they are freed."""
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 """Parameters of mallopt(3)."""
 
 
 def give_back_large_blocks() -> None:
-    """Let glibc keep no more than :data:`_LARGE` of what was freed at the end of a heap; elsewhere nothing is done.
+    """Limit the freed memory that glibc keeps per heap to :data:`_LARGE` bytes; does nothing without glibc.
 
-    Verifying a password takes 19 MiB. glibc takes the size of a freed block as a hint that more of its kind come: it
-    keeps twice as much from then on, in the heap of each thread that verified one.
+    A password check takes 19 MiB. By default, glibc raises its limits when a large block is freed. Then it keeps
+    twice that size in the heap of each thread that checked a password.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -46,7 +46,7 @@ def give_back_large_blocks() -> None:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Collect no garbage in the block, since what is made there stays; afterwards only among what is made later."""
+    """Disable garbage collection in the block, and exclude its objects from later collections: they are long-lived."""
     gc.disable()
     try:
         yield
@@ -58,30 +58,29 @@ def loading() -> Iterator[None]:
 
 
 FEW: Final = 300
-"""Connections whose leftovers are not worth a look at everything: some megabytes."""
+"""Ended connections before a full collection: the garbage of fewer is a few megabytes."""
 _SHARE: Final = 4
-"""The part of those that are there (a fourth) that must have left before it is worth one."""
+"""A full collection also needs one ended connection for each 4 live ones."""
 _LATER: Final = 2.0
-"""Seconds from then to the look: of a fleet that leaves at once all are gone by then, and they cost one look."""
+"""Seconds to wait before the collection: many clients that leave at the same time need one collection only."""
 _REST: Final = 50
-"""How many times as long as the last look took there is no other one: they have a fiftieth of all time at most."""
+"""The pause after a collection, in multiples of its duration: collections take 2 % of the time at most."""
 
 
-FREED: Final = "freed what connections left behind"
+FREED: Final = "freed memory of ended connections"
 
 
 class Leftovers:
-    """What connections leave behind.
+    """Schedules full garbage collections for ended connections.
 
-    Their parts know each other, so they are not freed with the last use, but when garbage is collected. Those that
-    lasted are looked at only with everything else, and with the thresholds above that is far away: a hundred thousand
-    connections would have left a gigabyte by then.
+    The parts of a connection reference each other, so only the garbage collector frees them. Those of long connections
+    need a full collection. With the thresholds above it comes late: 100,000 connections would leave a gigabyte.
 
     Args:
-        live: how many connections there are.
-        collect: looks at everything.
-        clock: seconds.
-        worked: seconds of processor time that this thread has had; a busy machine makes a look no longer.
+        live: returns the number of connections.
+        collect: runs a full collection.
+        clock: returns seconds.
+        worked: returns the CPU seconds of this thread; other load does not change the measured duration.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class Leftovers:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self) -> None:
-        """A connection has ended."""
+        """Count an ended connection, and schedule a collection if it is worth one."""
         self._left += 1
         if self._timer is None and self._left >= max(FEW, self._live() // _SHARE):
             wait = max(_LATER, self._rest_until - self._clock())
@@ -117,7 +116,7 @@ class Leftovers:
         _log.debug(FREED, connections=left, seconds=round(took, 3))
 
     def close(self) -> None:
-        """The service ends, and all with it."""
+        """Cancel a scheduled collection, because the service stops."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,8 +1,8 @@
-"""Orders without a service: the command line takes the lease for a moment, where nobody else has it.
+"""Operator orders without a running service: the command takes the lease, if no dtx holds it.
 
-The branches are loaded, orders are carried out as the service would, and the lease is given back. No client comes. A
-service that is started meanwhile stands by until then. Where the broker does not answer, a decision is made durable all
-the same, and what it has to do there is left for the service.
+The command loads the branches, runs the orders as the service would, and gives the lease back. It accepts no clients. A
+service that starts meanwhile stands by until then. If the broker does not answer, the decision still becomes durable.
+The service does the rest at the broker later.
 """
 
 import asyncio
@@ -24,17 +24,17 @@ from dtx.server.standalone.mode import open_standalone
 from dtx.telemetry import Metrics
 
 _BROKER_AWAY_SECONDS: Final = 1.0
-"""How long an order waits for a broker that has just not answered."""
+"""Seconds that an order waits for a broker that did not answer at the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alone:
-    """The only dtx, for a moment.
+    """The active dtx of one command.
 
     Args:
-        manager: of the branches.
-        log: under whose lease it works.
-        away: why the broker cannot be used; ``None`` where it can, or there is none.
+        manager: the transaction manager.
+        log: the open log, which holds the lease.
+        away: why the broker does not answer; ``None`` if it does, or in standalone mode.
     """
 
     manager: TransactionManager
@@ -43,23 +43,23 @@ class Alone:
 
 
 def _kept(settings: Settings, url: str) -> Keep:
-    """What the service keeps, which a command need not be told: whoever has the lease drops what is older."""
+    """The retention of the last service: the lease holder drops older data, and commands have no options for it."""
     with LogReader(url) as log:
         return log.retention(settings.rm) or Keep(journal=max(1, round(settings.journal_retention / DAY)))
 
 
 @asynccontextmanager
 async def alone(settings: Settings, url: str) -> AsyncIterator[Alone]:
-    """Be the active dtx, if nobody else is.
+    """Be the active dtx in the block.
 
     Args:
-        settings: with the broker where the messages are in one.
+        settings: of the service, with the broker if it is alongside one.
         url: of the database.
 
     Raises:
-        LeaseHeld: another dtx has the lease.
-        BrokerUnusable: the broker is there, and does not let dtx in.
-        LogError: the log cannot be used, or has branches whose messages are in a broker that is not named.
+        LeaseHeld: another dtx holds the lease.
+        BrokerUnusable: the broker answers, but refuses dtx.
+        LogError: the log cannot be used, or has branches whose messages are in a broker and *settings* have none.
     """
     metrics = Metrics()
     async with AsyncExitStack() as stack:
@@ -70,7 +70,7 @@ async def alone(settings: Settings, url: str) -> AsyncIterator[Alone]:
                 await require_broker(broker, vhost_of(settings))
             except BrokerAway as error:
                 away = str(error)
-        holder = f"{socket.gethostname()}:{os.getpid()} (an order at the command line)"
+        holder = f"{socket.gethostname()}:{os.getpid()} (operator command)"
         log = TransactionLog(
             url,
             settings.rm,

@@ -1,4 +1,4 @@
-"""The operators' part of the service: their API and pages, and policies. Loading it takes a quarter of a start."""
+"""The operators' part of the service: API, console and policies. Its imports take a quarter of the start-up time."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -21,12 +21,12 @@ from dtx.wire.amqp09.errors import HardCode
 
 
 class OperatorService:
-    """Listens from the start, answers when there are tables, and takes orders when this dtx is the active one.
+    """Binds the API at the start, answers when the tables exist, and takes orders while this dtx is the active one.
 
     Args:
         settings: of the service.
-        metrics: numbers.
-        stack: closes what was opened, in the opposite order.
+        metrics: of the service.
+        stack: closes the opened parts in reverse order.
 
     Raises:
         OSError: the API cannot listen.
@@ -52,14 +52,14 @@ class OperatorService:
 
     @property
     def url(self) -> str | None:
-        """Where the API is, if there is one."""
+        """The URL of the API; ``None`` if it is switched off."""
         return None if self._server is None else self._server.url
 
     def begin(self, database: str) -> None:
-        """Answer from now on; a standby does so, too.
+        """Answer API requests from now on, on a standby as well.
 
         Args:
-            database: URL; the tables are there.
+            database: URL of the database, which has the tables.
         """
         rm = self._settings.rm
         accounts = Accounts(database, rm)
@@ -76,13 +76,13 @@ class OperatorService:
         lanes: Callable[[], Mapping[str, LaneNumbers]],
         log: TransactionLog,
     ) -> None:
-        """Take orders, and let policies look after the branches: this dtx is the active one.
+        """Take orders and start the policies, because this dtx is the active one.
 
         Args:
-            manager: of the branches, which are loaded.
-            listener: has the clients.
-            lanes: asks for the lanes, by virtual host.
-            log: whose lease it is.
+            manager: the transaction manager, with its branches loaded.
+            listener: has the sessions.
+            lanes: returns the lanes by virtual host.
+            log: holds the lease.
         """
         assert self._context is not None, "begin comes first"
         self._context.activate(
@@ -103,7 +103,6 @@ class OperatorService:
 
 
 def _disconnect(session: ClientSession, reason: str) -> None:
-    """An operator ends a client's connection."""
     text = closes.describe(HardCode.CONNECTION_FORCED, f"closed by an operator: {reason}")
     session.stop(closes.connection_close(HardCode.CONNECTION_FORCED, text))
 

@@ -1,7 +1,7 @@
-"""The service: puts the parts together, says READY, and stops when it is told to.
+"""The service: starts the parts, prints READY, and stops on a signal.
 
-Order matters. The lease is taken before the log is loaded; the log is loaded before anybody can connect. On the way
-down: no new branches, phase two under way is finished, clients are told, and the lease is given up last.
+dtx takes the lease before it loads the log, and loads the log before clients can connect. On a stop it refuses new
+branches, finishes phase two, closes the connections of clients, and releases the lease last.
 """
 
 import asyncio
@@ -39,24 +39,24 @@ FAILED: Final = 1
 LEASE_LOST: Final = 5
 _DAY: Final = 86_400.0
 _GOODBYE: Final = 5.0
-"""Seconds that clients have to say goodbye on a graceful stop."""
+"""Seconds that clients have to confirm connection.close on a stop."""
 _Opened: TypeAlias = tuple[TransactionManager, NewSession, Callable[[], Mapping[str, LaneNumbers]]]
-"""The manager, what makes the connection of a client, and what tells the lanes."""
+"""The manager, the factory of client sessions, and a function that returns the lanes by virtual host."""
 _OpenMode: TypeAlias = Callable[[str, TransactionLog], Awaitable[_Opened]]
-"""Opens a mode, given the database's URL and the log under its lease."""
+"""Opens a mode with the URL of the database and the log, which holds the lease."""
 
 
 async def serve(settings: Settings) -> int:
     """Run dtx until a signal stops it.
 
     Args:
-        settings: with a broker, or without: then dtx is the broker.
+        settings: of the service; without a broker, it is the standalone mode.
 
     Returns:
-        The exit code: 0 after a graceful stop, 1 when the log has failed, 5 when another dtx took over.
+        The exit code: 0 after a signal, 1 if the log has failed, 5 if another dtx took over.
 
     Raises:
-        BrokerUnusable, LogError, EmbeddedPostgresError, OSError: it cannot start; each says why in one sentence.
+        BrokerUnusable, ConfigError, LogError, EmbeddedPostgresError, OSError: dtx cannot start; the message says why.
     """
     _raise_open_files(settings)
     for name, sentence in settings.unencrypted().items():
@@ -75,13 +75,13 @@ async def serve(settings: Settings) -> int:
         await stop.asked.wait()
         stopping.cancel()
         _notify("STOPPING=1")
-        # Without the lease nothing can be finished, and the successor waits for our connections to end.
+        # Without the lease dtx cannot finish operations, and the successor waits until its connections end.
         await service.stop(settings.drain_timeout if stop.code == OK else 0.0)
         return stop.code
 
 
 class _Stop:
-    """Signals, and the loss of the lease."""
+    """The reasons to stop: signals, a lost lease, a failed log."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -93,32 +93,32 @@ class _Stop:
     def _signal(self, number: signal.Signals) -> None:
         if self.asked.is_set():
             _log.warning("second signal, exiting at once")
-            os._exit(128 + number)  # what is not in the log never promised anything
+            os._exit(128 + number)  # safe: dtx has answered nothing that is not in the log
         _log.info("stopping", signal=number.name)
         self.asked.set()
 
     def lease_lost(self) -> None:
-        """Another dtx has taken over: everything here is fenced already, so there is nothing to finish."""
+        """Stop without a drain: another dtx took over, and this one is fenced."""
         _log.error("the lease is lost, another dtx is the active one")
         self.code = LEASE_LOST
         self.asked.set()
 
     def log_failed(self) -> None:
-        """The log can write no more, by a fault of dtx's own: another one shall take over."""
+        """Stop because of a defect in dtx, after which the log cannot write."""
         _log.error("the log has failed, dtx ends so that another one can take over")
         self.code = FAILED
         self.asked.set()
 
 
 class _Service:
-    """What runs, once everything has started."""
+    """The parts that stop first."""
 
     def __init__(self, manager: TransactionManager, listener: Listener) -> None:
         self._manager = manager
         self._listener = listener
 
     async def stop(self, drain: float) -> None:
-        """No new branches; finish what is under way; say goodbye."""
+        """Refuse new branches, wait *drain* seconds for running operations, and close the connections of clients."""
         self._listener.stop_accepting()
         if not await self._manager.drain(drain):
             _log.warning("operations are still under way, they go on after the next start", seconds=drain)
@@ -149,7 +149,7 @@ async def _start(settings: Settings, stack: AsyncExitStack, stop: _Stop) -> _Ser
     url = await _database(settings, stack)
     await _migrate(url)
     if operating is not None:
-        operating.begin(url)  # a standby answers, too: that it is one
+        operating.begin(url)  # a standby answers as well, with its state
     log = await _open_log(settings, url, stack, stop, metrics)
     with memory.loading():
         manager, new_session, lanes = await open_mode(url, log)
@@ -165,7 +165,7 @@ async def _start(settings: Settings, stack: AsyncExitStack, stop: _Stop) -> _Ser
 
 
 async def _database(settings: Settings, stack: AsyncExitStack) -> str:
-    """The URL of the database; the embedded one is started."""
+    """The URL of the database; starts the embedded PostgreSQL if the settings name none."""
     if settings.database is not None:
         return settings.database.get_secret_value()
     embedded = EmbeddedPostgres(settings.data_dir)
@@ -179,11 +179,11 @@ async def _migrate(url: str) -> None:
     failpoint.at(Point.MIGRATION_BEFORE)
     revision = await asyncio.to_thread(migrate.upgrade, url)
     failpoint.at(Point.MIGRATION_AFTER)
-    _log.info("the tables are there", database=redact(url), revision=revision)
+    _log.info("database schema is up to date", database=redact(url), revision=revision)
 
 
 def _operating(settings: Settings, metrics: Metrics, stack: AsyncExitStack) -> "OperatorService | None":
-    """The operators' part, listening; ``None`` where nobody wants it: then it is not even loaded."""
+    """The operators' part; ``None`` if the settings do not need it: then its modules are not imported."""
     if settings.no_admin and not settings.policy and not settings.alert_after:
         return None
     from dtx.server.operator_service import OperatorService
@@ -192,13 +192,12 @@ def _operating(settings: Settings, metrics: Metrics, stack: AsyncExitStack) -> "
 
 
 async def _mode(settings: Settings, metrics: Metrics, stack: AsyncExitStack) -> tuple[str, _OpenMode]:
-    """What is said of the broker, and what opens the mode.
+    """The broker's name for the log, and the function that opens the mode.
 
-    That mode alone is loaded, and before the lease is waited for: a takeover is quick, and nothing keeps the loop from
-    renewing.
+    Only that mode is imported, and before dtx waits for the lease: a takeover is fast, and no import delays renewals.
 
     Raises:
-        BrokerUnusable: there should be a broker.
+        BrokerUnusable: the broker does not answer, or refuses dtx.
     """
     if settings.broker is None:
         from dtx.server.standalone.mode import open_standalone
@@ -220,7 +219,7 @@ async def _mode(settings: Settings, metrics: Metrics, stack: AsyncExitStack) -> 
 
 
 def _days(seconds: float) -> int | None:
-    """Whole days, a part of one counts as one; 0 is for ever."""
+    """Whole days, rounded up; ``None`` for 0, which means for ever."""
     return math.ceil(seconds / _DAY) or None
 
 
@@ -278,22 +277,22 @@ def _server_tls(settings: Settings) -> ssl.SSLContext | None:
 
 
 def _raise_open_files(settings: Settings) -> None:
-    """Two sockets for each client, those of operators, and some for dtx itself: take what the system allows."""
+    """Raise the limit of open files: each client needs two sockets, and dtx itself needs some."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * settings.max_connections + 768
     if soft != resource.RLIM_INFINITY and soft < wanted:
         limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         if limit < wanted:
-            _log.warning("few open files are allowed", allowed=limit, wanted=wanted)
+            _log.warning("limit of open files is too low", allowed=limit, wanted=wanted)
 
 
 def _say_ready(addresses: Sequence[tuple[str, int]], admin: str | None) -> None:
-    """Print the line with ``READY`` that scripts wait for, and notify systemd.
+    """Print the ``READY`` line that scripts wait for, and notify systemd.
 
     Args:
-        addresses: where clients connect.
-        admin: where the operators' API is.
+        addresses: host and port of each listening socket.
+        admin: URL of the operators' API.
     """
     listen = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in addresses)
     api = "" if admin is None else f" admin={admin}"
@@ -302,12 +301,12 @@ def _say_ready(addresses: Sequence[tuple[str, int]], admin: str | None) -> None:
 
 
 def _say_standing_by(holder: str) -> None:
-    """Notify systemd that all is well here, and that another dtx serves: whoever waits for a start must not kill it."""
+    """Notify systemd that this dtx is a healthy standby: without READY, systemd stops it after the start timeout."""
     _notify(f"READY=1\nSTATUS=standing by, {holder} is active")
 
 
 def _notify(state: str) -> None:
-    """sd_notify: one datagram to ``$NOTIFY_SOCKET``, if there is one (sd_notify(3))."""
+    """Send one datagram to ``$NOTIFY_SOCKET``, if it is set (sd_notify(3))."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
@@ -318,4 +317,4 @@ def _notify(state: str) -> None:
             channel.connect(address)
             channel.sendall(state.encode())
     except OSError:
-        return  # who asked to be told is not there any more
+        return  # the receiver has gone

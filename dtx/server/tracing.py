@@ -1,4 +1,4 @@
-"""What the spans of XA calls say, and which traces the messages of a branch belong to. Nothing of it runs when off."""
+"""Spans of XA calls, and the traces that the messages of a branch belong to. Unused while traces are off."""
 
 from itertools import islice
 from typing import Final
@@ -14,24 +14,24 @@ from dtx.xa.model import Operation
 from dtx.xa.xid import Xid
 
 _LAST: Final = frozenset({Operation.COMMIT, Operation.ONE_PHASE, Operation.ROLLBACK, Operation.FORGET})
-"""Calls behind whose answer, unless it is a refusal, nothing more is asked for about most branches."""
+"""For most branches, a successful call of these is the last one."""
 _WANTED: Final = {name.encode(): name for name in HEADERS}
 _LONGEST: Final = 1024
-"""Octets of a header: tracestate has 512 at most."""
+"""Bytes read of a header; tracestate has 512 at most."""
 _MOST_READ: Final = 4 * MOST_LINKS
-"""Messages whose headers are looked at; what has no trace among them belongs to none."""
+"""Messages of a branch whose headers are read; traces of later messages are ignored."""
 
 
 class Span:
-    """The span of one call.
+    """The span of one XA call.
 
     Args:
-        traces: switched on.
-        operation: ``prepare``, for example.
-        xid: of the branch, where the call is about one.
-        who: that asks.
+        traces: makes the span.
+        operation: name of the call, for example ``prepare``.
+        xid: of the branch, if the call names one.
+        who: the client.
         place: numbers of connection and channel.
-        entry: the branch, where it is known.
+        entry: the branch, if the manager knows it.
     """
 
     __slots__ = ("_call", "_last", "_traces", "entry")
@@ -61,7 +61,7 @@ class Span:
         self._call = traces.begin(operation, None if entry is None else entry.id, attributes)
 
     def end(self, answer: XaFlag | XaError) -> None:
-        """The call is answered."""
+        """End the span; forget the traces of the branch after a successful last call."""
         if self.entry is not None:
             self._call.set("dtx.branch", str(self.entry.id))
         if isinstance(answer, XaError):

@@ -1,1 +1,1 @@
-"""The XA core: pure, no input or output, time arrives as an argument."""
+"""The XA core: pure, without input and output. Time is an argument."""

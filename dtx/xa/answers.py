@@ -1,4 +1,4 @@
-"""What can be answered, as people are shown it."""
+"""The possible answers to each operation, for documentation and consoles."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -14,7 +14,7 @@ _RESULTS: Final[dict[type[Effect], tuple[Operation, ...]]] = {
     Apply: (Operation.APPLIED,),
     PutBack: (Operation.PUT_BACK,),
 }
-"""What each effect that takes its time comes back as."""
+"""The operations that report the result of each effect that is not immediate."""
 _MAY_STICK: Final = frozenset({Apply, PutBack})
 _STUCK: Final = "541"
 _OUTCOME: Final = "heur…"
@@ -22,7 +22,7 @@ _ORDER: Final = (*(flag.name.lower() for flag in sorted(XaFlag, reverse=True)), 
 
 
 def answers(state: State, operation: Operation) -> list[str]:
-    """How *operation* can be answered in *state*: flags without their ``xa-``, ``heur…``, reply codes."""
+    """The possible answers to *operation* in *state*: flags without their ``xa-``, ``heur…``, reply codes."""
     votes = frozenset(Vote) if operation in _DEMARCATIONS else _FREE
     rules = [(TRANSITIONS[key], key[2]) for key in TRANSITIONS if key[:2] == (state, operation) and key[2] in votes]
     found = {answer for rule, vote in rules for answer in _follow(rule, vote)}

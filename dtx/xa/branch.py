@@ -1,7 +1,7 @@
-"""One transaction branch as a value, and the step that moves it.
+"""One transaction branch as a value, and the step that changes it.
 
-``step(branch, event, now) -> (branch, effects)``. The effects are run in order by the manager, skipping none; when one
-of them fails, nothing after it runs and the manager keeps the branch in the last state that is known to be durable.
+``step(branch, event, now) -> (branch, effects)``. The manager runs all effects in order. When one of them fails, it
+runs none of the later ones and keeps the branch in the last state that is known to be durable.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ from dtx.xa.xid import Xid
 _COMPLETIONS: Final = frozenset(
     {Operation.PREPARE, Operation.COMMIT, Operation.ONE_PHASE, Operation.ROLLBACK, Operation.FORGET}
 )
-# An attribute of an enum class costs as much as a lookup in the table; these stand on the way of every step.
+# An attribute of an enum class costs as much as a lookup in the table; each step uses these.
 _NONE: Final = Association.NONE
 _ASSOCIATED: Final = Vote.ASSOCIATED
 _NOTHING: Final = Vote.NOTHING
@@ -50,11 +50,11 @@ class Branch(NamedTuple):
     Args:
         xid: its identifier.
         owner: the authenticated user that started it.
-        state: where it stands.
+        state: its state.
         associations: channels that are associated or suspended; others are absent.
         timeout: seconds, 0 for none.
-        deadline: when the timeout strikes, in the unit of *now*; ``None`` for never.
-        outcome: the heuristic outcome, in the states that have one; unknown there means hazard.
+        deadline: the time at which the timeout ends, in the unit of *now*; ``None`` for never.
+        outcome: the heuristic outcome, in the states that have one; there ``None`` means hazard.
     """
 
     xid: Xid
@@ -66,7 +66,7 @@ class Branch(NamedTuple):
     outcome: Heuristic | None = None
 
     def association(self, channel: ChannelId) -> Association:
-        """How *channel* stands to this branch."""
+        """The association of *channel* with this branch."""
         return self.associations.get(channel, Association.NONE)
 
 
@@ -74,15 +74,15 @@ def step(branch: Branch, event: Event, now: float) -> tuple[Branch, tuple[Effect
     """Apply *event* to *branch*.
 
     Args:
-        branch: in state ``UNKNOWN`` for an xid that nobody knows.
-        event: what is asked or what happened.
+        branch: in state ``UNKNOWN`` for an unknown xid.
+        event: the request, or what happened.
         now: the time, in seconds of any steady clock.
 
     Returns:
-        The branch as it is once all effects have run, and the effects in order.
+        The branch after all effects, and the effects in order.
 
     Raises:
-        XaError: the step is not in the table; the branch is unchanged.
+        XaError: the table has no such step; the branch is unchanged.
     """
     match event:
         case Demarcation():
@@ -122,7 +122,7 @@ def step(branch: Branch, event: Event, now: float) -> tuple[Branch, tuple[Effect
 
 
 def _with_outcome(rule: Rule, outcome: Heuristic | None) -> tuple[Effect, ...]:
-    """The effects of *rule*; where the branch has come to its heuristic end, the outcome is the answer."""
+    """The effects of *rule*; where they leave the branch heuristically completed, the outcome is the answer."""
     known = outcome or Heuristic.HAZARD
     effects: list[Effect] = [
         Persist(state=effect.state, outcome=known) if isinstance(effect, Persist) else effect for effect in rule.effects
@@ -133,7 +133,7 @@ def _with_outcome(rule: Rule, outcome: Heuristic | None) -> tuple[Effect, ...]:
 
 
 def is_legal(branch: Branch, operation: Operation, vote: Vote = Vote.NOTHING) -> bool:
-    """Whether *operation* has a row for *branch* as it stands."""
+    """Whether the table has a row for *operation* in the present state of *branch*."""
     return (branch.state, operation, _vote(branch, vote)) in TRANSITIONS
 
 
@@ -145,7 +145,7 @@ def _demarcate(
     if after is None:
         raise _misplaced(branch, operation, before)
     if branch.state in DOOMED:
-        after = _NONE  # X/Open table 6-2: [RB] leaves no association, whatever was asked
+        after = _NONE  # X/Open table 6-2: [RB] leaves no association, for any operation
     associations = _associate(branch.associations, channel, after)
     rule = TRANSITIONS.get((branch.state, operation, _ASSOCIATED if associations else _NOTHING))
     if rule is None:
@@ -198,7 +198,7 @@ def _look_up(branch: Branch, operation: Operation, vote: Vote) -> Rule:
 
 def _misplaced(branch: Branch, operation: Operation, association: Association) -> XaError:
     if (branch.state, operation, Vote.ASSOCIATED) not in TRANSITIONS:
-        return _illegal(branch, operation)  # an unknown xid, or one that cannot be worked on, comes first
+        return _illegal(branch, operation)  # an unknown xid, or a state without associations, is reported first
     said = "not associated with" if association is Association.NONE else f"{association} on"
     return _refused(branch, f"{operation} is illegal: the branch is {said} this channel")
 

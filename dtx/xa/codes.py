@@ -30,7 +30,7 @@ _WIRE_NAME = {flag: f"xa-{flag.name.lower()}" for flag in XaFlag}
 
 
 class ReplyCode(IntEnum):
-    """The AMQP reply codes that close a channel: those of the dtx classes, and of queues and exchanges of our own."""
+    """The AMQP reply codes that close a channel: those of the dtx classes, and those for queues and exchanges."""
 
     ACCESS_REFUSED = 403
     NOT_FOUND = 404
@@ -54,12 +54,12 @@ class Heuristic(StrEnum):
 
     @classmethod
     def of(cls, *, committed: int, rolled_back: int, unknown: int = 0) -> "Heuristic":
-        """How a branch has ended of whose messages so many went one way, and so many the other.
+        """The outcome of a branch, from the number of its messages that went each way.
 
         Args:
-            committed: published, or consumed for good.
-            rolled_back: never published, or back in their queues.
-            unknown: it is not known which way.
+            committed: messages published, or consumed for good.
+            rolled_back: messages never published, or back in their queues.
+            unknown: messages of which neither is known.
         """
         if unknown:
             return cls.HAZARD
@@ -69,7 +69,7 @@ class Heuristic(StrEnum):
 
     @property
     def flag(self) -> XaFlag:
-        """What commit and rollback answer until ``forget``."""
+        """The answer to commit and rollback until ``forget``."""
         return _HEURISTIC_FLAG[self]
 
 
@@ -85,9 +85,9 @@ class XaError(Exception):
     """An operation was refused, or its outcome is not known.
 
     Args:
-        code: the AMQP reply code that the peer is told.
+        code: the AMQP reply code for the peer.
         reason: for people; lower case, no full stop: what was tried, and on what.
-        facts: for programs: ``state`` of the branch (503); how it ``ended``, and ``at`` what time (404).
+        facts: for programs: ``state`` of the branch (503); how it ``ended``, and the time ``at`` which it ended (404).
     """
 
     def __init__(self, code: ReplyCode, reason: str, facts: Mapping[str, str] | None = None) -> None:

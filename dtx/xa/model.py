@@ -15,35 +15,35 @@ class State(StrEnum):
     """The state of a branch; X/Open XA table 6-4 (S0 to S5), with the steps that a broker needs between them."""
 
     UNKNOWN = "unknown"
-    """Never started, or ended: nobody knows the xid (S0)."""
+    """Never started, or ended: the xid is not known (S0)."""
     ACTIVE = "active"
     """Some channel is associated or suspended (S1)."""
     IDLE = "idle"
     """Ended on every channel (S2)."""
     ROLLBACK_ONLY = "rollback-only"
-    """It can only be rolled back, and nobody has been told so finally (S4)."""
+    """Only a rollback is possible, and no final answer has said so yet (S4)."""
     TIMED_OUT = "timed-out"
-    """As rollback-only, by its timeout; kept until that was answered once (S4)."""
+    """As rollback-only, by its timeout; kept until one answer has said so (S4)."""
     TAKING = "taking"
-    """Logged; consumed messages are being taken from the broker. Not a vote yet."""
+    """Logged; dtx takes the consumed messages from the broker. Not a vote yet."""
     TAKING_ONE_PHASE = "taking-one-phase"
-    """As taking, on behalf of a one-phase commit."""
+    """As taking, for a one-phase commit."""
     PREPARED = "prepared"
     """Voted yes; only the transaction manager decides (S3)."""
     COMMITTING = "committing"
     """The decision to commit is durable, phase two is under way."""
     ROLLING_BACK = "rolling-back"
-    """The decision to roll back is durable, consumed messages are being put back."""
+    """The decision to roll back is durable, dtx puts consumed messages back."""
     HEURISTIC_COMMITTING = "heuristic-committing"
-    """An operator's decision to commit, all of it or in part, is durable; phase two is under way."""
+    """An operator's decision to commit all or some messages is durable; phase two is under way."""
     HEURISTIC_ROLLING_BACK = "heuristic-rolling-back"
-    """As heuristic-committing, to roll back."""
+    """As heuristic-committing, for a rollback."""
     HEURISTIC = "heuristic"
     """Completed without the transaction manager; kept until forget (S5)."""
 
 
 class Operation(StrEnum):
-    """What can be asked of a branch, and what can befall it."""
+    """The requests to a branch, and the events that change it."""
 
     START = "start"
     JOIN = "join"
@@ -80,7 +80,7 @@ DECISIONS = (
     Operation.DISCARD,
     Operation.DISCARD_LAST,
 )
-"""What operators decide, in the place of the transaction manager."""
+"""The decisions of operators, instead of the transaction manager."""
 
 REQUESTS = (
     Operation.START,
@@ -97,11 +97,11 @@ REQUESTS = (
     Operation.GET_TIMEOUT,
     Operation.SET_TIMEOUT,
 )
-"""The operations that a peer asks for; the others befall a branch."""
+"""The operations that peers request; the others are events."""
 
 
 def start_operation(*, join: bool, resume: bool) -> Operation:
-    """Which operation a start with these bits is.
+    """The operation for a start with these bits.
 
     Raises:
         XaError: 503 when both are set (rule joinAndresume).
@@ -114,7 +114,7 @@ def start_operation(*, join: bool, resume: bool) -> Operation:
 
 
 def end_operation(*, fail: bool, suspend: bool) -> Operation:
-    """Which operation an end with these bits is.
+    """The operation for an end with these bits.
 
     Raises:
         XaError: 503 when both are set (rule suspendAndfail).
@@ -127,7 +127,7 @@ def end_operation(*, fail: bool, suspend: bool) -> Operation:
 
 
 class Vote(StrEnum):
-    """What the branch would have to vote about."""
+    """The kind of work in the branch that its vote is about."""
 
     ASSOCIATED = "associated"
     """Some channel is (still) associated or suspended: no vote is possible."""
@@ -136,18 +136,18 @@ class Vote(StrEnum):
     CONSUMED = "consumed"
     BOTH = "both"
     LOCAL = "local"
-    """Work on messages that live in the log's own database: one transaction does it with the decision."""
+    """Work on messages in the log's own database: one transaction writes it and the decision."""
 
     @classmethod
     def of(cls, publishes: int, consumes: int) -> "Vote":
-        """The vote of an unassociated branch with this many messages."""
+        """The vote of an unassociated branch with so many published and consumed messages."""
         if publishes:
             return cls.BOTH if consumes else cls.PUBLISHED
         return cls.CONSUMED if consumes else cls.NOTHING
 
 
 class Association(StrEnum):
-    """How one channel stands to one branch; X/Open XA table 6-2 (T0 to T2)."""
+    """The association of one channel with one branch; X/Open XA table 6-2 (T0 to T2)."""
 
     NONE = "none"
     ASSOCIATED = "associated"
@@ -155,12 +155,12 @@ class Association(StrEnum):
 
 
 ChannelId = Hashable
-"""Whatever identifies a channel to its owner; the core only compares it."""
+"""Identifies a channel; the core only compares it."""
 
 
 @value
 class Demarcation:
-    """A start or end, in one of their forms, on a channel."""
+    """A start or end, in any form, on a channel."""
 
     operation: Operation
     channel: ChannelId
@@ -168,7 +168,7 @@ class Demarcation:
 
 @value
 class Request:
-    """A coordination request; *vote* says what the branch holds."""
+    """A coordination request; *vote* is the kind of work in the branch."""
 
     operation: Operation
     vote: Vote = Vote.NOTHING
@@ -176,21 +176,21 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetTimeout:
-    """A new timeout in seconds, 0 for none (the default has been filled in before)."""
+    """A new timeout in seconds, 0 for none (the caller has filled in the default)."""
 
     seconds: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelLost:
-    """A channel that was associated or suspended died."""
+    """A channel that was associated or suspended was closed or lost."""
 
     channel: ChannelId
 
 
 @value
 class Happened:
-    """The result of an effect, or something from outside; *reason* for people."""
+    """The result of an effect, or an event from outside; *reason* for people."""
 
     operation: Operation
     vote: Vote = Vote.NOTHING
@@ -199,13 +199,13 @@ class Happened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decide:
-    """An operator decides what the transaction manager should have decided.
+    """An operator's decision, instead of the transaction manager's.
 
     Args:
-        operation: one of :data:`DECISIONS`. To discard is to give up a message that phase two cannot finish; the last
-            one ends the branch.
-        vote: what the branch holds.
-        outcome: how the branch ends by that, once phase two is through.
+        operation: one of :data:`DECISIONS`. To discard is to give up a message that phase two cannot finish; to
+            discard the last one ends the branch.
+        vote: the kind of work in the branch.
+        outcome: the heuristic outcome once phase two has finished.
     """
 
     operation: Operation
@@ -218,11 +218,11 @@ Event = Demarcation | Request | SetTimeout | ChannelLost | Happened | Decide
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Persist:
-    """Make this state durable, with the work when the branch was not logged before. Nothing later runs before it.
+    """Make this state durable; with the work, when the branch is not in the log. Later effects wait for it.
 
     Args:
         state: the new one.
-        outcome: the heuristic outcome, where the state has one; the step fills it in.
+        outcome: the heuristic outcome, where the state has one; the step adds it.
     """
 
     state: State
@@ -251,21 +251,21 @@ class Release:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complete:
-    """The branch leaves the log, the journal keeps how it ended; local work is done, or undone, with that."""
+    """Remove the branch from the log; the journal keeps its ending. Local work is committed or undone with that."""
 
     ending: "Ending"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """The journal tells of a branch that is not logged; durable before what follows."""
+    """Write a journal entry for a branch that is not in the log; durable before the next effect."""
 
     ending: "Ending"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteStuck:
-    """Phase two could not finish; the log keeps the broker's words."""
+    """Phase two could not finish; the log keeps the broker's message."""
 
     reason: str
 
@@ -286,7 +286,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse:
-    """Refuse the request; the state is what the log says."""
+    """Refuse the request; the state remains that of the log."""
 
     code: ReplyCode
     reason: str

@@ -1,14 +1,14 @@
-"""The transition table of a branch: what is absent is illegal.
+"""The transition table of a branch: a step without a row is illegal.
 
-Theory of operation. A row is keyed by (state, operation, vote) and says the next state and the effects, in the order
-in which they must run. That order is the durability contract: whatever a reply promises stands as a ``Persist``,
-``Complete`` or ``Note`` before it, and that write is the first effect of its row, so that when it fails nothing has
-been released, taken or told. (The one exception: once the decision to commit is in the log and the messages are in the
-broker, nothing is missing that the answer promises. The log is told afterwards that it may forget the branch.) A row
-that ends in ``Take``, ``Apply`` or ``PutBack`` has no answer of its own: the
-result of that effect comes back as an operation, whose row answers. (The one exception: work taken in part is
-answered with xa-rbrollback first and put back then.) So a crash between any two effects finds a state in the log that
-has a row of its own.
+Theory of operation. The key of a row is (state, operation, vote). Its value is the next state and the effects, in the
+order in which they must run. That order is the durability contract. What a reply promises is a ``Persist``,
+``Complete`` or ``Note`` before that reply. That write is the first effect of its row: when it fails, nothing has been
+released, taken or answered. One exception: once the decision to commit is in the log and the messages are in the
+broker, all that the answer promises is done. The log completes the branch after the answer.
+
+A row that ends in ``Take``, ``Apply`` or ``PutBack`` has no answer: the result of that effect is an operation, whose
+row answers. One exception: when messages were taken in part, xa-rbrollback is answered first and they are put back
+afterwards. So after a crash between any two effects, the log has a state with rows of its own.
 
 Sources: X/Open XA tables 6-2 and 6-4; the rules of the classes dtx-demarcation and dtx-coordination.
 """
@@ -44,18 +44,18 @@ GONE = State.UNKNOWN
 LOGGED: Final = frozenset({TAKING, TAKING_1P, P, C, B, HC, HB, H})
 """The states in which the branch is in the log; every other one is presumed aborted."""
 IN_DOUBT: Final = frozenset({P, C, B, HC, HB, H})
-"""What a recovery scan lists."""
+"""The states that a recovery scan lists."""
 WITH_OUTCOME: Final = frozenset({HC, HB, H})
-"""The states that have a heuristic outcome: the one there is, or the one there will be."""
+"""The states with a heuristic outcome: the present one, or the one after phase two."""
 DOOMED: Final = frozenset({R, T})
-"""The states in which only a rollback is left (S4)."""
+"""The states in which only a rollback is possible (S4)."""
 TIMED: Final = frozenset({A, I})
 """The states in which the timeout runs: "they run until prepare and then stop for good"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The next state, and the effects that lead there, in order."""
+    """The next state, and the effects that lead to it, in order."""
 
     to: State
     effects: tuple[Effect, ...] = ()
@@ -113,13 +113,13 @@ _ROWS: Final[tuple[_Row, ...]] = (
     (I, _O.PREPARE, (_V.NOTHING,), GONE, (Note(ending=Ending.READ_ONLY), Answer(flag=XaFlag.RDONLY))),
     (I, _O.PREPARE, (_V.PUBLISHED, _V.LOCAL), P, (Persist(state=P), _OK)),
     (I, _O.PREPARE, _WITH_CONSUMES, TAKING, (Persist(state=TAKING), Take())),
-    # A prepare that ended in 541 "may or may not have been prepared": asked again, it goes on from there.
+    # A prepare that ended in 541 "may or may not have been prepared": a repeated one continues it.
     (TAKING, _O.PREPARE, _BROKER, TAKING, (Take(),)),
     (TAKING, _O.TAKEN, _BROKER, P, (Persist(state=P), _OK)),
     (TAKING_1P, _O.TAKEN, _WITH_PUBLISHES, C, (Persist(state=C), Apply())),
     (TAKING_1P, _O.TAKEN, (_V.CONSUMED,), GONE, _END_COMMITTED),
     ((TAKING, TAKING_1P), _O.NOT_TAKEN, _BROKER, GONE, (Complete(ending=Ending.ROLLED_BACK), *_TOLD_RB)),
-    # Part was taken, or nobody knows: it is put back (a repeat, never a loss). The vote need not wait for that.
+    # Taken in part, or unknown: messages are put back (repeated, never lost). The vote need not wait for that.
     ((TAKING, TAKING_1P), _O.TAKEN_IN_PART, _BROKER, B, (Persist(state=B), *_TOLD_RB, PutBack())),
     (R, _O.PREPARE, _FREE, GONE, _TOLD_RB),
     (T, _O.PREPARE, _FREE, GONE, _TOLD_RBTIMEOUT),
@@ -151,20 +151,20 @@ _ROWS: Final[tuple[_Row, ...]] = (
     (H, _O.COMMIT, _FREE, H, ()),
     (H, _O.ONE_PHASE, _FREE, H, ()),
     (H, _O.ROLLBACK, _FREE, H, ()),
-    # Operators decide what is prepared. The decision is durable before its work begins, and stays until forget. There
-    # is no answer in these rows: whoever asks is told the outcome, which the step fills in, when all is done.
+    # Operators decide prepared branches. The decision is durable before its work begins, and stays until forget. These
+    # rows have no answer: the step adds the outcome as the answer when all work is done.
     (P, _O.HEURISTIC_COMMIT, _WITH_PUBLISHES, HC, (Persist(state=HC), Apply())),
     (P, _O.HEURISTIC_COMMIT, (_V.CONSUMED, _V.NOTHING, _V.LOCAL), H, (Persist(state=H),)),
     (P, _O.HEURISTIC_ROLLBACK, _WITH_CONSUMES, HB, (Persist(state=HB), PutBack())),
     (P, _O.HEURISTIC_ROLLBACK, (_V.PUBLISHED, _V.NOTHING, _V.LOCAL), H, (Persist(state=H),)),
-    # Whoever asks again waits for the end of it, the transaction manager too, whatever it has decided.
+    # A repeated request waits for the end of that work. So does the transaction manager, whatever it has decided.
     *((HC, operation, _BROKER, HC, (Apply(),)) for operation in _ENDINGS),
     *((HB, operation, _BROKER, HB, (PutBack(),)) for operation in _ENDINGS),
     (HC, _O.HEURISTIC_COMMIT, _BROKER, HC, (Apply(),)),
     (HB, _O.HEURISTIC_ROLLBACK, _BROKER, HB, (PutBack(),)),
     (HC, _O.APPLIED, _BROKER, H, (Persist(state=H),)),
     (HB, _O.PUT_BACK, _BROKER, H, (Persist(state=H),)),
-    # Messages that phase two is stuck with are given up one by one. What is left goes on when it is asked for.
+    # Operators discard messages that phase two cannot finish, one by one. The next request continues with the others.
     ((C, HC), _O.DISCARD, _WITH_PUBLISHES, HC, (Persist(state=HC), _OK)),
     ((B, HB), _O.DISCARD, _WITH_CONSUMES, HB, (Persist(state=HB), _OK)),
     ((C, HC), _O.DISCARD_LAST, _WITH_PUBLISHES, H, (Persist(state=H),)),
@@ -176,7 +176,7 @@ _ROWS: Final[tuple[_Row, ...]] = (
         if state is not GONE
         for operation in (_O.GET_TIMEOUT, _O.SET_TIMEOUT)
     ),
-    # What befalls a branch that has not voted. No row: a timer never decides a branch that has.
+    # Events of a branch that has not voted. No row: a timer never decides a branch that has voted.
     ((A, I), _O.TIMEOUT, _ALL, T, (Note(ending=Ending.TIMED_OUT), Release())),
     ((A, R), _O.CHANNEL_LOST, (_V.ASSOCIATED,), R, ()),
     ((A, R), _O.CHANNEL_LOST, _FREE, R, (Release(),)),
@@ -186,7 +186,7 @@ _ROWS: Final[tuple[_Row, ...]] = (
     ((A, I, R), _O.DOOM, _FREE, R, (Release(),)),
     (T, _O.DOOM, _ALL, T, ()),
     ((R, T), _O.EXPIRE, _FREE, GONE, (Release(),)),
-    # Phase two could not finish; the step fills in what the log keeps and the 541.
+    # Phase two could not finish; the step adds the note for the log and the 541.
     *((state, _O.STUCK, _BROKER, state, ()) for state in (C, B, HC, HB)),
 )
 

@@ -1,4 +1,4 @@
-"""Values that are made thousands of times a second."""
+"""Dataclasses for values that are made thousands of times a second."""
 
 from dataclasses import dataclass, field
 from typing import TypeVar, dataclass_transform
@@ -8,9 +8,9 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def value(cls: type[T]) -> type[T]:
-    """A slotted dataclass with keywords only that nobody may change, as ``dataclass(frozen=True)`` makes it.
+    """A slotted, immutable dataclass with keywords only, like those of ``dataclass(frozen=True)``.
 
-    Here it is the type checker that sees to it. What Python itself does for a frozen one, a call for each field, takes
-    three times as long as all else that making one takes.
+    Only the type checker enforces immutability. What Python does for a frozen dataclass, a call for each field, takes
+    three times as long as the rest of the construction.
     """
     return dataclass(slots=True, kw_only=True, unsafe_hash=True)(cls)

@@ -1,1 +1,1 @@
-"""Alongside mode: a transparent proxy before the broker, with two classes of its own."""
+"""Alongside mode: a transparent AMQP proxy in front of a broker, which adds the two dtx classes."""

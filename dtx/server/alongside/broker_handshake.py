@@ -1,4 +1,4 @@
-"""The opening of a connection: the broker decides who comes in, dtx looks on and sets the limits."""
+"""The handshake of a client: the broker checks the login, dtx reads the handshake and sets its limits."""
 
 from dtx.server.limits import SessionLimits
 from dtx.store.rabbitmq.service import Broker
@@ -9,24 +9,24 @@ from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.events import EngineEvent, LoginReceived, SecureReceived, TuneAgreed, VhostRequested
 
 MAX_FRAME = 16 * 1024 * 1024
-"""Octets: the frame-max agreed with a broker that sets no limit, since a frame is put together in memory."""
+"""Bytes: the frame-max if broker or settings have none, because a frame is assembled in memory."""
 
 
 def _servable(upstream: int) -> int:
-    """How many channels a client can have of a connection to the broker with *upstream* channels.
+    """The number of channels for a client whose connection to the broker has *upstream* channels.
 
-    A selected channel needs two there, and the first one of a connection two more.
+    A selected channel needs two channels there, and the first select of a connection needs two more.
     """
     return max(1, (upstream - 2) // 2)
 
 
 class BrokerHandshake:
-    """What was learnt in the handshake.
+    """Translates the handshake between client and broker, and keeps its facts.
 
     Args:
         engine: of the client's connection.
-        broker: its heartbeat is the one that dtx agrees upstream, whatever the client wants.
-        limits: the most that clients are offered; a frame_max of 0 is what the broker offers.
+        broker: its heartbeat is used upstream, whatever the client wants.
+        limits: offered to the client; a frame_max of 0 offers the broker's value.
     """
 
     def __init__(self, engine: ConnectionEngine, broker: Broker, limits: SessionLimits) -> None:
@@ -34,18 +34,18 @@ class BrokerHandshake:
         self._broker = broker
         self._limits = limits
         self._mechanisms: list[bytes] = []
-        """Offered to the client."""
+        """SASL mechanisms that were offered to the client."""
         self._channel_max = 0xFFFF
-        """What the broker offers, and is told: dtx needs channels there as well as the client."""
+        """The broker's offer. dtx accepts all of it, because dtx itself needs channels, too."""
         self.user: str | None = None
-        """The login's name; ``None`` when it does not tell one."""
+        """User name of the login; ``None`` if the login has none."""
         self.vhost = ""
 
     def from_broker(self, key: int, payload: bytes) -> None:
-        """Pass on what the broker says.
+        """Pass a handshake method of the broker on to the client.
 
         Raises:
-            WireError: it is malformed.
+            WireError: the method is malformed.
         """
         match key:
             case methods.ConnectionStart.KEY:
@@ -62,11 +62,11 @@ class BrokerHandshake:
                 self._engine.tune(methods.ConnectionTune(channel_max, frame_max, tune.heartbeat))
 
     def from_client(self, event: EngineEvent) -> Method:
-        """What the client says, as the broker gets it.
+        """The method for the broker that corresponds to the client's *event*.
 
         Raises:
-            WireError: the virtual host is no UTF-8.
-            NotOffered: it names a mechanism that was not offered.
+            WireError: 402, the virtual host is not UTF-8.
+            NotOffered: the client uses a mechanism that was not offered.
         """
         match event:
             case LoginReceived(login):
@@ -82,7 +82,7 @@ class BrokerHandshake:
                 try:
                     self.vhost = vhost.decode()
                 except UnicodeDecodeError:
-                    raise WireError(HardCode.INVALID_PATH, "vhost is no UTF-8") from None
+                    raise WireError(HardCode.INVALID_PATH, "vhost is not UTF-8") from None
                 return methods.ConnectionOpen(vhost)
             case _:
-                raise AssertionError(f"{event} is told at another place, or to clients")
+                raise AssertionError(f"{event} is no event of the handshake")

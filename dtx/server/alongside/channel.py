@@ -1,7 +1,7 @@
-"""A client's channel that did not select distributed transactions.
+"""A client's channel without select.
 
-Its frames are passed on unseen; what a proxy must know of them (open, close, modes) and the dtx methods, which no
-broker may ever see, come through here. dtx-coordination needs no select, so any channel can coordinate.
+Most of its frames pass without inspection. This module handles methods that the proxy must know (open, close, modes),
+and dtx methods, which must not reach the broker. dtx-coordination needs no select.
 """
 
 import asyncio
@@ -37,51 +37,51 @@ _CONTENT: Final = (methods.BasicPublish.KEY, HEADER, BODY)
 
 
 class ProxyPhase(Enum):
-    """Where a channel is in its life."""
+    """The state of a channel."""
 
     OPEN = "open"
     CLOSING = "closing"
-    """The client asked to close; the broker has not confirmed."""
+    """The client sent close; the broker has not confirmed it."""
     CLOSED_BY_BROKER = "closed by the broker"
-    """The broker closed it; the client has not confirmed."""
+    """The broker sent close; the client has not confirmed it."""
     REFUSED = "refused"
-    """dtx closed it; the client has not confirmed, and all it sends before that is discarded."""
+    """dtx sent close; dtx discards all frames of the client until it confirms."""
     GONE = "gone"
-    """Its connection ends: nothing is said on it any more."""
+    """The connection ends; nothing more is sent on the channel."""
 
 
 class ChannelOwner(ProxiedClient, Keeper):
-    """The connection, as its channels see it."""
+    """The connection, as used by its channels."""
 
     channels: "dict[int, ProxyChannel]"
-    """By number."""
+    """Open channels by number."""
 
     @abstractmethod
     def select(self, channel: "ProxyChannel") -> Awaitable[bytes]:
-        """dtx-demarcation.select; returns the answering frame.
+        """Run dtx-demarcation.select; returns the answering frame.
 
         Raises:
-            XaError: see :meth:`Selecting.select`.
+            XaError: see :meth:`ChannelSelection.select`.
         """
 
     @abstractmethod
     def go_on(self) -> None:
-        """A channel may go on with what waited."""
+        """Handle frames that waited for a call of their channel."""
 
     @abstractmethod
     def forget(self, channel: "ProxyChannel") -> None:
-        """A channel is closed on both sides."""
+        """Remove a channel that is closed on both sides."""
 
     @abstractmethod
     def drained(self) -> None:
-        """An upstream channel number has become free."""
+        """Use an upstream channel number that has become free."""
 
 
 class Drain:
-    """An upstream channel that is being closed: what still comes is of no interest.
+    """Closes an upstream channel and discards its remaining frames.
 
     Args:
-        done: called when it is closed.
+        done: called when the channel is closed.
     """
 
     def __init__(self, session: ChannelOwner, number: int, done: Callable[[], None] | None = None) -> None:
@@ -93,7 +93,7 @@ class Drain:
         self._upstream.write(methods.ChannelClose(200, b"closed by dtx").frame(number))
 
     def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:  # noqa: ARG002
-        """A frame from the broker."""
+        """See :class:`Handler`."""
         if key == methods.ChannelClose.KEY:
             self._upstream.crossed(self._number)
         elif key == methods.ChannelCloseOk.KEY:
@@ -103,7 +103,7 @@ class Drain:
             self._session.drained()
 
     def lost(self, reason: str) -> None:
-        """The connection is gone, and the channel with it."""
+        """See :class:`Handler`."""
 
 
 class ProxyChannel:
@@ -111,8 +111,8 @@ class ProxyChannel:
 
     Args:
         session: the connection.
-        engine: the channel, as the client knows it.
-        upstream_number: as the broker knows it; reserved when not given.
+        engine: of the channel on the client's side.
+        upstream_number: channel number at the broker; ``None`` reserves one.
 
     Raises:
         XaError: 506, no upstream channel is free.
@@ -128,25 +128,25 @@ class ProxyChannel:
         reserved = upstream_number is None
         self.upstream_number = session.upstream.allocate(number) if upstream_number is None else upstream_number
         self.used = False
-        """Whether it was ever used for anything but dtx-coordination."""
+        """Whether the channel was ever used for anything except dtx-coordination."""
         self.preview = Preview(session, number)
         self._fence: ChannelBarrier | None = None
         self.coordinated = False
         self.tally: Tally | None = None
-        """What it has consumed, since it began to."""
+        """Its consumers and unsettled deliveries; ``None`` before the first basic.consume or basic.get."""
         self.last_queue = b""
         self._declares = Declares(session.upstream.exclusive)
         self.coordination: CoordinationHandler | None = None
-        """Made at the first call of dtx-coordination."""
+        """Created by the first call of dtx-coordination."""
         self._coordinates = False
-        """A call of dtx-coordination runs: it goes on without the channel, and the client hears what it has decided."""
+        """A call of dtx-coordination runs. It continues without the channel, so its answer comes before a close."""
         self._refused_as: ChannelClose | None = None
-        """The broker's words for the end of the channel, while an answer comes first."""
+        """The broker's close, while the answer of a running call must be sent first."""
         self._sort()
         if reserved and self.upstream_number != number:
             session.upstream.handlers[self.upstream_number] = self
 
-    # -- what operators see
+    # -- for operators
 
     @property
     def place(self) -> tuple[int, int]:
@@ -155,29 +155,29 @@ class ProxyChannel:
 
     @property
     def ties(self) -> Iterable[tuple[BranchRuntime, Association]]:
-        """Branches that it is associated or suspended with."""
+        """Branches that the channel is associated or suspended with."""
         return ()
 
     @property
     def scan(self) -> Scan | None:
-        """The recovery scan that is open on it."""
+        """The open recovery scan, or ``None``."""
         return None if self.coordination is None else self.coordination.scan
 
     # -- frames
 
     @property
     def only_coordinates(self) -> bool:
-        """Whether the channel needs no broker: it has coordinated, and done nothing else."""
+        """Whether the channel needs no broker: it was used for dtx-coordination only."""
         return self.coordinated and not self.used
 
     def _sort(self) -> None:
-        """Let its frames pass unseen, or not any more; its first one never does."""
+        """Choose whether frames pass without inspection. They do not while the channel is unused."""
         is_open, mapped = self.phase is ProxyPhase.OPEN, self.upstream_number != self.number
         unseen = self.used and is_open and not mapped and not self.preview.counting
         self.engine.pass_frames(Passing.JOINED if unseen else Passing.SINGLY)
 
     def _leave(self, phase: ProxyPhase, frame: bytes = b"") -> None:
-        """The channel is open no more: nothing waits for a call, though that may go on."""
+        """Leave the open state: frames no longer wait for a running call, though the call may continue."""
         self.phase = phase
         self._sort()
         if frame:
@@ -186,7 +186,7 @@ class ProxyChannel:
         self.session.go_on()
 
     def receive(self, event: ChannelEvent | ChannelFailed | FramePassed) -> None:
-        """What the client has sent, and does not pass unseen.
+        """Handle a frame of the client that does not pass without inspection.
 
         Raises:
             WireError: the connection cannot go on.
@@ -212,21 +212,21 @@ class ProxyChannel:
             self.refuse(error, key)
 
     def _late(self, key: int, buffer: bytes, start: int, end: int) -> None:
-        """A frame on a channel that is not open any more."""
+        """Handle a frame on a channel that is no longer open."""
         if key == methods.ChannelCloseOk.KEY:
             if self.phase is ProxyPhase.CLOSED_BY_BROKER:
                 self._to_broker(buffer, start, end)
                 self.session.upstream.free(self.upstream_number)
             self.session.forget(self)
         elif self.phase is ProxyPhase.CLOSED_BY_BROKER and key in _CONTENT:
-            # The broker drops it; close-ok in the midst of a content would end the connection (505).
+            # The broker drops it; close-ok inside a content would end the connection (505).
             self._to_broker(buffer, start, end)
         elif key == methods.ChannelClose.KEY and self.phase is not ProxyPhase.CLOSING:
-            # Both sides closed at once: each confirms the other's close (AMQP 0-9-1, 1.5.2.5).
+            # Both sides have sent close: each confirms the close of the other (AMQP 0-9-1, 1.5.2.5).
             self.session.to_client(methods.ChannelCloseOk().frame(self.number))
 
     def _work(self, key: int, buffer: bytes, start: int, end: int) -> None:
-        """A frame for the broker."""
+        """Send a frame of the client to the broker."""
         self.need_broker()
         match key:
             case methods.ConfirmSelect.KEY:
@@ -246,13 +246,13 @@ class ProxyChannel:
         self._to_broker(buffer, start, end)
 
     def need_broker(self) -> None:
-        """Something is about to be asked of the broker.
+        """Note that the channel is about to use the broker.
 
         Raises:
-            WireError: it is away.
+            WireError: 320, the connection to the broker is lost.
         """
         if self.session.upstream.is_lost:
-            raise WireError(HardCode.CONNECTION_FORCED, "the broker is away, only dtx-coordination goes on")
+            raise WireError(HardCode.CONNECTION_FORCED, "the broker is not reachable, only dtx-coordination works")
         if not self.used:
             self.used = True
             self._sort()
@@ -273,7 +273,7 @@ class ProxyChannel:
         self.session.upstream.write(frame if number == self.number else with_channel(frame, number))
 
     def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
-        """A frame from the broker (as the handler of a mapped channel, or because it does not pass unseen)."""
+        """See :class:`Handler`; also called for frames that the proxy must inspect."""
         if key == methods.ChannelClose.KEY:
             if self.phase is ProxyPhase.CLOSING:
                 self.session.upstream.crossed(self.upstream_number)
@@ -295,42 +295,42 @@ class ProxyChannel:
         self.forward(buffer, start, end)
 
     def forward(self, buffer: bytes, start: int, end: int) -> None:
-        """Pass a frame on to the client."""
+        """Pass a frame of the broker on to the client."""
         frame = buffer[start:end]
         if frame[0] == METHOD and frame.startswith(methods.AccessRequestOk.HEAD, 7):
             self.preview.ticket = methods.ticket(frame[7:-1])
         self.session.to_client(frame if self.upstream_number == self.number else with_channel(frame, self.number))
 
     def lost(self, reason: str) -> None:
-        """The connection to the broker is gone; the session says so to the client."""
+        """See :class:`Handler`: the session tells the client."""
 
     def close(self, payload: bytes) -> None:
-        """The client closes the channel."""
+        """Close the channel for the client; *payload* is its channel.close."""
         if self.session.upstream.is_lost:
             self.session.to_client(methods.ChannelCloseOk().frame(self.number))
             self.session.forget(self)
             return
         self._leave(ProxyPhase.CLOSING)
         handler = self.session.upstream.handlers.get(self.upstream_number)
-        if isinstance(handler, ConsumeChannel):  # it was being selected
+        if isinstance(handler, ConsumeChannel):  # a select is running
             handler.close()
         else:
             self.session.upstream.write(method_frame(self.upstream_number, payload))
 
     def upstream_closed(self, close: ChannelClose) -> None:
-        """The broker closed the channel while it was being selected: nothing may be sent on it any more."""
+        """Handle the broker's close during a select; nothing more is sent on the channel."""
         if self.phase is ProxyPhase.CLOSING:
             self.upstream_close_ok()
         elif self.phase is ProxyPhase.OPEN:
             self._leave(ProxyPhase.REFUSED, close.frame(self.number))
 
     def upstream_close_ok(self) -> None:
-        """The broker has confirmed a close while the channel was being selected."""
+        """Handle the broker's close-ok during a select."""
         self.session.to_client(methods.ChannelCloseOk().frame(self.number))
         self.session.forget(self)
 
     def let_go(self) -> None:
-        """The client or its connection is gone: nothing may be delivered to it any more."""
+        """Release the channel after the client or its connection has gone; nothing more is delivered to the client."""
         self._drop_fence()
         handler = self.session.upstream.handlers.get(self.upstream_number, self)
         if self.phase is ProxyPhase.OPEN:
@@ -339,7 +339,7 @@ class ProxyChannel:
             self.phase = ProxyPhase.GONE
 
     def lose_branches(self) -> None:
-        """Behind :meth:`let_go`: the channel works for no branch any more."""
+        """End all associations of the channel; called after :meth:`let_go`."""
 
     # -- dtx methods
 
@@ -348,7 +348,7 @@ class ProxyChannel:
 
         Raises:
             XaError: the channel cannot go on.
-            WireError: nor can the connection.
+            WireError: the connection cannot go on.
         """
         match call:
             case methods.DtxStart() | methods.DtxEnd():
@@ -359,11 +359,11 @@ class ProxyChannel:
                 self._coordinate(call)
 
     def select(self) -> None:
-        """dtx-demarcation.select: the session makes another channel of this one."""
+        """Run dtx-demarcation.select: the session replaces this channel by a selected one."""
         self._begin(self.session.select(self), methods.DtxSelect.KEY)
 
     def demarcate(self, call: methods.DtxStart | methods.DtxEnd) -> None:
-        """Start and end need a select before ("The client must use this method at least once")."""
+        """Refuse start and end without select ("The client must use this method at least once")."""
         raise XaError(
             ReplyCode.COMMAND_INVALID,
             f"{call.NAME} on a channel without dtx-demarcation.select (xid {call.xid})",
@@ -388,7 +388,7 @@ class ProxyChannel:
     # -- queries
 
     def _ask(self, query: queries.Query, ticket: int) -> None:
-        """A method of the preview that no broker may see; raises as :meth:`_execute`."""
+        """Answer a method of the preview that must not reach the broker; raises as :meth:`_execute`."""
         if isinstance(query, methods.ExchangeQuery | methods.BindingQuery):
             self.need_broker()
         answer = self.preview.answer(query, ticket, self.executed, used=self.used)
@@ -396,8 +396,12 @@ class ProxyChannel:
             self._begin(answer, query.KEY)
 
     async def executed(self) -> bool:
-        """Wait until the broker has done what it was sent on the channel, or that is no more; whether it is open."""
-        if self.used and self.phase is ProxyPhase.OPEN:  # it may have been closed before its turn came
+        """Wait until the broker has handled all frames of the channel, or the channel is closed.
+
+        Returns:
+            Whether the channel is open.
+        """
+        if self.used and self.phase is ProxyPhase.OPEN:  # it may have been closed before this coroutine ran
             await self._fenced().wait()
         return self.phase is ProxyPhase.OPEN
 
@@ -423,10 +427,10 @@ class ProxyChannel:
         self.session.manager.spawn(self._finish_after(work, key))
 
     def _run(self, work: Iterator[None], key: int) -> None:
-        """Do *work* in slices, the first one at once; later frames of the channel wait.
+        """Run *work* in slices, the first one at once; later frames of the channel wait.
 
         Raises:
-            XaError: as *work* does in its first slice; later, the channel is refused.
+            XaError: from the first slice of *work*; an error of a later slice closes the channel.
         """
         if not advance(work):
             self._begin(_finished(work), key)
@@ -436,14 +440,14 @@ class ProxyChannel:
             frame = await work
         except XaError as error:
             self._finish(error=error, key=key)
-        except Exception:  # noqa: BLE001 - logged; the client is told no more than that
+        except Exception:  # noqa: BLE001 - logged; the client gets "internal error" only
             _log.exception("call failed", method=f"{key >> 16}.{key & 0xFFFF}", connection=self.session.id)
             self._finish(error=XaError(ReplyCode.INTERNAL_ERROR, "internal error"), key=key)
         else:
             self._finish(frame)
 
     def _finish(self, frame: bytes = b"", *, error: XaError | None = None, key: int = 0) -> None:
-        """The running call is answered: go on with what waited behind it."""
+        """Answer the running call, and handle the frames that waited for it."""
         self._coordinates = False
         if self.phase is ProxyPhase.OPEN:
             if error is not None:
@@ -458,13 +462,13 @@ class ProxyChannel:
     # -- the end by an exception
 
     def refuse(self, error: XaError, key: int = 0) -> None:
-        """Close the channel with an exception; the connection lives on."""
+        """Close the channel with an exception; the connection stays open."""
         self._refuse(closes.close_frame(error, self.number, key))
 
     def refuse_as(self, close: ChannelClose) -> None:
-        """Close the channel with the broker's own words, behind the answer to a call of dtx-coordination.
+        """Close the channel with the broker's reason, after the answer of a running dtx-coordination call.
 
-        The broker may refuse what dtx itself sends for that call: its client has to hear how the branch ended.
+        The broker may refuse a frame that dtx sent for that call, and the client must get the outcome of its branch.
         """
         if self._coordinates:
             self._refused_as = self._refused_as or close
@@ -479,12 +483,12 @@ class ProxyChannel:
         self.close_upstream()
 
     def close_upstream(self) -> None:
-        """Close what the channel has at the broker."""
+        """Close the channel at the broker."""
         Drain(self.session, self.upstream_number)
 
 
 async def _finished(work: Iterator[None]) -> bytes:
-    """The rest of *work*, in later turns; there is nothing to answer."""
+    """Run the rest of *work* in later turns of the event loop; returns no frame."""
     await asyncio.sleep(0)
     await finish(work)
     return b""

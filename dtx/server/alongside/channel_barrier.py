@@ -1,8 +1,8 @@
-"""The order of one channel, kept over the two that a selected channel has at the broker.
+"""Keeps the order of one client channel over its two upstream channels P and T.
 
-On one channel a message that was published can be got by the next method, and a queue that was declared takes the next
-publish. P and T are handled by the broker side by side, so one of them must have done what it was sent before the other
-goes on. channel.flow shows that: it changes nothing, and is answered behind everything that was sent before it.
+On one channel, basic.get can get the message that was published before it, and a declared queue takes the next publish.
+The broker handles P and T concurrently, so one must finish before the other continues. channel.flow detects that: it
+changes nothing, and the broker answers it after everything that was sent before.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ def depends_on_publishes(key: int) -> bool:
 
 
 class ChannelBarrier:
-    """What one of the two channels has still to do.
+    """Tracks the unfinished methods of one upstream channel.
 
     Args:
-        send: sends a method on it.
+        send: sends the payload of a method on the channel.
     """
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
@@ -39,17 +39,17 @@ class ChannelBarrier:
 
     @property
     def passed(self) -> bool:
-        """Whether all that it was sent is done."""
+        """Whether the broker has handled everything that was sent."""
         return not self._asked
 
     def sent(self, key: int) -> None:
-        """A method of the client went to it."""
+        """Count a method of the client that is sent on the channel."""
         self._asked += 1
         if key == methods.ChannelFlow.KEY:
             self._flows.append(None)
 
     def received(self, buffer: bytes, start: int) -> bool:
-        """A frame came from it; returns whether that is no business of the client's."""
+        """Count an answer on the channel; returns whether it answers a flow of dtx: the client must not get it."""
         if buffer[start] != METHOD:
             return False
         key = int.from_bytes(buffer[start + 7 : start + 11], "big")
@@ -66,14 +66,14 @@ class ChannelBarrier:
         return True
 
     def wait(self) -> "asyncio.Future[bytes]":
-        """Done, with no octets, when all that was sent is done, or the channel is no more."""
+        """A future with empty bytes: done when the broker has handled everything, or the channel is closed."""
         waiter: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._flows.append(waiter)
         self._send(FLOW)
         return waiter
 
     def drop(self) -> None:
-        """The channel is no more: nobody waits any longer."""
+        """Complete all waiting futures, because the channel is closed."""
         self._asked = 0
         for waiter in self._flows:
             if waiter is not None and not waiter.done():

@@ -1,4 +1,4 @@
-"""dtx-demarcation.select: makes a selected channel of one that passes through."""
+"""dtx-demarcation.select: turns a proxied channel into a selected channel."""
 
 import asyncio
 from typing import Final
@@ -13,11 +13,11 @@ from dtx.wire.amqp09.codec import ChannelMode
 from dtx.xa.codes import ReplyCode, XaError
 
 _LANE_PATIENCE: Final = 5.0
-"""Seconds that a select waits for the lane of its vhost."""
+"""Seconds that a select waits for the lane of its virtual host."""
 
 
 class ChannelSelection:
-    """What one connection needs for its selected channels; made at the first select.
+    """Selects the channels of one connection; the first select prepares what all of them share.
 
     Args:
         session: the connection.
@@ -28,15 +28,15 @@ class ChannelSelection:
         self._preparation: asyncio.Task[Validator] | None = None
 
     async def select(self, channel: ProxyChannel) -> SelectedChannel | None:
-        """Give *channel* what a selected channel has.
+        """Make a selected channel of *channel*.
 
         Returns:
-            The selected channel; ``None`` when the client has closed the channel meanwhile.
+            The selected channel; ``None`` if the client has closed the channel meanwhile.
 
         Raises:
-            XaError: 403 without a user name or the permissions that receipts need; 406 when the channel is in another
-                mode, consumes, or has unsettled deliveries; 506 when no upstream channel is free; 541 when the lane
-                does not work.
+            XaError: 403, the login has no user name or lacks the permissions that receipts need; 406, the channel is in
+                another mode, has consumers or has unsettled deliveries; 506, no upstream channel is free; 541, the lane
+                does not work, or the connection to the broker is lost.
         """
         session = self._session
         _check(channel, session.user)
@@ -53,20 +53,20 @@ class ChannelSelection:
                 channel.last_queue,
                 session,
             )
-            taking.owner = channel  # until select-ok it passes on what came before
+            taking.owner = channel  # until select-ok, it passes earlier frames on to the client
             await taking.start_tx()
             publishing = await OwnChannel(session.upstream).open()
         except UpstreamLost as error:
             raise XaError(ReplyCode.INTERNAL_ERROR, f"select failed: {error}") from error
         if not self._is_current(channel):
             Drain(session, publishing.number)
-            if taking.gone is None:  # else the client's close is under way
+            if taking.gone is None:  # otherwise it is being closed for the client
                 taking.detach()
             return None
         return SelectedChannel(channel, taking, publishing.number, validator)
 
     def _is_current(self, channel: ProxyChannel) -> bool:
-        """Whether the client has not closed *channel*, nor left, since it asked."""
+        """Whether *channel* is still open, and its client is connected."""
         return channel.phase is ProxyPhase.OPEN and self._session.channels.get(channel.number) is channel
 
     async def _prepare(self) -> Validator:
@@ -76,7 +76,7 @@ class ChannelSelection:
         return await asyncio.shield(task)
 
     async def _declare_lock(self) -> Validator:
-        """The lock, the side channel, and the proof that receipts will work."""
+        """Declare the lock, check that receipts will work, and open the side channel of the validator."""
         session = self._session
         side = await declare_lock(session.upstream, session.store, session.who, "select")
         return Validator(session.upstream, side.engine)
@@ -86,7 +86,7 @@ def _check(channel: ProxyChannel, user: str | None) -> None:
     if user is None:
         raise XaError(
             ReplyCode.ACCESS_REFUSED,
-            "select needs a user name that can be relied on, and this connection's login tells none (it is a token?)",
+            "select needs a user name, and the login of this connection has none (it may use a token)",
         )
     if channel.mode is not ChannelMode.PLAIN:
         raise XaError(ReplyCode.PRECONDITION_FAILED, f"select on a channel in {channel.mode.value} mode")

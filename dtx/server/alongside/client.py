@@ -1,9 +1,8 @@
-"""A client in front of a broker, as its channels and its connection to the broker see it.
+"""The client's side of a proxied connection: socket, heartbeats, and frames for the client.
 
-Contents stay whole: what dtx itself says to a client never comes between the frames of a message. "The content body
-frames of one channel are not intermixed with its methods" (AMQP 0-9-1, 2.3.5.2): strict clients end their connection
-over it. A broker writes each message in one piece, so it is enough to know whether what was passed on last ended within
-one.
+Frames of dtx must not come between the frames of a message: "The content body frames of one channel are not intermixed
+with its methods" (AMQP 0-9-1, 2.3.5.2). Strict clients end their connection in that case. A broker writes each message
+in one piece. So dtx only needs to know whether the last passed frame was inside a message.
 """
 
 import asyncio
@@ -27,17 +26,17 @@ from dtx.wire.amqp09.settings import EngineSettings, PeerEnd
 _log = get_logger(part="session")
 _CONNECTION: Final = b"\x00\x00"
 _LATE: Final = "frames wait for the end of a message"
-"""Why nothing is read from the client."""
+"""A reason to stop reading from the client."""
 
 
 class ProxiedClient(BaseClient):
-    """What the parts of one connection share, and the client's socket.
+    """State that all parts of one proxied connection share, and the client's socket.
 
     Args:
-        manager, store, metrics: shared by all.
+        manager, store, metrics: of the service.
         limits: of one connection.
         transport: the client's socket.
-        header: the protocol header that the client sent.
+        header: the client's protocol header.
     """
 
     upstream: Upstream
@@ -56,41 +55,41 @@ class ProxiedClient(BaseClient):
         opening_frame = min(limits.frame_max or OPENING_FRAME, OPENING_FRAME)
         self.engine = ConnectionEngine(EngineSettings(opening_frame=opening_frame), PeerEnd.SERVER)
         for _ in self.engine.receive(header):
-            raise AssertionError("a header means nothing else")
+            raise AssertionError("a protocol header makes no event")
         self.store = store
         self.metrics = metrics
         self.limits = limits
         self.user: str | None = None
-        """The login's name; ``None`` when it does not tell one."""
+        """User name of the login; ``None`` if the login has none."""
         self.unsettled = UnsettledDeliveries()
         self.passing = False
-        """Frames of the broker are being passed on at the moment: what is sent now is between whole ones."""
+        """dtx is passing frames of the broker on: what is sent now comes between whole messages."""
         self._beat: asyncio.TimerHandle | None = None
         self._missing = 0
-        """Octets of the message that was passed on last that are still to come; 1 while its header is."""
+        """Bytes that are missing of the last passed message; 1 while its header is missing."""
         self._late: list[bytes | memoryview] = []
-        """What waits for the end of that message."""
+        """Frames that wait for the end of that message."""
         self._late_octets = 0
 
     @property
     def speaks_0_9(self) -> bool:
-        """Whether the client has announced AMQP 0-9, whose preview has class execution, and not 0-9-1."""
+        """Whether the client's header is AMQP 0-9, whose preview has the class execution, and not 0-9-1."""
         return self.engine.protocol is Protocol.AMQP_0_9
 
     @property
     def frame_max(self) -> int:
-        """Agreed with the client, octets."""
+        """The agreed frame-max of the client's connection, bytes."""
         return self.engine.agreed.frame_max
 
     # -- to the client
 
     def to_client(self, data: bytes | memoryview) -> None:
-        """Send whole frames of one channel, now or behind the message that is on its way."""
+        """Send whole frames of one channel, at once or after the unfinished message."""
         self.engine.send_raw(data)
         self.flush()
 
     def flush(self) -> None:
-        """Send what the engine has to send."""
+        """Send the frames of the engine."""
         for data in self.engine.data_to_send():
             if self._missing and not self.passing and data[1:3] != _CONNECTION:
                 self._late.append(data)
@@ -101,13 +100,13 @@ class ProxiedClient(BaseClient):
                 self._transport.write(data)
 
     def pass_to_client(self, buffer: bytes, start: int, end: int) -> None:
-        """Send a slice of what the broker sent."""
+        """Send a slice of the broker's frames."""
         if self._transport is not None:
             self.metrics.traffic.to_client += end - start
-            self.to_client(memoryview(buffer)[start:end])  # a view also of the whole: it may be a scratch buffer
+            self.to_client(memoryview(buffer)[start:end])  # a view even of the whole: it may be a scratch buffer
 
     def passed(self, buffer: bytes, frames: Sequence[Frame]) -> None:
-        """These frames of the broker were passed on."""
+        """Note whether *frames* of the broker, which were passed on, end inside a message."""
         octets = 0
         for key, channel, start, end in reversed(frames):
             if not channel:
@@ -126,7 +125,7 @@ class ProxiedClient(BaseClient):
             self.send_late()
 
     def send_late(self) -> None:
-        """Nothing more comes of the message that is on its way, or it is whole: send what waits."""
+        """Send the waiting frames: the message is complete, or the rest of it will not come."""
         late, self._late = self._late, []
         self._missing = self._late_octets = 0
         self.release_client(_LATE)
@@ -136,14 +135,14 @@ class ProxiedClient(BaseClient):
 
     @property
     def client_is_behind(self) -> bool:
-        """Whether something waits to be sent to the client."""
+        """Whether bytes wait in the send buffer of the client's socket."""
         return self._transport is not None and self._transport.unsent > 0
 
     def _excuse(self) -> None:
         self.engine.excuse()
 
     def _tick(self) -> None:
-        """Heartbeats, both ways."""
+        """Send and check heartbeats."""
         loop = asyncio.get_running_loop()
         if self._holding:
             self.engine.excuse()
@@ -172,4 +171,4 @@ class ProxiedClient(BaseClient):
 
     @abstractmethod
     def client_gone(self) -> None:
-        """The client's socket is closed."""
+        """See :class:`ClientSession`."""

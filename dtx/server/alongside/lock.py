@@ -1,4 +1,4 @@
-"""The lock of a client's connection to the broker, and the proof that its receipts will work."""
+"""The lock of a client's connection to the broker, and the check that its receipts will work."""
 
 from dtx import failpoint
 from dtx.failpoint import Point
@@ -11,31 +11,32 @@ from dtx.xa.codes import ReplyCode, XaError
 
 
 async def declare_lock(upstream: Upstream, store: RabbitStore, who: Who, what: str) -> OwnChannel:
-    """Declare the lock of *upstream*; branches can consume on it from now on.
+    """Declare the lock of *upstream*; from now on, branches can consume on it.
 
     Args:
         upstream: the client's connection to the broker.
-        store: with the lane of its vhost.
-        who: the client says that it is.
-        what: needs it, for people.
+        store: has the lane of the virtual host.
+        who: user name from the login, and virtual host.
+        what: the operation that needs the lock, for the error text.
 
     Returns:
         A channel in tx mode.
 
     Raises:
-        XaError: 403 without the permissions that receipts need, or when the client is somebody else.
-        UpstreamLost: the connection is gone.
+        XaError: 403, the user lacks the permissions that receipts need, or the login belongs to another user; 506, no
+            upstream channel is free.
+        UpstreamLost: the connection is lost.
     """
     receipts = store.lane(who.vhost).receipts
     lock = store.settings.identity.new_lock()
     keeper, side = await OwnChannel(upstream).open(), await OwnChannel(upstream).open(methods.TxSelect())
     failpoint.at(Point.LOCK_BEFORE)
     try:
-        # A lock goes with the last channel that holds it: this one does nothing else, so it ends with the connection.
+        # A lock ends with the last channel that holds it. This one does nothing else, so it ends with the connection.
         await keeper.declare(identity.declare_lock(lock))
         await keeper.send_raw(identity.hold_lock(keeper.number, lock), methods.BasicConsumeOk)
         failpoint.at(Point.LOCK_AFTER)
-        # The user-id makes the broker say whether the login's name is really who it let in.
+        # With the user-id, the broker checks that the user name from the login is the authenticated user.
         raw = properties.build({properties.Property.USER_ID: who.user.encode()})
         probe = messages.probe(side.number, b"", receipts.queues[0], 0, raw)
         await side.send_raw(probe, methods.TxRollbackOk)

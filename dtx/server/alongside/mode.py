@@ -1,4 +1,4 @@
-"""Putting alongside mode together: a broker behind dtx has the messages."""
+"""Start of alongside mode: a broker behind dtx has the messages."""
 
 import asyncio
 import ssl
@@ -28,15 +28,15 @@ _log = get_logger(part="broker")
 
 
 class BrokerUnusable(Exception):
-    """The broker is not there, or does not let dtx in; the message says what to do."""
+    """The broker does not answer, or refuses dtx. The message has the remedy."""
 
 
 class BrokerAway(BrokerUnusable):
-    """Nobody answers there."""
+    """No broker answers at the address."""
 
 
 def broker_of(settings: Settings) -> Broker:
-    """The broker that *settings* name, with dtx's own credentials."""
+    """The broker of the setting ``broker``, with the credentials of dtx."""
     assert settings.broker is not None, "without a broker it is the standalone mode"
     return Broker.from_url(
         settings.broker.get_secret_value(), ca=settings.broker_ca, heartbeat=settings.upstream_heartbeat
@@ -44,23 +44,23 @@ def broker_of(settings: Settings) -> Broker:
 
 
 def vhost_of(settings: Settings) -> str:
-    """The virtual host that the broker's URL names: the broker is tried there."""
+    """The virtual host in the URL of the setting ``broker``: the start-up check uses it."""
     assert settings.broker is not None, "without a broker it is the standalone mode"
     return broker_vhost(settings.broker.get_secret_value())
 
 
 async def require_broker(broker: Broker, vhost: str = "/") -> None:
-    """Try the broker once, before anything else is started.
+    """Log in to the broker once, before the other parts start. A refusal of *vhost* alone is no error.
 
     Raises:
-        BrokerAway: it is not there.
-        BrokerUnusable: it does not take dtx's credentials.
+        BrokerAway: no broker answers.
+        BrokerUnusable: the broker refuses the credentials, or TLS fails.
     """
     connection = ServiceConnection(broker, "dtx start-up check")
     try:
         await connection.login(vhost)
     except BrokerLoginRefused as error:
-        if "NOT_ALLOWED" not in str(error):  # a vhost that is not ours is no reason not to start
+        if "NOT_ALLOWED" not in str(error):  # clients may use other virtual hosts
             raise BrokerUnusable(f"{str(error).removesuffix('.')}; check user and password in --broker") from None
     except ssl.SSLError as error:
         raise BrokerUnusable(_why_no_tls(broker, error)) from None
@@ -73,41 +73,42 @@ def _why_no_tls(broker: Broker, error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
             f"the certificate of {broker} is not trusted ({error.verify_message}): "
-            "name the authority that signed it with --broker-ca, and the broker by a name that is in it"
+            "set --broker-ca to the authority that signed it, and use a host name that is in the certificate"
         )
     reason = (error.reason or str(error)).lower().replace("_", " ")
-    return (
-        f"{broker} speaks no TLS that dtx understands ({reason}): is that its port for TLS? Without TLS it is amqp://"
-    )
+    return f"TLS handshake with {broker} failed ({reason}): use the TLS port of the broker, or amqp:// for no TLS"
 
 
 def _why_away(broker: Broker, error: OSError | UpstreamLost) -> str:
     reason = getattr(error, "strerror", None)
     if isinstance(error, UpstreamLost):
         return (
-            f"what answers at {broker} is no broker of AMQP 0-9-1 that is ready ({error}): "
-            "correct host and port in --broker, take amqps:// for a port that speaks TLS, or wait until it has started"
+            f"the server at {broker} is not an AMQP 0-9-1 broker that is ready ({error}): "
+            "correct host and port in --broker, use amqps:// for a TLS port, or wait until the broker has started"
         )
     return (
         f"no broker answers at {broker} ({reason.lower() if reason else str(error) or 'timed out'}): start one, for "
         "example with 'docker run -p 127.0.0.1:5672:5672 rabbitmq' or 'apt-get install rabbitmq-server', "
-        "name another with --broker (make run: BROKER=amqp://user:password@host:5672/), "
-        "or leave it out: then dtx is the broker itself"
+        "correct --broker (make run: BROKER=amqp://user:password@host:5672/), "
+        "or omit it to run dtx without a broker"
     )
 
 
 async def open_alongside(
     settings: Settings, broker: Broker, log: TransactionLog, limits: Limits, metrics: Metrics, stack: AsyncExitStack
 ) -> tuple[TransactionManager, NewSession, Callable[[], Mapping[str, Lane]]]:
-    """The manager, its branches loaded, what makes the session of a client, and what tells the lanes.
+    """Open the mode.
 
     Args:
         settings: of the service.
-        broker: it answers.
+        broker: with the credentials of dtx.
         log: open.
         limits: of the manager.
-        metrics: numbers.
-        stack: closes what was opened, in the opposite order.
+        metrics: of the service.
+        stack: closes the opened parts in reverse order.
+
+    Returns:
+        The manager with its branches loaded, the factory of client sessions, and a function that returns the lanes.
 
     Raises:
         LogError: the log cannot be read.
@@ -115,7 +116,7 @@ async def open_alongside(
     """
     identity = BrokerIdentity(rm=settings.rm, log=log.id, instance=log.instance)
     await _claim_name(broker, identity, vhost_of(settings))
-    loaded = asyncio.Event()  # until then nobody knows which receipts of a predecessor are needed
+    loaded = asyncio.Event()  # before that, dtx does not know which receipts of its predecessor it needs
     store = RabbitStore(
         broker,
         _lane_settings(
@@ -144,10 +145,10 @@ async def open_alongside(
 
 
 async def _claim_name(broker: Broker, identity: BrokerIdentity, vhost: str) -> None:
-    """Refuse to start where another log has the name; lanes do the same in virtual hosts that are used later.
+    """Refuse to start if another log uses the name; lanes repeat the check in virtual hosts that are used later.
 
     Raises:
-        BrokerUnusable: it has.
+        BrokerUnusable: another log uses the name.
     """
     connection = ServiceConnection(broker, "dtx start-up check")
     try:

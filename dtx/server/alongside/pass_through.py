@@ -1,13 +1,12 @@
-"""The way from the broker to the client: frames are passed on as slices of what was read.
+"""The data path from the broker to the client: frames are passed on as slices of the read buffer.
 
-What a socket returns is as a rule copied twice before it is sent on: out of the event loop's own buffer, and once more
-to join the frame that it begins within. Half of what a 64 KB message costs dtx apart from the system's calls is that.
-So sockets of the proxy are read into a scratch buffer, right behind room for the frame that is not complete yet, and
-what passes unseen is sent from there.
+Usually, data from a socket is copied twice before it is sent on: out of the event loop's buffer, and to complete an
+unfinished frame. For a 64 KB message, these copies take half of the CPU time of dtx outside of system calls. So the
+proxy reads into a scratch buffer, after free space for the unfinished frame, and sends from that buffer.
 
-All connections share the scratch buffer, because one read is dealt with before the next begins. It may not be written
-to while somebody still has to send from it; Python knows that (a bytearray that is exported cannot be resized), and
-then another one takes its place. Whatever is kept is copied: no frame handler ever sees the scratch buffer.
+All connections share the scratch buffer, because each read is handled before the next one begins. The buffer must not
+be written to while unsent slices of it exist. Python detects that, because a bytearray with exports cannot be resized.
+Then a new buffer replaces it. Data that is kept must be copied: no frame handler ever gets the scratch buffer.
 """
 
 import asyncio
@@ -26,21 +25,22 @@ from dtx.wire.amqp09.frames import HEARTBEAT, Frame, FrameSplitter
 from dtx.wire.amqp09.settings import MOST_AT_ONCE
 
 ROOM: Final = 1 << 20
-"""Octets that one read takes at most: the larger it is, the less often the processes wake each other."""
+"""Maximum bytes of one read: with larger reads, the processes wake each other less often."""
 _ROOM_BEHIND: Final = 1 << 18
-"""The same while the other side does not keep up: more would only wait in memory."""
+"""The same while the client is slow: more bytes would only wait in memory."""
 _LARGE: Final = 1 << 16
-"""Octets that are worth it. Less is copied out, so that a few of them, unsent, never hold a whole scratch buffer."""
+"""Minimum bytes of a read that is sent from the scratch buffer. Fewer bytes are copied: a few unsent bytes must not
+keep a whole scratch buffer."""
 
 
 class Scratch:
-    """A buffer that nobody sends from."""
+    """A read buffer that is replaced while slices of it are unsent."""
 
     def __init__(self) -> None:
         self._buffer = bytearray(ROOM)
 
     def take(self) -> bytearray:
-        """The buffer, or a fresh one when something of it is still to be sent; valid for one read."""
+        """The buffer, or a new one if slices of it are unsent; valid for one read."""
         try:
             self._buffer.pop()
             self._buffer.append(0)
@@ -53,10 +53,10 @@ SCRATCH: Final = Scratch()
 
 
 class Reading:
-    """What is read from one socket.
+    """Reads frames from one socket.
 
     Args:
-        splitter: of that direction.
+        splitter: of this direction of the connection.
     """
 
     __slots__ = ("_behind", "_buffer", "_offset", "_splitter")
@@ -68,11 +68,11 @@ class Reading:
         self._behind = False
 
     def room(self, *, behind: bool) -> memoryview:
-        """Where to read to.
+        """The memory for the next read.
 
         Args:
-            behind: the other side has not taken yet what it was sent: what is read now is copied, so that one
-                connection holds no more than one scratch buffer.
+            behind: the client has unsent data. Then the read is copied, so that one connection keeps at most one
+                scratch buffer.
         """
         pending = self._splitter.pending
         self._buffer = SCRATCH.take()
@@ -81,39 +81,39 @@ class Reading:
         return memoryview(self._buffer)[self._offset : self._offset + _ROOM_BEHIND if behind else ROOM]
 
     def copy(self, count: int) -> bytes:
-        """What was read there, while an earlier read is not dealt with."""
+        """A copy of the *count* bytes that were read, for use while an earlier read is not handled."""
         return bytes(memoryview(self._buffer)[self._offset : self._offset + count])
 
     def take(self, count: int) -> tuple[bytes, list[Frame]]:
-        """Take what was read there.
+        """Cut the data that was read into frames.
 
         Args:
-            count: octets.
+            count: bytes that were read.
 
         Returns:
-            A buffer and the complete frames in it. Where that is the scratch buffer, it is a bytearray (called bytes
-            because all may look at it and nobody may write to it) and valid until the next read only.
+            A buffer and the complete frames in it. The scratch buffer is a bytearray, typed as bytes because it must
+            not be changed. It is valid until the next read.
 
         Raises:
             FrameError: see :meth:`FrameSplitter.feed`.
         """
         buffer, offset = self._buffer, self._offset
         pending = self._splitter.pending
-        # The start of a frame moves only in front of at least as much: each octet once, however slowly it comes.
+        # The start of a frame is copied only for a read of at least its size: so each byte is copied at most once.
         if count < _LARGE or count < pending or offset != pending or self._behind:
             return self._splitter.feed(self.copy(count))
         return cast("bytes", buffer), self._splitter.feed_behind(buffer, offset + count)
 
 
 def kept(buffer: bytes, frames: Sequence[Frame]) -> bytes:
-    """*buffer*, as far as there are *frames* in it, for those who keep parts of it."""
+    """*buffer* up to the end of *frames* as bytes, so that parts of it may be kept."""
     return buffer if type(buffer) is bytes else bytes(memoryview(buffer)[: frames[-1][3]])
 
 
 _TO_CLIENT: Final = methods.watched(Sender.SERVER)
-"""Methods of the broker that do not pass unseen."""
+"""Methods of the broker that dtx must inspect."""
 _AT_ONCE: Final = 0.001
-"""Seconds for which frames are handed on before others may have their turn."""
+"""Seconds of work on frames before other clients get a turn."""
 _END: Final = itemgetter(3)
 
 
@@ -122,8 +122,8 @@ class ProxyUpstream(Upstream, asyncio.BufferedProtocol):
 
     Args:
         owner: the client.
-        unopened: tells how many channels it may still open.
-        lost: told the reason when the connection is gone.
+        unopened: returns the number of channels that the client may still open.
+        lost: called with the reason when the connection is lost.
     """
 
     def __init__(self, owner: ChannelOwner, unopened: Callable[[], int], lost: Callable[[str], None]) -> None:
@@ -135,23 +135,23 @@ class ProxyUpstream(Upstream, asyncio.BufferedProtocol):
         self._reading = Reading(self._splitter)
 
     def agreed(self, limits: methods.ConnectionTuneOk) -> None:
-        """Client and broker have come to terms."""
+        """Apply the limits of connection.tune-ok, which client and broker have agreed on."""
         self.engine.adopt(limits)
         self._splitter.max_frame = limits.frame_max
         self.start_heartbeats()
 
     @property
     def kept_free(self) -> int:
-        """See :class:`Upstream`: what the client was granted is there when it opens a channel."""
+        """See :class:`Upstream`: the channels that the client may still open."""
         return self._unopened()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
-        """Where to read to."""
+        """See :class:`asyncio.BufferedProtocol`."""
         return self._reading.room(behind=self._owner.client_is_behind)
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Octets from the broker."""
-        if self._slices.busy:  # TLS has some more
+        """See :class:`asyncio.BufferedProtocol`."""
+        if self._slices.busy:  # after a pause, TLS may still have data
             self.run(self._handle(partial(self._splitter.feed, self._reading.copy(nbytes))))
         else:
             self.run(self._handle(partial(self._reading.take, nbytes)))
@@ -165,7 +165,7 @@ class ProxyUpstream(Upstream, asyncio.BufferedProtocol):
             buffer, frames = self._splitter.more()
 
     def _frames(self, buffer: bytes, frames: Sequence[Frame]) -> Iterator[None]:
-        """Hand frames on, and keep dtx's own answers out of the midst of a message."""
+        """Pass frames on, and keep dtx's own frames out of messages."""
         owner, unsettled = self._owner, self._owner.unsettled
         passing = self._pass_on(buffer, frames)
         begin = 0
@@ -183,10 +183,10 @@ class ProxyUpstream(Upstream, asyncio.BufferedProtocol):
             yield
 
     def _pass_on(self, buffer: bytes, frames: Sequence[Frame]) -> Iterator[tuple[bytes, int]]:
-        """Pass on what has no handler, as slices.
+        """Pass frames to their handlers, and frames without a handler to the client as slices.
 
         Yields:
-            After long work, a buffer with all *frames*, and where those that are not handed on begin.
+            After long work, a buffer with all *frames*, and the position of the first frame that is not passed on.
         """
         until = time.monotonic() + _AT_ONCE
         handlers = self.handlers
@@ -210,11 +210,11 @@ class ProxyUpstream(Upstream, asyncio.BufferedProtocol):
             owner.pass_to_client(buffer, begin, end_of_run)
 
     def pause_writing(self) -> None:
-        """The broker is slow: so is the client, from now on."""
+        """Stop reading from the client, because the broker is slow."""
         self._owner.hold_client(self)
 
     def resume_writing(self) -> None:
-        """The broker has caught up."""
+        """Read from the client again."""
         self._owner.release_client(self)
 
     def on_lost(self, reason: str) -> None:
@@ -223,19 +223,19 @@ class ProxyUpstream(Upstream, asyncio.BufferedProtocol):
 
 
 class ChannelZero:
-    """The connection class, as the broker speaks it.
+    """Handles channel 0 of the connection to the broker.
 
     Args:
-        said: is told the frames, with class << 16 | method.
+        said: called with class << 16 | method, and the frame.
     """
 
     def __init__(self, said: Callable[[int, bytes], None]) -> None:
         self._said = said
 
     def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
-        """A frame of the broker on channel 0."""
+        """See :class:`Handler`."""
         if key != HEARTBEAT:
             self._said(key, buffer[start:end])
 
     def lost(self, reason: str) -> None:
-        """The session hears of it from the connection."""
+        """See :class:`Handler`: :class:`ProxyUpstream` tells the session."""

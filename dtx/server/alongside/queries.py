@@ -1,8 +1,8 @@
-"""The classes of the AMQP 0-9 preview that no RabbitMQ knows: for a method of theirs it drops the connection.
+"""Methods of the AMQP 0-9 preview that RabbitMQ does not have: it would drop the connection for one of them.
 
-binding.query and exchange.query are answered through the broker's management API, execution.flush by dtx itself. An
-answer tells how things are when all that was sent before it on the channel has been done, and what is sent behind it
-waits: so each waits for the broker first, and for nothing else afterwards.
+The broker's management API answers binding.query and exchange.query; dtx itself answers execution.flush. An answer
+describes the state after all earlier frames of the channel, and later frames wait for it. So each query first waits
+until the broker has handled the earlier frames.
 """
 
 from collections.abc import Awaitable, Callable
@@ -17,16 +17,16 @@ _Executed = Callable[[], Awaitable[bool]]
 Query = methods.ExchangeQuery | methods.BindingQuery | methods.ExecutionFlush | methods.ExecutionComplete
 _PREVIEW: Final = frozenset((methods.BindingQuery.KEY >> 16, methods.ExecutionFlush.KEY >> 16))
 _BINDS: Final = frozenset((methods.ExchangeBind.KEY, methods.ExchangeBindOk.KEY))
-"""Methods of RabbitMQ's whose numbers the preview gave to exchange.query and its answer."""
+"""Methods of RabbitMQ with the same numbers as exchange.query and its answer in the preview."""
 _NOT_COMMANDS: Final = frozenset((0, methods.ChannelOpen.KEY >> 16, methods.ExecutionFlush.KEY >> 16))
-"""Frames that execution.complete does not count: contents, and methods that are about the channel itself."""
+"""Frames that execution.complete does not count: contents, and methods of the classes channel and execution."""
 
 
 def is_query(key: int, buffer: bytes, start: int, end: int) -> bool:
-    """Whether a frame of a client, ``buffer[start:end]``, is a method of the preview's.
+    """Whether the frame ``buffer[start:end]`` of a client is a method of the preview.
 
     Raises:
-        WireError: 502, it is 40.30 and neither exchange.query nor exchange.bind.
+        WireError: 502, the method is 40.30 and neither exchange.query nor exchange.bind.
     """
     if key not in _BINDS:
         return key >> 16 in _PREVIEW
@@ -38,10 +38,10 @@ def is_query(key: int, buffer: bytes, start: int, end: int) -> bool:
 
 
 def decode(key: int, payload: bytes) -> tuple[Query, int]:
-    """Read a method of the preview's: what it says, and with which access ticket, if any.
+    """Decode a method of the preview, and its access ticket (0 without one).
 
     Raises:
-        XaError: 503 for a method that only servers send, 540 for one that there is not.
+        XaError: 503, only servers send the method; 540, the method does not exist.
         WireError: 502, the arguments are malformed.
     """
     match key:
@@ -54,7 +54,7 @@ def decode(key: int, payload: bytes) -> tuple[Query, int]:
         case methods.ExecutionComplete.KEY:
             return methods.ExecutionComplete.decode(payload), 0
         case methods.ExchangeBindOk.KEY | methods.BindingQueryOk.KEY:
-            raise XaError(ReplyCode.COMMAND_INVALID, "an answer to a query is sent by servers only")
+            raise XaError(ReplyCode.COMMAND_INVALID, "only servers send the answer to a query")
         case _:
             raise XaError(ReplyCode.NOT_IMPLEMENTED, f"class {key >> 16} has no method {key & 0xFFFF}")
 
@@ -65,37 +65,38 @@ def is_command(key: int) -> bool:
 
 
 class Preview:
-    """What one channel does of the preview.
+    """The preview methods of one channel.
 
     Args:
-        client: whose channel it is.
-        number: of the channel, as the client knows it.
+        client: has the channel.
+        number: channel number on the client's side.
     """
 
     def __init__(self, client: ProxiedClient, number: int) -> None:
         self._client = client
         self._number = number
         self.counting = client.speaks_0_9
-        """Whether every command is counted, for execution.complete; then none passes unseen."""
+        """Whether every command is counted, for execution.complete; then dtx inspects all of them."""
         self.commands = 0
-        """Those that did not pass unseen."""
+        """The number of commands that dtx has inspected."""
         self.ticket = 0
-        """The ticket that access.request was answered with."""
+        """The ticket in the broker's last access.request-ok; 0 without one."""
 
     def answer(self, query: Query, ticket: int, executed: _Executed, *, used: bool) -> Awaitable[bytes] | None:
-        """What answers a query: it returns the frame, none when the channel has been closed meanwhile.
+        """Answer a query.
 
         Args:
             query: the method.
-            ticket: that came with it.
-            executed: waits until all that was sent before it has been done; whether the channel is still open then.
-            used: whether something was sent to the broker before it.
+            ticket: its access ticket.
+            executed: waits until the broker has handled all earlier frames; returns whether the channel is still open.
+            used: whether earlier frames were sent to the broker.
 
         Returns:
-            ``None`` where nothing is to be answered.
+            An awaitable of the answering frame, which is empty if the channel was closed meanwhile; ``None`` if the
+            method needs no answer.
 
         Raises:
-            XaError: 540 for what dtx cannot answer, 403 for a ticket that the channel was not given.
+            XaError: 540, dtx cannot answer; 403, the channel does not have this ticket.
         """
         match query:
             case methods.ExchangeQuery():
@@ -107,12 +108,12 @@ class Preview:
             case methods.ExecutionFlush():
                 return self._complete(self._commands_so_far(used), executed)
             case methods.ExecutionComplete():
-                return None  # an answer to a flush that dtx never sends: there is nothing to it
+                return None  # it answers a flush, and dtx never sends one
 
     def _check_ticket(self, query: Query, ticket: int) -> None:
-        """Judge the ticket of a query: "a valid ticket should be provided".
+        """Check the ticket of a query: "a valid ticket should be provided".
 
-        That is the one that the broker gave to this channel, or 0: no broker demands any.
+        Valid are the last ticket that the broker gave to this channel, and 0, because brokers do not need tickets.
         """
         if ticket not in (0, self.ticket):
             raise XaError(

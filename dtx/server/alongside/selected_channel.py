@@ -1,7 +1,7 @@
 """A selected channel: the distributed transactional context.
 
-It has two upstream channels, T in tx mode for what is consumed and P for what is published outside a branch. Between
-start and end, publishes and settlements are captured instead of passed on; outside they are not transactional.
+It has two upstream channels: T in tx mode for consuming, and P for publishes outside a branch. Between start and end,
+dtx holds publishes and settlements for the branch. Outside a branch they are not transactional.
 """
 
 import asyncio
@@ -46,12 +46,12 @@ from dtx.xa.model import Association, State
 
 _log = get_logger(part="channel")
 _OWN: Final = frozenset((*get_args(methods.DtxCall), *get_args(queries.Query)))
-"""What no broker sees."""
+"""Methods that must not reach the broker."""
 _ALL: Final = methods.BasicNack(0, multiple=True)
 
 
 class _PublishChannel:
-    """P: publishes outside a branch go here, returned messages come back."""
+    """P: the upstream channel for publishes outside a branch; the broker returns unroutable messages on it."""
 
     def __init__(self, owner: "SelectedChannel") -> None:
         self._owner = owner
@@ -63,17 +63,17 @@ class _PublishChannel:
             self._owner.session.to_client(with_channel(buffer[start:end], self._owner.number))
 
     def lost(self, reason: str) -> None:
-        """The session says so to the client."""
+        """The session tells the client."""
 
 
 class SelectedChannel(ProxyChannel):
     """A client's channel after dtx-demarcation.select.
 
     Args:
-        before: the channel that it was.
+        before: the channel that this one replaces.
         taking: T, in tx mode.
-        publishing: number of P, open.
-        validator: has the broker judge what is published in branches.
+        publishing: upstream number of P, which is open.
+        validator: lets the broker check publishes in branches.
     """
 
     mode = ChannelMode.DTX
@@ -82,7 +82,7 @@ class SelectedChannel(ProxyChannel):
         super().__init__(before.session, before.engine, before.upstream_number)
         self.coordination = before.coordination
         self.preview = before.preview
-        # From here on it sees every command; before, it did as long as nothing was for the broker.
+        # A selected channel sees every command; before, dtx saw every command while the channel was unused.
         self.preview.counting |= not before.used
         self.used = True
         self.engine.become(ChannelMode.DTX)
@@ -93,20 +93,19 @@ class SelectedChannel(ProxyChannel):
         self._publishes = True
         """Whether P may be used."""
         self._torn = False
-        """Whether a content is on its way to P: RabbitMQ ends the connection (505) where a method comes before it is
-        whole."""
+        """Whether a content on P is incomplete: RabbitMQ ends the connection (505) for a method inside a content."""
         self._when_whole: Callable[[], object] | None = None
-        """What P then gets."""
+        """Called when the content on P is complete."""
         self._demarcation = DemarcationHandler(self.session.manager, self.session.metrics, self.number, self)
         self._branch: BranchRuntime | None = None
-        """What the content that is coming in belongs to; ``None`` outside of branches, where it asks for a reply."""
+        """The branch of the incoming content; ``None`` for a content outside a branch."""
         self._judgements: set[asyncio.Future[ChannelClose | None]] = set()
         self._waited = False
-        """Whether the next settlement has waited for the delivery that was coming in."""
+        """Whether the next settlement has already waited for an incoming delivery."""
         self.published = ChannelBarrier(lambda payload: self.session.upstream.write(method_frame(publishing, payload)))
-        """What was published outside a branch."""
+        """Barrier for P."""
         self._asked = ChannelBarrier(lambda payload: taking.request(methods.ChannelFlow.KEY, payload))
-        """What T was asked for."""
+        """Barrier for T."""
         taking.owner = self
         self.session.upstream.handlers[publishing] = _PublishChannel(self)
 
@@ -117,13 +116,13 @@ class SelectedChannel(ProxyChannel):
 
     @property
     def only_coordinates(self) -> bool:
-        """Never: its consumers and deliveries are gone with the broker, and the client has to hear of it."""
+        """Always false: without the broker, its consumers and deliveries are lost."""
         return False
 
     # -- from the client
 
     def _sort(self) -> None:
-        """Its frames are looked at, and contents put together."""
+        """Let the engine decode all frames and assemble contents."""
         self.engine.pass_frames(Passing.NOT)
 
     def receive(self, event: ChannelEvent | ChannelFailed | FramePassed) -> None:
@@ -161,7 +160,7 @@ class SelectedChannel(ProxyChannel):
             self._ask(method, event.ticket)
 
     def _do(self, method: Method) -> None:
-        """What is no dtx method, and has no content."""
+        """Handle a method that has no content and is not a dtx method."""
         match method:
             case methods.BasicAck():
                 if not self._waits_until_whole(method, method):
@@ -182,7 +181,7 @@ class SelectedChannel(ProxyChannel):
                 self._taking.request(method.KEY, method.encode())
 
     def _waits_until_whole(self, settle: Settle, method: Method) -> bool:
-        """Whether *method* settles a delivery that is coming in; it does not wait for those that begin meanwhile."""
+        """Whether *method* must wait for the incoming delivery, which it settles; it waits for one delivery only."""
         whole = None if self._waited else self._taking.incoming(settle)
         self._waited = whole is not None
         if whole is not None:
@@ -190,15 +189,15 @@ class SelectedChannel(ProxyChannel):
         return self._waited
 
     def _wait_for(self, done: Awaitable[bytes], method: Method, header: bytes = b"") -> None:
-        """Do first what was sent first: *method*, its content and what follows it wait."""
-        self.preview.commands -= queries.is_command(method.KEY)  # it is counted again when it has its turn
+        """Put *method* back until *done*, with its content and all later frames, to keep their order."""
+        self.preview.commands -= queries.is_command(method.KEY)  # it is counted again later
         self._begin(done, method.KEY)
         if header:
             self.engine.put_back(HEADER, header)
         self.engine.put_back(method.KEY, method.frame(self.number))
 
     def forward(self, buffer: bytes, start: int, end: int) -> None:
-        """Pass a frame of T on to the client."""
+        """Pass a frame of T on to the client; enforces :data:`MAX_UNSETTLED`."""
         if self._asked.received(buffer, start):
             return
         super().forward(buffer, start, end)
@@ -207,9 +206,9 @@ class SelectedChannel(ProxyChannel):
             self.refuse_as(ChannelClose(ReplyCode.RESOURCE_ERROR, reason.encode(), 0))
 
     async def executed(self) -> bool:
-        """See :class:`ProxyChannel`: the broker has done what it was sent on T and P."""
+        """See :class:`ProxyChannel`: waits for T and P."""
         if self.phase is not ProxyPhase.OPEN:
-            return False  # it was closed before its turn came
+            return False  # it was closed before this coroutine ran
         waits = [self._asked.wait()]
         if not self.published.passed:
             waits.append(self.published.wait())
@@ -219,7 +218,7 @@ class SelectedChannel(ProxyChannel):
     # -- publish
 
     def _start(self, started: ContentStarted) -> None:
-        """A publish is judged by its header, before its body fills the memory; outside a branch it goes to P."""
+        """Check a publish by its header, before its body takes memory; outside a branch, it goes to P."""
         branch = self._branch = self._demarcation.branch
         if branch is not None:
             self._admit(branch, started)
@@ -256,7 +255,7 @@ class SelectedChannel(ProxyChannel):
             self._when_whole()
 
     def _end_publishing(self, end: Callable[[], object]) -> None:
-        """Do *end*, which ends P, when what passes to it is whole; never, where the client has gone before that."""
+        """Call *end*, which closes P, when the content on P is complete; never, if the client has gone before."""
         self._publishes = False
         if self._torn:
             self._when_whole = end
@@ -267,7 +266,7 @@ class SelectedChannel(ProxyChannel):
         self._demand_size(started.size)
         work = entry.work
         if work is None or entry.branch.state is not State.ACTIVE:
-            return  # it can only be rolled back: nobody will ever have what is published in it
+            return  # it can only be rolled back, so its publishes are dropped
         if not work.fits(started.size):
             self._overflow(entry, work.excess(started.size))
         publish = _publish(started.method)
@@ -305,15 +304,15 @@ class SelectedChannel(ProxyChannel):
         raise XaError(ReplyCode.RESOURCE_ERROR, f"{reason}; the branch is rolled back (xid {entry.xid})")
 
     def _request(self, publish: BasicPublish, raw: bytes, body: bytes) -> None:
-        """Publish on T: the broker sends direct replies to the channel that asked, and T has their consumer."""
+        """Publish a request for direct replies on T: they go to the publishing channel, and T has their consumer."""
         number = self.upstream_number
-        self._asked.sent(publish.KEY)  # what is published next waits until T has done it
+        self._asked.sent(publish.KEY)  # later publishes wait until T has handled it
         self._taking.publish(content.message(publish.frame(number), number, raw, body, self.session.frame_max))
 
     def _hold(self, entry: BranchRuntime, publish: BasicPublish, raw: bytes, body: bytes) -> None:
         work = entry.work
         if work is None or entry.branch.state is not State.ACTIVE:
-            return  # it can only be rolled back: what is published in it is gone already
+            return  # it can only be rolled back, so its publishes are dropped
         judgement, metrics = self._validator.judge(publish, raw), self.session.metrics
         (metrics.validation_hits if judgement is None else metrics.validation_misses).inc()
         if judgement is not None:
@@ -324,7 +323,7 @@ class SelectedChannel(ProxyChannel):
         work.add_publish(HeldPublish(publish.exchange, publish.routing_key, mandatory, raw, body, origin))
 
     def returned(self, work: WorkRow, code: int, text: bytes) -> None:
-        """A mandatory message could not be routed when its branch was committed: basic.return."""
+        """Send basic.return: a mandatory message was unroutable when its branch was committed."""
         if self.phase is not ProxyPhase.OPEN:
             return
         method = methods.BasicReturn(code, text, work.exchange, work.routing_key).frame(self.number)
@@ -349,7 +348,7 @@ class SelectedChannel(ProxyChannel):
             self._run(self._consume_in(entry, entry.work, deliveries), methods.BasicAck.KEY)
 
     def _consume_in(self, entry: BranchRuntime, work: HeldWork, deliveries: Sequence[Delivery]) -> Iterator[None]:
-        """All of them or none: each is looked at first."""
+        """Consume all *deliveries* in the branch, or none: all are checked first."""
         size = 0
         for count, delivery in enumerate(deliveries, 1):
             size += delivery.size
@@ -361,11 +360,14 @@ class SelectedChannel(ProxyChannel):
                 work.add_consume(delivery)
 
     def _works_for(self, entry: BranchRuntime, work: HeldWork) -> bool:
-        """Whether nothing has ended the branch, or the channel, while deliveries were looked at."""
+        """Whether channel, association and branch are unchanged since the checks began."""
         return self.phase is ProxyPhase.OPEN and self._demarcation.branch is entry and entry.work is work
 
     def _consumable(self, entry: BranchRuntime, delivery: Delivery, count: int, size: int) -> None:
-        """Whether *delivery* may be consumed in the branch, as the last of *count* with *size* octets together."""
+        """Check that the branch may consume *delivery*, the last of *count* with *size* bytes together.
+
+        A 506 also rolls the branch back.
+        """
         try:
             check_consume(self._lane, delivery)
         except XaError as error:
@@ -377,7 +379,7 @@ class SelectedChannel(ProxyChannel):
             self._overflow(entry, work.excess(size, count))
 
     def _nack(self, settle: methods.BasicNack | methods.BasicReject) -> None:
-        """Reject deliveries: in a branch when that has ended, so that a rollback undoes it like everything else."""
+        """Reject deliveries: at once outside a branch, else when the branch has ended, so that a rollback undoes it."""
         deliveries = self._taking.select(settle)
         entry = self._demarcation.branch
         work = None if entry is None else entry.work
@@ -402,21 +404,21 @@ class SelectedChannel(ProxyChannel):
             work.add_outcome(partial(self._rejected, delivery, requeue))
 
     def _rejected(self, delivery: Delivery, requeue: bool, committed: bool) -> None:
-        """The branch that rejected *delivery* has ended."""
+        """Reject *delivery*, or requeue it after a rollback: the branch has ended."""
         if not self._taking.nack_held(delivery, requeue=requeue or not committed) and committed and not requeue:
-            _log.warning("a reject is lost with its channel: the message is in its queue", queue=delivery.queue)
+            _log.warning("reject lost with its channel, the message is in its queue again", queue=delivery.queue)
 
     # -- demarcation
 
     def select(self) -> None:
-        """Selected already: "must use this method at least once"."""
+        """Answer a repeated select: "must use this method at least once"."""
         self.session.to_client(replying(methods.DtxSelectOk().frame(self.number)))
 
     def demarcate(self, call: methods.DtxStart | methods.DtxEnd) -> None:
-        """Start and end.
+        """Run start or end.
 
         Raises:
-            XaError: as the table of the core says.
+            XaError: as :meth:`DemarcationHandler.run`.
         """
         who = self.session.who
         if isinstance(call, methods.DtxEnd) and self._judgements and self._demarcation.branch is not None:
@@ -429,14 +431,14 @@ class SelectedChannel(ProxyChannel):
     async def _end_when_judged(self, call: methods.DtxEnd) -> bytes:
         while self._judgements:
             await asyncio.wait(set(self._judgements))
-            await asyncio.sleep(0)  # the callbacks that read the judgements come first
+            await asyncio.sleep(0)  # the callbacks that read the judgements run first
         return await self._demarcation.run_later(call, self.session.who, self.is_open)
 
     # -- the end
 
     def _closes(self) -> None:
-        """The client closes the channel: what was sent on P first comes first."""
-        if self._taking.holds and not self._asked.passed:  # T stays, so its close cannot show that it has done it all
+        """Close the channel for the client, after the requests on T."""
+        if self._taking.holds and not self._asked.passed:  # T stays open, so no close-ok shows that they are handled
             self.session.manager.spawn(self._close_behind(self._asked.wait()))
         else:
             self._close()
@@ -450,10 +452,10 @@ class SelectedChannel(ProxyChannel):
         self._stop_work()
         self.lose_branches()
         self._leave(ProxyPhase.CLOSING)
-        if self._taking.holds:  # T stays, for the branches
+        if self._taking.holds:  # T stays open for the branches
             self._taking.detach()
             then = self.upstream_close_ok
-        elif self._taking.gone is not None:  # the broker has closed it, and an answer was to come before that was said
+        elif self._taking.gone is not None:  # the broker has closed T while an answer was pending
             then = self.upstream_close_ok
         else:
             then = self._taking.close
@@ -463,20 +465,20 @@ class SelectedChannel(ProxyChannel):
             then()
 
     def upstream_close_ok(self) -> None:
-        """T is closed: so is the channel."""
+        """Confirm the client's close, because T is closed or detached."""
         self.engine.close_ok()
         self.session.flush()
         self.session.forget(self)
 
     def upstream_closed(self, close: ChannelClose) -> None:
-        """The broker closed T."""
-        if self.phase is ProxyPhase.CLOSING:  # as the client asked for
+        """Handle the broker's close of T."""
+        if self.phase is ProxyPhase.CLOSING:  # the client has closed the channel, too
             self.upstream_close_ok()
         else:
             self.refuse_as(close)
 
     def publish_channel_closed(self, close: ChannelClose) -> None:
-        """The broker closed P."""
+        """Handle the broker's close of P."""
         self._end_publishing(self._confirm_publish_closed)
         self.refuse_as(close)
 
@@ -489,7 +491,7 @@ class SelectedChannel(ProxyChannel):
             return
         self._stop_work()
         self.lose_branches()
-        self.engine.close(frame)  # where neither the client nor the engine has
+        self.engine.close(frame)  # no effect if the client or the engine has closed it
         self.session.flush()
         self._leave(ProxyPhase.REFUSED)
         self.close_upstream()
@@ -497,13 +499,13 @@ class SelectedChannel(ProxyChannel):
             self.upstream_close_ok()
 
     def close_upstream(self) -> None:
-        """Let T go when branches need it no more, close P."""
+        """Close P, and close T when no branch needs it."""
         if self._publishes and not self.session.upstream.is_lost:
             self._end_publishing(lambda: Drain(self.session, self._publishing))
         self._taking.detach()
 
     def let_go(self) -> None:
-        """The client or its connection is gone."""
+        """See :class:`ProxyChannel`."""
         self._stop_work()
         if self.phase is not ProxyPhase.REFUSED:
             self.close_upstream()
@@ -512,11 +514,11 @@ class SelectedChannel(ProxyChannel):
 
     def _stop_work(self) -> None:
         self._branch = None
-        self.published.drop()  # or what waits for an answer of a closed channel would wait for ever
+        self.published.drop()  # a closed channel gives no answer, so waiting calls would never end
         self._asked.drop()
 
     def lose_branches(self) -> None:
-        """See :class:`ProxyChannel`. Associations die with the channel; idle branches do not."""
+        """See :class:`ProxyChannel`. Associations end with the channel; idle branches stay."""
         self._demarcation.lose()
 
 

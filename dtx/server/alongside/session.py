@@ -1,7 +1,7 @@
-"""A client connection and its connection to the broker.
+"""A client's connection, and its connection to the broker.
 
-The handshake passes through: who the client is, the broker decides; dtx learns user, vhost and limits on the way. Then
-frames of channels that did not select dtx are passed on as slices of what was read.
+The handshake passes through: the broker authenticates the client, and dtx reads user, virtual host and limits. After
+the handshake, frames of channels without select are passed on as slices of the data that was read.
 """
 
 import time
@@ -53,26 +53,26 @@ _log = get_logger(part="session")
 
 _SAID: Final = (MethodReceived, ContentStarted, ContentReceived)
 _STRIDE: Final = 0.001
-"""Seconds of work between two looks at whether the client's turn is over."""
+"""Seconds of work before the client's turn may end."""
 _CLOSE_PATIENCE: Final = 5.0
 """Seconds that a client has to confirm connection.close."""
 
 
 class ProxyStage(Enum):
-    """Where a connection is in its life, for operators."""
+    """The state of a connection, for operators."""
 
     OPENING = "opening"
     RUNNING = "running"
     CUT_OFF = "cut off"
-    """The broker is gone, and the client only coordinates: that goes on."""
+    """The connection to the broker is lost; the client only uses dtx-coordination, which still works."""
     CLOSING = "closing"
-    """One of the sides has closed it."""
+    """One side has sent close."""
     DETACHED = "detached"
-    """The client is gone; branches still need the connection to the broker."""
+    """The client has gone; branches still need the connection to the broker."""
 
 
 class ProxySession(ChannelOwner):
-    """One client, from its protocol header to its end; arguments as of :class:`ProxiedClient`."""
+    """One client connection, from its protocol header to its end. Arguments: see :class:`ProxiedClient`."""
 
     def __init__(
         self,
@@ -86,25 +86,25 @@ class ProxySession(ChannelOwner):
         super().__init__(manager, store, metrics, limits, transport, header)
         self.channels = {}
         self._late_opens: deque[ChannelEngine] = deque()
-        """Channels that wait for a number at the broker."""
+        """Channels that wait for a free upstream channel number."""
         self.upstream = upstream = ProxyUpstream(self, self._unopened, self.upstream_lost)
         self._agree_with_broker = upstream.agreed
         self.upstream.handlers[0] = ChannelZero(self._broker_said)
         self._opening = BrokerHandshake(self.engine, store.broker, limits)
         self._selecting = ChannelSelection(self)
         self._slices = Slices(self.refuse)
-        """What was read from the client and is not handled yet."""
+        """Data of the client that is not yet handled."""
         self._slow = False
         self._goodbye: methods.ConnectionClose | None = None
-        """The client's, until it is passed on or answered."""
+        """The client's connection.close, until it is passed on or answered."""
         self._detached = False
-        """The client is gone; branches may still need the connection to the broker."""
+        """The client has gone; branches may still need the connection to the broker."""
         self._left = False
-        """The broker was told that nobody is left."""
+        """connection.close was sent to the broker after the client had gone."""
 
     @property
     def stage(self) -> ProxyStage:
-        """See there."""
+        """See :class:`ProxyStage`."""
         if self._detached:
             return ProxyStage.DETACHED
         match self.engine.state:
@@ -118,7 +118,7 @@ class ProxySession(ChannelOwner):
     # -- opening
 
     async def connect(self) -> None:
-        """Reach the broker and begin the handshake; the client hears it when the broker is not there."""
+        """Connect to the broker and start the handshake; closes the client's socket if the broker does not answer."""
         self._set_timer(self.limits.handshake_timeout, self._too_slow)
         try:
             await self.store.broker.connect(self.upstream)
@@ -142,7 +142,7 @@ class ProxySession(ChannelOwner):
             case methods.ConnectionStart.KEY | methods.ConnectionSecure.KEY | methods.ConnectionTune.KEY:
                 self._opening.from_broker(key, frame[7:-1])
             case methods.ConnectionOpenOk.KEY:
-                if self.engine.state is EndpointState.OPENING and self._opened():  # else the client was refused
+                if self.engine.state is EndpointState.OPENING and self._opened():  # otherwise the client was refused
                     self.engine.open_ok()
             case methods.ConnectionClose.KEY:
                 self.upstream.write(methods.ConnectionCloseOk().frame(0))
@@ -164,7 +164,7 @@ class ProxySession(ChannelOwner):
         self.flush()
 
     def _client_said(self, event: EngineEvent) -> None:
-        """The next step of the handshake."""
+        """Pass the client's next step of the handshake on to the broker."""
         method = self._opening.from_client(event)
         self.upstream.write(method.frame(0))
         if isinstance(method, methods.ConnectionTuneOk):
@@ -190,13 +190,13 @@ class ProxySession(ChannelOwner):
     # -- from the client
 
     def client_data(self, data: bytes) -> None:
-        """Octets from the client."""
+        """See :class:`ClientSession`."""
         if self._slow and self._transport is not None and self._transport.unsent > MAX_UNSENT:
             self.hold_client(self)
         self._run(self.engine.receive(data))
 
     def go_on(self) -> None:
-        """A channel may go on with what waited."""
+        """See :class:`ChannelOwner`."""
         if self.engine.behind and not self._slices.busy:
             self._run(self.engine.events())
 
@@ -220,14 +220,14 @@ class ProxySession(ChannelOwner):
                     else:
                         self._on(event)
                     if engine.wants_to_send:
-                        self.flush()  # now, since what comes from the broker may begin a message
+                        self.flush()  # at once, because the next frames of the broker may begin a message
                     if time.monotonic() >= until:
                         yield
                         until = time.monotonic() + _STRIDE
             except NotOffered as error:
                 _log.info("login refused", connection=self.id, reason=str(error))
                 self._end_client()
-            except Exception as error:  # noqa: BLE001 - what is no WireError is logged
+            except Exception as error:  # noqa: BLE001 - refuse() logs all but WireError
                 self.refuse(error)
             if engine.wants_to_send:
                 self.flush()
@@ -255,7 +255,7 @@ class ProxySession(ChannelOwner):
         channel = self.channels.get(number)
         if channel is not None:
             channel.receive(event)
-        else:  # it has waited for a number at the broker
+        else:  # it has waited for an upstream channel number
             self._open_channel(number)
 
     def _on(self, event: EngineEvent) -> None:
@@ -287,7 +287,7 @@ class ProxySession(ChannelOwner):
         except XaError as error:
             if not self._drains():
                 raise WireError(HardCode.RESOURCE_ERROR, error.reason) from error
-            self._late_opens.append(engine)  # a number is about to be free
+            self._late_opens.append(engine)  # a number will be free soon
             engine.pass_frames(Passing.SINGLY)
             engine.hold()
             engine.put_back(methods.ChannelOpen.KEY, frame)
@@ -303,14 +303,14 @@ class ProxySession(ChannelOwner):
     # -- channels
 
     def drained(self) -> None:
-        """An upstream channel number has become free."""
+        """See :class:`ChannelOwner`."""
         if self._late_opens:
             self._late_opens.popleft().release()
             self.go_on()
         self._say_goodbye()
 
     def forget(self, channel: ProxyChannel) -> None:
-        """A channel is closed on both sides."""
+        """See :class:`ChannelOwner`."""
         if self.channels.get(channel.number) is channel:
             del self.channels[channel.number]
             channel.engine.end()
@@ -329,11 +329,7 @@ class ProxySession(ChannelOwner):
             self.unsettled.drop(channel.number, channel.upstream_number, channel.tally)
 
     async def select(self, channel: ProxyChannel) -> bytes:
-        """dtx-demarcation.select; returns the answering frame.
-
-        Raises:
-            XaError: see :meth:`ChannelSelection.select`.
-        """
+        """See :class:`ChannelOwner`."""
         selected = await self._selecting.select(channel)
         if selected is None:
             return b""
@@ -343,28 +339,28 @@ class ProxySession(ChannelOwner):
         return replying(methods.DtxSelectOk().frame(channel.number))
 
     def held_lost(self, branch: object, reason: str) -> None:
-        """Deliveries that *branch* consumed went back to the broker: it can only be rolled back."""
+        """See :class:`Keeper`: *branch* can only be rolled back."""
         self.manager.doom(branch, f"deliveries that it consumed went back to the broker: {reason}")  # type: ignore[arg-type]
 
     def taking_ended(self) -> None:
-        """A T is no more: perhaps nothing keeps the connection any longer."""
+        """See :class:`Keeper`: the connection may be able to end."""
         if not self.upstream.is_lost:
             self._say_goodbye()
             self._end_if_done()
 
     def taking_rests(self) -> None:
-        """A T has done what was asked of it, and holds what branches need: the client may go."""
+        """See :class:`Keeper`: the client's close may be answered."""
         self._say_goodbye()
 
-    # -- pace
+    # -- flow control
 
     def client_is_slow(self) -> None:
-        """The client takes no more for now: neither does dtx from the broker."""
+        """Stop reading from the broker, because the client is slow."""
         self._slow = True
         self.upstream.pause_reading(self)
 
     def client_has_caught_up(self) -> None:
-        """The client takes data again."""
+        """Read from the broker again."""
         self._slow = False
         self.release_client(self)
         self.upstream.resume_reading(self)
@@ -372,7 +368,7 @@ class ProxySession(ChannelOwner):
     # -- the end
 
     def refuse(self, error: Exception) -> None:
-        """The client does not speak the protocol, or dtx has made a mistake, of which it is told no more: close."""
+        """Close the connection after a protocol error, or after an unexpected exception, which is logged."""
         if not isinstance(error, WireError):
             _log.error("connection failed", connection=self.id, exc_info=error)
             error = WireError(HardCode.INTERNAL_ERROR, "internal error")
@@ -381,10 +377,13 @@ class ProxySession(ChannelOwner):
             self.stop(closes.close_frame(error, 0))
 
     def stop(self, frame: bytes) -> None:
-        """End the connection with connection.close; what branches hold is kept for them."""
+        """End the connection with *frame*, a connection.close; branches keep their deliveries.
+
+        If the client has gone, this aborts the connection to the broker, and branches that have not voted lose them.
+        """
         if self._detached:
             if self._takings():
-                self.upstream.abort("dtx ends, and the branches that have not voted with it")
+                self.upstream.abort("dtx ended the connection")
             return
         self.engine.close(frame)
         self.flush()
@@ -392,7 +391,7 @@ class ProxySession(ChannelOwner):
         self._expect_end()
 
     def _expect_end(self) -> None:
-        self.release_client(self.engine)  # no channel waits any more, and the client's close-ok is to be read
+        self.release_client(self.engine)  # no channel waits any more, and the client's close-ok must be read
         self._set_timer(_CLOSE_PATIENCE, self.abort)
 
     def _client_closes(self, close: methods.ConnectionClose) -> None:
@@ -403,7 +402,7 @@ class ProxySession(ChannelOwner):
             self._say_goodbye()
 
     def _say_goodbye(self) -> None:
-        """The client wants to leave, and branches keep the connection."""
+        """Answer the client's close, or pass it on, as soon as upstream channels allow that."""
         if self._goodbye is None:
             return
         takings = self._takings()
@@ -417,7 +416,7 @@ class ProxySession(ChannelOwner):
         if takings or self.upstream.is_lost:
             self._confirm_close()
         else:
-            self.upstream.write(close.frame(0))  # its answer is the client's
+            self.upstream.write(close.frame(0))  # the broker's close-ok is passed on to the client
 
     def _confirm_close(self) -> None:
         self.engine.close_ok()
@@ -428,13 +427,13 @@ class ProxySession(ChannelOwner):
         return [handler for handler in self.upstream.handlers.values() if isinstance(handler, ConsumeChannel)]
 
     def _drains(self) -> bool:
-        """Whether the broker has still to do what was sent on a channel that is being closed."""
+        """Whether the broker has not yet confirmed the close of an upstream channel."""
         return any(isinstance(handler, Drain) for handler in self.upstream.handlers.values())
 
     def client_gone(self) -> None:
-        """The client's socket is closed."""
+        """See :class:`ClientSession`."""
         self._transport = self._goodbye = None
-        self._slices.then(self._detach)  # what the client has sent comes first
+        self._slices.then(self._detach)  # after everything that the client has sent
 
     def _detach(self) -> None:
         if not self._detached:
@@ -454,7 +453,7 @@ class ProxySession(ChannelOwner):
                 self._end_if_done()
 
     def _let_channels_go(self) -> None:
-        """All of them, also where one raises: what the others are associated with would belong to nobody."""
+        """Release all channels, even if one raises: otherwise the associations of the others would never end."""
         channels = list(self.channels.values())
         try:
             with ExitStack() as every:
@@ -468,7 +467,7 @@ class ProxySession(ChannelOwner):
         for channel in channels:
             try:
                 channel.lose_branches()
-            except Exception:  # noqa: BLE001 - logged; what the others are associated with would belong to nobody
+            except Exception:  # noqa: BLE001 - logged; the associations of the other channels must end
                 _log.exception("channel failed", connection=self.id, channel=channel.number)
             yield
 
@@ -482,13 +481,13 @@ class ProxySession(ChannelOwner):
         if self.upstream.is_lost:
             self._over()
         elif not self._takings() and not self._left:
-            # What the client sent is delivered first, however long that takes; heartbeats tell if the broker lives.
+            # The broker first handles what the client sent. That has no time limit; heartbeats detect a dead broker.
             self._left = True
             self._discount_connection()
             self.upstream.write(methods.ConnectionClose(200, b"bye").frame(0))
 
     def upstream_lost(self, reason: str) -> None:
-        """The connection to the broker is gone: associations and held deliveries went with it."""
+        """Handle the loss of the connection to the broker: close the client, unless it only uses dtx-coordination."""
         self.release_client(self.upstream)
         self.send_late()
         if self._transport is not None and self.engine.state is EndpointState.OPEN:

@@ -1,9 +1,8 @@
-"""What a channel that passes unseen has consumed and not settled: select needs to know that it is nothing.
+"""Unsettled deliveries of channels whose frames pass without inspection: select needs a channel without any.
 
-Nothing is watched before a channel consumes with acknowledgements. Then two numbers are enough as long as deliveries
-are settled in their order: a channel counts its delivery tags from 1, so what is not settled lies between the last tag
-that was settled with all before it, and the last one that was delivered. Where dtx cannot tell, it says that something
-may be open; it never says the opposite.
+dtx tracks a channel only after it consumes with acknowledgements. A channel counts its delivery tags from 1. While
+deliveries are settled in order, two numbers are enough: the last tag up to which all are settled, and the last
+delivered tag. If dtx is not sure, it reports that deliveries may be unsettled, and never the opposite.
 """
 
 from collections import deque
@@ -25,16 +24,16 @@ ANSWERS: Final = frozenset(
         methods.BasicRecoverOk.KEY,
     }
 )
-"""Methods of the broker that a tally is told of one by one; deliveries are looked for in what was read at once."""
+"""Methods of the broker that :meth:`Tally.answered` handles one by one; deliveries are found per read."""
 _MULTIPLE: Final = {methods.BasicAck.KEY: 1, methods.BasicNack.KEY: 1, methods.BasicReject.KEY: 0}
-"""The bit that means all up to the tag; that of basic.reject is another one."""
+"""The bit *multiple* of each method; basic.reject has another bit there."""
 _SETTLE: Final = Struct(">QB")
 _MOST_BEYOND: Final = 10_000
-"""Tags that are remembered because they were settled out of order; a channel with more is not watched any longer."""
+"""Tags kept because they were settled out of order; a channel with more is no longer tracked."""
 
 
 class Tally:
-    """What one channel has consumed, from its first basic.consume or basic.get on."""
+    """Consumers and unsettled deliveries of one channel, from its first basic.consume or basic.get."""
 
     __slots__ = (
         "_acknowledges",
@@ -50,26 +49,26 @@ class Tally:
 
     def __init__(self) -> None:
         self._acknowledges = False
-        """Whether it ever consumed or got with acknowledgements."""
+        """Whether the channel ever consumed or got with acknowledgements."""
         self._automatic = False
-        """Whether it ever had a consumer without: its deliveries are not looked for, so tags are missing."""
+        """Whether the channel ever had a consumer without acknowledgements: its deliveries leave gaps in the tags."""
         self._blind = False
         self._consumers: set[bytes] = set()
         self._consuming = 0
         self._getting: deque[bool] = deque()
-        """For each basic.get that is not answered, whether it is without acknowledgement."""
+        """For each unanswered basic.get, whether it is without acknowledgement."""
         self._last = 0
         self._through = 0
         self._beyond: set[int] = set()
 
     @property
     def watched(self) -> bool:
-        """Whether its deliveries and settlements have to be told."""
+        """Whether deliveries and settlements of the channel must be reported."""
         return self._acknowledges and not self._automatic and not self._blind
 
     @property
     def open(self) -> str | None:
-        """What keeps the channel from being selected, and what to do about it; ``None`` when nothing does."""
+        """Why the channel cannot be selected, with the remedy; ``None`` if it can."""
         if self._consumers or self._consuming:
             return "that has consumers: cancel them first, and wait for cancel-ok"
         if self._getting:
@@ -77,14 +76,14 @@ class Tally:
         if not self._acknowledges:
             return None
         if self._automatic or self._blind:
-            return "that has consumed in ways of which dtx keeps no account: select one before it consumes"
+            return "whose deliveries dtx could not track: select the channel before it consumes"
         count = self._last - self._through - len(self._beyond)
         return f"with {count} unacknowledged deliveries: settle them first" if count else None
 
     # -- from the client
 
     def asked(self, key: int, payload: bytes) -> None:
-        """The client sent basic.consume or basic.get."""
+        """Note basic.consume or basic.get of the client."""
         try:
             if key == methods.BasicGet.KEY:
                 no_ack = methods.BasicGet.decode(payload).no_ack
@@ -97,15 +96,15 @@ class Tally:
                     self._consumers.add(consume.consumer_tag)
                 else:
                     self._consuming += 1
-        except WireError:  # that is for the broker to refuse
+        except WireError:  # the broker refuses it
             self._blind = self._acknowledges = True
         else:
             self._acknowledges |= not no_ack
 
     def settled(self, tag: int, multiple: int) -> None:
-        """The client settled a delivery, or with *multiple* all up to it (0: all)."""
+        """Note that the client settled a delivery, or with *multiple* all up to its tag (0: all)."""
         if tag > self._last or self._blind:
-            return  # an unknown one: the broker closes the channel
+            return  # unknown tag: the broker closes the channel
         if multiple:
             self._settle_through(tag or self._last)
         elif tag == self._through + 1:
@@ -122,7 +121,7 @@ class Tally:
     def _settle_through(self, tag: int) -> None:
         settled = range(self._through + 1, tag + 1)
         self._through = max(self._through, tag)
-        if len(settled) < len(self._beyond):  # a tag is looked for once, however many settlements come
+        if len(settled) < len(self._beyond):  # so that the total work is linear in the number of tags
             self._beyond.difference_update(settled)
         else:
             self._beyond = {tag for tag in self._beyond if tag > self._through}
@@ -130,10 +129,10 @@ class Tally:
     # -- from the broker
 
     def answered(self, key: int, payload: bytes) -> None:
-        """The broker sent one of :data:`ANSWERS`.
+        """Note one of :data:`ANSWERS` of the broker.
 
         Raises:
-            WireError: it is malformed.
+            WireError: the method is malformed.
         """
         match key:
             case methods.BasicConsumeOk.KEY:
@@ -151,39 +150,39 @@ class Tally:
             case methods.BasicGetEmpty.KEY:
                 if self._getting:
                     self._getting.popleft()
-            case _:  # basic.recover-ok: all that was delivered before it has gone back
+            case _:  # basic.recover-ok: all earlier deliveries are back in their queues
                 self.settled(0, 1)
 
     def delivered(self, tag: int) -> None:
-        """A delivery went to the client."""
+        """Note a delivery to the client."""
         self._last = max(self._last, tag)
 
 
 class UnsettledDeliveries:
-    """The tallies of one connection that are watched."""
+    """The tracked tallies of one connection."""
 
     def __init__(self) -> None:
         self.by_number: dict[int, Tally] = {}
-        """By the channel's number at the client."""
+        """By channel number on the client's side."""
         self.by_upstream: dict[int, Tally] = {}
-        """By its number at the broker."""
+        """By channel number at the broker."""
 
     def sort(self, number: int, upstream_number: int, tally: Tally) -> None:
-        """Watch a tally that needs it, and no other."""
+        """Track the tally if it needs that, otherwise stop."""
         if tally.watched:
             self.by_number[number] = self.by_upstream[upstream_number] = tally
         else:
             self.drop(number, upstream_number, tally)
 
     def drop(self, number: int, upstream_number: int, tally: Tally) -> None:
-        """Watch a tally no longer."""
+        """Stop tracking a tally."""
         if self.by_number.get(number) is tally:
             del self.by_number[number]
         if self.by_upstream.get(upstream_number) is tally:
             del self.by_upstream[upstream_number]
 
     def from_client(self, buffer: bytes, frames: Sequence[Frame]) -> None:
-        """What the client sent: settlements are noted."""
+        """Note the settlements in frames of the client."""
         tallies = self.by_number
         for key, number, start, end in frames:
             if key in _MULTIPLE and number in tallies and end - start == methods.SETTLE_FRAME:
@@ -191,10 +190,10 @@ class UnsettledDeliveries:
                 tallies[number].settled(tag, bits & _MULTIPLE[key])
 
     def from_broker(self, buffer: bytes, frames: Sequence[Frame]) -> None:
-        """What was passed on of the broker's: the last delivery of each channel is noted.
+        """Note the last delivery of each channel in frames of the broker that were passed on.
 
         Raises:
-            WireError: it is malformed.
+            WireError: a basic.deliver is malformed.
         """
         missing = dict(self.by_upstream)
         for key, number, start, end in reversed(frames):

@@ -1,1 +1,1 @@
-"""The server's side of an AMQP 1.0 connection where dtx itself keeps the messages."""
+"""The server's side of AMQP 1.0 connections, in both modes."""

@@ -1,13 +1,13 @@
 """Addresses of nodes, and the filters of links from exchanges.
 
-Addresses are ``/queues/NAME``, ``/exchanges/NAME/KEY``, ``/exchanges/NAME``, and a plain name, a queue's, as RabbitMQ 4
-writes them ("Addresses", version 2): names and keys are percent-encoded UTF-8. Behind ``/exchanges/NAME`` the routing
-key is the message's subject.
+Addresses are ``/queues/NAME``, ``/exchanges/NAME/KEY``, ``/exchanges/NAME``, and the plain name of a queue. As in
+RabbitMQ 4 ("Addresses", version 2), names and keys are percent-encoded UTF-8. For ``/exchanges/NAME`` the routing key
+is the subject of the message.
 
-A filter is in place where the exchange itself does what the filter says; dtx looks into no message. "The receiving
-endpoint sets its desired filter, the sending endpoint sets the filter actually in place" (AMQP 1.0, 3.5.3): what cannot
-be had is not refused, but missing in the answer. Which filters there are, the registry of AMQP's filters says
-(``apache.org``), as Qpid and RabbitMQ 3 know them.
+A filter is in place if the exchange itself can do it; dtx filters no messages. "The receiving endpoint sets its desired
+filter, the sending endpoint sets the filter actually in place" (AMQP 1.0, 3.5.3): an unsupported filter is not refused,
+but missing in the answer. The filters are those of the registry of AMQP filters (``apache.org``), as in Qpid and
+RabbitMQ 3.
 """
 
 import re
@@ -26,7 +26,7 @@ _QUEUES: Final = "/queues/"
 _EXCHANGES: Final = "/exchanges/"
 _BAD_ESCAPE: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 _MAX_NAME: Final = 255
-"""Octets of a name: what AMQP 0-9 can say."""
+"""Bytes of a name: the limit of AMQP 0-9."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class ExchangeAddress:
     """An exchange.
 
     Args:
-        name: its name; empty for the default one.
-        key: the routing key; ``None`` for the message's subject.
+        name: its name; empty for the default exchange.
+        key: the routing key; ``None`` if the subject of each message is the key.
     """
 
     name: bytes
@@ -57,10 +57,10 @@ Address = QueueAddress | ExchangeAddress
 
 
 def parse(address: object) -> Address:
-    """What *address*, of a source, of a target or in ``to``, is the address of.
+    """Parse the *address* of a source or a target, or in ``to``.
 
     Raises:
-        AmqpError: invalid-field, it is none that dtx knows.
+        AmqpError: invalid-field, it is not an address that dtx knows.
     """
     if not isinstance(address, str) or not address:
         raise _invalid(address)
@@ -89,12 +89,12 @@ def _name(address: str, name: bytes, *, empty: bool = False) -> bytes:
 def _invalid(address: object) -> AmqpError:
     shown = f"{address[:100]!r}" if isinstance(address, str) else f"a {type(address).__name__}"
     return AmqpError(
-        Condition.INVALID_FIELD, f"{shown} is no address: use /queues/NAME, /exchanges/NAME/KEY or the name of a queue"
+        Condition.INVALID_FIELD, f"{shown} is not an address: use /queues/NAME, /exchanges/NAME/KEY or a queue name"
     )
 
 
 def route(address: Address, subject: str | None = None) -> tuple[bytes, bytes]:
-    """Exchange and routing key of a message for *address*; its *subject* is the key where the address has none."""
+    """Exchange and routing key of a message for *address*; *subject* is the key if the address has none."""
     if isinstance(address, QueueAddress):
         return b"", address.name
     return address.name, (subject or "").encode() if address.key is None else address.key
@@ -106,7 +106,7 @@ def of_queue(name: bytes) -> str:
 
 
 def reply_name(address: str) -> bytes | None:
-    """The name that AMQP 0-9 has in ``reply-to`` for *address*, if it is that of a queue."""
+    """The ``reply-to`` of AMQP 0-9 for *address*; ``None`` unless it is the address of a queue."""
     try:
         found = parse(address)
     except AmqpError:
@@ -115,13 +115,13 @@ def reply_name(address: str) -> bytes | None:
 
 
 COPY: Final = "copy"
-"""The distribution mode in which messages stay at their node for others (std-dist-mode, 3.5.7)."""
+"""The distribution mode in which messages stay at their node for other links (std-dist-mode, 3.5.7)."""
 MOVE: Final = "move"
-"""That in which they do not."""
+"""The distribution mode in which they do not stay."""
 
 
 class _Filter(StrEnum):
-    """What of a message decides."""
+    """The filters, by the part of a message that they match."""
 
     DIRECT = "apache.org:legacy-amqp-direct-binding:string"
     TOPIC = "apache.org:legacy-amqp-topic-binding:string"
@@ -137,7 +137,7 @@ _DIRECT: Final = "direct"
 _TOPIC: Final = "topic"
 _HEADERS: Final = "headers"
 _EVERYTHING: Final = {_TOPIC: b"#", "fanout": b"", _HEADERS: b""}
-"""By type of exchange, the key with which a queue gets all messages."""
+"""By exchange type, the key with which a queue gets all messages."""
 _PREDECLARED: Final = {
     b"amq.direct": _DIRECT,
     b"amq.fanout": "fanout",
@@ -153,11 +153,11 @@ _MAX_OFFSET: Final = 2**63 - 1
 
 
 def stream_offset(asked: dict[str, Any] | None) -> tuple[Value, dict[str, Any]]:
-    """Where the reader of a stream wants to begin, as RabbitMQ 4 has that filter.
+    """The start of a stream's reader, by the filter of RabbitMQ 4.
 
     Returns:
-        ``first``, ``last``, ``next``, an age, an offset or a time; ``None`` where it does not say. And that filter,
-        which is in place then.
+        ``first``, ``last``, ``next``, an age, an offset or a time, and the filter in place; ``None`` and no filter if
+        *asked* has no valid one.
     """
     for name, each in (asked or {}).items():
         if isinstance(each, Described) and each.descriptor == _STREAM_OFFSET:
@@ -172,12 +172,12 @@ def stream_offset(asked: dict[str, Any] | None) -> tuple[Value, dict[str, Any]]:
 
 
 class Subscription(NamedTuple):
-    """A binding, and what it does for the client.
+    """A binding, and the filters that it implements.
 
     Args:
         key: routing key of the binding.
-        arguments: of the binding, a table without its length.
-        filters: those that are in place with it, as the client has named them.
+        arguments: arguments of the binding, a table without its length.
+        filters: the filters in place, by the names that the client gave them.
     """
 
     key: bytes
@@ -186,43 +186,43 @@ class Subscription(NamedTuple):
 
 
 def check_terminus(source: Source, *, exchange: bool) -> None:
-    """Refuse what a source cannot be.
+    """Refuse a source that dtx does not support.
 
     Args:
-        source: as the client asks for it.
-        exchange: whether its messages come from one, and wait for the link in a queue that goes with it.
+        source: the client's source.
+        exchange: whether it is an exchange; then its messages wait in a queue that is deleted with the link.
 
     Raises:
-        AmqpError: not-implemented; it says what to do instead.
+        AmqpError: not-implemented, with a text that names an alternative.
     """
     if not exchange:
         if source.distribution_mode == COPY:
-            raise AmqpError(Condition.NOT_IMPLEMENTED, "browsing (distribution-mode copy): what a queue sends is taken")
+            raise AmqpError(Condition.NOT_IMPLEMENTED, "browsing (distribution-mode copy) of a queue is not supported")
         return
     lasting = source.expiry_policy in (ExpiryPolicy.NEVER, ExpiryPolicy.CONNECTION_CLOSE)
     if lasting or source.timeout or source.durable is not Durability.NONE:
-        reason = "a link from an exchange goes with its messages: for a durable subscription declare a queue, bind it"
+        reason = "messages from an exchange end with the link: for a durable subscription declare a queue, bind it"
         raise AmqpError(Condition.NOT_IMPLEMENTED, f"{reason}, and attach to /queues/NAME")
 
 
 def known_kind(exchange: bytes) -> str | None:
-    """The type of an *exchange* that every virtual host has."""
+    """The type of *exchange* if every virtual host has it, else ``None``."""
     return _PREDECLARED.get(exchange)
 
 
 def subscription(address: ExchangeAddress, asked: dict[str, Any] | None, kind: str | None) -> Subscription:
-    """What a link takes of an exchange.
+    """The binding for a link from an exchange.
 
-    The key of the address counts before all filters. A key that comes from a filter is used at an exchange whose type
-    is not known, too; whether that does what the filter says nobody can tell, so it is not said to be in place.
+    The key of the address has precedence over all filters. At an exchange of unknown type, the key of a filter is used
+    too. dtx cannot know whether that exchange does what the filter says, so the filter is not in place.
 
     Args:
-        address: of the exchange.
+        address: the exchange.
         asked: the filters that the client wants.
-        kind: the type of the exchange; ``None`` where it is not known.
+        kind: the type of the exchange; ``None`` if it is not known.
 
     Raises:
-        AmqpError: precondition-failed, it would get no message: a direct exchange, and no key.
+        AmqpError: precondition-failed, the link would get no message: a direct exchange without a key.
     """
     wanted = _known(asked)
     if address.key is not None:
@@ -247,7 +247,7 @@ _Known = tuple[_Filter, Any]
 
 
 def _known(asked: dict[str, Any] | None) -> list[tuple[str, _Known]]:
-    """Those of the filters that dtx knows, and that are well-formed: "of a described type"; null is none (3.5.8)."""
+    """The filters that dtx knows and that are well-formed: "of a described type"; null is no filter (3.5.8)."""
     found: list[tuple[str, _Known]] = []
     for name, each in (asked or {}).items():
         if not isinstance(each, Described) or not isinstance(each.descriptor, Symbol | ULong):
@@ -271,17 +271,17 @@ def _key(found: _Known) -> bytes | None:
 
 
 def _does(found: _Known, kind: str | None) -> bool:
-    """Whether an exchange of that *kind* does what the filter says."""
+    """Whether an exchange of type *kind* does what the filter says."""
     which, said = found
     if which is _Filter.HEADERS:
         return kind == _HEADERS
-    # Without wildcards a pattern matches itself alone, as a key does.
+    # Without wildcards a pattern matches only itself, as a key does.
     plain = not {"*", "#"}.intersection(str(said).split("."))
     return kind == (_TOPIC if which is _Filter.TOPIC else _DIRECT) or (plain and kind in (_TOPIC, _DIRECT))
 
 
 def _table(found: _Known) -> bytes | None:
-    """Arguments of a binding that are what the filter says; ``None`` where AMQP 0-9 cannot say it."""
+    """The arguments of a binding for a headers filter; ``None`` if AMQP 0-9 cannot express one of its values."""
     entries = []
     for name, value in found[1].items():
         field = to_field(value)

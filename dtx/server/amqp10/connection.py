@@ -1,8 +1,8 @@
 """A client's connection that speaks AMQP 1.0.
 
-The engine (:mod:`dtx.wire.amqp10.connection`) knows the protocol; here is what it means: who the client is, its links,
-its transactions, and the pace. Where the messages are is the matter of its nodes (:mod:`dtx.server.amqp10.nodes`).
-Events of one read are handled in one pass; what they bring goes on together, as with AMQP 0-9.
+The engine (:mod:`dtx.wire.amqp10.connection`) implements the protocol. This module handles its events: login, links,
+transactions and back-pressure. The nodes store the messages (:mod:`dtx.server.amqp10.nodes`). The events of one read
+are handled in one pass, and their writes go to the log together, as in AMQP 0-9.
 """
 
 import asyncio
@@ -64,20 +64,20 @@ _log = get_logger(part="connection")
 
 _CAPABILITIES: Final = frozenset(Capability)
 _ANONYMOUS_RELAY: Final = "ANONYMOUS-RELAY"
-"""A target without an address leads to the node that each message names (AMQP Anonymous Terminus, 2.2): Proton's
-requests and replies need it.
+"""For a target without an address, each message names its node (AMQP Anonymous Terminus, 2.2). Requests and replies of
+Proton need this.
 """
 _CLOSE_PATIENCE: Final = 5.0
-"""Seconds that a client has to answer close."""
+"""Seconds in which a client must answer close."""
 _MAX_CHANNELS: Final = 0x10000
-"""A channel's number has 16 bits."""
+"""Channel numbers have 16 bits."""
 
 _BEHIND: Final = "frames wait"
-"""Why nothing is read while frames that were read have not been looked at."""
+"""The reason to stop reading while frames of earlier reads wait."""
 _LATE: Final = "events wait"
-"""Why nothing is read while something is under way that has to come first."""
+"""The reason to stop reading while events wait for other work."""
 _MAX_PARTIAL: Final = 64 << 20
-"""Octets of unfinished messages of one connection, at least: of all connections together there is the budget."""
+"""Lower bound of the limit on a connection's unfinished messages, bytes. The budget limits all connections together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class SessionFacts:
     """The transactions of a connection, as operators see those of a channel.
 
     Args:
-        place: numbers of connection and channel.
-        ties: branches that they work for.
+        place: the numbers of the connection and of the channel.
+        ties: the branches that the transactions work for.
     """
 
     place: tuple[int, int]
@@ -99,13 +99,13 @@ class SessionFacts:
 
     @property
     def scan(self) -> Scan | None:
-        """Recovery is for AMQP 0-9 alone."""
+        """``None``: only AMQP 0-9 has recovery scans."""
         return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amqp10Limits(ClientLimits):
-    """What one connection may use."""
+    """The limits of one connection, and the setting ``control_errors``."""
 
     control_errors: str
 
@@ -114,11 +114,11 @@ class Amqp10Connection(ClientConnection):
     """One client, from its protocol header to its end.
 
     Args:
-        manager: of the branches.
-        limits: of the connection.
+        manager: the manager of the branches.
+        limits: the limits of the connection.
         new_nodes: makes its nodes.
         transport: the client's socket.
-        header: the protocol header that it has sent.
+        header: the protocol header that the client has sent.
     """
 
     def __init__(
@@ -146,13 +146,13 @@ class Amqp10Connection(ClientConnection):
             time.monotonic(),
         )
         self._late: list[Event] | None = None
-        """Events that wait for the end of what the first of them has begun."""
+        """Events that wait for the work of :meth:`_wait_for`; ``None`` if there is none."""
         self._links: dict[tuple[int, int], Shell] = {}
         self._sessions: set[int] = set()
-        """Those that count."""
+        """The sessions that the quota counts."""
         self._awaited = False
         self._resuming = False
-        """Links are about to be told that there may be room."""
+        """Whether :meth:`_resume` is scheduled."""
         self._taking = False
         self._charged = 0
         self._loop = asyncio.get_running_loop()
@@ -162,13 +162,13 @@ class Amqp10Connection(ClientConnection):
         self._tick()
 
     async def connect(self) -> None:
-        """Nothing is to be done before the client says more."""
+        """Do nothing: the client sends first."""
 
-    # -- what operators see
+    # -- for operators
 
     @property
     def channels(self) -> Mapping[int, SessionFacts]:
-        """Its sessions: one, which stands for all, since transactions belong to the connection."""
+        """One entry for all sessions, because transactions belong to the connection."""
         if self.stage is not Stage.RUNNING:
             return {}
         return {0: SessionFacts((self.id, 0), self.transactions.ties)}
@@ -176,7 +176,7 @@ class Amqp10Connection(ClientConnection):
     # -- from the client
 
     def client_data(self, data: bytes) -> None:
-        """Octets from the client."""
+        """Handle bytes from the client."""
         self._hold_if_it_reads_nothing()
         self._take(lambda: self._engine.receive(data, time.monotonic()))
         self._charge(self._engine.unfinished)
@@ -185,9 +185,9 @@ class Amqp10Connection(ClientConnection):
             self._loop.call_soon(self._catch_up)
 
     def _catch_up(self) -> None:
-        """What the client has sent is more work than others shall wait for: it goes on in each turn of the loop."""
+        """Handle the rest of a long read, a slice in each turn of the loop, so that other clients get their turns."""
         if self._late is not None:
-            return  # events wait already; then they call this
+            return  # the end of the work that events wait for calls this
         self._take(lambda: self._engine.receive(b"", time.monotonic()))
         self._charge(self._engine.unfinished)
         if not self._engine.behind:
@@ -196,7 +196,7 @@ class Amqp10Connection(ClientConnection):
             self._loop.call_soon(self._catch_up)
 
     def _charge(self, octets: int) -> None:
-        """So much is held of messages of which the end has not come."""
+        """Charge the *octets* of unfinished messages to the budget."""
         budget = self.budget
         more, self._charged = octets - self._charged, octets
         budget.charge(more)
@@ -209,7 +209,7 @@ class Amqp10Connection(ClientConnection):
         self._taking = True
         try:
             self._handle(work())
-        except Exception:  # noqa: BLE001 - logged; the client is told no more than that
+        except Exception:  # noqa: BLE001 - logged; the client gets no details
             _log.exception("connection failed", connection=self.id)
             self._close(INTERNAL)
         self._taking = False
@@ -230,7 +230,7 @@ class Amqp10Connection(ClientConnection):
                 self._late.append(event)
 
     def _wait_for(self, work: Awaitable[None]) -> None:
-        """Handle nothing more before *work* is through."""
+        """Handle no more events until *work* is done."""
         self._late = []
         self.hold_client(_LATE)
         self.manager.spawn(self._go_on_behind(work))
@@ -238,7 +238,7 @@ class Amqp10Connection(ClientConnection):
     async def _go_on_behind(self, work: Awaitable[None]) -> None:
         try:
             await work
-        except Exception:  # noqa: BLE001 - logged; the client is told no more than that, and does not wait for ever
+        except Exception:  # noqa: BLE001 - logged; the client gets no details, but an answer
             _log.exception("connection failed", connection=self.id)
             self._close(INTERNAL)
         late, self._late = self._late or [], None
@@ -248,7 +248,7 @@ class Amqp10Connection(ClientConnection):
             self._catch_up()
 
     def flush(self) -> None:
-        """What was handled goes to the log, and to the client."""
+        """Send the results of handled events to the log and to the client."""
         self._awaited = False
         if self.stage is Stage.RUNNING:
             self.nodes.flush()
@@ -258,17 +258,17 @@ class Amqp10Connection(ClientConnection):
             self._end()
 
     def soon(self, work: Callable[[], None] | None = None) -> None:
-        """Flush at the end of this turn of the loop, behind *work*."""
+        """Flush at the end of this turn of the loop, after *work*."""
         if work is not None:
             self._loop.call_soon(work)
         elif self._taking:
-            return  # that ends with it
+            return  # :meth:`_take` ends with a flush
         if not self._awaited:
             self._awaited = True
             self._loop.call_soon(self.flush)
 
     def pump(self) -> None:
-        """What the engine has for the client is on its way."""
+        """Move the engine's output to the outbox."""
         for piece in self._engine.data_to_send(time.monotonic()):
             self.outbox.send(piece)
 
@@ -303,7 +303,7 @@ class Amqp10Connection(ClientConnection):
                 self._on_closed(event)
 
     def _answer(self, end: Callable[[], None]) -> None:
-        """Answer the end of a link or session when all that it had has returned."""
+        """Answer the end of a link or session after its messages have returned."""
         self.slices.then(end)
         self.slices.then(self.soon)
 
@@ -383,7 +383,7 @@ class Amqp10Connection(ClientConnection):
         self._loop.call_soon(self._tick)  # the client's idle time-out is known now
 
     def recheck(self) -> None:
-        """Users or vhosts have changed: somebody who is gone does not stay connected."""
+        """Close the connection if its user was deleted or may not enter the vhost any more."""
         reason = self.nodes.barred() if self.stage is Stage.RUNNING else None
         if reason is not None:
             self.fail(AmqpError(Condition.CONNECTION_FORCED, reason))
@@ -451,7 +451,7 @@ class Amqp10Connection(ClientConnection):
             shell.detach(error)
 
     def shell(self, place: tuple[int, int]) -> Shell | None:
-        """The link that is attached there: places are taken again."""
+        """The link that is attached at *place* now. Places are reused."""
         return self._links.get(place)
 
     def _forget(self, place: tuple[int, int], *, by_client: bool = False) -> None:
@@ -462,7 +462,7 @@ class Amqp10Connection(ClientConnection):
             shell.let_go()
         if shell is not None and not self._resuming:
             self._resuming = True
-            self.soon(self._resume)  # what waited on it has kept others from sending
+            self.soon(self._resume)  # its waiting output has kept other links from sending
 
     def _forget_session(self, session: int, *, by_client: bool) -> None:
         self._engine.effort += len(self._links)
@@ -470,11 +470,11 @@ class Amqp10Connection(ClientConnection):
             pass
 
     def _forget_all(self, places: Iterable[tuple[int, int]], *, by_client: bool = False) -> Iterator[None]:
-        """First the receivers: what transactions give back must not be delivered to them again."""
+        """Forget links, outgoing ones first: they must not get messages that transactions return."""
         for place in sorted(places, key=lambda place: not isinstance(self._links[place], OutgoingLink)):
             try:
                 self._forget(place, by_client=by_client)
-            except Exception:  # noqa: BLE001 - logged; what the others have would belong to nobody
+            except Exception:  # noqa: BLE001 - logged; the other links must still return their messages
                 _log.exception("link failed", connection=self.id, place=place)
             yield
 
@@ -496,7 +496,7 @@ class Amqp10Connection(ClientConnection):
 
     def _on_disposed(self, event: Disposed) -> None:
         if event.role is not Role.SENDER:
-            return  # what came from the client is settled as soon as there is something to say of it
+            return  # dtx settles a client's message together with its outcome
         work = self._dispose(event)
         if not advance(work):
             self._wait_for(finish(work))
@@ -544,7 +544,7 @@ class Amqp10Connection(ClientConnection):
                 shell.resume()
 
     def _tick(self) -> None:
-        """Keep the idle time-outs."""
+        """Check the idle time-outs, and send an empty frame when it is due."""
         if self.ended.done():
             return
         if self._tick_timer is not None:
@@ -587,26 +587,25 @@ class Amqp10Connection(ClientConnection):
         self.flush()
 
     def fail(self, error: AmqpError) -> None:
-        """The connection cannot go on. Idempotent."""
+        """Close the connection with *error*. Idempotent."""
         self._close(told(error))
         self.flush()
 
     def _close(self, error: Error) -> None:
-        """The connection cannot go on. Idempotent."""
         if self.stage in (Stage.OPENING, Stage.RUNNING):
             self._engine.close(error)
             self._leave(Stage.CLOSING)
             self._set_timer(_CLOSE_PATIENCE, self.abort)
 
-    def stop(self, frame: bytes) -> None:  # noqa: ARG002 - what a client of AMQP 0-9 would hear
-        """End the connection: dtx stops, or an operator wants it. Idempotent."""
+    def stop(self, frame: bytes) -> None:  # noqa: ARG002 - a frame of AMQP 0-9
+        """Close the connection, because dtx stops or an operator closes it. After the end, abort its nodes."""
         if self.stage is Stage.ENDED:
             self.nodes.abort()
         else:
             self.fail(AmqpError(Condition.CONNECTION_FORCED, "the connection was closed by dtx"))
 
     def _leave(self, stage: Stage, then: Callable[[], None] | None = None) -> None:
-        """Nothing more is done for the client; what it sent so far is on its way, and *then* is called behind it."""
+        """Close all links, then leave the nodes. *then* is called when the writes of the client are complete."""
         running = self.stage is Stage.RUNNING
         self.stage = stage
         if not running:
@@ -614,7 +613,7 @@ class Amqp10Connection(ClientConnection):
         self._discount_sessions(len(self._sessions))
         self._sessions.clear()
         self.slices.run(self._forget_all(self._links))
-        self.behind_all(lambda: self.nodes.leave(then))  # control links part from their branches behind this
+        self.behind_all(lambda: self.nodes.leave(then))  # the transactions of control links end before
 
     def _gone(self) -> None:
         self._charge(0)

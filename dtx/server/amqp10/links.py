@@ -1,8 +1,8 @@
 """Links that a client attaches: to the coordinator, from senders to nodes, from nodes to receivers.
 
-A receiver gets messages as far as its credit goes. It may be told to acquire in a transaction: then each delivery names
-it, and what becomes of the transaction becomes of the delivery and of its outcome together (4.4.3, 4.4.4.3). Nothing is
-sent in one that can only be rolled back.
+A receiver gets messages within its credit. It may acquire them in a transaction: then each delivery names the
+transaction, which decides over the delivery and its outcome together (4.4.3, 4.4.4.3). Nothing is sent in a transaction
+that can only be rolled back.
 """
 
 from asyncio import Future
@@ -57,14 +57,14 @@ from dtx.wire.amqp10.values import Described
 from dtx.xa.codes import XaError
 
 CREDIT: Final = 1000
-"""Messages that a client may send before it hears of the first."""
+"""Messages that a client may send before the first one is answered."""
 _MAX_BACKLOG: Final = 1 << 20
-"""Octets that wait for the session windows of a client; its links get nothing more meanwhile."""
+"""Bytes that may wait for the session windows of a client. Beyond it, its links send nothing."""
 _SETTLED_AT_ONCE: Final = 500
-"""Deliveries that are settled in one step, a millisecond or less."""
+"""Deliveries that are settled in one step, which takes at most 1 ms."""
 _FORMAT: Final = 0
 _FATAL: Final = (Condition.NOT_FOUND, Condition.UNAUTHORIZED_ACCESS)
-"""What is wrong with a target, and not with one message for it: what comes next would fare no better."""
+"""Errors of a target, not of one message: later messages would fail too."""
 _OUTCOMES: Final = tuple(kind.layout.symbol for kind in (Accepted, Rejected, Released, Modified))
 _Node = TypeVar("_Node")
 
@@ -77,7 +77,7 @@ class LinkHome(TransactionHome, Protocol):
     outbox: Outbox
 
     def pump(self) -> None:
-        """What the engine has for the client is on its way."""
+        """Move the engine's output to the outbox."""
 
     def detach(self, shell: "Incoming | OutgoingLink", error: AmqpError) -> None:
         """End a link because of *error*."""
@@ -90,8 +90,8 @@ class _Shell:
     """One link.
 
     Args:
-        connection: of the client.
-        session, link: the engine's ends.
+        connection: the connection of the client.
+        session, link: the engine's objects.
     """
 
     def __init__(self, connection: LinkHome, session: Session, link: Link) -> None:
@@ -101,7 +101,7 @@ class _Shell:
         self.place = session.channel, link.handle
 
     def replenish(self) -> None:
-        """The client may send more: something has come, or came to nothing."""
+        """Grant credit if half of it is used."""
         if self._link.credit <= CREDIT // 2:
             self._link.grant(CREDIT)
 
@@ -114,7 +114,7 @@ class Control(_Shell):
     """A link to the coordinator."""
 
     def let_go(self) -> None:
-        """The link is gone, and its transactions with it."""
+        """Lose the transactions of the link, because it is closed."""
         self._connection.transactions.lose(self._connection.coordination.control_closed(self.place))
 
 
@@ -122,10 +122,10 @@ class Incoming(_Shell):
     """One link from a client to a node.
 
     Args:
-        connection: of the client.
-        session, link: the engine's ends.
-        address: of the node; ``None``: each message says where it goes (``to``).
-        node: where messages go.
+        connection: the connection of the client.
+        session, link: the engine's objects.
+        address: the address of the node; ``None`` if each message names it (``to``).
+        node: the destination of the messages.
     """
 
     def __init__(
@@ -136,13 +136,13 @@ class Incoming(_Shell):
         self._node = node
         self._open = True
         self._cut_off = False
-        """It has been ended here: its client would have heard of what it has sent."""
+        """Whether dtx has ended the link, so the client can get no more outcomes on it."""
         node.begin(self)
 
     # -- messages
 
     def delivered(self, event: Delivered) -> None:
-        """A message has come."""
+        """Handle a message."""
         self.replenish()
         number = None if event.settled else event.delivery_id
         try:
@@ -162,10 +162,10 @@ class Incoming(_Shell):
             self._refuse(number, amqp_error(error), transaction)
 
     def _message(self, event: Delivered) -> HeldPublish:
-        """The message, addressed.
+        """Read and address a message.
 
         Raises:
-            AmqpError, WireError, XaError: it cannot be taken.
+            AmqpError, WireError, XaError: it is refused.
         """
         if event.message_format != _FORMAT:
             raise AmqpError(Condition.NOT_IMPLEMENTED, f"message-format {event.message_format} is not known")
@@ -190,7 +190,7 @@ class Incoming(_Shell):
 
     @property
     def _varies(self) -> bool:
-        """Whether each message says where it goes, so that the next one may go well."""
+        """Whether each message names its destination, so the next one may succeed."""
         return self._address is None or (isinstance(self._address, ExchangeAddress) and self._address.key is None)
 
     # -- in a transaction
@@ -216,23 +216,23 @@ class Incoming(_Shell):
         verdict: Future[AmqpError | None],
     ) -> None:
         if verdict.cancelled():
-            work.doom("nobody knows whether one of its messages could be taken")
+            work.doom("it is not known whether one of its messages could be taken")
             return
         error = verdict.result()
         if error is None and number is not None and self._cut_off:
             # "must inform the controller of the presumptive terminal outcome before it can successfully discharge"
-            spoil(transaction, work, "a link has ended before its client has heard of a message")
+            spoil(transaction, work, "a link ended before its client got the outcome of a message")
         elif error is None:
             self._answer(number, provisional(transaction, ACCEPTED))
         else:
             work.withdraw(message)
-            if number is None or not self._open:  # or who is told?
+            if number is None or not self._open:  # no outcome can be sent
                 spoil(transaction, work, error.reason)
             else:
                 self._refuse(number, error, transaction)
         self._connection.pump()
 
-    # -- what becomes of them
+    # -- outcomes
 
     def answer(self, deliveries: Sequence[int], outcome: Outcome) -> None:
         """See :class:`~dtx.server.amqp10.nodes.NodeSender`."""
@@ -252,10 +252,10 @@ class Incoming(_Shell):
     # -- the end
 
     def let_go(self, *, by_client: bool = False) -> None:
-        """The link is gone: what has come is on its way.
+        """Close the node, because the link is closed. Messages that were received are still published.
 
         Args:
-            by_client: it is the client that has ended it, and with it what it would have heard on it.
+            by_client: the client has ended the link, and so wants no more outcomes on it.
         """
         self._open = False
         self._cut_off = not by_client
@@ -263,7 +263,7 @@ class Incoming(_Shell):
 
 
 class _InWork(NamedTuple):
-    """A transaction, and what it does."""
+    """A transaction, and its work."""
 
     transaction: Amqp10Transaction
     work: TransactionWork
@@ -273,14 +273,14 @@ class OutgoingLink(_Shell):
     """One link from a node to a client.
 
     Args:
-        connection: of the client.
-        session, link: the engine's ends.
-        node: where messages come from.
-        settled: they are settled when they are sent.
-        default: what becomes of a delivery that is settled without an outcome.
+        connection: the connection of the client.
+        session, link: the engine's objects.
+        node: the origin of the messages.
+        settled: messages are settled when they are sent.
+        default: the outcome of a delivery that is settled without one.
 
     Raises:
-        XaError: the node gives nothing.
+        XaError: the node refuses the link.
     """
 
     def __init__(
@@ -293,15 +293,15 @@ class OutgoingLink(_Shell):
         self._sent = 0
         self._open = True
         self.unsettled: dict[int, object] = {}
-        """What was taken from the node and is the client's, by the engine's numbers."""
+        """The client's unsettled deliveries: messages by the engine's numbers."""
         self.retired: dict[int, Retired] = {}
         """Deliveries whose outcome belongs to a transaction, and that the client has not settled."""
         self._acquires: _InWork | None = None
-        """What is sent belongs to it."""
+        """The transaction in which messages are sent."""
         self._acquired: dict[int, _InWork] = {}
-        """Those of the unsettled deliveries that were sent in a transaction."""
+        """The unsettled deliveries that were sent in a transaction."""
         self._returning: list[tuple[int, object, bool]] = []
-        """What returns to the queue: number, message, and whether the client has settled it."""
+        """Messages that return to the queue: number, message, and whether the client has settled it."""
         node.begin(self)
 
     # -- messages
@@ -318,7 +318,7 @@ class OutgoingLink(_Shell):
 
     @property
     def _is_vain(self) -> bool:
-        """Whether what is sent would only return: the transaction that it belongs to can only be rolled back."""
+        """Whether messages would only return, because their transaction can only be rolled back."""
         return self._acquires is not None and not self._acquires.work.is_active
 
     @property
@@ -332,7 +332,7 @@ class OutgoingLink(_Shell):
         return self._link.drain
 
     def deliver(self, taken: object, message: Handed) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Receiver`. The node may be amid its own work, so it is asked later."""
+        """See :class:`~dtx.server.amqp10.nodes.Receiver`. The node may be at work, so errors are handled later."""
         try:
             payload = from_basic(
                 message.content, message.exchange, message.routing_key, redelivered=message.redelivered
@@ -346,7 +346,7 @@ class OutgoingLink(_Shell):
         state = None if acquires is None else provisional(acquires.transaction, ACCEPTED if self._settled else None)
         try:
             number = self._link.send(self._sent.to_bytes(8, "big"), payload, settled=self._settled, state=state)
-        except AmqpError as error:  # larger than what the client takes
+        except AmqpError as error:  # larger than the client accepts
             self._connection.soon(partial(self._give_up, taken, error))
             return
         if number is None:
@@ -373,16 +373,16 @@ class OutgoingLink(_Shell):
         self._connection.pump()
 
     def resume(self) -> None:
-        """There may be room again."""
+        """Resume the node, if there is room again."""
         if self._open and not self.full:
             self.node.resume()
 
     def flowed(self, event: Flowed) -> None:
-        """The client has said how much it takes.
+        """Handle a flow of the client.
 
         Raises:
-            AmqpError: unknown-id, it wants to acquire in a transaction that is not live; not-implemented, the node
-                gives nothing that could return to it.
+            AmqpError: unknown-id, it names a transaction that is not live; not-implemented, the node is not
+                transactional.
         """
         try:
             named = self._connection.coordination.acquiring(self.session.channel, event.flow.properties)
@@ -393,30 +393,30 @@ class OutgoingLink(_Shell):
         if named is not None:
             self._acquires = _InWork(named, self._connection.transactions.work(named))
             self._acquires.work.acquires(self)
-            # Our flows say it, too: 4.4, "with which transaction future transfers from that link will be performed".
+            # In dtx's flows too: 4.4, "with which transaction future transfers from that link will be performed".
             self._link.properties = {TXN_ID: named.txn_id}
         if event.flow.echo and event.flow.properties:
             self._link.flow()
         self.node.follow()
         self._end_drain()
 
-    # -- what is sent in a transaction
+    # -- messages that are sent in a transaction
 
     def _end_drain(self) -> None:
-        """Nothing comes any more before the discharge, for which the client may wait with it."""
+        """End a drain at once if nothing more can be sent before the discharge: the client may wait for its end."""
         if self._open and self._is_vain and self._link.drain:
             self.drained()
 
     def acquire_no_more(self, work: TransactionWork) -> None:
-        """The transaction is being discharged: what is sent from now on does not belong to it (4.4.3)."""
+        """Send no more in a transaction that is being discharged (4.4.3)."""
         if self._acquires is not None and self._acquires.work is work:
             self._acquires = self._link.properties = None
             self._connection.soon(self.resume)
 
     def discharged(self, work: TransactionWork, *, committed: bool) -> None:
-        """A transaction has ended: what was sent in it and has no outcome is the client's, or returns to the queue."""
+        """A transaction has ended: deliveries of it without an outcome stay the client's, or return to the queue."""
         acquired = self._acquired
-        # At once, whatever takes longer: an outcome that comes now must not be held for a transaction that is over.
+        # At once, before the slow part: an outcome that comes now must not be held for the ended transaction.
         numbers = [number for number, one in acquired.items() if one.work is work]
         if len(numbers) == len(acquired):
             acquired.clear()
@@ -432,7 +432,7 @@ class OutgoingLink(_Shell):
             self.node.requeue([self.unsettled.pop(number) for number in numbers])
 
     def give_back(self, number: int, taken: object, *, settled: bool = False) -> None:
-        """A delivery was sent in a transaction that is rolled back: it has not been.
+        """Return a message that was sent in a transaction that is rolled back.
 
         Those of one transaction return together: at its discharge, or at the end of this turn of the loop.
         """
@@ -460,7 +460,7 @@ class OutgoingLink(_Shell):
             self.settle([number for number, _, settled in some if not settled], RELEASED)
             yield
         if has_part:
-            # "MUST abort … before completing the discharge" (4.4.3), and there is no window to say so on the link
+            # "MUST abort … before completing the discharge" (4.4.3), but there is no window for an abort on the link
             reason = "the rest of a delivery was rolled back"
             self._connection.detach(self, AmqpError(Condition.ROLLBACK, reason))
         self._connection.soon()
@@ -468,10 +468,15 @@ class OutgoingLink(_Shell):
     # -- outcomes
 
     def disposed(self, deliveries: Sequence[int], state: DeliveryState | None, *, settled: bool) -> Iterator[None]:
-        """The client has a state for deliveries of this link: long work, see :class:`~dtx.store.slices.Slices`.
+        """Handle a disposition of the client. This is long work, see :class:`~dtx.store.slices.Slices`.
+
+        Args:
+            deliveries: the engine's numbers of deliveries of this link.
+            state: the state that the client gives them.
+            settled: whether the client settles them.
 
         Raises:
-            WorkRefused: it names a transaction that is not live, or a second one.
+            WorkRefused: the state names a transaction that is not live, or a second transaction.
         """
         coordination, channel = self._connection.coordination, self.session.channel
         transaction, outcome = coordination.retiring(channel, state, None)
@@ -499,7 +504,7 @@ class OutgoingLink(_Shell):
         if final is None and not settled:
             return
         for number in [number for number in deliveries if number in self._acquired]:
-            # settled without an outcome, or it would have to name the transaction
+            # settled without an outcome: an outcome would have to name the transaction
             self._hold(self._acquired[number].work, number, self._default, settled=True)
         known = [number for number in deliveries if number in self.unsettled]
         self.apply([self.unsettled.pop(number) for number in known], final or self._default)
@@ -533,11 +538,11 @@ class OutgoingLink(_Shell):
 
     @staticmethod
     def _final(outcome: DeliveryState | None) -> Outcome | None:
-        """*outcome*, if it is a terminal one that dtx knows."""
+        """*outcome*, if it is terminal and dtx knows it."""
         return outcome if isinstance(outcome, Accepted | Rejected | Released | Modified) else None
 
     def apply(self, taken: Sequence[object], outcome: Outcome) -> None:
-        """Do with what was *taken* as *outcome* says."""
+        """Apply *outcome* to *taken* messages."""
         if not taken:
             return
         if isinstance(outcome, Modified) and (outcome.delivery_failed or outcome.message_annotations):
@@ -551,13 +556,13 @@ class OutgoingLink(_Shell):
             self.node.requeue(taken)
 
     def settle(self, deliveries: Sequence[int], outcome: Outcome = ACCEPTED) -> None:
-        """Tell the client what became of *deliveries* that it has not settled."""
+        """Send *outcome* for *deliveries* that the client has not settled."""
         if self._open:
             self._link.dispose(deliveries, outcome)
             self._connection.pump()
 
     def apply_default(self, taken: object) -> None:
-        """The client can say nothing more of a message."""
+        """Apply the default outcome to a message that the client has settled."""
         self.apply((taken,), self._default)
 
     @property
@@ -568,7 +573,7 @@ class OutgoingLink(_Shell):
     # -- the end
 
     def let_go(self) -> None:
-        """The link is gone: what is not settled returns to the queue. Idempotent."""
+        """Close the link. Unsettled messages return to the queue. Idempotent."""
         if not self._open:
             return
         self._open = False
@@ -592,11 +597,11 @@ Shell = Control | Incoming | OutgoingLink
 
 @dataclass(frozen=True, slots=True)
 class Attaching:
-    """A link that is about to be attached, as its client asks.
+    """An attach of a client.
 
     Args:
-        connection: of the client.
-        session, link: the engine's ends.
+        connection: the connection of the client.
+        session, link: the engine's objects.
         asked: the client's attach.
     """
 
@@ -609,10 +614,10 @@ class Attaching:
         """Find the node, and answer.
 
         Returns:
-            The link's shell; where its node is known later only, what will be it, and raises the same.
+            The link; if its node is not known yet, an awaitable of the link, which raises the same errors.
 
         Raises:
-            AmqpError, XaError: it is refused.
+            AmqpError, XaError: the link is refused.
         """
         if self.link.role is Role.SENDER:
             return self._to_client()
@@ -633,7 +638,7 @@ class Attaching:
     def _from_client(self) -> Shell | Awaitable[Shell]:
         target = self.asked.target
         if not isinstance(target, Target):
-            raise AmqpError(Condition.INVALID_FIELD, "a link to nowhere: target has no type that dtx knows")
+            raise AmqpError(Condition.INVALID_FIELD, "the link has no target of a type that dtx knows")
         address = None if target.dynamic or target.address is None else parse(target.address)
         node = self.connection.nodes.destination(address, dynamic=target.dynamic)
         return _with(node, partial(self._incoming, target))
@@ -649,7 +654,7 @@ class Attaching:
     def _to_client(self) -> Shell | Awaitable[Shell]:
         source = self.asked.source
         if not isinstance(source, Source):
-            raise AmqpError(Condition.INVALID_FIELD, "a link from nowhere: source has no type that dtx knows")
+            raise AmqpError(Condition.INVALID_FIELD, "the link has no source of a type that dtx knows")
         address = None if source.dynamic else parse(source.address)
         subscribes = isinstance(address, ExchangeAddress)
         check_terminus(source, exchange=subscribes)
@@ -662,7 +667,7 @@ class Attaching:
         shell = OutgoingLink(self.connection, self.session, self.link, node, settled=settled, default=default)
         shown = Source(
             address=node.shown or source.address,
-            # What has come from an exchange goes with the link (3.5.6); a queue keeps it whatever becomes of links.
+            # Messages from an exchange are deleted with the link (3.5.6); a queue keeps its messages.
             expiry_policy=ExpiryPolicy.LINK_DETACH if subscribes else ExpiryPolicy.SESSION_END,
             dynamic=source.dynamic,
             distribution_mode=None if source.distribution_mode is None else COPY if subscribes else MOVE,
@@ -671,7 +676,7 @@ class Attaching:
             outcomes=_OUTCOMES,
         )
         self._answer(shell, shown, self.asked.target)
-        if self.link.credit:  # it came before the answer
+        if self.link.credit:  # granted before the answer
             node.follow()
         return shell
 
@@ -687,7 +692,7 @@ class Attaching:
             self.link.attach(
                 source=source, target=target, sender_settles=modes.snd_settle_mode, receiver_settles=second
             )
-        except AmqpError:  # it does not fit the client's frames
+        except AmqpError:  # the attach does not fit into the client's frames
             shell.let_go()
             raise
 

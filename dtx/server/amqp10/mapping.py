@@ -1,10 +1,10 @@
-"""Messages of AMQP 1.0 as AMQP 0-9 has them, and back.
+"""Conversion of messages from AMQP 1.0 to AMQP 0-9, and back.
 
-The store keeps a message as AMQP 0-9 does: properties, headers, a body. What a sender of AMQP 1.0 says goes where a
-reader of AMQP 0-9 looks for it, and the octets of its sections are kept beside that, in headers of type ``x``, so that
-a reader of AMQP 1.0 gets the bare message exactly as it was sent ("the exact encoding of sections of the bare message
-MUST NOT be modified", 3.2). They count only as long as they say what the properties and headers say: whoever changes
-those on the way is believed, and whoever makes such headers up gains nothing by it.
+The store keeps a message as AMQP 0-9 does: properties, headers, a body. The fields of an AMQP 1.0 message are mapped to
+these for readers of AMQP 0-9. The bytes of its sections are kept as well, in headers of type ``x``. So readers of AMQP
+1.0 get the bare message exactly as it was sent ("the exact encoding of sections of the bare message MUST NOT be
+modified", 3.2). Kept sections are used only while they agree with the properties and headers. Changes of these on the
+way take precedence, and forged headers have no effect.
 
 | AMQP 1.0 | AMQP 0-9 |
 |---|---|
@@ -19,7 +19,7 @@ those on the way is believed, and whoever makes such headers up gains nothing by
 | data sections; a value that is a string or binary | the body |
 | any other body | the body: its sections as they are |
 
-Delivery annotations are for dtx alone, which knows none: they end here (3.2.2).
+Delivery annotations are for the next node only, which is dtx. It knows none, and drops them (3.2.2).
 """
 
 from typing import Any, Final, NamedTuple
@@ -36,36 +36,36 @@ from dtx.wire.amqp10.performatives import Modified
 from dtx.wire.amqp10.values import Value
 
 MAX_HEAD: Final = 48 << 10
-"""Octets of a message beside its body: kept twice, they must fit one frame of AMQP 0-9, 128 KiB as a rule."""
+"""Bytes of a message outside its body. Kept twice, they must fit into one AMQP 0-9 frame, usually of 128 KiB."""
 
 KEPT: Final = b"x-amqp-1.0-"
-"""How the names of headers begin that are the sections of a message as they came."""
+"""The prefix of headers that keep the original sections of a message."""
 _PROPERTIES: Final = KEPT + b"properties"
 _NAMED: Final = KEPT + b"app-properties"
 ANNOTATIONS: Final = KEPT + b"message-annotations"
 _FOOTER: Final = KEPT + b"footer"
 _BODY: Final = KEPT + b"body"
 DELIVERY_COUNT: Final = b"x-delivery-count"
-"""Header that counts the deliveries in vain, as in RabbitMQ's quorum queues."""
+"""The header that counts failed deliveries, as in RabbitMQ's quorum queues."""
 _OURS: Final = frozenset((b"x-exchange", b"x-routing-key", DELIVERY_COUNT))
-"""Annotations that dtx makes itself, as RabbitMQ does."""
+"""Annotations that dtx sets itself, as RabbitMQ does."""
 _ROUTING: Final = frozenset((b"CC", b"BCC"))
-"""Headers that would route the message: no business of application properties."""
+"""Headers that route a message; application properties must not set them."""
 _DEFAULT_PRIORITY: Final = 4
 _MAX_TTL: Final = 2**32 - 1
 _MAX_COUNT: Final = 2**32 - 1
 _TEXTS: Final = {0xA0: 2, 0xB0: 5, 0xA1: 2, 0xB1: 5}
-"""Constructors of binary and string, with the octets before theirs."""
+"""Constructors of binary and string, and the octets of constructor and size."""
 _DATA: Final = b"\x00\x53\x75"
 _Table = dict[bytes, Field]
 
 
 class Content(NamedTuple):
-    """A message as AMQP 0-9 has it.
+    """A message in the form of AMQP 0-9.
 
     Args:
-        properties: content header from the property flags on.
-        body: octets.
+        properties: the content header from the property flags on.
+        body: bytes.
     """
 
     properties: bytes
@@ -76,16 +76,16 @@ class Content(NamedTuple):
 
 
 def to_basic(found: Message) -> Content:
-    """*found* for the store.
+    """Convert a message of AMQP 1.0 for the store.
 
     Raises:
-        AmqpError: message-size-exceeded, there is too much of it beside its body.
+        AmqpError: message-size-exceeded, it has more than :data:`MAX_HEAD` bytes outside its body.
     """
     payload = found.payload
     head = len(payload) - found.body[-1].end + found.body[0].start
     if head > MAX_HEAD:
         raise AmqpError(
-            Condition.MESSAGE_SIZE_EXCEEDED, f"{head} octets beside the body of a message, {MAX_HEAD} at most"
+            Condition.MESSAGE_SIZE_EXCEEDED, f"{head} bytes outside the body of a message, {MAX_HEAD} at most"
         )
     fields = _fields(found.properties)
     _carry(fields, found.header)
@@ -123,7 +123,7 @@ def _carry(fields: dict[Property, bytes], header: Header) -> None:
 
 
 def _fields(said: Properties) -> dict[Property, bytes]:
-    """What AMQP 0-9 has a property for."""
+    """The fields for which AMQP 0-9 has a property."""
     texts = {
         Property.MESSAGE_ID: _identity(said.message_id),
         Property.CORRELATION_ID: _identity(said.correlation_id),
@@ -173,17 +173,17 @@ def annotated(annotations: dict[str, Any]) -> _Table:
 
 
 def is_ours(key: bytes) -> bool:
-    """Whether an annotation is dtx's own, or a header that no annotation may make."""
+    """Whether dtx sets this annotation itself, or keeps a section in this header."""
     return key in _OURS or key.startswith(KEPT)
 
 
 def is_annotation(key: bytes) -> bool:
-    """Whether a header of that name is about the message, and not of its application."""
+    """Whether a header of this name is an annotation, not an application property."""
     return key.startswith(b"x-")
 
 
 def _body(payload: memoryview, parts: tuple[Part, ...]) -> tuple[bytes | None, bytes]:
-    """The body, and what frames it: ``None`` for one data section, nothing for sections as they are."""
+    """The frame of the body, and the body. ``None``: one data section. Empty: the body is the sections themselves."""
     first = parts[0]
     if first.section is Section.SEQUENCE or payload[first.value] not in _TEXTS:
         return b"", bytes(payload[first.start : parts[-1].end])
@@ -197,7 +197,7 @@ def _body(payload: memoryview, parts: tuple[Part, ...]) -> tuple[bytes | None, b
 
 
 def _shortest(size: int) -> bytes:
-    """What stands before the octets of a data section, as dtx writes it."""
+    """The octets before the content of a data section that dtx writes."""
     return _DATA + (bytes((0xA0, size)) if size < 256 else b"\xb0" + size.to_bytes(4, "big"))
 
 
@@ -205,13 +205,12 @@ def _shortest(size: int) -> bytes:
 
 
 class _Kept(NamedTuple):
-    """What was kept of a message's sections, each as octets, and what they say.
+    """The kept sections of a message, as bytes, and their content.
 
     Args:
-        said: the message that they make.
-        properties, named: the sections.
+        said: the message that they form.
+        properties, named, footer: these sections.
         body: all sections of the body.
-        footer: the section.
     """
 
     said: Message
@@ -222,13 +221,13 @@ class _Kept(NamedTuple):
 
 
 def from_basic(content: Content, exchange: bytes, routing_key: bytes, *, redelivered: bool) -> bytes:
-    """A message of the store, as it is sent to a reader of AMQP 1.0.
+    """Convert a stored message for a reader of AMQP 1.0.
 
     Args:
-        content: as it is stored.
-        exchange: that it was published to, and
-        routing_key: with what key; both are told in annotations.
-        redelivered: it may have been delivered before.
+        content: the stored message.
+        exchange: the exchange of its publish; becomes an annotation.
+        routing_key: the key of its publish; becomes an annotation.
+        redelivered: the message may have been delivered before.
 
     Raises:
         WireError: 502, its properties are malformed.
@@ -260,7 +259,7 @@ def _name(octets: bytes) -> Value:
 
 
 def deliveries_in_vain(headers: dict[bytes, Entry]) -> int:
-    """How often a message was delivered, and that has failed, as its *headers* say."""
+    """The number of failed deliveries of a message, by its *headers*."""
     found = headers.get(DELIVERY_COUNT)
     count = None if found is None or not is_simple(found) else from_field(found)
     return min(count, _MAX_COUNT) if isinstance(count, int) and not isinstance(count, bool) and count > 0 else 0
@@ -273,14 +272,13 @@ def _header(view: properties.BasicProperties, headers: dict[bytes, Entry], *, re
         priority=_DEFAULT_PRIORITY if view.priority is None else view.priority,
         ttl=None if expiration is None else min(int(expiration), _MAX_TTL),
         first_acquirer=not redelivered,
-        # A dead letter, or one that somebody has published again, may have the header: "on first delivery, the value
-        # is zero" (3.2.1).
+        # Dead letters and republished messages may have the header: "on first delivery, the value is zero" (3.2.1).
         delivery_count=deliveries_in_vain(headers) if redelivered else 0,
     )
 
 
 def _kept(headers: dict[bytes, Entry], body: bytes) -> _Kept | None:
-    """What was kept; ``None`` where nothing was, or somebody has made of it what is no message."""
+    """The kept sections; ``None`` if there are none, or if they do not form a message."""
     raw = {name: headers[name].value for name in _ALL if name in headers and headers[name].kind == b"x"}
     if not raw:
         return None
@@ -302,10 +300,10 @@ _ALL: Final = (*_SECTIONS.values(), _BODY, _FOOTER)
 
 
 def _framed(frame: bytes, body: bytes) -> bytes:
-    """*body* with what framed its pieces; as it is where nothing did.
+    """The sections of *body*, by its frame. Without a frame, the body is the sections.
 
     Raises:
-        AmqpError: decode-error, they do not belong together.
+        AmqpError: decode-error, frame and body do not match.
     """
     if not frame:
         return body
@@ -319,7 +317,7 @@ def _framed(frame: bytes, body: bytes) -> bytes:
             pieces += (frame[start:end], body[position : position + size])
             start, position = end, position + size
     if position != len(body):
-        raise malformed("the frame of a body is that of another one")
+        raise malformed("the frame of a body does not match it")
     return b"".join(pieces)
 
 
@@ -344,7 +342,7 @@ _MAPPED: Final = (
 
 
 def _properties(fields: dict[Property, bytes]) -> Properties:
-    """The properties of a message that somebody published with AMQP 0-9."""
+    """The properties section for the properties of AMQP 0-9."""
     texts = {which: _name(octets) for which, octets in fields.items() if which is not Property.TIMESTAMP}
     reply_to = fields.get(Property.REPLY_TO)
     seconds = fields.get(Property.TIMESTAMP)
@@ -384,7 +382,7 @@ def _named_section(headers: dict[bytes, Entry], kept: _Kept | None) -> bytes:
 
 
 def _annotations(headers: dict[bytes, Entry], said: dict[str, Any]) -> dict[str, Any]:
-    """Annotations as they were said where the headers still agree, and what the headers say beyond that."""
+    """The kept annotations that still agree with the headers, and annotations for all other headers."""
     shown = annotated(said)
     found = {name: value for name, value in said.items() if _still(headers, name.encode(), shown)}
     for key, entry in headers.items():
@@ -399,7 +397,7 @@ def _annotations(headers: dict[bytes, Entry], said: dict[str, Any]) -> dict[str,
 
 
 def _still(headers: dict[bytes, Entry], key: bytes, shown: _Table) -> bool:
-    """Whether an annotation stands: what was shown of it is still there, unchanged."""
+    """Whether the header of an annotation is unchanged, or the annotation has none."""
     if key not in shown:
         return True
     entry = headers.get(key)
@@ -407,22 +405,22 @@ def _still(headers: dict[bytes, Entry], key: bytes, shown: _Table) -> bool:
 
 
 _MAX_OCTETS: Final = 2 * MAX_HEAD
-"""Of a message's properties that may grow by annotations: what a sender may give it, kept twice."""
+"""The limit for properties that annotations are added to: :data:`MAX_HEAD`, kept twice."""
 
 
 def modified(raw: bytes, outcome: Modified, *, redelivered: bool) -> bytes:
-    """The properties of a message behind *outcome*.
+    """The properties of a message after the outcome modified.
 
     "The value in this field associated with that key replaces the one in the existing headers": annotations are
-    replaced, one by one. Where all of them together are too much, those of the message stay as they were.
+    replaced one by one. If the result is too large, the annotations stay as they were.
 
     Args:
-        raw: its properties.
-        outcome: of its delivery.
-        redelivered: whether that was not the first one, so that its count of deliveries in vain is its own.
+        raw: the properties of the message.
+        outcome: the outcome of its delivery.
+        redelivered: whether it was delivered before; otherwise its count of failed deliveries is ignored.
 
     Raises:
-        WireError: 502, they are malformed.
+        WireError: 502, the properties are malformed.
     """
     headers: dict[bytes, Entry] = {}
     for entry in properties.read(raw).headers:
@@ -439,18 +437,18 @@ def modified(raw: bytes, outcome: Modified, *, redelivered: bool) -> bytes:
 def _annotate(raw: bytes, headers: dict[bytes, Entry], new: dict[str, Any]) -> bytes:
     new = {name: value for name, value in new.items() if not is_ours(name.encode())}
     shown = annotated(new)
-    # What AMQP 0-9 has no type for is in the section alone; what a header said of it before is not true any more.
+    # Values without a type in AMQP 0-9 are only in the section; older headers of these annotations are stale.
     stale = [key for key in map(str.encode, new) if is_annotation(key) and key in headers and key not in shown]
     section = message.head(Header(), None, _said(headers) | new)
     return properties.set_headers(properties.remove_headers(raw, stale), shown | {ANNOTATIONS: (b"x", section)})
 
 
 def _said(headers: dict[bytes, Entry]) -> dict[str, Any]:
-    """The annotations that a message has."""
+    """The kept annotations of a message."""
     entry = headers.get(ANNOTATIONS)
     if entry is None or entry.kind != b"x":
         return {}
     try:
         return message.read(entry.value + message.data(b"")).message_annotations
-    except AmqpError:  # somebody else's octets
+    except AmqpError:  # a forged header
         return {}

@@ -1,12 +1,12 @@
-"""Transactions of one connection: each is a branch of the transaction manager.
+"""Transactions of one connection: each works for a branch.
 
-A local one has an xid of dtx's own making, and discharge ends and commits it in one phase. A distributed one works for
-the branch that ``global-id`` names, an xid in its wire form: declare joins that branch, or starts it, and discharge
-ends the association; prepare, commit, rollback and recover stay with the transaction manager, as ever. A local one that
-is promoted hands its work over to such a branch, and is a distributed one from then on.
+A local transaction has an xid that dtx makes; discharge ends its branch and commits it in one phase. A distributed
+transaction works for the branch that ``global-id`` names, an xid in its wire form. Declare joins or starts that branch,
+and discharge ends the association. Prepare, commit, rollback and recover stay with the transaction manager. Promotion
+moves the work of a local transaction to such a branch, and makes it a distributed one.
 
-For the manager a transaction is a channel that is associated with the branch. What it retires stays with its source
-until the branch has ended; its outcome is applied then, or the delivery is the client's as before.
+The manager treats a transaction as a channel that is associated with the branch. A retired delivery stays with its
+source until the branch has ended. Then its outcome is applied, or the delivery is the client's as before.
 """
 
 from asyncio import Future, wait
@@ -41,7 +41,7 @@ from dtx.xa.model import Association, Operation, State, end_operation
 from dtx.xa.xid import Xid
 
 LOCAL_FORMAT: Final = 0x616D7170
-"""Format id of the xids of local transactions ("amqp"): nobody else knows their gtrid, which is random."""
+"""The format id of the xids of local transactions ("amqp"). Their gtrid is random, and no client knows it."""
 
 
 class TransactionHome(Home, Protocol):
@@ -50,17 +50,17 @@ class TransactionHome(Home, Protocol):
     nodes: Nodes
 
     def shell(self, place: tuple[int, int]) -> object | None:
-        """The link that is attached there: places are taken again."""
+        """The link that is attached at *place* now. Places are reused."""
 
     def say(self, answer: CoordinatorAnswer | Terminate) -> None:
         """Answer a control link."""
 
     def behind_all(self, act: Callable[[], None]) -> None:
-        """Call *act* when all that takes long so far has been done."""
+        """Call *act* when all long work so far is done."""
 
 
 class RetiringLink(Protocol):
-    """A link to a client, as the transactions see it that outcomes of its deliveries belong to."""
+    """A link to a client, as transactions see it that outcomes of its deliveries belong to."""
 
     node: Origin
     unsettled: dict[int, object]
@@ -71,22 +71,22 @@ class RetiringLink(Protocol):
         """Whether the link is attached."""
 
     def apply(self, taken: Sequence[object], outcome: Outcome) -> None:
-        """Do with what was *taken* as *outcome* says."""
+        """Apply *outcome* to *taken* messages."""
 
     def apply_default(self, taken: object) -> None:
-        """The client can say nothing more of a message."""
+        """Apply the default outcome to a message that the client has settled."""
 
     def settle(self, deliveries: Sequence[int], outcome: Outcome) -> None:
-        """Tell the client what became of *deliveries* that it has not settled."""
+        """Send *outcome* for *deliveries* that the client has not settled."""
 
     def give_back(self, number: int, taken: object, *, settled: bool) -> None:
-        """A delivery was sent in a transaction that is rolled back: it has not been."""
+        """Return a message that was sent in a transaction that is rolled back."""
 
     def acquire_no_more(self, work: "TransactionWork") -> None:
-        """The transaction is being discharged: what is sent from now on does not belong to it (4.4.3)."""
+        """Send no more in a transaction that is being discharged (4.4.3)."""
 
     def discharged(self, work: "TransactionWork", *, committed: bool) -> None:
-        """A transaction has ended: what was sent in it and has no outcome is the client's, or returns to the queue."""
+        """A transaction has ended: deliveries of it without an outcome stay the client's, or return to the queue."""
 
 
 @dataclass(slots=True, eq=False)
@@ -94,15 +94,15 @@ class Retired:
     """A delivery whose outcome belongs to a transaction.
 
     Args:
-        work: the transaction's.
-        link: that sent it.
-        number: what the engine calls it, see ``Link.send``.
-        taken: the message, as its node calls it.
-        outcome: that the client wants.
-        settled: whether the client can say nothing more of it.
+        work: the transaction.
+        link: the link that sent the delivery.
+        number: its number in the engine, see ``Link.send``.
+        taken: the node's object for the message.
+        outcome: the outcome that the client wants.
+        settled: whether the client can send no other outcome for it.
         kind: whether it was also sent in the transaction.
-        discharged: whether the transaction was, with success: nobody but the branch has a say any more.
-        later: what the client has said of it since the transaction failed, and others still worked for its branch.
+        discharged: whether the transaction was discharged with success; from then on only the branch decides.
+        later: an outcome that the client sent after the transaction failed, while its branch still held the delivery.
     """
 
     work: "TransactionWork"
@@ -117,11 +117,11 @@ class Retired:
 
 
 class TransactionWork:
-    """What one transaction does; for the manager it is a channel that is associated with the branch.
+    """The work of one transaction. The manager treats it as a channel that is associated with the branch.
 
     Args:
-        connection: of the client.
-        xid: of the branch.
+        connection: the connection of the client.
+        xid: the branch.
         local: whether discharge decides it.
     """
 
@@ -130,19 +130,19 @@ class TransactionWork:
         self.xid = xid
         self.local = local
         self.entry: BranchRuntime
-        """Known once it has begun."""
+        """Set when it has begun."""
         self._held: dict[Retired, None] = {}
         self._late: list[Retired] = []
-        """What was sent in it and is settled, without an outcome, while it is being discharged: no more than the client
-        may have unsettled.
+        """Deliveries of it that the client settles without an outcome during the discharge. The limit of unsettled
+        deliveries bounds them.
         """
         self._acquirers: dict[RetiringLink, None] = {}
         """Links that send, or have sent, in it."""
         self._ending = False
         self.has_failed = False
-        """It was discharged, or its control link is gone, and nothing of it will be committed."""
+        """Whether it was discharged, or has lost its control link, without a commit."""
         self._verdicts: set[Future[Any]] = set()
-        """What has to be known before it ends: whether messages have to be left out, and what dead letters are."""
+        """Results that the end waits for: refusals of messages, and dead letters."""
 
     # -- begin and end
 
@@ -153,7 +153,7 @@ class TransactionWork:
             The answer; ``None`` while another operation runs on it.
 
         Raises:
-            XaError: as the table of the core says.
+            XaError: as :meth:`TransactionManager.demarcate`.
         """
         result = self._demarcate(self.xid, Operation.START) if self.local else self._join(self.xid)
         if result is None:
@@ -170,13 +170,13 @@ class TransactionWork:
         return self._demarcate(xid, Operation.START)
 
     def promote(self, xid: Xid) -> bool:
-        """Of a local one: work for the branch *xid* from now on, which gets all that was done so far.
+        """Move the work of a local transaction to the branch *xid*, and work for that from now on.
 
         Returns:
-            Whether that is done; false while another operation runs on one of the two.
+            Whether that is done; false while another operation runs on one of the two branches.
 
         Raises:
-            AmqpError, XaError: it cannot be; nothing has changed.
+            AmqpError, XaError: it is not possible; no work has moved.
         """
         entry, own = self.entry, self.entry.work
         if not entry.idle:
@@ -198,7 +198,7 @@ class TransactionWork:
         left = self.xid
         self._demarcate(left, Operation.END)
         self.xid, self.entry, self.local = xid, branch, False
-        # It has nothing to vote about any more, and so it ends.
+        # The branch has no work left, so prepare ends it.
         self._connection.manager.ask(self._connection.who, left, Operation.PREPARE, partial(self._emptied, left))
         return True
 
@@ -207,19 +207,22 @@ class TransactionWork:
             self.end_for_good(xid)
 
     def end_for_good(self, xid: Xid) -> None:
-        """Roll back the branch *xid*, of which nobody else will: the log was away when it was asked to end.
+        """Roll back the branch *xid*, which no client can end: the log failed when its end was requested.
 
-        It waits until the log is there again. A branch that has committed after all is not known any more.
+        The manager waits for the log. A branch that has committed nevertheless is not known any more.
         """
         self._connection.manager.ask(self._connection.who, xid, Operation.ROLLBACK, _nobody)
 
     def end(self, *, fail: bool) -> XaFlag | None:
-        """End the association; as :meth:`begin`, ``None`` also while it is not known what belongs to it.
+        """End the association.
+
+        Returns:
+            As :meth:`begin`; ``None`` also while its work is not complete.
 
         Raises:
-            XaError: as the table of the core says; 404, too, where its control link has gone before.
+            XaError: as :meth:`TransactionManager.demarcate`; 404, its control link is gone.
         """
-        if self.has_failed:  # what was sent in it has returned, so it must not commit before :meth:`part`
+        if self.has_failed:  # its messages have returned, so it must not commit before :meth:`part`
             raise XaError(ReplyCode.NOT_FOUND, "the control link of the transaction is gone")
         if not fail:
             if self._verdicts:
@@ -244,11 +247,11 @@ class TransactionWork:
         """Hold a message.
 
         Raises:
-            XaError: 506, it is too much for the transaction, which is rolled back.
+            XaError: 506, the transaction exceeds its limits and is rolled back.
         """
         work = self.entry.work
         if work is None or not self.is_active:
-            return  # rolled back already, as the discharge will say
+            return  # rolled back already; the discharge will report it
         size = message.size
         if not work.fits(size):
             reason = work.excess(size)
@@ -257,33 +260,31 @@ class TransactionWork:
         work.add_publish(message)
 
     def wait_for(self, verdict: Future[Any]) -> None:
-        """A message is held of which nobody knows yet whether it may be, or one is about to be: nothing is decided
-        before.
-        """
+        """Do not end the transaction before *verdict* is done: a message may be added, or left out."""
         self._verdicts.add(verdict)
         verdict.add_done_callback(self._verdicts.discard)
 
     async def quiet(self) -> None:
-        """Wait until the work is known, and nothing else runs on the branch.
+        """Wait until the work is complete, and no other operation runs on the branch.
 
         Raises:
-            XaError: 541, that takes too long.
+            XaError: 541, another operation took too long.
         """
         while self._verdicts:
             await wait(self._verdicts)
         await self._connection.manager.settle(self._connection.who, self.xid)
 
     def withdraw(self, message: HeldPublish) -> None:
-        """Leave a message out again."""
+        """Remove a held message."""
         if self.entry.work is not None:
             self.entry.work.withdraw(message)
 
     def acquires(self, link: RetiringLink) -> None:
-        """What *link* sends belongs to it from now on."""
+        """Note that *link* sends in the transaction."""
         self._acquirers[link] = None
 
     def ending(self) -> None:
-        """Its discharge has come: nothing is sent in it any more."""
+        """Let links send no more in the transaction, because its discharge has begun."""
         self._ending = True
         for link in self._acquirers:
             link.acquire_no_more(self)
@@ -294,10 +295,10 @@ class TransactionWork:
         """Hold the outcome of a delivery.
 
         Args:
-            link: that sent it.
-            number: what the engine calls it.
-            taken: the message; the link keeps it no more.
-            outcome: what shall become of it.
+            link: the link that sent it.
+            number: its number in the engine.
+            taken: the message; the link does not keep it any more.
+            outcome: the outcome that the client wants.
             settled: whether the client has settled it.
             kind: whether it was also sent in the transaction.
         """
@@ -323,10 +324,10 @@ class TransactionWork:
                 self._held[retired] = None
 
     def _released(self, retired: Retired) -> None:
-        """The branch is rolled back: nothing of what was retired has happened."""
+        """Undo a retirement, because the branch is rolled back."""
         self._held.pop(retired, None)
         if retired.discharged:
-            # The discharge was no rollback, so there is no default outcome (4.4.4.2): it was the branch's to consume.
+            # The discharge was no rollback, so no default outcome applies (4.4.4.2): the branch had the message.
             retired.link.node.requeue((retired.taken,))
         else:
             _revert(retired)
@@ -341,13 +342,13 @@ class TransactionWork:
         _settle((retired,))
 
     def doom(self, reason: str) -> None:
-        """Part of its work is lost, or must not be done: it can only be rolled back."""
+        """Mark it rollback-only, because a part of its work is lost or must not be done."""
         self._connection.manager.doom(self.entry, reason)
 
     # -- outcome
 
     def succeeded(self) -> None:
-        """The discharge has succeeded: what is unsettled is settled. Outcomes are applied when the branch commits."""
+        """Settle all deliveries after a successful discharge. Held outcomes are applied when the branch commits."""
         done = [*self._held, *self._late]
         for retired in self._late:
             retired.link.apply((retired.taken,), retired.outcome)
@@ -364,7 +365,7 @@ class TransactionWork:
         self._acquirers.clear()
 
     def failed(self) -> None:
-        """It is rolled back; the manager releases what is held for the branch, when nobody works for that any more."""
+        """Undo the transaction. The manager releases held deliveries when no association with the branch is left."""
         self.has_failed = True
         late = self._late[:]
         self._late.clear()
@@ -373,7 +374,7 @@ class TransactionWork:
         self._discharged(committed=False)
 
     def give_up(self) -> None:
-        """It was rolled back when messages had left their queues: they have returned there, to be taken again."""
+        """Release the remaining deliveries after a rollback: their messages had left the queues, and have returned."""
         left = list(self._held)
         self._held.clear()
         for retired in left:
@@ -381,12 +382,12 @@ class TransactionWork:
         _settle(left)
 
     def lose(self) -> None:
-        """Who declared it is gone: nothing is done for it any more. :meth:`part` comes next."""
+        """Undo the transaction, because its control link is gone. :meth:`part` must follow."""
         self.ending()
         self.failed()
 
     def part(self) -> None:
-        """Let go of the branch, whatever it is associated with: nobody asks about it here any more."""
+        """End the association as for a closed channel. Roll back the branch of a local transaction."""
         connection = self._connection
         connection.manager.channel_lost(self, [self.entry])
         if self.local:
@@ -394,29 +395,32 @@ class TransactionWork:
 
 
 def spoil(transaction: Amqp10Transaction, work: TransactionWork, reason: str) -> None:
-    """What cannot be done was sent settled, or nobody hears of it: "it MUST NOT allow the successful discharge"
-    (4.4.4.1), and what was not settled has an outcome that "the resource must inform the controller of" before (4.4.1).
+    """Doom a transaction whose client does not get the outcome of a message.
+
+    For a message that was sent settled: "it MUST NOT allow the successful discharge" (4.4.4.1). Otherwise, "the
+    resource must inform the controller of" the outcome before the discharge (4.4.1).
     """
     transaction.doom = AmqpError(Condition.ROLLBACK, reason)
     work.doom(reason)
 
 
 def _settle(done: Sequence[Retired]) -> None:
-    """Tell clients what became of deliveries that they have not settled themselves."""
+    """Send the outcomes of deliveries that clients have not settled."""
     told: dict[tuple[RetiringLink, int], tuple[Outcome, list[int]]] = {}
     for retired in done:
         if not retired.settled:
             retired.settled = True
             retired.link.retired.pop(retired.number, None)
-            # one disposition of the client has one outcome, which may hold maps and so has no hash
+            # by id: an outcome may hold maps, so it has no hash; one disposition of the client has one outcome
             told.setdefault((retired.link, id(retired.outcome)), (retired.outcome, []))[1].append(retired.number)
     for (link, _), (outcome, numbers) in told.items():
         link.settle(numbers, outcome)
 
 
 def _revert(retired: Retired) -> None:
-    """The outcome was not applied: the delivery is the client's as before, or its source's where it was settled, or was
-    sent in the transaction.
+    """Undo a delivery whose outcome was not applied.
+
+    It is the client's as before. It returns to its source if it was settled, or was sent in the transaction.
     """
     link = retired.link
     link.retired.pop(retired.number, None)
@@ -434,21 +438,21 @@ def _revert(retired: Retired) -> None:
 
 
 def _nobody(answer: XaFlag | XaError) -> None:
-    """Nobody waits for the answer."""
+    """Ignore the answer."""
 
 
 _ROLLED_BACK: Final = (Condition.ROLLBACK, Condition.TIMEOUT)
 _ID: Final = 16
-"""Octets of a txn-id, and of the gtrid of a local transaction."""
+"""Bytes of a txn-id, and of the gtrid of a local transaction."""
 
 
 class _Ending(NamedTuple):
-    """A discharge on its way.
+    """A discharge that is not answered yet.
 
     Args:
-        asked: by the client.
-        work: what ends.
-        control: the link that it came on: another one may have its place when there is an answer.
+        asked: the request.
+        work: the transaction that ends.
+        control: the link of the request; another link may have its place when there is an answer.
     """
 
     asked: DischargeAsked
@@ -460,8 +464,8 @@ class Transactions:
     """The transactions of a connection.
 
     Args:
-        connection: of the client.
-        coordination: what its control links have asked for.
+        connection: the connection of the client.
+        coordination: the engine of its control links.
     """
 
     def __init__(self, connection: TransactionHome, coordination: CoordinationEngine) -> None:
@@ -469,21 +473,21 @@ class Transactions:
         self._coordination = coordination
         self._works: dict[bytes, TransactionWork] = {}
         self._promoting: dict[bytes, _Ending | None] = {}
-        """Those that wait for the branch they are to work for, with the discharge that waits for that."""
+        """Transactions whose promotion waits, with the discharge that waits for it."""
 
     def work(self, transaction: Amqp10Transaction) -> TransactionWork:
-        """What *transaction*, a live one, does."""
+        """The work of a live transaction."""
         return self._works[transaction.txn_id]
 
     def miss(self, txn_id: bytes) -> None:
-        """Something that was posted in a transaction has come to nothing, and its sender does not hear of it."""
+        """Doom a transaction that lost a message whose sender gets no outcome."""
         transaction = self._coordination.live(txn_id)
         if transaction is not None:
             spoil(transaction, self._works[txn_id], "a message came to a link that had ended")
 
     @property
     def ties(self) -> Sequence[tuple[BranchRuntime, Association]]:
-        """Branches that they work for."""
+        """The branches that they work for."""
         found = ((work.entry, work.entry.branch.association(work)) for work in self._works.values())
         return [(entry, how) for entry, how in found if how is not Association.NONE]
 
@@ -509,7 +513,7 @@ class Transactions:
             while flag is None:
                 await self._connection.manager.settle(self._connection.who, work.xid)
                 if self._connection.shell(asked.control) is not control:
-                    return  # nobody would end it
+                    return  # no client would end it
                 flag = work.begin()
         except XaError as error:
             if self._connection.shell(asked.control) is control:
@@ -532,7 +536,7 @@ class Transactions:
     # -- promotion
 
     def promote(self, asked: PromoteAsked) -> None:
-        """Let a local transaction work for a branch of the client's transaction manager, and answer."""
+        """Promote a local transaction to a branch of the client's transaction manager, and answer."""
         work = self._works[asked.transaction.txn_id]
         try:
             xid = _named(asked.global_id)
@@ -579,7 +583,7 @@ class Transactions:
         return self._coordination.promotion_refused(asked, refusal)
 
     def _say_late(self, answer: CoordinatorAnswer | Terminate, control: object | None) -> None:
-        """Answer *control*, unless it is gone: to whatever has its place it would mean something else."""
+        """Answer *control*, unless it is gone: another link at its place must not get the answer."""
         if self._connection.shell(answer.control) is control:
             self._connection.say(answer)
 
@@ -618,8 +622,8 @@ class Transactions:
             self._ended(ending, flag)
 
     def _not_ended(self, ending: _Ending, error: XaError) -> None:
-        """It is discharged all the same, and so nobody can end the association later: it goes as that of a channel that
-        is lost, and the branch can only be rolled back.
+        """The transaction is discharged nevertheless, so no client can end the association later. It ends as that of a
+        lost channel, and the branch can only be rolled back.
         """
         ending.work.part()
         self._done(ending, _gone(error))
@@ -638,7 +642,7 @@ class Transactions:
         """The answer to the commit in one phase."""
         if isinstance(answer, XaError):
             self._done(ending, amqp_error(answer))
-            ending.work.end_for_good(ending.work.xid)  # where that is still possible: nobody else knows its name
+            ending.work.end_for_good(ending.work.xid)  # if it still exists: no client knows its xid
         else:
             self._done(ending, None if answer in (XaFlag.OK, XaFlag.RDONLY) else rolled_back(answer))
 
@@ -658,13 +662,13 @@ class Transactions:
             saying(DtxCommitOk.KEY if asked.commit and failure is None else DtxRollbackOk.KEY)
         # A discharge with fail=true always succeeds (4.3).
         answer = self._coordination.discharged(asked, failure if asked.commit else None)
-        # Behind what returns: links give messages back to their queue when those wait for no window any more.
+        # After the returns: links return messages to their queue when these wait for no session window any more.
         self._connection.behind_all(lambda: self._say_late(answer, control))
 
     # -- the end
 
     def lose(self, transactions: Sequence[Amqp10Transaction]) -> None:
-        """Their control link is gone: "all such transactions are immediately rolled back" (4.1)."""
+        """Roll back transactions of a lost control link: "all such transactions are immediately rolled back" (4.1)."""
         lost = [work for one in transactions if (work := self._works.pop(one.txn_id, None)) is not None]
         for work in lost:
             work.lose()
@@ -678,15 +682,16 @@ def _part(works: Sequence[TransactionWork]) -> Iterator[None]:
 
 
 def _gone(error: XaError) -> AmqpError:
-    """Why an association could not be ended: a branch that is not known any more was rolled back."""
+    """The error of a failed end of an association. A branch that is not known any more was rolled back."""
     return rolled_back(XaFlag.RBROLLBACK) if error.code is ReplyCode.NOT_FOUND else amqp_error(error)
 
 
 def _xid(global_id: Value) -> Xid:
-    """The branch that is meant.
+    """The xid in *global_id*, or a new local one.
 
     Raises:
-        AmqpError: invalid-field, it is no xid.
+        AmqpError: invalid-field, it is not binary.
+        XaError: it is not the wire form of an xid.
     """
     return Xid(LOCAL_FORMAT, token_bytes(_ID)) if global_id is None else _named(global_id)
 

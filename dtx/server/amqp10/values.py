@@ -1,7 +1,6 @@
-"""Single values: of AMQP 1.0, and of the field tables of AMQP 0-9.
+"""Conversion of single values between AMQP 1.0 and the field tables of AMQP 0-9.
 
-Types that both have are kept. What has no type of its own there comes as the nearest that says the same; what nothing
-says has no place (``None``).
+Types that both protocols have are kept. Other values get the nearest type that holds them, or are dropped (``None``).
 """
 
 import struct
@@ -30,7 +29,7 @@ from dtx.wire.amqp10.values import (
 )
 
 Field = tuple[bytes, bytes]
-"""Type letter and octets, as in :class:`~dtx.wire.amqp09.tables.Entry`."""
+"""Type letter and encoded value, as in :class:`~dtx.wire.amqp09.tables.Entry`."""
 
 _NUMBERS: Final[dict[type, tuple[bytes, struct.Struct]]] = {
     UByte: (b"B", struct.Struct(">B")),
@@ -50,12 +49,15 @@ _READ: Final[dict[bytes, tuple[type, struct.Struct]]] = {
 _MAX_LONG: Final = 2**63 - 1
 _THOUSAND: Final = 1000
 _MAX_SECONDS: Final = 253_402_300_799
-"""The end of the year 9999: later times are none for most readers of AMQP 0-9."""
+"""The end of the year 9999: most readers of AMQP 0-9 cannot represent later times."""
 
 
 def to_field(value: Value) -> Field | None:
-    """The field that says *value*, of AMQP 1.0; ``None`` where there is none: decimals, lists, maps, great ulongs, and
-    what is no number or infinite, for which RabbitMQ ends the whole connection (541).
+    """Convert *value*, of AMQP 1.0, to a field.
+
+    Returns:
+        ``None`` for decimals, lists, maps, ulongs of 2**63 and more, and times before 1970 or after the year 9999. Also
+        for floats that are not finite: for these RabbitMQ closes the whole connection (541).
     """
     kind = type(value)
     if isinstance(value, float) and not isfinite(value):
@@ -82,10 +84,10 @@ def to_field(value: Value) -> Field | None:
 
 
 def from_field(entry: Entry) -> Value:
-    """The value that *entry*, of AMQP 0-9, holds.
+    """Convert *entry*, of AMQP 0-9, to a value.
 
     Raises:
-        WireError: 502 when a table or array in it is malformed.
+        WireError: 502, a table or array in it is malformed.
     """
     kind, octets = entry.kind, entry.value
     number = _READ.get(kind)
@@ -104,7 +106,7 @@ def _text(octets: bytes) -> Value:
 
 
 def milliseconds(octets: bytes) -> Timestamp:
-    """The time that AMQP 0-9 says in seconds, eight octets."""
+    """Convert a timestamp of AMQP 0-9, eight octets of seconds."""
     return Timestamp(min(int.from_bytes(octets, "big") * _THOUSAND, _MAX_LONG))
 
 
@@ -136,5 +138,5 @@ _OTHERS: Final[dict[bytes, Callable[[bytes], Value]]] = {
 
 
 def is_simple(entry: Entry) -> bool:
-    """Whether the value may be an application property: "only simple types" (AMQP 1.0, 3.2.5)."""
+    """Whether the value may be an application property: "only simple types" (3.2.5)."""
     return entry.kind not in (b"F", b"A")

@@ -1,4 +1,4 @@
-"""What one client may do: permissions, topic permissions, and what a message may say of itself."""
+"""The rights of one client: permissions, topic permissions, and checks of message properties."""
 
 import re
 from typing import Final
@@ -14,18 +14,18 @@ from dtx.wire.amqp09.properties import BasicProperties, Property
 from dtx.xa.codes import ReplyCode, XaError
 
 _MAX_ALLOWED: Final = 1000
-"""Permissions that are remembered for a connection: programs use a handful of names, and names are theirs to choose."""
+"""Granted permissions that a connection caches. Clients choose the names, so there is a limit."""
 _EXPIRATION: Final = re.compile(rb"[+-]?[0-9]+")
-"""What RabbitMQ takes for a number."""
+"""The syntax of a number in RabbitMQ."""
 
 
 class Access:
-    """What an account may do in a virtual host.
+    """The rights of an account in a virtual host.
 
     Args:
-        accounts: all of them.
-        account: whose permissions count.
-        vhost: where.
+        accounts: all accounts.
+        account: has the permissions.
+        vhost: the virtual host.
     """
 
     __slots__ = ("_accounts", "_allowed", "_users", "_vhost", "account")
@@ -35,20 +35,20 @@ class Access:
         self._accounts = accounts
         self._vhost = vhost
         self._allowed: set[tuple[Permission, bytes]] = set()
-        """What the account may do, as far as it was asked."""
+        """The permissions that were checked and granted."""
         self._users: object = None
-        """The users that this holds for."""
+        """The version of all users for which ``_allowed`` is valid."""
 
     def demand(self, permission: Permission, kind: str, name: bytes) -> None:
-        """Refuse what the client may not do.
+        """Check that the account has a permission.
 
         Args:
-            permission: what it needs.
+            permission: needed on the exchange or queue.
             kind: ``exchange`` or ``queue``.
-            name: of it; empty for the default exchange.
+            name: its name; empty for the default exchange.
 
         Raises:
-            XaError: 403.
+            XaError: 403, the account lacks it.
         """
         users = self._accounts.users
         if users is not self._users or len(self._allowed) > _MAX_ALLOWED:
@@ -58,13 +58,13 @@ class Access:
             return
         vhost = self._vhost.name
         if not self.account.may(vhost, permission, name):
-            what = describe(kind, name or b"amq.default", vhost)  # by that name it is judged, and can be granted
+            what = describe(kind, name or b"amq.default", vhost)  # the name that permissions use
             user = self.account.name
             raise XaError(ReplyCode.ACCESS_REFUSED, f"{permission} access to {what} refused for user '{user}'")
         self._allowed.add((permission, name))
 
     def demand_topic(self, permission: Permission, exchange: bytes, key: bytes) -> None:
-        """Refuse a routing key that the client may not use at a topic exchange; at others every key will do.
+        """Check that the account may use a routing key at a topic exchange. Other exchanges accept every key.
 
         Args:
             permission: write to publish, read to bind and unbind.
@@ -72,7 +72,7 @@ class Access:
             key: the routing key.
 
         Raises:
-            XaError: 403.
+            XaError: 403, the account may not use it.
         """
         found = self._vhost.exchanges.get(exchange)
         if found is None or found.kind is not ExchangeType.TOPIC:
@@ -86,15 +86,15 @@ class Access:
             )
 
     def judge(self, view: BasicProperties) -> None:
-        """What RabbitMQ looks at before it takes a message. A table that does not parse would break its readers.
+        """Check the properties of a message as RabbitMQ does. Headers that do not parse would break consumers.
 
         Raises:
-            XaError: 406.
+            XaError: 406, the expiration or the user id is not valid.
             WireError: 502, the headers are malformed.
         """
         spans = view.spans
         if Property.HEADERS in spans:
-            view.headers  # noqa: B018 - raises where it is malformed
+            view.headers  # noqa: B018 - raises if it is malformed
         if Property.EXPIRATION in spans:
             _judge_expiration(view.expiration or b"")
         if Property.USER_ID in spans:

@@ -1,7 +1,7 @@
-"""The order of what is done on a channel: one thing at a time, and each answer in its turn.
+"""The order of work and answers on a channel: one method at a time.
 
-A method that waits for something (the log, a message's body, what was published before it) occupies the channel; the
-engine keeps the frames behind it, so that answers and effects keep their order.
+A method that waits (for the log, a message body, or earlier publishes) occupies the channel. The engine keeps the
+frames behind it, so answers and effects keep their order.
 """
 
 from collections.abc import Callable, Coroutine
@@ -18,12 +18,12 @@ _log = get_logger(part="channel")
 
 
 class ChannelOrder:
-    """What one channel does, and what its client is told. To the manager it stands for the channel.
+    """The order of one channel's methods, and its answers. The manager uses this object as the channel.
 
     Args:
-        client: whose channel it is.
-        engine: the channel on the wire.
-        let_go: gives back what the channel has; called before dtx closes it.
+        client: the owner of the channel.
+        engine: the protocol engine of the channel.
+        let_go: returns everything that the channel holds; called before dtx closes the channel.
     """
 
     __slots__ = ("_announce", "_client", "_let_go", "engine", "number")
@@ -37,15 +37,15 @@ class ChannelOrder:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Numbers of connection and channel."""
+        """Numbers of the connection and the channel."""
         return self._client.connection, self.number
 
     def is_open(self) -> bool:
-        """Whether the channel is open still."""
+        """Whether the channel is still open."""
         return self.engine.state is EndpointState.OPEN
 
     def send(self, frame: bytes) -> None:
-        """Send whole frames to the client; none are."""
+        """Send whole frames to the client. Empty *frame*: send nothing."""
         if frame:
             self.engine.send(frame)
             self._announce(len(frame))
@@ -56,15 +56,15 @@ class ChannelOrder:
         self._announce(len(frame) + len(properties) + len(body))
 
     def occupy(self) -> None:
-        """What the client sends from now on waits until :meth:`finish`."""
+        """Keep later frames of the client until :meth:`finish`."""
         self.engine.hold()
 
     def finish(self, answer: bytes | XaError = b"", key: int = 0) -> None:
-        """What occupied the channel is through: answer it, and go on with what waited behind it.
+        """Answer the method that occupied the channel, and handle the frames that waited.
 
         Args:
-            answer: the frame, or the reason of the channel's end.
-            key: the method that is answered.
+            answer: the frame, or the error that closes the channel.
+            key: class << 16 | method that is answered.
         """
         if isinstance(answer, XaError):
             self.refuse(answer, key)
@@ -74,11 +74,11 @@ class ChannelOrder:
         self._client.go_on()
 
     def after_writes(self, act: Callable[[], None], key: int) -> None:
-        """Do *act* when all that was sent before is durable.
+        """Call *act* when all earlier writes of the connection are durable or have failed.
 
         Args:
-            act: may occupy the channel, or refuse by an XaError.
-            key: the method in whose name it acts.
+            act: may occupy the channel. An XaError that it raises closes the channel.
+            key: class << 16 | method that *act* belongs to.
         """
         writes = self._client.writes
         if writes.idle:
@@ -94,7 +94,7 @@ class ChannelOrder:
                     act()
                 except XaError as refusal:
                     error = refusal
-                except Exception as fault:  # noqa: BLE001 - as where a method is handled at once
+                except Exception as fault:  # noqa: BLE001 - as for methods without a wait
                     self._client.fail(fault, key)
             if not self.engine.held:
                 self.finish(error or b"", key)
@@ -102,7 +102,7 @@ class ChannelOrder:
         writes.then(go_on)
 
     def run(self, work: Coroutine[Any, Any, bytes], key: int) -> None:
-        """Run *work*, which returns the answering frame; it goes on when the channel is gone."""
+        """Run *work*, which returns the answer frame. It continues when the channel is closed."""
         self.occupy()
         self._client.manager.spawn(self._finish_after(work, key))
 
@@ -115,13 +115,13 @@ class ChannelOrder:
         except LogError as error:
             _log.error("not durable", channel=self.number, connection=connection, reason=str(error))
             answer = XaError(ReplyCode.INTERNAL_ERROR, "the database failed, the outcome is not known")
-        except Exception:  # noqa: BLE001 - logged; the client is told no more than that
+        except Exception:  # noqa: BLE001 - logged; the client gets no details
             _log.exception("method failed", channel=self.number, connection=connection)
             answer = XaError(ReplyCode.INTERNAL_ERROR, "internal error")
         self.finish(answer, key)
 
     def refuse(self, error: XaError, key: int = 0) -> None:
-        """Close the channel with an exception; the connection lives on."""
+        """Close the channel with *error*. The connection stays open."""
         if self.is_open():
             self.refused(error)
             self._let_go()
@@ -129,5 +129,5 @@ class ChannelOrder:
             self._announce()
 
     def refused(self, error: XaError) -> None:
-        """Note in the log why the channel is closed."""
+        """Log the reason why the channel is closed."""
         _log.info("channel refused", connection=self._client.connection, channel=self.number, reason=str(error))

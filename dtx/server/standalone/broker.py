@@ -1,6 +1,6 @@
-"""What connections ask of the store, and queues that go.
+"""The store as connections see it, and the removal of queues.
 
-:class:`dtx.store.postgres.store.PostgresStore` is such a store.
+:class:`dtx.store.postgres.store.PostgresStore` implements :class:`StandaloneServer`.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -20,14 +20,14 @@ from dtx.telemetry import get_logger
 _log = get_logger(part="connection")
 
 Done = Callable[[LogError | None], None]
-"""Called once, when a record is durable, or with the error when it is not or nobody knows."""
+"""Called once, when a record is durable, or with the error if it is not or its outcome is not known."""
 
 
 class StandaloneServer(Protocol):
     """Exchanges, queues and messages."""
 
     def virtual_host(self, name: str) -> VirtualHost:
-        """The virtual host of that name, which users may enter; empty the first time."""
+        """The virtual host *name*, which must exist. It is created empty on first use."""
 
     def submit(
         self,
@@ -41,94 +41,100 @@ class StandaloneServer(Protocol):
         """Write publishes and acknowledgements in one transaction.
 
         Args:
-            vhost: of the connection.
-            publishes: routed; each message is put into those of its queues that are still there.
-            acked: settled in their indexes from now on; their messages leave.
-            done: see there; not called before this returns.
-            whole: when a queue refuses one publish, nothing at all happens, and *done* is not called.
+            vhost: the virtual host of the connection.
+            publishes: routed; each message is put into those of its queues that still exist.
+            acked: settled in their indexes at once; the record removes their messages.
+            done: see :data:`Done`; not called before this returns.
+            whole: if a queue refuses one publish, nothing is written, and *done* is not called.
 
         Returns:
-            Indexes of the publishes that a full queue refuses (x-overflow: reject-publish); they are put nowhere.
+            Indexes of the publishes that a full queue refuses (x-overflow: reject-publish). They are put nowhere, or
+            are dead letters of that queue.
         """
 
     async def dead_letters(
         self, deliveries: Sequence[QueueDelivery], revised: Callable[[StoredMessage], bytes]
     ) -> Sequence[HeldPublish | None]:
-        """What a branch publishes that rejects *deliveries*, of queues with a dead letter exchange; ``None``: nothing.
+        """Make the dead letters that a branch publishes if it rejects *deliveries*.
 
         Args:
-            deliveries: not settled, and they stay so until this returns.
-            revised: the properties with which a message leaves its queue.
+            deliveries: of queues with a dead letter exchange. They are unsettled until this returns.
+            revised: returns the properties with which a message leaves its queue.
 
         Returns:
-            Of as many as are reasonable to have in memory at once, from the first on, and at least one.
+            The dead letters of the first deliveries (``None``: it has none): at least one, and as many as may be in
+            memory at once.
 
         Raises:
             LogError: the messages could not be read.
         """
 
     def refusal(self, work: HeldWork) -> str | None:
-        """Why a queue would not take what a branch has published to it (x-overflow: reject-publish).
+        """The reason why a queue refuses publishes of a branch (x-overflow: reject-publish), or ``None``.
 
-        It is asked before the vote: what a branch has voted for comes into its queues, however full they are then.
+        Asked before the vote. After it, the publishes of the branch enter even full queues.
         """
 
     def define(self, define: Define) -> Awaitable[None]:
         """Make a change of the topology durable, in the order of the calls.
 
-        Nobody hears of a message that it is durable before its queue is.
+        No message is confirmed as durable before its queue is durable.
 
         Returns:
-            Done when it is durable; a LogError when it is not, or nobody knows.
+            Done when it is durable; a LogError if it is not, or its outcome is not known.
         """
 
     def defined(self, thing: Thing | None = None) -> Awaitable[None] | None:
-        """What is in memory may not be durable yet: somebody else has just asked for it.
+        """Wait for an earlier :meth:`define`, perhaps of another client. One that the database refused is tried again.
 
         Args:
-            thing: which; all that was ever asked for when none is named.
+            thing: the object to wait for; ``None`` for all earlier definitions.
 
         Returns:
-            As :meth:`define`; ``None`` when it is durable.
+            As :meth:`define`; ``None`` if it is durable already.
         """
 
     def close_queues(self, queues: Sequence[Queue]) -> list[Consumer]:
-        """Queues are gone: close their indexes, and have their messages removed; their consumers, to be told."""
+        """Close the indexes of deleted queues, and remove their messages in the background.
+
+        Returns:
+            Their consumers, which the caller must inform.
+        """
 
     async def revise(
         self, deliveries: Sequence[QueueDelivery], revised: Callable[[QueueDelivery, StoredMessage], bytes]
     ) -> None:
-        """Change the properties of messages that are handed out; whoever gets them next, gets them so.
+        """Change the properties of delivered messages. The next recipient gets them with the new properties.
 
         Args:
-            deliveries: not settled, and they stay so until this returns.
-            revised: the new properties of a message.
+            deliveries: unsettled until this returns.
+            revised: returns the new properties of a message.
 
         Raises:
-            LogError: not all are changed, or nobody knows.
+            LogError: not all are changed, or the outcome is not known.
         """
 
     async def purge(self, queue: Queue) -> int:
-        """Remove what is ready; how many messages. Returns when that is durable.
+        """Remove the ready messages. Returns their number when the removal is durable.
 
         Raises:
-            LogError: it is not, or nobody knows.
+            LogError: the removal is not durable, or its outcome is not known.
         """
 
 
 OWN_AT_ONCE: Final = 50
-"""Exclusive queues that go in one step, a millisecond or less."""
+"""Exclusive queues that are removed in one step, which takes at most 1 ms."""
 
 
 class ClientSink(Sink, Protocol):
-    """What consumers of clients deliver to."""
+    """The receiver of deliveries to consumers of clients."""
 
     def cancelled(self, consumer: Consumer) -> None:
-        """The queue of *consumer* is gone."""
+        """The queue of *consumer* was deleted."""
 
 
 def close_queues(broker: StandaloneServer, queues: Sequence[Queue]) -> None:
-    """Queues are gone from the topology: so are their messages, and their consumers hear of it."""
+    """Remove the messages of deleted queues, and inform their consumers."""
     Slices(_failed).run(_tell(broker.close_queues(queues)))
 
 
@@ -145,14 +151,14 @@ def _failed(error: Exception) -> None:
 def remove_own(
     broker: StandaloneServer, manager: TransactionManager, vhost: VirtualHost, owner: Owner
 ) -> Iterator[None]:
-    """The exclusive queues of a connection that is gone go with it, in steps."""
+    """Remove the exclusive queues of a closed connection, in steps."""
     while (gone := vhost.disconnected(owner, OWN_AT_ONCE)).queues:
         remove(broker, manager, gone)
         yield
 
 
 def remove(broker: StandaloneServer, manager: TransactionManager, gone: Gone) -> None:
-    """The same for queues that go by themselves, so nobody waits until that is durable."""
+    """Close queues that dtx has removed itself; the change of the topology is written in the background."""
     close_queues(broker, gone.queues)
     if gone.define is not None:
         manager.spawn(_note_gone(broker.define(gone.define)))

@@ -1,4 +1,4 @@
-"""A client's channel: which part of it does what its client asks for, and its modes."""
+"""A client's channel: its modes, and the dispatch of methods to its parts."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -28,8 +28,8 @@ class StandaloneChannel:
     """One channel of a client.
 
     Args:
-        client: whose it is.
-        engine: the channel on the wire.
+        client: the owner of the channel.
+        engine: the protocol engine of the channel.
     """
 
     def __init__(self, client: Client, engine: ChannelEngine) -> None:
@@ -46,36 +46,36 @@ class StandaloneChannel:
         self._wants_tickets = client.parts.limits.require_tickets
         self._has_let_go = False
 
-    # -- what operators see
+    # -- for operators
 
     @property
     def mode(self) -> ChannelMode:
-        """What it was selected for."""
+        """The mode that the client selected."""
         return self.engine.mode
 
     @property
     def place(self) -> tuple[int, int]:
-        """Numbers of connection and channel."""
+        """Numbers of the connection and the channel."""
         return self.order.place
 
     @property
     def ties(self) -> Iterable[tuple[BranchRuntime, Association]]:
-        """Branches that it is associated or suspended with."""
+        """The branches with which the channel has an association, active or suspended."""
         return self._context.ties if isinstance(self._context, DistributedContext) else ()
 
     @property
     def scan(self) -> Scan | None:
-        """The recovery scan that is open on it."""
+        """The open recovery scan of the channel."""
         return self._coordination.scan
 
-    # -- what the client asks for
+    # -- methods of the client
 
     def receive(self, event: MethodReceived | ContentReceived) -> None:
-        """A method, with the content that it may have.
+        """Handle a method and its content, if it has one.
 
         Raises:
-            XaError: the channel cannot go on.
-            WireError: nor can the connection.
+            XaError: the channel must be closed.
+            WireError: the connection must be closed.
         """
         if isinstance(event, ContentReceived):
             publish: Any = event.method
@@ -87,7 +87,7 @@ class StandaloneChannel:
         if handle is None:
             key = method.KEY
             raise WireError(
-                HardCode.COMMAND_INVALID, f"class {key >> 16} method {key & 0xFFFF} has no place on a channel"
+                HardCode.COMMAND_INVALID, f"class {key >> 16} method {key & 0xFFFF} is illegal on a channel"
             )
         if (event.ticket or self._wants_tickets) and kind in _TICKETED:
             self._declaring.check_ticket(method.NAME, event.ticket)
@@ -98,21 +98,21 @@ class StandaloneChannel:
         self.consuming.settle(said, self._context)
 
     def _flush(self, event: MethodReceived) -> None:
-        """execution.flush of the preview: execution.complete when all commands so far have been executed."""
+        """execution.flush of the preview: send execution.complete when all earlier commands have been executed."""
         frame = methods.ExecutionComplete(event.mark & 0xFFFFFFFF).frame(self.number)
         self.order.after_writes(lambda: self.order.send(frame), methods.ExecutionFlush.KEY)
 
     def _nothing(self, event: MethodReceived) -> None:
-        """execution.complete of the preview, which a server MUST implement: dtx waits for no command of its own."""
+        """execution.complete of the preview. A server MUST implement it, but dtx sends no command to wait for."""
 
-    # -- modes: the engine has judged whether they may change
+    # -- modes: the engine has checked that the mode may change
 
     def _confirm_select(self, event: MethodReceived) -> None:
         self.engine.become(ChannelMode.CONFIRM)
         if not cast("methods.ConfirmSelect", event.method).no_wait:
             self.order.send(methods.ConfirmSelectOk().frame(self.number))
 
-    def _tx_select(self, event: MethodReceived) -> None:  # noqa: ARG002 - it says no more
+    def _tx_select(self, event: MethodReceived) -> None:  # noqa: ARG002 - no arguments
         if not isinstance(self._context, LocalContext):
             self.engine.become(ChannelMode.TX)
             self._context = LocalContext(self._client, self.order, self._publisher, self.consuming.unsettled.restore)
@@ -126,11 +126,11 @@ class StandaloneChannel:
 
         cast("LocalContext", self._context).commit(done)
 
-    def _tx_rollback(self, event: MethodReceived) -> None:  # noqa: ARG002 - it says no more
+    def _tx_rollback(self, event: MethodReceived) -> None:  # noqa: ARG002 - no arguments
         cast("LocalContext", self._context).rollback()
         self.order.send(methods.TxRollbackOk().frame(self.number))
 
-    def _dtx_select(self, event: MethodReceived) -> None:  # noqa: ARG002 - it says no more
+    def _dtx_select(self, event: MethodReceived) -> None:  # noqa: ARG002 - no arguments
         if not isinstance(self._context, DistributedContext):
             self.engine.become(ChannelMode.DTX)
             self._context = DistributedContext(self._client, self.order, self._publisher)
@@ -151,7 +151,7 @@ class StandaloneChannel:
     # -- the end
 
     def let_go(self) -> None:
-        """The channel ends: nothing is delivered to it any more, and what is not settled goes back. Idempotent."""
+        """End the channel: stop its deliveries, and return its unsettled messages. Idempotent."""
         if not self._has_let_go:
             self._has_let_go = True
             self.consuming.let_go()
@@ -167,7 +167,7 @@ _Handler = Callable[[StandaloneChannel, MethodReceived], None]
 def _of_queue(act: Callable[[ChannelConsumers, Any, bytes], None]) -> _Handler:
     def handle(channel: StandaloneChannel, event: MethodReceived) -> None:
         said: Any = event.method
-        act(channel.consuming, said, channel._declaring.queue_name(said.queue))  # noqa: SLF001 - of this module
+        act(channel.consuming, said, channel._declaring.queue_name(said.queue))  # noqa: SLF001 - same module
 
     return handle
 
@@ -177,11 +177,11 @@ def _consuming(act: Callable[[ChannelConsumers, Any], None]) -> _Handler:
 
 
 def _declaring(act: Callable[[Declarations, Any], None]) -> _Handler:
-    return lambda channel, event: act(channel._declaring, event.method)  # noqa: SLF001 - of this module
+    return lambda channel, event: act(channel._declaring, event.method)  # noqa: SLF001 - same module
 
 
 _HANDLERS: Final[dict[type[Method], _Handler]] = {
-    methods.BasicAck: StandaloneChannel._settle,  # noqa: SLF001 - so are all that follow
+    methods.BasicAck: StandaloneChannel._settle,  # noqa: SLF001 - as for all below
     methods.BasicNack: StandaloneChannel._settle,  # noqa: SLF001
     methods.BasicReject: StandaloneChannel._settle,  # noqa: SLF001
     methods.BasicQos: _consuming(ChannelConsumers.qos),
@@ -215,4 +215,4 @@ _HANDLERS: Final[dict[type[Method], _Handler]] = {
     methods.ExecutionComplete: StandaloneChannel._nothing,  # noqa: SLF001
 }
 _TICKETED: Final = frozenset(row for row in _HANDLERS if Fact.TICKET | Fact.LOCAL in row.FACTS)
-"""Methods of the preview: their tickets count."""
+"""Methods of the preview whose tickets are checked."""

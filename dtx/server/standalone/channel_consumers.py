@@ -1,4 +1,4 @@
-"""Consumers, basic.get, and what was delivered and is not settled, of one channel."""
+"""Consumers, basic.get and unsettled deliveries of one channel."""
 
 import asyncio
 from base64 import urlsafe_b64encode
@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 
 class Unsettled(Generic[T]):
-    """What was delivered on a channel and is not settled, in the order of the tags."""
+    """The unsettled deliveries of a channel, in the order of their tags."""
 
     __slots__ = ("_deliveries", "_next")
 
@@ -68,27 +68,27 @@ class Unsettled(Generic[T]):
         return len(self._deliveries)
 
     def next_tag(self) -> int:
-        """A tag for something that needs no acknowledgement. "The delivery tag is valid only within the channel"."""
+        """A tag for a delivery without acknowledgement. "The delivery tag is valid only within the channel"."""
         tag = self._next
         self._next += 1
         return tag
 
     def add(self, delivery: T) -> int:
-        """Keep *delivery*; its tag."""
+        """Keep *delivery*, and return its tag."""
         tag = self._next
         self._next = tag + 1
         self._deliveries[tag] = delivery
         return tag
 
     def take(self, wanted: int, *, multiple: bool) -> dict[int, T]:
-        """The deliveries that a settlement means, by their tags; they are not kept any more.
+        """Remove and return the deliveries that a settlement names, by their tags.
 
         Args:
             wanted: delivery tag.
-            multiple: it means all up to that one.
+            multiple: the settlement names all deliveries up to that tag.
 
         Raises:
-            XaError: 406 for a tag that is not outstanding.
+            XaError: 406, the tag is not outstanding.
         """
         known = self._deliveries
         if not multiple:
@@ -103,12 +103,12 @@ class Unsettled(Generic[T]):
         return {tag: known.pop(tag) for tag in list(takewhile(wanted.__ge__, known))}
 
     def take_all(self) -> dict[int, T]:
-        """All of them."""
+        """Remove and return all deliveries."""
         found, self._deliveries = self._deliveries, {}
         return found
 
     def restore(self, deliveries: Iterable[tuple[int, T]]) -> None:
-        """Keep again what was taken: tx.rollback does "not redeliver" it, so it is acknowledged anew."""
+        """Keep *deliveries* again. tx.rollback does "not redeliver" them, so the client must settle them again."""
         self._deliveries.update(deliveries)
         self._deliveries = dict(sorted(self._deliveries.items()))
 
@@ -117,7 +117,7 @@ class Get:
     """One basic.get.
 
     Args:
-        consuming: of the channel that asks.
+        consuming: the consumers of the channel, which send the answer.
         no_ack: the message is settled when it is sent.
     """
 
@@ -128,16 +128,16 @@ class Get:
         self.no_ack = no_ack
 
     def got(self, found: tuple[QueueDelivery, StoredMessage] | None, remaining: int) -> None:
-        """The answer."""
+        """Send the answer."""
         self._consuming.got(self, found, remaining)
 
 
 class ChannelConsumers:
-    """What a channel's client consumes. It is the sink of its consumers.
+    """The consumers of one channel. This object is their sink.
 
     Args:
-        client: that consumes.
-        order: of the channel.
+        client: the owner of the channel.
+        order: the order of the channel.
     """
 
     __slots__ = (
@@ -167,13 +167,13 @@ class ChannelConsumers:
         self._shared = Credit()
         self._getting: tuple[Get, Queue] | None = None
         self._asking: tuple[bytes, bytes] | None = None
-        """The consumer of direct replies, if there is one: its tag, and the address for replies."""
+        """Tag and reply address of the consumer of direct replies, if there is one."""
 
     # -- the sink
 
     @property
     def full(self) -> bool:
-        """Nothing can be delivered at present."""
+        """Whether nothing can be delivered now."""
         return not self._outbox.has_room or not self._active or len(self.unsettled) >= MAX_UNACKED
 
     def deliver(self, consumer: Consumer, delivery: QueueDelivery, message: StoredMessage) -> None:
@@ -187,7 +187,7 @@ class ChannelConsumers:
         self._outbox.announce(len(frame) + len(message.properties) + len(message.body))
 
     def resume(self) -> None:
-        """The sink may have room again."""
+        """Resume the consumers, if the sink has room again."""
         if not self.full:
             for consumer in list(self.consumers.values()):
                 consumer.resume()
@@ -195,7 +195,7 @@ class ChannelConsumers:
     # -- consumers
 
     def qos(self, qos: BasicQos) -> None:
-        """basic.qos: for consumers from now on, or (global) for all of the channel together, as RabbitMQ has it."""
+        """basic.qos, as in RabbitMQ: for each later consumer, or (global) for all consumers of the channel together."""
         if qos.prefetch_size:
             raise WireError(HardCode.NOT_IMPLEMENTED, f"prefetch_size!=0 ({qos.prefetch_size})")
         if qos.global_qos:
@@ -220,7 +220,7 @@ class ChannelConsumers:
         self._order.after_writes(lambda: self._consume(name, asked, priority), BasicConsume.KEY)
 
     def _consume(self, name: bytes, asked: BasicConsume, priority: int) -> None:
-        """What was published before is for the consumers that waited for it."""
+        """Start the consumer. Messages published earlier go to the consumers that waited for them."""
         queue = self._client.vhost.find_queue(name, self._client)
         queue.index.serve(self._client.now())
         consumer = Consumer(
@@ -239,11 +239,11 @@ class ChannelConsumers:
             self._order.send(BasicConsumeOk(consumer.tag).frame(self._order.number))
 
     def cancel(self, asked: BasicCancel) -> None:
-        """basic.cancel; a consumer that is not there is no error."""
+        """basic.cancel. An unknown consumer tag is not an error."""
         self._order.after_writes(lambda: self._cancel(asked), BasicCancel.KEY)
 
     def _cancel(self, asked: BasicCancel) -> None:
-        """The consumer still gets what was published before."""
+        """Stop the consumer. It still gets messages that were published before."""
         consumer = self.consumers.get(asked.consumer_tag)
         if consumer is not None:
             self._queues[consumer].index.serve(self._client.now())
@@ -255,16 +255,16 @@ class ChannelConsumers:
             self._order.send(BasicCancelOk(asked.consumer_tag).frame(self._order.number))
 
     def _leave(self, consumer: Consumer) -> None:
-        """A consumer leaves its queue, which goes with the last one if it is to."""
+        """Remove a consumer from its queue. The last one to leave deletes an auto-delete queue."""
         queue = self._queues.pop(consumer, None)
         client = self._client
         if queue is not None and queue.index.cancel(consumer, client.now()) and queue.spec.auto_delete:
             client.remove(client.vhost.remove_queue(queue))
 
     def cancelled(self, consumer: Consumer) -> None:
-        """The queue of *consumer* is gone."""
+        """The queue of *consumer* was deleted."""
         if self._queues.pop(consumer, None) is None:
-            return  # the client has cancelled it before: its tag may be another one's now
+            return  # the client has cancelled it: another consumer may have its tag now
         self.consumers.pop(consumer.tag, None)
         if self._client.hears_of_cancelled_consumers:
             self._order.send(BasicCancel(consumer.tag, no_wait=True).frame(self._order.number))
@@ -272,7 +272,7 @@ class ChannelConsumers:
     # -- direct replies
 
     def _ask(self, asked: BasicConsume) -> None:
-        """Consume from the pseudo-queue of direct replies: one consumer of a channel may, and acknowledges nothing."""
+        """Consume from the pseudo-queue of direct replies: one consumer per channel, without acknowledgements."""
         if not asked.no_ack:
             raise XaError(ReplyCode.PRECONDITION_FAILED, "reply consumer cannot acknowledge")
         if self._asking is not None:
@@ -289,18 +289,18 @@ class ChannelConsumers:
 
     @property
     def reply_address(self) -> bytes:
-        """Where replies to this channel go.
+        """The address for replies to this channel.
 
         Raises:
-            XaError: 406, it waits for none.
+            XaError: 406, the channel has no consumer of direct replies.
         """
         if self._asking is None:
             raise XaError(ReplyCode.PRECONDITION_FAILED, "fast reply consumer does not exist")
         return self._asking[1]
 
     def reply(self, message: HeldPublish) -> None:
-        """A direct reply has come."""
-        assert self._asking is not None, "the address is known for as long as the consumer is there"
+        """Deliver a direct reply."""
+        assert self._asking is not None, "the reply address exists only while its consumer does"
         if self._outbox.unsent > MAX_UNREAD_REPLIES:
             _log.warning("a direct reply is dropped", connection=self._client.connection, channel=self._order.number)
             return
@@ -311,7 +311,7 @@ class ChannelConsumers:
     # -- get
 
     def get(self, asked: BasicGet, name: bytes) -> None:
-        """basic.get of the queue *name*: behind what was published before it."""
+        """basic.get of the queue *name*. It waits until earlier publishes are durable."""
         client = self._client
         client.demand(Permission.READ, "queue", name)
         client.vhost.find_queue(name, client)
@@ -327,7 +327,7 @@ class ChannelConsumers:
         queue.index.get(getter, self._client.now())
 
     def got(self, getter: Get, found: tuple[QueueDelivery, StoredMessage] | None, remaining: int) -> None:
-        """The answer to a basic.get. What waits behind it goes on later, since it may turn to the index."""
+        """Answer a basic.get. Later methods run in another turn, because they may call the index."""
         order = self._order
         self._getting = None
         if found is None:
@@ -344,7 +344,7 @@ class ChannelConsumers:
     # -- settling
 
     def settle(self, said: Settle, context: Context) -> None:
-        """basic.ack, basic.nack or basic.reject: *context* has what becomes of it."""
+        """basic.ack, basic.nack or basic.reject: *context* settles the deliveries."""
         how = Settlement.ACK
         if not isinstance(said, BasicAck):
             how = Settlement.REQUEUE if said.requeue else Settlement.REJECT
@@ -357,7 +357,7 @@ class ChannelConsumers:
             self.resume()
 
     def recover(self, said: BasicRecover | BasicRecoverAsync) -> None:
-        """basic.recover and recover-async: as RabbitMQ, messages always go back to their queues."""
+        """basic.recover and recover-async. As in RabbitMQ, messages always return to their queues."""
         if not said.requeue:
             raise WireError(HardCode.NOT_IMPLEMENTED, "requeue=false")
         self._order.occupy()
@@ -380,7 +380,7 @@ class ChannelConsumers:
         self.resume()
 
     def let_go(self) -> None:
-        """The channel is gone: its consumers too, and what is not settled returns to the queues."""
+        """End the channel's consumers, and return unsettled messages to their queues."""
         if self._getting is not None:
             getter, queue = self._getting
             self._getting = None
@@ -392,8 +392,8 @@ class ChannelConsumers:
     def _let_go(self) -> Iterator[None]:
         consumers, self.consumers = self.consumers, {}
         returning = self._return_all()
-        next(returning)  # what they have comes before the rest, for those who are active behind them
-        # First the consumers: what is given back must not be delivered to them again.
+        next(returning)  # suspends the queues: the next active consumers get these messages before the rest
+        # Remove the consumers first: they must not get returned messages again.
         for consumer in consumers.values():
             self._leave(consumer)
             yield
@@ -405,7 +405,6 @@ def _new_tag() -> bytes:
 
 
 def _priority(arguments: bytes) -> int:
-    """x-priority."""
     entry = first_of_each(arguments).get(_PRIORITY) if arguments else None
     if entry is None:
         return 0

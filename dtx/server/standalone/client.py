@@ -1,4 +1,4 @@
-"""One client as the parts of its channels see it, and what all clients share."""
+"""One client as its channels see it, and the objects that all clients share."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from dtx.telemetry import Metrics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What all connections share."""
+    """The objects that all connections share."""
 
     manager: TransactionManager
     broker: StandaloneServer
@@ -37,17 +37,18 @@ class Client:
     """A client that has entered a virtual host. It owns the exclusive queues that it declares.
 
     Args:
-        parts: what all clients share.
+        parts: the objects that all clients share.
         connection: its number, for the log.
         who: user and virtual host.
-        vhost, access, writes, budget: of these two.
+        vhost, access, writes: of this connection.
+        budget: memory of the user and virtual host.
         frame_max: agreed with the client, bytes.
-        hears_of_cancelled_consumers: the client wants basic.cancel when a queue goes.
-        outbox: what is sent.
-        slices: long work.
-        go_on: called when frames may go on that waited behind a method.
-        fail: told of an exception that ends the connection, with class << 16 | method of what the client sent.
-        wait_for_disk: called when the client publishes, and the disk is nearly full.
+        hears_of_cancelled_consumers: the client wants basic.cancel when a queue is deleted.
+        outbox: data that is sent to the client.
+        slices: long work for the client.
+        go_on: called when frames that waited behind a method may be handled.
+        fail: called with an exception that ends the connection, and class << 16 | method of the client's method.
+        wait_for_disk: called when the client publishes while the disk is nearly full.
     """
 
     parts: Parts
@@ -67,17 +68,17 @@ class Client:
 
     @property
     def account(self) -> Account:
-        """The user's."""
+        """The account of the user."""
         return self.access.account
 
     @property
     def manager(self) -> TransactionManager:
-        """Of the branches."""
+        """The manager of the branches."""
         return self.parts.manager
 
     @property
     def broker(self) -> StandaloneServer:
-        """Of the messages."""
+        """The store of the messages."""
         return self.parts.broker
 
     def demand(self, permission: Permission, kind: str, name: bytes) -> None:
@@ -85,13 +86,13 @@ class Client:
         self.access.demand(permission, kind, name)
 
     def now(self) -> float:
-        """Seconds since the epoch, as the queues count."""
+        """Seconds since the epoch; the clock that the queues use."""
         return time.time()
 
     def close_queues(self, queues: Sequence[Queue]) -> None:
-        """Queues are gone from the topology: so are their messages, and their consumers hear of it."""
+        """See :func:`~dtx.server.standalone.broker.close_queues`."""
         close_queues(self.broker, queues)
 
     def remove(self, gone: Gone) -> None:
-        """The same for queues that go by themselves, so nobody waits until that is durable."""
+        """See :func:`~dtx.server.standalone.broker.remove`."""
         remove(self.broker, self.manager, gone)

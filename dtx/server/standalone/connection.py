@@ -1,8 +1,8 @@
-"""A client's connection where dtx itself keeps the messages: the server's end of AMQP 0-9 and 0-9-1.
+"""A client's connection in standalone mode: the server's end of AMQP 0-9 and 0-9-1.
 
-The engine has the protocol. What one read brings is handled in one pass; what it publishes and acknowledges is one
-record of the log. What is sent to the client is joined for each turn of the event loop. A client that does not read, or
-sends more than the log can take, is not read from until that has changed.
+The engine implements the protocol. The frames of one read are handled in one pass; their publishes and acknowledgements
+are one record of the log. The data for the client is joined into one write per turn of the event loop. dtx stops
+reading from a client that does not read, or that sends more than the log can take.
 """
 
 import asyncio
@@ -54,15 +54,15 @@ from dtx.xa.codes import XaError
 _log = get_logger(part="connection")
 
 _CLOSE_PATIENCE: Final = 5.0
-"""Seconds that a client has to confirm connection.close."""
+"""Seconds in which a client must confirm connection.close."""
 _REFUSED_PAUSE: Final = 3.0
-"""Seconds before a login that failed is cut off where the client cannot be told, as RabbitMQ has it."""
+"""Seconds from a failed login to the end of the socket if the client cannot be told, as in RabbitMQ."""
 _RUNNING: Final = Stage.RUNNING
 _ON_CHANNEL: Final = (MethodReceived, ContentReceived)
 _BEHIND: Final = "frames wait"
-"""Why nothing is read while frames that were read have not been looked at."""
+"""The reason to stop reading while frames of earlier reads wait."""
 _BLOCKED_AFTER: Final = 1.0
-"""Seconds that a client is not read from, for want of writing, before it is told so (connection.blocked)."""
+"""Seconds of back-pressure by the log before dtx sends connection.blocked."""
 _CAPABILITIES: Final = (
     b"publisher_confirms",
     b"exchange_exchange_bindings",
@@ -96,7 +96,7 @@ class StandaloneConnection(ClientConnection):
     """One client, from its protocol header to its end.
 
     Args:
-        parts: see there.
+        parts: the objects that all connections share.
         transport: the client's socket.
     """
 
@@ -105,7 +105,7 @@ class StandaloneConnection(ClientConnection):
         limits = parts.limits
         self.channels: dict[int, StandaloneChannel] = {}
         self.client: Client
-        """Known when it has entered a virtual host, as *writes* are."""
+        """Set when the client enters a virtual host, as is *writes*."""
         self.writes: Writes
         self._parts = parts
         self._offer = methods.ConnectionTune(limits.max_channels, limits.frame_max or MAX_FRAME, HEARTBEAT)
@@ -121,14 +121,14 @@ class StandaloneConnection(ClientConnection):
         self._account: Account | None = None
         self._greeted = False
         self._handling = False
-        """An iteration of the engine runs."""
+        """Whether events of the engine are being handled."""
         self._awaited = False
-        """Another turn of the loop goes on with it."""
+        """Whether the rest is handled in another turn of the loop."""
         self._told_blocked = False
         self._blocked_timer: asyncio.TimerHandle | None = None
         self._tick_timer: asyncio.TimerHandle | None = None
 
-    # -- what the engine tells
+    # -- events of the engine
 
     async def connect(self) -> None:
         """Begin the handshake."""
@@ -144,7 +144,7 @@ class StandaloneConnection(ClientConnection):
         self.outbox.announce()
 
     def client_data(self, data: bytes) -> None:
-        """Bytes from the client."""
+        """Handle bytes from the client."""
         if not self._greeted:
             self._greet()
         if self.outbox.is_slow:
@@ -154,7 +154,7 @@ class StandaloneConnection(ClientConnection):
             self._handle(events)
 
     def _go_on(self) -> None:
-        """A channel may go on with what waited."""
+        """Handle the frames that waited for a channel."""
         if self._handling or self._awaited:
             return
         if self._engine.behind:
@@ -168,7 +168,7 @@ class StandaloneConnection(ClientConnection):
             self._handle(self._engine.receive(b""))
 
     def _handle(self, events: Iterable[EngineEvent]) -> None:
-        """Handle *events*, in several turns of the event loop where they are much work."""
+        """Handle *events* for at most one slice. The rest is handled in later turns of the event loop."""
         until = time.monotonic() + SLICE_SECONDS
         self._handling = True
         try:
@@ -187,7 +187,7 @@ class StandaloneConnection(ClientConnection):
                     break
         except WireError as error:
             self.refuse(error)
-        except Exception as error:  # noqa: BLE001 - logged; the client is told no more than that
+        except Exception as error:  # noqa: BLE001 - logged; the client gets no details
             _log.exception("connection failed", connection=self.id)
             self.refuse(error)
         self._handling = False
@@ -246,15 +246,15 @@ class StandaloneConnection(ClientConnection):
             case VhostRequested():
                 self._enter(event.vhost)
             case ConnectionMethodReceived(method=methods.ConnectionUpdateSecret()):
-                # As RabbitMQ: a password is judged at the login alone, and a user who may not stay is cut off.
+                # As in RabbitMQ, the password is checked only at login. `recheck` ends connections of deleted users.
                 self._send(methods.ConnectionUpdateSecretOk())
             case ConnectionMethodReceived():
-                raise WireError(HardCode.COMMAND_INVALID, "method on channel 0 that has no place there")
+                raise WireError(HardCode.COMMAND_INVALID, "method is illegal on channel 0")
             case _:
-                raise AssertionError(f"{event} is told at another place, or to clients")
+                raise AssertionError(f"unexpected event {event}")
 
     def _send(self, method: Method) -> None:
-        """Say something on channel 0."""
+        """Send *method* on channel 0."""
         self._engine.send(method.frame(0))
         self.outbox.announce()
 
@@ -275,16 +275,16 @@ class StandaloneConnection(ClientConnection):
             return
         try:
             if credentials is None:
-                _log.info("login refused", connection=self.id, reason="the SASL response names nobody")
-                raise LoginRefused("the SASL response names nobody")
+                _log.info("login refused", connection=self.id, reason="the SASL response names no user")
+                raise LoginRefused("the SASL response names no user")
             self._account = await self._parts.accounts.authenticate(
                 credentials.user, credentials.password, loopback=transport.is_local, peer=transport.peer
             )
         except LoginRefused as error:
             self._refuse_login(str(error))
         except LogError as error:
-            _log.warning("nobody can log in", connection=self.id, reason=str(error))
-            self.refuse(WireError(HardCode.INTERNAL_ERROR, "the database that has the users is away"))
+            _log.warning("no client can log in", connection=self.id, reason=str(error))
+            self.refuse(WireError(HardCode.INTERNAL_ERROR, "the user database is not available"))
         else:
             self._engine.tune(self._offer)
             self.outbox.announce()
@@ -302,7 +302,7 @@ class StandaloneConnection(ClientConnection):
         try:
             vhost = name.decode()
         except UnicodeDecodeError:
-            raise WireError(HardCode.NOT_ALLOWED, "the vhost's name is no UTF-8") from None
+            raise WireError(HardCode.NOT_ALLOWED, "the name of the vhost is not UTF-8") from None
         if not self._parts.accounts.has_vhost(vhost):
             raise WireError(HardCode.NOT_ALLOWED, f"vhost {vhost} not found")
         if not account.may_enter(vhost):
@@ -340,7 +340,7 @@ class StandaloneConnection(ClientConnection):
         engine.open_ok()
 
     def recheck(self) -> None:
-        """Users or vhosts have changed: somebody who is gone does not stay connected."""
+        """Close the connection if its user was deleted or may not enter the vhost any more."""
         if self.stage is Stage.RUNNING:
             account, user, vhost = self.client.account, self.who.user, self.who.vhost
             if not (account.exists and account.may_enter(vhost)):
@@ -361,7 +361,7 @@ class StandaloneConnection(ClientConnection):
         engine.open_ok()
 
     def _close_channel(self, channel: StandaloneChannel) -> None:
-        """The client closes a channel: confirmed when all that was sent before is durable."""
+        """The client closes a channel. close-ok is sent when its earlier writes are durable."""
         self.writes.flush()
         channel.let_go()
         self.slices.then(lambda: self.writes.then(lambda: self._confirm_close_of(channel)))
@@ -373,7 +373,7 @@ class StandaloneConnection(ClientConnection):
             self._forget(channel)
 
     def _forget(self, channel: StandaloneChannel) -> None:
-        """A channel is closed on both sides."""
+        """Remove a channel that is closed on both sides."""
         del self.channels[channel.number]
         self._discount_channel()
 
@@ -387,7 +387,7 @@ class StandaloneConnection(ClientConnection):
         self._engine.excuse()
 
     def _tick(self) -> None:
-        """Heartbeats, both ways."""
+        """Send a heartbeat when it is due, and check that the client sends."""
         if self._holding:
             self._engine.excuse()
         deadline, events = self._engine.tick(now := time.monotonic())
@@ -398,7 +398,7 @@ class StandaloneConnection(ClientConnection):
             self._on(event)
 
     def _throttle(self, much: bool) -> None:
-        """More is on its way to the log than may be, or not any more."""
+        """Stop or resume reading, depending on whether too *much* waits for the log."""
         if much:
             self.hold_client(self.writes)
             self._blocked_timer = asyncio.get_running_loop().call_later(_BLOCKED_AFTER, self._say_blocked)
@@ -414,9 +414,9 @@ class StandaloneConnection(ClientConnection):
             self._send(methods.ConnectionBlocked(reason))
 
     def _wait_for_disk(self) -> None:
-        """The client publishes, and the disk is nearly full: it is read from when there is room again.
+        """Stop reading from a client that publishes while the disk is nearly full, until there is room again.
 
-        As with RabbitMQ, a client that does not publish is served as before: so what makes room, or ends, can go on.
+        As in RabbitMQ, other clients are served as before. They can consume messages, which makes room.
         """
         self.hold_client(self.manager.disk)
         self.manager.disk.wait(self._disk_has_room)
@@ -426,7 +426,7 @@ class StandaloneConnection(ClientConnection):
         self._read_on(self.manager.disk)
 
     def _read_on(self, reason: object) -> None:
-        """*reason* does not hold any more: the client is read from, and hears so, if nothing else holds."""
+        """Remove *reason*. If no other reason is left, read again and send connection.unblocked."""
         self.release_client(reason)
         if self._told_blocked and not {self.writes, self.manager.disk} & self._holding:
             self._told_blocked = False
@@ -443,25 +443,25 @@ class StandaloneConnection(ClientConnection):
         self.refuse(error)
 
     def refuse(self, error: Exception, key: int = 0) -> None:
-        """The connection cannot go on: connection.close.
+        """Send connection.close, unless the connection is closing already.
 
         Args:
-            error: what went wrong.
-            key: class << 16 | method of what the client sent; 0 where it is no method.
+            error: the reason.
+            key: class << 16 | method of the client's method; 0 if no method is the reason.
         """
         if self.stage in (Stage.OPENING, Stage.RUNNING):
             _log.info("connection refused", connection=self.id, reason=str(error))
             self.stop(closes.close_frame(error, 0, key))
 
     def stop(self, frame: bytes) -> None:
-        """End the connection with *frame*, a connection.close. Idempotent."""
+        """Close the connection with *frame*, a connection.close. Idempotent."""
         if self.stage not in (Stage.CLOSING, Stage.ENDED):
             self._close(frame)
 
     def _close(self, frame: bytes) -> None:
         self._leave(Stage.CLOSING)
         self._engine.close(frame)
-        self.release_client(self._engine)  # no channel waits any more, and the client's close-ok is to be read
+        self.release_client(self._engine)  # no channel waits any more, and the client's close-ok must be read
         self.outbox.announce()
         self._set_timer(_CLOSE_PATIENCE, self.abort)
 
@@ -477,7 +477,7 @@ class StandaloneConnection(ClientConnection):
         self._end()
 
     def _leave(self, stage: Stage) -> None:
-        """Nothing more is done for the client; what it sent so far is on its way."""
+        """Write what the client has sent so far, close its channels, and delete its exclusive queues."""
         running = self.stage is Stage.RUNNING
         self.stage = stage
         if running:
@@ -495,7 +495,7 @@ class StandaloneConnection(ClientConnection):
             self._discount_channel()
             try:
                 channel.let_go()
-            except Exception:  # noqa: BLE001 - what the others are associated with would belong to nobody
+            except Exception:  # noqa: BLE001 - the other channels must still end their associations
                 _log.exception("channel failed", connection=self.id, channel=channel.number)
             yield
 

@@ -1,8 +1,8 @@
-"""The transactional contexts of a channel: what becomes of the messages that it publishes and settles.
+"""The transactional contexts of a channel, which handle its publishes and settlements.
 
 A channel has one of three: non-transactional, local (class tx) or distributed (class dtx-demarcation,
-:mod:`~dtx.server.standalone.distributed_context`). In each of them a publish has been authorised and routed before it
-gets here, and a settlement names deliveries of this channel.
+:mod:`~dtx.server.standalone.distributed_context`). A context gets only publishes that were authorised and routed, and
+settlements of deliveries of its channel.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,14 +26,14 @@ _NO_ROUTE: Final = 312
 _return_frame: Final = packer(BasicReturn)
 
 SETTLED_AT_ONCE: Final = 500
-"""Deliveries that are settled in one step, a millisecond or two; of more a client may name, many steps are made."""
+"""Deliveries that are settled in one step, which takes 1 to 2 ms. More take several steps."""
 
 Settled = dict[int, QueueDelivery]
-"""Deliveries by their tags on the channel, in order. No list of pairs: very many of those are looked at as garbage."""
+"""Deliveries by tag, in order. Not a list of pairs: the garbage collector examines each pair."""
 
 
 class Settlement(Enum):
-    """What a client makes of a delivery."""
+    """How a client settles a delivery."""
 
     ACK = "ack"
     REQUEUE = "requeue"
@@ -41,36 +41,36 @@ class Settlement(Enum):
 
 
 class Context(Protocol):
-    """One of the three."""
+    """One of the three contexts."""
 
     @property
     def outlives_the_connection(self) -> bool:
-        """Whether what is published now may become visible when the client is gone."""
+        """Whether messages published now may become visible after the client has disconnected."""
 
     def publish(self, message: HeldPublish, number: int) -> None:
-        """A message was published; ``message.queues`` are the ids of those that take it.
+        """Publish a message.
 
         Args:
-            message: routed.
-            number: of the publish in confirm mode, else 0.
+            message: routed; ``message.queues`` are the ids of the queues that take it.
+            number: the number of the publish in confirm mode, else 0.
 
         Raises:
-            XaError: it is too much for the transaction.
+            XaError: the transaction exceeds its limits.
         """
 
     def settle(self, deliveries: Settled, how: Settlement) -> None:
-        """Deliveries were acknowledged or rejected; the channel keeps them no more.
+        """Settle deliveries, which the channel does not keep any more.
 
         Raises:
-            XaError: it is too much for the transaction.
+            XaError: the transaction exceeds its limits.
         """
 
     def let_go(self) -> None:
-        """The channel is gone: nothing more comes, and what is not decided is given back."""
+        """End the context with its channel. Undecided messages return to their queues."""
 
 
 def by_queue(deliveries: Iterable[QueueDelivery]) -> dict[SourceQueue, list[QueueDelivery]]:
-    """The deliveries of each queue."""
+    """Group deliveries by queue."""
     found: dict[SourceQueue, list[QueueDelivery]] = {}
     for delivery in deliveries:
         found.setdefault(delivery.queue, []).append(delivery)
@@ -78,11 +78,11 @@ def by_queue(deliveries: Iterable[QueueDelivery]) -> dict[SourceQueue, list[Queu
 
 
 def give_back(deliveries: Iterable[QueueDelivery], how: Settlement, now: float) -> None:
-    """Requeue or reject now.
+    """Requeue or reject deliveries in one step.
 
     Args:
         deliveries: unacknowledged.
-        how: one of these two.
+        how: requeue or reject.
         now: seconds since the epoch.
     """
     for queue, group in by_queue(deliveries).items():
@@ -105,11 +105,11 @@ def give_back_slowly(
 
 
 class PublisherChannel:
-    """What a channel's client hears of its publishes: it is the publisher to the writes, and gets what comes back.
+    """The answers to a channel's publishes: confirms and returned messages.
 
     Args:
-        client: that publishes.
-        order: of the channel.
+        client: the owner of the channel.
+        order: the order of the channel.
     """
 
     __slots__ = ("_client", "_order")
@@ -119,7 +119,7 @@ class PublisherChannel:
         self._order = order
 
     def unrouted(self, message: HeldPublish) -> None:
-        """No queue takes the message: it may be a direct reply; a mandatory one comes back even so, as RabbitMQ's."""
+        """Handle a message for no queue: deliver a direct reply; return a mandatory one even so, as RabbitMQ does."""
         self._client.parts.direct.deliver(self._client.who.vhost, message)
         if message.mandatory:
             self._return(
@@ -127,7 +127,7 @@ class PublisherChannel:
             )
 
     def returned(self, work: WorkRow, code: int, text: bytes) -> None:
-        """A mandatory message could not be routed when its branch was committed."""
+        """Return a mandatory message that could not be routed when its branch was committed."""
         self._return(work.exchange, work.routing_key, work.properties, work.body, code, text)
 
     def _return(
@@ -138,35 +138,35 @@ class PublisherChannel:
             self._order.send_content(frame, properties, body)
 
     def confirm(self, number: int, *, safe: bool) -> None:
-        """Tell the client in confirm mode what has become of a publish."""
+        """Confirm the publish *number*, or refuse it unless *safe*. Does nothing for 0."""
         if number:
             self._order.engine.confirm(number, safe=safe)
 
     def written(self, number: int, error: LogError | None) -> None:
-        """The publish *number* is durable, or may not be; 0 where nobody confirms."""
+        """Answer the publish *number*, which is durable or has failed; 0 without confirms."""
         if number:
             self._order.engine.confirm(number, safe=error is None)
-        elif error is not None:  # nothing else can tell the client
+        elif error is not None:  # without confirms, only a close can inform the client
             self._order.refuse(
                 XaError(ReplyCode.INTERNAL_ERROR, "the database failed, messages may be lost"), BasicPublish.KEY
             )
 
     def refused(self, number: int) -> None:
-        """A full queue does not take the publish *number*: only confirms can tell."""
+        """Answer the publish *number*, which a full queue refuses. Only confirms can report it."""
         self.confirm(number, safe=False)
 
     def say_confirms(self) -> None:
-        """All that is known at present was told: the confirms are due."""
+        """Send the confirms that are recorded so far."""
         self._client.outbox.announce()
 
 
 class ImmediateContext:
-    """The non-transactional context: everything happens at once, and in the order in which it came.
+    """The non-transactional context: publishes and settlements take effect at once and in order.
 
     Args:
-        client: whose messages they are.
-        order: of the channel.
-        publisher: hears of publishes.
+        client: the owner of the channel.
+        order: the order of the channel.
+        publisher: answers publishes.
     """
 
     __slots__ = ("_client", "_order", "_publisher")
@@ -179,7 +179,7 @@ class ImmediateContext:
         self._publisher = publisher
 
     def publish(self, message: HeldPublish, number: int) -> None:
-        """Send the message on its way."""
+        """Write the message, or handle it as unrouted."""
         publisher = self._publisher
         if message.queues:
             self._client.writes.publish(publisher, number, message)
@@ -200,7 +200,7 @@ class ImmediateContext:
             give_back(deliveries.values(), how, self._client.now())
 
     def _settle_slowly(self, deliveries: Sequence[QueueDelivery], how: Settlement) -> Iterator[None]:
-        """It goes on when the channel or the client is gone: they are settled from the moment in which it was read."""
+        """Settle in steps, even if the channel or the client is gone: the settlement was received before."""
         writes = self._client.writes
         if how is Settlement.ACK:
             for start in range(0, len(deliveries), SETTLED_AT_ONCE):
@@ -212,20 +212,19 @@ class ImmediateContext:
         self._order.finish()
 
     def let_go(self) -> None:
-        """Nothing is held here."""
+        """Nothing is held in this context."""
 
 
 class LocalContext:
-    """The context of class tx: publishes and acknowledgements wait for tx.commit, which makes them one record.
+    """The context of class tx: publishes and acknowledgements wait for tx.commit, which writes them as one record.
 
-    So all of a transaction happens, or nothing of it: more than AMQP promises, which has atomicity "only where
-    transactions involve a single queue".
+    So all of a transaction happens or nothing. AMQP promises this "only where transactions involve a single queue".
 
     Args:
-        client: whose messages they are.
-        order: of the channel.
-        publisher: hears of publishes.
-        restore: takes back what was settled, by tags; see :meth:`rollback`.
+        client: the owner of the channel.
+        order: the order of the channel.
+        publisher: answers publishes.
+        restore: makes settled deliveries unsettled again, by tags; see :meth:`rollback`.
     """
 
     outlives_the_connection = False
@@ -257,13 +256,13 @@ class LocalContext:
         self._admit(0, 0)
 
     def _admit(self, count: int, size: int) -> None:
-        """Whether so much more may be held: the limits of a branch are those of any transaction."""
+        """Count *count* more messages, of *size* bytes. The limits are those of a branch."""
         budget, limits = self._client.budget, self._client.manager.limits
         messages = len(self._publishes) + len(self._settled) + count
         octets = self._octets + size
         if messages > limits.branch_messages or octets > limits.branch_bytes or (size and not budget.has_room(size)):
             raise XaError(
-                ReplyCode.RESOURCE_ERROR, f"limits of a transaction exceeded: {messages} messages, {octets} octets"
+                ReplyCode.RESOURCE_ERROR, f"limits of a transaction exceeded: {messages} messages, {octets} bytes"
             )
         budget.charge(size)
         self._octets += size
@@ -272,7 +271,7 @@ class LocalContext:
         """tx.commit.
 
         Args:
-            done: called once, when it is durable, or with the reason of the channel's end.
+            done: called once, when the transaction is durable, or with the error that closes the channel.
         """
         publishes, self._publishes = self._publishes, []
         settled, self._settled = self._settled, []
@@ -302,7 +301,7 @@ class LocalContext:
         publishes: Sequence[HeldPublish],
         done: Callable[[XaError | None], None],
     ) -> Iterator[None]:
-        """It goes on when the channel or the client is gone."""
+        """Complete a durable commit in steps, even if the channel or the client is gone."""
         for wanted in (Settlement.REQUEUE, Settlement.REJECT):
             deliveries = [delivery for _, delivery, how in settled if how is wanted]
             yield from give_back_slowly(deliveries, wanted, self._client.now)
@@ -324,9 +323,9 @@ class LocalContext:
         self._octets = 0
 
     def let_go(self) -> None:
-        """What is not committed is rolled back: acknowledged messages return to their queues."""
+        """Roll back the transaction. Acknowledged messages return to their queues."""
         returning = return_slowly([delivery for _, delivery, _ in self._settled], self._client.now)
-        next(returning)  # nothing is handed out before all have returned
+        next(returning)  # suspends the queues until all messages have returned
         self._client.slices.run(returning)
         self._publishes.clear()
         self._settled.clear()

@@ -1,7 +1,7 @@
-"""Exchanges, queues and bindings, as a channel's client declares, deletes and asks for them.
+"""Methods that declare, delete and query exchanges, queues and bindings.
 
-Each is judged by the permissions that RabbitMQ asks for ("Access Control", table of operations), and answered when it
-is durable, if it is to be.
+Each needs the permissions that RabbitMQ requires ("Access Control", table of operations). Durable changes are answered
+when they are durable.
 """
 
 from collections.abc import Awaitable, Callable
@@ -47,9 +47,9 @@ from dtx.wire.amqp09.methods import (
 from dtx.xa.codes import ReplyCode, XaError
 
 SERVER_NAMED: Final = b"amq.gen-" + b"x" * 22
-"""Stands for the name that the server would choose, where permissions are judged: as long, and begun as that one."""
+"""The name in permission checks of queues that the server names: a prefix and length as generated names have."""
 _TICKET: Final = 1
-"""What access.request grants, for as long as the channel lives: what may be done is judged with every method."""
+"""The ticket that access.request grants until the channel closes. Each method still checks its permissions."""
 _Simple = ExchangeDeclare | ExchangeDelete | ExchangeBind | ExchangeUnbind | QueueBind | QueueUnbind
 _OK: Final[dict[type[Method], Callable[[], Method]]] = {
     ExchangeDeclare: ExchangeDeclareOk,
@@ -62,11 +62,11 @@ _OK: Final[dict[type[Method], Callable[[], Method]]] = {
 
 
 class Declarations:
-    """The topology, as one channel changes it.
+    """The topology methods of one channel.
 
     Args:
-        client: that changes it.
-        order: of the channel.
+        client: the owner of the channel.
+        order: the order of the channel.
     """
 
     __slots__ = ("_client", "_order", "last_queue", "ticket")
@@ -75,9 +75,9 @@ class Declarations:
         self._client = client
         self._order = order
         self.last_queue = b""
-        """The queue that the channel declared last: what an empty name stands for."""
+        """The queue that the channel declared last; an empty name in a method means this queue."""
         self.ticket: int | None = None
-        """The ticket that access.request was answered with."""
+        """The ticket that access.request returned."""
 
     def queue_name(self, name: bytes) -> bytes:
         """The queue that a method names.
@@ -91,18 +91,18 @@ class Declarations:
             raise XaError(ReplyCode.NOT_FOUND, "no previously declared queue")
         return self.last_queue
 
-    def access_request(self, asked: AccessRequest) -> None:  # noqa: ARG002 - what it asks for is judged later
+    def access_request(self, asked: AccessRequest) -> None:  # noqa: ARG002 - later methods check permissions
         """access.request."""
         self.ticket = _TICKET
         self._order.send(AccessRequestOk(_TICKET).frame(self._order.number))
 
     def check_ticket(self, name: str, ticket: int) -> None:
-        """Judge the ticket of a method of the preview: "a valid ticket should be provided".
+        """Check the ticket of a method of the preview: "a valid ticket should be provided".
 
-        That is the one that access.request gave to this channel, or 0 where none is required.
+        Valid are the ticket that access.request gave to this channel, and 0 if tickets are not required.
 
         Args:
-            name: of the method.
+            name: the name of the method.
             ticket: its first argument.
 
         Raises:
@@ -183,7 +183,7 @@ class Declarations:
         """binding.query of the preview."""
         if asked.exchange:
             self._client.demand(Permission.READ, "exchange", asked.exchange)
-        # To the default exchange each queue is bound by its name, so there a key is the name of one.
+        # The default exchange binds each queue by its name, so there a routing key is a queue name.
         for name in (asked.queue, b"" if asked.exchange else asked.routing_key):
             if name:
                 self._demand_sight(name)
@@ -198,7 +198,7 @@ class Declarations:
         self._order.send(answer.frame(self._order.number))
 
     def _demand_sight(self, queue: bytes) -> None:
-        """Who may do anything at all with a queue, may learn of it; who may not, not even whether it is there.
+        """Check that the account has any permission on *queue*; otherwise it may not learn whether that exists.
 
         Raises:
             XaError: 403.
@@ -211,7 +211,7 @@ class Declarations:
     # -- queues
 
     def queue_declare(self, asked: QueueDeclare) -> None:
-        """queue.declare: with the number of messages, so behind what was published before it."""
+        """queue.declare. The answer counts messages, so for an existing queue it waits for earlier publishes."""
         name = _name(asked.queue)
         if name.startswith(REPLY_TO):
             self._declare_reply_queue(name, asked.no_wait)
@@ -241,17 +241,18 @@ class Declarations:
             self._count(queue.name, asked.no_wait)
 
     def _declare_reply_queue(self, name: bytes, no_wait: bool) -> None:
-        """The pseudo-queue of direct replies, or the address of somebody who may wait for one: declared or not, passive
-        or not, this only tells whether it is there, as RabbitMQ has it.
+        """Declare the pseudo-queue of direct replies, or an address of a reply consumer.
+
+        As in RabbitMQ, the answer only tells whether it exists, even without the passive flag.
         """
         if not self._client.parts.direct.exists(self._client.vhost.name, name):
-            self._client.vhost.find_queue(name, self._client)  # which says 404
+            self._client.vhost.find_queue(name, self._client)  # raises 404
         self.last_queue = name
         if not no_wait:
             self._order.send(QueueDeclareOk(name, 0, 1).frame(self._order.number))
 
     def _count(self, name: bytes, no_wait: bool) -> None:
-        """Answer with the numbers of a queue, behind what was published before."""
+        """Answer with the message and consumer counts of a queue, after earlier publishes."""
 
         def act() -> None:
             queue = self._client.vhost.find_queue(name, self._client)
@@ -271,7 +272,7 @@ class Declarations:
         return QueueDeclareOk(queue.name, index.ready, index.consumers).frame(self._order.number)
 
     def queue_purge(self, asked: QueuePurge) -> None:
-        """queue.purge: also what was published before it."""
+        """queue.purge. It also removes messages that the client published before."""
         name = self.queue_name(asked.queue)
         self._client.demand(Permission.READ, "queue", name)
         self._client.vhost.find_queue(name, self._client)
@@ -286,7 +287,7 @@ class Declarations:
         return b"" if no_wait else QueuePurgeOk(purged).frame(self._order.number)
 
     def queue_delete(self, asked: QueueDelete) -> None:
-        """queue.delete: with what was published before it."""
+        """queue.delete. It also deletes messages that the client published before."""
         name = self.queue_name(asked.queue)
         self._client.demand(Permission.CONFIGURE, "queue", name)
         self._order.after_writes(lambda: self._delete(name, asked), QueueDelete.KEY)
@@ -305,18 +306,18 @@ class Declarations:
     # -- answers
 
     def _answer(self, asked: _Simple, define: Define | None, thing: Thing | None = None) -> None:
-        """Answer a method that has an answer without arguments."""
+        """Answer a method whose answer has no arguments."""
         answer = b"" if asked.no_wait else _OK[type(asked)]().frame(self._order.number)
         self._durably(define, lambda: answer, asked.KEY, thing)
 
     def _durably(self, define: Define | None, answer: Callable[[], bytes], key: int, thing: Thing | None) -> None:
-        """Answer when it is durable.
+        """Answer when a change is durable.
 
         Args:
-            define: what is to be written; nothing where somebody else has asked for the same, perhaps just now.
+            define: the change to write; ``None`` if another client has made it, perhaps just now.
             answer: makes the frame.
-            key: the method that is answered.
-            thing: what must be there then; nothing where something must be gone.
+            key: class << 16 | method that is answered.
+            thing: without *define*, the object that must be durable; ``None`` for all earlier changes.
         """
         broker = self._client.broker
         written = broker.define(define) if define is not None else broker.defined(thing)
@@ -332,11 +333,11 @@ async def _after(written: Awaitable[None], answer: Callable[[], bytes]) -> bytes
 
 
 def _name(name: bytes) -> bytes:
-    """A name as RabbitMQ takes it: without line ends."""
+    """Remove line ends from a name, as RabbitMQ does."""
     return name.translate(None, b"\r\n")
 
 
 def _exchange_in(arguments: bytes, key: bytes) -> bytes | None:
-    """The exchange that an argument names, if it does."""
+    """The exchange that the argument *key* names, if it is a string."""
     entry = first_of_each(arguments).get(key)
     return entry.value if entry is not None and entry.kind == b"S" else None

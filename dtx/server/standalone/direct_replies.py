@@ -1,8 +1,8 @@
-"""Direct reply-to: replies go from the channel that answers to the channel that asked, without a queue.
+"""Direct reply-to: replies go from the replying channel to the requesting channel, without a queue.
 
-As RabbitMQ has it: a client consumes from the pseudo-queue ``amq.rabbitmq.reply-to``, asks with that name as reply-to,
-and whoever gets the question sees an address that stands for the client's channel. Replies are published to the default
-exchange with that address as key. They are never stored, so a reply to somebody who is gone is dropped.
+As in RabbitMQ, a client consumes from the pseudo-queue ``amq.rabbitmq.reply-to`` and publishes requests with that name
+as reply-to. The recipient of a request sees the address of the client's channel instead. It publishes the reply to the
+default exchange, with that address as key. Replies are never stored. A reply to a closed channel is dropped.
 """
 
 from secrets import token_urlsafe
@@ -13,23 +13,23 @@ from dtx.store.work import HeldPublish
 REPLY_TO: Final = b"amq.rabbitmq.reply-to"
 _PREFIX: Final = REPLY_TO + b"."
 _RANDOM: Final = 18
-"""Octets of an address that nobody can guess: to know it is to be allowed to reply."""
+"""Random bytes in an address. Clients cannot guess it, and each client that knows it may reply."""
 
 
 class Asker(Protocol):
     """A channel that waits for replies."""
 
     def reply(self, message: HeldPublish) -> None:
-        """One has come."""
+        """Deliver a reply."""
 
 
 def is_address(exchange: bytes, routing_key: bytes) -> bool:
-    """Whether a message published so is a direct reply."""
+    """Whether a message with this exchange and key is a direct reply."""
     return not exchange and routing_key.startswith(_PREFIX)
 
 
 class DirectReplies:
-    """Who waits for replies, on all connections."""
+    """The channels that wait for replies, of all connections."""
 
     __slots__ = ("_askers",)
 
@@ -37,21 +37,21 @@ class DirectReplies:
         self._askers: dict[tuple[str, bytes], Asker] = {}
 
     def wait(self, vhost: str, asker: Asker) -> bytes:
-        """*asker* waits for replies from now on; the address for them."""
+        """Register *asker*, and return the address for its replies."""
         address = _PREFIX + token_urlsafe(_RANDOM).encode()
         self._askers[vhost, address] = asker
         return address
 
     def leave(self, vhost: str, address: bytes) -> None:
-        """Nobody waits at *address* any more."""
+        """Remove the channel that waits at *address*. Idempotent."""
         self._askers.pop((vhost, address), None)
 
     def exists(self, vhost: str, name: bytes) -> bool:
-        """Whether *name*, declared as a queue, is the pseudo-queue or the address of somebody who waits."""
+        """Whether *name* is the pseudo-queue or the address of a channel that waits."""
         return name == REPLY_TO or (vhost, name) in self._askers
 
     def deliver(self, vhost: str, message: HeldPublish) -> None:
-        """Hand a message to whom it is addressed, if it is to somebody who waits."""
+        """Deliver *message* if it is a reply to a channel that waits; otherwise do nothing."""
         if not message.exchange:
             asker = self._askers.get((vhost, message.routing_key))
             if asker is not None:

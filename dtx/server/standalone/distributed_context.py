@@ -1,8 +1,8 @@
-"""The distributed context: between start and end, what a channel publishes and settles belongs to a branch.
+"""The distributed context: between start and end, the publishes and settlements of a channel belong to a branch.
 
-Outside of a branch a selected channel is not transactional. A roll-back of a branch gives its deliveries back to their
-places in their queues, those that it rejects too. What it rejects leaves with its commit, and the dead letter is one of
-its publishes. What it requeues (basic.nack, basic.reject) returns when the branch has ended, however that was.
+Outside a branch, a selected channel is not transactional. Rollback returns all deliveries of the branch to their places
+in their queues, rejected ones too. Commit removes rejected messages; their dead letters are publishes of the branch.
+Requeued messages (basic.nack, basic.reject) return when the branch has ended, by commit or rollback.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ class HeldDelivery(Delivery):
     """A delivery that was acknowledged or rejected in a branch.
 
     Args:
-        index: where it is held.
+        index: the index of the queue that holds it.
     """
 
     index: SourceQueue | None = None
@@ -40,9 +40,9 @@ class DistributedContext:
     """The context of class dtx-demarcation.
 
     Args:
-        client: whose messages they are.
-        order: of the channel.
-        publisher: hears of publishes outside a branch.
+        client: the owner of the channel.
+        order: the order of the channel.
+        publisher: answers publishes outside a branch.
     """
 
     lock = ""
@@ -60,16 +60,16 @@ class DistributedContext:
 
     @property
     def ties(self) -> Iterable[tuple[BranchRuntime, Association]]:
-        """Branches that the channel is associated or suspended with."""
+        """The branches with which the channel has an association, active or suspended."""
         return self._demarcation.ties
 
     # -- start and end
 
     def demarcate(self, call: methods.DtxStart | methods.DtxEnd, key: int) -> None:
-        """Start and end.
+        """Run start or end.
 
         Raises:
-            XaError: as the table of the core says.
+            XaError: as :meth:`~dtx.server.demarcation.DemarcationHandler.run`.
         """
         order, who = self._order, self._client.who
         if isinstance(call, methods.DtxEnd) and not call.suspend:
@@ -81,20 +81,20 @@ class DistributedContext:
             order.run(self._demarcation.run_later(call, who, order.is_open), key)
 
     def _judge(self, call: methods.DtxEnd) -> None:
-        """A branch that publishes to a full queue is rolled back: as tx.commit, it does all or nothing."""
-        entry = self._demarcation.tied(call.xid)  # or it was suspended, and is ended without being resumed
+        """Roll back a branch that publishes to a full queue. As with tx.commit, all of it happens or nothing."""
+        entry = self._demarcation.tied(call.xid)  # a suspended branch may be ended, too
         if entry is not None and entry.work is not None:
             reason = self._client.broker.refusal(entry.work)
             if reason is not None:
                 self._client.manager.doom(entry, reason)
 
-    # -- what is done in between
+    # -- work of the branch
 
     def publish(self, message: HeldPublish, number: int) -> None:
         """Hold the message for the branch.
 
         Raises:
-            XaError: 506, it is too much for the branch, which is rolled back.
+            XaError: 506, the branch exceeds its limits and is rolled back.
         """
         entry = self._demarcation.branch
         if entry is None:
@@ -105,17 +105,17 @@ class DistributedContext:
     def _hold(self, entry: BranchRuntime, message: HeldPublish) -> None:
         work = entry.work
         if work is None or entry.branch.state is not State.ACTIVE:
-            return  # it can only be rolled back: what is published in it is gone already
+            return  # the branch can only be rolled back, and its publishes are dropped already
         size = message.size
         if not work.fits(size):
             self._overflow(entry, work.excess(size))
         work.add_publish(message)
 
     def settle(self, deliveries: Settled, how: Settlement) -> None:
-        """Hold what is settled for the branch.
+        """Hold the settlements for the branch.
 
         Raises:
-            XaError: 506, it is too much for the branch, which is rolled back.
+            XaError: 506, the branch exceeds its limits and is rolled back.
         """
         entry = self._demarcation.branch
         if entry is None:
@@ -144,13 +144,13 @@ class DistributedContext:
             if letters:
                 self._order.run(self._publish_letters(entry, letters), methods.BasicReject.KEY)
 
-    def _requeue(self, delivery: HandedOut, committed: bool) -> None:  # noqa: ARG002 - it returns either way
+    def _requeue(self, delivery: HandedOut, committed: bool) -> None:  # noqa: ARG002 - it returns in both cases
         delivery.queue.rollback((delivery.position,), self._client.now())
 
     async def _publish_letters(self, entry: BranchRuntime, rejected: Sequence[HandedOut]) -> bytes:
-        """Publish in the branch the dead letters of what it rejects. They are routed now, as all that it publishes.
+        """Publish dead letters of rejected messages in the branch. They are routed now, as its other publishes.
 
-        The channel handles nothing more meanwhile, so the branch is not ended on it before.
+        The channel is occupied meanwhile, so the branch is not ended on it before.
         """
         client = self._client
         try:
@@ -161,11 +161,11 @@ class DistributedContext:
                     if letter is not None:
                         self._hold(entry, letter)
         except LogError as error:
-            client.manager.doom(entry, f"what it rejects could not be read: {error}")
+            client.manager.doom(entry, f"the rejected messages could not be read: {error}")
         return b""
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
-        """The branch is rolled back before it voted: its deliveries return to their places."""
+        """Return deliveries to their places, because the branch is rolled back before it voted."""
         now = self._client.now()
         queues: dict[SourceQueue, list[int]] = {}
         for delivery in cast("Sequence[HeldDelivery]", deliveries):
@@ -180,5 +180,5 @@ class DistributedContext:
         raise XaError(ReplyCode.RESOURCE_ERROR, f"{reason}; the branch is rolled back (xid {entry.xid})")
 
     def let_go(self) -> None:
-        """The channel is gone: its associations too, and what is idle stays."""
+        """End the channel's associations. Idle branches stay."""
         self._demarcation.lose()

@@ -1,4 +1,4 @@
-"""basic.publish: a message that is complete is judged and routed; then it is the context's."""
+"""basic.publish: check and route a complete message, then pass it to the context."""
 
 from typing import Final
 
@@ -17,16 +17,16 @@ from dtx.wire.amqp09.properties import Property
 from dtx.xa.codes import ReplyCode, XaError
 
 _LOOKED_AT: Final = frozenset((Property.HEADERS, Property.EXPIRATION, Property.USER_ID, Property.REPLY_TO))
-"""What a message is judged or routed by."""
+"""The properties that dtx checks or routes by."""
 
 
 class MessageRouting:
-    """What one channel publishes.
+    """The publishes of one channel.
 
     Args:
-        client: that publishes.
-        consuming: of the channel: replies go there.
-        publisher: hears of its publishes.
+        client: the owner of the channel.
+        consuming: the consumers of the channel, for the address of direct replies.
+        publisher: the channel that gets returned messages.
     """
 
     __slots__ = ("_client", "_consuming", "_publisher")
@@ -37,18 +37,18 @@ class MessageRouting:
         self._publisher = publisher
 
     def publish(self, publish: BasicPublish, raw: bytes, body: bytes, number: int, context: Context) -> None:
-        """A message is complete.
+        """Publish a complete message.
 
         Args:
             publish: the method.
-            raw: properties, bytes from the property flags on.
+            raw: the properties, bytes from the property flags on.
             body: bytes.
-            number: of the publish in confirm mode, else 0.
-            context: has what becomes of it.
+            number: the number of the publish in confirm mode, else 0.
+            context: the context of the channel.
 
         Raises:
-            WireError: it is malformed; 540 for immediate, as RabbitMQ.
-            XaError: it may not be published.
+            WireError: the message is malformed; 540 for immediate, as in RabbitMQ.
+            XaError: the message may not be published.
         """
         exchange, key, flags = publish.exchange, publish.routing_key, publish.flags
         if flags & IMMEDIATE:

@@ -1,4 +1,4 @@
-"""Putting standalone mode together: dtx itself has the messages, in the log's database."""
+"""Setup of standalone mode: dtx itself stores the messages, in the database of the log."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -24,15 +24,18 @@ from dtx.wire.amqp09.frames import Protocol
 async def open_standalone(
     settings: Settings, url: str, log: TransactionLog, limits: Limits, metrics: Metrics, stack: AsyncExitStack
 ) -> tuple[TransactionManager, NewSession]:
-    """The manager, its branches and messages loaded, and what makes the connection of a client.
+    """Open the store, the manager and the accounts.
 
     Args:
-        settings: of the service.
-        url: of the database, for the users.
-        log: open.
-        limits: of the manager.
-        metrics: numbers.
+        settings: the settings of the service.
+        url: the URL of the database that has the users.
+        log: the open log.
+        limits: the limits of the manager.
+        metrics: the metrics of the service.
         stack: closes what was opened, in the opposite order.
+
+    Returns:
+        The manager, with its branches and messages loaded, and a function that makes the connection of a client.
 
     Raises:
         LogError: the log cannot be read.

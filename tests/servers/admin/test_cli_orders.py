@@ -73,7 +73,7 @@ def test_a_command_asks_before_it_decides_and_wants_a_reason(scene: Scene) -> No
     for more in ((), ("--json",)):
         unanswered = scene.service.run("commit", *words, "--reason", "x", *more, check=False)  # nobody at the terminal
         assert (unanswered.returncode, scene.states()) == (2, {xid: "prepared"})
-        assert "this is no terminal, so dtx cannot ask: use --yes" in unanswered.stderr
+        assert "stdin is no terminal, so dtx cannot ask: use --yes" in unanswered.stderr
     assert "done: xa-heurcom" in scene.service.run("commit", *words, "--reason", "x", "--yes").stdout
 
 
@@ -121,7 +121,7 @@ async def test_a_dtx_that_starts_meanwhile_stands_by(alone: StandaloneStage) -> 
         alone.service.start(wait=False)
         alone.wait_for(lambda: "standing by" in alone.service.log_path.read_text(), "a dtx that stands by")
         said = refused(alone, "commit", str(xid), "--reason", "x", "--yes", "--admin-listen", "127.0.0.1:9").stderr
-        assert "(an order at the command line) has the lease" in said
+        assert "(operator command) has the lease" in said
 
     async with as_the_only_dtx(Settings.load({"lease_ttl": "60"}), alone.database):
         await asyncio.to_thread(beside)
@@ -142,8 +142,8 @@ def test_without_the_broker_a_decision_is_durable_and_the_service_does_the_rest(
         nowhere = f"amqp://guest:guest@127.0.0.1:{free_port()}/"
         words = ("rollback", str(xid), "--vhost", stage.vhost, "--reason", "x", "--yes", "--broker", nowhere)
         said = stage.service.run(*words).stdout
-        assert "decided, and durable: the branch is heuristic-rolling-back" in said
-        assert "the service does it once both are there (no broker answers at" in said
+        assert "the decision is durable: the branch is heuristic-rolling-back" in said
+        assert "the service completes it when both run again (no broker answers at" in said
         assert (stage.states(), stage.count("in")) == ({xid: "heuristic-rolling-back"}, 0)
         stage.service.start()
         stage.wait_for_state(xid, "heuristic")
@@ -219,7 +219,7 @@ def test_a_token_comes_from_file_or_environment_and_its_role_counts(alone: Stand
         order = (str(xid), "--reason", "x", "--yes")
         assert str(xid) in far.run("branches", *where).stdout
         said = far.run("commit", *order, *where, check=False)
-        assert (said.returncode, "token:vera is a viewer, that takes an operator" in said.stderr) == (1, True)
+        assert (said.returncode, "token:vera is a viewer, but this needs an operator" in said.stderr) == (1, True)
         assert "done: xa-heurcom" in far.run("commit", *order, *where, "--token-file", str(file)).stdout
         assert far.run("commit", *order, *where, "--token", viewer, check=False).returncode == 2
     with DtxService(database=None, start=False) as nobody:

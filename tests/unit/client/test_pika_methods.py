@@ -239,13 +239,13 @@ def test_a_call_with_something_after_it_is_a_channel_exception(example: Example)
 
 def test_an_xid_whose_lengths_do_not_add_up_is_a_syntax_error() -> None:
     """Domain Xid: "The sum of the two lengths must equal the length of the data field"."""
-    with pytest.raises(XaError, match="xid says 3") as caught:
+    with pytest.raises(XaError, match="xid declares 3") as caught:
         decode_call(bytes.fromhex("0069 0028 0000 00000009 0000000a 03 01 6774 62"))
     assert caught.value.code is ReplyCode.SYNTAX_ERROR
 
 
 def test_an_xid_of_no_octets_is_a_syntax_error() -> None:
-    with pytest.raises(XaError, match="xid of 0 octets is truncated"):
+    with pytest.raises(XaError, match="xid of 0 bytes is truncated"):
         decode_call(bytes.fromhex("0069 0028 0000 00000000"))
 
 
@@ -258,7 +258,7 @@ def test_endscan_is_a_long_and_any_number_but_zero_sets_it() -> None:
 
 
 def test_endscan_as_a_bit_beside_startscan_is_refused() -> None:
-    with pytest.raises(XaError, match=r"dtx-coordination\.recover of 7 octets"):
+    with pytest.raises(XaError, match=r"dtx-coordination\.recover of 7 bytes"):
         decode_call(bytes.fromhex("0069 0032 0000 03"))
 
 

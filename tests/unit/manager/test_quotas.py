@@ -110,7 +110,7 @@ async def test_bytes_are_counted_from_publish_to_commit() -> None:
         first, second = [begin(manager) for _ in range(2)]
         assert await ask(manager, first, Operation.PREPARE) is XaFlag.OK
         assert (usage(manager)["user alice"]["bytes"], manager.budget.used) == (2000, 1000)
-        with pytest.raises(XaError, match="user 'alice' may hold 2500 octets"):
+        with pytest.raises(XaError, match="user 'alice' may hold 2500 bytes"):
             begin(manager)
         assert await ask(manager, first, Operation.COMMIT) is XaFlag.OK
         assert await ask(manager, second, Operation.ROLLBACK) is XaFlag.OK

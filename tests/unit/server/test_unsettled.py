@@ -185,7 +185,7 @@ def test_of_both_kinds_of_consumers_on_one_channel_no_account_is_kept(watched: W
     assert not watched.unsettled.by_number
     assert not watched.unsettled.by_upstream
     watched.hear(CANCEL_OK, answer(methods.BasicCancelOk.KEY, b"\x05other"))
-    assert watched.open() == "that has consumed in ways of which dtx keeps no account: select one before it consumes"
+    assert watched.open() == "whose deliveries dtx could not track: select the channel before it consumes"
 
 
 def test_tags_that_are_settled_out_of_order_are_remembered_up_to_a_limit(
@@ -203,7 +203,7 @@ def test_tags_that_are_settled_out_of_order_are_remembered_up_to_a_limit(
     watched.hear(CANCEL_OK)
     assert watched.open() == "with 5 unacknowledged deliveries: settle them first"
     watched.settle(*(methods.BasicAck(tag).encode() for tag in range(9, 4, -1)))
-    assert watched.open() == "that has consumed in ways of which dtx keeps no account: select one before it consumes"
+    assert watched.open() == "whose deliveries dtx could not track: select the channel before it consumes"
 
 
 def test_settling_up_to_one_tag_after_the_other_looks_at_each_tag_once() -> None:

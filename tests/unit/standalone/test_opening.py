@@ -119,7 +119,7 @@ async def test_a_vhost_that_is_no_utf_8_is_not_allowed() -> None:
     tune_ok = method_frame(0, payload(spec.Connection.TuneOk(1, 4096, 0)))
     close = (await said(START_OK, tune_ok, method_frame(0, b"\x00\x0a\x00\x28\x01\xff\x00\x00")))[-1]
     assert close.reply_code == 530
-    assert "no UTF-8" in close.reply_text
+    assert "not UTF-8" in close.reply_text
 
 
 def answers(sent: bytes) -> list[int]:

@@ -62,25 +62,25 @@ def test_any_octets_are_an_xid_with_that_very_wire_form_or_a_syntax_error(data: 
 
 @pytest.mark.parametrize("length", range(6))
 def test_a_head_that_is_cut_short_is_a_syntax_error(length: int) -> None:
-    assert refused(WIDEST.to_wire()[:length]) == f"xid of {length} octets is truncated"
+    assert refused(WIDEST.to_wire()[:length]) == f"xid of {length} bytes is truncated"
 
 
 @pytest.mark.parametrize("data", [b"", b"g", b"gbb", b"gb\x00"])
 def test_lengths_that_do_not_make_up_the_data_are_a_syntax_error(data: bytes) -> None:
     """Domain Xid: "The sum of the two lengths must equal the length of the data field"."""
-    assert refused(b"\x00\x00\x00\x01\x01\x01" + data) == f"xid says 1+1 octets of data and has {len(data)}"
+    assert refused(b"\x00\x00\x00\x01\x01\x01" + data) == f"xid declares 1+1 bytes of data and has {len(data)}"
 
 
 def test_an_empty_gtrid_is_a_syntax_error() -> None:
-    assert refused(b"\x00\x00\x00\x01\x00\x01b") == "xid gtrid of 0 octets, must be 1 to 64"
+    assert refused(b"\x00\x00\x00\x01\x00\x01b") == "xid gtrid of 0 bytes, must be 1 to 64"
 
 
 def test_a_gtrid_of_more_than_64_octets_is_a_syntax_error() -> None:
-    assert refused(b"\x00\x00\x00\x01\x41\x00" + b"g" * 65) == "xid gtrid of 65 octets, must be 1 to 64"
+    assert refused(b"\x00\x00\x00\x01\x41\x00" + b"g" * 65) == "xid gtrid of 65 bytes, must be 1 to 64"
 
 
 def test_a_bqual_of_more_than_64_octets_is_a_syntax_error() -> None:
-    assert refused(b"\x00\x00\x00\x01\x01\x41g" + b"b" * 65) == "xid bqual of 65 octets, must be at most 64"
+    assert refused(b"\x00\x00\x00\x01\x01\x41g" + b"b" * 65) == "xid bqual of 65 bytes, must be at most 64"
 
 
 @pytest.mark.parametrize("format_id", [-1, 0x1_0000_0000])

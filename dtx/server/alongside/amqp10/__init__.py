@@ -1,1 +1,1 @@
-"""The nodes of AMQP 1.0 in a broker: a client of AMQP 1.0 works through a connection of AMQP 0-9-1 of its own."""
+"""The nodes of AMQP 1.0 in a broker: each AMQP 1.0 client has its own AMQP 0-9-1 connection to the broker."""

@@ -1,8 +1,8 @@
 """Links from clients: messages for exchanges of a broker.
 
-Every message is judged on the side channel before it is published or held, as it is for a branch of AMQP 0-9: so a
-message that the broker refuses is rejected by itself, where a publish would cost the channel and all that is under way
-on it. What was judged good is remembered there, so that is a question now and then.
+The broker checks each message on the side channel before dtx publishes or holds it, as for a branch of AMQP 0-9. So dtx
+can reject a single message that the broker refuses. A refused publish would close the channel and lose the other
+messages on it. The validator remembers good results, so most messages need no question.
 """
 
 from asyncio import CancelledError, Future, get_running_loop
@@ -25,13 +25,13 @@ from dtx.wire.amqp10.performatives import ACCEPTED, RELEASED, Outcome
 from dtx.xa.codes import XaError
 
 _MAX_WAITING: Final = 1 << 20
-"""Bytes of messages that wait to be judged; beyond it the client is not read from."""
+"""Bytes of messages that wait to be checked; above it, dtx stops reading from the client."""
 _OVERHEAD: Final = 1 << 10
-"""Bytes that a waiting message counts besides its properties and body. It bounds how many wait, since all of them may
-be published in one turn of the event loop.
+"""Bytes that a waiting message counts in addition to its properties and body. This bounds the number of waiting
+messages, because all of them may be published in one turn of the event loop.
 """
 _FRAME: Final = 64
-"""Octets of a header frame besides its properties, at most."""
+"""Maximum bytes of a header frame in addition to its properties."""
 
 
 class _Waiting(NamedTuple):
@@ -41,27 +41,27 @@ class _Waiting(NamedTuple):
 
     @property
     def size(self) -> int:
-        """What it counts against :data:`_MAX_WAITING`."""
+        """Bytes that count against :data:`_MAX_WAITING`."""
         return _OVERHEAD + len(self.message.properties) + len(self.message.body)
 
 
 class _Name(NamedTuple):
-    """How the confirm channel knows a message."""
+    """Identifies a message on the confirm channel."""
 
     delivery: int | None
     queue: bytes | None
-    """That it was for, without an exchange between."""
+    """The target queue of a message for the default exchange."""
 
 
 class BrokerDestination:
-    """What one link from a client publishes.
+    """Publishes the messages of one link from a client.
 
     Args:
         broker: of the connection.
-        channel: is open and in confirm mode.
-        shown: see :class:`~dtx.server.amqp10.nodes.Destination`.
-        made: the queue that goes with the link.
-        gone: called when nothing of the link is under way any more.
+        channel: open and in confirm mode.
+        shown: see :class:`Destination`.
+        made: the queue that is deleted with the link.
+        gone: called when the link is closed and none of its messages is in progress.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class BrokerDestination:
         self._channel = ConfirmChannel(broker.upstream, channel.engine, KEPT, self)
 
     def begin(self, sender: NodeSender) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Destination`."""
+        """See :class:`Destination`."""
         self._sender = sender
 
     def address(self, address: Address, subject: str | None, content: Content) -> HeldPublish:
-        """See :class:`~dtx.server.amqp10.nodes.Destination`; the broker judges it later."""
+        """See :class:`Destination`; the broker checks the message later."""
         if len(content.properties) + _FRAME > self._broker.upstream.engine.agreed.frame_max:
             raise AmqpError(
-                Condition.MESSAGE_SIZE_EXCEEDED, f"{len(content.properties)} octets beside the body of a message"
+                Condition.MESSAGE_SIZE_EXCEEDED, f"message has {len(content.properties)} bytes besides its body"
             )
         check_address(address)
         exchange, key = route(address, subject)
@@ -94,7 +94,7 @@ class BrokerDestination:
     # -- outside of transactions
 
     def send(self, delivery: int | None, message: HeldPublish) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Destination`."""
+        """See :class:`Destination`."""
         judgement = self._broker.judged(message.exchange, message.routing_key, message.properties)
         if judgement is None and not self._line:
             self._publish(delivery, message)
@@ -108,7 +108,7 @@ class BrokerDestination:
             judgement.add_done_callback(self._go_on)
 
     def _go_on(self, _: object) -> None:
-        """Publish what is judged, in order."""
+        """Publish or reject the checked messages in order."""
         line = self._line
         while line and (line[0].judgement is None or line[0].judgement.done()):
             first = line.popleft()
@@ -128,7 +128,7 @@ class BrokerDestination:
         self._channel.publish(_Name(delivery, queue), message)
 
     def told(self, names: Sequence[object], fate: MessageFate) -> None:
-        """See :class:`~dtx.store.rabbitmq.confirm_channel.ConfirmOwner`."""
+        """See :class:`ConfirmOwner`."""
         found = cast("Sequence[_Name]", names)
         if fate is MessageFate.RETURNED:
             for name in found:
@@ -139,7 +139,7 @@ class BrokerDestination:
             if deliveries:
                 self._sender.answer(deliveries, ACCEPTED)
             return
-        error = AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, "a queue did not take the message (reject-publish)")
+        error = AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, "a queue refused the message (reject-publish)")
         for name in found:
             if name.delivery is not None:
                 self._sender.reject(name.delivery, error)
@@ -151,13 +151,13 @@ class BrokerDestination:
             self._sender.answer((name.delivery,), RELEASED)
 
     def closed(self, close: ChannelClose) -> None:
-        """See :class:`~dtx.store.rabbitmq.confirm_channel.ConfirmOwner`."""
+        """See :class:`ConfirmOwner`."""
         self._sender.fail(broker_error(close))
 
     # -- in transactions
 
     def judge(self, message: HeldPublish) -> Outcome | Future[AmqpError | None]:
-        """See :class:`~dtx.server.amqp10.nodes.Destination`."""
+        """See :class:`Destination`."""
         broker = self._broker
         capture.check_publish(
             broker.lane, broker.store.broker.user, message.exchange, message.routing_key, message.properties
@@ -190,7 +190,7 @@ class BrokerDestination:
     # -- the end
 
     def close(self) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Destination`."""
+        """See :class:`Destination`."""
         self._closing = True
         if not self._line:
             self._close()

@@ -1,8 +1,8 @@
 """The nodes of AMQP 1.0 in a broker behind dtx; see :mod:`dtx.server.amqp10.nodes`.
 
-Each client has a connection to the broker, with its own user and password: who may do what, the broker says. A link to
-a client has a channel in tx mode, as a selected channel has for what it consumes; a link from a client has one in
-confirm mode. What a transaction holds is held, judged, taken and published as the work of any branch.
+Each client has a connection to the broker with its own user and password, so the broker checks its permissions. A link
+to a client has a channel in tx mode, as a selected channel has for consuming. A link from a client has a channel in
+confirm mode. The work of a transaction is handled like the work of any branch.
 """
 
 from collections.abc import Awaitable, Callable
@@ -35,19 +35,19 @@ from dtx.xa.codes import ReplyCode, XaError
 _log = get_logger(part="connection")
 
 _MAX_NAME: Final = 255
-"""Octets of a name that AMQP 0-9-1 can say."""
+"""Maximum bytes of a name in AMQP 0-9-1."""
 _LANE_PATIENCE: Final = 5.0
-"""Seconds that a control link waits for the lane of its vhost."""
+"""Seconds that a control link waits for the lane of its virtual host."""
 
 
 class BrokerNodes:
-    """A virtual host of the broker, for one connection.
+    """The nodes of one client connection in a virtual host of the broker.
 
     Args:
-        store: its broker.
-        metrics: numbers.
-        max_kept: octets of the contents that are kept of unsettled deliveries of one link.
-        home: the connection.
+        store: of the broker.
+        metrics: of the service.
+        max_kept: maximum bytes of contents that are kept for the unsettled deliveries of one link.
+        home: the client's connection.
     """
 
     mechanisms: tuple[str, ...] = (PLAIN,)
@@ -58,21 +58,21 @@ class BrokerNodes:
         self._upstream: ClientUpstream | None = None
         self._metrics = metrics
         self._broker: BrokerAccess
-        """Known when the virtual host is open."""
+        """Set when the virtual host is open."""
         self._max_kept = max_kept
         self._user: str | None = None
         self._may_work = False
-        """The user's name can be relied on."""
+        """The login has a user name that the broker has authenticated."""
         self._opening: set[StreamOrigin] = set()
         self._running = False
         self._left: Callable[[], None] | None = None
         self._ended: Callable[[], None] | None = None
         self._said_goodbye = False
 
-    # -- who
+    # -- login
 
     async def log_in(self, login: Login | None, transport: ClientTransport) -> SaslCode:
-        """See :class:`~dtx.server.amqp10.nodes.Nodes`: the broker decides."""
+        """See :class:`Nodes`: the broker checks the credentials."""
         if not isinstance(login, Credentials):
             return SaslCode.AUTH
         try:
@@ -97,7 +97,7 @@ class BrokerNodes:
         return SaslCode.OK
 
     def enter(self, hostname: str | None) -> Awaitable[Who]:
-        """See :class:`~dtx.server.amqp10.nodes.Nodes`: a name with ``vhost:`` before it, as RabbitMQ has it."""
+        """See :class:`Nodes`: ``vhost:`` and the name, as in RabbitMQ."""
         name = named_vhost(hostname)
         return self._enter(DEFAULT_VHOST if name is None else name)
 
@@ -120,23 +120,21 @@ class BrokerNodes:
         return Who(user, vhost)
 
     def barred(self) -> str | None:
-        """See :class:`~dtx.server.amqp10.nodes.Nodes`: the broker says so itself."""
+        """See :class:`Nodes`: always ``None``, because the broker ends such a connection."""
         return None
 
     @property
     def upstream(self) -> ClientUpstream:
-        """The connection to the broker, once the client has logged in."""
+        """The connection to the broker; exists after the login."""
         assert self._upstream is not None, "nothing is done before the login"
         return self._upstream
 
     # -- transactions
 
     def coordinate(self) -> Awaitable[None] | None:
-        """See :class:`~dtx.server.amqp10.nodes.Nodes`: what a selected channel needs is needed here, too."""
+        """See :class:`Nodes`: has the same requirements as a select."""
         if not self._may_work:
-            raise XaError(
-                ReplyCode.ACCESS_REFUSED, "transactions need a user name that can be relied on, and not a token"
-            )
+            raise XaError(ReplyCode.ACCESS_REFUSED, "transactions need a login with a user name, not with a token")
         return None if self.upstream.lock else self._lock_up()
 
     async def _lock_up(self) -> None:
@@ -147,14 +145,14 @@ class BrokerNodes:
         except UpstreamLost as error:
             raise broker_gone(error) from error
 
-    def refusal(self, entry: BranchRuntime) -> str | None:  # noqa: ARG002 - nobody knows before
-        """See :class:`~dtx.server.amqp10.nodes.Nodes`."""
+    def refusal(self, entry: BranchRuntime) -> str | None:  # noqa: ARG002 - only the broker knows
+        """See :class:`Nodes`: always ``None``."""
         return None
 
     # -- nodes
 
     def destination(self, address: Address | None, *, dynamic: bool) -> Awaitable[BrokerDestination]:
-        """See :class:`~dtx.server.amqp10.nodes.Nodes`."""
+        """See :class:`Nodes`."""
         return self._destination(address, dynamic)
 
     async def _destination(self, address: Address | None, dynamic: bool) -> BrokerDestination:
@@ -176,10 +174,10 @@ class BrokerNodes:
     def origin(
         self, address: Address | None, *, dynamic: bool, filters: dict[str, Any] | None
     ) -> Awaitable[BrokerOrigin | StreamOrigin]:
-        """See :class:`~dtx.server.amqp10.nodes.Nodes`.
+        """See :class:`Nodes`.
 
-        Whether the client may read a queue, the broker says when there is credit: whatever asked it before would take
-        a message, or be an error in its log. A stream is read from the attach on.
+        The broker checks the read permission on a queue when there is credit. An earlier check would take a message or
+        cause an error in the broker's log. A stream is read from the attach on.
         """
         return self._origin(None if dynamic else address, filters)
 
@@ -225,60 +223,60 @@ class BrokerNodes:
         try:
             await origin.open()
         except UpstreamChannelClosed:
-            self._broker.forget_type(queue)  # it may be another kind of queue by now
+            self._broker.forget_type(queue)  # the name may belong to another kind of queue now
             raise
         finally:
             self._opening.discard(origin)
         return origin
 
-    # -- pace
+    # -- flow control
 
     def flush(self) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Nodes`."""
+        """See :class:`Nodes`."""
         self._broker.flush()
 
     def pause(self) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Nodes`."""
+        """See :class:`Nodes`."""
         if self._running:
             self.upstream.pause_reading(self)
 
     def go_on(self) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Nodes`."""
+        """See :class:`Nodes`."""
         if self._running:
             self.upstream.resume_reading(self)
 
-    # -- the keeper of its channels
+    # -- the owner of its channels
 
     def held_lost(self, branch: object, reason: str) -> None:
-        """See :class:`~dtx.store.rabbitmq.consume_channel.Keeper`."""
+        """See :class:`Keeper`."""
         cast("Working", branch).doom(f"deliveries that it consumed went back to the broker: {reason}")
 
     def taking_ended(self) -> None:
-        """See :class:`~dtx.store.rabbitmq.consume_channel.Keeper`."""
+        """See :class:`Keeper`."""
         self._go_if_done()
 
     def taking_rests(self) -> None:
-        """See :class:`~dtx.store.rabbitmq.consume_channel.Keeper`."""
+        """See :class:`Keeper`."""
         self._go_if_done()
 
     def hold_client(self, reason: object) -> None:
-        """See :class:`~dtx.store.rabbitmq.consume_channel.Keeper`."""
+        """See :class:`Keeper`."""
         self.home.hold_client(reason)
 
     def release_client(self, reason: object) -> None:
-        """See :class:`~dtx.store.rabbitmq.consume_channel.Keeper`."""
+        """See :class:`Keeper`."""
         self.home.release_client(reason)
 
     # -- the end
 
     def leave(self, then: Callable[[], None] | None) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Nodes`."""
+        """See :class:`Nodes`."""
         self.flush()
         self._left = then
         self._go_if_done()
 
     def end(self, then: Callable[[], None]) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Nodes`: branches may still need the connection to the broker."""
+        """See :class:`Nodes`: branches may keep the connection to the broker open."""
         self._ended = then
         upstream = self._upstream
         if upstream is not None:
@@ -289,7 +287,7 @@ class BrokerNodes:
         self._go_if_done()
 
     def _go_if_done(self) -> None:
-        """Whoever waits for what is under way goes on when it is through."""
+        """Run the pending calls of :meth:`leave` and :meth:`end` when the channels have finished their work."""
         upstream = self._upstream
         handlers = [] if upstream is None or upstream.is_lost else list(upstream.handlers.values())
         takings = [each for each in handlers if isinstance(each, ConsumeChannel)]
@@ -307,12 +305,12 @@ class BrokerNodes:
             upstream.close()
 
     def abort(self) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Nodes`."""
+        """See :class:`Nodes`."""
         if self._upstream is not None:
-            self._upstream.abort("dtx ends, and the branches that have not voted with it")
+            self._upstream.abort("dtx ended the connection")
 
     def _upstream_lost(self, reason: str) -> None:
-        """The connection to the broker is gone, and what was held on it."""
+        """End the client's connection, because the connection to the broker is lost."""
         for origin in self._opening:
             origin.upstream_lost(reason)
         if self._running:

@@ -1,23 +1,22 @@
 """Links to clients: messages from queues and streams of a broker.
 
-Theory of operation. Messages from a queue come as far as the client's credit goes, and never farther. AMQP 0-9-1 has a
-prefetch, which is how many deliveries of a consumer may be unacknowledged, and not how many may come: an
-acknowledgement makes room for one more, though the client may not want one. So there is an account of the *room*, what
-the consumer may still be sent, and it is never more than the credit of the link. Where an acknowledgement would make it
-more, the consumer is cancelled before; where it has become little, it is cancelled, too, and another one begins, with a
-prefetch that the credit allows. With a large credit that is half of it, so that a client that settles first and grants
-credit afterwards needs no new consumer each time. A prefetch that can be changed (that of a whole channel) is none that
-quorum queues take. What one read of the client brings is weighed together: mostly it settles deliveries and grants as
-many new ones. A link that is drained has no consumer; its messages are asked for, one by one (basic.get), until there
-is none.
+Theory of operation, queues. The broker must never send more messages than the client's credit. The prefetch of AMQP
+0-9-1 does not guarantee that. It limits the unacknowledged deliveries of a consumer, so each acknowledgement allows one
+more delivery, even without credit. So dtx counts the *room*: the number of messages that the broker may still send to
+the consumer. The room must not exceed the credit of the link. If an acknowledgement would break that rule, dtx cancels
+the consumer first. If the room becomes too small, dtx cancels the consumer, too, and starts a new one with a prefetch
+that the credit allows. For a large credit, the prefetch is half of it. Then a client that settles first and grants
+credit later does not need a new consumer each time. Quorum queues do not support a prefetch that can be changed (that
+of a whole channel). dtx handles all settlements and credit of one read of the client together, because a typical read
+settles deliveries and grants the same number. A draining link has no consumer: dtx gets its messages one by one
+(basic.get) until the queue is empty.
 
-Reading a stream takes nothing from it, but where one has read to is known to the reader alone. So there is one consumer
-for as long as the link is attached, from its attach on: what comes without credit waits here, and is acknowledged when
-it has been sent, which to a stream means no more than that there is room for another. Where there is no memory for a
-message, the consumer goes, and another one begins at that message's offset later. A stream does not know basic.get, nor
-that anything is given back: for both the broker ends the whole connection. So nothing is, and a drain ends when nothing
-has come for a moment. The client's attach is answered when the broker has taken the consumer: what it refuses is
-refused there and then.
+Theory of operation, streams. Reading removes nothing from a stream, and only the reader knows its position. So one
+consumer exists from attach to detach. Messages without credit wait in dtx. dtx acknowledges a message when it is sent
+to the client; for a stream, that only makes room for another one. If there is no memory for a message, dtx cancels the
+consumer and later starts another one at the offset of that message. For basic.get or a requeue on a stream, the broker
+ends the whole connection. So dtx uses neither, and a drain ends when no message has come for a moment. dtx answers the
+client's attach after the broker has accepted the consumer, so that a refusal ends the attach.
 """
 
 import asyncio
@@ -47,17 +46,17 @@ from dtx.wire.amqp10.values import Value
 from dtx.xa.codes import ReplyCode, XaError
 
 _METHOD: Final = 1
-"""Type of a frame."""
+"""Frame type of methods."""
 
 
 class Reader(ABC):
-    """The channel of one link; its consumers have numbers, so that none is taken for the one before.
+    """The channel of one link. Its consumers have numbers, which tell answers for different consumers apart.
 
     Args:
         broker: of the connection.
-        taking: a channel of its own, in tx mode.
+        taking: the link's own channel, in tx mode.
         queue: name.
-        kind: what it is called when it is gone.
+        kind: ``queue`` or ``stream``, for error texts.
     """
 
     def __init__(self, broker: BrokerAccess, taking: ConsumeChannel, queue: bytes, kind: str) -> None:
@@ -67,29 +66,29 @@ class Reader(ABC):
         self._kind = kind
         self._receiver: Receiver
         self._consumer = 0
-        """Number of the present consumer, or the last one."""
+        """Number of the current or last consumer."""
         self._awaits_consumer = False
-        """The broker has not answered that there is one."""
+        """The broker has not answered basic.consume."""
         self._ends_consumer = False
-        """It is to be cancelled when it has."""
+        """The consumer must be cancelled when basic.consume-ok comes."""
         taking.owner = self
         taking.on_message = self._arrived
 
     def begin(self, receiver: Receiver) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        """See :class:`Origin`."""
         self._receiver = receiver
 
     def _touch(self) -> None:
-        """Something has changed: :meth:`flush` follows."""
+        """Schedule :meth:`flush`, because something has changed."""
         self._broker.touch(self)
 
     @abstractmethod
     def flush(self) -> None:
-        """What the client and the broker have said in one read, all together."""
+        """Handle all changes of one read together."""
 
     @abstractmethod
     def _arrived(self, delivery: Delivery, body: bytes) -> None:
-        """A message has come."""
+        """Handle a message of the broker."""
 
     # -- the consumer
 
@@ -103,7 +102,7 @@ class Reader(ABC):
         )
 
     def _end_consumer(self) -> None:
-        """RabbitMQ 3.10 ends the whole connection (541) where cancel comes before it has answered consume."""
+        """Cancel the consumer, after consume-ok: RabbitMQ 3.10 ends the connection (541) for an earlier cancel."""
         if self._awaits_consumer:
             self._ends_consumer = True
             return
@@ -111,18 +110,18 @@ class Reader(ABC):
         self._taking.request(methods.BasicCancel.KEY, methods.BasicCancel(b"%d" % self._consumer).encode())
 
     def _is_present(self, payload: bytes) -> bool:
-        """Whether an answer of the broker is about the present consumer."""
+        """Whether an answer of the broker is about the current consumer."""
         return methods.BasicConsumeOk.decode(payload).consumer_tag == b"%d" % self._consumer
 
     def _detach(self) -> None:
-        """Leave the channel to itself: it goes when nothing is held on it any more. Its consumer goes before."""
+        """Let the channel close when it holds nothing, after a pending cancel of its consumer."""
         if not self._ends_consumer:
             self._taking.detach()
 
-    # -- the channel, as its owner
+    # -- the owner of the channel
 
     def forward(self, buffer: bytes, start: int, end: int) -> None:
-        """See :class:`~dtx.store.rabbitmq.consume_channel.ConsumeOwner`: the broker's answers."""
+        """See :class:`ConsumeOwner`: handles the broker's answers."""
         if buffer[start] != _METHOD:
             return
         key = int.from_bytes(buffer[start + 7 : start + 11], "big")
@@ -142,58 +141,57 @@ class Reader(ABC):
     @property
     @abstractmethod
     def _is_closed(self) -> bool:
-        """Whether the link is gone."""
+        """Whether the link is closed."""
 
     @abstractmethod
     def _answered(self, key: int, payload: bytes) -> None:
-        """The broker has answered a request."""
+        """Handle an answer of the broker."""
 
     def upstream_closed(self, close: ChannelClose) -> None:
-        """See :class:`~dtx.store.rabbitmq.consume_channel.ConsumeOwner`."""
-        if close.reply_code == ReplyCode.NOT_FOUND:  # it was there when the link was attached
+        """See :class:`ConsumeOwner`."""
+        if close.reply_code == ReplyCode.NOT_FOUND:  # it existed when the link was attached
             self._deleted()
         else:
             self._fail(broker_error(close))
 
-    def upstream_close_ok(self) -> None:  # noqa: B027 - nothing is left to do
-        """See :class:`~dtx.store.rabbitmq.consume_channel.ConsumeOwner`: it is closed without an owner."""
+    def upstream_close_ok(self) -> None:  # noqa: B027 - the channel closes without an owner
+        """See :class:`ConsumeOwner`."""
 
     def _deleted(self) -> None:
         name = self._queue.decode("utf-8", "replace")
         self._fail(AmqpError(Condition.RESOURCE_DELETED, f"{self._kind} '{name}' was deleted"))
 
     def _fail(self, error: AmqpError) -> None:
-        """End the link."""
         self._receiver.fail(error)
 
 
 _log = get_logger(part="connection")
 
 _SMALL: Final = 16
-"""A credit up to which the prefetch is all of it."""
+"""Up to this credit, the prefetch is the whole credit."""
 _MAX_PREFETCH: Final = 500
-"""Messages that may be on their way to one link: they are in memory until the client's session takes them."""
+"""Maximum prefetch: the messages are in memory until the client's session window has room."""
 _GETS: Final = 16
-"""Messages that are asked for at once while a link is drained."""
+"""Concurrent basic.get requests while a link is drained."""
 _NONE: Final = -1
-"""The number of no consumer: what was got."""
+"""The consumer number of messages from basic.get."""
 
 
 _Act = Callable[[Sequence[Delivery]], None]
 
 
 def _prefetch(credit: int) -> int:
-    """Of a consumer for a link with so much credit."""
+    """The prefetch of a consumer for a link with *credit*."""
     return min(credit if credit <= _SMALL else credit // 2, _MAX_PREFETCH)
 
 
 class _QueuePhase(Enum):
-    """What is asked of the broker."""
+    """The state of the requests to the broker."""
 
     IDLE = auto()
     CONSUMING = auto()
     CANCELLING = auto()
-    """Messages may still come of the consumer."""
+    """The consumer may still deliver messages."""
     GETTING = auto()
     CLOSED = auto()
 
@@ -203,11 +201,11 @@ class BrokerOrigin(Reader):
 
     Args:
         broker: of the connection.
-        taking: a channel of its own, in tx mode.
+        taking: the link's own channel, in tx mode.
         queue: name.
-        shown: see :class:`~dtx.server.amqp10.nodes.Origin`.
-        made: whether the queue goes with the link.
-        filters: see :class:`~dtx.server.amqp10.nodes.Origin`.
+        shown: see :class:`Origin`.
+        made: whether the queue is deleted with the link.
+        filters: see :class:`Origin`.
     """
 
     transactional = True
@@ -228,31 +226,31 @@ class BrokerOrigin(Reader):
         self._made = made
         self._phase = _QueuePhase.IDLE
         self._room = 0
-        """Messages that it may still be sent, as far as is known here."""
+        """Messages that the broker may still send to the consumer, as far as dtx knows."""
         self._from: dict[int, int] = {}
-        """By delivery tag, the consumer that an unsettled one came from."""
+        """Consumer numbers of unsettled deliveries, by delivery tag."""
         self._ahead: deque[tuple[Delivery, Handed]] = deque()
-        """Messages that the client cannot be sent at present."""
+        """Messages that wait until the client has credit and room."""
         self._gets = 0
         self._empty = False
         self._drain_asked = False
         self._freed = 0
-        """Deliveries of the consumer that are about to be settled: each makes room for another."""
+        """Deliveries of the current consumer that will be settled next: each makes room for another one."""
         self._ack: _Act = taking.ack
         self._drop: _Act = partial(taking.nack, requeue=False)
         self._return: _Act = partial(taking.nack, requeue=True)
         self._to_do: list[tuple[_Act, list[Delivery]]] = []
-        """Settlements of one kind that follow each other are one: the channel cuts what is long into parts."""
+        """Consecutive settlements of the same kind are joined; the channel splits long ones."""
 
     # -- credit
 
     def follow(self) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        """See :class:`Origin`."""
         self._drain_asked = self._receiver.draining
         self._touch()
 
     def resume(self) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        """See :class:`Origin`."""
         self._drain_asked = self._receiver.draining
         self._touch()
 
@@ -261,7 +259,7 @@ class BrokerOrigin(Reader):
         return self._receiver.credit > 0 and not self._receiver.full
 
     def flush(self) -> None:
-        """What the client has said in one read, all together."""
+        """See :class:`Reader`."""
         if self._phase is _QueuePhase.CLOSED:
             return
         while self._ahead and self._takes:
@@ -288,7 +286,7 @@ class BrokerOrigin(Reader):
             act(deliveries)
 
     def _next(self) -> None:
-        """Ask the broker for what the client wants, where nothing else is under way."""
+        """Request the messages that the client wants, unless another request is in progress."""
         receiver = self._receiver
         wanted = receiver.credit - len(self._ahead)
         if self._phase is _QueuePhase.GETTING:
@@ -325,7 +323,7 @@ class BrokerOrigin(Reader):
     # -- messages
 
     def _arrived(self, delivery: Delivery, body: bytes) -> None:
-        if self._phase is _QueuePhase.CLOSED:  # its consumer is about to go
+        if self._phase is _QueuePhase.CLOSED:  # the consumer is being cancelled
             self._taking.nack((delivery,), requeue=True)
             return
         if self._phase is _QueuePhase.GETTING:
@@ -341,13 +339,13 @@ class BrokerOrigin(Reader):
             self._receiver.deliver(delivery, handed)
         elif delivery.body is not None:
             self._ahead.append((delivery, handed))
-        else:  # there is no memory for it, and the rest of the prefetch would be no smaller
+        else:  # no memory for it, nor for the rest of the prefetch
             if self._phase is _QueuePhase.CONSUMING:
                 self._cancel()
             self.requeue((delivery,))
         self._touch()
 
-    # -- the channel, as its owner
+    # -- the owner of the channel
 
     @property
     def _is_closed(self) -> bool:
@@ -367,19 +365,19 @@ class BrokerOrigin(Reader):
     # -- outcomes
 
     def accept(self, taken: Sequence[object]) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        """See :class:`Origin`."""
         self._settle(taken, self._ack)
 
     def reject(self, taken: Sequence[object]) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        """See :class:`Origin`."""
         self._settle(taken, self._drop)
 
     def requeue(self, taken: Sequence[object]) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        """See :class:`Origin`."""
         self._settle(taken, self._return)
 
     def modify(self, taken: Sequence[object], outcome: Modified) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Origin`: AMQP 0-9-1 has no way to tell a broker of changes."""
+        """See :class:`Origin`: AMQP 0-9-1 cannot change a message at the broker."""
         (self.reject if outcome.undeliverable_here else self.requeue)(taken)
 
     def _settle(self, taken: Sequence[object], act: _Act) -> None:
@@ -399,13 +397,13 @@ class BrokerOrigin(Reader):
             self._touch()
 
     def then(self, act: Callable[[], None]) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        """See :class:`Origin`."""
         self._later(lambda _: self._taking.then(act), [])
 
     # -- branches
 
     def keep(self, taken: object, work: Working, held: HeldWork, released: Callable[[], None]) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        """See :class:`Origin`."""
         delivery = cast("Delivery", taken)
         capture.check_consume(self._broker.lane, delivery)
         if not held.fits(delivery.size, charged=True):
@@ -420,9 +418,9 @@ class BrokerOrigin(Reader):
         work: Working,
         held: HeldWork,
         decided: Decided,
-        outcome: Outcome,  # noqa: ARG002 - the broker is told when it is decided
+        outcome: Outcome,  # noqa: ARG002 - *decided* settles the message
     ) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Origin`: only the broker knows its dead letter exchanges."""
+        """See :class:`Origin`: the broker itself makes dead letters."""
         delivery = cast("Delivery", taken)
         capture.check_settle(delivery)
         if not held.fits(0):
@@ -432,10 +430,10 @@ class BrokerOrigin(Reader):
         held.add_outcome(partial(self._decided, delivery, number, decided))
 
     def _give_up(self, delivery: Delivery) -> int:
-        """A branch has it; the number of its consumer.
+        """Leave *delivery* to a branch; returns the number of its consumer.
 
-        It is settled when the branch is prepared, or ends, and makes room then: before that, the consumer must have
-        gone.
+        The delivery is settled when the branch is prepared or ends. That makes room for another one, so the consumer
+        must be cancelled before.
         """
         number = self._from.pop(delivery.tag, _NONE)
         self._freed += number == self._consumer
@@ -446,7 +444,7 @@ class BrokerOrigin(Reader):
         if self._taking.unhold(delivery):
             self._released(delivery, number, partial(decided, committed))
         elif committed:
-            _log.warning("an outcome is lost with its channel: the message is in its queue", queue=self._queue)
+            _log.warning("outcome lost with its channel, the message is in its queue again", queue=self._queue)
 
     def _released(self, delivery: Delivery, number: int, released: Callable[[], None]) -> None:
         if number == self._consumer:
@@ -457,10 +455,10 @@ class BrokerOrigin(Reader):
 
     # -- the end
 
-    def close(self, taken: Sequence[object]) -> None:  # noqa: ARG002 - it is what the channel gives back
-        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+    def close(self, taken: Sequence[object]) -> None:  # noqa: ARG002 - the channel gives them back
+        """See :class:`Origin`."""
         if self._phase is _QueuePhase.CONSUMING:
-            self._cancel()  # or what returns to the queue would come again
+            self._cancel()  # otherwise the consumer would get the requeued messages again
         self._phase = _QueuePhase.CLOSED
         self._do()
         self._ahead.clear()
@@ -471,18 +469,18 @@ class BrokerOrigin(Reader):
 
 
 _NEXT: Final = (b"S", b"next")
-"""What a broker takes for the offset where none is said."""
+"""The default offset of a broker."""
 _PREFETCH: Final = 100
-"""Messages that may wait here for the credit of one link, or be on their way."""
+"""Messages of one link that may wait for credit, or may be on the way from the broker."""
 _QUIET: Final = 0.25
-"""Seconds without a message after which a drained link has had all that there is."""
+"""A drain of a link ends after this number of seconds without a message."""
 
 
 class _StreamPhase(Enum):
-    """Of the link."""
+    """The state of the link."""
 
     OPENING = auto()
-    """The broker has not answered, or the client has not been answered yet."""
+    """Either the broker has not answered basic.consume, or dtx has not answered the attach."""
     OPEN = auto()
     CLOSED = auto()
 
@@ -490,14 +488,15 @@ class _StreamPhase(Enum):
 class StreamOrigin(Reader):
     """A stream as the source of one link.
 
+    Every consumer has an offset argument. If the stream was replaced by a queue, the queue refuses such a consumer.
+    Without the argument, acknowledgements would remove messages of that queue.
+
     Args:
         broker: of the connection.
-        taking: a channel of its own.
+        taking: the link's own channel, in tx mode.
         queue: name.
-        filters: see :class:`~dtx.server.amqp10.nodes.Origin`.
-        offset: where reading begins, as a consumer of AMQP 0-9-1 says it; ``None``: with what comes next. It is always
-            said: a queue that has the name of a stream by now refuses a consumer with an offset, where an
-            acknowledgement would mean that its message is consumed.
+        filters: see :class:`Origin`.
+        offset: start of reading, as in the argument of an AMQP 0-9-1 consumer; ``None`` for the next message.
     """
 
     shown = None
@@ -512,26 +511,26 @@ class StreamOrigin(Reader):
         self._ahead: deque[tuple[Delivery, Handed]] = deque()
         self._reading = False
         self._lost = False
-        """There was no memory: what comes of the present consumer comes again, of the next."""
+        """There was no memory for a message: the next consumer starts at it, so later messages come again."""
         self._phase = _StreamPhase.OPENING
         self._taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the broker has taken the first consumer, or refused it."""
+        """Done when the broker has accepted or refused the first consumer."""
         self._failure: AmqpError | None = None
-        """What has become of it before the link was there."""
+        """An error before the link was attached."""
         self._quiet: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
-        """Begin to read, before the link is there.
+        """Start to read, before the attach is answered.
 
         Raises:
-            ChannelClosed: the broker refuses it.
-            UpstreamLost: the connection to the broker is gone.
+            UpstreamChannelClosed: the broker refuses the consumer.
+            UpstreamLost: the connection to the broker is lost.
         """
         self._consume()
         await self._taken
 
     def begin(self, receiver: Receiver) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        """See :class:`Origin`."""
         super().begin(receiver)
         self._phase = _StreamPhase.OPEN
         if self._failure is not None:
@@ -541,21 +540,21 @@ class StreamOrigin(Reader):
     def _consume(self) -> None:
         self._reading = True
         self._lost = False
-        field = None if self._offset is None else to_field(self._offset)  # a time may be too far away to be said
+        field = None if self._offset is None else to_field(self._offset)  # also None for a time out of range
         self._begin_consumer(_PREFETCH, tables.entry(STREAM_OFFSET, *(field or _NEXT)))
 
     # -- credit
 
     def follow(self) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        """See :class:`Origin`."""
         self._touch()
 
     def resume(self) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        """See :class:`Origin`."""
         self._touch()
 
     def flush(self) -> None:
-        """Send what there is credit for, and what it makes room for may come."""
+        """See :class:`Reader`: sends the messages for which there is credit, and acknowledges them."""
         if self._phase is not _StreamPhase.OPEN:
             return
         receiver = self._receiver
@@ -604,7 +603,7 @@ class StreamOrigin(Reader):
         self._stop_waiting()
         self._touch()
 
-    # -- the channel, as its owner
+    # -- the owner of the channel
 
     @property
     def _is_closed(self) -> bool:
@@ -625,60 +624,60 @@ class StreamOrigin(Reader):
             super()._fail(error)
 
     def upstream_closed(self, close: ChannelClose) -> None:
-        """See :class:`~dtx.store.rabbitmq.consume_channel.ConsumeOwner`."""
+        """See :class:`ConsumeOwner`."""
         if not self._taken.done():
             self._taken.set_exception(UpstreamChannelClosed(close))
         else:
             super().upstream_closed(close)
 
     def upstream_lost(self, reason: str) -> None:
-        """The connection to the broker is gone, while this waits for it."""
+        """End :meth:`open`, because the connection to the broker is lost."""
         if not self._taken.done():
             self._taken.set_exception(UpstreamLost(reason))
 
-    # -- outcomes: none of them means anything to a stream
+    # -- outcomes: they have no effect on a stream
 
     def accept(self, taken: Sequence[object]) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        """See :class:`Origin`."""
 
     def reject(self, taken: Sequence[object]) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Origin`: a stream has no dead letters."""
+        """See :class:`Origin`: a stream has no dead letters."""
 
     def requeue(self, taken: Sequence[object]) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Origin`: they are in the stream as before."""
+        """See :class:`Origin`: the messages stay in the stream."""
 
     def modify(self, taken: Sequence[object], outcome: Modified) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        """See :class:`Origin`."""
 
     def then(self, act: Callable[[], None]) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        """See :class:`Origin`."""
         act()
 
     def keep(
         self,
         taken: object,
-        work: Working,  # noqa: ARG002 - it is refused
+        work: Working,  # noqa: ARG002 - always refused
         held: HeldWork,  # noqa: ARG002
         released: Callable[[], None],  # noqa: ARG002
     ) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        """See :class:`Origin`."""
         capture.check_settle(cast("Delivery", taken))
 
     def postpone(
         self,
         taken: object,
-        work: Working,  # noqa: ARG002 - it is refused
+        work: Working,  # noqa: ARG002 - always refused
         held: HeldWork,  # noqa: ARG002
         decided: Decided,  # noqa: ARG002
         outcome: Outcome,  # noqa: ARG002
     ) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        """See :class:`Origin`."""
         capture.check_settle(cast("Delivery", taken))
 
     # -- the end
 
-    def close(self, taken: Sequence[object]) -> None:  # noqa: ARG002 - nothing of a stream is taken
-        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+    def close(self, taken: Sequence[object]) -> None:  # noqa: ARG002 - reading takes nothing from a stream
+        """See :class:`Origin`."""
         self._phase = _StreamPhase.CLOSED
         self._stop_waiting()
         self._taking.ack([delivery for delivery, _ in self._ahead])
@@ -687,6 +686,6 @@ class StreamOrigin(Reader):
 
 
 def _offset(delivery: Delivery) -> Value:
-    """Where a message is in its stream."""
+    """The offset of a message in its stream; ``None`` without the header."""
     entry: Entry | None = properties.read(delivery.properties).header(STREAM_OFFSET)
     return None if entry is None else int.from_bytes(entry.value, "big")

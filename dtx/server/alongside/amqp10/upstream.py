@@ -1,4 +1,4 @@
-"""The broker of one client of AMQP 1.0: the connection to it, what it is asked, and what its errors become."""
+"""The connection to the broker of one AMQP 1.0 client, requests on it, and the mapping of its errors."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,25 +21,25 @@ from dtx.xa.codes import ReplyCode, XaError
 
 _log = get_logger(part="connection")
 STREAM_OFFSET: Final = b"x-stream-offset"
-"""Argument of a stream's consumer, and header of what it gets."""
+"""Argument of a stream's consumer, and header of its messages."""
 _FRESH: Final = 10.0
-"""Seconds for which it holds that a queue is there, and of what type it is."""
+"""Seconds for which existence and type of a queue are cached."""
 _TYPE_FRESH: Final = 60.0
-"""Seconds for which its type holds where only an error in the broker's log tells."""
+"""Seconds for which the type is cached if the request causes an error in the broker's log."""
 _MAX_KNOWN: Final = 1024
-"""Queues that one connection remembers."""
+"""Maximum number of cached queues of one connection."""
 _CODES: Final = frozenset(ReplyCode)
 
 
 def broker_error(close: ChannelClose) -> AmqpError:
-    """The broker's own words, with the condition that says the same as its reply code."""
+    """The broker's *close* as an AMQP 1.0 error, with its text and the condition for its reply code."""
     if close.reply_code not in _CODES:
         return AmqpError(Condition.INTERNAL_ERROR, words(close))
     return amqp_error(XaError(ReplyCode(close.reply_code), words(close)))
 
 
 def check_address(address: Address) -> None:
-    """Refuse what a broker would close the whole connection for: "Malformed UTF-8 in shortstr" (501).
+    """Refuse names for which a broker would close the whole connection: "Malformed UTF-8 in shortstr" (501).
 
     Raises:
         AmqpError: invalid-field.
@@ -47,22 +47,22 @@ def check_address(address: Address) -> None:
     try:
         b"/".join(route(address)).decode()
     except UnicodeDecodeError:
-        raise AmqpError(Condition.INVALID_FIELD, "the names that a broker has are UTF-8") from None
+        raise AmqpError(Condition.INVALID_FIELD, "names in the address are not UTF-8") from None
 
 
 def broker_gone(reason: object) -> AmqpError:
-    """The connection to the broker is lost, and that of the client cannot go on."""
+    """The error for the client after the loss of its connection to the broker."""
     return AmqpError(Condition.CONNECTION_FORCED, f"the connection to the broker is gone: {reason}")
 
 
 class ClientUpstream(ServiceConnection):
-    """A connection to the broker on which dtx acts for a client, with the client's own credentials.
+    """A connection to the broker with the credentials of an AMQP 1.0 client.
 
     Args:
-        broker: where to, and as whom.
+        broker: address and the client's credentials.
         name: shown in the broker's list of connections.
         home: the client's connection.
-        lost: called with the reason when the connection is gone.
+        lost: called with the reason when the connection is lost.
     """
 
     def __init__(self, broker: Broker, name: str, home: Home, lost: Callable[[str], None]) -> None:
@@ -71,35 +71,35 @@ class ClientUpstream(ServiceConnection):
         self._lost = lost
 
     def pause_writing(self) -> None:
-        """The broker is slow: so is the client, from now on."""
+        """Stop reading from the client, because the broker is slow."""
         self._home.hold_client(self)
 
     def resume_writing(self) -> None:
-        """The broker has caught up."""
+        """Read from the client again."""
         self._home.release_client(self)
 
     def on_lost(self, reason: str) -> None:
-        """The client's connection ends."""
+        """See :class:`Upstream`."""
         super().on_lost(reason)
         self._lost(reason)
 
 
 class Touched(Protocol):
-    """A link about which something has changed."""
+    """A link with changes to handle."""
 
     def flush(self) -> None:
-        """Look at what client and broker have said in one read, all together."""
+        """Handle all changes of one read together."""
 
 
 class BrokerAccess:
-    """The virtual host of the broker, as the links of one connection use it.
+    """The broker's virtual host, for the links of one client connection.
 
     Args:
-        store: its broker.
-        metrics: numbers.
-        home: the connection.
-        upstream: the connection to the broker, with the virtual host open.
-        validator: of publishes, on a channel of that connection.
+        store: of the broker.
+        metrics: of the service.
+        home: the client's connection.
+        upstream: the connection to the broker, in the virtual host.
+        validator: checks publishes on a channel of *upstream*.
     """
 
     def __init__(
@@ -116,18 +116,18 @@ class BrokerAccess:
 
     @property
     def lane(self) -> Lane:
-        """That completes the branches of this virtual host."""
+        """The lane of this virtual host, which completes its branches."""
         return self.store.lane(self.home.who.vhost)
 
-    # -- pace
+    # -- changes
 
     def touch(self, link: Touched) -> None:
-        """Something has changed for a link: it is looked at when the client has said all that it said at once."""
+        """Schedule a flush of *link* at the end of this turn of the event loop."""
         self._touched[link] = None
         self.home.soon()
 
     def flush(self) -> None:
-        """Look at all links that were touched."""
+        """Flush all touched links."""
         touched, self._touched = self._touched, {}
         for link in touched:
             link.flush()
@@ -135,10 +135,11 @@ class BrokerAccess:
     # -- targets
 
     async def check_target(self, address: Address) -> None:
-        """Refuse a target that does not exist, or that the client may not publish to.
+        """Refuse a target that does not exist, or to which the client may not publish.
 
         Raises:
-            AmqpError, ChannelClosed, XaError: it is refused.
+            AmqpError, UpstreamChannelClosed, XaError: the target is refused.
+            UpstreamLost: the connection to the broker is lost.
         """
         check_address(address)
         exchange, key = route(address)
@@ -148,32 +149,32 @@ class BrokerAccess:
             await self._find_exchange(exchange)
         judgement = self.judged(exchange, key, properties.EMPTY)
         close = None if judgement is None else await judgement
-        # Which topics the messages have, their subjects say.
+        # Without a key in the address, the subject of each message is its topic.
         fixed = isinstance(address, QueueAddress) or address.key is not None
         if close is not None and (fixed or b"to topic" not in close.reply_text):
             raise UpstreamChannelClosed(close)
 
     def knows(self, queue: bytes) -> bool:
-        """Whether *queue* was there a moment ago."""
+        """Whether *queue* existed within the last :data:`_FRESH` seconds."""
         return self._known.get(queue, 0.0) > asyncio.get_running_loop().time()
 
     async def _find_exchange(self, exchange: bytes) -> None:
         await self._ask(methods.ExchangeDeclare(exchange, b"", passive=True))
 
     async def find_queue(self, queue: bytes) -> None:
-        """Ask for a queue.
+        """Check that a queue exists.
 
         Raises:
-            ChannelClosed: it is not there, or another connection's own.
+            UpstreamChannelClosed: 404, it does not exist; 405, it is exclusive to another connection.
         """
         await self._ask(methods.QueueDeclare(queue, passive=True))
 
     async def find_target(self, queue: bytes) -> None:
-        """Refuse a queue that is not there; anybody may publish to another connection's own.
+        """Refuse a target queue that does not exist; clients may publish to exclusive queues of other connections.
 
         Raises:
-            AmqpError: the broker's words.
-            XaError: 506, no channel is free to ask.
+            AmqpError: the broker's error.
+            XaError: 506, no upstream channel is free.
         """
         if self.knows(queue):
             return
@@ -189,16 +190,16 @@ class BrokerAccess:
         self._known[queue] = asyncio.get_running_loop().time() + _FRESH
 
     def no_queue(self, queue: bytes) -> AmqpError:
-        """A queue that was there is not any more."""
+        """The error for a queue that no longer exists; removes it from the cache."""
         self._known.pop(queue, None)
         name, vhost = queue.decode("utf-8", "replace"), self.home.who.vhost
         return AmqpError(Condition.NOT_FOUND, f"no queue '{name}' in vhost '{vhost}'")
 
     def judged(self, exchange: bytes, routing_key: bytes, raw: bytes) -> Judgement | None:
-        """Have the broker judge a publish; ``None`` when it is known to be good.
+        """Let the broker check a publish; ``None`` if it is known to be allowed.
 
         Raises:
-            WireError: 502, the properties are malformed.
+            WireError: 502, the properties *raw* are malformed.
         """
         judgement = self._validator.judge(BasicPublish(exchange, routing_key, 0), raw)
         (self._metrics.validation_hits if judgement is None else self._metrics.validation_misses).inc()
@@ -207,14 +208,13 @@ class BrokerAccess:
     # -- queues and exchanges
 
     async def is_stream(self, queue: bytes) -> bool:
-        """Whether a queue is a stream, which for what it does not know ends the whole connection (540).
+        """Whether a queue is a stream; for methods that a stream lacks, the broker ends the whole connection (540).
 
-        Where the management API does not tell, a consumer is asked for that no queue takes: one at an offset, which
-        streams alone know, but without a prefetch, which they want.
+        Without an answer of the management API, dtx requests an impossible consumer: one with an offset, which only
+        streams support, but without a prefetch, which streams need. The error text tells the type.
 
-        What was found holds for a while, though the name may be another kind of queue's by then. No message is lost by
-        that: the consumer of a stream has an offset, which nothing else takes, and what a stream does not know only
-        costs the connection.
+        The cached type may become wrong. That loses no message: only a stream accepts a consumer with an offset, and a
+        method that a stream lacks only ends the connection.
         """
         known = self._streams.get(queue)
         if known is not None and known[1] > asyncio.get_running_loop().time():
@@ -229,7 +229,7 @@ class BrokerAccess:
         return found
 
     def forget_type(self, queue: bytes) -> None:
-        """What was found of the type of *queue* does not hold."""
+        """Remove the type of *queue* from the cache."""
         self._streams.pop(queue, None)
 
     async def _refuses_for_want_of_prefetch(self, queue: bytes) -> bool:
@@ -238,25 +238,29 @@ class BrokerAccess:
             await self._ask(impossible)
         except UpstreamChannelClosed as closed:
             if closed.close.reply_code == ReplyCode.ACCESS_REFUSED:
-                raise  # then it does not matter
+                raise  # the client may not read the queue, so its type does not matter
             failed = closed.close.reply_code == ReplyCode.PRECONDITION_FAILED
             return failed and STREAM_OFFSET not in closed.close.reply_text
         return True
 
     async def subscribe(self, queue: bytes, address: ExchangeAddress, filters: dict[str, Any] | None) -> dict[str, Any]:
-        """Bind the queue of a link to an exchange; the filters that are in place.
+        """Bind the queue of a link to an exchange.
 
-        It does not delete itself: a link without credit has no consumer, and its messages are to wait.
+        The queue is not auto-delete: a link without credit has no consumer, and its messages must wait.
+
+        Returns:
+            The filters that are in effect.
         """
         found = subscription(address, filters, await self._kind(address))
         await self._ask(methods.QueueBind(queue, address.name, found.key, arguments=found.arguments))
         return found.filters
 
     async def _kind(self, address: ExchangeAddress) -> str | None:
-        """The type of an exchange; ``None`` where it does not matter, or the broker does not tell.
+        """The type of an exchange; ``None`` if it does not matter, or there is no management API.
 
         Raises:
-            XaError: 403, 404.
+            UpstreamChannelClosed: 404, the exchange does not exist.
+            XaError: 403, the client may not read it.
         """
         known = known_kind(address.name)
         if known is not None:
@@ -274,7 +278,7 @@ class BrokerAccess:
         return facts.type.decode("utf-8", "replace") or None
 
     async def new_queue(self) -> bytes:
-        """The queue of a dynamic node: it is the connection's own, and goes with it at the latest."""
+        """Declare the exclusive queue of a dynamic node; the broker deletes it with the connection at the latest."""
         channel = await OwnChannel(self.upstream).open()
         queue = (await channel.declare(methods.QueueDeclare(b"", exclusive=True))).queue
         await channel.close()
@@ -282,7 +286,7 @@ class BrokerAccess:
         return queue
 
     def drop_queue(self, queue: bytes) -> None:
-        """The link of a dynamic node is gone."""
+        """Delete the queue of a dynamic node, because its link is closed."""
         self.upstream.exclusive.discard(queue)
         self.home.manager.spawn(self._drop_queue(queue))
 

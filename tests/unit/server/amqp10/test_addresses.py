@@ -31,7 +31,7 @@ def test_an_address_names_a_queue_or_an_exchange_and_a_key(address: str, meant: 
     ],
 )  # fmt: skip
 def test_what_is_no_address_is_refused(address: object) -> None:
-    with pytest.raises(AmqpError, match="is no address: use /queues/NAME") as refusal:
+    with pytest.raises(AmqpError, match="is not an address: use /queues/NAME") as refusal:
         parse(address)
     assert refusal.value.condition is Condition.INVALID_FIELD
 

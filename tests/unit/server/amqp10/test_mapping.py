@@ -263,6 +263,6 @@ def test_who_changes_properties_on_the_way_is_believed() -> None:
 
 def test_too_much_beside_the_body_is_refused() -> None:
     payload = message.bare(Properties(), {"a": "b" * MAX_HEAD}, message.data(b""))
-    with pytest.raises(AmqpError, match="beside the body of a message") as refusal:
+    with pytest.raises(AmqpError, match="outside the body of a message") as refusal:
         to_basic(message.read(payload))
     assert refusal.value.condition is Condition.MESSAGE_SIZE_EXCEEDED
