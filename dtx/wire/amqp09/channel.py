@@ -1,8 +1,9 @@
-"""One channel of a connection: its state and mode, contents put together, the order of its frames, its confirms.
+"""One channel of a connection: its state and mode, the assembly of contents, the order of its frames, its confirms.
 
-Theory of operation. A frame of the peer becomes one event, or none. A channel whose shell waits for something is held:
-its later frames are kept as copies, in order, and handled when it is released; other channels go on. What is sent on a
-channel that is not open any more is dropped, since nothing that is sent behind a close may be looked at.
+Theory of operation. A frame of the peer becomes one event, or none. A shell that waits for a result holds the channel.
+The engine then keeps copies of the later frames, in order, and handles them after the release. Other channels are not
+held. Frames that the shell sends on a channel that is no longer open are dropped, because the peer must ignore frames
+after a close.
 """
 
 from collections import deque
@@ -38,7 +39,8 @@ _OPEN_OK: Final = ChannelOpenOk.KEY
 _CLOSE: Final = ChannelClose.KEY
 _CLOSE_OK: Final = ChannelCloseOk.KEY
 _LATE: Final = (_OPEN_OK, _CLOSE, _CLOSE_OK)
-"""What counts behind a close; to a client, what the server did before it read the close counts as well: confirms."""
+"""The methods that an end handles after its own close. A client also handles what the server sent before it read the
+close, for example confirms."""
 _BIND: Final = methods.ExchangeBind.KEY
 
 _SPECIAL: Final = (ChannelOpen, ChannelClose, ChannelCloseOk, methods.ExchangeBind, methods.ExchangeBindOk)
@@ -46,16 +48,16 @@ _SPECIAL: Final = (ChannelOpen, ChannelClose, ChannelCloseOk, methods.ExchangeBi
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """What is to be known of a method when it comes.
+    """How a channel handles a received method.
 
     Args:
         decode: reads its payload.
         content: a content follows.
-        counted: it is a command.
-        ticketed: its first argument is a ticket that counts.
-        special: it is about the channel itself, or not the only one with its number.
-        modes: in which it is allowed; ``None`` for all.
-        simple: it is a command without a content, about something else than the channel itself.
+        counted: it counts as a command.
+        ticketed: its first argument is a ticket that the shell needs.
+        special: it opens or closes the channel, or shares its number with another method.
+        modes: the modes in which it is allowed; ``None`` for all.
+        simple: it is counted, not special, and has no content.
     """
 
     decode: Callable[[bytes], Method]
@@ -83,29 +85,27 @@ def _rules(sender: Sender) -> dict[int, _Rule]:
 
 
 _FROM: Final = {PeerEnd.SERVER: _rules(Sender.CLIENT), PeerEnd.CLIENT: _rules(Sender.SERVER)}
-"""What the peer of each end may send on a channel, by class << 16 | method."""
+"""The methods that the peer of each end may send on a channel, by class << 16 | method."""
 _QUERY: Final = _rule(methods.ExchangeQuery)
 _QUERY_OK: Final = _rule(methods.ExchangeQueryOk)
 
 
 class Passing(Enum):
-    """What is told of the frames of a channel."""
+    """Whether frames of a channel are passed to the shell unread."""
 
     NOT = auto()
-    """What they mean."""
+    """The engine interprets the frames."""
     SINGLY = auto()
-    """That they are there: the shell deals with all of them, closes included."""
+    """Each frame is one :class:`FramePassed`. The shell handles all of them, closes included."""
     JOINED = auto()
-    """The same, those in a row as one. What a proxy looks at (``methods.watched``, dtx) is still told singly."""
+    """Consecutive frames are one :class:`FramesPassed`. Watched and dtx methods are still passed singly."""
 
 
 class _Fate(Enum):
-    """The treatment of a body."""
-
     TOLD = auto()
-    """It is put together."""
+    """The engine joins its frames into one event."""
     PASSED = auto()
-    """Its frames are told one by one."""
+    """Each of its frames is one event."""
     DROPPED = auto()
 
 
@@ -116,11 +116,11 @@ _TOLD: Final = _Fate.TOLD
 
 
 class Shared:
-    """What the channels of a connection have in common.
+    """The state that the channels of a connection share.
 
     Args:
-        settings: of the connection.
-        end: which of the peers this is.
+        settings: the settings of the connection.
+        end: the end that the engine serves.
         memory: see :attr:`ConnectionEngine.memory`.
     """
 
@@ -131,31 +131,31 @@ class Shared:
         self.end = end
         self.memory = memory
         self.frame_max = 0
-        """Agreed, bytes."""
+        """The negotiated frame-max in bytes; 0 for none."""
         self.out: list[bytes | memoryview] = []
         self.channels: dict[int, ChannelEngine] = {}
         self.ready: dict[ChannelEngine, None] = {}
-        """Channels that are not held and have frames that waited."""
+        """Released channels whose frames have waited."""
         self.heavy: set[ChannelEngine] = set()
-        """Those with so many of them that nothing more is to be read."""
+        """Channels with more than :data:`MAX_BACKLOG` bytes of waiting frames."""
         self.confirming: dict[ChannelEngine, None] = {}
-        """Those that have a confirm to send."""
+        """Channels with confirms to send."""
         self.joined: set[int] = set()
-        """Numbers of those whose frames pass joined, and need not wait."""
+        """Numbers of channels whose frames pass joined and need not wait."""
 
 
 class ChannelEngine:
     """One end of a channel.
 
     Args:
-        shared: see there.
-        number: of the channel.
+        shared: the state that it shares with the other channels of the connection.
+        number: the number of the channel.
 
     Attributes:
-        state: where it is in its life.
-        mode: what it was selected for; see :meth:`become`.
-        held: later frames wait.
-        announces: contents are told of before their bodies come, see :class:`ContentStarted`.
+        state: its state.
+        mode: its mode; see :meth:`become`.
+        held: whether later frames wait.
+        announces: whether a :class:`ContentStarted` comes before the body of each content.
     """
 
     __slots__ = (
@@ -192,20 +192,20 @@ class ChannelEngine:
         self.announces = False
         self._passes = Passing.NOT
         self.backlog_size = 0
-        """Bytes of frames that wait."""
+        """The size of the waiting frames in bytes."""
         self._backlog: deque[tuple[int, bytes]] = deque()
         self._commands = 0
         self._confirms: Confirms | None = None
         self._crossed = False
-        """Both ends have closed it at once, and a client confirms the server's close behind the server's close-ok: a
-        RabbitMQ that has read the other's may forget its own."""
+        """Both ends have closed the channel at once. A client then sends its close-ok after the server's close-ok: a
+        RabbitMQ that has read the client's close-ok may not send its own."""
         self._last: Method | None = None
-        """The last method with content, and its payload: most publishers use one target."""
+        """The last method with content. It is reused for an equal payload: most publishers use one target."""
         self._last_payload = b""
         self._method: Method | None = None
-        """The method whose content is under way."""
+        """The method whose content is incomplete."""
         self._left = -1
-        """Bytes of the body that are still to come; -1 while its header is."""
+        """The number of bytes of the body that are missing; -1 while the header is missing."""
         self._properties = b""
         self._fate = _Fate.TOLD
         self._parts: list[bytes] = []
@@ -213,22 +213,22 @@ class ChannelEngine:
 
     @property
     def waits(self) -> bool:
-        """Whether frames of the peer wait."""
+        """Whether frames of the peer wait on this channel."""
         return bool(self._backlog)
 
     @property
     def passes_content(self) -> bool:
-        """Whether a content is under way whose frames are told one by one; a close does not end it."""
+        """Whether the frames of an incomplete content are passed one by one. A close does not end such a content."""
         return self._fate is _Fate.PASSED
 
-    # -- what comes
+    # -- frames of the peer
 
     def receive(self, key: int, buffer: bytes, start: int, end: int) -> EngineEvent | None:
-        """Take a frame of the peer.
+        """Handle a frame of the peer; the arguments as in ``frames.Frame``.
 
         Raises:
-            XaError: the channel cannot go on; the connection engine closes it.
-            WireError: nor can the connection.
+            XaError: the connection engine must close the channel.
+            WireError: the connection engine must close the connection.
         """
         if self._passes is not _NOT:
             if self.held and not self._overtakes(key):
@@ -253,11 +253,11 @@ class ChannelEngine:
         return self._on_method(key, payload)
 
     def receive_next(self) -> EngineEvent | None:
-        """Take the first of the frames that wait.
+        """Handle the first waiting frame.
 
         Raises:
-            XaError: as :meth:`receive`.
-            WireError: the same.
+            XaError: as for :meth:`receive`.
+            WireError: as for :meth:`receive`.
         """
         key, frame = self._backlog.popleft()
         self.backlog_size -= len(frame)
@@ -266,11 +266,11 @@ class ChannelEngine:
         return self.receive(key, frame, 0, len(frame))
 
     def next_key(self) -> int:
-        """Which frame waits first: class << 16 | method, or the kind of content."""
+        """Return the key of the first waiting frame: class << 16 | method, or the frame type."""
         return self._backlog[0][0]
 
     def _overtakes(self, key: int) -> bool:
-        """A close ends a wait, unless something was sent before it that has to come first."""
+        """Return whether a frame need not wait: a close, if no earlier frame waits."""
         return key == _CLOSE and not self._backlog and self._shared.settings.close_overtakes
 
     def _wait(self, key: int, frame: bytes) -> None:
@@ -280,7 +280,7 @@ class ChannelEngine:
             self._shared.heavy.add(self)
 
     def _late(self, key: int, payload: bytes) -> EngineEvent | None:
-        """A frame before the channel is open, or behind its close."""
+        """Handle a frame that arrives before the channel is open, or after its close."""
         if self.state is EndpointState.OPENING and key == _OPEN_OK:
             self._go(EndpointStep.OPEN)
             return ChannelOpened(self.number)
@@ -298,17 +298,17 @@ class ChannelEngine:
         return None
 
     def _late_content(self, key: int, buffer: bytes, start: int, end: int) -> EngineEvent | None:
-        """A frame behind the close of a channel with a content that passes, whose receiver needs all of its frames."""
+        """Handle a frame after the close of a channel that passes a content: its receiver needs all frames of it."""
         if key == BODY:
             return self._on_body(buffer, start, end)
-        raise self._unexpected("frame in the midst of content")
+        raise self._unexpected("frame inside a content")
 
     def _confirm_close(self) -> None:
         self._shared.out.append(ChannelCloseOk().frame(self.number))
 
     def _on_method(self, key: int, payload: bytes) -> EngineEvent | None:
         if self._method is not None:
-            raise self._unexpected("method frame in the midst of content")
+            raise self._unexpected("method frame inside a content")
         rule = self._rules.get(key)
         if rule is None:
             raise _no_place(key)
@@ -326,7 +326,7 @@ class ChannelEngine:
                 if key == _OPEN:
                     raise WireError(HardCode.CHANNEL_ERROR, "second 'channel.open' seen")
                 if key == _CLOSE_OK:
-                    return None  # nothing was closed: no harm
+                    return None  # this end has sent no close
                 rule = _query_or(rule, key, payload)
         method = rule.decode(payload)
         if rule.modes is not None and self.mode not in rule.modes and self._shared.end is PeerEnd.SERVER:
@@ -396,7 +396,7 @@ class ChannelEngine:
         return None
 
     def _keep(self, part: bytes) -> None:
-        if not self.announces:  # else it is charged already
+        if not self.announces:  # take_content has charged it otherwise
             memory = self._shared.memory
             if not memory.has_room(len(part)):
                 raise XaError(ReplyCode.RESOURCE_ERROR, f"no memory for the message: {memory.excess(len(part))}")
@@ -427,48 +427,48 @@ class ChannelEngine:
     def _unexpected(self, what: str) -> WireError:
         return WireError(HardCode.UNEXPECTED_FRAME, f"{what} on channel {self.number}")
 
-    # -- what the shell says
+    # -- calls of the shell
 
     def pass_frames(self, passes: Passing) -> None:
-        """Tell so much of the frames from now on."""
+        """Set how later frames are passed to the shell."""
         self._passes = passes
         self._sort()
 
     def _sort(self) -> None:
         if self.state is EndpointState.GONE:
-            return  # the number may be another's by now
+            return  # another channel may have the number now
         if self._passes is Passing.JOINED and not self.held:
             self._shared.joined.add(self.number)
         else:
             self._shared.joined.discard(self.number)
 
     def hold(self) -> None:
-        """Keep the frames that come from now on, until :meth:`release`."""
+        """Let the frames that arrive from now on wait until :meth:`release`."""
         self.held = True
         if self._passes is not _NOT:
             self._sort()
 
     def take_content(self) -> None:
-        """Put the content together that begins; its size is charged at once, and the shell sees that there is room."""
+        """Assemble the content that begins. Its whole size is charged at once; the shell must check for room before."""
         self._fate = _Fate.TOLD
         self._charge(self._left)
 
     def pass_content(self) -> None:
-        """Tell the frames of the body that begins one by one; an empty one has none."""
+        """Pass the frames of the body that begins one by one. An empty body has none."""
         if self._left > 0:
             self._fate = _Fate.PASSED
 
     def put_back(self, key: int, frame: bytes) -> None:
-        """Handle a frame that came last once more, before all that wait; the channel is held until then.
+        """Put a frame back before all waiting frames. The channel must be held; it handles the frame after the release.
 
-        A content that has begun is forgotten: the frames of its method and its header are put back together.
+        An incomplete content is dropped. To put it back, put back its header frame, then the frame of its method.
         """
         self._drop_content()
         self._backlog.appendleft((key, frame))
         self.backlog_size += len(frame)
 
     def release(self) -> None:
-        """Let the frames that waited be handled: by the iteration that runs, else by ``ConnectionEngine.events``."""
+        """End :meth:`hold`. A running iteration handles the waiting frames, or else ``ConnectionEngine.events``."""
         self.held = False
         if self._passes is not _NOT:
             self._sort()
@@ -476,28 +476,28 @@ class ChannelEngine:
             self._shared.ready[self] = None
 
     def become(self, mode: ChannelMode) -> None:
-        """The channel is selected. In CONFIRM, publishes count from here."""
+        """Set the mode. In CONFIRM, publishes are counted from now on."""
         self.mode = mode
         if mode is ChannelMode.CONFIRM and self._confirms is None:
             self._confirms = Confirms(self.number)
 
     def send(self, frame: bytes) -> None:
-        """Send whole frames; confirms that are due come first. Nothing is sent behind a close."""
+        """Send whole frames, after the confirms that are due. After a close, nothing is sent."""
         if self.state is _IS_OPEN or self.state is EndpointState.OPENING:
             if self in self._shared.confirming:
                 self.say_confirms()
             self._shared.out.append(frame)
 
     def send_content(self, frame: bytes, properties: bytes, body: bytes) -> int:
-        """Send a method frame with its content; see :meth:`send`.
+        """Send a method frame with its content, as :meth:`send` does.
 
         Args:
-            frame: of the method.
-            properties: bytes from the property flags on.
-            body: bytes.
+            frame: the frame of the method.
+            properties: the bytes from the property flags on.
+            body: the body.
 
         Returns:
-            The publish's number at a client's end in confirm mode, else 0.
+            At a client's end in confirm mode, the number of the publish; otherwise 0.
         """
         if self.state is not EndpointState.OPEN and self.state is not EndpointState.OPENING:
             return 0
@@ -511,11 +511,11 @@ class ChannelEngine:
         return confirms.published
 
     def confirm(self, number: int, *, safe: bool) -> None:
-        """Record the fate of a publish; ``data_to_send`` sends confirms in order, joined.
+        """Record the outcome of a publish. ``data_to_send`` sends the confirms joined, in order.
 
         Args:
-            number: of :class:`ContentReceived`.
-            safe: it is durable in all queues that take it.
+            number: the number in :class:`ContentReceived`.
+            safe: whether it is durable in all queues that take it.
         """
         if self._confirms is not None:
             self._confirms.settle(number, safe)
@@ -528,7 +528,7 @@ class ChannelEngine:
             self._shared.out += self._confirms.take()
 
     def open_ok(self) -> None:
-        """Tell the client that the channel is open."""
+        """Send channel.open-ok."""
         self.send(ChannelOpenOk().frame(self.number))
 
     def refuse(self, error: XaError, key: int = 0) -> bool:
@@ -539,12 +539,12 @@ class ChannelEngine:
             key: class << 16 | method of the method that failed; 0 where none did.
 
         Returns:
-            Whether it was open until now.
+            Whether the channel was open until now.
         """
         return self.close(closes.close_frame(error, self.number, key))
 
     def close(self, frame: bytes) -> bool:
-        """Close the channel with *frame*, a channel.close; whether it was open until now."""
+        """Close the channel with *frame*, a channel.close. Return whether the channel was open until now."""
         if self.state is not EndpointState.OPEN and self.state is not EndpointState.OPENING:
             return False
         self.send(frame)
@@ -555,12 +555,12 @@ class ChannelEngine:
         return True
 
     def close_ok(self) -> None:
-        """Confirm the client's close: all that it sent before is done. The number is free."""
+        """Confirm the client's close. All that the client sent before it must be done. The number becomes free."""
         if self._go(EndpointStep.SEND_CLOSE_OK) and self.state is EndpointState.GONE:
             self._confirm_close()
 
     def end(self) -> None:
-        """Nothing more comes or goes: the connection ends, or the peer's close is done. Idempotent."""
+        """End the channel without sending, because the connection ends or the peer's close is done. Idempotent."""
         if self.state is not EndpointState.GONE:
             self.state = EndpointState.GONE
             self._drop_content()
@@ -577,7 +577,6 @@ class ChannelEngine:
         return True
 
     def _forget(self) -> None:
-        """The number is free, and frames that wait have no meaning any more."""
         shared = self._shared
         self._backlog.clear()
         self.backlog_size = 0
@@ -589,14 +588,14 @@ class ChannelEngine:
 
 
 def _query_or(rule: _Rule, key: int, payload: bytes) -> _Rule:
-    """The rule for a method whose number exchange.bind or its answer shares with exchange.query."""
+    """Choose the rule for a number that exchange.bind or its answer shares with exchange.query."""
     if key == _BIND:
         return _QUERY if methods.is_query(payload) else rule
     return _QUERY_OK if len(payload) > 4 else rule
 
 
 def _lenient(payload: bytes) -> ChannelClose:
-    """Why a client closes is its own business, however it says so."""
+    """Decode a client's close. A malformed close closes the channel too."""
     try:
         return ChannelClose.decode(payload)
     except WireError:
@@ -604,17 +603,17 @@ def _lenient(payload: bytes) -> ChannelClose:
 
 
 def _no_place(key: int) -> WireError | XaError:
-    """The error for a method that the peer may not send on a channel. In the classes of dtx it closes only that."""
+    """The peer may not send the method. In the dtx classes the error closes the channel only."""
     row = METHODS.get(key)
     if key >> 16 not in _DTX_CLASSES:
-        return WireError(HardCode.COMMAND_INVALID, f"class {key >> 16} method {key & 0xFFFF} has no place on a channel")
+        return WireError(HardCode.COMMAND_INVALID, f"class {key >> 16} method {key & 0xFFFF} is illegal on a channel")
     if row is None:
         return XaError(ReplyCode.NOT_IMPLEMENTED, f"class {key >> 16} has no method {key & 0xFFFF}")
     return XaError(ReplyCode.COMMAND_INVALID, f"{row.NAME} is sent by servers only")
 
 
 def _wrong_mode(method: Method, mode: ChannelMode) -> XaError:
-    """The error for a method that needs another mode of the channel, or would change it."""
+    """The method needs another mode of the channel, or would change it."""
     match method:
         case methods.DtxStart() | methods.DtxEnd():
             # "The client must use this method at least once on a channel before …"

@@ -1,10 +1,9 @@
-"""The edge of the 0-9 front: the close frame that a peer is sent for what goes wrong, and the words in it.
+"""The close frames that AMQP 0-9 peers are sent for errors, and the reply texts in them.
 
-Two kinds of failure cross this edge. An :class:`~dtx.xa.codes.XaError` is the answer to a dtx method: "the server MUST
-raise a *channel* exception with reply code …" (AMQP 0-9 dtx preview), so it closes the channel even where 0-9-1 calls
-the code a hard error, and the connection lives on. A :class:`~dtx.wire.amqp09.errors.WireError` is a peer that does not
-speak the protocol: after it nothing that follows in the stream can be trusted, so it closes the connection. Whatever
-else is raised is our own mistake: the peer is told "internal error" and no more.
+An :class:`~dtx.xa.codes.XaError` is the answer to a dtx method: "the server MUST raise a *channel* exception with reply
+code …" (AMQP 0-9 dtx preview). It closes the channel only, even where 0-9-1 calls the code a hard error. A
+:class:`~dtx.wire.amqp09.errors.WireError` means that the peer violated the protocol. The rest of the stream cannot be
+trusted, so it closes the connection. Any other exception is a defect of dtx. The peer receives "internal error" only.
 """
 
 import re
@@ -16,7 +15,7 @@ from dtx.wire.amqp09.methods import ChannelClose, ConnectionClose
 from dtx.xa.codes import ReplyCode, XaError
 
 MAX_REPLY_TEXT: Final = 255
-"""Longest reply text in bytes: it is a shortstr."""
+"""The maximum size of a reply text in bytes: it is a shortstr."""
 
 _NAME: Final = re.compile("[A-Z_]+ - ")
 _FACT: Final = re.compile("(?P<key>[a-z]+)=(?P<token>[^; ]+); ")
@@ -26,7 +25,7 @@ _OLD_TEXT: Final = re.compile(
 
 
 def reply_text(text: str) -> bytes:
-    """*text* as a shortstr may hold it: UTF-8, cut to 255 bytes between two characters."""
+    """Encode *text* for a shortstr: UTF-8, cut to 255 bytes between two characters."""
     data = text.encode("utf-8", "replace")
     if len(data) <= MAX_REPLY_TEXT:
         return data
@@ -34,7 +33,7 @@ def reply_text(text: str) -> bytes:
 
 
 def channel_close(channel: int, code: int, text: str, key: int = 0) -> bytes:
-    """A whole channel.close frame.
+    """Make a whole channel.close frame.
 
     Args:
         channel: number of the channel that closes.
@@ -46,12 +45,12 @@ def channel_close(channel: int, code: int, text: str, key: int = 0) -> bytes:
 
 
 def connection_close(code: int, text: str, key: int = 0) -> bytes:
-    """A whole connection.close frame; arguments as for :func:`channel_close`."""
+    """Make a whole connection.close frame; arguments as for :func:`channel_close`."""
     return ConnectionClose(code, reply_text(text), key).frame(0)
 
 
 def describe(code: ReplyCode | HardCode, reason: str, facts: Mapping[str, str] | None = None) -> str:
-    """The reply text as brokers write it: ``NOT_FOUND - unknown xid 1:6774:62``.
+    """Make a reply text in the form that brokers use: ``NOT_FOUND - unknown xid 1:6774:62``.
 
     Facts for programs come first, so that they are never cut off: ``COMMAND_INVALID - state=idle; commit is illegal``.
     """
@@ -59,9 +58,9 @@ def describe(code: ReplyCode | HardCode, reason: str, facts: Mapping[str, str] |
 
 
 def facts_of(text: str) -> dict[str, str]:
-    """The facts in a reply text of dtx; none in any other text.
+    """Return the facts in a reply text of dtx; none for any other text.
 
-    Servers of dtx 0.1 have no such fields: the sentences in which they said the same are read as well.
+    Servers of dtx 0.1 write no such fields. For them the function reads the facts from their sentences.
     """
     start = _NAME.match(text)
     position = start.end() if start else 0
@@ -75,11 +74,11 @@ def facts_of(text: str) -> dict[str, str]:
 
 
 def close_frame(error: BaseException, channel: int, key: int = 0) -> bytes:
-    """The frame that tells the peer about *error*. Total: there is an answer for everything that can be raised.
+    """Make the close frame for *error*. The function is total: it accepts every exception.
 
     Args:
-        error: what was raised while a frame was handled.
-        channel: where that frame came from.
+        error: the exception that a frame of the peer caused.
+        channel: the number of the channel of that frame.
         key: class << 16 | method of that frame; 0 where it is no method.
 
     Returns:

@@ -1,8 +1,8 @@
 """Compiles the wire codec of a method of AMQP 0-9 from the annotations of its class.
 
-A method's payload is class and method (two shorts), then the arguments (AMQP 0-9-1, 4.2.4 and 4.2.5): bits that follow
-each other share an octet, the first in bit 0. Names and strings stay bytes; a table is its bytes without the length,
-not looked into. The codec is source text that is compiled once for each class, since it runs for every message.
+The payload of a method is class and method (two shorts), then the arguments (AMQP 0-9-1, 4.2.4 and 4.2.5). Consecutive
+bits share an octet; the first is bit 0. Names and strings stay bytes. A table is its bytes without the length; the
+codec does not parse it. The codec runs for every message, so it is source text that is compiled once for each class.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ LongLong = Annotated[int, "Q"]
 ShortString = Annotated[bytes, "short"]
 LongString = Annotated[bytes, "long"]
 Table = Annotated[bytes, "long"]
-"""Its entries, without the length before them."""
+"""The entries of a table, without the length before them."""
 XidField = Annotated[Xid, "xid"]
 """A long string: the wire form of an xid."""
 
@@ -53,7 +53,7 @@ class Sender(Flag):
 
 
 class ChannelMode(StrEnum):
-    """What a channel was selected for."""
+    """The mode of a channel: which ``select`` method the client has called on it."""
 
     PLAIN = "plain"
     CONFIRM = "confirm"
@@ -62,47 +62,47 @@ class ChannelMode(StrEnum):
 
 
 class Fact(Flag):
-    """What else is to be known of a method."""
+    """Further properties of a method."""
 
     NONE = 0
     CONTENT = auto()
     """A content header frame follows."""
     SOFT = auto()
-    """Whatever is wrong with it closes the channel, not the connection."""
+    """An error in it closes the channel, not the connection."""
     LOCAL = auto()
-    """It is never sent to a broker: no broker knows it."""
+    """It is never sent to a broker, because no broker knows it."""
     WATCHED = auto()
-    """A proxy looks at it, in the directions in which it is sent, even where other frames pass unseen."""
+    """A proxy reads it, in the directions in which it is sent, even where it passes other frames unread."""
     TICKET = auto()
-    """An access ticket is its first argument; it is no field, and written as 0. 0-9-1 calls it reserved."""
+    """Its first argument is an access ticket, which 0-9-1 calls reserved. It is no field, and is written as 0."""
     UNCOUNTED = auto()
-    """It is no command that execution.complete counts."""
+    """execution.complete does not count it as a command."""
 
 
 ANY_MODE: Final = frozenset(ChannelMode)
 
 TICKET: Final = "access ticket"
-"""Its name in :attr:`Method.WIRE`; fields have others."""
+"""The name of the ticket in :attr:`Method.WIRE`. No field has this name."""
 _STRINGS: Final = frozenset(("short", "long", "xid"))
 _LONG: Final = Struct(">I")
 
 
 class Method:
-    """A method of AMQP 0-9. Each one is a class that :func:`method` makes."""
+    """A method of AMQP 0-9. Each method is a class that :func:`method` decorates."""
 
     __slots__ = ()
 
     KEY: ClassVar[int]
-    """Class << 16 | method, as the frame splitter tells it."""
+    """Class << 16 | method: the key of its frames, see ``frames.Frame``."""
     HEAD: ClassVar[bytes]
     """The same as the first four bytes of a payload."""
     NAME: ClassVar[str]
-    """As the XML has it, for example ``basic.get-ok``."""
+    """The name in the XML of the spec, for example ``basic.get-ok``."""
     SENT_BY: ClassVar[Sender]
     MODES: ClassVar[frozenset[ChannelMode]]
     """Modes of a channel in which it is allowed."""
     ANSWER: "ClassVar[type[Method] | None]"
-    """The method that answers it; ``basic.get`` may be answered by ``basic.get-empty`` as well."""
+    """The method that answers it. The answer to ``basic.get`` may also be ``basic.get-empty``."""
     FACTS: ClassVar[Fact]
     WIRE: ClassVar[tuple[tuple[str, str], ...]]
     """Names and kinds of the arguments in their order, the ticket included."""
@@ -110,16 +110,16 @@ class Method:
 
     @classmethod
     def decode(cls, payload: bytes) -> Self:
-        """Read the payload of a method frame, class and method first.
+        """Read the payload of a method frame. It starts with class and method.
 
         Raises:
-            WireError: 502 when the arguments are truncated or something comes after them.
-            XaError: the same for a method that is ``SOFT``, and where its xid is malformed.
+            WireError: 502 if the arguments are truncated or followed by further bytes.
+            XaError: the same for a method that is ``SOFT``; also if its xid is malformed.
         """
         raise NotImplementedError
 
     def frame(self, channel: int) -> bytes:
-        """A whole method frame.
+        """Make a whole method frame.
 
         Raises:
             WireError: 502 for a short string longer than 255 bytes.
@@ -127,7 +127,7 @@ class Method:
         raise NotImplementedError
 
     def encode(self) -> bytes:
-        """The payload that :meth:`decode` reads; errors as for :meth:`frame`."""
+        """Return the payload that :meth:`decode` reads. The errors are those of :meth:`frame`."""
         return self.frame(0)[7:-1]
 
 
@@ -146,15 +146,15 @@ def method(
     modes: frozenset[ChannelMode] = ANY_MODE,
     answer: type[Method] | None = None,
 ) -> Callable[[M], M]:
-    """A class decorator: the class is a method with the fields that it annotates.
+    """Make the decorated class a method. Its annotated fields are the arguments.
 
     Args:
-        name: as the XML has it.
+        name: the name in the XML of the spec.
         class_id: number of the class.
-        method_id: number of the method within it.
+        method_id: number of the method within the class.
         sent_by: the peers that send it.
         facts: see :class:`Fact`.
-        modes: of a channel in which it is allowed.
+        modes: the modes of a channel in which it is allowed.
         answer: the method that answers it.
     """
 
@@ -179,8 +179,8 @@ def method(
 
 
 def packer(cls: Callable[P, Method]) -> Callable[Concatenate[int, P], bytes]:
-    """What makes a whole frame of the method *cls* without an object: takes the channel, then what *cls* takes."""
-    return cls._pack  # type: ignore[attr-defined,no-any-return]  # it is a class of methods
+    """Return a function that makes a whole frame of *cls* without an object, from the channel and the fields."""
+    return cls._pack  # type: ignore[attr-defined,no-any-return]  # cls is a class that method() decorates
 
 
 def compiled(
@@ -189,34 +189,34 @@ def compiled(
     make: Callable[..., object],
     malformed: Callable[[bytes], Exception],
 ) -> dict[str, Any]:
-    """The codec of a method.
+    """Compile the codec of a method.
 
     Args:
         key: class << 16 | method.
         wire: see :attr:`Method.WIRE`.
-        make: what ``decode`` returns the result of; it takes the fields.
-        malformed: the error for a payload that is truncated or too long.
+        make: takes the fields; ``decode`` returns its result.
+        malformed: takes a payload that is truncated or too long, and returns the error.
 
     Returns:
-        ``decode``, which takes a payload; ``pack``, which takes a channel and the fields and makes a frame; ``frame``,
-        which takes an object with the fields, and a channel.
+        ``decode``, which takes a payload; ``pack``, which makes a frame from a channel and the fields; ``frame``, which
+        makes a frame from an object with the fields, and a channel.
     """
     source = _Source(key, [name for name, _ in wire if name != TICKET], wire)
     scope = {"cls": make, "malformed": malformed, **_SCOPE, **source.structs}
-    exec(source.text, scope)  # noqa: S102  # made of annotations, as dataclasses makes __init__
+    exec(source.text, scope)  # noqa: S102  # the text comes from annotations only, as with dataclasses
     return scope
 
 
-def _malformed(name: str, payload: bytes) -> WireError:  # noqa: ARG001 - as the other one
+def _malformed(name: str, payload: bytes) -> WireError:  # noqa: ARG001 - same signature as _softly_malformed
     return syntax_error(f"{name} is truncated or too long")
 
 
 def _softly_malformed(name: str, payload: bytes) -> XaError:
-    return XaError(ReplyCode.SYNTAX_ERROR, f"{name} of {len(payload)} octets is truncated or too long")
+    return XaError(ReplyCode.SYNTAX_ERROR, f"{name} of {len(payload)} bytes is truncated or too long")
 
 
 def _judge_short(*values: bytes) -> None:
-    """Refuse strings that are too long for one octet of length."""
+    """Raise WireError 502 for strings that are too long for a shortstr."""
     for value in values:
         put_short(value)
 
@@ -232,9 +232,9 @@ _SCOPE: Final = {
 
 
 class _Source:
-    """The text of ``decode``, ``pack`` and ``frame``.
+    """The source text of ``decode``, ``pack`` and ``frame``.
 
-    Numbers and bits that follow each other are one ``Struct``; a string ends such a run.
+    Consecutive numbers and bits are a run, and share one ``Struct``. A string ends a run.
     """
 
     def __init__(self, key: int, names: list[str], wire: Sequence[tuple[str, str]]) -> None:
@@ -256,7 +256,7 @@ class _Source:
     def _decode(self, names: list[str], runs: list[list[tuple[str, str]]]) -> str:
         values: dict[str, str] = {}
         lines: list[str] = []
-        at = "4"  # behind class and method
+        at = "4"  # after class and method
         for number, run in enumerate(runs):
             if run and run[0][1] in _STRINGS:
                 ((name, kind),) = run
@@ -288,7 +288,7 @@ class _Source:
         )
 
     def _pack(self, head: str, key: int, runs: list[list[tuple[str, str]]], owner: str) -> str:
-        """A function that makes a frame; its fields are arguments, or those of *owner*."""
+        """Return the text of a function that makes a frame. *owner* is the prefix of the fields: "self." or none."""
         lines: list[str] = []
         form, packed = ">BHII", [str(METHOD), "channel", "{size}", str(key)]
         size = 4
@@ -297,7 +297,7 @@ class _Source:
         pieces: list[str] = []
 
         def put() -> None:
-            """The numbers so far are one piece."""
+            """Make one piece of the numbers so far."""
             pieces.append(f"OCTETS[{packed[0]}]" if form == ">B" else f"{self._struct(form)}.pack({', '.join(packed)})")
 
         for run in runs:
@@ -334,7 +334,7 @@ def _after(position: str, size: int) -> str:
 
 
 def _octets(run: list[tuple[str, str]]) -> list[tuple[str, str, list[str]]]:
-    """The numbers of a run: name, letter of its form, and the bits that it is made of, if it is."""
+    """Return the numbers of a run: name, struct format letter, and the bits that the number consists of, if any."""
     found: list[tuple[str, str, list[str]]] = []
     for name, kind in run:
         if kind != "bit":

@@ -1,7 +1,7 @@
-"""Publisher confirms: which messages of a channel are safe, in the order in which they came.
+"""Publisher confirms of a channel, in the order of the publishes.
 
-A confirm waits for those before it, so that one basic.ack with ``multiple`` says it for all of them. Messages become
-durable in the order of publishing anyway, except those that no queue takes: they wait for nothing else.
+A confirm waits for the confirms before it, so that one basic.ack with ``multiple`` covers all of them. Messages become
+durable in the order of publishing anyway. Only a message that no queue takes waits for nothing but this order.
 """
 
 from dtx.wire.amqp09.codec import packer
@@ -15,7 +15,7 @@ class Confirms:
     """The confirms of one channel.
 
     Args:
-        channel: number.
+        channel: the number of the channel.
     """
 
     __slots__ = ("_channel", "_confirmed", "_fates", "published")
@@ -23,21 +23,22 @@ class Confirms:
     def __init__(self, channel: int) -> None:
         self._channel = channel
         self.published = 0
-        """Publishes since confirm.select; a publish's number is what this is then."""
+        """The number of publishes since confirm.select, and so the number of the last publish."""
         self._confirmed = 0
         self._fates: dict[int, bool] = {}
 
     def settle(self, number: int, safe: bool) -> None:
-        """Note the fate of a publish.
+        """Record the outcome of a publish.
 
         Args:
-            number: of the publish.
-            safe: it is durable in all queues that take it; otherwise one refused it, or the outcome is not known.
+            number: the number of the publish.
+            safe: whether it is durable in all queues that take it. If not, a queue refused it, or the outcome is
+                unknown.
         """
         self._fates[number] = safe
 
     def take(self) -> list[bytes]:
-        """The basic.ack and basic.nack frames that can be sent now."""
+        """Return the basic.ack and basic.nack frames that can be sent now, and remove their confirms."""
         fates = self._fates
         frames = []
         while (safe := fates.pop(self._confirmed + 1, None)) is not None:

@@ -1,14 +1,14 @@
 """The engine of a connection: bytes in, events out; calls in, bytes out. It serves both ends, and opens no socket.
 
-Theory of operation. :meth:`ConnectionEngine.receive` takes what was read and returns the events that it means, one by
-one: the shell handles each before the engine looks at the next frame, so a select affects the frame behind it. Where
-the shell stops iterating, or :data:`MAX_EFFORT` frames were looked at, the engine is ``behind``, and the shell calls
-``receive(b"")`` in a later turn. Channels that were released come before frames that are new. Mistakes of the peer are
-answered here, and told by an event.
+Theory of operation. :meth:`ConnectionEngine.receive` takes data of the peer and returns the events for it one by one.
+The shell handles each event before the engine handles the next frame, so that a select affects the frame after it. If
+the shell stops iterating, or after :data:`MAX_EFFORT` frames, the engine is ``behind``. The shell then calls
+``receive(b"")`` in a later turn. The waiting frames of released channels are handled before new frames. The engine
+answers errors of the peer, and returns an event for them.
 
-The engine answers by itself only where an answer promises nothing: heartbeats, crossing closes, mistakes of the peer,
-and every close at a client's end. At a server's end a close-ok promises that all that was sent before is durable, so
-it is a call of the shell.
+The engine answers by itself only where an answer promises nothing: heartbeats, crossing closes, errors of the peer, and
+each close at a client's end. At a server's end, a close-ok promises that all that the client sent before is durable. So
+only the shell sends it.
 """
 
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ from dtx.xa.codes import ReplyCode, XaError
 _HEADER_SIZE: Final = 8
 _HEADERS: Final = {protocol.value: protocol for protocol in (Protocol.AMQP_0_9_1, Protocol.AMQP_0_9)}
 _MISSED: Final = 4
-"""Half intervals without a sign of the peer after which it is taken for dead: two whole ones."""
+"""The number of half heartbeat intervals without data after which the peer counts as silent: two whole intervals."""
 _CLOSE: Final = ConnectionClose.KEY
 _CLOSE_OK: Final = ConnectionCloseOk.KEY
 _NOTHING: Final[frozenset[int]] = frozenset()
@@ -71,23 +71,23 @@ _ON_ZERO: Final[dict[PeerEnd, dict[int, type[Method]]]] = {
         row.KEY: row for row in (*_WORDS, methods.ConnectionUpdateSecretOk) if row.SENT_BY & Sender.SERVER
     },
 }
-"""What the peer of each end may send on channel 0 when the connection is open, close apart."""
+"""The methods, except close, that the peer of each end may send on channel 0 of an open connection."""
 _JOINED: Final = methods.unwatched(Sender.CLIENT) | {HEADER, BODY}
-"""What is joined of a channel whose frames pass so."""
+"""The keys of the frames that ``Passing.JOINED`` joins."""
 
 
 class ConnectionEngine:
     """One end of a connection.
 
     Args:
-        settings: what this end allows.
+        settings: the settings and limits of this end.
         end: SERVER waits for the protocol header, CLIENT sends it.
 
     Attributes:
-        state: where it is in its life.
-        protocol: what the client's header asks for.
-        agreed: channel_max, frame_max and heartbeat; those of the opening before tune-ok.
-        capabilities: what the client can do, by name.
+        state: the state of the connection.
+        protocol: the protocol that the client's header requests.
+        agreed: channel_max, frame_max in bytes and heartbeat in seconds; fixed values before tune-ok.
+        capabilities: the names of the client's capabilities.
     """
 
     def __init__(self, settings: EngineSettings, end: PeerEnd) -> None:
@@ -100,29 +100,29 @@ class ConnectionEngine:
         self._shared = Shared(settings, end, Unbounded())
         self._splitter = FrameSplitter(settings.opening_frame, MOST_AT_ONCE)
         self._header: bytes | None = b""
-        """The client's protocol header as far as it has come; ``None`` behind it."""
+        """The received part of the client's protocol header; ``None`` once it is complete."""
         self._awaited = _NOTHING
-        """What the peer says next in the handshake, as class << 16 | method."""
+        """The methods that the peer may send next in the handshake, as class << 16 | method."""
         self._offer = ConnectionTune(0, 0, 0)
         self._buffer = b""
         self._read: list[Frame] = []
-        """What lies in the buffer."""
+        """The frames in the buffer."""
         self._rest: Iterator[Frame] = iter(())
-        """Those that have not been looked at;"""
+        """The frames of the buffer that are not handled yet."""
         self._frames = self._rest
-        """the same, or one that was put back and then these."""
+        """The same, or a frame that :meth:`_join` put back, then the same."""
         self._more = False
-        """Some of these frames may have been left."""
+        """Some frames of the buffer may not be handled yet."""
         self._left = False
-        """Something is behind them: it was not cut, or is no frame."""
+        """Data comes after the frames of the buffer: it is not cut yet, or is no frame."""
         self._failure: FrameError | None = None
-        """What is behind them is no frame."""
+        """The error of the data after the frames of the buffer."""
         self._unread = b""
-        """What has come since."""
+        """Data that arrived before the frames of the buffer were handled."""
         self._closing: ConnectionClosing | None = None
-        """The peer has closed, and frames that it sent before wait."""
+        """The peer's close, until all earlier frames are handled."""
         self._heard = self._said = True
-        """Something was received, and sent, since the last look."""
+        """Whether data was received, and sent, since the last half heartbeat interval."""
         self._look_at: float | None = None
         self._silent = 0
         if end is PeerEnd.CLIENT:
@@ -131,7 +131,7 @@ class ConnectionEngine:
 
     @property
     def memory(self) -> Memory:
-        """What bodies are charged to while they are incomplete. To be set while there are no channels."""
+        """The account of the memory of incomplete bodies. Set it only while there are no channels."""
         return self._shared.memory
 
     @memory.setter
@@ -139,17 +139,17 @@ class ConnectionEngine:
         self._shared.memory = memory
 
     def channel(self, number: int) -> ChannelEngine:
-        """The channel of that number.
+        """Return the channel of that number.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no such channel.
         """
         return self._shared.channels[number]
 
-    # -- what comes
+    # -- data of the peer
 
     def receive(self, data: bytes) -> Iterator[EngineEvent]:
-        """Take what was read from the peer, and tell what it means."""
+        """Process data of the peer; no bytes to continue with frames that were left. Return the events."""
         if data:
             self._heard = True
             if self._more:
@@ -160,7 +160,7 @@ class ConnectionEngine:
         return self.events()
 
     def events(self) -> Iterator[EngineEvent]:
-        """Tell what has become of calls (see ``ChannelEngine.release``), and of frames that were left."""
+        """Handle the waiting frames of released channels, then the frames that were left. Yield the events for them."""
         shared = self._shared
         channels, ready, joined = shared.channels, shared.ready, shared.joined
         effort = MAX_EFFORT
@@ -172,7 +172,7 @@ class ConnectionEngine:
                 asked = False
                 event = self._next_of(next(iter(ready)))
             elif self._closing is not None:
-                self._frames = iter(())  # behind its close nothing counts
+                self._frames = iter(())  # frames after the peer's close are ignored
                 if not asked:
                     asked = True
                     event = self._close_if_nothing_waits()
@@ -195,7 +195,7 @@ class ConnectionEngine:
                         event = self._failed(channel, error, key)
                     if event is not None:
                         yield event
-                    if ready or self._frames is not frames:  # behind its close nothing counts
+                    if ready or self._frames is not frames:  # a release, a close, or a frame that _join put back
                         event = None
                         break
                 else:
@@ -210,7 +210,7 @@ class ConnectionEngine:
         self._more, self._buffer, self._read = False, b"", []
 
     def _join(self, start: int, end: int) -> FramesPassed:
-        """What comes in a row on channels whose frames pass joined."""
+        """Join the consecutive frames of channels whose frames pass joined."""
         joined, unseen, rest = self._shared.joined, _JOINED, self._rest
         for frame in self._frames:
             key, number, _, end_of_frame = frame
@@ -222,27 +222,27 @@ class ConnectionEngine:
 
     @property
     def behind(self) -> bool:
-        """Whether frames that were read have not been looked at: ``receive(b"")`` goes on with them."""
+        """Whether received frames are not handled yet: ``receive(b"")`` continues with them."""
         return self._more or bool(self._shared.ready) or (self._closing is not None and not self._something_waits())
 
     @property
     def is_pressed(self) -> bool:
-        """Whether it may be ``behind`` or want a pause: most times it is not, and neither is asked then."""
+        """Whether ``behind`` or ``wants_pause`` may be true. This is mostly false, and saves reading both."""
         shared = self._shared
         return self._more or bool(shared.ready or shared.heavy) or self._closing is not None
 
     @property
     def wants_to_send(self) -> bool:
-        """Whether ``data_to_send`` has something: an answer to what was received may be no event."""
+        """Whether ``data_to_send`` has data. The engine may answer the peer without an event."""
         return bool(self._shared.out or self._shared.confirming)
 
     @property
     def wants_pause(self) -> bool:
-        """Whether so much waits on held channels that nothing more is to be read."""
+        """Whether the shell must stop reading, because a held channel has too many waiting frames."""
         return bool(self._shared.heavy)
 
     def _cut(self, data: bytes | None) -> None:
-        """Cut *data* into frames; ``None``: more of what was cut last."""
+        """Cut *data* into frames; ``None`` for the rest of the last data."""
         splitter = self._splitter
         try:
             if self._header is not None and data is not None:
@@ -256,7 +256,7 @@ class ConnectionEngine:
         self._more = True
 
     def _take_header(self, data: bytes) -> bytes:
-        assert self._header is not None, "it is asked for before it is there only"
+        assert self._header is not None, "the header is complete already"
         header = self._header + data
         if len(header) < _HEADER_SIZE:
             self._header = header
@@ -271,7 +271,7 @@ class ConnectionEngine:
     def _at_end_of_frames(self) -> EngineEvent | None:
         failure, self._failure = self._failure, None
         if failure is not None:
-            self._more = self._left = bool(self._unread)  # looked at in a later turn, where this one is over
+            self._more = self._left = bool(self._unread)  # a later turn handles it if this turn is over
             return None if self._closing is not None else self._fail(failure, 0)
         unread = None
         if not self._splitter.has_more:
@@ -281,7 +281,6 @@ class ConnectionEngine:
         return None
 
     def _next_of(self, channel: ChannelEngine) -> EngineEvent | None:
-        """What the next frame means that waited on a channel."""
         if channel.held or not channel.waits:
             del self._shared.ready[channel]
             return None
@@ -292,31 +291,27 @@ class ConnectionEngine:
             return self._failed(channel, error, key)
 
     def _failed(self, channel: ChannelEngine | None, error: XaError | WireError, key: int) -> EngineEvent | None:
-        """A frame is the peer's mistake; a fault of a content is one of the method that it belongs to."""
+        """Close the channel or the connection for a bad frame. For a content, the failed method is basic.publish."""
         if channel is None:
             key = 0
         elif key <= BODY:
             key = BasicPublish.KEY
         if isinstance(error, WireError):
             return self._fail(error, key)
-        assert channel is not None, "only what is said on a channel may end that alone"
+        assert channel is not None, "only a frame on a channel may close the channel alone"
         channel.refuse(error, key)
         return ChannelFailed(channel.number, error)
 
     def _fail(self, error: WireError, key: int) -> EngineEvent | None:
         if self.state is EndpointState.CLOSE_RECEIVED:
-            return None  # behind its close nothing counts
+            return None  # frames after the peer's close are ignored
         # "the server MUST send a valid protocol header … then close the socket" (AMQP 0-9-1, 4.2.2)
         known = self._header is None
         said = self.close(closes.close_frame(error, 0, key) if known else Protocol.AMQP_0_9_1.value)
         return ConnectionFailed(error) if said else None
 
     def _off_channel(self, key: int, number: int, start: int, end: int) -> EngineEvent | None:
-        """A frame on channel 0, or on a channel that is not open.
-
-        Raises:
-            WireError: the connection cannot go on.
-        """
+        """Handle a frame on channel 0, or on a channel that is not open."""
         if number:
             return self._on_no_channel(key, number)
         if key == HEARTBEAT:
@@ -354,7 +349,7 @@ class ConnectionEngine:
             return None
         row = _ON_ZERO[self._end].get(key)
         if row is None:
-            raise WireError(HardCode.COMMAND_INVALID, "method on channel 0 that has no place there")
+            raise WireError(HardCode.COMMAND_INVALID, "method is illegal on channel 0")
         return ConnectionMethodReceived(row.decode(payload))
 
     def _on_close(self, payload: bytes) -> EngineEvent | None:
@@ -368,12 +363,11 @@ class ConnectionEngine:
         except WireError:
             if self._end is PeerEnd.CLIENT:
                 raise
-            close = ConnectionClose(0, b"")  # why a client closes is its own business, however it says so
+            close = ConnectionClose(0, b"")  # a malformed close of a client closes the connection too
         self._closing, self._frames = ConnectionClosing(close), iter(())
         return None
 
     def _close_if_nothing_waits(self) -> EngineEvent | None:
-        """The peer's close has its turn when all that was sent before it has had it. Nothing behind it counts."""
         closing = self._closing
         if self._something_waits():
             return None
@@ -414,11 +408,11 @@ class ConnectionEngine:
                 return ConnectionOpened()
 
     def _agree(self, wanted: ConnectionTuneOk) -> None:
-        """Check what a client wants.
+        """Check the limits that the client has chosen.
 
         Raises:
-            WireError: it is more than was offered ("the server MUST close the connection", 0 being no limit at all), or
-                frames that a handshake would not fit in.
+            WireError: 530 if a limit is 0 (no limit) or above the offer ("the server MUST close the connection"), or
+                frame_max is below frame-min-size.
         """
         offer = self._offer
         if not 0 < wanted.channel_max <= offer.channel_max:
@@ -434,30 +428,30 @@ class ConnectionEngine:
         self._shared.frame_max = self._splitter.max_frame = agreed.frame_max
 
     def _say(self, method: Method, *awaited: type[Method]) -> None:
-        """Take a step of the handshake, and wait for the next one of the peer."""
+        """Send a method of the handshake, and expect one of *awaited*. Outside the handshake, do nothing."""
         if self.state is EndpointState.OPENING:
             self._awaited = frozenset(row.KEY for row in awaited)
             self._shared.out.append(method.frame(0))
 
     def greet(self, start: ConnectionStart) -> None:
-        """connection.start: what the server offers."""
+        """Send connection.start, the offer of the server."""
         self._say(start, ConnectionStartOk)
 
     def secure(self, challenge: bytes) -> None:
-        """connection.secure: ask the client for more."""
+        """Send connection.secure, a SASL challenge."""
         self._say(ConnectionSecure(challenge), ConnectionSecureOk)
 
     def tune(self, offer: ConnectionTune) -> None:
-        """connection.tune: the client is who it says; channel_max and frame_max are limits, not 0."""
+        """Send connection.tune after a login has succeeded. channel_max and frame_max in *offer* must not be 0."""
         self._offer = offer
         self._say(offer, ConnectionTuneOk)
 
     def refuse_login(self, reason: str) -> bool:
-        """The client is not let in.
+        """Close the connection after a login has failed.
 
         Returns:
-            Whether it has heard so: only a client with the capability ``authentication_failure_close`` does. Otherwise
-            "the server MUST … close the socket" without a word (AMQP 0-9-1, 2.2.4).
+            Whether a connection.close is sent: only to a client with the capability ``authentication_failure_close``.
+            Otherwise "the server MUST … close the socket" without an answer (AMQP 0-9-1, 2.2.4).
         """
         told = b"authentication_failure_close" in self.capabilities
         text = closes.describe(ReplyCode.ACCESS_REFUSED, reason)
@@ -465,58 +459,58 @@ class ConnectionEngine:
         return told
 
     def open_ok(self) -> None:
-        """connection.open-ok: the client may open channels."""
+        """Send connection.open-ok. The client may open channels then."""
         if self._go(EndpointStep.OPEN):
             self._shared.out.append(ConnectionOpenOk().frame(0))
 
     def start(self) -> None:
-        """The protocol header: a client begins with it."""
+        """Send the protocol header, with which a client begins."""
         self._shared.out.append(Protocol.AMQP_0_9_1.value)
 
     def log_in(self, start_ok: ConnectionStartOk) -> None:
-        """connection.start-ok: who the client is."""
+        """Send connection.start-ok, the login."""
         self._say(start_ok, ConnectionSecure, ConnectionTune)
 
     def secure_ok(self, response: bytes) -> None:
-        """connection.secure-ok: the answer to a challenge."""
+        """Send connection.secure-ok, the answer to a SASL challenge."""
         self._say(ConnectionSecureOk(response), ConnectionSecure, ConnectionTune)
 
     def tune_ok(self, agreed: ConnectionTuneOk, vhost: bytes) -> None:
-        """connection.tune-ok and connection.open: limits within the server's, and the virtual host."""
+        """Send connection.tune-ok with limits within the server's, and connection.open with the virtual host."""
         self._say(agreed)
         self._have_agreed(agreed)
         self._say(ConnectionOpen(vhost), ConnectionOpenOk)
 
     def adopt(self, agreed: ConnectionTuneOk) -> None:
-        """The peers of a proxy have agreed on this, and open the connection themselves."""
+        """Open the connection without a handshake: the peers of a proxy have agreed on these limits themselves."""
         self._have_agreed(agreed)
         self._go(EndpointStep.OPEN)
 
-    # -- what else the shell says
+    # -- other calls of the shell
 
     def open_channel(self, number: int) -> ChannelEngine:
-        """Open a channel; *number* is free, and at most ``agreed.channel_max``. Client end only."""
+        """Open a channel. *number* must be free, and at most ``agreed.channel_max``. Client end only."""
         channel = self._shared.channels[number] = ChannelEngine(self._shared, number)
         self._shared.out.append(ChannelOpen().frame(number))
         return channel
 
     def send(self, frame: bytes) -> None:
-        """Send a whole frame on channel 0, while the connection is open."""
+        """Send a whole frame on channel 0 if the connection is open."""
         if self.state is EndpointState.OPEN:
             self._shared.out.append(frame)
 
     def send_raw(self, data: bytes | memoryview) -> None:
-        """Send whole frames that the shell has made, whatever they are."""
+        """Send whole frames in any state."""
         self._shared.out.append(data)
 
     def close(self, frame: bytes) -> bool:
-        """End the connection.
+        """Close the connection from this end.
 
         Args:
-            frame: a connection.close; empty where the peer is to be told nothing.
+            frame: a connection.close; empty to send nothing.
 
         Returns:
-            Whether it has been sent: not twice, nor behind the end.
+            ``False`` if this end had closed already, or the connection had ended.
         """
         self._say_confirms()
         if not self._go(EndpointStep.SEND_CLOSE):
@@ -527,12 +521,12 @@ class ConnectionEngine:
         return True
 
     def close_ok(self) -> None:
-        """Confirm the peer's close: all that it sent before is done."""
+        """Confirm the peer's close. All that the peer sent before it must be done."""
         if self._go(EndpointStep.SEND_CLOSE_OK):
             self._shared.out.append(ConnectionCloseOk().frame(0))
 
     def end(self) -> None:
-        """The peer's socket is gone: nothing more comes or goes, and what was read is let go."""
+        """End the connection without sending, because the socket is closed. Drop all received data."""
         self.state = EndpointState.GONE
         self._end_channels()
         self._closing = self._failure = None
@@ -553,10 +547,10 @@ class ConnectionEngine:
             self._end_channels()
         return True
 
-    # -- what goes
+    # -- data for the peer
 
     def data_to_send(self) -> list[bytes | memoryview]:
-        """What is to be written to the peer, in pieces; confirms that are due are joined."""
+        """Return the data for the peer in pieces, and forget it. Due confirms are joined."""
         shared = self._shared
         if shared.confirming:
             self._say_confirms()
@@ -570,13 +564,13 @@ class ConnectionEngine:
             channel.say_confirms()
 
     def tick(self, now: float) -> tuple[float | None, list[EngineEvent]]:
-        """Keep the heartbeats, both ways (4.2.7): each half interval is looked at once, however late.
+        """Send and check heartbeats (AMQP 0-9-1, 4.2.7). A late call counts as one half interval.
 
         Args:
-            now: seconds, of any clock that never goes back.
+            now: the time in seconds on a monotonic clock.
 
         Returns:
-            When to call again, if ever; and what has happened.
+            The time for the next call, ``None`` for no further call; and the events.
         """
         if not self.agreed.heartbeat or self.state is EndpointState.GONE:
             return None, []
@@ -595,7 +589,7 @@ class ConnectionEngine:
         return self._look_at, []
 
     def excuse(self) -> None:
-        """That nothing comes here says nothing about the peer: nothing is read at present, or others read it."""
+        """Count the peer as alive, although no data arrives: the shell does not read, or other code does."""
         self._heard = True
 
 

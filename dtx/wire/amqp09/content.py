@@ -28,7 +28,7 @@ def header(payload: bytes) -> ContentHeader:
         WireError: 502 if the property flags are missing. The function does not check the properties.
     """
     if len(payload) < _HEADER.size + 2:
-        raise syntax_error("content header is truncated or too long")
+        raise syntax_error("content header is truncated")
     class_id, _, body_size = _HEADER.unpack_from(payload)
     return ContentHeader._make((class_id, body_size, payload[_HEADER.size :]))
 

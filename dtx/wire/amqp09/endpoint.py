@@ -1,7 +1,7 @@
-"""One table for the life of a connection and of a channel (AMQP 0-9-1, 1.4.2.9, 1.5.2.5).
+"""One transition table for the states of connections and channels (AMQP 0-9-1, 1.4.2.9, 1.5.2.5).
 
-Both are closed by close and close-ok, and both peers may close at once: then each confirms the other's close. Behind
-its own close, an end looks at nothing but the peer's close and close-ok.
+Both are closed by close and close-ok. If both peers close at once, each confirms the other's close. After its own
+close, an end ignores all but the peer's close and close-ok.
 """
 
 from enum import Enum, auto
@@ -9,21 +9,21 @@ from typing import Final
 
 
 class EndpointState(Enum):
-    """Of one endpoint."""
+    """The state of a connection or of a channel."""
 
     OPENING = auto()
     OPEN = auto()
     CLOSE_SENT = auto()
     CLOSE_RECEIVED = auto()
-    """The close-ok promises that everything sent before is done, so it may take a while."""
+    """The close-ok promises that everything sent before it is done, so it may be sent later."""
     GONE = auto()
 
 
 class EndpointStep(Enum):
-    """What is sent or received."""
+    """A method that is sent or received."""
 
     OPEN = auto()
-    """The open-ok, whichever end sends it."""
+    """The open-ok is sent or received."""
     SEND_CLOSE = auto()
     RECEIVE_CLOSE = auto()
     SEND_CLOSE_OK = auto()
@@ -42,4 +42,4 @@ TRANSITIONS: Final[dict[tuple[EndpointState, EndpointStep], EndpointState]] = {
     (EndpointState.CLOSE_RECEIVED, EndpointStep.SEND_CLOSE): EndpointState.CLOSE_SENT,
     (EndpointState.CLOSE_RECEIVED, EndpointStep.SEND_CLOSE_OK): EndpointState.GONE,
 }
-"""What is absent does nothing: it is ignored when it is received, and not sent."""
+"""A missing step does nothing: a received method is ignored, and a method to send is not sent."""

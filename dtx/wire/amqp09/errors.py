@@ -1,4 +1,4 @@
-"""What goes wrong with the protocol of a peer; :mod:`~dtx.wire.amqp09.closes` tells the peer."""
+"""Protocol errors of a peer. :mod:`~dtx.wire.amqp09.closes` makes the close frames for them."""
 
 from enum import IntEnum
 
@@ -20,11 +20,11 @@ class HardCode(IntEnum):
 
 
 class WireError(Exception):
-    """The peer sent what the protocol does not allow; the connection cannot go on.
+    """The peer violated the protocol; the connection must close.
 
     Args:
-        code: the AMQP reply code that the peer is told.
-        reason: lower case, no full stop; never holds a secret or a body.
+        code: the AMQP reply code for the peer.
+        reason: lower case, no full stop; it never contains a secret or a body.
     """
 
     def __init__(self, code: HardCode, reason: str) -> None:
@@ -42,9 +42,9 @@ class FrameError(WireError):
     Args:
         code: 501, or 502 for a method frame without a method.
         reason: what is wrong with it.
-        buffer: see *frames*.
-        frames: the complete frames before the bad one, in the form of ``FrameSplitter.feed``: they were sent first
-            and are to be handled first.
+        buffer: the buffer with *frames*.
+        frames: the complete frames before the bad one, in the form of ``FrameSplitter.feed``. They were sent first, so
+            they must be handled first.
     """
 
     def __init__(
@@ -56,5 +56,5 @@ class FrameError(WireError):
 
 
 def syntax_error(reason: str) -> WireError:
-    """The error for a field that does not parse: 502, "illegal values for one or more fields"."""
+    """Return the error for a malformed field: 502, "illegal values for one or more fields"."""
     return WireError(HardCode.SYNTAX_ERROR, reason)

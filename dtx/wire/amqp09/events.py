@@ -1,7 +1,7 @@
-"""What the engine tells its shell: one closed union. Channels are named by their numbers.
+"""The events of the engine: one closed union. ``channel`` is the number of a channel.
 
-The shell handles an event before the engine looks at the next frame. All own their bytes, but for
-:class:`FramesPassed`, which is for now only. They are not frozen: that doubles what it costs to make one.
+The shell handles an event before the engine handles the next frame. All events own their bytes, except
+:class:`FramesPassed`: it is valid only until then. Events are not frozen, because that doubles the cost of making one.
 """
 
 from bisect import bisect_left, bisect_right
@@ -30,14 +30,14 @@ _END: Final = itemgetter(3)
 
 @dataclass(slots=True)
 class ServerStarted:
-    """The server offers mechanisms; ``log_in`` answers. Client end only."""
+    """The server offers mechanisms; the shell answers with ``log_in``. Client end only."""
 
     start: ConnectionStart
 
 
 @dataclass(slots=True)
 class LoginReceived:
-    """The client says who it is; ``tune`` or ``refuse_login`` answers. Its repr hides the response."""
+    """The client logs in. The shell answers with ``tune``, ``secure`` or ``refuse_login``."""
 
     login: ConnectionStartOk
 
@@ -54,28 +54,28 @@ class SecureReceived:
 
 @dataclass(slots=True)
 class TuneReceived:
-    """The server offers limits; ``tune_ok`` answers. Client end only."""
+    """The server offers limits; the shell answers with ``tune_ok``. Client end only."""
 
     tune: ConnectionTune
 
 
 @dataclass(slots=True)
 class TuneAgreed:
-    """The client has taken limits within those that were offered."""
+    """The client has chosen limits within the offered ones."""
 
     tune: ConnectionTuneOk
 
 
 @dataclass(slots=True)
 class VhostRequested:
-    """connection.open; ``open_ok`` answers."""
+    """connection.open; the shell answers with ``open_ok``."""
 
     vhost: bytes
 
 
 @dataclass(slots=True)
 class ConnectionOpened:
-    """The server has let the client in. Client end only."""
+    """The server has sent connection.open-ok. Client end only."""
 
 
 # -- work
@@ -83,14 +83,14 @@ class ConnectionOpened:
 
 @dataclass(slots=True)
 class ConnectionMethodReceived:
-    """connection.update-secret, blocked or unblocked."""
+    """connection.update-secret, update-secret-ok, blocked or unblocked."""
 
     method: Method
 
 
 @dataclass(slots=True)
 class ChannelOpened:
-    """The client opens a channel, and ``open_ok`` answers; at the client end: the server has opened it."""
+    """Server end: the client opens a channel; the shell answers with ``open_ok``. Client end: the channel is open."""
 
     channel: int
 
@@ -113,8 +113,8 @@ class MethodReceived:
 class ContentReceived:
     """A method with its content.
 
-    ``properties`` are bytes from the property flags on; ``number`` counts publishes from 1 in confirm mode, else it is
-    0.
+    ``properties`` are the bytes from the property flags on. ``number`` counts publishes from 1 at the server end in
+    confirm mode; otherwise it is 0.
     """
 
     channel: int
@@ -126,10 +126,10 @@ class ContentReceived:
 
 @dataclass(slots=True)
 class ContentStarted:
-    """A content begins, on a channel that ``announces`` them: ``size`` bytes come behind it, if any.
+    """A content begins on a channel with ``announces`` set. Its body has ``size`` bytes.
 
-    They are dropped unless ``take_content`` or ``pass_content`` is called: then :class:`ContentReceived` follows, or a
-    :class:`FramePassed` for each part. Without any, nothing follows.
+    After ``take_content``, :class:`ContentReceived` follows. After ``pass_content``, a :class:`FramePassed` follows for
+    each part. Without a call, the engine drops the body. For an empty body, nothing follows.
     """
 
     channel: int
@@ -140,9 +140,9 @@ class ContentStarted:
 
 @dataclass(slots=True)
 class FramePassed:
-    """``buffer[start:end]`` is a frame of a channel, or of a content, that passes.
+    """``buffer[start:end]`` is a frame that passes unread: of a channel, or of a content.
 
-    ``key`` is class << 16 | method, or its kind.
+    ``key`` is class << 16 | method, or the frame type.
     """
 
     channel: int
@@ -154,7 +154,10 @@ class FramePassed:
 
 @dataclass(slots=True)
 class FramesPassed:
-    """``buffer[start:end]`` is all that came in a row, on channels whose frames pass joined; ``read`` is around it."""
+    """``buffer[start:end]`` holds consecutive frames of channels whose frames pass joined.
+
+    ``read`` are all frames in the buffer.
+    """
 
     buffer: bytes
     start: int
@@ -163,7 +166,7 @@ class FramesPassed:
 
     @property
     def frames(self) -> list[Frame]:
-        """Where the frames lie in the buffer."""
+        """The positions of these frames in the buffer."""
         return self.read[bisect_left(self.read, self.start, key=_START) : bisect_right(self.read, self.end, key=_END)]
 
 
@@ -172,7 +175,7 @@ class FramesPassed:
 
 @dataclass(slots=True)
 class ChannelClosing:
-    """The peer closes a channel. At the server end the shell answers with ``close_ok``; at a client's it is done."""
+    """The peer closes a channel. At the server end the shell answers with ``close_ok``; a client's engine answers."""
 
     channel: int
     close: ChannelClose
@@ -180,7 +183,7 @@ class ChannelClosing:
 
 @dataclass(slots=True)
 class ChannelFailed:
-    """The peer's mistake has closed a channel; the close has been sent."""
+    """The engine has closed a channel because of an error of the peer, and has sent the close."""
 
     channel: int
     error: XaError
@@ -188,21 +191,21 @@ class ChannelFailed:
 
 @dataclass(slots=True)
 class ChannelClosed:
-    """The peer has confirmed a close: the number is free."""
+    """The peer has confirmed a close. The number of the channel is free."""
 
     channel: int
 
 
 @dataclass(slots=True)
 class ConnectionClosing:
-    """The peer closes the connection, see :class:`ChannelClosing`. All that it sent before has been handled."""
+    """The peer closes the connection, see :class:`ChannelClosing`. All its earlier frames have been handled."""
 
     close: ConnectionClose
 
 
 @dataclass(slots=True)
 class ConnectionFailed:
-    """The peer's mistake has closed the connection; the close has been sent."""
+    """The engine has closed the connection because of an error of the peer, and has sent the close."""
 
     error: WireError
 
@@ -214,7 +217,7 @@ class ConnectionClosed:
 
 @dataclass(slots=True)
 class PeerSilent:
-    """Nothing has come for two heartbeat intervals: "the peer should close the connection" (AMQP 0-9-1, 4.2.7)."""
+    """No data arrived for two heartbeat intervals: "the peer should close the connection" (AMQP 0-9-1, 4.2.7)."""
 
 
 ChannelEvent = ContentReceived | ContentStarted | MethodReceived | ChannelOpened | ChannelClosing | ChannelClosed

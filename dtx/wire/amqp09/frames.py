@@ -27,7 +27,7 @@ MIN_FRAME: Final = 4096
 OPENING_FRAME: Final = 131_072
 """The largest frame in bytes that a server accepts before tune. start-ok may contain a long token.
 
-Most clients agree on this size later. Every socket may hold so many bytes before its login, so the limit is not larger.
+Most clients agree on this size later. Every socket may hold this much before its login, so the limit is not larger.
 """
 
 HEARTBEAT_FRAME: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
@@ -43,8 +43,11 @@ _SMALL: Final = 4096
 _UNLIMITED: Final = 1 << 32
 
 Frame = tuple[int, int, int, int]
-"""Key, channel, start, end: a frame in a buffer, from its type octet to behind its 0xCE. The key of a method frame is
-class << 16 | method, of any other its type: :data:`HEADER`, :data:`BODY` or :data:`HEARTBEAT`."""
+"""Key, channel, start, end: a frame in a buffer, from its type octet to the position after its 0xCE.
+
+The key of a method frame is class << 16 | method. The key of any other frame is its type: :data:`HEADER`, :data:`BODY`
+or :data:`HEARTBEAT`.
+"""
 
 _Buffer = bytes | bytearray
 
@@ -145,7 +148,7 @@ class FrameSplitter:
         return buffer, self._split(buffer, start, len(buffer))
 
     def feed_behind(self, buffer: bytearray, end: int) -> list[Frame]:
-        """Process data that was read into a buffer behind free space for the incomplete frame.
+        """Process data that was read into a buffer after free space for the incomplete frame.
 
         The incomplete frame is copied into that space. Nothing else is copied.
 
@@ -168,7 +171,7 @@ class FrameSplitter:
         return self._split(buffer, 0, end)
 
     def _keep(self, chunk: bytes) -> None:
-        """Add to the pieces of the incomplete frame. Small pieces share one object, or each byte could cost fifty."""
+        """Add to the pieces of the incomplete frame. Small pieces share one object: each object costs 50 bytes."""
         self._have += len(chunk)
         last = self._parts[-1]
         if type(last) is bytearray and len(chunk) < _SMALL:
@@ -179,7 +182,7 @@ class FrameSplitter:
     def _split(self, buffer: _Buffer, position: int, length: int) -> list[Frame]:
         frames: list[Frame] = []
         max_payload = self._max_payload
-        # A header with four more bytes behind it is read together with them: they may be the class and method.
+        # The header is read together with the four bytes after it: they may be the class and method.
         last = length - _HEAD_KEY.size
         for _ in repeat(None, self._most):
             if position > last:
@@ -239,16 +242,15 @@ class FrameSplitter:
             self._parts.append(bytearray(rest) if self._have < _SMALL else bytes(rest))
 
     def _problem(self, kind: int, channel: int, size: int) -> tuple[HardCode, str] | None:
-        """Return the problem of a frame header; ``None`` if it has none."""
         if kind not in (METHOD, HEADER, BODY, HEARTBEAT):
             return HardCode.FRAME_ERROR, f"frame of unknown type {kind}"
         if size > self._max_payload:
-            return HardCode.FRAME_ERROR, f"{size} octets in a frame, frame-max is {self._max_payload}"
+            return HardCode.FRAME_ERROR, f"{size} bytes in a frame, frame-max is {self._max_payload}"
         if kind == METHOD and size < 4:
-            return HardCode.SYNTAX_ERROR, f"method frame of {size} octets has no method"
+            return HardCode.SYNTAX_ERROR, f"method frame of {size} bytes has no method"
         # "A peer that receives an invalid heartbeat frame MUST raise a connection exception with reply code 501"
         if kind == HEARTBEAT and (channel or size):
-            return HardCode.FRAME_ERROR, f"heartbeat of {size} octets on channel {channel}"
+            return HardCode.FRAME_ERROR, f"heartbeat of {size} bytes on channel {channel}"
         return None
 
 

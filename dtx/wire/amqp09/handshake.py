@@ -1,6 +1,6 @@
-"""The opening of a connection: what the tables of connection.start and start-ok say, and the SASL responses.
+"""The opening of a connection: the tables of connection.start and start-ok, and the SASL responses.
 
-Responses hold passwords: they appear in no error and in no repr.
+Responses contain passwords: no error and no repr shows them.
 """
 
 import re
@@ -15,7 +15,7 @@ from dtx.wire.amqp09.methods import ConnectionStart
 PLAIN: Final = b"PLAIN"
 AMQPLAIN: Final = b"AMQPLAIN"
 PASSED: Final = (PLAIN, AMQPLAIN)
-"""The mechanisms that can pass a proxy: they tell the user's name, and are not bound to the transport."""
+"""The mechanisms that can pass a proxy: they contain the user name, and are not bound to the transport."""
 CAPABILITY: Final = b"dtx"
 
 _CAPABILITIES: Final = b"capabilities"
@@ -27,11 +27,10 @@ _TOKEN: Final = re.compile(rb"eyJ[\w-]+\.[\w-]+\.[\w-]*")
 class NotOffered(Exception):
     """start-ok names a mechanism that the server has not offered.
 
-    Such a client hears nothing: "the server MUST close the connection without sending any further data" (AMQP 0-9-1,
-    connection.start-ok).
+    "the server MUST close the connection without sending any further data" (AMQP 0-9-1, connection.start-ok).
 
     Args:
-        mechanism: its name.
+        mechanism: the name of the mechanism.
     """
 
     def __init__(self, mechanism: bytes) -> None:
@@ -43,11 +42,11 @@ class NotOffered(Exception):
 
 
 def server_properties(texts: Mapping[bytes, bytes], capabilities: Iterable[bytes]) -> bytes:
-    """What a server says about itself in connection.start: a table without its length.
+    """Make the server properties of connection.start: a table without its length.
 
     Args:
-        texts: by name, for example ``product``.
-        capabilities: what it can do; all are true.
+        texts: texts by name, for example ``product``.
+        capabilities: the names of the capabilities of the server.
     """
     able = b"".join(tables.entry(name, b"t", _TRUE) for name in capabilities)
     parts = [tables.entry(_CAPABILITIES, b"F", able)]
@@ -56,18 +55,18 @@ def server_properties(texts: Mapping[bytes, bytes], capabilities: Iterable[bytes
 
 
 def advertise(payload: bytes) -> ConnectionStart:
-    """A broker's connection.start as dtx passes it on.
+    """Return the connection.start of a broker as dtx passes it on.
 
-    Adds ``dtx: true`` to ``capabilities`` among the server's properties, keeping everything else, and offers only the
-    mechanisms of :data:`PASSED`.
+    The function adds ``dtx: true`` to ``capabilities`` in the server's properties, and keeps all other entries. It
+    removes all mechanisms but those of :data:`PASSED`.
 
     Raises:
-        WireError: 502 when *payload* is malformed, 540 when the broker offers none of those mechanisms.
+        WireError: 502 if *payload* is malformed, 540 if the broker offers none of those mechanisms.
     """
     start = ConnectionStart.decode(payload)
     mechanisms = [name for name in start.mechanisms.split() if name in PASSED]
     if not mechanisms:
-        raise WireError(HardCode.NOT_IMPLEMENTED, "the broker offers neither PLAIN nor AMQPLAIN, nothing else can pass")
+        raise WireError(HardCode.NOT_IMPLEMENTED, "the broker offers neither PLAIN nor AMQPLAIN; dtx passes no other")
     properties = tables.entries(start.server_properties)
     inner = next((entry.value for entry in properties if entry.key == _CAPABILITIES and entry.kind == b"F"), b"")
     kept = [entry.raw for entry in tables.entries(inner) if entry.key != CAPABILITY]
@@ -78,10 +77,10 @@ def advertise(payload: bytes) -> ConnectionStart:
 
 
 def capabilities(properties: bytes) -> frozenset[bytes]:
-    """Names of the capabilities that *properties* (server's or client's, a table without its length) claim.
+    """Return the names of the true capabilities in *properties* of a server or client, a table without its length.
 
     Raises:
-        WireError: 502 when the table is malformed.
+        WireError: 502 if the table is malformed.
     """
     for entry in tables.entries(properties):
         if entry.key == _CAPABILITIES and entry.kind == b"F":
@@ -91,12 +90,12 @@ def capabilities(properties: bytes) -> frozenset[bytes]:
 
 
 def user_name(mechanism: bytes, response: bytes) -> str | None:
-    """Who a SASL response authenticates as, read exactly as the broker reads it.
+    """Return the user name in a SASL response, read exactly as the broker reads it.
 
     Returns:
-        ``None`` when it does not say, for example with an empty name beside a token, a name that is no UTF-8, or a
-        response that is malformed or says it twice: then the broker decides, and dtx knows nobody. The same for any
-        name beside a token (a JSON Web Token): the broker takes the name from the token, so the other one is hearsay.
+        ``None`` if the broker alone decides on the name: for a malformed response, for an empty or repeated name, and
+        for a name that is no UTF-8. Also for any name with a JSON Web Token as the password: the broker takes the name
+        from the token, so the other name proves nothing.
     """
     if mechanism == PLAIN:
         name, password = _plain(response)
@@ -114,25 +113,20 @@ def user_name(mechanism: bytes, response: bytes) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a SASL response says.
-
-    Args:
-        user: name.
-        password: never shown.
-    """
+    """The user name and the password in a SASL response. The repr hides the password."""
 
     user: bytes
     password: bytes = field(repr=False)
 
 
 def credentials(mechanism: bytes, response: bytes) -> Credentials | None:
-    """User and password in a SASL response.
+    """Return the user name and the password in a SASL response.
 
     Returns:
-        ``None`` when the response is malformed, names nobody, or says it twice.
+        ``None`` if the response is malformed, or its name is empty or repeated.
 
     Raises:
-        NotOffered: a mechanism other than those of :data:`PASSED`.
+        NotOffered: *mechanism* is none of :data:`PASSED`.
     """
     if mechanism == PLAIN:
         found = _plain(response)
@@ -144,13 +138,13 @@ def credentials(mechanism: bytes, response: bytes) -> Credentials | None:
 
 
 def _plain(response: bytes) -> tuple[bytes, bytes]:
-    """RFC 4616 without an authorization identity, which brokers refuse: NUL, name, NUL, password."""
+    """Read NUL, name, NUL, password (RFC 4616). Brokers refuse an authorization identity, so it must be empty."""
     parts = response.split(b"\x00")
     return (parts[1], parts[2]) if len(parts) == 3 and not parts[0] else (b"", b"")
 
 
 def _amqplain(response: bytes) -> tuple[bytes, bytes]:
-    """A table without its length, with ``LOGIN`` and ``PASSWORD``."""
+    """Read a table without its length, with ``LOGIN`` and ``PASSWORD``."""
     try:
         entries = tables.entries(response)
     except WireError:
@@ -162,5 +156,5 @@ def _amqplain(response: bytes) -> tuple[bytes, bytes]:
 
 
 def plain(user: bytes, password: bytes) -> bytes:
-    """The response of mechanism PLAIN."""
+    """Make the response of mechanism PLAIN."""
     return b"\x00" + user + b"\x00" + password

@@ -1,8 +1,8 @@
-"""The table of methods: of AMQP 0-9-1, RabbitMQ's extensions, and the AMQP 0-9 preview.
+"""The table of methods: AMQP 0-9-1, RabbitMQ's extensions, and the AMQP 0-9 preview.
 
-Each class is a row: name and numbers, who sends it and what else is to be known of it, and the wire fields in order.
-Answers come before what they answer. The codec of a row serves both ends (:mod:`~dtx.wire.amqp09.codec`). An empty
-queue is the one that the channel declared last.
+Each class is a row: name, numbers, sender, further properties, and the wire fields in order. An answer is defined
+before the methods that it answers. The codec of a row serves both ends (:mod:`~dtx.wire.amqp09.codec`). An empty queue
+name means the queue that the channel declared last.
 """
 
 from dataclasses import field
@@ -45,7 +45,7 @@ _IN_DTX: Final = frozenset((ChannelMode.DTX,))
 
 @method("connection.start-ok", 10, 11, _CLIENT)
 class ConnectionStartOk(Method):
-    """``response`` holds the password."""
+    """``response`` contains the password."""
 
     client_properties: Table
     mechanism: ShortString
@@ -55,7 +55,7 @@ class ConnectionStartOk(Method):
 
 @method("connection.start", 10, 10, _SERVER, answer=ConnectionStartOk)
 class ConnectionStart(Method):
-    """Mechanisms and locales are names with spaces between them."""
+    """Mechanisms and locales are names separated by spaces."""
 
     version_major: Octet
     version_minor: Octet
@@ -85,7 +85,7 @@ class ConnectionTuneOk(Method):
 
 @method("connection.tune", 10, 30, _SERVER, answer=ConnectionTuneOk)
 class ConnectionTune(Method):
-    """The highest channel number and bytes of a frame, each 0 for no limit; seconds of a heartbeat, 0 for none."""
+    """The highest channel number; the largest frame in bytes; the heartbeat in seconds. 0 means no limit or none."""
 
     channel_max: Short
     frame_max: Long
@@ -222,7 +222,7 @@ class ExchangeDelete(Method):
 
 @method("exchange.query-ok", 40, 31, _SERVER, _LOCAL)
 class ExchangeQueryOk(Method):
-    """Of the preview; RabbitMQ gave its number to exchange.bind-ok, which has no arguments."""
+    """A method of the preview. RabbitMQ gave its number to exchange.bind-ok, which has no arguments."""
 
     kind: ShortString
     durable: Bit
@@ -232,7 +232,7 @@ class ExchangeQueryOk(Method):
 
 @method("exchange.query", 40, 30, _CLIENT, _LOCAL | _TICKET, answer=ExchangeQueryOk)
 class ExchangeQuery(Method):
-    """Of the preview; RabbitMQ gave its number to exchange.bind: see :func:`is_query`."""
+    """A method of the preview. RabbitMQ gave its number to exchange.bind: see :func:`is_query`."""
 
     exchange: ShortString
 
@@ -277,7 +277,7 @@ class QueueDeclareOk(Method):
 
 @method("queue.declare", 50, 10, _CLIENT, _WATCHED | _TICKET, answer=QueueDeclareOk)
 class QueueDeclare(Method):
-    """An empty name asks the server for one."""
+    """With an empty name, the server chooses the name."""
 
     queue: ShortString
     passive: Bit = False
@@ -377,7 +377,7 @@ class BasicCancelOk(Method):
 
 @method("basic.cancel", 60, 30, _BOTH, _WATCHED, answer=BasicCancelOk)
 class BasicCancel(Method):
-    """Sent by a server, it tells that the consumer is gone."""
+    """From a server, it means that the consumer no longer exists."""
 
     consumer_tag: ShortString
     no_wait: Bit = False
@@ -545,7 +545,7 @@ class DtxStartOk(Method):
 
 @method("dtx-demarcation.start", 101, 20, _CLIENT, _DTX | _TICKET, modes=_IN_DTX, answer=DtxStartOk)
 class DtxStart(Method):
-    """Work from here on belongs to ``xid``."""
+    """The work on the channel from here on belongs to ``xid``."""
 
     xid: XidField
     join: Bit = False
@@ -573,7 +573,7 @@ class DtxEnd(Method):
 
 @method("dtx-coordination.commit-ok", 105, 11, _SERVER, _DTX)
 class DtxCommitOk(Method):
-    """The branch is committed, or how it ended instead."""
+    """The branch is committed, or ended as ``flags`` states."""
 
     flags: Short
 
@@ -606,7 +606,7 @@ class DtxGetTimeoutOk(Method):
 
 @method("dtx-coordination.get-timeout", 105, 30, _CLIENT, _DTX, answer=DtxGetTimeoutOk)
 class DtxGetTimeout(Method):
-    """Ask for the timeout of a branch. The only method on a branch that has no ticket."""
+    """Ask for the timeout of a branch. No other client method on a branch lacks a ticket."""
 
     xid: XidField
 
@@ -620,14 +620,14 @@ class DtxPrepareOk(Method):
 
 @method("dtx-coordination.prepare", 105, 40, _CLIENT, _DTX | _TICKET, answer=DtxPrepareOk)
 class DtxPrepare(Method):
-    """Prepare for commitment whatever was produced or consumed on behalf of ``xid``."""
+    """Prepare for commitment all messages that were produced or consumed on behalf of ``xid``."""
 
     xid: XidField
 
 
 @method("dtx-coordination.recover-ok", 105, 51, _SERVER, _DTX)
 class DtxRecoverOk(Method):
-    """A batch of a recovery scan; an empty one is its end. ``xids`` is a table with that one entry."""
+    """A batch of a recovery scan; an empty batch ends it. ``xids`` is a table with one entry, also named ``xids``."""
 
     xids: Table
 
@@ -636,7 +636,7 @@ class DtxRecoverOk(Method):
 class DtxRecover(Method):
     """Ask for branches that are prepared or heuristically completed.
 
-    The XML has ``endscan`` as a long, and nothing but a long is accepted; any but 0 is true.
+    The XML defines ``endscan`` as a long, so only a long is accepted. Any value but 0 is true.
     """
 
     startscan: Bit
@@ -645,7 +645,7 @@ class DtxRecover(Method):
 
 @method("dtx-coordination.rollback-ok", 105, 61, _SERVER, _DTX)
 class DtxRollbackOk(Method):
-    """The branch is rolled back, or how it ended instead."""
+    """The branch is rolled back, or ended as ``flags`` states."""
 
     flags: Short
 
@@ -663,7 +663,7 @@ class DtxSetTimeoutOk(Method): ...
 
 @method("dtx-coordination.set-timeout", 105, 70, _CLIENT, _DTX | _TICKET, answer=DtxSetTimeoutOk)
 class DtxSetTimeout(Method):
-    """Set the timeout of a branch, in seconds; 0 is the default again."""
+    """Set the timeout of a branch in seconds; 0 restores the default."""
 
     xid: XidField
     timeout: Long
@@ -683,7 +683,7 @@ class BindingQueryOk(Method):
 
 @method("binding.query", 130, 10, _CLIENT, _LOCAL | _TICKET, answer=BindingQueryOk)
 class BindingQuery(Method):
-    """What is empty stands for any."""
+    """An empty field matches any value."""
 
     exchange: ShortString
     queue: ShortString
@@ -699,7 +699,7 @@ class ExecutionComplete(Method):
 
     @classmethod
     def of(cls, commands: int) -> "ExecutionComplete":
-        """With the mark of so many *commands*."""
+        """Make the method from the number of executed *commands*."""
         return cls(commands & 0xFFFFFFFF)
 
 
@@ -712,19 +712,19 @@ METHODS: Final[dict[int, type[Method]]] = {
     for row in globals().copy().values()
     if isinstance(row, type) and issubclass(row, Method) and row not in (Method, ExchangeQuery, ExchangeQueryOk)
 }
-"""The rows by class << 16 | method. 40.30 is exchange.bind here, 40.31 its answer: see :func:`is_query`."""
+"""The rows by class << 16 | method. 40.30 is exchange.bind here, and 40.31 is its answer: see :func:`is_query`."""
 
 CONTENT: Final = frozenset(key for key, row in METHODS.items() if row.FACTS & Fact.CONTENT)
-"""The methods that a content header frame follows, by their keys."""
+"""The keys of the methods with a content."""
 
 
 def watched(sender: Sender) -> frozenset[int]:
-    """The methods of *sender* that a proxy looks at, by their keys."""
+    """Return the keys of the methods of *sender* that a proxy reads."""
     return frozenset(key for key, row in METHODS.items() if row.FACTS & Fact.WATCHED and row.SENT_BY & sender)
 
 
 def unwatched(sender: Sender) -> frozenset[int]:
-    """Those that brokers know, and no proxy looks at."""
+    """Return the keys of the methods of *sender* that brokers know and no proxy reads."""
     apart = Fact.WATCHED | Fact.LOCAL
     return frozenset(key for key, row in METHODS.items() if not row.FACTS & apart and row.SENT_BY & sender)
 
@@ -740,11 +740,11 @@ def decode_call(payload: bytes) -> DtxCall:
     """Read a method of the dtx classes that a client sent.
 
     Args:
-        payload: of the method frame, class and method (at least these four octets) first.
+        payload: the payload of the method frame. It starts with class and method: at least four bytes.
 
     Raises:
-        XaError: 502 when the arguments or the xid are malformed, 503 for a method that only a server sends, 540 for one
-            that the XML does not have.
+        XaError: 502 if the arguments or the xid are malformed, 503 for a method that only a server sends, 540 for a
+            method that the XML does not have.
     """
     key = int.from_bytes(payload[:4], "big")
     row = _CALLS.get(key)
@@ -756,16 +756,16 @@ def decode_call(payload: bytes) -> DtxCall:
 
 
 def ticket(payload: bytes) -> int:
-    """The access ticket, which 0-9-1 calls reserved: the first argument of a method that has one.
+    """Return the access ticket, which 0-9-1 calls reserved: the first argument of a method that has a ticket.
 
     Raises:
-        WireError: 502 when it is truncated.
+        WireError: 502 if it is truncated.
     """
     if len(payload) < 6:
-        raise syntax_error("access ticket is truncated or too long")
+        raise syntax_error("access ticket is truncated")
     return int.from_bytes(payload[4:6], "big")
 
 
 def is_query(payload: bytes) -> bool:
-    """Whether a method 40.30 is the preview's exchange.query: it ends behind one name, where exchange.bind goes on."""
+    """Return whether a method 40.30 is the preview's exchange.query: its only argument after the ticket is one name."""
     return len(payload) > 6 and len(payload) == 7 + payload[6]

@@ -1,8 +1,8 @@
-"""The properties of a message, read and changed without taking them apart.
+"""The properties of a message: functions that read and change the raw form without decoding all of it.
 
 The raw form is a content header from its property flags on: sixteen flags, then each property whose flag is set, in
-order (AMQP 0-9-1, 4.2.6.1). An edit replaces the octets of what it changes and leaves all others as they came, so that
-what a program put into a message comes out of it.
+order (AMQP 0-9-1, 4.2.6.1). An edit replaces the bytes of one property only. All other bytes leave dtx as a program put
+them into the message.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +19,7 @@ from dtx.wire.amqp09.tables import Entry
 _T = TypeVar("_T")
 
 EMPTY: Final = b"\x00\x00"
-"""No properties at all."""
+"""The raw form of no properties."""
 TRANSIENT: Final = 1
 PERSISTENT: Final = 2
 
@@ -49,7 +49,7 @@ class Property(IntEnum):
 _OCTETS: Final = {12: 1, 11: 1, 6: 8}
 _HEADERS: Final = 13
 _SHORT: Final = 64
-"""Bytes of properties that are remembered."""
+"""The maximum size in bytes of raw properties whose results are cached."""
 _UNDEFINED: Final = 0b11
 
 
@@ -59,14 +59,14 @@ class BasicProperties:
 
     Args:
         raw: the property flags and what follows them.
-        spans: by bit, where each property that is there starts and ends in *raw*, its length included.
+        spans: start and end in *raw* of each property that is present, its length included, by bit.
     """
 
     raw: bytes
     spans: dict[int, tuple[int, int]]
 
     def value(self, which: Property) -> bytes | None:
-        """A property's octets without their length, or ``None`` when it is not there."""
+        """Return the bytes of a property without their length, or ``None`` if it is absent."""
         span = self.spans.get(which)
         if span is None:
             return None
@@ -98,7 +98,7 @@ class BasicProperties:
 
     @property
     def user_id(self) -> bytes | None:
-        """Who the message says it is from."""
+        """The sender that the message claims."""
         return self.value(Property.USER_ID)
 
     @property
@@ -108,7 +108,7 @@ class BasicProperties:
 
     @property
     def reply_to(self) -> bytes | None:
-        """Where answers go."""
+        """The address for answers."""
         return self.value(Property.REPLY_TO)
 
     @property
@@ -118,32 +118,32 @@ class BasicProperties:
 
     @property
     def correlation_id(self) -> bytes | None:
-        """The application's name for what the message answers."""
+        """The application's name for the message that this one answers."""
         return self.value(Property.CORRELATION_ID)
 
     @property
     def headers(self) -> list[Entry]:
-        """The entries of the headers table, in order; none when there is no table.
+        """The entries of the headers table, in order; none if there is no table.
 
         Raises:
-            WireError: 502 when the table is malformed.
+            WireError: 502 if the table is malformed or exceeds a limit of ``tables.entries``.
         """
         table = self.value(Property.HEADERS)
         return tables.entries(table) if table else []
 
     def header(self, key: bytes) -> Entry | None:
-        """The first entry of that name, or ``None``. Raises as :attr:`headers`."""
+        """Return the first header of that name, or ``None``. The errors are those of :attr:`headers`."""
         return next((entry for entry in self.headers if entry.key == key), None)
 
 
 @lru_cache(maxsize=256)
 def _present(flags: int) -> tuple[int, ...]:
-    """The bits that are set, in the order of the properties; programs use a handful of combinations."""
+    """Return the bits that are set, in the order of the properties. Programs use few combinations, hence the cache."""
     return tuple(bit for bit in range(15, 1, -1) if flags >> bit & 1)
 
 
 def remembered(find: Callable[[bytes], _T]) -> Callable[[bytes], _T]:
-    """*find* of raw properties, which remembers what it finds in short ones: most are those of the message before."""
+    """Cache the results of *find* for short raw properties. Consecutive messages often have the same properties."""
     known = lru_cache(maxsize=256)(find)
 
     @wraps(find)
@@ -155,10 +155,11 @@ def remembered(find: Callable[[bytes], _T]) -> Callable[[bytes], _T]:
 
 @remembered
 def read(raw: bytes) -> BasicProperties:
-    """Find the properties in *raw*. The headers table is measured, and parsed when it is asked for.
+    """Find the properties in *raw*. The headers table is parsed only when it is read.
 
     Raises:
-        WireError: 502 when *raw* is truncated, has flags that class basic does not define, or goes on after the last.
+        WireError: 502 if *raw* is truncated, has flags that class basic does not define, or has bytes after the last
+            property.
     """
     if len(raw) < _FLAGS.size:
         raise syntax_error("property flags are truncated")
@@ -179,12 +180,12 @@ def read(raw: bytes) -> BasicProperties:
             raise syntax_error(f"property {Property(bit).name.lower().replace('_', '-')} is truncated")
         spans[bit] = start, position
     if position != length:
-        raise syntax_error(f"{length - position} octets after the last property")
+        raise syntax_error(f"{length - position} bytes after the last property")
     return BasicProperties(raw, spans)
 
 
 def _put(view: BasicProperties, which: Property, encoded: bytes | None) -> bytes:
-    """The octets of *view* with those of one property replaced, added or (``None``) taken away."""
+    """Return the raw form of *view* with one property replaced, added or (``None``) removed."""
     raw, bit = view.raw, which.value
     (flags,) = _FLAGS.unpack_from(raw)
     if bit in view.spans:
@@ -205,40 +206,44 @@ def put(raw: bytes, which: Property, value: bytes) -> bytes:
     Args:
         raw: properties.
         which: the property.
-        value: its octets without their length; for the headers the entries of the table.
+        value: its bytes without their length; for the headers the entries of the table.
 
     Raises:
-        WireError: 502 when *raw* is malformed, or *value* does not fit the property.
+        WireError: 502 if *raw* is malformed, or *value* does not fit the property.
     """
     return _put(read(raw), which, _encoded(which, value))
 
 
 def _encoded(which: Property, value: bytes) -> bytes:
-    """A property with its length."""
+    """Encode a property with its length."""
     if which is Property.HEADERS:
         return tables.put_long(value)
     size = _OCTETS.get(which.value)
     if size is None:
         return tables.put_short(value)
     if len(value) != size:
-        raise syntax_error(f"property {which.name.lower().replace('_', '-')} of {len(value)} octets")
+        raise syntax_error(f"property {which.name.lower().replace('_', '-')} of {len(value)} bytes")
     return value
 
 
 def without(raw: bytes, which: Property) -> bytes:
-    """Take a property away. Raises WireError 502 when *raw* is malformed."""
+    """Remove a property.
+
+    Raises:
+        WireError: 502 if *raw* is malformed.
+    """
     return _put(read(raw), which, None)
 
 
 def build(values: Mapping[Property, bytes], headers: Mapping[bytes, bytes] | None = None) -> bytes:
-    """Properties from nothing.
+    """Make raw properties.
 
     Args:
-        values: octets without their length, by property; for the headers the entries of the table.
-        headers: entries of type S of the headers table, instead.
+        values: bytes without their length, by property; for the headers the entries of the table.
+        headers: values of type S, by name. If there are any, they replace the headers in *values*.
 
     Raises:
-        WireError: 502 when a value does not fit its property.
+        WireError: 502 if a value does not fit its property.
     """
     if headers:
         table = b"".join(tables.entry(key, b"S", value) for key, value in headers.items())
@@ -252,32 +257,32 @@ def build(values: Mapping[Property, bytes], headers: Mapping[bytes, bytes] | Non
 
 
 def has_header(raw: bytes, key: bytes) -> bool:
-    """Whether the headers table has an entry of that name; what is nested in the others may be anything.
+    """Return whether the headers table has an entry of that name. The function does not check nested values.
 
     Raises:
-        WireError: 502 when *raw* is malformed.
+        WireError: 502 if *raw* is malformed.
     """
     table = read(raw).value(Property.HEADERS)
     return table is not None and tables.has(table, key)
 
 
 def set_header(raw: bytes, key: bytes, value: bytes, kind: bytes = b"S") -> bytes:
-    """Set an entry of the headers table: the first of that name is replaced in its place, others of that name go.
+    """Set an entry of the headers table. Replace the first entry of that name in its place, and remove the others.
 
     Args:
-        raw: properties; the table is added when there is none.
-        key: name of the entry, at most 255 octets.
+        raw: properties; the table is added if there is none.
+        key: the name of the entry, at most 255 bytes.
         value: as in :class:`~dtx.wire.amqp09.tables.Entry`.
-        kind: type letter.
+        kind: the type letter.
 
     Raises:
-        WireError: 502 when *raw* is malformed.
+        WireError: 502 if *raw* is malformed, or *key* is too long.
     """
     return set_headers(raw, {key: (kind, value)})
 
 
 def set_headers(raw: bytes, values: Mapping[bytes, tuple[bytes, bytes]]) -> bytes:
-    """Set several entries of the headers table at once; as :func:`set_header`, *values* being type letter and value."""
+    """Set several entries of the headers table as :func:`set_header` does; *values* are type letter and value."""
     waiting = dict(values)
     parts: list[bytes] = []
     view = read(raw)
@@ -291,16 +296,16 @@ def set_headers(raw: bytes, values: Mapping[bytes, tuple[bytes, bytes]]) -> byte
 
 
 def rename_headers(raw: bytes, names: Mapping[bytes, bytes]) -> bytes:
-    """Give entries of the headers table other names; their values and places stay.
+    """Rename entries of the headers table. Their values and their places in the table stay.
 
-    An entry that already has the new name of one that is there is dropped: the renamed one takes its place.
+    An entry whose name is the new name of another entry is removed.
 
     Args:
         raw: properties.
-        names: new names by old ones.
+        names: new names by old names.
 
     Raises:
-        WireError: 502 when *raw* is malformed.
+        WireError: 502 if *raw* is malformed, or a new name is longer than 255 bytes.
     """
     view = read(raw)
     found = view.headers
@@ -318,10 +323,10 @@ def rename_headers(raw: bytes, names: Mapping[bytes, bytes]) -> bytes:
 
 
 def remove_headers(raw: bytes, keys: Iterable[bytes]) -> bytes:
-    """Take the entries with these names out of the headers table; the table stays, even when nothing is left in it.
+    """Remove the entries with these names from the headers table. The table stays, even if it is empty then.
 
     Raises:
-        WireError: 502 when *raw* is malformed.
+        WireError: 502 if *raw* is malformed.
     """
     gone = frozenset(keys)
     view = read(raw)
@@ -333,13 +338,15 @@ def remove_headers(raw: bytes, keys: Iterable[bytes]) -> bytes:
 
 
 def checked(raw: bytes) -> bytes:
-    """What a broker judges before it takes a message: user-id, expiration, and the headers CC and BCC.
+    """Return the properties that a broker checks before it accepts a message.
+
+    These are user-id, expiration, and the headers CC and BCC.
 
     Returns:
-        Equal octets for properties that a broker judges equally; a key for a cache, not to be parsed.
+        A key for a cache, not to be parsed. It is equal for messages whose checks have the same result.
 
     Raises:
-        WireError: 502 when *raw* is malformed, its headers included.
+        WireError: 502 if *raw* is malformed, its headers included.
     """
     view = read(raw)
     if _HEADERS not in view.spans and view.user_id is None and view.expiration is None:

@@ -1,4 +1,4 @@
-"""The xids in recover-ok: a table with the key ``xids``, type S: wire forms, each with its length octet before it."""
+"""The xids in recover-ok: a table with one entry ``xids`` of type S. It contains wire forms as shortstrs."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -10,19 +10,20 @@ from dtx.xa.xid import Xid
 
 _XIDS: Final = b"xids"
 MAX_XIDS: Final = 20_000
-"""Of one recover-ok: short ones would fill a large frame by the hundred thousand, and others wait while it is made."""
+"""The maximum number of xids in one recover-ok. A large frame could hold hundreds of thousands of short xids, and all
+clients wait while it is made."""
 
 
 def write_xids(xids: Iterable[bytes]) -> bytes:
-    """The table of recover-ok, from wire forms."""
+    """Make the table of recover-ok from wire forms."""
     return tables.entry(_XIDS, b"S", b"".join([bytes((len(xid),)) + xid for xid in xids]))
 
 
 def read_xids(table: bytes) -> list[bytes]:
-    """The wire forms in the table of recover-ok. Other entries are ignored.
+    """Return the wire forms in the table of recover-ok. Other entries are ignored.
 
     Raises:
-        WireError: 502 when the table or its xids are malformed or of another type.
+        WireError: 502 if the table or its xids are malformed or of another type.
     """
     found: list[bytes] = []
     for entry in tables.entries(table):
@@ -34,10 +35,10 @@ def read_xids(table: bytes) -> list[bytes]:
 
 
 def split_xids(data: bytes) -> list[bytes]:
-    """The wire forms in the value of the entry ``xids``.
+    """Return the wire forms in the value of the entry ``xids``.
 
     Raises:
-        WireError: 502 when it is truncated.
+        WireError: 502 if it is truncated.
     """
     found: list[bytes] = []
     position = 0
@@ -48,11 +49,11 @@ def split_xids(data: bytes) -> list[bytes]:
 
 
 def recover_ok(channel: int, xids: Sequence[Xid]) -> bytes:
-    """recover-ok, a whole frame.
+    """Make a whole recover-ok frame.
 
     Args:
-        channel: number.
-        xids: as many as :func:`split_recover` says fit; none ends the scan.
+        channel: the number of the channel.
+        xids: at most as many as :func:`split_recover` returns; no xid ends the scan.
     """
     return DtxRecoverOk(write_xids(map(Xid.to_wire, xids))).frame(channel)
 
@@ -61,12 +62,12 @@ _RECOVER_FIXED: Final = len(recover_ok(0, ()))
 
 
 def split_recover(xids: Sequence[Xid], frame_max: int, start: int = 0) -> int:
-    """How many of *xids*, from *start* on, come in one recover-ok frame: as many as fit, :data:`MAX_XIDS` at most.
+    """Return how many of *xids*, from *start* on, fit into one recover-ok frame: :data:`MAX_XIDS` at most.
 
     Args:
         xids: a snapshot.
         frame_max: negotiated frame-max in bytes; 0 for none. It is never below 4096, so at least 30 fit.
-        start: index of the first.
+        start: index of the first xid.
     """
     end = min(len(xids), start + MAX_XIDS)
     if not frame_max:

@@ -1,4 +1,4 @@
-"""What one end of a connection allows its peer, and what it holds in memory for it."""
+"""The settings and limits of one end of a connection, and the memory for incomplete bodies."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -7,58 +7,58 @@ from typing import Final, Protocol
 from dtx.wire.amqp09.frames import OPENING_FRAME
 
 MAX_BACKLOG: Final = 1 << 20
-"""Bytes of frames that may wait on a held channel before nothing more is read from the peer."""
+"""The size in bytes of the frames that wait on a held channel. Above it, the shell must stop reading from the peer."""
 MAX_EFFORT: Final = 5000
-"""Frames that are looked at before others get their turn: 5 ms where each is part of a content. The shell, which knows
-what an event costs, may stop earlier."""
+"""The number of frames that one turn handles: 5 ms if each is part of a content. The shell knows the cost of an event,
+and may stop earlier."""
 
 MOST_AT_ONCE: Final = 1000
-"""Frames that are cut out of what was read before the first of them is handled: a millisecond's work."""
+"""The number of frames that are cut at once, before the first of them is handled: about 1 ms of work."""
 
 
 class PeerEnd(Enum):
-    """Which of the two peers this is."""
+    """The end of the connection that an engine serves."""
 
     SERVER = "server"
     CLIENT = "client"
 
 
 class Memory(Protocol):
-    """What bodies are charged to while they are incomplete."""
+    """Counts the memory of incomplete bodies."""
 
     def charge(self, size: int) -> None:
-        """*size* more bytes are held; fewer, where that is negative."""
+        """Add *size* bytes to the memory in use; a negative size frees them."""
 
     def has_room(self, size: int) -> bool:
-        """Whether *size* more bytes are within the limit."""
+        """Return whether *size* more bytes are within the limit."""
 
     def excess(self, size: int) -> str:
-        """Which limit *size* more bytes exceed, for people."""
+        """Return a text for people that names the limit that *size* more bytes exceed."""
 
 
 class Unbounded:
     """Memory without a limit."""
 
     def charge(self, size: int) -> None:
-        """Nothing is counted."""
+        """Count nothing."""
 
-    def has_room(self, size: int) -> bool:  # noqa: ARG002 - there always is
-        """There always is."""
+    def has_room(self, size: int) -> bool:  # noqa: ARG002 - there is no limit
+        """Return ``True``."""
         return True
 
-    def excess(self, size: int) -> str:  # noqa: ARG002 - nothing is exceeded
-        """Nothing is exceeded."""
+    def excess(self, size: int) -> str:  # noqa: ARG002 - there is no limit
+        """Return an empty text."""
         return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """Of one connection.
+    """The settings of one connection.
 
     Args:
-        opening_frame: largest frame of the peer before tune-ok, bytes.
-        max_message: largest body that the peer may send, bytes; 0 for no limit. 406 closes the channel.
-        close_overtakes: a client's ``channel.close`` passes a held channel, unless frames wait on it already.
+        opening_frame: the largest frame of the peer in bytes before tune-ok.
+        max_message: the largest body in bytes that the peer may send; 0 for no limit. 406 closes the channel.
+        close_overtakes: handle ``channel.close`` at once on a held channel, unless frames already wait on it.
     """
 
     opening_frame: int = OPENING_FRAME

@@ -1,7 +1,7 @@
-"""Field tables without decoding them: where each entry starts and ends, checked to the last octet.
+"""Field tables (AMQP 0-9-1, 4.2.5.5): the start and end of each entry, checked to the last byte.
 
-AMQP 0-9-1, 4.2.5.5; the type letters are those that brokers really use, which differ from the grammar of the standard
-(``s`` is a 16 bit integer, ``l`` is signed). Values stay raw: whatever is not changed is passed on as it came.
+The type letters are those that brokers use. They differ from the grammar of the standard (``s`` is a 16 bit integer,
+``l`` is signed). Values are not decoded, so that unchanged entries are passed on as they came.
 """
 
 import struct
@@ -10,13 +10,15 @@ from typing import Final, NamedTuple
 from dtx.wire.amqp09.errors import syntax_error
 
 MAX_DEPTH: Final = 64
-"""Tables and arrays within each other; deeper than any program needs, far from the interpreter's own limit."""
+"""The maximum depth of nested tables and arrays. It is far below the recursion limit of the interpreter."""
 MAX_ENTRIES: Final = 4_096
-"""Entries of one table, or values of an array; as many may be nested in it. A walk takes some 5 ms, in which all
-clients wait, and a message needs several: one byte may be a value.
+"""The maximum number of entries of a table or values of an array. As many values may be nested in them.
+
+A value may take only one byte. A walk over this number of values blocks all clients for about 5 ms, and a message needs
+several walks.
 """
 MAX_SHORT: Final = 255
-"""Octets of a short string: its length is one octet."""
+"""The maximum size of a short string in bytes: its length is one byte."""
 
 _LONG: Final = struct.Struct(">I")
 _FIXED: Final = {
@@ -35,7 +37,7 @@ class Entry(NamedTuple):
     Args:
         key: the name.
         kind: the type letter, for example ``b"S"``.
-        value: the value: for S, x, F and A what comes after its length, for all others the octets themselves.
+        value: the bytes of the value. For S, x, F and A the length before them is left out.
         raw: the whole entry: name, letter and value as they came.
     """
 
@@ -46,7 +48,7 @@ class Entry(NamedTuple):
 
 
 def _measure(data: bytes, position: int, end: int) -> tuple[int, int]:
-    """Where the value after the type letter at *position* starts and ends, its length not counted."""
+    """Return the start (after its length, if any) and the end of the value whose type letter is at *position*."""
     kind = data[position]
     position += 1
     size = _FIXED.get(kind)
@@ -62,7 +64,7 @@ def _measure(data: bytes, position: int, end: int) -> tuple[int, int]:
 
 
 def _skip(data: bytes, position: int, end: int, depth: int, left: list[int]) -> int:
-    """Where the value after the type letter at *position* ends; checks what is nested in it: *left* values at most."""
+    """Return the end of the value whose type letter is at *position*. Check its nested values: *left* at most."""
     kind = data[position]
     position, stop = _measure(data, position, end)
     if kind in _FIXED or kind in _STRING:
@@ -82,7 +84,7 @@ def _skip(data: bytes, position: int, end: int, depth: int, left: list[int]) -> 
 
 
 def _skip_key(data: bytes, position: int, end: int) -> int:
-    """Where the name at *position* ends; at least the type letter comes after it."""
+    """Return the end of the name at *position*. At least a type letter must follow."""
     position += 1 + data[position]
     if position >= end:
         raise syntax_error("field table name is truncated")
@@ -90,14 +92,13 @@ def _skip_key(data: bytes, position: int, end: int) -> int:
 
 
 def entries(data: bytes) -> list[Entry]:
-    """The entries of a table, in their order, repeated names included.
+    """Return the entries of a table in their order, repeated names included.
 
     Args:
         data: the table after its length.
 
     Raises:
-        WireError: 502 when it is malformed, nested deeper than :data:`MAX_DEPTH`, longer than :data:`MAX_ENTRIES`, or
-            has more than that nested in it.
+        WireError: 502 if the table is malformed or exceeds :data:`MAX_DEPTH` or :data:`MAX_ENTRIES`.
     """
     found: list[Entry] = []
     position, end = 0, len(data)
@@ -116,14 +117,14 @@ def entries(data: bytes) -> list[Entry]:
 
 
 def has(data: bytes, key: bytes) -> bool:
-    """Whether a table has an entry of that name. Values are measured only: what is nested in them may be anything.
+    """Return whether a table has an entry named *key*. The function does not check nested values.
 
     Args:
         data: the table after its length.
         key: the name.
 
     Raises:
-        WireError: 502 when it is malformed.
+        WireError: 502 if the table is malformed before that entry.
     """
     position, end = 0, len(data)
     while position < end:
@@ -135,14 +136,13 @@ def has(data: bytes, key: bytes) -> bool:
 
 
 def items(data: bytes) -> list[Entry]:
-    """The values of an array, in their order; their names are empty, and *raw* is type letter and value.
+    """Return the values of an array in their order. Their names are empty, and *raw* is type letter and value.
 
     Args:
         data: the array after its length.
 
     Raises:
-        WireError: 502 when it is malformed, nested deeper than :data:`MAX_DEPTH`, longer than :data:`MAX_ENTRIES`, or
-            has more than that nested in it.
+        WireError: 502 if the array is malformed or exceeds :data:`MAX_DEPTH` or :data:`MAX_ENTRIES`.
     """
     found: list[Entry] = []
     letter, end = 0, len(data)
@@ -158,10 +158,10 @@ def items(data: bytes) -> list[Entry]:
 
 
 def short_string(data: bytes, position: int) -> tuple[bytes, int]:
-    """The shortstr at *position*, and where it ends.
+    """Return the shortstr at *position* and the position of its end.
 
     Raises:
-        WireError: 502 when it is truncated.
+        WireError: 502 if it is truncated.
     """
     if position >= len(data):
         raise syntax_error("short string is truncated")
@@ -172,21 +172,21 @@ def short_string(data: bytes, position: int) -> tuple[bytes, int]:
 
 
 def put_long(value: bytes) -> bytes:
-    """*value* as a longstr; also the length of a table before its entries."""
+    """Encode a longstr, or a table from its entries: the length, then *value*."""
     return _LONG.pack(len(value)) + value
 
 
 def put_short(value: bytes) -> bytes:
-    """*value* as a shortstr.
+    """Encode *value* as a shortstr.
 
     Raises:
-        WireError: 502 when it is longer than 255 octets.
+        WireError: 502 if *value* is longer than 255 bytes.
     """
     if len(value) > MAX_SHORT:
-        raise syntax_error(f"short string of {len(value)} octets")
+        raise syntax_error(f"short string of {len(value)} bytes")
     return bytes((len(value),)) + value
 
 
 def entry(key: bytes, kind: bytes, value: bytes) -> bytes:
-    """A whole entry; *value* as in :class:`Entry`."""
+    """Encode a whole entry; *value* as in :class:`Entry`. Raise WireError 502 for a *key* of more than 255 bytes."""
     return put_short(key) + kind + (value if kind[0] in _FIXED else put_long(value))

@@ -1,9 +1,9 @@
-"""AMQP values out of octets and into octets: every type, every width of its encoding (AMQP 1.0, 1.2 and 1.6).
+"""Reads and writes AMQP values: every type, every width of its encoding (AMQP 1.0, 1.2 and 1.6).
 
-A reader takes the buffer, the place behind the constructor octet, and what may still be read; it returns the value and
-the place behind it. Readers look no further than they must, and a buffer goes on behind the frame that is being read:
-that a value ends where its frame does is for the caller to see. What a reader stumbles over (the end of the buffer, bad
-UTF-8) becomes the one documented error at :func:`reading`. A writer appends a value in its shortest encoding.
+A reader takes the buffer, the position after the constructor octet, and a :class:`CodecRoom`. It returns the value and
+the position after it. The buffer continues after the frame that is being read, so the caller must check that a value
+ends within its frame. :func:`reading` makes one documented error of the exceptions of readers (end of the buffer, bad
+UTF-8). A writer appends a value in its shortest encoding.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,17 +38,17 @@ from dtx.wire.amqp10.values import (
 )
 
 MAX_DEPTH: Final = 32
-"""Lists in lists, and so on: deeper than any message that means something, and no stack overflows."""
+"""The maximum depth of nested values. It is far below the recursion limit of the interpreter."""
 MAX_VALUES: Final = 65_536
-"""Values of one frame or section, each of which costs some hundred octets at most."""
+"""The maximum number of values of one frame or section. Each costs about 100 bytes of memory at most."""
 MAX_NOTHING: Final = 1024
-"""Values without an octet of their own: an array of ten octets may claim four thousand million nulls."""
+"""The maximum number of values that take no bytes. An array of 10 bytes may claim 4 thousand million nulls."""
 
 Buffer = bytes | bytearray | memoryview
 
 
 class CodecRoom:
-    """What may still be read: how deep, and how many values."""
+    """The remaining limits of one read: the depth and the numbers of values."""
 
     __slots__ = ("depth", "nothing", "values")
 
@@ -58,7 +58,7 @@ class CodecRoom:
         self.nothing = MAX_NOTHING
 
     def enter(self, count: int) -> None:
-        """Go down into something that holds *count* values."""
+        """Enter a container with *count* values."""
         self.depth -= 1
         self.values -= count
         if self.depth < 0:
@@ -67,17 +67,17 @@ class CodecRoom:
             raise malformed(f"more than {MAX_VALUES} values")
 
     def leave(self) -> None:
-        """Come back up."""
+        """Leave the container."""
         self.depth += 1
 
 
 STUMBLES: Final = (IndexError, error, UnicodeDecodeError)
-"""What a reader raises beside AmqpError, for octets that end too early or are no text."""
+"""The exceptions of a reader other than AmqpError: for truncated data, and for malformed text."""
 
 
 def stumbled(what: str) -> AmqpError:
-    """The error for what a reader stumbled over."""
-    return malformed(f"{what} is truncated or no text where text must be")
+    """Return the error for one of :data:`STUMBLES`."""
+    return malformed(f"{what} is truncated, or has malformed text")
 
 
 Reader = Callable[[Buffer, int, CodecRoom], tuple[Any, int]]
@@ -86,7 +86,7 @@ Writer = Callable[[bytearray, Any], None]
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Whatever octets can do to a reader comes out as AmqpError decode-error."""
+    """Turn the exceptions of a reader into AmqpError decode-error. *what* names the value."""
     try:
         yield
     except STUMBLES as cause:
@@ -97,12 +97,12 @@ def read(buffer: Buffer, position: int, end: int) -> tuple[Value, int]:
     """Read one value.
 
     Args:
-        buffer: octets.
-        position: of its constructor.
-        end: what it must not go beyond.
+        buffer: the bytes.
+        position: the position of its constructor.
+        end: the position at which it must end at the latest.
 
     Returns:
-        The value and the place behind it.
+        The value and the position after it.
 
     Raises:
         AmqpError: decode-error.
@@ -110,17 +110,17 @@ def read(buffer: Buffer, position: int, end: int) -> tuple[Value, int]:
     with reading("a value"):
         found, position = read_value(buffer, position, CodecRoom())
     if position > end:
-        raise malformed("a value is longer than what holds it")
+        raise malformed("a value is longer than its container")
     return found, position
 
 
 def read_value(buffer: Buffer, position: int, room: CodecRoom) -> tuple[Any, int]:
-    """Any value, from its constructor on."""
+    """Read any value from its constructor on."""
     return reader_of(buffer[position])(buffer, position + 1, room)
 
 
 def reader_of(code: int) -> Reader:
-    """What reads the value behind constructor *code*."""
+    """Return the reader of the values with constructor *code*."""
     reader = READERS.get(code)
     if reader is None:
         raise malformed(f"constructor {code:#04x} is not known")
@@ -128,12 +128,13 @@ def reader_of(code: int) -> Reader:
 
 
 def skip(buffer: Buffer, position: int) -> int:
-    """The place behind the value at *position*; nothing of it is looked at but its length (1.2: the width of a
-    constructor follows from its first digit). It may be behind the end of the buffer.
+    """Return the position after the value at *position*. It may be after the end of the buffer.
+
+    The function reads only the length of the value. The first digit of a constructor determines its width (1.2).
 
     Raises:
         AmqpError: decode-error.
-        IndexError, struct.error: the buffer ends before the value's length is known; see :func:`reading`.
+        IndexError, struct.error: the buffer ends before the length of the value; see :func:`reading`.
     """
     code = buffer[position]
     while code == 0:
@@ -159,7 +160,7 @@ NULL: Final = 0x40
 
 
 def constant(value: Any) -> Reader:
-    """A reader of a constructor that is all of its value."""
+    """Make a reader for a constructor without data, which stands for *value*."""
 
     def reader(_buffer: Buffer, position: int, _room: CodecRoom) -> tuple[Value, int]:
         return value, position
@@ -168,7 +169,7 @@ def constant(value: Any) -> Reader:
 
 
 def number_reader(layout: str, made: Callable[[Any], Any]) -> Reader:
-    """A reader of a number of fixed width."""
+    """Make a reader of a number with the struct format *layout*."""
     struct = Struct(layout)
     unpack, size = struct.unpack_from, struct.size
 
@@ -191,7 +192,7 @@ def _char(number: int) -> Char:
 
 
 def symbol(octets: Buffer) -> str:
-    """The text of a symbol, which is ASCII."""
+    """Decode the text of a symbol, which is ASCII."""
     return str(octets, "ascii")
 
 
@@ -200,25 +201,25 @@ def _string(octets: Buffer) -> str:
 
 
 def octets_reader(wide: bool, made: Callable[[Buffer], Any]) -> Reader:
-    """A reader of octets behind their length."""
+    """Make a reader of bytes after their length, which has four bytes if *wide*, otherwise one."""
 
     def narrow_reader(buffer: Buffer, position: int, _room: CodecRoom) -> tuple[Any, int]:
         end = position + 1 + buffer[position]
         if end > len(buffer):
-            raise malformed("a value ends behind its frame")
+            raise malformed("a value is longer than its frame")
         return made(buffer[position + 1 : end]), end
 
     def wide_reader(buffer: Buffer, position: int, _room: CodecRoom) -> tuple[Any, int]:
         end = position + 4 + _U4.unpack_from(buffer, position)[0]
         if end > len(buffer):
-            raise malformed("a value ends behind its frame")
+            raise malformed("a value is longer than its frame")
         return made(buffer[position + 4 : end]), end
 
     return wide_reader if wide else narrow_reader
 
 
 def header(buffer: Buffer, position: int, wide: bool) -> tuple[int, int, int]:
-    """Of a list, map or array behind its constructor: the number of values, where they begin, where they end."""
+    """Read the head of a list, map or array after its constructor: the number of values, their start, their end."""
     if wide:
         (size,), (count,) = _U4.unpack_from(buffer, position), _U4.unpack_from(buffer, position + 4)
         return count, position + 8, position + 4 + size
@@ -235,7 +236,7 @@ def _list(wide: bool) -> Reader:
             found.append(item)
         room.leave()
         if position != end:
-            raise malformed("a list is not as long as it says")
+            raise malformed("the size of a list is wrong")
         return found, position
 
     return reader
@@ -261,7 +262,7 @@ def _map(wide: bool) -> Reader:
             found[key], position = read_value(buffer, position, room)
         room.leave()
         if position != end:
-            raise malformed("a map is not as long as it says")
+            raise malformed("the size of a map is wrong")
         return found, position
 
     return reader
@@ -283,14 +284,14 @@ def _array(wide: bool) -> Reader:
         if code < 0x50:
             room.nothing -= count
             if room.nothing < 0:
-                raise malformed(f"more than {MAX_NOTHING} values that take no octets")
+                raise malformed(f"more than {MAX_NOTHING} values that take no bytes")
         found = []
         for _ in range(count):
             value, position = item(buffer, position, room)
             found.append(value)
         room.leave()
         if position != end:
-            raise malformed("an array is not as long as it says")
+            raise malformed("the size of an array is wrong")
         return Array(KINDS[code], tuple(found), descriptor), position
 
     return reader
@@ -321,7 +322,7 @@ _NUMBERS: Final[tuple[tuple[type, int, str, int | None, int | None], ...]] = (
     (float, 0x82, "d", None, None),
     (Timestamp, 0x83, "q", None, None),
 )
-"""Type, constructor and layout of its full width, constructors of one octet and of nothing but 0."""
+"""Type, constructor and layout of its full width, constructors for one byte of data and for 0 without data."""
 
 
 def _number_readers() -> Iterator[tuple[int, type, Reader]]:
@@ -360,19 +361,19 @@ _TYPES: Final[tuple[tuple[int, type, Reader], ...]] = (
 )
 
 READERS: Final[dict[int, Reader]] = {code: reader for code, _, reader in _TYPES} | {0: _described}
-"""By constructor octet."""
+"""The readers by constructor octet."""
 KINDS: Final[dict[int, type]] = {code: kind for code, kind, _ in _TYPES}
-"""The Python type of a constructor octet."""
+"""The Python types by constructor octet."""
 
 
-# -- into octets
+# -- writers
 
 
 def encode(value: Value) -> bytes:
-    """*value* with its constructor.
+    """Encode *value* with its constructor.
 
     Raises:
-        ValueError: it does not fit its type: a ubyte of 256, a symbol that is not ASCII, an array of mixed types.
+        ValueError: *value* does not fit its type: a ubyte of 256, a symbol that is not ASCII, an array of mixed types.
     """
     out = bytearray()
     write(out, value)
@@ -380,7 +381,7 @@ def encode(value: Value) -> bytes:
 
 
 def write(out: bytearray, value: Any) -> None:
-    """Append *value*, as :func:`encode`."""
+    """Append *value*, as :func:`encode` does."""
     writer = WRITERS.get(type(value))
     if writer is None:
         if not isinstance(value, StrEnum):
@@ -429,7 +430,7 @@ def write_symbol(out: bytearray, text: str) -> None:
 
 
 def append_octets(out: bytearray, code: int, octets: bytes | memoryview) -> None:
-    """Append octets behind their length; *code* is the constructor of a length of one octet."""
+    """Append bytes after their length. *code* is the constructor for a length of one byte."""
     size = len(octets)
     if size < 256:
         out.append(code)
@@ -440,7 +441,7 @@ def append_octets(out: bytearray, code: int, octets: bytes | memoryview) -> None
 
 
 def append_compound(out: bytearray, code: int, count: int, body: bytes | bytearray) -> None:
-    """Append a list, map or array; *code* is the constructor of lengths of one octet."""
+    """Append a list, map or array. *code* is the constructor for lengths of one byte."""
     size = len(body)
     if size < 255 and count < 256:
         out += bytes((code, size + 1, count))
@@ -467,7 +468,7 @@ def _number_writer(code: int, layout: str, small: int | None, zero: int | None) 
 def _write_octets(code: int, size: int) -> Writer:
     def writer(out: bytearray, octets: bytes) -> None:
         if len(octets) != size:
-            raise ValueError(f"{len(octets)} octets where there must be {size}")
+            raise ValueError(f"{len(octets)} bytes, must be {size}")
         out.append(code)
         out += octets
 
@@ -520,7 +521,7 @@ def _write_described(out: bytearray, value: Described) -> None:
 
 
 def write_array(out: bytearray, array: Array) -> None:
-    """Append an array: one constructor, as wide as its widest item needs, and the items without theirs."""
+    """Append an array: one constructor that is wide enough for all items, then the items without constructors."""
     constructor, items = _items(array)
     body = bytearray()
     if array.descriptor is not None:
@@ -532,10 +533,10 @@ def write_array(out: bytearray, array: Array) -> None:
 
 
 def _items(array: Array) -> tuple[int, bytes]:
-    """The constructor of an array's items, and those without it."""
+    """Return the constructor of the items of an array, and the items without it."""
     kind = array.kind
     if any(type(item) is not kind for item in array.items):
-        raise ValueError(f"an array of {kind.__name__} holds something else")
+        raise ValueError(f"an array of {kind.__name__} with an item of another type")
     if kind is NoneType:
         return NULL, b""
     if kind in _FULL:
@@ -545,7 +546,7 @@ def _items(array: Array) -> tuple[int, bytes]:
     if kind in _PLAIN:
         return _PLAIN[kind], b"".join(encode(item)[1:] for item in array.items)
     narrow, wide = _WIDTHS[kind]
-    # What an item is in its longer form follows from its shorter one: only its lengths are written again.
+    # The two forms of an item differ only in the width of its lengths.
     written = [encode(item) for item in array.items]
     if all(item[0] == narrow for item in written):
         return narrow, b"".join(item[1:] for item in written)
@@ -553,7 +554,7 @@ def _items(array: Array) -> tuple[int, bytes]:
 
 
 def _widened(item: bytes, narrow: int, counted: bool) -> bytes:
-    """A value without its constructor, its lengths of four octets each."""
+    """Return a value without its constructor, with lengths of four bytes each."""
     if item[0] == 0x45:
         return _U4.pack(4) + _U4.pack(0)
     if item[0] != narrow:
@@ -568,7 +569,7 @@ _FULL: Final[dict[type, tuple[int, str]]] = {
     bool: (0x56, ">?"),
     int: (0x81, ">q"),
 }
-"""Constructor and layout of numbers in full width."""
+"""Constructors and layouts of numbers in full width."""
 
 _PLAIN: Final[dict[type, int]] = {Char: 0x73, UUID: 0x98, Decimal32: 0x74, Decimal64: 0x84, Decimal128: 0x94}
 """Constructors of other values of fixed width."""
@@ -607,4 +608,4 @@ WRITERS: Final[dict[type, Writer]] = {
     Described: _write_described,
     Array: write_array,
 }
-"""By Python type."""
+"""The writers by Python type."""

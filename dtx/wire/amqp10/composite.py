@@ -1,9 +1,8 @@
-"""Composite types: declared once as a class, read and written by what that declaration says (AMQP 1.0, 1.4).
+"""Composite types (AMQP 1.0, 1.4). Each is declared once as a class, and read and written as its declaration says.
 
-A field is its :class:`Kind`, and mandatory unless it has a default, or may be null. Numbers and symbols are those of
-Python itself: the declaration knows their type. On the wire a composite is a described list; null stands for the
-default, trailing nulls may be left out and are, and a field that may hold several values holds one without an array,
-too.
+A field has a :class:`Kind`. It is mandatory unless it has a default or may be null. Numbers and symbols are plain
+``int`` and ``str`` values: the declaration knows their AMQP type. On the wire a composite is a described list. Null
+means the default, and trailing nulls are left out. A field for several values may hold one value without an array.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,11 +21,11 @@ T = TypeVar("T")
 
 
 class Kind(NamedTuple):
-    """What a field holds.
+    """The type of a field.
 
     Args:
-        name: of the AMQP type.
-        readers: by constructor octet; no other constructor is taken.
+        name: the name of the AMQP type.
+        readers: the readers by constructor octet; no other constructor is accepted.
         write: appends a value.
     """
 
@@ -36,7 +35,7 @@ class Kind(NamedTuple):
 
 
 def _as(name: str, codes: Iterable[int], write: Writer) -> Kind:
-    """A kind whose values are what the codec makes of them."""
+    """Make a kind with the readers of the codec."""
     return Kind(name, {code: codec.READERS[code] for code in codes}, write)
 
 
@@ -49,7 +48,7 @@ def _zero(_buffer: Buffer, position: int, _room: CodecRoom) -> tuple[int, int]:
 
 
 def _keyed(code: int, cls: type[str]) -> Reader:
-    """A reader of a map whose keys are all of one type; they become plain text."""
+    """Make a reader of a map whose keys must all be of type *cls*. The keys become plain ``str``."""
     read_map = codec.READERS[code]
 
     def reader(buffer: Buffer, position: int, room: CodecRoom) -> tuple[dict[str, Any], int]:
@@ -79,7 +78,7 @@ ANY: Final = _as("*", [code for code in codec.READERS if code != NULL], codec.wr
 
 
 def choice(kind: Kind, enum: type[Enum]) -> Kind:
-    """The kind of a restricted type: *kind*, with nothing but the values of *enum*."""
+    """Make the kind of a restricted type: a *kind* that accepts only the values of *enum*."""
     members = {member.value: member for member in enum}
 
     def reader_of(code: int, inner: Reader) -> Reader:
@@ -90,7 +89,7 @@ def choice(kind: Kind, enum: type[Enum]) -> Kind:
             found, position = inner(buffer, position, room)
             member = members.get(found)
             if member is None:
-                raise AmqpError(Condition.INVALID_FIELD, f"{enum.__name__} is never {found!r}")
+                raise AmqpError(Condition.INVALID_FIELD, f"{enum.__name__} has no value {found!r}")
             return member, position
 
         return reader
@@ -102,7 +101,7 @@ def choice(kind: Kind, enum: type[Enum]) -> Kind:
 
 
 def several(kind: Kind) -> Kind:
-    """The kind of a field that is ``multiple``: a tuple of *kind*; on the wire one value or an array."""
+    """Make the kind of a ``multiple`` field: a tuple of *kind*; on the wire one value or an array."""
 
     def one(inner: Reader) -> Reader:
         def reader(buffer: Buffer, position: int, room: CodecRoom) -> tuple[tuple[Any, ...], int]:
@@ -134,12 +133,12 @@ SYMBOLS: Final = several(SYMBOL)
 
 
 class Layout:
-    """How a composite type lies in octets.
+    """Reads and writes a composite type.
 
     Args:
         cls: its class.
         code: the numeric descriptor.
-        symbol: the symbolic one.
+        symbol: the symbolic descriptor.
     """
 
     __slots__ = ("_names", "_only", "_prefix", "_readers", "_required", "_values", "_writers", "cls", "code", "symbol")
@@ -160,15 +159,15 @@ class Layout:
         else:
             self._values = lambda value: [getattr(value, name) for name in names]
         self._prefix = b"\x00" + codec.encode(ULong(code))
-        self._only = None if names else cls()  # all values are the same
+        self._only = None if names else cls()  # a type without fields has one value
 
     @property
     def name(self) -> str:
-        """As the text calls it, for example ``transfer``."""
+        """The name in the spec, for example ``transfer``."""
         return self.symbol.split(":")[1]
 
     def read(self, buffer: Buffer, position: int, room: CodecRoom) -> tuple[Any, int]:
-        """Read the list that the descriptor describes; *position* is that of its constructor."""
+        """Read the list after the descriptor, from its constructor at *position* on."""
         code = buffer[position]
         if code == 0x45 and self._only is not None:
             return self._only, position + 1
@@ -195,7 +194,7 @@ class Layout:
                 append(null)
                 continue
             reader = readers.get(code)
-            if reader is _u1:  # on the hot path, a call saved
+            if reader is _u1:  # saves a call on the hot path
                 append(buffer[position])
                 position += 1
             elif reader is None:
@@ -206,7 +205,7 @@ class Layout:
                 append(found)
         room.leave()
         if position != end:
-            raise malformed(f"{self.name} is not as long as it says")
+            raise malformed(f"the size of {self.name} is wrong")
         if True in self._required[count:]:
             raise malformed(f"{self.name} without its {self._names[self._required.index(True, count)][0]}")
         return self.cls(*values), position
@@ -241,7 +240,7 @@ _BY_SYMBOL: Final[dict[str, Layout]] = {}
 
 
 class Composite:
-    """What every class of a composite type is."""
+    """The base class of all composite types."""
 
     __slots__ = ()
     layout: ClassVar[Layout]
@@ -251,21 +250,21 @@ C = TypeVar("C", bound=Composite)
 
 
 def field(kind: Kind, *, default: Any = MISSING, nullable: bool = False) -> Any:
-    """A field of a composite type.
+    """Declare a field of a composite type.
 
     Args:
-        kind: what it holds.
-        default: what null stands for; without it the field is mandatory.
-        nullable: not mandatory, though it has no default; for one that stands before a mandatory one.
+        kind: the type of its values.
+        default: the meaning of null; without a default the field is mandatory.
+        nullable: null means ``None``; for a field without a default before a mandatory field.
     """
     return dataclass_field(default=default, metadata={"kind": kind, "null": None if nullable else default})
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def composite(code: int, symbol: str) -> Callable[[type[T]], type[T]]:
-    """Declares a composite type with its two descriptors, its fields in their order.
+    """Declare a composite type with its numeric and its symbolic descriptor. The fields are in the order of the spec.
 
-    Nobody may change one, which the type checker sees to (see :func:`dtx.xa.value.value` for why not Python itself).
+    Values are immutable: the type checker enforces this, and Python does not (see :func:`dtx.xa.value.value`).
     """
 
     def declare(cls: type[T]) -> type[T]:
@@ -282,7 +281,7 @@ def descriptor(buffer: Buffer, position: int, room: CodecRoom) -> tuple[Layout |
     """Read a descriptor, numeric or symbolic, at *position*.
 
     Returns:
-        The type that is declared for it, if there is one; the descriptor; the place behind it.
+        The type that is declared for it, if any; the descriptor; the position after it.
     """
     if buffer[position] == 0x53:
         code = buffer[position + 1]
@@ -294,12 +293,12 @@ def descriptor(buffer: Buffer, position: int, room: CodecRoom) -> tuple[Layout |
 
 
 def one_of(name: str, classes: Iterable[type[Composite]], *, others: bool = False) -> Kind:
-    """The kind of a field that holds one of several composite types.
+    """Make the kind of a field that holds one of several composite types.
 
     Args:
-        name: of what they provide.
+        name: the name of what the types provide, for example ``outcome``.
         classes: the types.
-        others: whether another described value may stand there too; it is read as Described.
+        others: whether other described values are accepted; they are read as :class:`Described`.
     """
     taken = frozenset(classes)
 
@@ -312,7 +311,7 @@ def one_of(name: str, classes: Iterable[type[Composite]], *, others: bool = Fals
             value, position = codec.read_value(buffer, position, room)
             found = Described(described_by, value)
         else:
-            raise malformed(f"something else than {name}")
+            raise malformed(f"a value that is no {name}")
         room.leave()
         return found, position
 
@@ -326,14 +325,14 @@ def one_of(name: str, classes: Iterable[type[Composite]], *, others: bool = Fals
 
 
 def encode(value: Composite) -> bytes:
-    """*value* with its descriptor."""
+    """Encode *value* with its descriptor."""
     out = bytearray()
     value.layout.write(out, value)
     return bytes(out)
 
 
 def read_kind(buffer: Buffer, position: int, kind: Kind, name: str) -> Any:
-    """Read what is described elsewhere as of *kind*, from its constructor at *position* on.
+    """Read a value of *kind* whose descriptor has been read, from its constructor at *position* on.
 
     Raises:
         AmqpError: decode-error.
@@ -366,13 +365,13 @@ def decode(buffer: Buffer, position: int, end: int, classes: frozenset[type]) ->
     """Read one of several composite types.
 
     Args:
-        buffer: octets.
-        position: where it begins.
-        end: what it must not go beyond.
-        classes: what is expected.
+        buffer: the bytes.
+        position: the position of its descriptor.
+        end: the position at which it must end at the latest.
+        classes: the expected types.
 
     Returns:
-        It, and the place behind it.
+        The value and the position after it.
 
     Raises:
         AmqpError: decode-error, invalid-field.

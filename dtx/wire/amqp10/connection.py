@@ -1,9 +1,9 @@
-"""A connection: headers, login, open, and which session a frame belongs to (AMQP 1.0, 2.2 to 2.4, 5.3).
+"""A connection: headers, login, open, and the sessions that frames belong to (AMQP 1.0, 2.2 to 2.4, 5.3).
 
-Bytes go in by :meth:`Connection.receive`, which returns what they mean; the calls of connection, sessions and links
-make bytes, which :meth:`Connection.data_to_send` hands out. It is the server's end, or, as the other side of a test,
-a client's without SASL. The shell handles events in their order. Mistakes of the peer are answered here, with the
-condition that the text names for them, and told as the end of what they end.
+:meth:`Connection.receive` takes bytes and returns events. The calls of connection, sessions and links make bytes, which
+:meth:`Connection.data_to_send` returns. The engine is the server's end, or, in tests, a client's end without SASL. The
+shell handles events in their order. The engine answers errors of the peer with the condition that the text demands. It
+returns the event for the end of the link, session or connection.
 """
 
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ _NOTHING: Final = memoryview(b"")
 
 
 def matches(data: bytes, wanted: bytes) -> bool | None:
-    """Whether *data* begins with the header *wanted*; ``None`` while it is too short to tell."""
+    """Return whether *data* begins with the header *wanted*; ``None`` if *data* is too short."""
     start = data[: len(wanted)]
     if not wanted.startswith(start):
         return False
@@ -74,20 +74,20 @@ def matches(data: bytes, wanted: bytes) -> bool | None:
 
 
 class _Phase(Enum):
-    """What the next octets are."""
+    """What the next bytes of the peer must be."""
 
     FIRST_HEADER = auto()
     SASL_INIT = auto()
     SASL_RESPONSE = auto()
     LOGIN = auto()
-    """Nothing, before the login is answered."""
+    """The login must be answered first."""
     AMQP_HEADER = auto()
     FRAMES = auto()
     OVER = auto()
 
 
 class _Rest(NamedTuple):
-    """Frames that were read and not looked at, and what came behind them."""
+    """Received frames that are not handled yet, and the error of the data after them."""
 
     buffer: bytes
     frames: Sequence[Frame]
@@ -98,9 +98,9 @@ class Connection(Carrier):
     """One end of a connection.
 
     Args:
-        settings: what this end allows and says.
-        now: seconds, of any clock that never goes back.
-        client: this end is a client; it has no SASL layer.
+        settings: the settings and limits of this end.
+        now: the time in seconds on a monotonic clock.
+        client: whether this end is a client; it then has no SASL layer.
     """
 
     def __init__(self, settings: EndpointSettings, now: float, *, client: bool = False) -> None:
@@ -122,25 +122,25 @@ class Connection(Carrier):
 
     @property
     def over(self) -> bool:
-        """Whether nothing is to come or to go any more, but what ``data_to_send`` still has."""
+        """Whether the connection has ended, except for the data that ``data_to_send`` still has."""
         return self._phase is _Phase.OVER or self.state is Amqp10State.CLOSED
 
     def session(self, channel: int) -> Session | None:
-        """The session that has this channel here, while there is one."""
+        """Return the session with this channel at this end; ``None`` if there is none."""
         return self._sessions.get(channel)
 
     def data_to_send(self, now: float) -> list[bytes | memoryview]:
-        """What is to be written to the peer, in pieces; payloads are slices of what they were given as."""
+        """Return the data for the peer in pieces, and forget it. Payloads are slices of the shell's buffers."""
         out, self._out = self._out, []
         if out:
             self._sent_at = now
         return out
 
     def tick(self, now: float) -> tuple[float | None, list[Event]]:
-        """Keep the idle time-outs, both ways (2.4.5).
+        """Close the connection to a silent peer, and send empty frames as often as the peer demands (2.4.5).
 
         Returns:
-            When to call again at the latest, if ever; and what has happened.
+            The latest time for the next call, ``None`` for no further call; and the events.
         """
         deadlines = []
         if not self.over and self.settings.idle_seconds is not None and self.state not in DEAF:
@@ -156,15 +156,15 @@ class Connection(Carrier):
         return min(deadlines, default=None), self._told()
 
     def receive(self, data: bytes, now: float) -> list[Event]:
-        """Take what was read from the peer.
+        """Process data from the peer.
 
         Args:
-            data: any number of octets. While a login is being decided, the shell reads no more; nor while this end is
-                ``behind``: then it calls this again soon, without octets.
-            now: seconds.
+            data: any number of bytes. The shell must not read while a login is being decided, or while this end is
+                ``behind``. In the second case it must call this again soon, without bytes.
+            now: the time in seconds.
 
         Returns:
-            What it means, in order; before that, what came of calls since the last time.
+            The events of calls since the last time, then the events of *data*, in order.
         """
         self._received_at = now
         self.effort = 0
@@ -181,12 +181,12 @@ class Connection(Carrier):
         return self._told()
 
     def excuse(self, now: float) -> None:
-        """Nothing is read at present: that nothing comes says nothing about the peer."""
+        """Count the peer as alive at *now*, although no data arrives: the shell does not read."""
         self._received_at = now
 
     @property
     def behind(self) -> bool:
-        """Whether frames have been read and not been looked at, because others shall have their turn."""
+        """Whether received frames are not handled yet, because the turn was over."""
         return self._rest is not None
 
     def _told(self) -> list[Event]:
@@ -213,14 +213,14 @@ class Connection(Carrier):
     # Headers and login.
 
     def _header(self, data: bytes) -> int:
-        """Read a protocol header; the octets it took, 0 while it is not there."""
+        """Read a protocol header. Return its size in bytes, or 0 if it is incomplete."""
         sasl = self._phase is _Phase.FIRST_HEADER and bool(self.settings.mechanisms)
         wanted = SASL_HEADER if sasl else AMQP_HEADER
         found = matches(data, wanted)
         if found is None:
             return 0
         if not self._header_sent or sasl:
-            self._out.append(wanted)  # what is not supported is answered with what is (2.2)
+            self._out.append(wanted)  # the answer to an unsupported header is a supported one (2.2)
         if not found:
             self._end_of_stream(AmqpError(Condition.FRAMING_ERROR, "a protocol header that is not expected here"))
         elif sasl:
@@ -235,7 +235,7 @@ class Connection(Carrier):
         self._out.append(frame(SASL, 0, encode(performative)))
 
     def _sasl_frame(self, data: bytes) -> int:
-        """Read what the client chooses or answers; the octets it took, 0 while it is not there."""
+        """Read sasl-init or sasl-response. Return its size in bytes, or 0 if it is incomplete."""
         try:
             buffer, frames = Amqp10FrameSplitter(MAX_SASL).feed(data)
         except Amqp10FrameError as error:
@@ -260,21 +260,21 @@ class Connection(Carrier):
                     self._phase = _Phase.LOGIN
                     self.refuse_login(SaslCode.AUTH)
                 elif said.initial_response is None and said.mechanism != ANONYMOUS:
-                    self._say_sasl(SaslChallenge(challenge=b""))  # its first turn: "MUST be empty" (RFC 4422, 5)
+                    self._say_sasl(SaslChallenge(challenge=b""))  # client sends first: "MUST be empty" (RFC 4422, 5)
                     self._phase = _Phase.SASL_RESPONSE
                 else:
                     self._ask_login(said, said.initial_response or b"")
             case SaslResponse() if self._phase is _Phase.SASL_RESPONSE and self._init is not None:
                 self._ask_login(self._init, said.response)
             case _:
-                raise malformed("something else than the next frame of sasl")
+                raise malformed("a frame that is not the next step of sasl")
 
     def _ask_login(self, init: SaslInit, response: bytes) -> None:
         self._phase = _Phase.LOGIN
         self.tell(LoginAsked(mechanism=init.mechanism, response=response, hostname=init.hostname))
 
     def login(self) -> list[Event]:
-        """The client is who it says; what it has said since then is looked at now."""
+        """Accept the login, and process the data that arrived since then. Return the events for it."""
         if self._phase is _Phase.LOGIN:
             self._say_sasl(SaslOutcome(code=SaslCode.OK))
             self._phase = _Phase.AMQP_HEADER
@@ -283,20 +283,24 @@ class Connection(Carrier):
         return self._told()
 
     def refuse_login(self, code: SaslCode) -> None:
-        """The client is not let in."""
+        """Refuse the login with *code*, and end the connection."""
         if self._phase is _Phase.LOGIN:
             self._say_sasl(SaslOutcome(code=code))
             self._phase = _Phase.OVER
 
     def _end_of_stream(self, error: AmqpError) -> None:
-        """Nothing can be said to a peer that speaks no AMQP 1.0."""
+        """End the connection without a close, which a peer without AMQP 1.0 cannot read."""
         self._phase = _Phase.OVER
         self.tell(Closed(error=told(error), by_peer=False))
 
-    # What the shell says.
+    # Calls of the shell.
 
     def open(self, *, hostname: str | None = None) -> None:
-        """Send our open."""
+        """Send open. For a client, *hostname* is the virtual host.
+
+        Raises:
+            AmqpError: frame-size-too-small if open does not fit the peer's frames.
+        """
         if self.state in DEAF:
             return
         following = step(self.state, Amqp10Step.SEND_OPEN, _CONNECTION)
@@ -316,11 +320,19 @@ class Connection(Carrier):
         self.state = following
 
     def new_session(self) -> Session:
-        """A session that this end begins."""
+        """Return a new session. The shell then calls ``begin``.
+
+        Raises:
+            AmqpError: resource-limit-exceeded if all channels are in use.
+        """
         return self._add()
 
     def close(self, error: Error | None = None) -> None:
-        """Close the connection, or answer the peer's close."""
+        """Close the connection, or answer the peer's close.
+
+        Raises:
+            AmqpError: frame-size-too-small if open, which must go first, does not fit the peer's frames.
+        """
         if self._phase is not _Phase.FRAMES:
             self._phase = _Phase.OVER
         if self._phase is _Phase.OVER or self.state in DEAF:
@@ -332,13 +344,13 @@ class Connection(Carrier):
         self.state = following
         self._release()
 
-    # What sessions say.
+    # Calls of sessions.
 
     def forget(self, channel: int) -> None:
-        """The session of that channel has been ended from both ends."""
+        """Forget the session of that channel. Both ends have ended it."""
         del self._sessions[channel]
 
-    # What the peer says.
+    # Frames of the peer.
 
     def _frames(self, data: bytes) -> None:
         failure = None
@@ -349,7 +361,7 @@ class Connection(Carrier):
         self._each(buffer, frames, failure)
 
     def _each(self, buffer: bytes, frames: Sequence[Frame], failure: Amqp10FrameError | None) -> None:
-        """Look at frames as long as others can wait; *failure* is what came behind them."""
+        """Handle frames until the turn is over. *failure* is the error of the data after them."""
         view = memoryview(buffer)
         for number, (kind, channel, start, end) in enumerate(frames):
             if self._work is not None or self.effort > MAX_EFFORT:
@@ -358,7 +370,7 @@ class Connection(Carrier):
             self.effort += FRAME_EFFORT
             try:
                 if kind != AMQP:
-                    raise Amqp10FrameError("a frame of SASL behind its outcome")
+                    raise Amqp10FrameError("a frame of SASL after its outcome")
                 if start != end:
                     self._on_frame(buffer, view, channel, start, end)
             except AmqpError as error:
@@ -368,7 +380,7 @@ class Connection(Carrier):
             return
         if failure is not None:
             self._fail(failure)
-        # Not sooner: the peer cannot have heard of it when it sent what was read just now.
+        # Not sooner: the peer sent the data of this read before it could know of an extended window.
         while self.due:
             self.due.pop()()
 
@@ -384,7 +396,7 @@ class Connection(Carrier):
             case _ if self.state in DEAF:
                 return
             case _ if self.state not in (Amqp10State.OPEN, Amqp10State.OPEN_RECEIVED):
-                raise AmqpError(Condition.ILLEGAL_STATE, f"{performative.layout.name} without open, or behind close")
+                raise AmqpError(Condition.ILLEGAL_STATE, f"{performative.layout.name} before open, or after close")
             case Begin():
                 self._on_begin(performative, channel)
             case _:
@@ -433,7 +445,7 @@ class Connection(Carrier):
             found = self._sessions.get(begin.remote_channel)
             if found is None or found.remote_channel is not None:
                 raise AmqpError(
-                    Condition.NOT_ALLOWED, f"begin answers channel {begin.remote_channel}, which asks nothing"
+                    Condition.NOT_ALLOWED, f"begin answers channel {begin.remote_channel}, which awaits no begin"
                 )
             session = found
         self._by_remote[channel] = session
@@ -454,7 +466,7 @@ class Connection(Carrier):
         self._by_remote.clear()
 
     def _fail(self, error: AmqpError) -> None:
-        """Close the connection because of the peer's mistake; behind our own close, mistakes are only ignored."""
+        """Close the connection because of an error of the peer. After a close, errors are ignored."""
         if self.state in DEAF:
             return
         if self._phase is not _Phase.FRAMES:
@@ -465,6 +477,6 @@ class Connection(Carrier):
         cause = told(error)
         try:
             self.close(cause)
-        except AmqpError:  # our open, which has to go first, does not fit the peer's frames
+        except AmqpError:  # this end's open, which must go first, does not fit the peer's frames
             self._phase = _Phase.OVER
         self.tell(Closed(error=cause, by_peer=False))

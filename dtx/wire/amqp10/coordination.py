@@ -1,16 +1,17 @@
-"""Transactions of one connection, as its peers see them: what a control link asks, which work is allowed, what an end
-does to unsettled deliveries (AMQP 1.0 transactions, 4.1 to 4.5).
+"""Transactions of one connection: requests on control links, transactional work, and the effect of a discharge on
+unsettled deliveries (AMQP 1.0 transactions, 4.1 to 4.5).
 
-Nothing is begun, committed or rolled back here. A :class:`CoordinationEngine` returns the request, and the answer that
-the specification demands. The shell carries it out and reports the result with :meth:`CoordinationEngine.declared`,
-:meth:`CoordinationEngine.promoted` or :meth:`CoordinationEngine.discharged`. A transaction lives from the first to the
-last of these calls, and belongs to the control link that declared it. That control link gets the errors: as a rejected
-outcome if its source allows that outcome, else by a detach.
+The engine does not begin, commit or roll back anything. A :class:`CoordinationEngine` returns the request, or the
+answer that the specification demands. The shell executes the request and reports the result with
+:meth:`CoordinationEngine.declared`, :meth:`CoordinationEngine.promoted` or :meth:`CoordinationEngine.discharged`. A
+transaction exists from the first to the last of these calls, and belongs to the control link that declared it. That
+control link receives the errors: as a rejected outcome if its source allows that outcome, otherwise by a detach.
 
-Promotion is ours in its form: the text has the capability and no exchange ("will be provided separately in Book 6").
-It is a declare whose global-id names both, as a described list, ``dtx:promote:list`` of txn-id and global-id, and its
-outcome is declared with the same txn-id. A local transaction whose promotion is refused can only be rolled back: a
-discharge that was sent behind it, without waiting, must not commit alone what was to be decided elsewhere.
+The form of a promotion is defined by dtx: the text has the capability, but no exchange for it ("will be provided
+separately in Book 6"). A promotion is a declare whose global-id is the described list ``dtx:promote:list`` of txn-id
+and global-id. Its outcome is declared with the same txn-id. After a refused promotion, a local transaction can only be
+rolled back: a client may have sent a discharge without waiting. It must not commit alone what another transaction
+manager was to decide.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,53 +45,53 @@ from dtx.wire.amqp10.values import Described, Symbol, Value
 from dtx.xa.value import value
 
 MAX_TXN_ID: Final = 32
-"""Octets: "a transaction-id may be up to 32 octets of binary data" (4.5.4)."""
+"""The maximum size in bytes: "a transaction-id may be up to 32 octets of binary data" (4.5.4)."""
 MAX_LIVE: Final = 1024
-"""Transactions of one connection that are live at once: each may hold work."""
+"""The maximum number of live transactions of one connection."""
 TXN_ID: Final = "txn-id"
-"""The entry of a flow's properties that names the transaction of what is acquired (4.4.3)."""
+"""The entry of the properties of a flow that names the transaction for acquired messages (4.4.3)."""
 
 PROMOTE: Final = Symbol("dtx:promote:list")
-"""Descriptor of a global-id that promotes a transaction."""
+"""The descriptor of a global-id that promotes a transaction."""
 
 _FORM: Final = f"{PROMOTE} is a list of txn-id and global-id"
 _REQUESTS: Final = frozenset((Declare, Discharge))
 _REJECTED: Final = Rejected.layout.symbol
 
 Control = tuple[int, int]
-"""Session and link of a control link, as events name them."""
+"""A control link: the channel of its session and its handle."""
 
 
 class Rejects(Enum):
-    """Which sources of control links hear of an error by a rejected outcome; of the others the link is detached."""
+    """Which control links receive an error as a rejected outcome. The other control links are detached."""
 
     STRICT = "strict"
-    """Those that list it, as the text says."""
+    """Control links whose source lists the outcome, as the text demands."""
     LENIENT = "lenient"
-    """Those that list no outcomes, too: many clients list none, and do not mean that they take none."""
+    """Also control links whose source lists no outcomes: many clients list none, but accept all."""
     ALWAYS = "always"
-    """All."""
+    """All control links."""
 
 
 class Phase(Enum):
-    """Of a transaction."""
+    """The phase of a transaction."""
 
     LIVE = auto()
     PROMOTING = auto()
-    """Live, and about to work for a global transaction."""
+    """Live, while the shell promotes it."""
     DISCHARGING = auto()
 
 
 @dataclass(slots=True, eq=False)
 class Amqp10Transaction:
-    """One that has been declared and not been discharged.
+    """A transaction that is declared and not discharged.
 
     Args:
-        txn_id: its id, on this connection.
-        control: the link that declared it.
-        global_id: the global transaction that it works for, ``None`` for a local one.
-        phase: live, being promoted, or being discharged.
-        doom: why it can only be rolled back, if it is so.
+        txn_id: its id on this connection.
+        control: the control link that declared it.
+        global_id: its global transaction; ``None`` for a local transaction.
+        phase: its phase.
+        doom: the reason why it can only be rolled back; ``None`` if it can be committed.
     """
 
     txn_id: bytes
@@ -102,7 +103,7 @@ class Amqp10Transaction:
 
 @value
 class DeclareAsked:
-    """Begin a transaction, for a global one where *global_id* is set; then :meth:`CoordinationEngine.declared`."""
+    """Begin a transaction, for a global one if *global_id* is set. Then call :meth:`CoordinationEngine.declared`."""
 
     control: Control
     delivery_id: int
@@ -111,13 +112,13 @@ class DeclareAsked:
 
 @value
 class PromoteAsked:
-    """Let a local transaction work for a global one from now on, with all that it has done; then
-    :meth:`CoordinationEngine.promoted` or :meth:`CoordinationEngine.promotion_refused`.
+    """Make a local transaction with all its work a part of a global one. Then call :meth:`CoordinationEngine.promoted`
+    or :meth:`CoordinationEngine.promotion_refused`.
 
     Args:
-        control: who asks.
-        delivery_id: what is to be answered.
-        transaction: which.
+        control: the control link of the request.
+        delivery_id: the delivery of the request.
+        transaction: the local transaction.
         global_id: the global transaction.
     """
 
@@ -129,14 +130,14 @@ class PromoteAsked:
 
 @value
 class DischargeAsked:
-    """End a transaction; then :meth:`CoordinationEngine.discharged`.
+    """End a transaction. Then call :meth:`CoordinationEngine.discharged`.
 
     Args:
-        control: who asks.
-        delivery_id: what is to be answered.
-        transaction: which.
-        commit: commit it, else roll it back; for a global one, end its association, in success or failure.
-        refusal: what the answer is even when it has been rolled back: a commit was asked for that cannot be.
+        control: the control link of the request.
+        delivery_id: the delivery of the request.
+        transaction: the transaction.
+        commit: commit it, otherwise roll it back. For a global one, end its association with success or failure.
+        refusal: the error for the client after the rollback, if it requested a commit that is impossible.
     """
 
     control: Control
@@ -157,7 +158,7 @@ class CoordinatorAnswer:
 
 @value
 class Terminate:
-    """Detach the control link with this error, and then handle :meth:`CoordinationEngine.control_closed`."""
+    """Detach the control link with this error. Then call :meth:`CoordinationEngine.control_closed`."""
 
     control: Control
     error: Error
@@ -170,9 +171,9 @@ class WorkRefused(Exception):
     """Transactional work is not allowed.
 
     Args:
-        error: why.
-        terminates: the control link that the text ends for it; ``None``: only the work fails, by a rejected outcome,
-            or a detach of its link where it was sent settled.
+        error: the reason.
+        terminates: the control link that must be detached for it. ``None`` if only the work fails: by a rejected
+            outcome, or by a detach of its link if it was sent settled.
     """
 
     def __init__(self, error: AmqpError, terminates: Control | None = None) -> None:
@@ -185,8 +186,8 @@ class CoordinationEngine:
     """The transactions of one connection.
 
     Args:
-        capabilities: what is advertised, and no more is done.
-        rejects: which control links hear of errors by a rejected outcome.
+        capabilities: the advertised capabilities; the engine refuses requests that need others.
+        rejects: which control links receive errors as a rejected outcome.
     """
 
     def __init__(self, capabilities: frozenset[Capability], rejects: Rejects = Rejects.LENIENT) -> None:
@@ -197,11 +198,11 @@ class CoordinationEngine:
 
     @property
     def advertised(self) -> tuple[str, ...]:
-        """The capabilities of our coordinator target."""
+        """The capabilities for the coordinator target in attach."""
         return tuple(capability.value for capability in Capability if capability in self.capabilities)
 
     def control_attached(self, control: Control, source: Source | Described | None) -> None:
-        """A link to the coordinator has been attached."""
+        """Record a control link that has been attached."""
         outcomes = source.outcomes if isinstance(source, Source) else ()
         self._rejects[control] = (
             _REJECTED in outcomes
@@ -210,10 +211,10 @@ class CoordinationEngine:
         )
 
     def control_closed(self, control: Control) -> tuple[Amqp10Transaction, ...]:
-        """A control link is gone: "all such transactions are immediately rolled back" (4.1).
+        """Forget a control link that has ended: "all such transactions are immediately rolled back" (4.1).
 
         Returns:
-            Those to roll back; no work is taken for them any more. One that is being discharged goes its way.
+            The transactions to roll back. They accept no more work. A transaction whose discharge continues is not one.
         """
         self._rejects.pop(control, None)
         lost = tuple(
@@ -226,11 +227,14 @@ class CoordinationEngine:
     # The control link.
 
     def asked(self, delivered: Delivered, is_partial: Callable[[bytes], bool] = lambda _: False) -> Asked:
-        """A message to the coordinator.
+        """Handle a message to the coordinator.
 
         Args:
-            delivered: as it came.
-            is_partial: whether a delivery has come in part that belongs to a transaction, of which the id is given.
+            delivered: the message.
+            is_partial: returns whether a delivery of the transaction with an id is incomplete.
+
+        Returns:
+            The request or the answer for the shell.
         """
         control = delivered.session, delivered.link
         try:
@@ -285,8 +289,8 @@ class CoordinationEngine:
         found = self._find(txn_id)
         if not fail and is_partial(txn_id):
             # "It is an error for the controller to attempt to discharge a transaction against which a partial delivery
-            # has been posted." A discharge that fails it "MUST always" complete: the part goes with it. Another control
-            # link than its own may have asked; rolled back is what that was told.
+            # has been posted." A discharge with fail "MUST always" complete, and drops the part. The request may come
+            # from another control link than the transaction's own. It is told "rolled back", so doom forbids a commit.
             found.doom = _rollback("a delivery of the transaction is not complete")
             return Terminate(control=control, error=told(found.doom))
         found.phase = Phase.DISCHARGING
@@ -300,14 +304,14 @@ class CoordinationEngine:
         )
 
     def declared(self, asked: DeclareAsked, txn_id: bytes) -> CoordinatorAnswer:
-        """A transaction has been begun.
+        """Record a transaction that the shell has begun.
 
         Args:
-            asked: the declare.
-            txn_id: its id, 1 to 32 octets that nobody can guess.
+            asked: the request.
+            txn_id: its id, 1 to 32 bytes. No client must be able to guess it.
 
         Returns:
-            The answer; nothing is to be sent where the control link has gone meanwhile.
+            The answer. Do not send it if the control link has ended in the meantime.
         """
         assert 0 < len(txn_id) <= MAX_TXN_ID
         assert txn_id not in self._live
@@ -315,7 +319,7 @@ class CoordinationEngine:
         return CoordinatorAnswer(control=asked.control, delivery_id=asked.delivery_id, outcome=Declared(txn_id=txn_id))
 
     def promoted(self, asked: PromoteAsked) -> CoordinatorAnswer:
-        """A transaction works for a global one; its id is the same as before."""
+        """Record that a transaction is now part of a global one. Its id stays the same. Return the answer."""
         transaction = asked.transaction
         transaction.global_id = asked.global_id
         self._through(transaction)
@@ -323,22 +327,25 @@ class CoordinationEngine:
         return CoordinatorAnswer(control=asked.control, delivery_id=asked.delivery_id, outcome=declared)
 
     def promotion_refused(self, asked: PromoteAsked, error: AmqpError) -> CoordinatorAnswer | Terminate:
-        """A transaction could not be promoted; it can only be rolled back."""
+        """Record a failed promotion: the transaction can only be rolled back. Return the answer."""
         self._through(asked.transaction)
         asked.transaction.doom = _rollback(f"it could not be promoted: {error.reason}")
         return self.refused(asked.control, asked.delivery_id, error)
 
     @staticmethod
     def _through(transaction: Amqp10Transaction) -> None:
-        if transaction.phase is Phase.PROMOTING:  # a discharge may have come behind it
+        if transaction.phase is Phase.PROMOTING:  # a discharge may have followed the promotion
             transaction.phase = Phase.LIVE
 
     def discharged(self, asked: DischargeAsked, failure: AmqpError | None = None) -> CoordinatorAnswer | Terminate:
-        """A transaction has been ended; its id is known no more.
+        """Forget a transaction that the shell has ended.
 
         Args:
-            asked: the discharge.
-            failure: why it was rolled back though a commit was asked for, or why nobody knows.
+            asked: the request.
+            failure: the reason why it was rolled back instead of committed, or why its outcome is unknown.
+
+        Returns:
+            The answer.
         """
         self._live.pop(asked.transaction.txn_id, None)
         error = asked.refusal or failure
@@ -347,7 +354,7 @@ class CoordinationEngine:
         return CoordinatorAnswer(control=asked.control, delivery_id=asked.delivery_id, outcome=ACCEPTED)
 
     def refused(self, control: Control, delivery_id: int, error: AmqpError) -> CoordinatorAnswer | Terminate:
-        """The answer to a refused request: rejected where the source of the link supports that, else a detach (4.2)."""
+        """Return the answer to a refused request: rejected if the source of the link allows it, else a detach (4.2)."""
         if self._rejects.get(control, False):
             return CoordinatorAnswer(control=control, delivery_id=delivery_id, outcome=Rejected(error=told(error)))
         return Terminate(control=control, error=told(error))
@@ -361,7 +368,6 @@ class CoordinationEngine:
         return found
 
     def _work(self, txn_id: bytes, session: int) -> Amqp10Transaction:
-        """The transaction that work on a session names."""
         try:
             found = self._find(txn_id)
         except AmqpError as error:
@@ -371,14 +377,14 @@ class CoordinationEngine:
         return found
 
     def posting(self, session: int, states: tuple[DeliveryState, ...]) -> Amqp10Transaction | None:
-        """The transaction to which a message that has come belongs, if any.
+        """Return the transaction of a received message, if any.
 
         Args:
-            session: where it came.
-            states: of its frames.
+            session: the channel of its session.
+            states: the states in its frames.
 
         Raises:
-            WorkRefused: unknown-id; or its frames do not name the same transaction.
+            WorkRefused: as for :meth:`acquiring`; rollback if its frames do not name the same transaction.
         """
         named = [state.txn_id for state in states if isinstance(state, TransactionalState)]
         if not named:
@@ -389,7 +395,7 @@ class CoordinationEngine:
         return found
 
     def live(self, txn_id: bytes) -> Amqp10Transaction | None:
-        """The transaction of that id, if it takes work."""
+        """Return the transaction with that id if it accepts work."""
         try:
             return self._find(txn_id)
         except AmqpError:
@@ -398,15 +404,15 @@ class CoordinationEngine:
     def retiring(
         self, session: int, state: DeliveryState | None, acquired_in: Amqp10Transaction | None
     ) -> tuple[Amqp10Transaction | None, DeliveryState | None]:
-        """The transaction of a disposition, if any, and the outcome that is to be applied.
+        """Return the transaction of a disposition, if any, and the outcome to apply.
 
         Args:
-            session: where it came.
-            state: what it says.
-            acquired_in: the transaction that the delivery was sent in, if any.
+            session: the channel of its session.
+            state: its state.
+            acquired_in: the transaction in which the delivery was sent, if any.
 
         Raises:
-            WorkRefused: unknown-id; or delivery and outcome belong to different transactions that are live.
+            WorkRefused: as for :meth:`acquiring`; rollback if *acquired_in* is live, and the outcome is not part of it.
         """
         found = self._work(state.txn_id, session) if isinstance(state, TransactionalState) else None
         outcome = state.outcome if isinstance(state, TransactionalState) else state
@@ -421,10 +427,10 @@ class CoordinationEngine:
         return found, outcome
 
     def acquiring(self, session: int, properties: Mapping[str, Any] | None) -> Amqp10Transaction | None:
-        """The transaction in which a link shall acquire from now on, as the properties of a flow name it.
+        """Return the transaction in which a link acquires messages from now on, if the properties of a flow name one.
 
         Raises:
-            WorkRefused: unknown-id.
+            WorkRefused: unknown-id; not-allowed on a session that the transaction must not use.
         """
         named = (properties or {}).get(TXN_ID)
         if named is None:
@@ -441,7 +447,7 @@ def _rollback(reason: str) -> AmqpError:
 
 
 def read_request(payload: bytes | memoryview) -> Declare | Discharge:
-    """What a message to a coordinator asks: "a single amqp-value section", all others are ignored (4.2).
+    """Read the request in a message to a coordinator: "a single amqp-value section". Other sections are ignored (4.2).
 
     Raises:
         AmqpError: decode-error.
@@ -449,37 +455,37 @@ def read_request(payload: bytes | memoryview) -> Declare | Discharge:
     view = memoryview(payload)
     part = message.body(message.split(view))[0]
     if part.section is not Section.VALUE:
-        raise malformed("a message to a coordinator whose body is no value")
+        raise malformed("a message to a coordinator without an amqp-value body")
     found: Declare | Discharge
     found, _ = composite.decode(view, part.value, part.end, _REQUESTS)
     return found
 
 
 def provisional(transaction: Amqp10Transaction, outcome: Outcome | None = None) -> TransactionalState:
-    """The state that work in a transaction has for the peer."""
+    """Return the delivery state of work in a transaction."""
     return TransactionalState(txn_id=transaction.txn_id, outcome=outcome)
 
 
 class Work(Enum):
-    """How a delivery that was sent to the controller belongs to a transaction."""
+    """How a delivery to the controller is part of a transaction."""
 
     RETIREMENT = auto()
-    """Its outcome does."""
+    """Its outcome is part of the transaction."""
     ACQUISITION = auto()
-    """It was sent in it."""
+    """It was sent in the transaction."""
 
 
 class TransactionFate(Enum):
-    """What becomes of a delivery when the transaction of its outcome ends."""
+    """What happens to a delivery at the end of its transaction."""
 
     APPLY = auto()
-    """The outcome is applied."""
+    """Its outcome is applied."""
     DEFAULT = auto()
-    """The default outcome of the source is applied: the controller can say nothing more of it."""
+    """The default outcome of the source is applied: the controller has settled it, and can send no other outcome."""
     KEEP = auto()
-    """It stays acquired by the controller, as it was before the disposition."""
+    """It stays acquired by the controller, as before the disposition."""
     RETURN = auto()
-    """The acquisition is rolled back, too."""
+    """Its acquisition is rolled back."""
 
 
 FATES: Final[dict[tuple[Work, bool, bool], TransactionFate]] = {
@@ -492,10 +498,10 @@ FATES: Final[dict[tuple[Work, bool, bool], TransactionFate]] = {
     (Work.ACQUISITION, False, True): TransactionFate.APPLY,
     (Work.ACQUISITION, False, False): TransactionFate.RETURN,
 }
-"""By the kind of work, whether the delivery is settled, and whether the transaction was committed (4.4.4)."""
+"""The fates by kind of work, whether the delivery is settled, and whether the transaction is committed (4.4.4)."""
 
 
 def default_outcome(source: Source | Described | None) -> Outcome:
-    """What becomes of a delivery that is settled without an outcome: what the source says, or released (3.5.3)."""
+    """Return the outcome of deliveries settled without an outcome: the default of the source, or released (3.5.3)."""
     said = source.default_outcome if isinstance(source, Source) else None
     return said if isinstance(said, Accepted | Rejected | Released | Modified) else RELEASED

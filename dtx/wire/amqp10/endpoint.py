@@ -1,13 +1,12 @@
 """What the connection, its sessions and its links share: frames, limits, settings, states, events, serial numbers.
 
-A frame is size (four octets, itself included), data offset (in words of four octets), type, channel, what an extended
-header holds, and the body (2.3). The splitter works on what the socket returned and tells where in that buffer each
-body lies, so that a payload is never copied here; a frame that spans several reads is kept as pieces and joined once.
+A frame is size (four octets, itself included), data offset (in words of four octets), type, channel, extended header
+and body (2.3). The splitter works on the buffer that the socket returned. It returns the position of each body in that
+buffer, so that a payload is never copied. A frame that spans several reads is kept as pieces, which are joined once.
 
-Connection, session and link are opened and closed by a pair of performatives (open and close, begin and end, attach
-and detach), of which each peer sends its own, in any order; the second pair of a closing may come before the first is
-answered. An endpoint that has sent its close looks at nothing more than the peer's (AMQP 1.0, 2.4.6, 2.5.5, 2.6.3 to
-2.6.6).
+Connection, session and link are opened and closed by pairs of performatives: open and close, begin and end, attach and
+detach. Each peer sends its own, in any order. A peer may send its close before the other peer has answered its open. An
+endpoint that has sent its close ignores all but the peer's open and close (AMQP 1.0, 2.4.6, 2.5.5, 2.6.3 to 2.6.6).
 """
 
 from dataclasses import dataclass, field
@@ -22,57 +21,57 @@ from dtx.xa.value import value
 AMQP: Final = 0
 SASL: Final = 1
 MIN_MAX_FRAME: Final = 512
-"""MIN-MAX-FRAME-SIZE: what either peer must be able to take, and all that may be sent before open says more."""
+"""MIN-MAX-FRAME-SIZE: the frame size in bytes that each peer must accept, and the limit until the peer's open."""
 HEAD: Final = 8
-"""Octets of a frame header."""
+"""The size of a frame header in bytes."""
 EMPTY_FRAME: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
-"""A frame without a body: it only keeps the connection from being idle (2.4.5)."""
+"""A frame without a body: it only resets the idle time-out of the peer (2.4.5)."""
 
 _HEAD: Final = Struct(">IBBH")
 _SMALL: Final = 4096
 
 Frame = tuple[int, int, int, int]
-"""Type, channel, start, end: a body in a buffer."""
+"""Type, channel, start, end: the body of a frame in a buffer."""
 
 SERIAL_MASK: Final = 0xFFFF_FFFF
 _SERIAL_HALF: Final = 0x8000_0000
 
 
 def serial_add(number: int, increment: int) -> int:
-    """*number* + *increment*, modulo 2^32: delivery counts, delivery ids, transfer ids (RFC 1982)."""
+    """Return *number* + *increment* modulo 2^32, for delivery counts, delivery ids and transfer ids (RFC 1982)."""
     return (number + increment) & SERIAL_MASK
 
 
 def serial_distance(start: int, end: int) -> int:
-    """How far *end* is ahead of *start*; negative where it is behind."""
+    """Return the distance from *start* to *end*, negative if *end* comes before *start* (RFC 1982)."""
     return ((end - start + _SERIAL_HALF) & SERIAL_MASK) - _SERIAL_HALF
 
 
 MIN_IDLE_SECONDS: Final = 0.1
-"""Shortest idle time-out of a peer that is kept: shorter ones would make dtx send little else than empty frames."""
+"""The shortest idle time-out of a peer that dtx accepts. With a shorter one, dtx would send mostly empty frames."""
 MAX_NAME: Final = 1024
-"""Longest name of a link, characters: names are kept as long as their link is."""
+"""The maximum length of the name of a link in characters. A name is kept as long as its link."""
 MAX_TAG: Final = 32
-"""Longest delivery tag, octets: "a delivery-tag can be up to 32 octets of binary data" (2.8.7)."""
+"""The maximum size of a delivery tag: "a delivery-tag can be up to 32 octets of binary data" (2.8.7)."""
 MAX_SASL: Final = 8192
-"""Largest frame of SASL, octets: 512 are promised, but a response may be a token."""
+"""The maximum size of a SASL frame in bytes. The text promises 512 only, but a response may be a token."""
 
 MAX_EARLY: Final = 1 << 20
-"""Octets that a client may say before its login is decided: all that it says without an answer is the opening."""
+"""The maximum number of bytes from a client while its login is being decided. Only its opening can come so early."""
 MAX_EFFORT: Final = 50_000
-"""Deliveries and links that are looked at before others get their turn, some ten milliseconds: a frame of thirty octets
-may name a hundred thousand deliveries, and what is read at once may be thousands of such frames."""
+"""The number of deliveries and links that one turn handles, about 10 ms. A frame of 30 bytes may name 100,000
+deliveries, and one read may contain thousands of such frames."""
 DISPOSED_AT_ONCE: Final = 2_500
-"""Deliveries of one disposition that the shell hears of at once; it then settles them, some microseconds each."""
+"""The maximum number of deliveries in one :class:`Disposed`. The shell settles them at a few microseconds each."""
 FRAME_EFFORT: Final = 50
-"""What a frame costs by itself, in the same measure: a thousand small ones are a turn."""
+"""The effort of a frame itself, in the unit of :data:`MAX_EFFORT`: one turn handles 1,000 small frames."""
 
 
 class Amqp10FrameSplitter:
-    """Cuts a stream of octets into frames.
+    """Cuts a stream of bytes into frames.
 
     Args:
-        max_frame: the max-frame-size that the peer was told, octets.
+        max_frame: the max-frame-size in bytes that this end has announced.
     """
 
     __slots__ = ("_have", "_need", "_parts", "max_frame")
@@ -85,20 +84,20 @@ class Amqp10FrameSplitter:
 
     @property
     def pending(self) -> int:
-        """Octets of an incomplete frame that are held, at most one frame."""
+        """The number of bytes held of an incomplete frame, at most one frame."""
         return self._have
 
     def feed(self, chunk: bytes) -> tuple[bytes, list[Frame]]:
-        """Take what was read from the peer.
+        """Process data from the peer.
 
         Args:
-            chunk: any number of octets.
+            chunk: any number of bytes.
 
         Returns:
-            A buffer and the whole frames in it; *chunk* itself when it starts with a frame.
+            A buffer and the complete frames in it; *chunk* itself if it starts with a frame.
 
         Raises:
-            FrameError: a bad size, data offset or type; it carries the frames before the bad one.
+            Amqp10FrameError: a bad size, data offset or type. The error contains the frames before the bad one.
         """
         if self._parts:
             self._keep(chunk)
@@ -109,7 +108,7 @@ class Amqp10FrameSplitter:
         return chunk, self._split(chunk)
 
     def _keep(self, chunk: bytes) -> None:
-        """Add to the pieces of the incomplete frame; small pieces share one, else each octet could cost fifty."""
+        """Add to the pieces of the incomplete frame. Small pieces share one object: each object costs 50 bytes."""
         self._have += len(chunk)
         last = self._parts[-1]
         if type(last) is bytearray and len(chunk) < _SMALL:
@@ -142,40 +141,39 @@ class Amqp10FrameSplitter:
         return frames
 
     def _problem(self, size: int, offset: int, kind: int) -> str:
-        """What is wrong with a frame header."""
         if kind > SASL:
             return f"frame of unknown type {kind}"
         if size > self.max_frame:
-            return f"frame of {size} octets, max-frame-size is {self.max_frame}"
-        return f"frame of {size} octets with a data offset of {offset}"
+            return f"frame of {size} bytes, max-frame-size is {self.max_frame}"
+        return f"frame of {size} bytes with a data offset of {offset}"
 
 
 def frame(kind: int, channel: int, body: bytes | bytearray) -> bytes:
-    """A whole frame."""
+    """Make a whole frame."""
     return _HEAD.pack(HEAD + len(body), 2, kind, channel) + body
 
 
 def head(channel: int, size: int) -> bytes:
-    """The header of an AMQP frame whose body has *size* octets."""
+    """Make the header of an AMQP frame whose body has *size* bytes."""
     return _HEAD.pack(HEAD + size, 2, AMQP, channel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointSettings:
-    """Of one connection.
+    """The settings of one connection.
 
     Args:
-        container_id: ours.
-        mechanisms: of SASL, best first; none: no SASL layer.
-        max_frame_size: largest frame the peer may send, octets, at least 512.
-        channel_max: highest channel the peer may use: one fewer than its sessions.
-        handle_max: highest handle the peer may use on a session: one fewer than its links.
-        max_links: links of all sessions together: each costs some KiB, and 256 sessions of 256 would be 65,536.
-        idle_seconds: the peer is gone when it has sent nothing for so long; it is told half of that. None: it need not
-            send.
-        window: transfers of a session that the peer may send before it hears of more: bounds what is read ahead.
-        max_message_size: octets.
-        max_partial: octets of messages of which the end has not come, all links together: a peer may begin one on each.
+        container_id: the container id of this end.
+        mechanisms: the SASL mechanisms, best first; none for no SASL layer.
+        max_frame_size: the largest frame in bytes that the peer may send, at least 512.
+        channel_max: the highest channel of the peer: the number of its sessions minus 1.
+        handle_max: the highest handle of the peer on a session: the number of its links minus 1.
+        max_links: the maximum number of links of all sessions. Each link costs a few KiB.
+        idle_seconds: the seconds without data after which dtx closes the connection; half of them are announced.
+            ``None`` for no limit.
+        window: the transfers of a session that the peer may send before its window is extended.
+        max_message_size: the largest message in bytes that the peer may send.
+        max_partial: the size in bytes of all incomplete messages: a peer may begin one on each link.
         offered_capabilities: of the connection.
         properties: of the connection.
     """
@@ -195,23 +193,23 @@ class EndpointSettings:
 
 
 class Amqp10State(Enum):
-    """Of one endpoint."""
+    """The state of a connection, session or link."""
 
     UNUSED = auto()
     OPEN_SENT = auto()
     OPEN_RECEIVED = auto()
     OPEN = auto()
     PIPELINED = auto()
-    """Opened and closed from here, neither answered."""
+    """This end has opened and closed it; the peer has answered neither."""
     UNANSWERED = auto()
-    """Opened and closed by the peer, neither answered."""
+    """The peer has opened and closed it; this end has answered neither."""
     CLOSE_SENT = auto()
     CLOSE_RECEIVED = auto()
     CLOSED = auto()
 
 
 class Amqp10Step(Enum):
-    """What is sent or received."""
+    """A performative that is sent or received."""
 
     SEND_OPEN = auto()
     RECEIVE_OPEN = auto()
@@ -233,21 +231,21 @@ TRANSITIONS: Final[dict[tuple[Amqp10State, Amqp10Step], Amqp10State]] = {
     (Amqp10State.CLOSE_SENT, Amqp10Step.RECEIVE_CLOSE): Amqp10State.CLOSED,
     (Amqp10State.CLOSE_RECEIVED, Amqp10Step.SEND_CLOSE): Amqp10State.CLOSED,
 }
-"""What is absent is illegal."""
+"""A missing step is illegal."""
 
 SENDING: Final = frozenset((Amqp10State.OPEN_SENT, Amqp10State.OPEN))
-"""Where more than a close may be sent."""
+"""The states in which this end may send more than a close."""
 DEAF: Final = frozenset((Amqp10State.PIPELINED, Amqp10State.CLOSE_SENT, Amqp10State.CLOSED))
-"""Where nothing but the peer's open and close is looked at."""
+"""The states in which this end ignores all but the peer's open and close."""
 
 
 def step(state: Amqp10State, made: Amqp10Step, what: str) -> Amqp10State:
-    """The state behind a step.
+    """Return the state after a step.
 
     Args:
-        state: the one before.
+        state: the state before it.
         made: the step.
-        what: whose it is, for the error.
+        what: the endpoint, for the error.
 
     Raises:
         AmqpError: illegal-state.
@@ -261,13 +259,13 @@ def step(state: Amqp10State, made: Amqp10Step, what: str) -> Amqp10State:
 
 @value
 class LoginAsked:
-    """The client has chosen a mechanism of those offered. Nothing more is looked at before it is answered, with
-    ``login`` or ``refuse_login``.
+    """The client has chosen an offered mechanism. The shell answers with ``login`` or ``refuse_login``. Until then, the
+    engine handles nothing more.
 
     Args:
-        mechanism: name.
-        response: holds the password; see :mod:`dtx.wire.amqp10.performatives`.
-        hostname: the virtual host, where the client says it already.
+        mechanism: the name of the mechanism.
+        response: the SASL response, with the password; see :func:`dtx.wire.amqp10.performatives.read_login`.
+        hostname: the virtual host, if sasl-init names one.
     """
 
     mechanism: str
@@ -277,14 +275,14 @@ class LoginAsked:
 
 @value
 class Opened:
-    """The peer's open has come; a server answers with ``open``, or refuses with ``close``."""
+    """The peer has sent open. A server answers with ``open``, or refuses with ``close``."""
 
     open: Open
 
 
 @value
 class Begun:
-    """The peer's begin has come; unless it is an answer, it is answered with the session's ``begin``."""
+    """The peer has sent begin. If this is no answer, the shell answers with ``begin`` of the session."""
 
     session: int
     begin: Begin
@@ -293,7 +291,7 @@ class Begun:
 
 @value
 class Attached:
-    """The peer's attach has come; unless it is an answer, it is answered with the link's ``attach`` or ``refuse``."""
+    """The peer has sent attach. If this is no answer, the shell answers with ``attach`` or ``refuse`` of the link."""
 
     session: int
     link: int
@@ -303,12 +301,14 @@ class Attached:
 
 @value
 class Flowed:
-    """The peer has said something about a link; the link has its new credit. What echo asks for has been sent, but by a
-    sender whose flow has properties: what they mean belongs into the answer, so the shell sends that.
+    """The peer has sent flow for a link. The link has its new credit.
+
+    The engine has answered an echo, with one exception: a sender does not answer a flow with properties. The shell
+    sends that answer, because it depends on the properties.
 
     Args:
-        session, link: which.
-        flow: as it came, with its properties.
+        session, link: the channel of the session and the handle of the link.
+        flow: the performative.
     """
 
     session: int
@@ -318,23 +318,23 @@ class Flowed:
 
 @value
 class Writable:
-    """All that waited for the peer's window has been sent."""
+    """All messages that waited for the peer's window have been sent."""
 
     session: int
 
 
 @value
 class Delivered:
-    """A whole message has come.
+    """A whole message has arrived.
 
     Args:
-        session, link: where.
-        delivery_id: of the session.
-        tag: the sender's name of the delivery.
+        session, link: the channel of the session and the handle of the link.
+        delivery_id: the delivery id in the session.
+        tag: the delivery tag.
         message_format: 0 for the sections of AMQP.
-        payload: all of it; a slice of what was read where it came in one frame: who keeps it, copies it.
+        payload: the whole message. It may be a slice of the receive buffer: copy it to keep it.
         settled: whether the sender has settled it.
-        states: what its frames said of its state, each once, in their order; more than one is a peer's mistake.
+        states: the different states in its frames, in their order, at most two. More than one is an error of the peer.
     """
 
     session: int
@@ -349,7 +349,7 @@ class Delivered:
 
 @value
 class Dropped:
-    """A delivery took credit and came to nothing: the sender has aborted it, or resumed one that nobody has here."""
+    """A delivery took credit without a message: the sender has aborted it, or resumed a delivery unknown here."""
 
     session: int
     link: int
@@ -358,12 +358,12 @@ class Dropped:
 
 @value
 class Missed:
-    """A transfer, or the part of one that had come, names a transaction and came to nothing: this end has ended its
-    link or its session, so that nobody hears what becomes of it.
+    """A complete or partial delivery of a transaction is lost, because this end has ended its link or its session. The
+    peer does not learn its outcome.
 
     Args:
-        session: where.
-        txn_id: the transaction.
+        session: the channel of the session.
+        txn_id: the id of the transaction.
     """
 
     session: int
@@ -372,14 +372,14 @@ class Missed:
 
 @value
 class Disposed:
-    """The peer has a state for deliveries.
+    """The peer has sent a disposition.
 
     Args:
-        session: where.
-        role: ours: SENDER for messages that were sent from here.
-        deliveries: link, and delivery id (SENDER: number, see ``Link.send``), of each that is known and unsettled.
-        state: the new one, if any.
-        settled: whether the peer has settled them; then they are forgotten here.
+        session: the channel of the session.
+        role: the role of this end: SENDER for messages that this end has sent.
+        deliveries: link handle and delivery id (SENDER: the result of ``Link.send``) of each known unsettled delivery.
+        state: the new state, if any.
+        settled: whether the peer has settled them. The engine has then forgotten them.
     """
 
     session: int
@@ -391,13 +391,13 @@ class Disposed:
 
 @value
 class Detached:
-    """A link is over; where the peer has begun it, it is answered with the link's ``detach``.
+    """A link has ended. If the peer has detached it, the shell answers with the link's ``detach``.
 
     Args:
-        session, link: which.
-        error: what for.
-        closed: false: the peer would like to come back to it.
-        by_peer: whether the peer has detached, or this end because of an error.
+        session, link: the channel of the session and the handle of the link.
+        error: the reason, if any.
+        closed: ``False`` if the peer may resume the link.
+        by_peer: whether the peer has detached it; otherwise this end has, because of an error.
     """
 
     session: int
@@ -409,7 +409,7 @@ class Detached:
 
 @value
 class Ended:
-    """A session is over, with all its links; where the peer has begun it, it is answered with the session's ``end``."""
+    """A session has ended with all its links. If the peer has ended it, the shell answers with ``end``."""
 
     session: int
     error: Error | None
@@ -418,7 +418,7 @@ class Ended:
 
 @value
 class Closed:
-    """The connection is over, with all its sessions; where the peer has begun it, it is answered with ``close``."""
+    """The connection has ended with all its sessions. If the peer has closed it, the shell answers with ``close``."""
 
     error: Error | None
     by_peer: bool

@@ -1,10 +1,10 @@
-"""What goes wrong in AMQP 1.0: the conditions that a peer is told, and the one error that carries them inside."""
+"""The errors of AMQP 1.0: the conditions, and the exceptions that contain them."""
 
 from enum import StrEnum
 from typing import Final
 
 MAX_DESCRIPTION: Final = 200
-"""Longest description of an error in bytes: close and detach must fit the smallest frame, 512 bytes."""
+"""The maximum size of an error description in bytes: close and detach must fit the smallest frame, 512 bytes."""
 
 
 class Condition(StrEnum):
@@ -41,11 +41,11 @@ class Condition(StrEnum):
 
 
 class AmqpError(Exception):
-    """The peer sent what the protocol or a limit does not allow, or asked for what cannot be done.
+    """The peer violated the protocol, exceeded a limit, or requested something that is impossible.
 
     Args:
-        condition: what the peer is told.
-        reason: lower case, no full stop; never holds a secret or a body.
+        condition: the condition for the peer.
+        reason: lower case, no full stop; it never contains a secret or a body.
     """
 
     def __init__(self, condition: Condition, reason: str) -> None:
@@ -58,12 +58,13 @@ class AmqpError(Exception):
 
 
 class Amqp10FrameError(AmqpError):
-    """The stream cannot be cut into frames any further: framing-error.
+    """A frame is malformed or not allowed: framing-error. It ends the connection.
 
     Args:
         reason: what is wrong.
-        buffer: see *frames*.
-        frames: the whole frames before the bad place, in the form of ``FrameSplitter.feed``; they are handled first.
+        buffer: the buffer with *frames*.
+        frames: the complete frames before the bad one, in the form of ``Amqp10FrameSplitter.feed``. They must be
+            handled first.
     """
 
     def __init__(self, reason: str, buffer: bytes = b"", frames: list[tuple[int, int, int, int]] | None = None) -> None:

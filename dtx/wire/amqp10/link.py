@@ -1,6 +1,6 @@
-"""A link: its credit, and the deliveries that are on their way over it (AMQP 1.0, 2.6).
+"""A link: its credit and its unfinished deliveries (AMQP 1.0, 2.6).
 
-What is said on a link or session that is closed goes nowhere: the peer has been told of the end already.
+Calls on a closed link or session send nothing: the peer knows of the end already.
 """
 
 from abc import ABC, abstractmethod
@@ -51,7 +51,7 @@ from dtx.wire.amqp10.values import Described
 
 
 class LinkSession(Protocol):
-    """The session, as its links see it."""
+    """The part of a session that its links use."""
 
     connection: "Carrier"
     channel: int
@@ -59,22 +59,22 @@ class LinkSession(Protocol):
 
     @property
     def sending(self) -> bool:
-        """Whether more than an end may be sent."""
+        """Whether this end may send more than an end."""
 
     def send(self, performative: Composite) -> None:
         """Send a frame on this session."""
 
     def send_flow(self, **link: Any) -> None:
-        """Send the state of the windows, and of a link."""
+        """Send flow with the state of the windows and the fields *link* of a link."""
 
     def tell(self, event: Event) -> None:
-        """Tell the shell."""
+        """Add an event for the shell."""
 
     def miss(self, *states: DeliveryState | None) -> None:
-        """A transfer of these states comes to nothing, because this end has ended its link or this session."""
+        """Report a transfer with *states* that is lost, because this end has ended its link or the session."""
 
     def fail(self, error: AmqpError) -> None:
-        """End the session because of the peer's mistake."""
+        """End the session because of an error of the peer."""
 
     def queue(
         self,
@@ -85,17 +85,17 @@ class LinkSession(Protocol):
         state: DeliveryState | None,
         message_format: int,
     ) -> int:
-        """Send a message as far as the window lets it; its number."""
+        """Send a message as far as the peer's window allows. Return its number."""
 
     def dispose(self, role: Role, deliveries: Iterable[int], state: DeliveryState | None, *, settled: bool) -> None:
-        """Tell the peer the state of deliveries."""
+        """Send the state of deliveries to the peer."""
 
     def release_link(self, link: "Link") -> None:
-        """Forget what belongs to a link that is detached, from one end or from both."""
+        """Forget the deliveries of a link that one end or both ends have detached."""
 
 
 class Partial:
-    """A delivery whose end has not come."""
+    """An incoming delivery that is incomplete."""
 
     __slots__ = ("delivery_id", "message_format", "octets", "resumed", "settled", "states", "tag")
 
@@ -110,7 +110,7 @@ class Partial:
 
 
 class Outgoing:
-    """A message that is being sent, or was sent and is not settled."""
+    """A message that waits, is being sent, or is sent and not settled."""
 
     __slots__ = ("aborted", "delivery_id", "link", "message_format", "number", "payload", "settled", "state", "tag")
 
@@ -121,7 +121,7 @@ class Outgoing:
         self.link = link
         self.number = number
         self.delivery_id: int | None = None
-        """What the peer calls it, once its first frame is sent."""
+        """Its delivery id, once its first frame is sent."""
         self.tag = tag
         self.payload = payload
         self.settled = settled
@@ -135,19 +135,19 @@ class Link:
 
     Args:
         session: its session.
-        handle: ours.
-        name: unique among the links of one role between two containers.
-        role: ours.
+        handle: the handle of this end.
+        name: its name, unique among the links of one role between two containers.
+        role: the role of this end.
 
     Attributes:
-        context: whatever the shell keeps of it.
-        credit: deliveries that may still be sent; of a receiver: by the peer.
-        queued: deliveries that wait for the session's window.
-        delivery_count: deliveries so far, a serial number.
-        drain: whether unused credit is to be given back.
-        max_message_size: the peer's, octets; ``None`` for no limit.
-        properties: of a sender: those that its flows have.
-        unsettled: what was sent, or waits for that, and is not settled, by its number.
+        context: for the shell.
+        credit: the number of deliveries that the sender may still send.
+        queued: the number of deliveries that wait for the session's window.
+        delivery_count: the delivery-count, a serial number.
+        drain: whether the receiver has asked for a drain of the credit.
+        max_message_size: the limit of the peer in bytes; ``None`` or 0 for no limit.
+        properties: for a sender: the properties of its flows.
+        unsettled: the messages that wait or are sent, and are not settled, by number.
     """
 
     __slots__ = (
@@ -190,14 +190,14 @@ class Link:
         self._remote_closed = True
         self._echo = False
         self._drained = False
-        """The peer has heard that nothing is left of the credit of its last flow."""
+        """This end has reported to the peer that the credit of its last flow is used up."""
 
     @property
     def awaits_attach(self) -> bool:
-        """Whether the peer's attach is the answer to ours."""
+        """Whether the peer has not yet answered the attach of this end."""
         return self.state in (Amqp10State.OPEN_SENT, Amqp10State.PIPELINED)
 
-    # What the shell says.
+    # Calls of the shell.
 
     def attach(
         self,
@@ -209,21 +209,21 @@ class Link:
         offered_capabilities: tuple[str, ...] = (),
         properties: dict[str, Any] | None = None,
     ) -> None:
-        """Send our attach.
+        """Send attach.
 
-        Links are never recovered: it has no unsettled map, so that the peer knows that nothing of a former one is left
-        (2.6.13).
+        Links are never recovered. The attach has no unsettled map, so that the peer knows that no delivery of an
+        earlier link is left (2.6.13).
 
         Args:
-            source: as it really is; for a client, as it wants it.
+            source: the actual source; for a client, the requested one.
             target: the same.
-            sender_settles: the mode that is used.
-            receiver_settles: the mode that is used.
+            sender_settles: the mode of the link.
+            receiver_settles: the mode of the link.
             offered_capabilities: of the link.
             properties: of the link.
 
         Raises:
-            AmqpError: frame-size-too-small: it does not fit the peer's frames; then the link is to be refused.
+            AmqpError: frame-size-too-small if attach does not fit the peer's frames. The link must then be refused.
         """
         if self.state in DEAF or not self._session.sending:
             return
@@ -249,9 +249,9 @@ class Link:
             self.flow()
 
     def refuse(self, error: Error) -> None:
-        """Answer an attach with one that has neither source nor target, and a detach with *error* (2.6.3).
+        """Answer an attach with an attach without source and target, and a detach with *error* (2.6.3).
 
-        Where not even that fits the peer's frames, because of the name of the link, its session ends.
+        If the attach does not fit the peer's frames because of the name of the link, the session ends.
         """
         try:
             self.detach(error)
@@ -259,7 +259,7 @@ class Link:
             self._session.fail(cause)
 
     def grant(self, credit: int, *, drain: bool = False, properties: dict[str, Any] | None = None) -> None:
-        """Of a receiver: let the peer send *credit* deliveries from now on; with *drain*, at once or not at all."""
+        """Let the peer send *credit* deliveries from now on; with *drain*, at once or not at all. Receivers only."""
         self.credit = credit
         self.drain = drain
         self.flow(properties=properties)
@@ -267,12 +267,12 @@ class Link:
     def flow(
         self, *, available: int | None = None, echo: bool = False, properties: dict[str, Any] | None = None
     ) -> None:
-        """Tell the peer the state of the link.
+        """Send flow with the state of the link.
 
         Args:
-            available: of a sender: messages that could be sent, if there were credit.
-            echo: ask the peer for its own.
-            properties: of the link; those that it has already where they are not given.
+            available: for a sender: the number of messages that it could send with enough credit.
+            echo: ask the peer for its state.
+            properties: the properties of the flow; by default :attr:`properties`.
         """
         if self.state not in SENDING:
             return
@@ -298,21 +298,21 @@ class Link:
         state: DeliveryState | None = None,
         message_format: int = 0,
     ) -> int | None:
-        """Of a sender: send a message; it takes one credit, waits for the session's window, and is cut into frames.
+        """Send a message. It takes one credit, waits for the session's window, and is cut into frames. Senders only.
 
         Args:
-            tag: at most 32 octets, unique among the unsettled ones of the link.
-            payload: sections.
-            settled: nothing more will be said of it.
-            state: for example the transaction that it belongs to, which each of its frames names.
+            tag: at most 32 bytes, unique among the unsettled deliveries of the link.
+            payload: the sections.
+            settled: whether it is sent settled.
+            state: the state in each of its frames, for example its transaction.
             message_format: 0 for the sections of AMQP.
 
         Returns:
-            Its number, by which :class:`~dtx.wire.amqp10.endpoint.Disposed` and :meth:`dispose` name it; its
-            delivery-id is given when its first frame leaves. ``None`` where the link is closed.
+            The number of the message in :class:`~dtx.wire.amqp10.endpoint.Disposed` and for :meth:`dispose`. The
+            message gets its delivery-id with its first frame. ``None`` if the link is not open.
 
         Raises:
-            AmqpError: transfer-limit-exceeded without credit, message-size-exceeded beyond the peer's limit.
+            AmqpError: transfer-limit-exceeded without credit, message-size-exceeded above the peer's limit.
         """
         if self.state is not Amqp10State.OPEN or not self._session.sending:
             return None
@@ -320,17 +320,17 @@ class Link:
             raise AmqpError(Condition.TRANSFER_LIMIT_EXCEEDED, f"link {self.name!r} has no credit")
         if self.max_message_size and len(payload) > self.max_message_size:
             raise AmqpError(
-                Condition.MESSAGE_SIZE_EXCEEDED, f"{len(payload)} octets, the peer takes {self.max_message_size}"
+                Condition.MESSAGE_SIZE_EXCEEDED, f"{len(payload)} bytes, the peer accepts {self.max_message_size}"
             )
         self.credit -= 1
         self.queued += 1
         return self._session.queue(self, tag, memoryview(payload), settled, state, message_format)
 
     def dispose(self, numbers: Iterable[int], state: DeliveryState) -> None:
-        """Of a sender: settle messages, and tell the peer their state.
+        """Settle sent messages, and send their outcome to the peer. Senders only.
 
         Args:
-            numbers: of messages that were sent, at least in part; those that are settled already are passed over.
+            numbers: the numbers of the messages. Messages that are settled, or not sent even in part, are skipped.
             state: the outcome.
         """
         sent = [message.delivery_id for number in numbers if (message := self.unsettled.get(number)) is not None]
@@ -338,10 +338,10 @@ class Link:
         self._session.dispose(Role.SENDER, known, state, settled=True)
 
     def drained(self) -> None:
-        """Of a sender: there is nothing more to send; what is left of the credit is used up (2.6.7).
+        """Use up the remaining credit of a sender that has nothing more to send (2.6.7).
 
-        While messages wait for the window it does nothing: it is to be said again when that is open (``Writable``).
-        It is told once for each flow of the peer, which would take the next one for the answer to its next drain.
+        While messages wait for the window, this does nothing: call it again after ``Writable``. It sends one flow at
+        most for each flow of the peer: the peer would take a second one as the answer to its next drain.
         """
         if self.queued or self._drained:
             return
@@ -351,7 +351,11 @@ class Link:
         self.flow(available=0)
 
     def detach(self, error: Error | None = None) -> None:
-        """Close the link, or answer the peer's detach."""
+        """Close the link, or answer the peer's detach.
+
+        Raises:
+            AmqpError: frame-size-too-small if attach, which must go first, does not fit the peer's frames.
+        """
         if self.state in DEAF or not self._session.sending:
             return
         if self.state in (Amqp10State.OPEN_RECEIVED, Amqp10State.UNANSWERED):
@@ -363,10 +367,10 @@ class Link:
         self.state = following
         self._session.release_link(self)
 
-    # What the peer says.
+    # Frames of the peer.
 
     def on_attach(self, attach: Attach, *, answer: bool) -> None:
-        """The peer's attach."""
+        """Handle the peer's attach."""
         self.state = step(self.state, Amqp10Step.RECEIVE_OPEN, f"link {self.name!r}")
         self.remote_handle = attach.handle
         if self.role is Role.RECEIVER:
@@ -377,7 +381,7 @@ class Link:
         self._session.tell(Attached(session=self._session.channel, link=self.handle, attach=attach, answer=answer))
 
     def on_flow(self, flow: Flow) -> None:
-        """The peer's state of the link."""
+        """Handle the peer's flow."""
         if self.role is Role.SENDER:
             # "link-credit_snd := delivery-count_rcv + link-credit_rcv - delivery-count_snd" (2.6.7)
             ahead = 0 if flow.delivery_count is None else serial_distance(self.delivery_count, flow.delivery_count)
@@ -394,13 +398,13 @@ class Link:
             self.delivery_count = flow.delivery_count
             self.credit -= used
         if flow.echo:
-            self._echo = self.state is Amqp10State.OPEN_RECEIVED  # then the answer waits for our attach
+            self._echo = self.state is Amqp10State.OPEN_RECEIVED  # the answer waits for this end's attach
             if self.role is Role.RECEIVER or not flow.properties:
                 self.flow()
         self._session.tell(Flowed(session=self._session.channel, link=self.handle, flow=flow))
 
     def on_transfer(self, transfer: Transfer, payload: memoryview) -> None:
-        """A frame of a delivery."""
+        """Handle a frame of a delivery."""
         if self.role is Role.SENDER:
             raise AmqpError(Condition.NOT_ALLOWED, f"a transfer to the sender of link {self.name!r}")
         partial = self.partial or self._first(transfer)
@@ -413,7 +417,7 @@ class Link:
         size = len(partial.octets) + len(payload)
         limit = self._session.connection.settings.max_message_size
         if size > limit:
-            raise AmqpError(Condition.MESSAGE_SIZE_EXCEEDED, f"a message of more than {limit} octets")
+            raise AmqpError(Condition.MESSAGE_SIZE_EXCEEDED, f"a message of more than {limit} bytes")
         if transfer.state is not None and transfer.state not in partial.states and len(partial.states) < 2:
             partial.states += (transfer.state,)
         partial.settled = partial.settled or bool(transfer.settled)
@@ -445,12 +449,11 @@ class Link:
         )
 
     def _first(self, transfer: Transfer) -> Partial:
-        """The first frame of a delivery."""
         identity, tag = transfer.delivery_id, transfer.delivery_tag
         if identity is None or tag is None or len(tag) > MAX_TAG:
-            raise AmqpError(Condition.INVALID_FIELD, "a delivery needs an id, and a tag of at most 32 octets")
+            raise AmqpError(Condition.INVALID_FIELD, "a delivery needs an id, and a tag of at most 32 bytes")
         if identity in self._session.incoming:
-            raise AmqpError(Condition.INVALID_FIELD, f"delivery {identity} is unsettled, its id cannot be another's")
+            raise AmqpError(Condition.INVALID_FIELD, f"delivery id {identity} is in use by an unsettled delivery")
         if self.credit <= 0:
             raise AmqpError(Condition.TRANSFER_LIMIT_EXCEEDED, f"no credit on link {self.name!r}")
         self.credit -= 1
@@ -462,25 +465,25 @@ class Link:
         self._tell_dropped(partial)
 
     def _tell_dropped(self, partial: Partial) -> None:
-        """Aborted, or resumed: "the receiver MUST ignore resumed deliveries that are not in its local unsettled map"
-        (2.7.5), and it has none.
+        """Report an aborted or resumed delivery: "the receiver MUST ignore resumed deliveries that are not in its local
+        unsettled map" (2.7.5), and there is no such map.
         """
         self._session.tell(Dropped(session=self._session.channel, link=self.handle, delivery_id=partial.delivery_id))
 
     def forget_partial(self) -> None:
-        """Give back what an unfinished delivery holds: it is unfinished no more, or comes to nothing."""
+        """Release the memory of the incomplete delivery, because it is complete or lost."""
         if self.partial is not None:
             self._session.connection.hold(-len(self.partial.octets))
             self._session.connection.unmark_partial(self)
             self.partial = None
 
     def miss_partial(self) -> None:
-        """What has come of an unfinished delivery comes to nothing, because of this end."""
+        """Report the incomplete delivery as lost, because this end ends the link or the session."""
         if self.partial is not None:
             self._session.miss(*self.partial.states)
 
     def on_detach(self, detach: Detach) -> None:
-        """The peer's detach."""
+        """Handle the peer's detach."""
         told_already = self.state in DEAF
         self.state = step(self.state, Amqp10Step.RECEIVE_CLOSE, f"link {self.name!r}")
         self._remote_closed = detach.closed
@@ -489,7 +492,11 @@ class Link:
             self._tell_detached(detach.error, detach.closed, by_peer=True)
 
     def fail(self, error: AmqpError) -> None:
-        """End the link because of the peer's mistake; the session, where that has not been begun from here."""
+        """End the link because of an error of the peer.
+
+        Raises:
+            AmqpError: *error*, which must end the session, because this end has not begun it.
+        """
         if not self._session.sending:
             raise error
         cause = told(error)
@@ -503,17 +510,17 @@ class Link:
 
 
 class Carrier(ABC):
-    """The connection, as its sessions and links use it: what goes to the peer, and what is counted of all of them.
+    """The part of a connection that its sessions and links use: the data for the peer, and the common counters.
 
     Args:
-        settings: what this end allows and says.
+        settings: the settings and limits of this end.
 
     Attributes:
-        names: the links that are attached, by name and our role.
-        due: opens the windows of the sessions whose window is half used.
-        unfinished: octets of messages of which the end has not come.
-        backlog: octets of messages that wait for the peer's windows, all sessions together.
-        effort: deliveries and links that were looked at since the last octets were taken, and frames, which are more.
+        names: the attached links by name and role of this end.
+        due: calls that extend the windows of the sessions whose window is half used.
+        unfinished: the size in bytes of incomplete incoming messages.
+        backlog: the size in bytes of the messages of all sessions that wait for the peer's windows.
+        effort: the effort since the last data was taken; see :data:`~dtx.wire.amqp10.endpoint.MAX_EFFORT`.
     """
 
     def __init__(self, settings: EndpointSettings) -> None:
@@ -527,35 +534,35 @@ class Carrier(ABC):
         self._events: list[Event] = []
         self._out: list[bytes | memoryview] = []
         self._work: Iterator[None] | None = None
-        """What is left of the frame that was looked at last."""
+        """The rest of the work for the last frame."""
         self._partial: dict[bytes, set[Link]] = {}
-        """Links of which a delivery has come in part that belongs to a transaction, by the id of that."""
+        """Links with an incomplete delivery of a transaction, by transaction id."""
         self._remote_frame = MIN_MAX_FRAME
 
     @property
     def sending(self) -> bool:
-        """Whether more than a close may be sent."""
+        """Whether this end may send more than a close."""
         return self.state in SENDING
 
     def is_partial(self, txn_id: bytes) -> bool:
-        """Whether a delivery has come in part that belongs to this transaction."""
+        """Return whether a delivery of this transaction is incomplete."""
         return txn_id in self._partial
 
     @abstractmethod
     def forget(self, channel: int) -> None:
-        """The session of that channel has been ended from both ends."""
+        """Forget the session of that channel. Both ends have ended it."""
 
     def tell(self, event: Event) -> None:
-        """Tell the shell."""
+        """Add an event for the shell."""
         self._events.append(event)
 
     def release_name(self, link: Link) -> None:
-        """The name of a link is free, unless another link has it by now."""
+        """Free the name of a link, unless another link has it now."""
         if self.names.get((link.name, link.role)) is link:
             del self.names[link.name, link.role]
 
     def hold(self, octets: int) -> None:
-        """Hold so many more octets of unfinished messages.
+        """Add to the size of incomplete messages; negative *octets* reduce it.
 
         Raises:
             AmqpError: resource-limit-exceeded.
@@ -563,19 +570,19 @@ class Carrier(ABC):
         if octets > 0 and self.unfinished + octets > self.settings.max_partial:
             raise AmqpError(
                 Condition.RESOURCE_LIMIT_EXCEEDED,
-                f"unfinished messages of more than {self.settings.max_partial} octets",
+                f"unfinished messages of more than {self.settings.max_partial} bytes",
             )
         self.unfinished += octets
 
     def mark_partial(self, link: Link) -> None:
-        """What has come on *link* is a part; more of it, or of its states, may have come before. Idempotent."""
+        """Record the transactions of the incomplete delivery of *link*, after each of its frames. Idempotent."""
         for txn_id in _transactions(link):
             self._partial.setdefault(txn_id, set()).add(link)
 
     def unmark_partial(self, link: Link) -> None:
-        """That part is one no more. Idempotent."""
+        """Undo :meth:`mark_partial`. Idempotent."""
         if not self._partial:
-            return  # as for nearly all messages, which come in one frame
+            return  # the usual case: most messages come in one frame
         for txn_id in _transactions(link):
             links = self._partial.get(txn_id)
             if links is not None:
@@ -587,20 +594,16 @@ class Carrier(ABC):
         """Send a frame.
 
         Raises:
-            AmqpError: frame-size-too-small: it is larger than what the peer takes.
+            AmqpError: frame-size-too-small if the frame is larger than the peer accepts.
         """
         body = encode(performative)
         if HEAD + len(body) > self._remote_frame:
             name = performative.layout.name
-            raise AmqpError(Condition.FRAME_SIZE_TOO_SMALL, f"{name} of {HEAD + len(body)} octets")
+            raise AmqpError(Condition.FRAME_SIZE_TOO_SMALL, f"{name} of {HEAD + len(body)} bytes")
         self._out.append(frame(AMQP, channel, body))
 
     def send_transfer(self, channel: int, fields: dict[str, Any], payload: memoryview) -> memoryview:
-        """Send as much of a message as one frame takes.
-
-        Returns:
-            The rest.
-        """
+        """Send the part of *payload* that fits one frame. Return the rest. *fields* are those of the transfer."""
         body = encode(Transfer(**fields))
         room = self._remote_frame - HEAD - len(body)
         if len(payload) > room:
@@ -613,10 +616,10 @@ class Carrier(ABC):
         return payload[len(part) :]
 
     def go_on_later(self, work: Iterator[None]) -> None:
-        """What is left of *work*, of a frame that means much of it, comes before the next frame, others' turns between.
+        """Run *work* of one frame in steps: one step now, the others in later turns, before the next frame.
 
         Args:
-            work: raises nothing.
+            work: it must not raise.
         """
         self._work = work
         self._go_on()
@@ -627,6 +630,6 @@ class Carrier(ABC):
 
 
 def _transactions(link: Link) -> list[bytes]:
-    """Those that the frames of an unfinished delivery have named so far."""
+    """Return the ids of the transactions that the frames of an incomplete delivery have named so far."""
     states = () if link.partial is None else link.partial.states
     return [state.txn_id for state in states if isinstance(state, TransactionalState)]

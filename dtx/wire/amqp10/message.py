@@ -1,4 +1,4 @@
-"""The sections of a message: which there are, what those around the body say; a body is a slice (AMQP 1.0, 3.2)."""
+"""The sections of a message (AMQP 1.0, 3.2). The sections around the body are decoded; the body stays a slice."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from dtx.wire.amqp10.errors import malformed
 from dtx.wire.amqp10.values import Symbol, ULong, Value
 
 MAX_SECTIONS: Final = 4096
-"""Sections of one message: a body may be any number of data sections, each of which costs dtx a slice."""
+"""The maximum number of sections of a message. A body may be any number of data sections, and each costs a slice."""
 
 _MESSAGE_ID: Final = Kind(
     "message-id",
@@ -39,7 +39,7 @@ _MESSAGE_ID: Final = Kind(
 
 
 class Section(IntEnum):
-    """Their numeric descriptors, in the order in which they come."""
+    """The numeric descriptors of the sections, in the order of the sections."""
 
     HEADER = 0x70
     DELIVERY_ANNOTATIONS = 0x71
@@ -70,7 +70,7 @@ _CODES: Final = {section.value: section for section in Section}
 
 @composite(0x70, "amqp:header:list")
 class Header(Composite):
-    """How the message is to be carried; ttl in milliseconds."""
+    """The header section; ttl in milliseconds."""
 
     durable: bool = field(BOOLEAN, default=False)
     priority: int = field(UBYTE, default=4)
@@ -99,7 +99,7 @@ class Properties(Composite):
 
 
 class Part(NamedTuple):
-    """One section, as places in the message: from its descriptor, from its value's constructor, to its end."""
+    """The positions of a section in the message: of its descriptor, of the constructor of its value, of its end."""
 
     section: Section
     start: int
@@ -109,16 +109,16 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A message, read as far as anybody but its receiver must.
+    """A message whose body is not decoded.
 
     Args:
-        header, properties: as they are, or their defaults where the section is absent.
-        delivery_annotations, message_annotations, footer: by symbol (reserved ulongs are refused).
-        application_properties: by name.
+        header, properties: these sections; an absent section has its default values.
+        delivery_annotations, message_annotations, footer: values by symbol (reserved ulongs are refused).
+        application_properties: values by name.
         parts: all sections.
-        body: those of the body, all of one kind.
-        bare: the bare message, which is never changed on its way: properties to body.
-        payload: all of it.
+        body: the sections of the body, all of one kind.
+        bare: the bare message, which no intermediary may change: properties to body.
+        payload: the whole message.
     """
 
     header: Header
@@ -134,7 +134,7 @@ class Message:
 
     @property
     def data(self) -> tuple[memoryview, ...] | None:
-        """The octets of a body of data sections, as slices; ``None`` for any other body."""
+        """The bytes of a body of data sections, as slices; ``None`` for any other body."""
         if self.body[0].section is not Section.DATA:
             return None
         heads = {0xA0: 2, 0xB0: 5}
@@ -145,19 +145,19 @@ class Message:
         """The value of an amqp-value body.
 
         Raises:
-            AmqpError: decode-error; the body is another one, or is malformed.
+            AmqpError: decode-error if the body is of another kind or malformed.
         """
         part = self.body[0]
         if part.section is not Section.VALUE:
-            raise malformed(f"a body of {_name(part.section)} where there must be a value")
+            raise malformed(f"a body of {_name(part.section)}, must be a value")
         return codec.read(self.payload, part.value, part.end)[0]
 
 
 def split(view: memoryview) -> list[Part]:
-    """Cut a message into its sections, none of which is decoded.
+    """Cut a message into its sections without decoding them.
 
     Raises:
-        AmqpError: decode-error; also where sections come in another order than theirs, or too often.
+        AmqpError: decode-error; also if sections are repeated, in the wrong order, or more than :data:`MAX_SECTIONS`.
     """
     parts: list[Part] = []
     start = 0
@@ -170,7 +170,7 @@ def split(view: memoryview) -> list[Part]:
             if end > length:
                 raise malformed(f"{_name(section)} is longer than the message")
             if before is not None and not _follows(before, section):
-                raise malformed(f"{_name(section)} behind {_name(before)}")
+                raise malformed(f"{_name(section)} after {_name(before)}")
             parts.append(Part(section, start, value, end))
             if len(parts) > MAX_SECTIONS:
                 raise malformed(f"more than {MAX_SECTIONS} sections")
@@ -185,12 +185,12 @@ def _name(section: Section) -> str:
 
 
 def _section(view: memoryview, position: int) -> tuple[Section, int]:
-    """Which section begins at *position*, and where its value does."""
+    """Return the section that begins at *position*, and the position of its value."""
     if view[position] != 0:
         raise malformed("a section without a descriptor")
     section = None
     if view[position + 1] == _SMALL_ULONG and (section := _CODES.get(view[position + 2])) is not None:
-        return section, position + 3  # as nearly everybody writes it
+        return section, position + 3  # the usual encoding
     _, described_by, position = descriptor(view, position + 1, CodecRoom())
     if type(described_by) is ULong:
         section = _CODES.get(int(described_by))
@@ -202,7 +202,7 @@ def _section(view: memoryview, position: int) -> tuple[Section, int]:
 
 
 def _follows(before: Section, section: Section) -> bool:
-    """Whether *section* may come behind *before*: in their order, once; a body is of one kind."""
+    """Return whether *section* may follow *before*. The order is fixed, and all sections of a body are of one kind."""
     if before is section:
         return section in _REPEATED
     if before >= Section.DATA:
@@ -211,10 +211,10 @@ def _follows(before: Section, section: Section) -> bool:
 
 
 def body(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Those of the sections of a message that are its body.
+    """Return the sections of the body.
 
     Raises:
-        AmqpError: decode-error, there is none.
+        AmqpError: decode-error if there is no body.
     """
     found = tuple([part for part in parts if Section.DATA <= part.section <= Section.VALUE])
     if not found:
@@ -226,13 +226,13 @@ def read(payload: bytes | memoryview) -> Message:
     """Read a message.
 
     Raises:
-        AmqpError: decode-error, also for a message without a body.
+        AmqpError: decode-error; also for a message without a body.
     """
     view = memoryview(payload)
     parts = split(view)
     bodies = body(parts)
     if bodies[0].section is Section.DATA and any(view[part.value] not in BINARY.readers for part in bodies):
-        raise malformed("a data section that holds no binary")
+        raise malformed("a data section that is no binary")
     header, properties = _NO_HEADER, _NO_PROPERTIES
     maps: dict[Section, dict[str, Any]] = {}
     for part in parts:
@@ -265,11 +265,11 @@ _MAPS: Final = {
     Section.APPLICATION_PROPERTIES: NAMED,
     Section.FOOTER: FIELDS,
 }
-"""Sections that are maps, and what keys they have."""
+"""The sections that are maps, with the kinds of their keys."""
 
 
 def _map(section: Section, found: dict[str, Any], kind: Kind) -> bytes:
-    """A section that is a map; nothing where it is empty."""
+    """Encode a section that is a map; nothing for an empty map."""
     if not found:
         return b""
     out = bytearray((0x00, 0x53, section))
@@ -282,7 +282,7 @@ def head(
     delivery_annotations: dict[str, Any] | None = None,
     message_annotations: dict[str, Any] | None = None,
 ) -> bytes:
-    """The sections before the bare message; what has nothing but defaults is left out."""
+    """Encode the sections before the bare message. A section with default values only is left out."""
     return b"".join(
         (
             encode(header) if header != Header() else b"",
@@ -293,19 +293,19 @@ def head(
 
 
 def bare(properties: Properties, application_properties: dict[str, Any], body: bytes) -> bytes:
-    """A bare message; *body* is whole sections, for example of :func:`data`."""
+    """Encode a bare message. *body* is whole sections, for example of :func:`data`."""
     named = _map(Section.APPLICATION_PROPERTIES, application_properties, NAMED)
     return b"".join((encode(properties) if properties != Properties() else b"", named, body))
 
 
 def data(octets: bytes | memoryview) -> bytes:
-    """A data section."""
+    """Encode a data section."""
     out = bytearray((0x00, 0x53, Section.DATA))
     codec.write_binary(out, octets)
     return bytes(out)
 
 
 def value(found: Value | Composite) -> bytes:
-    """An amqp-value section."""
+    """Encode an amqp-value section."""
     out = b"\x00\x53\x77"
     return out + (encode(found) if isinstance(found, Composite) else codec.encode(found))

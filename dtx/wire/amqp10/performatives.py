@@ -1,7 +1,7 @@
-"""The performatives (AMQP 1.0, 2.7), what they hold, and the frames and responses of SASL.
+"""The performatives (AMQP 1.0, 2.7), the types of their fields, and the frames and responses of SASL.
 
-Errors (2.8.14), states of a delivery (3.4), sources and targets (3.5), the coordinator (transactions, 4.5); the
-responses of PLAIN (RFC 4616), ANONYMOUS (RFC 4505) and EXTERNAL (RFC 4422, appendix A).
+The types are errors (2.8.14), delivery states (3.4), sources and targets (3.5), and the coordinator (4.5). The
+responses are those of PLAIN (RFC 4616), ANONYMOUS (RFC 4505) and EXTERNAL (RFC 4422, appendix A).
 """
 
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ from dtx.wire.amqp10.values import Described, Value
 
 @composite(0x1D, "amqp:error:list")
 class Error(Composite):
-    """What went wrong, as a peer is told; a condition may be one of the peer's own."""
+    """An error for or from a peer. A peer may use conditions of its own."""
 
     condition: str = field(SYMBOL)
     description: str | None = field(STRING, default=None)
@@ -48,18 +48,18 @@ ERROR: Final = one_of("error", (Error,))
 
 
 def told(error: AmqpError) -> Error:
-    """*error* as the peer is told it."""
+    """Make the :class:`Error` for the peer, with a description of at most :data:`MAX_DESCRIPTION` bytes."""
     words = error.reason.encode("utf-8", "replace")[:MAX_DESCRIPTION].decode("utf-8", "ignore")
     return Error(condition=error.condition, description=words)
 
 
 INTERNAL: Final = Error(condition=Condition.INTERNAL_ERROR, description="internal error")
-"""What a peer is told of our own mistakes."""
+"""The error for a peer after an unexpected exception in dtx."""
 
 
 @composite(0x23, "amqp:received:list")
 class Received(Composite):
-    """So much of the delivery has been received; no outcome yet."""
+    """The part of the delivery that has been received; no outcome yet."""
 
     section_number: int = field(UINT)
     section_offset: int = field(ULONG)
@@ -111,7 +111,7 @@ class TransactionalState(Composite):
 
 
 DeliveryState = Received | Outcome | TransactionalState | Described
-"""``Described``: one that only the peer knows."""
+"""``Described`` is a state that only the peer knows."""
 STATE: Final = one_of(
     "delivery-state",
     (Received, Accepted, Rejected, Released, Modified, Declared, TransactionalState),
@@ -120,7 +120,7 @@ STATE: Final = one_of(
 
 
 def bare(state: DeliveryState | None) -> DeliveryState | None:
-    """*state* without what a peer may have made as long as it liked: no frame is too small for it."""
+    """Return *state* without its parts of unlimited size, so that it fits the smallest frame."""
     match state:
         case Rejected():
             return Rejected()
@@ -171,7 +171,7 @@ _EXPIRY: Final = choice(SYMBOL, ExpiryPolicy)
 
 @composite(0x28, "amqp:source:list")
 class Source(Composite):
-    """Where messages of a link come from. Times in seconds; what an address means is for the node to say."""
+    """The source of the messages of a link; timeout in seconds. The node defines the meaning of an address."""
 
     address: Value = field(ANY, default=None)
     durable: Durability = field(_DURABILITY, default=Durability.NONE)
@@ -188,7 +188,7 @@ class Source(Composite):
 
 @composite(0x29, "amqp:target:list")
 class Target(Composite):
-    """Where messages of a link go to."""
+    """The target of the messages of a link; timeout in seconds."""
 
     address: Value = field(ANY, default=None)
     durable: Durability = field(_DURABILITY, default=Durability.NONE)
@@ -226,14 +226,14 @@ TARGET: Final = one_of("target", (Target, Coordinator), others=True)
 
 
 class Role(Enum):
-    """Of an endpoint of a link."""
+    """The role of an endpoint of a link."""
 
     SENDER = False
     RECEIVER = True
 
     @property
     def other(self) -> "Role":
-        """The peer's."""
+        """The role of the peer."""
         return Role(not self.value)
 
 
@@ -246,7 +246,7 @@ class SenderSettles(Enum):
 
 
 class ReceiverSettles(Enum):
-    """receiver-settle-mode: at once, or when the sender has settled."""
+    """receiver-settle-mode. FIRST: the receiver settles at once. SECOND: it settles after the sender."""
 
     FIRST = 0
     SECOND = 1
@@ -327,7 +327,7 @@ class Flow(Composite):
 
 @composite(0x14, "amqp:transfer:list")
 class Transfer(Composite):
-    """A message, or a part of one; the payload is what follows in the frame."""
+    """A message or a part of it. The payload follows in the frame."""
 
     handle: int = field(UINT)
     delivery_id: int | None = field(UINT, default=None)
@@ -344,7 +344,7 @@ class Transfer(Composite):
 
 @composite(0x15, "amqp:disposition:list")
 class Disposition(Composite):
-    """The state of deliveries first to last (null: first alone), as the endpoint in *role* has it."""
+    """The state of the deliveries first to last (null: first alone) at the endpoint with *role*."""
 
     role: Role = field(_ROLE)
     first: int = field(UINT)
@@ -356,7 +356,7 @@ class Disposition(Composite):
 
 @composite(0x16, "amqp:detach:list")
 class Detach(Composite):
-    """Detaches a link; closed: and ends it."""
+    """Detaches a link; with closed, also ends it."""
 
     handle: int = field(UINT)
     closed: bool = field(BOOLEAN, default=False)
@@ -393,14 +393,14 @@ class SaslCode(Enum):
 
 @composite(0x40, "amqp:sasl-mechanisms:list")
 class SaslMechanisms(Composite):
-    """What the server offers."""
+    """The mechanisms that the server offers."""
 
     sasl_server_mechanisms: tuple[str, ...] = field(SYMBOLS)
 
 
 @composite(0x41, "amqp:sasl-init:list")
 class SaslInit(Composite):
-    """What the client chooses. Holds the password: has no repr."""
+    """The mechanism that the client chooses. The repr hides the response, which contains the password."""
 
     mechanism: str = field(SYMBOL)
     initial_response: bytes | None = field(BINARY, default=None)
@@ -412,14 +412,14 @@ class SaslInit(Composite):
 
 @composite(0x42, "amqp:sasl-challenge:list")
 class SaslChallenge(Composite):
-    """What the server asks."""
+    """The challenge of the server."""
 
     challenge: bytes = field(BINARY)
 
 
 @composite(0x43, "amqp:sasl-response:list")
 class SaslResponse(Composite):
-    """What the client answers. Holds the password: has no repr."""
+    """The answer of the client. The repr hides it, because it contains the password."""
 
     response: bytes = field(BINARY)
 
@@ -429,7 +429,7 @@ class SaslResponse(Composite):
 
 @composite(0x44, "amqp:sasl-outcome:list")
 class SaslOutcome(Composite):
-    """Whether the client is who it says."""
+    """The result of the login."""
 
     code: SaslCode = field(choice(UBYTE, SaslCode))
     additional_data: bytes | None = field(BINARY, default=None)
@@ -440,7 +440,7 @@ _SASL: Final = frozenset((SaslMechanisms, SaslInit, SaslChallenge, SaslResponse,
 
 
 def read_performative(buffer: Buffer, start: int, end: int) -> tuple[Performative, int]:
-    """Read the body of an AMQP frame: the performative, and where its payload begins.
+    """Read the body of an AMQP frame. Return the performative, and the position of its payload.
 
     Raises:
         AmqpError: decode-error, invalid-field.
@@ -457,7 +457,7 @@ def read_sasl(buffer: Buffer, start: int, end: int) -> SaslFrame:
     found: SaslFrame
     found, position = composites.decode(buffer, start, end, _SASL)
     if position != end:
-        raise malformed(f"octets behind {found.layout.name}")
+        raise malformed(f"bytes after {found.layout.name}")
     return found
 
 
@@ -468,15 +468,15 @@ EXTERNAL: Final = "EXTERNAL"
 
 @dataclass(frozen=True, slots=True)
 class Anonymous:
-    """Nobody in particular."""
+    """A login without a user name."""
 
 
 @dataclass(frozen=True, slots=True)
 class External:
-    """Whoever the certificate names.
+    """A login as the user in the certificate of the client.
 
     Args:
-        user: whom the client wants to act as; ``None``: the one that the certificate names.
+        user: the user that the client wants to act as; ``None`` for the user in the certificate.
     """
 
     user: bytes | None
@@ -486,14 +486,14 @@ Login = Credentials | Anonymous | External
 
 
 def read_login(mechanism: str, response: bytes) -> Login | None:
-    """Who wants to come in.
+    """Read the login in a SASL response.
 
     Args:
-        mechanism: one of the three.
-        response: of the client.
+        mechanism: :data:`PLAIN`, :data:`ANONYMOUS` or :data:`EXTERNAL`.
+        response: the response of the client.
 
     Returns:
-        ``None`` when the response is malformed or names nobody, or for another mechanism: the login is refused.
+        ``None`` for another mechanism, or if the response is malformed or has no user name. The login is then refused.
     """
     match mechanism:
         case "PLAIN":

@@ -1,4 +1,4 @@
-"""A session: windows both ways, its links, and which deliveries are unsettled (AMQP 1.0, 2.5, 2.6.12)."""
+"""A session: its two windows, its links, and its unsettled deliveries (AMQP 1.0, 2.5, 2.6.12)."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -44,7 +44,7 @@ from dtx.wire.amqp10.performatives import (
 )
 
 _OUTGOING_WINDOW: Final = 0x7FFF_FFFF
-"""What the peer is told of ours: that it waits for nothing."""
+"""The outgoing window that this end announces: unlimited."""
 
 
 class Session:
@@ -52,12 +52,12 @@ class Session:
 
     Args:
         connection: its connection.
-        channel: ours.
+        channel: the channel of this end.
 
     Attributes:
-        context: whatever the shell keeps of it.
-        incoming: link of each delivery that was received and that neither end has settled, by delivery id.
-        outgoing: what was sent, at least in part, and is not settled, by delivery id.
+        context: for the shell.
+        incoming: the link handle of each received delivery that neither end has settled, by delivery id.
+        outgoing: the messages that are sent, at least in part, and not settled, by delivery id.
     """
 
     def __init__(self, connection: Carrier, channel: int) -> None:
@@ -71,7 +71,7 @@ class Session:
         self._links: dict[int, Link] = {}
         self._by_remote: dict[int, Link] = {}
         self._pending: OrderedDict[int, Outgoing] = OrderedDict()
-        """What waits for the window, by number; of its first message a part may have been sent."""
+        """The messages that wait for the window, by number. A part of the first message may have been sent."""
         self._numbers = count()
         self._window = connection.settings.window
         self._next_incoming: int | None = None
@@ -82,17 +82,17 @@ class Session:
 
     @property
     def sending(self) -> bool:
-        """Whether more than an end may be sent."""
+        """Whether this end may send more than an end."""
         return self.state in SENDING and self.connection.sending
 
     def link(self, handle: int) -> Link | None:
-        """The link that has this handle here, while there is one."""
+        """Return the link with this handle at this end; ``None`` if there is none."""
         return self._links.get(handle)
 
-    # What the shell says.
+    # Calls of the shell.
 
     def begin(self) -> None:
-        """Send our begin."""
+        """Send begin."""
         if self.state in DEAF or not self.connection.sending:
             return
         following = step(self.state, Amqp10Step.SEND_OPEN, f"session {self.channel}")
@@ -108,7 +108,11 @@ class Session:
         self.state = following
 
     def new_link(self, name: str, role: Role) -> Link:
-        """A link that this end attaches."""
+        """Return a new link, in which this end has *role*. The shell then calls ``attach``.
+
+        Raises:
+            AmqpError: resource-limit-exceeded if all handles are in use.
+        """
         return self._add(name, role)
 
     def dispose(
@@ -120,14 +124,14 @@ class Session:
         settled: bool,
         batchable: bool = False,
     ) -> None:
-        """Tell the peer the state of deliveries; neighbours share a frame.
+        """Send the state of deliveries to the peer. Deliveries with consecutive ids share a frame.
 
         Args:
-            role: ours: RECEIVER for messages that came from the peer; for others see :meth:`Link.dispose`.
-            deliveries: their ids.
-            state: the new one.
-            settled: forget them.
-            batchable: the peer may take its time.
+            role: RECEIVER for messages of the peer; for sent messages see :meth:`Link.dispose`.
+            deliveries: their delivery ids.
+            state: the new state.
+            settled: settle and forget them.
+            batchable: the peer may delay the frame.
         """
         if not self.sending:
             return
@@ -157,17 +161,17 @@ class Session:
         said = Disposition(role=role, first=first, last=end, settled=settled, state=state, batchable=batchable)
         try:
             self.send(said)
-        except AmqpError:  # an outcome of the peer's own, larger than the frames that it takes
+        except AmqpError:  # the outcome, which the peer has chosen, is too large for the peer's frames
             self.send(replace(said, state=bare(state)))
 
     def abort(self, number: int) -> bool:
-        """Give up a message that has not been sent to its end (2.7.5, aborted).
+        """Abort a message that has not been sent completely (2.7.5, aborted).
 
         Args:
-            number: see :meth:`Link.send`.
+            number: the result of :meth:`Link.send`.
 
         Returns:
-            Whether the peer has a part of it, and hears of that as soon as its window lets it.
+            Whether the peer has a part of it. The engine then sends ``aborted`` as soon as the peer's window allows it.
         """
         message = self._pending.get(number)
         if message is None:
@@ -199,18 +203,18 @@ class Session:
         if self.state is Amqp10State.CLOSED:
             self.connection.forget(self.channel)
 
-    # What the connection and the links say.
+    # Calls of the connection and of links.
 
     def send(self, performative: Composite) -> None:
         """Send a frame on this session."""
         self.connection.send(self.channel, performative)
 
     def tell(self, event: Event) -> None:
-        """Tell the shell."""
+        """Add an event for the shell."""
         self.connection.tell(event)
 
     def send_flow(self, **link: Any) -> None:
-        """Send the state of the windows, and of a link."""
+        """Send flow with the state of the windows and the fields *link* of a link."""
         if self.sending:
             self.send(
                 Flow(
@@ -231,7 +235,7 @@ class Session:
         state: DeliveryState | None,
         message_format: int,
     ) -> int:
-        """Send a message as far as the window lets it; its number."""
+        """Send a message as far as the peer's window allows. Return its number."""
         number = next(self._numbers)
         message = self._pending[number] = Outgoing(link, number, tag, payload, settled, state, message_format)
         if not settled:
@@ -247,10 +251,10 @@ class Session:
                 del self._pending[number]
 
     def _send_transfer(self, message: Outgoing) -> bool:
-        """Send one frame of a message; whether there is more of it."""
+        """Send one frame of a message. Return whether a part is left."""
         fields: dict[str, Any] = {"handle": message.link.handle, "state": message.state}
         if message.delivery_id is None:
-            # Not sooner: peers end the session over a gap, and a message that waits may be dropped.
+            # Not sooner: a waiting message may be dropped, and peers end the session for a gap in the ids.
             message.delivery_id = self._next_delivery
             self._next_delivery = serial_add(self._next_delivery, 1)
             if not message.settled:
@@ -273,9 +277,9 @@ class Session:
         return len(rest) > 0
 
     def release_link(self, link: Link) -> None:
-        """Forget what belongs to a link that is detached, from one end or from both."""
+        """Forget the deliveries of a link that one end or both ends have detached."""
         link.forget_partial()
-        if link.state is not Amqp10State.PIPELINED:  # which the peer's attach is still to find
+        if link.state is not Amqp10State.PIPELINED:  # the peer's attach, which is to come, must find it
             self.connection.release_name(link)
         handle = link.remote_handle
         is_free = link.state not in DEAF or link.state is Amqp10State.CLOSED
@@ -294,7 +298,7 @@ class Session:
             self.connection.backlog -= len(self._pending.pop(number).payload)
 
     def release(self) -> None:
-        """Forget everything: the session is over."""
+        """Forget all links and deliveries, because the session has ended."""
         for link in self._links.values():
             link.forget_partial()
             self.connection.release_name(link)
@@ -304,17 +308,21 @@ class Session:
             known.clear()
 
     def fail(self, error: AmqpError) -> None:
-        """End the session because of the peer's mistake; the connection, where that has not been opened from here."""
+        """End the session because of an error of the peer.
+
+        Raises:
+            AmqpError: *error*, which must end the connection, because this end has not opened it.
+        """
         if not self.connection.sending:
             raise error
         cause = told(error)
         self.end(cause)
         self.tell(Ended(session=self.channel, error=cause, by_peer=False))
 
-    # What the peer says.
+    # Frames of the peer.
 
     def on_begin(self, begin: Begin, channel: int, *, answer: bool) -> None:
-        """The peer's begin, on its *channel*."""
+        """Handle the peer's begin on its *channel*."""
         self.state = step(self.state, Amqp10Step.RECEIVE_OPEN, f"session {self.channel}")
         self.remote_channel = channel
         self._next_incoming = begin.next_outgoing_id
@@ -323,7 +331,7 @@ class Session:
         self.tell(Begun(session=self.channel, begin=begin, answer=answer))
 
     def on_end(self, end: End) -> None:
-        """The peer's end."""
+        """Handle the peer's end."""
         told_already = self.state in DEAF
         self.state = step(self.state, Amqp10Step.RECEIVE_CLOSE, f"session {self.channel}")
         self.release()
@@ -331,16 +339,16 @@ class Session:
             self.tell(Ended(session=self.channel, error=end.error, by_peer=True))
 
     def open_window(self) -> None:
-        """Let the peer send more: all that one read brought has been looked at."""
+        """Extend the incoming window, after all frames of one read have been handled."""
         if self.sending:
             self._window = self.connection.settings.window
             self.send_flow()
 
     def on_frame(self, performative: Attach | Flow | Transfer | Disposition | Detach, payload: memoryview) -> None:
-        """Anything else; a mistake ends the session.
+        """Handle a frame of the session or of a link. An error ends the link or the session.
 
         Raises:
-            FrameError: the mistake ends the connection.
+            AmqpError: the error must end the connection.
         """
         try:
             match performative:
@@ -362,7 +370,7 @@ class Session:
                 self.miss(performative.state)
 
     def miss(self, *states: DeliveryState | None) -> None:
-        """A transfer of these states comes to nothing, because this end has ended its link or this session."""
+        """Report a transfer with *states* that is lost, because this end has ended its link or the session."""
         for state in states:
             if isinstance(state, TransactionalState):
                 self.tell(Missed(session=self.channel, txn_id=state.txn_id))
@@ -392,7 +400,7 @@ class Session:
         link = self.connection.names.get((attach.name, role))
         answer = link is not None and link.awaits_attach and self._links.get(link.handle) is link
         if link is not None and not answer:
-            # The link was stolen, by its own container (2.6.1)
+            # A second attach with its name and role steals the link (2.6.1).
             link.fail(AmqpError(Condition.STOLEN, f"link {attach.name!r} was attached once more"))
         if link is None or not answer:
             if len(self.connection.names) >= self.connection.settings.max_links:
@@ -406,8 +414,8 @@ class Session:
 
     def _on_flow(self, flow: Flow) -> None:
         self._next_incoming = flow.next_outgoing_id
-        # "next-incoming-id_flow + incoming-window_flow - next-outgoing-id_endpoint" (2.5.6); before the peer has our
-        # begin it counts from our first transfer, which is 0
+        # "next-incoming-id_flow + incoming-window_flow - next-outgoing-id_endpoint" (2.5.6). Before the peer has this
+        # end's begin, it counts from the first transfer, which is 0.
         seen = 0 if flow.next_incoming_id is None else flow.next_incoming_id
         self._remote_window = max(0, serial_distance(self._next_outgoing, seen) + flow.incoming_window)
         if self._pending:
@@ -455,7 +463,7 @@ class Session:
         self.connection.go_on_later(self._disposed(disposition, count, iter(wanted)))
 
     def _disposed(self, disposition: Disposition, count: int, numbers: Iterator[int]) -> Iterator[None]:
-        """Tell of those of *numbers* that are known and meant, so many at a time."""
+        """Handle a disposition for those of *numbers* that it names and that are known: a limited number per step."""
         role, first = disposition.role.other, disposition.first
         while looked_at := tuple(islice(numbers, DISPOSED_AT_ONCE)):
             some = [number for number in looked_at if 0 <= serial_distance(first, number) <= count]
@@ -482,7 +490,6 @@ class Session:
             yield
 
     def _forget(self, role: Role, delivery_id: int) -> None:
-        """A delivery is settled. Idempotent."""
         if role is Role.RECEIVER:
             self.incoming.pop(delivery_id, None)
         elif (message := self.outgoing.pop(delivery_id, None)) is not None:

@@ -1,11 +1,11 @@
-"""AMQP values in Python, none of their types lost (AMQP 1.0, 1.6).
+"""AMQP values as Python values that keep their AMQP type (AMQP 1.0, 1.6).
 
 | AMQP | Python |
 |---|---|
 | null, boolean | ``None``, ``bool`` |
 | ubyte … ulong, byte … long, timestamp | :class:`UByte` … :class:`Long`, :class:`Timestamp`: an ``int`` with its type |
 | float, double | :class:`Float`, ``float`` |
-| decimal32, decimal64, decimal128 | :class:`Decimal32` …: their octets, which dtx passes on and never computes with |
+| decimal32, decimal64, decimal128 | :class:`Decimal32` …: their bytes, which dtx passes on |
 | char, symbol | :class:`Char`, :class:`Symbol`: a ``str`` with its type |
 | uuid, binary, string | ``uuid.UUID``, ``bytes``, ``str`` |
 | list, map, array | ``list``, ``dict``, :class:`Array` |
@@ -117,7 +117,7 @@ _TYPED: Final = (
 
 
 def _tell_types_apart() -> None:
-    """Equality and hash of the classes above: those of their base class, and of their own kind only."""
+    """Let values of the classes above be equal only to values of the same class. The hash includes the class."""
     for cls in _TYPED:
         (base,) = cls.__bases__
 
@@ -140,11 +140,11 @@ _tell_types_apart()
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A value with a descriptor that dtx does not know here.
+    """A value with a descriptor that has no class of its own here.
 
     Args:
-        descriptor: as a rule a ULong or a Symbol.
-        value: what it describes.
+        descriptor: usually a ULong or a Symbol.
+        value: the described value.
     """
 
     descriptor: "Value"
@@ -158,7 +158,7 @@ class Array:
     Args:
         kind: their Python type, as in the table above; ``type(None)`` for null.
         items: the values, without descriptor.
-        descriptor: what describes each of them, if anything.
+        descriptor: the descriptor of each of them, if any.
     """
 
     kind: type
@@ -169,7 +169,7 @@ class Array:
 Value: TypeAlias = (
     bool | int | float | str | bytes | UUID | list["Value"] | dict["Value", "Value"] | Described | Array | None
 )
-"""Anything that the codec reads and writes. A plain ``int`` is written as a long."""
+"""All values that the codec reads and writes. A plain ``int`` is written as a long."""
 
 SCALARS: Final[frozenset[type]] = frozenset((NoneType, bool, int, float, str, bytes, UUID, *_TYPED))
-"""What may be the key of a map here."""
+"""The types that dtx accepts as keys of a map."""

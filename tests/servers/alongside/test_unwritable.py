@@ -38,7 +38,7 @@ async def test_a_unit_that_cannot_be_written_is_refused_and_its_channel_serves_o
             )
             result = await lane.apply(phase)
             assert isinstance(result, Refused)
-            assert "short string of 256 octets" in result.reason
+            assert "short string of 256 bytes" in result.reason
             assert not result.partial
         assert lane.under_way == 0
     finally:

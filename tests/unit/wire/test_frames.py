@@ -152,12 +152,12 @@ BAD = [
     ("00 0001 00000000 ce", 501, "frame of unknown type 0"),
     ("01 0001 00000004 00000000 cf", 501, "frame ends with 0xcf, must be 0xce"),
     ("03 0001 00000000 00", 501, "frame ends with 0x00, must be 0xce"),
-    ("03 0001 00001001", 501, "4097 octets in a frame, frame-max is 4096"),
-    ("03 0001 ffffffff", 501, "4294967295 octets in a frame"),
-    ("01 0001 00000003 000000 ce", 502, "method frame of 3 octets has no method"),
-    ("01 0001 00000003 000000 ce 00000000", 502, "method frame of 3 octets has no method"),
-    ("08 0001 00000000 ce", 501, "heartbeat of 0 octets on channel 1"),
-    ("08 0000 00000001 00 ce", 501, "heartbeat of 1 octets on channel 0"),
+    ("03 0001 00001001", 501, "4097 bytes in a frame, frame-max is 4096"),
+    ("03 0001 ffffffff", 501, "4294967295 bytes in a frame"),
+    ("01 0001 00000003 000000 ce", 502, "method frame of 3 bytes has no method"),
+    ("01 0001 00000003 000000 ce 00000000", 502, "method frame of 3 bytes has no method"),
+    ("08 0001 00000000 ce", 501, "heartbeat of 0 bytes on channel 1"),
+    ("08 0000 00000001 00 ce", 501, "heartbeat of 1 bytes on channel 0"),
 ]
 
 

@@ -243,7 +243,7 @@ def test_a_name_that_is_too_long_cannot_be_written() -> None:
         methods.BasicGet(bytes(256)),
         methods.QueueDeclareOk(bytes(256), 0, 0),
     ):
-        with pytest.raises(WireError, match="short string of 256 octets"):
+        with pytest.raises(WireError, match="short string of 256 bytes"):
             method.encode()
 
 

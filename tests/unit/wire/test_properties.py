@@ -78,7 +78,7 @@ def test_truncated_properties_are_a_syntax_error(length: int) -> None:
 
 
 def test_octets_after_the_last_property_are_a_syntax_error() -> None:
-    with pytest.raises(WireError, match="2 octets after the last property"):
+    with pytest.raises(WireError, match="2 bytes after the last property"):
         read(RAW + b"ab")
 
 
@@ -108,7 +108,7 @@ def test_a_changed_property_leaves_all_others(which: Property) -> None:
 
 
 def test_a_number_must_have_its_size() -> None:
-    with pytest.raises(WireError, match="property delivery-mode of 2 octets"):
+    with pytest.raises(WireError, match="property delivery-mode of 2 bytes"):
         put(EMPTY, Property.DELIVERY_MODE, b"\x00\x01")
 
 

@@ -50,11 +50,11 @@ def test_an_extended_header_is_skipped() -> None:
 @pytest.mark.parametrize(
     ("octets", "words"),
     [
-        ("00000007 02 00 0000", "frame of 7 octets with a data offset of 2"),
-        ("00000000 02 00 0000", "frame of 0 octets"),
+        ("00000007 02 00 0000", "frame of 7 bytes with a data offset of 2"),
+        ("00000000 02 00 0000", "frame of 0 bytes"),
         ("00000008 01 00 0000", "data offset of 1"),
         ("0000000b 03 00 0000", "data offset of 3"),
-        ("00000201 02 00 0000", "frame of 513 octets, max-frame-size is 512"),
+        ("00000201 02 00 0000", "frame of 513 bytes, max-frame-size is 512"),
         ("ffffffff 02 00 0000", "max-frame-size is 512"),
         ("00000008 02 02 0000", "unknown type 2"),
     ],
