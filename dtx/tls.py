@@ -1,8 +1,8 @@
-"""TLS listeners: a socket counts from when it is accepted, and not only when its handshake is over.
+"""TLS listeners: a socket counts against limits from its acceptance, not only from the end of its handshake.
 
-An event loop's own TLS servers tell of a socket when its handshake has succeeded, and hold as many that have not begun
-it as there are file descriptors. Upgrading an accepted transport is no way around that: under uvloop the client's first
-octets may be read before, and are lost.
+The TLS servers of an event loop report a socket when its handshake has succeeded. So sockets without a handshake are
+limited only by the number of file descriptors. An upgrade of an accepted transport is no solution: under uvloop the
+client's first bytes may be read before it, and are lost.
 """
 
 import asyncio
@@ -15,27 +15,27 @@ from dtx.telemetry import get_logger
 
 _log = get_logger(part="listener")
 _AGAIN: Final = 1.0
-"""Seconds before the next try to accept when the system has no more file descriptors, as asyncio has it."""
+"""Seconds before the next attempt to accept when the system has no file descriptor left, as in asyncio."""
 
 
 def common_name(certificate: Mapping[str, Any]) -> str | None:
-    """The one common name (CN) of the subject of a certificate; ``None`` where it has none, or several.
+    """The common name (CN) of the subject of a certificate; ``None`` if it has none or several.
 
     Args:
-        certificate: as :meth:`ssl.SSLSocket.getpeercert` has it.
+        certificate: as from :meth:`ssl.SSLSocket.getpeercert`.
     """
     names = [value for part in certificate.get("subject", ()) for kind, value in part if kind == "commonName"]
     return names[0] if len(names) == 1 and names[0] else None
 
 
 class TlsServer:
-    """Sockets that are accepted one by one.
+    """Listens on sockets, and accepts clients one by one.
 
     Args:
-        tls: certificate, and what is asked of clients.
+        tls: certificate, and requirements on client certificates.
         handshake_timeout: seconds.
-        admit: whether there is room for one more socket, of a client's address; makes its protocol.
-        dismiss: a protocol that was made has not come to life.
+        admit: makes the protocol for an accepted socket and the client's address; ``None`` refuses the client.
+        dismiss: called with a protocol whose handshake has failed.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class TlsServer:
         self._serving = False
 
     async def bind(self, host: str, port: int) -> None:
-        """Take an address; nobody can connect before :meth:`start_serving`.
+        """Bind an address. Clients cannot connect before :meth:`start_serving`.
 
         Raises:
-            OSError: it is taken, or not ours.
+            OSError: the address is in use, or not one of this machine.
         """
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -70,19 +70,19 @@ class TlsServer:
             listening.bind(address)
 
     def take(self, listening: socket.socket) -> None:
-        """Use a socket of the caller's, too."""
+        """Add a listening socket of the caller."""
         listening.setblocking(False)
         self.sockets.append(listening)
 
     def start_serving(self, backlog: int) -> None:
-        """Accept clients; *backlog* of them may wait."""
+        """Accept clients; *backlog* of them may wait for each socket."""
         self._serving = True
         for listening in self.sockets:
             listening.listen(backlog)
             self._spawn(self._accept(listening))
 
     def close(self) -> None:
-        """Accept nobody any more, and end the handshakes that are under way."""
+        """Stop accepting clients, and cancel pending handshakes."""
         for task in self._tasks:
             task.cancel()
         if not self._serving:
@@ -95,7 +95,7 @@ class TlsServer:
         task.add_done_callback(self._tasks.discard)
 
     async def _accept(self, listening: socket.socket) -> None:
-        with listening:  # closed when the loop has let go of it
+        with listening:  # closed only when the event loop no longer uses it
             await self._accept_all(listening)
 
     async def _accept_all(self, listening: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""Alembic runs this for each command; dtx.db.migrate has opened the connection and holds the advisory lock."""
+"""Alembic runs this for each command. dtx.db.migrate has opened the connection, and holds the advisory lock."""
 
 from alembic import context
 from sqlalchemy import Connection, text

@@ -1,1 +1,1 @@
-"""Users, passwords and permissions of a dtx that is its own broker, and the delays behind wrong passwords."""
+"""Users, passwords and permissions of standalone mode, tokens of operators, and the delays after failed logins."""

@@ -1,12 +1,12 @@
 """The users that may connect to a running dtx, and their permissions.
 
 Theory of operation. All users of the resource manager are in memory, as one immutable :class:`Snapshot`. The database
-counts changes. A login compares that number with the snapshot's and reads everything anew where it differs. So a
+counts changes. A login compares that number with the snapshot's and reads everything again if it differs. So a
 changed password or a removed user takes effect from the next login on.
 
 Permissions are checked in memory alone, on hot paths. :meth:`Accounts.watch` reads the number every
-:data:`WATCH_SECONDS`, so an operator's change takes effect for open connections that much later. An :class:`Account` is
-no copy: each call reads the current snapshot.
+:data:`WATCH_SECONDS`, so an operator's change takes effect for open connections within that time. An :class:`Account`
+is no copy: each call reads the current snapshot.
 """
 
 import asyncio
@@ -40,14 +40,17 @@ log: Final = get_logger()
 
 
 class LoginRefused(Exception):
-    """Unknown user, wrong password, or the wrong place to connect from. The message may be sent to the peer."""
+    """Unknown user, wrong password, too many waiting logins, or a user that may not connect from that address.
+
+    The message may be sent to the peer.
+    """
 
 
 class Account:
     """A user that has logged in, in its current state: its permissions may change while it is connected.
 
     Args:
-        accounts: where it is looked up.
+        accounts: that have its current state.
         name: of the user.
     """
 
@@ -123,7 +126,7 @@ class Accounts:
     Args:
         url: the log's database.
         rm: name of the resource manager.
-        timeout: seconds for one question to the database.
+        timeout: seconds for one request to the database.
     """
 
     def __init__(self, url: str, rm: str, *, timeout: float = 10.0) -> None:
@@ -144,7 +147,7 @@ class Accounts:
         """Read the users; at the first start of a resource manager create guest and the virtual host ``/``.
 
         Raises:
-            LogError: the tables are missing, or the database is away.
+            LogError: the tables are missing, or the database is not reachable.
         """
         failpoint.at(Point.ACCOUNTS_BEFORE)
         if await asyncio.to_thread(AccountEditor(self._url, self._rm).provision):
@@ -166,17 +169,17 @@ class Accounts:
         return vhost in self.users.vhosts
 
     async def authenticate(self, user: bytes, password: bytes, *, loopback: bool, peer: str = "") -> Account:
-        """Let a client in.
+        """Log in a client with a password.
 
         Args:
             user: name, as in its SASL response.
             password: likewise.
             loopback: whether it connects from this machine.
-            peer: its address, without a port. Clients that try many passwords from one address must wait.
+            peer: its address, without a port. After failed logins, the next attempts from an address are delayed.
 
         Raises:
-            LoginRefused: it may not connect. An unknown user and a wrong password give the same answer in the same
-                time. Or too many logins of its address wait.
+            LoginRefused: it may not connect, or too many logins of its address wait. An unknown user and a wrong
+                password give the same answer in the same time.
             LogUnavailable: the users cannot be read from the database.
         """
         # shielded: a client that disconnects must not close the connection to the database
@@ -190,14 +193,14 @@ class Accounts:
                 self._refuse(user, peer, "too many logins wait", "login refused: too many logins of this address wait")
             before, stored = stored, self._stored(name)
             if stored == before:
-                break  # else the password was changed while this login waited for its turn
+                break  # otherwise the password was changed while this login waited for its turn
         if not right:
             reason = "unknown user" if stored is None else "wrong password"
             self._refuse(user, peer, reason, "login refused: unknown user or wrong password")
         return self._let_in(name, user, peer, loopback=loopback)
 
     async def admit(self, user: str, *, loopback: bool, peer: str = "") -> Account:
-        """Let a client in that was identified by other means than a password.
+        """Log in a client that was identified by other means than a password.
 
         Args:
             user: name.
@@ -228,7 +231,7 @@ class Accounts:
         raise LoginRefused(told)
 
     async def watch(self) -> None:
-        """Notice changes, until cancelled. While the database is away the last snapshot applies."""
+        """Read changes regularly, until cancelled. While the database is not reachable, the last snapshot applies."""
         away = False
         while True:
             await asyncio.sleep(WATCH_SECONDS)
@@ -245,9 +248,9 @@ class Accounts:
         """Read changes. All changes that were committed before the call are in effect when it returns.
 
         Raises:
-            LogUnavailable: the database is away.
+            LogUnavailable: the database is not reachable.
         """
-        # Calls that wait here while another one reads share the next reading: a thousand logins need few queries.
+        # Calls that wait here while another one reads share the next read: a thousand logins need few queries.
         self._asked += 1
         mine = self._asked
         async with self._reading:

@@ -1,12 +1,12 @@
-"""The order in which passwords are verified, which is costly. A client that tries many passwords delays no others.
+"""The order in which passwords are verified, which is costly. A client that tries many passwords does not delay others.
 
 There are three gates: one attempt at a time for a user name from one source, one at a time for a source, and a limited
 number for all. Attempts pass each gate in the order of arrival. So one attempt for each name waits at the gate of a
 source, and one for each source waits at the gate for all.
 
-A flood from one source takes only that source's turns. A flood for one name leaves the other names of its source their
-turns (many clients share an address where it is that of a proxy). A source that fails with many names is slowed down as
-a whole: after a number of failures it has one attempt in each pause.
+A flood of attempts from one source uses only the turns of that source. A flood for one name does not use the turns of
+other names of its source (clients behind a proxy share an address). A source that fails with many names is slowed down
+as a whole: after a number of failures it has one attempt in each pause.
 """
 
 import asyncio
@@ -18,16 +18,16 @@ from ipaddress import IPv6Address, ip_address
 from typing import Final
 
 FAILURES_AT_ONCE: Final = 20
-"""Failed attempts of one source before it has to pause after each: a fleet with an old password, and typing errors."""
+"""Failed attempts of one source without a pause for the whole source: many clients may have an old password."""
 MOST_NAMES: Final = 500
-"""Names of one source that wait at the same time: they take ten seconds, a third of what a handshake may take."""
+"""Names of one source that wait at the same time: they take ten seconds, a third of the limit for a handshake."""
 _REMEMBERED: Final = 10_000
 """Sources that have failed, of about 100 bytes each."""
 _Key = tuple[str, bytes | None]
 
 
 class TooManyWait(Exception):
-    """One source has as many names waiting as it may have."""
+    """The maximum number of names of one source waits already."""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class Turns:
         self._all = asyncio.Semaphore(most)
         self._gates: dict[_Key, _Gate] = {}
         self._paid: OrderedDict[str, float] = OrderedDict()
-        """By source: when all pauses for its failures would be over, had it made them one by one (loop's seconds)."""
+        """By source, the end of all pauses for its failures, one after another, in seconds of the event loop."""
 
     def __len__(self) -> int:
         """The number of gates that are in use."""
@@ -125,9 +125,9 @@ class Turns:
 
 
 def source_of(peer: str) -> str:
-    """The key of *peer* for limits that count clients by address: its address, or the network of an IPv6 address.
+    """The key of *peer* for limits by address: its IPv4 address, or the /64 network of its IPv6 address.
 
-    A single customer is given a /64 network at least, and can choose among all of its addresses.
+    A single customer usually has a /64 network at least, and can use all its addresses.
     """
     try:
         address = ip_address(peer)

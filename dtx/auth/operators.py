@@ -1,9 +1,9 @@
-"""Operators: their tokens, and the trail of what they did, for API and command line alike.
+"""Operators: their tokens, and the audit log of their actions, for API and command line.
 
 No lease is needed to write the tables.
 
-A token is 256 random bits, so a plain hash of it is as good as a slow one: it cannot be guessed. It is shown once.
-The trail is written before an action begins and completed when its result is known. An action without a result may have
+A token has 256 random bits and cannot be guessed, so a fast hash is enough. It is shown once. A line of the audit log
+is written before an action begins, and completed when its result is known. An action without a result may have
 happened.
 """
 
@@ -36,7 +36,7 @@ from dtx.db.columns import metadata, moment, octets, one_of, prose, word
 from dtx.db.connections import Dsn, LogError, explained, timed_engine
 
 PREFIX: Final = "dtx_"
-"""What tokens begin with, so that scanners of leaked secrets find them."""
+"""Prefix of tokens, which lets secret scanners find leaked ones."""
 MAX_NAME: Final = 64
 
 token: Final = Table(
@@ -75,7 +75,7 @@ audit: Final = Table(
 
 
 class TokenError(LogError):
-    """What was asked cannot be done; the message says why."""
+    """A token cannot be made or revoked. The message has the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +83,9 @@ class Token:
     """A token without its secret.
 
     Args:
-        name: of its holder; journal and trail record it.
-        role: what it permits.
-        made_by: the name of its maker.
+        name: of its holder; recorded in journal and audit log.
+        role: its permissions.
+        made_by: name of its maker.
         made_at, expires_at: seconds since the epoch; ``None`` for never.
     """
 
@@ -98,18 +98,18 @@ class Token:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditLine:
-    """A line of the trail.
+    """A line of the audit log.
 
     Args:
-        id: grows.
+        id: ascending number.
         at: seconds since the epoch.
-        actor, role: who, and in which role.
-        address: from where.
-        action: what.
-        subject: about what: virtual host and xid, or what else it is.
-        reason: why.
-        detail: what was asked for in particular, as JSON.
-        result: how it ended; ``None`` where dtx died before that was known.
+        actor, role: name and role of the operator.
+        address: of the operator.
+        action: name of the action.
+        subject: its object, for example virtual host and xid.
+        reason: that the operator gave.
+        detail: parameters of the request, as JSON.
+        result: its result; ``None`` if dtx died before it was known.
     """
 
     id: int
@@ -125,9 +125,9 @@ class AuditLine:
 
 
 class OperatorLog:
-    """Reads and writes tokens and trail; every call is a transaction of its own, and blocks.
+    """Reads and writes tokens and audit log. Every call is a transaction of its own, and blocks.
 
-    Every method raises LogError where the tables are missing, and LogUnavailable where the database is away.
+    Every method raises LogError if the tables are missing, and LogUnavailable if the database is not reachable.
 
     Args:
         url: the log's database.
@@ -142,19 +142,22 @@ class OperatorLog:
     # -- tokens
 
     def make_token(self, name: str, role: OperatorRole, made_by: str, *, seconds: float | None = None) -> str:
-        """A new token; its text is told once and kept nowhere.
+        """Make a token.
 
         Args:
             name: of its holder.
-            role: what it permits.
-            made_by: for people.
-            seconds: until it expires.
+            role: its permissions.
+            made_by: name of its maker, for people.
+            seconds: lifetime; ``None`` for no end.
+
+        Returns:
+            The text of the token, which is not stored.
 
         Raises:
-            TokenError: the name is taken, or is not valid.
+            TokenError: the name is taken, or not valid.
         """
         if not 1 <= len(name.encode()) <= MAX_NAME or not name.isprintable() or ":" in name:
-            raise TokenError(f"{name!r} is not a name of 1 to {MAX_NAME} printable octets without colons")
+            raise TokenError(f"{name!r} is not a name of 1 to {MAX_NAME} printable bytes without colons")
         secret = PREFIX + secrets.token_urlsafe(32)
         new = insert(token).values(
             rm=self._rm,
@@ -167,19 +170,19 @@ class OperatorLog:
         )
         with self._transaction() as connection:
             if connection.execute(new.on_conflict_do_nothing().returning(token.c.name)).first() is None:
-                raise TokenError(f"there is a token of the name {name!r} already")
+                raise TokenError(f"there is a token named {name!r} already")
         return secret
 
     def revoke_token(self, name: str) -> None:
-        """From now on it permits nothing.
+        """Delete a token.
 
         Raises:
-            TokenError: there is none.
+            TokenError: there is no token of that name.
         """
         with self._transaction() as connection:
             gone = delete(token).where(token.c.rm == self._rm, token.c.name == name)
             if connection.execute(gone).rowcount == 0:
-                raise TokenError(f"there is no token of the name {name!r}")
+                raise TokenError(f"there is no token named {name!r}")
 
     def tokens(self) -> list[Token]:
         """All tokens, by name."""
@@ -187,7 +190,7 @@ class OperatorLog:
             return [_token(row) for row in connection.execute(_TOKENS.where(token.c.rm == self._rm)).all()]
 
     def find_token(self, secret: str) -> Token | None:
-        """The token of that text, unless it has expired or was revoked."""
+        """The token with the text *secret*; ``None`` if there is none, or it has expired."""
         if not secret.startswith(PREFIX):
             return None
         wanted = _TOKENS.where(
@@ -199,13 +202,13 @@ class OperatorLog:
             row = connection.execute(wanted).first()
         return None if row is None else _token(row)
 
-    # -- the trail
+    # -- the audit log
 
     def begin(self, *, actor: str, role: str, address: str, action: str, subject: str, reason: str, detail: str) -> int:
-        """Record an action before it begins.
+        """Record an action before it begins. Arguments as in :class:`AuditLine`.
 
         Returns:
-            The line's number, for :meth:`finish`.
+            The number of the line, for :meth:`finish`.
         """
         line = {"actor": actor, "role": role, "address": address, "action": action}
         line |= {"subject": subject, "reason": reason, "detail": detail}
@@ -215,7 +218,7 @@ class OperatorLog:
             return int(connection.execute(new).scalar_one())
 
     def finish(self, number: int, result: str) -> None:
-        """Write down how it ended."""
+        """Record the result of an action."""
         with self._transaction() as connection:
             connection.execute(update(audit).where(audit.c.id == number).values(result=_storable(result)))
 
@@ -230,16 +233,16 @@ class OperatorLog:
         until: float | None = None,
         limit: int = 100,
     ) -> list[AuditLine]:
-        """The latest lines first; ``None`` is every.
+        """Lines that match, the latest first; ``None`` matches all.
 
         Args:
             before: only lines with smaller numbers.
-            actor: exactly that.
-            action: exactly that.
-            subject: what the line's subject has within.
-            since: seconds since the epoch; not before then.
-            until: before then.
-            limit: how many at most.
+            actor: the exact actor.
+            action: the exact action.
+            subject: a part of the subject.
+            since: seconds since the epoch: lines of that time or later.
+            until: seconds since the epoch: lines before that time.
+            limit: greatest number of lines.
         """
         columns = [audit.c[name] for name in AuditLine.__slots__]
         statement = select(*columns).where(audit.c.rm == self._rm).order_by(audit.c.id.desc()).limit(limit)
@@ -279,5 +282,5 @@ def _hash(secret: str) -> bytes:
 
 
 def _storable(text: str) -> str:
-    """What PostgreSQL cannot keep is escaped."""
+    """*text* with characters escaped that PostgreSQL cannot store."""
     return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()

@@ -1,12 +1,12 @@
-"""Passwords: their hashes, and verifying them without doing the costly work twice.
+"""Hashes of passwords, and their verification without repeated cost.
 
-Argon2id takes milliseconds and megabytes on purpose. A thousand clients that come back at once with passwords that were
-verified before must not pay it again, so what was verified is remembered: as a keyed hash (HMAC) of user, password and
-*stored hash*, with a key of this process alone. A password that was changed has another stored hash, and is not found.
-What was wrong is remembered in the same way: a client that comes back with its old password again and again costs
-nothing. A new wrong password costs its user name, from the address it came from, a pause before the next one is looked
-at, and after some of them it costs all of that address one (see :mod:`~dtx.auth.login_throttle`): guessing is slow,
-and does not hold up others.
+Argon2id takes milliseconds and megabytes on purpose. A thousand clients that reconnect at once must not cost that
+again. So the result of each verification is kept, by a hash (HMAC) of user, password and *stored hash*. The key is
+random for each process. A changed password has another stored hash, so its result is not found. Wrong passwords are
+kept in the same way: a client that reconnects again and again with an old password costs nothing.
+
+After a new wrong password, the next attempt for its user name from the same address is delayed. After some of them, all
+attempts from that address are delayed (see :mod:`~dtx.auth.login_throttle`).
 """
 
 import asyncio
@@ -29,16 +29,16 @@ from argon2.low_level import ARGON2_VERSION
 from dtx.auth.login_throttle import Turns
 
 MEMORY_KIB: Final = 19 * 1024
-"""With two passes and one lane the least that OWASP's password storage recommendation allows: about 20 ms."""
+"""With two passes and one lane, the minimum of OWASP's password storage recommendation: about 20 ms."""
 WORKERS: Final = 2
-"""Verifications at a time. Each holds MEMORY_KIB; more would take processor time from connected clients."""
+"""Verifications at a time. Each needs MEMORY_KIB; more would take processor time from connected clients."""
 REMEMBERED: Final = 10_000
-"""Credentials kept as right, and as many as wrong, of about 150 bytes: more users than connect at once to one dtx."""
+"""Results kept for right credentials, and as many for wrong ones, of about 150 bytes each."""
 PAUSE: Final = 1.0
 """Seconds after a wrong password before the next one of the same user from the same source is verified."""
 
 _NICE: Final = 10
-"""Priority of the threads: commits come first where processors are scarce."""
+"""Nice value of the threads: commits have priority."""
 
 _HASHER: Final = PasswordHasher(time_cost=2, memory_cost=MEMORY_KIB, parallelism=1)
 
@@ -49,7 +49,7 @@ def hash_password(password: bytes) -> str:
 
 
 def is_password(password: bytes, stored: str) -> bool:
-    """Whether *stored* is the text for *password*. Takes as long."""
+    """Whether *stored* is the text for *password*. Takes as long as :func:`hash_password`."""
     try:
         return _HASHER.verify(stored, password)
     except (VerificationError, InvalidHashError):
@@ -57,7 +57,7 @@ def is_password(password: bytes, stored: str) -> bool:
 
 
 def _decoy() -> str:
-    """A text that no password has, and that costs as much to verify; made without the costly work."""
+    """A random text that no password matches, and whose verification takes as long. Made without hashing."""
     salt, digest = (
         b64encode(secrets.token_bytes(size)).rstrip(b"=").decode() for size in (_HASHER.salt_len, _HASHER.hash_len)
     )
@@ -66,8 +66,8 @@ def _decoy() -> str:
 
 
 def _be_nice() -> None:
-    if sys.platform == "linux":  # elsewhere a thread has no priority of its own
-        with suppress(OSError):  # a thread that cannot change it does its work all the same
+    if sys.platform == "linux":  # other systems have no priority for a thread
+        with suppress(OSError):  # not essential
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), max(_NICE, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
@@ -82,35 +82,35 @@ class Verifier:
         self._decoy = _decoy()
 
     def close(self) -> None:
-        """Let go of the threads; what waits for one is given up."""
+        """End the threads, and cancel waiting verifications."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def verify(self, user: bytes, password: bytes, stored: str | None, *, source: str = "") -> bool:
         """Whether *password* is the one whose hash is *stored*.
 
         Args:
-            user: its name.
+            user: name of the user.
             password: as the client sent it.
-            stored: of :func:`hash_password`; ``None`` for an unknown user, which takes as long as a wrong password
-                does: a client that guesses names learns nothing from the time.
-            source: where the client connects from.
+            stored: from :func:`hash_password`; ``None`` for an unknown user. That takes as long as a wrong password, so
+                the time does not show whether the user exists.
+            source: see :func:`~dtx.auth.login_throttle.source_of`.
 
         Raises:
-            TooManyWait: with too many names at the same time.
+            TooManyWait: too many names of that source wait.
         """
         digest = self._digest(user, password, stored or "")
         known = self._remembered(digest)
         if known is not None:
             return known
         async with self._turns.turn(source, user) as turn:
-            known = self._remembered(digest)  # another login asked the same meanwhile
+            known = self._remembered(digest)  # another login may have verified the same meanwhile
             if known is not None:
                 return known
             turn.pause = PAUSE
             running = asyncio.get_running_loop().run_in_executor(self._threads, self._verify, password, stored)
             try:
                 right = await asyncio.shield(running)
-            finally:  # also of a client that has gone: the turn lasts as long as the thread is busy
+            finally:  # also after a cancellation: the turn lasts as long as the thread is busy
                 await asyncio.wait((running,))
                 if not running.cancelled() and running.result():
                     turn.pause = 0.0

@@ -1,11 +1,10 @@
-"""Patterns of permissions, as RabbitMQ has them ("Access Control in RabbitMQ": configure, write and read by regular
+"""Patterns of permissions, as in RabbitMQ ("Access Control in RabbitMQ": configure, write and read by regular
 expression).
 
 A pattern is *searched* in the bytes of a name, anywhere unless it has ``^`` or ``$``; the empty pattern is ``^$``.
-The default exchange counts as ``amq.default``. RabbitMQ's dialect is PCRE's; the package ``regex`` is nearest to it,
-and it can give a match up, which Python's own ``re`` cannot: a pattern such as ``(a|aa)+$`` would stop the whole
-service for years over a name that a client has chosen. What was given up is no match, as for RabbitMQ at PCRE's match
-limit.
+The default exchange counts as ``amq.default``. RabbitMQ uses PCRE. The package ``regex`` is most similar to it, and has
+a time limit for a match, which Python's own ``re`` lacks: with a pattern such as ``(a|aa)+$``, a client could choose a
+name that stops the whole service for years. A match that exceeds the limit counts as none, as in RabbitMQ.
 """
 
 import warnings
@@ -18,28 +17,28 @@ import regex
 from dtx.telemetry import get_logger
 
 MATCH_SECONDS: Final = 0.02
-"""Processor time of one match; sensible ones take microseconds."""
+"""Seconds for one match; normal ones take microseconds."""
 MAX_PATTERN: Final = 4096
 """Characters of a pattern: hundreds of names with ``|`` between them."""
 _PATTERNS: Final = 1024
-"""Compiled patterns that are kept; a service has a handful."""
+"""Compiled patterns that are kept; a service has few."""
 _ANSWERS: Final = 16_384
-"""Answers that are kept, for a name and a pattern each: about 5 MB when the names are long."""
+"""Results that are kept, each for a name and a pattern: about 5 MB with long names."""
 _LONGEST_NAME: Final = 255
 _PRINTABLE: Final = frozenset(range(0x21, 0x7F))
 _PROBES: Final = frozenset(b"a0 ")
 
-# regex reads {e<=1} as "with an error at most"; PCRE reads any such brace as itself. Neither is worth guessing.
+# regex reads {e<=1} as "with at most one error"; PCRE reads such a brace as itself. So such patterns are refused.
 _STRANGE_BRACE: Final = regex.compile(r"(?:^|[^\\])(?:\\\\)*\{(?!\d+(?:,\d*)?\})")
 _VARIABLE: Final = regex.compile(r"\{(?:username|vhost)\}")
-# \g{1} is a reference to a group for PCRE, and twice the letter for regex.
+# \g{1} is a reference to a group in PCRE, but one letter g in regex.
 _STRANGE_REFERENCE: Final = regex.compile(r"(?:^|[^\\])(?:\\\\)*\\g")
 
 log: Final = get_logger()
 
 
 class Permission(StrEnum):
-    """What one may be allowed to do with an exchange or a queue."""
+    """A permission on an exchange or a queue."""
 
     CONFIGURE = "configure"
     WRITE = "write"
@@ -47,12 +46,12 @@ class Permission(StrEnum):
 
 
 class Patterns(NamedTuple):
-    """What an account may do in one virtual host.
+    """The permissions of an account in one virtual host, each a pattern of names.
 
     Args:
-        configure: declare and delete what has such a name.
-        write: publish to such exchanges, bind such queues.
-        read: consume from and purge such queues, bind to such exchanges.
+        configure: declare and delete exchanges and queues.
+        write: publish to exchanges, bind queues.
+        read: consume from and purge queues, bind to exchanges.
     """
 
     configure: str
@@ -61,10 +60,10 @@ class Patterns(NamedTuple):
 
 
 class TopicPatterns(NamedTuple):
-    """With which routing keys an account may use one topic exchange; where there are none, with all.
+    """The routing keys with which an account may use one topic exchange. Without topic permissions, all are allowed.
 
-    ``{username}`` and ``{vhost}`` in them stand for the names, each character for itself. (RabbitMQ reads names as
-    patterns there: to it a user ``.*`` is everybody.)
+    ``{username}`` and ``{vhost}`` in a pattern are replaced by the names, as literal text. (In RabbitMQ the names
+    become part of the pattern: a user ``.*`` matches all names.)
 
     Args:
         write: publish.
@@ -76,7 +75,7 @@ class TopicPatterns(NamedTuple):
 
 
 class BadPattern(ValueError):
-    """A pattern that would not work; the message says why, in a few words."""
+    """A pattern cannot be used. The message has the reason."""
 
 
 def allows(patterns: Patterns, permission: Permission, name: bytes) -> bool:
@@ -87,13 +86,13 @@ def allows(patterns: Patterns, permission: Permission, name: bytes) -> bool:
 
 @lru_cache(_PATTERNS)
 def expand(patterns: TopicPatterns, user: str, vhost: str) -> TopicPatterns:
-    """*patterns* with names in the place of ``{username}`` and ``{vhost}``."""
+    """*patterns* with the names instead of ``{username}`` and ``{vhost}``."""
     names = {"{username}": regex.escape(user), "{vhost}": regex.escape(vhost)}
     return TopicPatterns(*(_VARIABLE.sub(lambda found: names[found[0]], pattern) for pattern in patterns))
 
 
 def allows_topic(patterns: TopicPatterns, permission: Permission, key: bytes) -> bool:
-    """Whether *patterns*, expanded, give *permission*, write or read, for the routing key *key*."""
+    """Whether the expanded *patterns* give *permission* (write or read) for the routing key *key*."""
     pattern: str = getattr(patterns, permission)
     return _matches(pattern, key)
 
@@ -109,11 +108,11 @@ def _matches(pattern: str, name: bytes) -> bool:
 
 
 def check_pattern(pattern: str) -> None:
-    """Try *pattern* before it is stored.
+    """Check *pattern* before it is stored.
 
     Raises:
-        BadPattern: it is no regular expression, one that RabbitMQ would read otherwise, or one whose match can take
-            time that grows out of hand with the length of a name.
+        BadPattern: it is not a regular expression, has another meaning in RabbitMQ, or its match can take too long for
+            some names.
     """
     compiled = _compile(pattern)
     for character in sorted(_PROBES | (set(pattern.encode()) & _PRINTABLE)):
@@ -122,7 +121,7 @@ def check_pattern(pattern: str) -> None:
                 compiled.search(bytes([character]) * (_LONGEST_NAME - 1) + end, timeout=MATCH_SECONDS)
             except TimeoutError:
                 raise BadPattern(
-                    "matching it can take too long: do not repeat what has several ways to match, as (a|aa)+ has"
+                    "matching it can take too long: do not repeat a group with several ways to match, such as (a|aa)+"
                 ) from None
 
 
@@ -138,11 +137,11 @@ def _compile(pattern: str) -> "regex.Pattern[bytes]":
     if _STRANGE_BRACE.search(pattern):
         raise BadPattern("a { that begins no number of repetitions must be written \\{")
     if _STRANGE_REFERENCE.search(pattern):
-        raise BadPattern("\\g is not known here")
+        raise BadPattern("\\g is not supported")
     try:
         with warnings.catch_warnings():
-            # what regex warns of, as of a [ in a set, is what it will read otherwise one day, and PCRE does now
+            # regex warns of syntax, such as [ in a set, that future versions will read differently, as PCRE does
             warnings.simplefilter("error")
             return regex.compile(pattern.encode() or b"^$")
     except (regex.error, Warning, RecursionError, OverflowError, ValueError) as error:
-        raise BadPattern(f"it is no regular expression: {error}") from None
+        raise BadPattern(f"it is not a regular expression: {error}") from None

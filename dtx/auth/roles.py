@@ -1,4 +1,4 @@
-"""Roles and tags, and what they permit. It stands on nothing: a command line is parsed without loading the tables."""
+"""Roles and tags, and their permissions. This module imports no tables, so that the command line is parsed fast."""
 
 from enum import StrEnum
 from typing import Final
@@ -8,11 +8,11 @@ class OperatorRole(StrEnum):
     """The roles of operators. Each role includes the permissions of those before it."""
 
     VIEWER = "viewer"
-    """Look at everything but the contents of messages."""
+    """Read everything except the contents of messages."""
     OPERATOR = "operator"
     """Decide about a branch and its messages, one at a time."""
     COORDINATOR = "coordinator"
-    """Decide about many at once; make users, virtual hosts and tokens; read the trail."""
+    """Decide about many at once; make users, virtual hosts and tokens; read the audit log."""
 
     def includes(self, other: "OperatorRole") -> bool:
         """Whether a holder of this role may do everything that *other* permits."""
@@ -20,7 +20,7 @@ class OperatorRole(StrEnum):
 
 
 class Tag(StrEnum):
-    """What an account may be as well as its permissions: the words are RabbitMQ's, and one more for who decides."""
+    """Tags of an account: those of RabbitMQ, and ``operator``."""
 
     ADMINISTRATOR = "administrator"
     MONITORING = "monitoring"
@@ -29,9 +29,9 @@ class Tag(StrEnum):
 
 
 TAGS: Final = {
-    Tag.MONITORING: (OperatorRole.VIEWER, "look at branches by the operators' API and its pages"),
-    Tag.OPERATOR: (OperatorRole.OPERATOR, "look, and decide about a branch"),
-    Tag.ADMINISTRATOR: (OperatorRole.COORDINATOR, "look, decide about many, make users and tokens, read the trail"),
+    Tag.MONITORING: (OperatorRole.VIEWER, "view branches in the operators' API and its pages"),
+    Tag.OPERATOR: (OperatorRole.OPERATOR, "view, and decide about a branch"),
+    Tag.ADMINISTRATOR: (OperatorRole.COORDINATOR, "view, decide about many, make users and tokens, read the audit log"),
     Tag.IMPERSONATOR: (None, "publish messages with the user-id of another user"),
 }
-"""As what each lets a user in at the operators' API, the lowest role first; and what it permits."""
+"""For each tag the role of its users in the operators' API, lowest first (``None`` for none); and its permissions."""

@@ -1,7 +1,7 @@
 """Users, their permissions and virtual hosts: the tables, their contents as one value, and changes to them.
 
 Operators change them with ``dtx user`` and ``dtx vhost``, while dtx runs or not; no lease is needed. Triggers count
-every change in ``account_version``, whatever its origin. So a running dtx notices it by reading one number.
+every change in ``account_version``, whatever its origin. So a running dtx detects a change by reading one number.
 """
 
 from collections import defaultdict
@@ -155,11 +155,11 @@ class User:
     """An account.
 
     Args:
-        name: as the client gives it.
+        name: as in the client's login.
         password_hash: never shown.
-        tags: words of :class:`Tag`.
-        grants: by virtual host; where there is none the user may not enter.
-        topics: by virtual host and topic exchange; where there are none every routing key is allowed.
+        tags: values of :class:`Tag`.
+        grants: by virtual host; the user may not enter any other.
+        topics: by virtual host and topic exchange; at other exchanges every routing key is allowed.
     """
 
     name: str
@@ -174,7 +174,7 @@ class Snapshot:
     """All users and virtual hosts of a resource manager at one moment.
 
     Args:
-        version: grows with every change; 0 where there never was one.
+        version: grows with every change; 0 if there was none.
         vhosts: names.
         users: by name.
     """
@@ -231,8 +231,8 @@ class EditError(LogError):
 class AccountEditor:
     """Changes the users of a resource manager, each call in a transaction of its own.
 
-    Every method raises EditError where it refuses, LogError where the tables are missing, and LogUnavailable where the
-    database is away.
+    Every method raises EditError if it refuses, LogError if the tables are missing, and LogUnavailable if the database
+    is not reachable.
 
     Args:
         url: the log's database.
@@ -299,7 +299,7 @@ class AccountEditor:
         """Remove a user with all permissions.
 
         Returns:
-            How many branches in doubt it has started: only a configured coordinator can complete them from now on.
+            The number of branches in doubt that it has started. Only a coordinator can complete them from now on.
         """
         with self._changing() as connection:
             if connection.execute(delete(account).where(*self._is(account, name))).rowcount == 0:
@@ -310,12 +310,12 @@ class AccountEditor:
     def grant(
         self, name: str, where: str, *, configure: str | None = None, write: str | None = None, read: str | None = None
     ) -> Patterns:
-        """Let a user into a virtual host, or change what it may do there.
+        """Give a user permissions in a virtual host, or change them.
 
         Args:
             name: the user.
             where: the virtual host.
-            configure: regular expression; ``None`` leaves what there is, which is nothing at first.
+            configure: regular expression; ``None`` for no change (at first it is empty and matches no name).
             write: likewise.
             read: likewise.
 
@@ -342,7 +342,7 @@ class AccountEditor:
             return Patterns(*found.one())
 
     def revoke(self, name: str, where: str) -> None:
-        """Take all permissions of a user in a virtual host back: it may not enter any more."""
+        """Revoke all permissions of a user in a virtual host, which it may not enter any more."""
         with self._changing() as connection:
             self._demand_user(connection, name)
             gone = delete(permission).where(permission.c.account == name, *self._in(where))
@@ -359,9 +359,9 @@ class AccountEditor:
         Args:
             name: the user.
             where: the virtual host.
-            exchange_name: need not be there yet, nor a topic exchange.
-            write: regular expression, in which ``{username}`` and ``{vhost}`` stand for the names; ``None`` leaves what
-                there is, which is nothing at first.
+            exchange_name: need not exist yet, nor be a topic exchange.
+            write: regular expression, in which ``{username}`` and ``{vhost}`` are replaced by the names; ``None`` for
+                no change (at first it is empty and matches only the empty key).
             read: likewise.
 
         Returns:
@@ -393,7 +393,7 @@ class AccountEditor:
         Args:
             name: the user.
             where: the virtual host.
-            exchange_name: at this exchange; ``None``: at all.
+            exchange_name: of the exchange; ``None`` for all.
 
         Returns:
             The number of exchanges where limits were lifted.
@@ -437,7 +437,7 @@ class AccountEditor:
         return topic_permission.c.rm == self._rm, topic_permission.c.vhost == where, mine, *at
 
     def _demand_user(self, connection: Connection, name: str) -> None:
-        # locked: it is still there when the change that needs it is written
+        # locked, so that it still exists when the change is written
         if connection.execute(select(account.c.name).where(*self._is(account, name)).with_for_update()).first() is None:
             raise self._unknown_user(name)
 
@@ -483,10 +483,10 @@ def _check_name(what: str, name: str) -> None:
     except UnicodeEncodeError:
         raise EditError(f"the name of the {what} must be UTF-8") from None
     if not 1 <= octets <= MAX_NAME or "\0" in name:
-        raise EditError(f"the name of the {what} has 1 to {MAX_NAME} octets, and no NUL")
+        raise EditError(f"the name of the {what} must have 1 to {MAX_NAME} bytes, and no NUL")
 
 
 def _hashed(password: bytes) -> str:
     if not 1 <= len(password) <= MAX_PASSWORD or b"\0" in password:
-        raise EditError(f"a password has 1 to {MAX_PASSWORD} octets, and no NUL")
+        raise EditError(f"a password must have 1 to {MAX_PASSWORD} bytes, and no NUL")
     return hash_password(password)

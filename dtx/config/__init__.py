@@ -1,7 +1,7 @@
-"""Settings: flags over environment (``DTX_*``) over a TOML file over defaults.
+"""Settings: from flags, then the environment (``DTX_*``), then a TOML file, then defaults.
 
-``Settings(...)`` itself reads nothing but its arguments; :meth:`Settings.load` is what looks at the environment and
-at the file. Unknown keys are refused everywhere, because a misspelt limit that is silently ignored is no limit.
+``Settings(...)`` reads only its arguments; :meth:`Settings.load` reads environment and file as well. Unknown keys are
+refused everywhere: a misspelt limit must not be ignored.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ __all__ = ["Address", "ConfigError", "Settings", "broker_vhost", "parse_duration
 
 
 def __getattr__(name: str) -> Any:
-    """Load the settings, and pydantic with them, when they are first asked for: ``dtx --help`` needs neither."""
+    """Import the settings, and pydantic with them, at the first access: ``dtx --help`` needs neither."""
     if name != "Settings":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from dtx.config.settings import Settings

@@ -1,7 +1,7 @@
-"""Settings with a grammar of their own: policies and quotas. There is none of either unless it is set.
+"""Settings with a grammar of their own: policies and quotas.
 
-A policy decides about branches in doubt without anybody being asked. A quota bounds what one user, or one virtual host,
-may hold.
+A policy completes branches in doubt without an operator. A quota limits the resources of one user or virtual host.
+There are none by default.
 """
 
 import re
@@ -16,12 +16,12 @@ from dtx.config.values import parse_duration, parse_size
 _POLICY_NAME: Final = re.compile(r"[a-z0-9._-]{1,32}")
 _POLICY_FORMAT: Final = "NAME rollback|commit format=ID[,ID] vhost=NAME after=DURATION"
 _LEAST: Final = 1.0
-"""Seconds; a policy that is faster than a transaction manager decides against it."""
+"""Seconds; a faster policy could decide before the transaction manager does."""
 _T = TypeVar("_T")
 
 
 class QuotaResource(StrEnum):
-    """What a quota bounds."""
+    """A resource that a quota limits."""
 
     BRANCHES = "branches"
     IN_DOUBT = "in-doubt"
@@ -31,12 +31,12 @@ class QuotaResource(StrEnum):
 
 
 QUOTA_LIMITS: Final = " ".join(f"{name}={'SIZE' if name is QuotaResource.BYTES else 'N'}" for name in QuotaResource)
-"""How limits are written."""
+"""The syntax of limits."""
 _QUOTA_FORMAT: Final = f"user=NAME|vhost=NAME {QUOTA_LIMITS}"
 
 
 def _each(value: object, kind: type[_T], parse: Callable[[str], _T]) -> tuple[_T, ...]:
-    """From texts, from one with semicolons between them, or from what has been parsed already."""
+    """Parse texts, or one text with semicolons. Parsed values are returned as they are."""
     pieces = [value] if isinstance(value, str | kind) else list(cast("Iterable[object]", value))
     found: list[_T] = []
     for piece in pieces:
@@ -49,13 +49,13 @@ def _each(value: object, kind: type[_T], parse: Callable[[str], _T]) -> tuple[_T
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Completes prepared branches heuristically that have been so for long.
+    """A rule that completes branches heuristically that have been prepared for a long time.
 
     Args:
-        name: stands in journal and trail.
-        action: what is decided.
-        formats: format ids of the branches that are meant.
-        vhost: the virtual host that is meant.
+        name: recorded in journal and audit log.
+        action: the decision.
+        formats: format ids of the branches that it applies to.
+        vhost: virtual host of these branches.
         after: seconds since the vote.
     """
 
@@ -71,18 +71,18 @@ class Policy:
 
 
 def parse_policies(value: object) -> tuple[Policy, ...]:
-    """Policies from texts, or from one with semicolons between them.
+    """Policies from texts, or from one text with semicolons.
 
     Raises:
-        ValueError: one of them is none, two have one name, or two mean the same branches.
+        ValueError: one of them is invalid, two have the same name, or two apply to the same branches.
     """
     found = _each(value, Policy, _policy)
     if len({policy.name for policy in found}) < len(found):
-        raise ValueError("two policies have one name")
+        raise ValueError("two policies have the same name")
     meant = [(policy.vhost, number) for policy in found for number in policy.formats]
     for vhost, number in meant:
         if meant.count((vhost, number)) > 1:
-            raise ValueError(f"two policies mean the branches of format id {number} in virtual host {vhost}")
+            raise ValueError(f"two policies apply to branches of format id {number} in virtual host {vhost}")
     return found
 
 
@@ -91,17 +91,17 @@ def _policy(text: str) -> Policy:
         name, action, *rest = shlex.split(text)
         given = dict(word.split("=", 1) for word in rest)
     except ValueError:
-        raise ValueError(f"{text.strip()!r} is no policy: {_POLICY_FORMAT}") from None
+        raise ValueError(f"{text.strip()!r} is not a policy: {_POLICY_FORMAT}") from None
     if not _POLICY_NAME.fullmatch(name) or action not in {"rollback", "commit"} or len(given) < len(rest):
-        raise ValueError(f"{text.strip()!r} is no policy: {_POLICY_FORMAT}")
+        raise ValueError(f"{text.strip()!r} is not a policy: {_POLICY_FORMAT}")
     if given.keys() != {"format", "vhost", "after"}:
         raise ValueError(f"policy {name} needs format, vhost and after, and nothing else: {_POLICY_FORMAT}")
     numbers = given["format"].split(",")
     if not all(number.isascii() and number.isdigit() and int(number) < 1 << 32 for number in numbers):
-        raise ValueError(f"policy {name}: {given['format']!r} are no format ids")
+        raise ValueError(f"policy {name}: {given['format']!r} is not a list of format ids")
     after = parse_duration(given["after"])
     if after < _LEAST:
-        raise ValueError(f"policy {name}: {given['after']} is sooner than any transaction manager comes back")
+        raise ValueError(f"policy {name}: after={given['after']} is less than one second")
     return Policy(
         name=name,
         action=cast('Literal["rollback", "commit"]', action),
@@ -113,12 +113,12 @@ def _policy(text: str) -> Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """Bounds one user or virtual host.
+    """Limits of one user or virtual host.
 
     Args:
         scope: ``user`` or ``vhost``.
-        name: which one; ``*`` for each that has no quota of its own.
-        limits: by name of :class:`QuotaResource`, those that there are.
+        name: of the user or virtual host; ``*`` for each that has no quota of its own.
+        limits: pairs of a value of :class:`QuotaResource` and its limit.
     """
 
     scope: str
@@ -130,10 +130,10 @@ class Quota:
 
 
 def parse_quotas(value: object) -> tuple[Quota, ...]:
-    """Quotas from texts, or from one with semicolons between them.
+    """Quotas from texts, or from one text with semicolons.
 
     Raises:
-        ValueError: one of them is none, or two are for the same name.
+        ValueError: one of them is invalid, or two are for the same name.
     """
     found = _each(value, Quota, _quota)
     names = [(quota.scope, quota.name) for quota in found]
@@ -149,9 +149,9 @@ def _quota(text: str) -> Quota:
         (scope, name), *rest = [word.split("=", 1) for word in words]
         limits = {resource: parse_size(most) for resource, most in rest}
     except ValueError:
-        raise ValueError(f"{text.strip()!r} is no quota: {_QUOTA_FORMAT}") from None
+        raise ValueError(f"{text.strip()!r} is not a quota: {_QUOTA_FORMAT}") from None
     if scope not in {"user", "vhost"} or not name or not limits or len(limits) < len(rest):
-        raise ValueError(f"{text.strip()!r} is no quota: {_QUOTA_FORMAT}")
+        raise ValueError(f"{text.strip()!r} is not a quota: {_QUOTA_FORMAT}")
     if not limits.keys() <= set(QuotaResource):
-        raise ValueError(f"the quota of {scope} {name} is for something unknown: {_QUOTA_FORMAT}")
+        raise ValueError(f"the quota of {scope} {name} has an unknown resource: {_QUOTA_FORMAT}")
     return Quota(scope=scope, name=name, limits=tuple(limits.items()))

@@ -1,4 +1,4 @@
-"""The values that settings take: sizes, durations, addresses, URLs; and how secrets are kept out of sight."""
+"""Parsers for values of settings: sizes, durations, addresses, URLs; and the redaction of secrets."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +24,7 @@ _PASSWORD_FIELD: Final = re.compile(
 
 
 class ConfigError(Exception):
-    """A setting is missing, unknown or wrong. The message is one sentence for people, without secrets."""
+    """A setting is missing, unknown or invalid. The message is one sentence for people, without secrets."""
 
 
 class Address(NamedTuple):
@@ -35,7 +35,7 @@ class Address(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether this machine alone reaches it."""
+        """Whether only this machine can reach it."""
         try:
             return ip_address(self.host).is_loopback
         except ValueError:
@@ -48,8 +48,8 @@ class Address(NamedTuple):
 def redact(text: str) -> str:
     """*text* with every password in a URL or a connection string replaced by ``***``.
 
-    Hides rather too much than too little: a URL is taken to reach its last ``@``, since people forget to
-    percent-encode passwords.
+    It hides too much rather than too little: a password in a URL ends at the last ``@``, because passwords are often
+    not percent-encoded.
     """
     return _PASSWORD_FIELD.sub(r"\1\2***", _URL_WITH_USER.sub(_without_password, text))
 
@@ -63,7 +63,7 @@ def parse_size(value: object) -> int:
     """A number of bytes from ``65536``, ``"64KiB"``, ``"2 MiB"`` or ``"1GB"``.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: it is not a size, or not a whole number of bytes.
     """
     number = _quantity(value, _SIZE_UNITS, "a size, for example 65536 or 64MiB")
     if number != int(number):
@@ -75,7 +75,7 @@ def parse_duration(value: object) -> float:
     """Seconds from ``10``, ``0.5``, ``"10s"``, ``"500ms"``, ``"5m"``, ``"1h"`` or ``"90d"``.
 
     Raises:
-        ValueError: it is none of them.
+        ValueError: it is not a duration.
     """
     return _quantity(value, _TIME_UNITS, "a duration, for example 10s, 5m or 2h (a bare number is in seconds)")
 
@@ -109,7 +109,7 @@ def _address(part: object) -> Address:
 
 
 def split_list(value: object) -> tuple[object, ...]:
-    """The elements of a sequence, of a comma separated text, or of a sequence of such texts."""
+    """The elements of a comma separated text, a sequence, or a sequence of such texts."""
     if isinstance(value, str):
         return tuple(part for part in (piece.strip() for piece in value.split(",")) if part)
     if isinstance(value, Address) or not isinstance(value, Iterable):
@@ -120,7 +120,7 @@ def split_list(value: object) -> tuple[object, ...]:
 
 
 def url_of(schemes: tuple[str, ...], example: str) -> "Callable[[object], SecretStr]":
-    """A parser of URLs of these schemes, which never repeats the URL in what it raises."""
+    """A parser for URLs with one of *schemes*. It raises ValueError with *example*, never with the URL."""
     from pydantic import SecretStr
 
     def check(value: object) -> SecretStr:
@@ -142,8 +142,8 @@ def url_of(schemes: tuple[str, ...], example: str) -> "Callable[[object], Secret
 
 
 def broker_vhost(url: str) -> str:
-    """The vhost that an AMQP URL names: ``/`` where it has no path, else the decoded path without its first slash.
+    """The vhost of an AMQP URL: the decoded path without its first slash, or ``/`` without a path.
 
-    (RabbitMQ URI specification, "vhost": ``amqp://host/`` is read here as ``/`` too, as most clients do.)
+    As in most clients, ``amqp://host/`` means ``/`` too (RabbitMQ URI specification, "vhost").
     """
     return unquote(urlsplit(url).path.removeprefix("/")) or "/"

@@ -1,1 +1,1 @@
-"""PostgreSQL for every room that stores something: connections, pipelines, columns, migrations."""
+"""PostgreSQL: connections, pipelines, columns, migrations."""

@@ -1,7 +1,8 @@
-"""Columns: how tables declare them, and how values become parameters of set-based statements.
+"""Columns of tables, and encoders of their values as parameters of set-based statements.
 
-A group of writes becomes one binary array for each column, ``unnest``-ed by the statement. psycopg's own adapters take
-three times as long for it: at 80 cells for a branch that would be half of what the log needs for a branch in all.
+A group of writes becomes one binary array for each column, which the statement expands with ``unnest``. psycopg's
+adapters take three times as long: for the 80 cells of a branch, half of the log's time for that branch.
+
 Format of an array: header (dimensions, has-null flag, element type, length, lower bound), then each element as length
 and bytes, length -1 for null.
 """
@@ -34,27 +35,27 @@ metadata: Final = MetaData(schema=SCHEMA)
 
 
 def word(name: str, *, nullable: bool = False) -> Column[str]:
-    """An identifier, compared in indexes on every write: in byte order."""
+    """A text column for identifiers. Byte order makes index comparisons cheap, which every write needs."""
     return Column(name, Text(collation="C"), nullable=nullable)
 
 
 def prose(name: str, *, nullable: bool = False, comment: str | None = None) -> Column[str]:
-    """Text for people."""
+    """A column for texts that people read."""
     return Column(name, Text, nullable=nullable, comment=comment)
 
 
 def octets(name: str, *, nullable: bool = False) -> Column[bytes]:
-    """``bytea``: names, keys, properties and bodies are bytes on the wire."""
+    """A ``bytea`` column: names, keys, properties and bodies are bytes on the wire."""
     return Column(name, LargeBinary, nullable=nullable)
 
 
 def moment(name: str, *, nullable: bool = False, now: bool = False) -> Column[object]:
-    """A time; *now* where the database says it."""
+    """A ``timestamptz`` column; with *now* the database's time is the default."""
     return Column(name, DateTime(timezone=True), nullable=nullable, server_default=text("now()") if now else None)
 
 
 def one_of(column: str, words: Iterable[StrEnum]) -> str:
-    """The condition that *column* has one of *words*."""
+    """The SQL condition that *column* has one of *words*."""
     return f"{column} IN ({', '.join(repr(str(word)) for word in words)})"
 
 
@@ -69,11 +70,11 @@ _INT8: Final = Struct(">iq").pack
 _TRUE: Final = _LENGTH(1) + b"\x01"
 _FALSE: Final = _LENGTH(1) + b"\x00"
 _EPOCH: Final = 946_684_800_000_000
-"""2000-01-01 in microseconds since 1970: where PostgreSQL's timestamps start."""
+"""2000-01-01 in microseconds since 1970: the zero of PostgreSQL's timestamps."""
 
 
 def seconds_of(data: bytes) -> float:
-    """A binary ``timestamptz`` as seconds since 1970: the nearest float, so that what was stored reads back equal."""
+    """A binary ``timestamptz`` as seconds since 1970: the nearest float, so that a stored value is read back equal."""
     return seconds_from(int.from_bytes(data, signed=True))
 
 
@@ -89,12 +90,12 @@ def int8(value: int) -> bytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoder:
-    """From values to parameters.
+    """Encodes values as parameters.
 
     Args:
-        type: SQL's, of one value.
-        array: from the values of a column to its parameter.
-        cell: from a value to a parameter of its own; ``None`` is null.
+        type: SQL type of one value.
+        array: encodes the values of a column as one parameter.
+        cell: encodes one value as a parameter; ``None`` is null.
     """
 
     type: str
@@ -107,7 +108,7 @@ def _array(oid: int, count: int, cells: Iterable[bytes]) -> bytes:
 
 
 def _texts(values: Sequence[str]) -> bytes:
-    if len(values) > 1 and values.count(values[0]) == len(values):  # vhosts, owners and states nearly always are equal
+    if len(values) > 1 and values.count(values[0]) == len(values):  # vhosts, owners and states are nearly always equal
         data = values[0].encode()
         return _array(25, len(values), (_LENGTH(len(data)) + data,) * len(values))
     return _array(25, len(values), [_LENGTH(len(data := value.encode())) + data for value in values])
@@ -153,14 +154,14 @@ uuids: Final = Encoder(
     attrgetter("bytes"),
 )
 raw_uuids: Final = Encoder("uuid", lambda values: _array(2950, len(values), map(_UUID_LENGTH.__add__, values)), _same)
-"""Of 16 bytes each."""
+"""Values of 16 bytes each."""
 texts: Final = Encoder("text", _texts, str.encode)
-"""Identifiers: what is not UTF-8, or holds a NUL, is refused by PostgreSQL or here."""
+"""Identifiers: a value that is not UTF-8, or contains NUL, raises an error here or in PostgreSQL."""
 optional_texts: Final = Encoder("text", _optional_texts, lambda value: None if value is None else _prose(value))
-"""Words that come from anywhere, for people to read: what PostgreSQL cannot keep is escaped."""
+"""Texts from any source, for people: characters that PostgreSQL cannot store are escaped."""
 bytes_: Final = Encoder(
     "bytea",
-    # bodies are copied once
+    # one join: bodies are copied once
     lambda values: _array(17, len(values), chain.from_iterable(zip(_lengths(values), values, strict=True))),
     _same,
 )
@@ -184,7 +185,7 @@ class Field(NamedTuple):
 
     Args:
         name: of the column.
-        attribute: of the record that has the value; empty where a value is put together otherwise.
+        attribute: of the record that has the value; empty if the value has another source.
         encoder: of its values.
     """
 
@@ -206,7 +207,7 @@ _ENCODERS: Final[Mapping[tuple[type, bool], Encoder]] = {
     (DateTime, False): times,
     (DateTime, True): times,
 }
-"""By type, and whether there may be no value; text for people counts as such."""
+"""By type, and whether the column is nullable or has texts for people."""
 
 
 def fields_of(
@@ -216,24 +217,24 @@ def fields_of(
     attributes: Mapping[str, str] = MappingProxyType({}),
     encoders: Mapping[str, Encoder] = MappingProxyType({}),
 ) -> tuple[Field, ...]:
-    """The columns of *table* in their order, but for the name of the resource manager.
+    """The columns of *table* in their order, without the name of the resource manager.
 
     Args:
-        table: which.
-        without: names of columns that are left out.
-        attributes: of records, where they have another name than the column.
-        encoders: where they are not those of the column's type.
+        table: the table.
+        without: names of columns to leave out.
+        attributes: by column, attributes of records whose name differs from that of the column.
+        encoders: by column, encoders that are not those of the column's type.
     """
 
     def encoder(column: Column[Any]) -> Encoder:
         loose = bool(column.nullable) or (isinstance(column.type, Text) and column.type.collation is None)
         return encoders.get(column.name) or _ENCODERS[type(column.type), loose]
 
-    # SQLAlchemy's names are of a class of its own, by which attributes are found half as fast
+    # SQLAlchemy's names are a subclass of str, which makes attribute access half as fast
     named = [(str(column.name), column) for column in table.c if column.name not in {"rm", *without}]
     return tuple(Field(name, attributes.get(name, name), encoder(column)) for name, column in named)
 
 
 def values_of(fields: Sequence[Field]) -> Callable[[Any], tuple[Any, ...]]:
-    """A function that takes the values of *fields* out of a record."""
+    """A function that returns the values of *fields* of a record."""
     return attrgetter(*(field.attribute for field in fields))

@@ -1,9 +1,8 @@
 """The database: its URL, connections to it, the settings of a session, and the requirements on the server.
 
-The URL may name several hosts, which share the time-out. libpq tries them one after another, from the first on, and
-gives each of them the whole time-out. A caller with less time would never reach the second host where the first is
-silent (a machine that is gone refuses nothing). Here each host gets its part. The next caller begins with the host that
-answered last, or behind one that did not answer.
+The URL may name several hosts. libpq tries them one after another, from the first on, each with the whole time-out. If
+the first host does not answer, a caller with less time never reaches the second one. Here each host gets a part of the
+time-out. The next caller begins with the host that answered last, or after one that did not answer.
 """
 
 import asyncio
@@ -28,24 +27,24 @@ from dtx.db.columns import seconds_of
 
 SCHEMES = ("postgresql://", "postgres://", "postgresql+psycopg://")
 _LEAST: Final = 1.0
-"""Seconds for one host, however many there are."""
+"""Seconds for one host at least, whatever the number of hosts."""
 _AGAIN: Final = 1.0
 _NOW: Final = 10.0
-"""Seconds for whoever is asked by somebody who waits."""
+"""Seconds for :func:`connect_now`."""
 MINIMUM_VERSION: Final = 130_000
-"""13: the type xid8, and the last one that anybody still supports."""
+"""13: it has the type xid8."""
 
 
 class LogError(Exception):
-    """The database could not do what was asked; the message is safe to show (no secrets)."""
+    """The database could not do the request. The message has no secrets."""
 
 
 class LogUnavailable(LogError):
-    """The database could not be reached or refused; whether the write happened is *not known*."""
+    """The database could not be reached, or refused. Whether a write happened is *not known*."""
 
 
 class Dsn:
-    """Where the database is: checked once, never shown with its password.
+    """The URL of the database, checked, and never shown with its password.
 
     Args:
         url: ``postgresql://user:password@host:port/name?options``, as libpq reads it.
@@ -72,13 +71,13 @@ class Dsn:
         self.shown = f"postgresql://{user}{where}/{parts.get('dbname') or ''}"
         """The URL for people and logs."""
         self.first = 0
-        """Of its hosts: the one to be tried first."""
+        """Index of the host to try first."""
 
     def __repr__(self) -> str:
         return f"Dsn({self.shown!r})"
 
     def explain(self, error: BaseException) -> str:
-        """The first line of a driver's error, without passwords, in the form of our own messages."""
+        """The first line of a driver's error, without passwords and full stop."""
         lines = str(error).strip().splitlines()
         text = lines[0].strip().rstrip(".") if lines else type(error).__name__
         for secret in self._secrets:
@@ -87,15 +86,15 @@ class Dsn:
 
 
 async def connect(dsn: Dsn, settings: dict[str, str], *, timeout: float) -> psycopg.AsyncConnection:
-    """A connection in autocommit with *settings* made.
+    """A connection in autocommit with *settings*.
 
     Args:
-        dsn: the database; it remembers which of its hosts answers.
+        dsn: the database; it keeps the host that answered.
         settings: of PostgreSQL, by name.
         timeout: seconds for all hosts together.
 
     Raises:
-        psycopg.Error, OSError: no connection, or only one to a standby, which may not have all that was written.
+        psycopg.Error, OSError: no connection, or only one to a standby, which may lack the latest writes.
     """
     places = await conninfo_attempts_async(conninfo_to_dict(dsn.conninfo))
     seconds = _part(timeout, len(places))
@@ -114,7 +113,7 @@ async def connect(dsn: Dsn, settings: dict[str, str], *, timeout: float) -> psyc
 
 
 def connect_now(dsn: Dsn, *, timeout: float = _NOW, **options: Any) -> psycopg.Connection[Any]:
-    """As :func:`connect`, in a thread that waits, also to a standby.
+    """As :func:`connect`, but blocking, and also to a standby.
 
     Args:
         dsn: the database.
@@ -141,12 +140,12 @@ def connect_now(dsn: Dsn, *, timeout: float = _NOW, **options: Any) -> psycopg.C
 
 
 def _part(timeout: float, places: int) -> float:
-    """Seconds for one of them; one part more is for what the caller does then."""
+    """Seconds for one host. Of several hosts one part more is left for the caller's work."""
     return timeout if places == 1 else max(_LEAST, timeout / (places + 1))
 
 
 def _turns(dsn: Dsn, count: int) -> Iterator[int]:
-    """Places in the order of the tries. A caller that comes during a try, or after a failed one, begins behind it."""
+    """Indexes of hosts in the order of attempts. A caller that comes during an attempt begins with the next host."""
     begin = dsn.first
     for number in range(begin, begin + count):
         dsn.first = number + 1
@@ -158,7 +157,7 @@ async def _one(place: ConnDict, settings: dict[str, str], seconds: float) -> psy
         make_conninfo("", **place), autocommit=True, connect_timeout=max(2, math.ceil(seconds))
     )
     try:
-        if connection.info.parameter_status("in_hot_standby") == "on":  # said by PostgreSQL 14 and later
+        if connection.info.parameter_status("in_hot_standby") == "on":  # sent by PostgreSQL 14 and later
             raise psycopg.OperationalError("this server is a read-only standby")
         await connection.execute(*_setting(settings))
     except BaseException:
@@ -198,7 +197,7 @@ _burials: Final[set["asyncio.Task[None]"]] = set()
 
 
 async def bury(attempt: "asyncio.Task[Any]") -> None:
-    """End an attempt that no caller waits for, and close a connection that it may have made meanwhile.
+    """Cancel an attempt that no caller waits for, and close a connection that it may have made.
 
     After a first cancellation, psycopg asks the server to cancel the statement and waits for its answer. It waits for
     ever where the server does not respond. A second cancellation ends this wait as well.
@@ -206,16 +205,16 @@ async def bury(attempt: "asyncio.Task[Any]") -> None:
     while not attempt.done():
         attempt.cancel()
         await asyncio.wait((attempt,), timeout=_AGAIN)
-    if not attempt.cancelled() and attempt.exception() is None:  # an error: the caller was told of the time-out
+    if not attempt.cancelled() and attempt.exception() is None:  # an error is ignored: the caller has a time-out
         made = attempt.result()
         if isinstance(made, psycopg.AsyncConnection):
             await made.close()
 
 
 def engine(dsn: Dsn) -> Engine:
-    """A SQLAlchemy engine for what is asked now and then; it keeps no connection open.
+    """A SQLAlchemy engine for rare requests. It keeps no connection open.
 
-    It connects as libpq reads the URL, sockets and all.
+    It accepts every URL that libpq accepts, including sockets.
     """
     return create_engine(
         "postgresql+psycopg://",
@@ -230,7 +229,7 @@ def timed_engine(dsn: Dsn, *, patience: float | None = None) -> Engine:
 
     Args:
         dsn: the database.
-        patience: seconds that a statement may take, 0 for any; ``None`` leaves it to the server.
+        patience: seconds that a statement may take, 0 for no limit; ``None`` for the server's setting.
     """
     made = engine(dsn)
 
@@ -247,7 +246,7 @@ def timed_engine(dsn: Dsn, *, patience: float | None = None) -> Engine:
 
 
 def connected(dsn: Dsn, *, autocommit: bool = False) -> psycopg.Connection[Any]:
-    """A connection that gives times the form that psycopg reads, whatever the default is.
+    """A connection with the date style that psycopg reads, whatever the server's default is.
 
     Raises:
         psycopg.Error, OSError: no connection.
@@ -263,7 +262,7 @@ def connected(dsn: Dsn, *, autocommit: bool = False) -> psycopg.Connection[Any]:
 
 
 class _TimeLoader(Loader):
-    """``timestamptz`` to seconds since 1970, without a datetime in between."""
+    """Loads a binary ``timestamptz`` as seconds since 1970."""
 
     format = Format.BINARY
 
@@ -272,7 +271,7 @@ class _TimeLoader(Loader):
 
 
 class _TextTimeLoader(Loader):
-    """The same for sessions that read text; they are set to UTC."""
+    """Loads a ``timestamptz`` in text form as seconds since 1970; the session must use UTC."""
 
     format = Format.TEXT
 
@@ -281,7 +280,7 @@ class _TextTimeLoader(Loader):
 
 
 def as_floats(connection: AdaptContext) -> None:
-    """Let *connection* read times as seconds since 1970."""
+    """Make *connection* load times as seconds since 1970."""
     adapters = connection.adapters
     adapters.register_loader("timestamptz", _TimeLoader)
     adapters.register_loader("timestamptz", _TextTimeLoader)
@@ -289,12 +288,12 @@ def as_floats(connection: AdaptContext) -> None:
 
 @contextmanager
 def explained(dsn: Dsn, *, doing: str = "", tables: str = "tables of dtx") -> Iterator[None]:
-    """Errors of SQLAlchemy and psycopg as those of this room.
+    """Convert errors of SQLAlchemy and psycopg.
 
     Args:
         dsn: the database.
-        doing: what was tried, before the name of the database.
-        tables: which are missing where tables are missing.
+        doing: text for the operation, before the name of the database.
+        tables: text for the tables, if they are missing.
 
     Raises:
         LogError: tables are missing.
@@ -310,7 +309,7 @@ def explained(dsn: Dsn, *, doing: str = "", tables: str = "tables of dtx") -> It
 
 
 def session_settings(role: str, instance: UUID, *, statement_timeout: float) -> dict[str, str]:
-    """What every session of the log sets, whatever the server's, database's or role's defaults are.
+    """The settings of every session of the log, which override defaults of server, database and role.
 
     Args:
         role: of the session, for ``pg_stat_activity``.
@@ -337,12 +336,12 @@ def application_name(role: str, instance: UUID) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One demand and what was found.
+    """The result of one check of the server.
 
     Args:
         name: of the setting or fact.
         found: its value.
-        fault: lower case, what to do about it; ``None`` where all is well.
+        fault: lower case, with the remedy; ``None`` if there is none.
         unsafe_only: whether ``--unsafe`` accepts the fault.
     """
 
@@ -353,13 +352,13 @@ class Check:
 
 
 def examine(dsn: Dsn) -> list[Check]:
-    """Look at the server.
+    """Check the requirements on the server.
 
     Raises:
         LogUnavailable: no connection.
     """
     try:
-        # a pooler may lose what was prepared before it is known that there is one
+        # no prepared statements: there may be a pooler, which loses them
         with connect_now(dsn, autocommit=True, prepare_threshold=None) as connection:
             return [*_examine(connection), _pooling(connection, dsn)]
     except (psycopg.Error, OSError) as error:
@@ -393,7 +392,7 @@ def _examine(connection: psycopg.Connection) -> Iterator[Check]:
 
 
 def _pooling(connection: psycopg.Connection, dsn: Dsn) -> Check:
-    """Whether a session of PostgreSQL is ours from one transaction to the next: the writer sets and prepares for it."""
+    """Check that a session of PostgreSQL stays ours between transactions: the writer needs settings and statements."""
     question = "SELECT pg_backend_pid()"
     before = connection.execute(question).fetchone()
     if before == (connection.info.backend_pid,):
@@ -412,14 +411,14 @@ def _pooling(connection: psycopg.Connection, dsn: Dsn) -> Check:
 
 
 def require_safe(dsn: Dsn, *, unsafe: bool = False) -> None:
-    """Refuse a server that would lose what it has promised.
+    """Refuse a server that does not meet the requirements.
 
     Args:
         dsn: the database.
         unsafe: accept settings that lose commits in a crash.
 
     Raises:
-        LogError: one sentence with the fault.
+        LogError: one sentence with the first fault.
         LogUnavailable: no connection.
     """
     for check in examine(dsn):

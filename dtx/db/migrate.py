@@ -1,7 +1,7 @@
 """Migrations of the tables, applied at start or by hand with ``dtx migrate``; and removal of old data.
 
-The journal has a partition for each day (UTC). A partition is made ahead, and dropped when it is no longer wanted. Old
-data of archive and trail is removed by rows.
+The journal has a partition for each day (UTC). Partitions are made ahead, and dropped after the retention time. Old
+rows of archive and audit log are deleted.
 """
 
 from collections.abc import Iterator
@@ -25,15 +25,15 @@ from dtx.db.connections import Dsn, LogError, LogUnavailable, connected, engine
 from dtx.telemetry import get_logger
 
 _LOCK_KEY: Final = 0x6474_7809
-"""Of the advisory lock that lets one migration run at a time in a database: "dtx" and a number."""
+"""Key of the advisory lock that lets one migration run at a time in a database: "dtx" and a number."""
 _LOCK_SECONDS: Final = 300
 
 AHEAD_DAYS: Final = 7
-"""Partitions made ahead: a dtx that cannot make any for a week still writes into partitions of its own."""
+"""Partitions made ahead: they last for a week in which dtx cannot make any."""
 _UPKEEP_KEY: Final = 0x6474_780A
 _LOCK_TIMEOUT: Final = "250ms"
-# Dropping a partition locks the whole journal: behind a long reader it gives up at once and comes again in an hour, for
-# every write would wait behind it.
+# Dropping a partition locks the whole journal, and behind a long reader all writes would wait. So the attempt ends
+# soon, and the next one is an hour later.
 
 _MOVE: Final = """
 WITH moved AS (DELETE FROM dtx.journal_default WHERE at >= {from_} AND at < {to} RETURNING *)
@@ -41,7 +41,7 @@ INSERT INTO {name} SELECT * FROM moved
 """
 
 _AT_ONCE: Final = 1_000
-"""Rows deleted in one transaction: others never wait for long, whatever the first purge finds."""
+"""Rows deleted in one transaction: other writers never wait for long, even during the first purge."""
 _PURGE_ARCHIVE: Final = """
 DELETE FROM dtx.archive WHERE (branch_id, position) IN (
     SELECT a.branch_id, a.position FROM dtx.lease l
@@ -59,7 +59,11 @@ log = get_logger()
 
 
 def script_location() -> Path:
-    """The directory of the migrations: inside the package when installed, beside it in a checkout."""
+    """The directory of the migrations: inside the package when installed, beside it in a checkout.
+
+    Raises:
+        LogError: there is none.
+    """
     package = Path(str(files("dtx")))
     for place in (package / "migrations", package.parent / "migrations"):
         if (place / "env.py").is_file():
@@ -68,12 +72,16 @@ def script_location() -> Path:
 
 
 def upgrade(url: str, revision: str = "head") -> str | None:
-    """Bring the tables to *revision*, and make the journal's next partitions.
+    """Upgrade the tables to *revision*, and make the journal's next partitions.
 
-    Several processes may do that at once: the first works, the others wait and find it done.
+    Several processes may call this at once: the first one migrates, the others wait for it.
+
+    Args:
+        url: of the database.
+        revision: for example ``0014``.
 
     Returns:
-        The revision that the database has then.
+        The new revision.
 
     Raises:
         LogUnavailable: no connection, or the database refused.
@@ -90,10 +98,10 @@ def upgrade(url: str, revision: str = "head") -> str | None:
 
 
 def downgrade(url: str, revision: str) -> str | None:
-    """Take the tables back to *revision*; ``base`` removes them with everything in them.
+    """Downgrade the tables to *revision*; ``base`` removes them with all their data.
 
     Returns:
-        The revision that the database has then.
+        The new revision; ``None`` for ``base``.
 
     Raises:
         LogUnavailable, LogError: see :func:`upgrade`.
@@ -105,7 +113,7 @@ def downgrade(url: str, revision: str) -> str | None:
 
 
 def current(url: str) -> str | None:
-    """The revision that the database has, ``None`` where there are no tables.
+    """The revision of the database, or ``None`` if there are no tables.
 
     Raises:
         LogUnavailable: no connection.
@@ -146,10 +154,10 @@ def _explained(dsn: Dsn) -> Iterator[None]:
 
 
 def _advice(cause: BaseException) -> str:
-    """What to do about it, where that is clear."""
+    """The remedy as a part of a sentence, if one is known."""
     match cause:
         case psycopg.errors.InsufficientPrivilege():
-            # the tables belong to the user that creates them, and so do the journal's partitions of each day
+            # the user that creates the tables owns them, and the daily partitions of the journal
             return "; dtx needs a user of its own there that may create a schema: grant CREATE on the database to it"
         case psycopg.OperationalError(sqlstate=None):
             return "; start PostgreSQL, or correct the database URL"
@@ -163,14 +171,14 @@ def partition_name(day: date) -> str:
 
 
 def maintain(dsn: Dsn, now: datetime | None = None) -> None:
-    """Make the journal's partitions of the coming days, drop those that no resource manager keeps; purge the rest.
+    """Make the journal's partitions of the coming days, drop old ones, and purge archive and audit log.
 
-    Every resource manager states in its lease for how many days it keeps the journal: the longest counts. Archive and
-    trail are kept for as long as the lease of their own resource manager says, for ever where it says nothing.
+    Every resource manager has in its lease the days for which it keeps the journal; the longest counts. Archive and
+    audit log are kept for the days in the lease of their own resource manager, for ever if it has none.
 
     Args:
         dsn: the database.
-        now: default the present, by the clock that all share: a dtx whose own is wrong must not drop anybody's journal.
+        now: ``None`` for the database's clock: with a wrong clock of its own, a dtx would drop journals of others.
 
     Raises:
         LogUnavailable: no connection, or the database refused.
@@ -224,7 +232,7 @@ def _make(connection: psycopg.Connection, today: date) -> None:
         }
         try:
             with connection.transaction():
-                # What the default partition holds of that day moves, else the new partition would be refused.
+                # Rows of that day in the default partition are moved: otherwise PostgreSQL refuses the new partition.
                 for statement in (
                     "CREATE TABLE {name} (LIKE dtx.journal INCLUDING DEFAULTS INCLUDING CONSTRAINTS)",
                     _MOVE,

@@ -1,14 +1,13 @@
 """Pipelines: set-based statements with binary parameters, and the session that runs them, many in one round trip.
 
 Plain SQL, not SQLAlchemy: these statements run thousands of times a second, are prepared once per connection, and take
-the arrays of :mod:`dtx.db.columns`. What has one row is another plan of the same statement: its values are parameters,
-and no arrays are taken apart. A client that is alone has one row of everything, and that is a third of PostgreSQL's
-work for it. Where such a statement begins a group, it can prove what the group demands as well: a statement less for
-PostgreSQL to begin and to end, and to answer.
+the arrays of :mod:`dtx.db.columns`. Each statement has a second form for one row, whose values are the parameters,
+without arrays. A single client always writes one row, and the arrays would be a third of PostgreSQL's work for it. If
+such a statement begins a group, it can also contain the check that the group needs, which saves one statement.
 
-psycopg makes the connection; from then on the pipeline is ours, since what psycopg does for each statement
-(adaptation, transformers, a wait with handlers of its own) costs more than PostgreSQL needs to run it. In pipeline
-mode everything up to the sync is one implicit transaction: it commits at the sync when no statement failed.
+psycopg makes the connection. Then this module runs the pipeline: psycopg's work for each statement (adaptation,
+transformers, waiting) costs more than PostgreSQL's execution. In pipeline mode everything up to the sync is one
+implicit transaction: it commits at the sync if no statement failed.
 """
 
 import asyncio
@@ -28,9 +27,9 @@ from dtx.db.columns import Field, int8
 from dtx.db.connections import Dsn, connect
 
 CONFLICT: Final = "DTX01"
-"""SQLSTATE raised when a row was not in the expected state and version."""
+"""SQLSTATE that is raised when a row was not in the expected state and version."""
 MAX_STATEMENT_BYTES: Final = 32 * 1024 * 1024
-"""Bodies in one statement: PostgreSQL holds each three times while it reads them, and takes no message of 1 GiB."""
+"""Bytes of bodies in one statement. PostgreSQL holds each body three times while it reads them. Its limit is 1 GiB."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,12 +37,12 @@ class Statement:
     """One prepared statement.
 
     Args:
-        name: under which it is prepared.
-        sql: with ``$1`` the resource manager, ``$2`` a count or epoch, then one array for each column, which
-            :func:`unnest` makes rows of.
+        name: name of the prepared statement.
+        sql: ``$1`` is the resource manager, ``$2`` a count or epoch; then one array for each column, which
+            :func:`unnest` expands to rows.
         columns: of the arrays.
-        proof: an expression of ``$1`` and ``$2``, where it may be the only statement of a group, or the first: then it
-            has a form that fails unless this is true.
+        proof: an expression of ``$1`` and ``$2``, for a statement that may be the first of a group. Such a statement
+            has a form that fails unless the expression is true.
     """
 
     name: bytes
@@ -51,20 +50,20 @@ class Statement:
     columns: tuple[Field, ...] = ()
     proof: str = ""
     of_one: "Statement | None" = field(init=False, default=None)
-    """The same for one row, whose values are the parameters; ``None`` where there are no rows."""
+    """The form for one row, whose values are the parameters; ``None`` for a statement without rows."""
     proving: "Statement | None" = field(init=False, default=None)
-    """That with the proof, whose number ``$2`` is; ``None`` without one."""
+    """The form for one row with the proof, to which ``$2`` belongs; ``None`` without a proof."""
     cells: tuple[Callable[[Any], bytes | None], ...] = field(init=False, default=())
-    """The encoders of one row's values;"""
+    """By column, the encoders of one value."""
     arrays: tuple[Callable[[Sequence[Any]], bytes], ...] = field(init=False, default=())
-    """of those of many, by column."""
+    """By column, the encoders of an array."""
 
     def __post_init__(self) -> None:
         rows = unnest(self.columns)
         object.__setattr__(self, "cells", tuple([column.encoder.cell for column in self.columns]))
         object.__setattr__(self, "arrays", tuple([column.encoder.array for column in self.columns]))
         if self.columns and rows in self.sql:
-            # Arrays are taken apart once, wherever their rows are read; one row is parameters in every place.
+            # MATERIALIZED expands the arrays once for all readers; one row needs no such barrier.
             sql = self.sql.replace(rows, _one(self.columns)).replace(" AS MATERIALIZED ", " AS NOT MATERIALIZED ")
             object.__setattr__(self, "of_one", Statement(self.name + b"_of_one", sql, self.columns))
             if self.proof:
@@ -72,14 +71,20 @@ class Statement:
                 object.__setattr__(self, "proving", proving)
 
     def bind(self, rm: bytes, number: int, rows: Sequence[Sequence[Any]]) -> "Bound":
-        """The statement with its parameters, from rows of values in the order of the columns."""
+        """The statement with its parameters.
+
+        Args:
+            rm: the resource manager (``$1``).
+            number: a count or epoch (``$2``).
+            rows: values in the order of the columns.
+        """
         if len(rows) == 1 and self.of_one is not None:
             return self.of_one, self._parameters(rm, number, rows[0])
         columns = zip(self.arrays, zip(*rows, strict=True), strict=True)
         return self, [rm, int8(number), *starmap(call, columns)]
 
     def bind_proving(self, rm: bytes, number: int, row: Sequence[Any]) -> "Bound":
-        """The form with the proof, which *number* is for."""
+        """The form with the proof, and its parameters; *number* is the ``$2`` of the proof."""
         assert self.proving is not None
         return self.proving, self._parameters(rm, number, row)
 
@@ -91,20 +96,20 @@ Bound = tuple[Statement, Sequence[bytes | None]]
 
 
 def both(statements: Iterable[Statement]) -> tuple[Statement, ...]:
-    """*statements* as they are prepared: for many rows, for one, and for one that begins a group."""
+    """All forms of *statements*, to be prepared: for many rows, for one row, and for one row with the proof."""
     forms = [form for statement in statements for form in (statement, statement.of_one, statement.proving)]
     return tuple(form for form in forms if form is not None)
 
 
 def unnest(columns: Iterable[Field], first: int = 3) -> str:
-    """The arrays of *columns* as rows ``u``."""
+    """SQL that expands the arrays of *columns* to rows ``u``; *first* is the number of the first parameter."""
     columns = list(columns)
     arrays = ", ".join(f"${number}::{column.encoder.type}[]" for number, column in enumerate(columns, first))
     return f"unnest({arrays}) AS u({_names(columns)})"
 
 
 def _one(columns: Iterable[Field], first: int = 3) -> str:
-    """As :func:`unnest`, where each column has one value: PostgreSQL puts it in its place when it plans."""
+    """As :func:`unnest` for one row: PostgreSQL's planner inlines the values."""
     cells = ", ".join(
         f"${number}::{column.encoder.type} AS {column.name}" for number, column in enumerate(columns, first)
     )
@@ -112,10 +117,10 @@ def _one(columns: Iterable[Field], first: int = 3) -> str:
 
 
 def _proving(sql: str, proof: str) -> str:
-    """*sql*, a statement for one row, that fails unless *proof* holds, whatever rows it finds.
+    """*sql*, a statement for one row, extended so that it fails unless *proof* is true.
 
     Raises:
-        ValueError: *sql* neither inserts what :func:`insert` does nor counts what it has done.
+        ValueError: *sql* is neither an insert of the form of :func:`insert` nor counts its changes.
     """
     counted = "SELECT dtx.require((SELECT count(*)"
     if sql.startswith("INSERT INTO") or sql.count(counted) == 0:
@@ -123,7 +128,7 @@ def _proving(sql: str, proof: str) -> str:
         if inserts is None:
             raise ValueError(f"cannot prove anything: {sql}")
         return f"{inserts[1]}{proof}{inserts[2] or ''}"
-    # columns are computed in their order
+    # PostgreSQL computes columns in their order: the proof comes first
     return sql.replace(counted, f"SELECT {proof}, {counted.removeprefix('SELECT ')}").replace("= $2::bigint, ", "= 1, ")
 
 
@@ -132,8 +137,8 @@ def _names(columns: Iterable[Field]) -> str:
 
 
 def insert(table: str, columns: tuple[Field, ...], conflict: str = "") -> str:
-    """An insert of rows into *table*, which all belong to the resource manager."""
-    # $2 is not needed here, but a parameter without a type is an error
+    """SQL that inserts rows of the resource manager into *table*."""
+    # the condition uses $2 only to give it a type: a parameter without one is an error
     return (
         f"INSERT INTO dtx.{table} (rm, {_names(columns)}) "
         f"SELECT $1::text, u.* FROM {unnest(columns)} WHERE $2::bigint >= 0 {conflict}"
@@ -141,14 +146,19 @@ def insert(table: str, columns: tuple[Field, ...], conflict: str = "") -> str:
 
 
 def expect_all(change: str, what: str) -> str:
-    """*change*, which returns each row that it changed, and the proof that there were as many as expected."""
+    """SQL for *change*, which returns each changed row, and a check that there were ``$2`` of them.
+
+    Args:
+        change: a statement with RETURNING.
+        what: message of the error.
+    """
     return (
         f"WITH done AS ({change}) SELECT dtx.require((SELECT count(*) FROM done) = $2::bigint, '{CONFLICT}', '{what}')"
     )
 
 
 def in_pieces(rows: list[Any], body: int) -> Iterable[list[Any]]:
-    """Rows, whose column *body* is their weight, in statements of ``MAX_STATEMENT_BYTES`` at most, or of one row."""
+    """Splits rows into pieces with ``MAX_STATEMENT_BYTES`` in the column *body* at most, or of one row."""
     start = size = 0
     for index, row in enumerate(rows):
         length = len(row[body])
@@ -159,7 +169,7 @@ def in_pieces(rows: list[Any], body: int) -> Iterable[list[Any]]:
     yield rows[start:]
 
 
-# Reading a member of an enum costs as much as a call in Python 3.11, and these are read for each result.
+# In Python 3.11 an access to an enum member costs as much as a call, and these are read for each result.
 _SYNC: Final = int(ExecStatus.PIPELINE_SYNC)
 _FAILED: Final = frozenset((int(ExecStatus.FATAL_ERROR), int(ExecStatus.BAD_RESPONSE)))
 _OK: Final = int(ConnStatus.OK)
@@ -167,18 +177,18 @@ _BINARY: Final = [1] * 64
 _KEEP_DURABLE: Final = """
 SELECT set_config('synchronous_commit', coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), false)
 """
-# not simply "on": a server whose default is remote_apply promises more than that
+# not simply "on": a default of remote_apply is stronger
 
 
 class SessionLost(Exception):
-    """The connection died: whether what was sent has committed is not known."""
+    """The connection is lost. Whether pending statements have committed is not known."""
 
 
 class StatementRefused(Exception):
     """PostgreSQL answered with an error: nothing was written.
 
     Args:
-        sqlstate: its five characters.
+        sqlstate: five characters.
         message: PostgreSQL's primary message.
     """
 
@@ -189,7 +199,7 @@ class StatementRefused(Exception):
 
 
 class _Exchange:
-    """Statements on their way, up to a sync, and the future of the caller that waits for their results."""
+    """Statements that were sent, up to a sync, and the future for their results."""
 
     __slots__ = ("answer", "error", "results")
 
@@ -203,9 +213,9 @@ class PipelineSession:
     """A pipelined connection; exchanges are answered in the order in which they were sent.
 
     Args:
-        connection: freshly made, in autocommit; the session owns it from now on.
+        connection: new, in autocommit; the session owns it from now on.
         dsn: for messages.
-        answer_timeout: seconds after which a server that does not answer counts as gone.
+        answer_timeout: seconds without an answer after which the connection counts as lost.
     """
 
     def __init__(self, connection: psycopg.AsyncConnection, dsn: Dsn, *, answer_timeout: float) -> None:
@@ -240,14 +250,15 @@ class PipelineSession:
 
         Args:
             dsn: the database.
-            statements: the only ones that the session will run.
+            statements: all that the session will run.
             settings: of PostgreSQL, by name.
             timeout: seconds for the connection.
             answer_timeout: see the class.
-            durable: never answer before the commit is on disk, whatever the defaults become later.
+            durable: commits are on disk before they are answered, even if the server's default becomes ``off``.
 
         Raises:
             psycopg.Error, OSError: no connection.
+            StatementRefused, SessionLost: the statements could not be prepared.
         """
         connection = await connect(dsn, settings, timeout=timeout)
         try:
@@ -266,27 +277,28 @@ class PipelineSession:
 
     @property
     def alive(self) -> bool:
-        """False once the connection is known to be dead."""
+        """Whether the connection is not known to be lost."""
         return self._alive
 
     async def prepare(self, statements: Sequence[Statement]) -> None:
-        """Prepare them in one round trip.
+        """Prepare *statements* in one round trip.
 
         Raises:
-            Refused, SessionLost.
+            StatementRefused, SessionLost.
         """
         for statement in statements:
             self._pgconn.send_prepare(statement.name, statement.sql.encode())
         await self._end_exchange()
 
     def send(self, statements: Sequence[Bound]) -> "asyncio.Future[list[PGresult]]":
-        """Send what is to be executed in one transaction, behind whatever is under way and whether or not that commits.
+        """Send statements that run in one transaction, after the pending ones, whether or not those commit.
 
         Args:
-            statements: what to execute.
+            statements: with their parameters.
 
         Returns:
-            Their results, after the commit. Refused: nothing was written. SessionLost: not known.
+            A future for their results after the commit. It raises StatementRefused if nothing was written, and
+            SessionLost if that is not known.
         """
         if self._alive:
             send = self._pgconn.send_query_prepared
@@ -298,7 +310,7 @@ class PipelineSession:
         return self._end_exchange()
 
     def _end_exchange(self) -> "asyncio.Future[list[PGresult]]":
-        """What was handed to libpq is one transaction: send it."""
+        """Send the statements that libpq has as one transaction."""
         exchange = _Exchange(self._loop.create_future())
         if not self._alive:
             exchange.answer.set_exception(SessionLost(self._lost or "the connection to the database is closed"))
@@ -317,7 +329,7 @@ class PipelineSession:
         return exchange.answer
 
     def _overdue(self) -> None:
-        """One timer watches all exchanges: to make and cancel one for each would cost more than to look again."""
+        """One timer watches all exchanges: a timer for each would cost more than another check."""
         self._watch = None
         if self._exchanges:
             if self._loop.time() >= self._patience_ends:
@@ -326,7 +338,7 @@ class PipelineSession:
                 self._watch = self._loop.call_at(self._patience_ends, self._overdue)
 
     def _flush(self) -> None:
-        """Send what libpq holds; where the socket takes no more, go on when it does."""
+        """Send libpq's output. If the socket is full, continue when it is writable."""
         try:
             more = self._pgconn.flush() != 0
         except psycopg.Error as error:
@@ -344,8 +356,8 @@ class PipelineSession:
         try:
             self._read()
             if not asked or (self._exchanges and self._exchanges[0].error is not None):
-                # A server that ends with a request unread leaves last words and an error on the socket. uvloop tells of
-                # both at once, and never again: what has come is read to its end.
+                # A server that ends with an unread request leaves a message and an error on the socket. uvloop reports
+                # both at once, and only once: so read to the end.
                 self._read()
         except psycopg.Error as error:
             self._lose(self._dsn.explain(error))
@@ -355,7 +367,7 @@ class PipelineSession:
                 self._lose("the server closed the connection" if error_result is None else self._message(error_result))
 
     def _read(self) -> None:
-        """Take what the socket has and every result in it: what libpq holds unparsed makes no socket readable again."""
+        """Read the socket and all results: data that libpq has not parsed does not make the socket readable again."""
         pgconn, exchanges = self._pgconn, self._exchanges
         pgconn.consume_input()
         is_busy, get_result = pgconn.is_busy, pgconn.get_result
@@ -364,14 +376,14 @@ class PipelineSession:
             result = get_result()
             if result is None:
                 if ended:
-                    break  # nothing is under way
-                ended = True  # of one statement; the next one's result follows
+                    break  # nothing is pending
+                ended = True  # the end of one statement; the result of the next one follows
                 continue
             ended = False
             status = result.status
             if status == _SYNC:
                 self._answer(exchanges.popleft())
-                if exchanges:  # what is next has only now begun
+                if exchanges:  # the next exchange begins only now
                     self._patience_ends = self._loop.time() + self._answer_timeout
             elif status in _FAILED:
                 exchange = exchanges[0]
@@ -380,10 +392,10 @@ class PipelineSession:
                 exchanges[0].results.append(result)
 
     def _answer(self, exchange: _Exchange) -> None:
-        """What was sent is done."""
+        """Give the caller the results of an exchange, or its error."""
         answer, error = exchange.answer, exchange.error
         if answer.done():
-            return  # the caller that waited has gone
+            return  # cancelled by the caller
         if error is None:
             answer.set_result(exchange.results)
             return
@@ -410,6 +422,6 @@ class PipelineSession:
                 answer.set_exception(SessionLost(why))
 
     async def close(self) -> None:
-        """Close the connection; harmless when it is closed already."""
+        """Close the connection. Idempotent."""
         self._lose("closed")
         await self._connection.close()

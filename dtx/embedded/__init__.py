@@ -1,1 +1,1 @@
-"""PostgreSQL from a wheel: started, looked after and ended by dtx, where no database server is named."""
+"""The embedded PostgreSQL, from a wheel: dtx starts, supervises and stops it if no database server is given."""

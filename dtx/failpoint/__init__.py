@@ -1,11 +1,11 @@
-"""Failpoints: named instants at which a test lets this process die, stop or hold still.
+"""Failpoints: named instants at which a test lets this process die, stop or wait.
 
-Theory of operation. What dtx promises must hold whenever it dies. The instants that matter are listed in one place
-(:class:`~dtx.failpoint.points.Point`): before and after every durable write, every send to the broker, every answer,
-and on the way through a restart. The code says where it is with ``failpoint.at(Point.X)``, and nothing happens, unless
-the process was started as ``python -m dtx.failpoint``. Neither a setting nor the environment arms a ``dtx serve``.
+Theory of operation. The guarantees of dtx must hold whenever it dies. :class:`~dtx.failpoint.points.Point` lists the
+instants that matter: before and after every durable write, every send to the broker, every answer, and during a
+restart. The code marks them with ``failpoint.at(Point.X)``. This does nothing, unless the process was started as
+``python -m dtx.failpoint``. Neither a setting nor the environment arms a ``dtx serve``.
 
-Where a branch passes in microseconds, the code asks first: ``if failpoint.armed:`` costs 5 ns, the call without it 100.
+On hot paths the code checks first: ``if failpoint.armed:`` costs 5 ns, the call without it 100 ns.
 """
 
 import asyncio
@@ -20,25 +20,25 @@ DIED: Final = 86
 """Exit status of a process that died at a failpoint."""
 
 armed: bool = False
-"""Whether this process is a test's. To be read as ``failpoint.armed``: a name that was imported stays as it was."""
+"""Whether failpoints are armed. Read it as ``failpoint.armed``: an imported name keeps its first value."""
 
 
 def _nothing(point: Point) -> None:
-    """What happens at a point of a process that nobody armed."""
+    """Do nothing: failpoints are not armed."""
 
 
 _reached: Callable[[Point], None] = _nothing
 
 
 def at(point: Point) -> None:
-    """This is *point*."""
+    """Mark *point*: in an armed process, the action of a test may happen here."""
     _reached(point)
 
 
 def when_written(point: Point) -> None:
-    """This will be *point* when what was said in this turn of the event loop is in the sockets.
+    """Mark *point* when the output of this turn of the event loop is in the sockets.
 
-    Answers are joined until the end of a turn; the end of the next one has them written in any case.
+    Answers are joined until the end of a turn. At the end of the next turn they are written in any case.
     """
     if armed:
         loop = asyncio.get_running_loop()
@@ -46,6 +46,6 @@ def when_written(point: Point) -> None:
 
 
 def arm(reached: Callable[[Point], None]) -> None:
-    """From now on *reached* is called at each point. For ``python -m dtx.failpoint``, and tests of this package."""
+    """Call *reached* at each point from now on. For ``python -m dtx.failpoint``, and tests of this package."""
     global armed, _reached
     armed, _reached = True, reached

@@ -1,4 +1,4 @@
-"""``python -m dtx.failpoint``: the command ``dtx``, in a process that dies, stops or holds still at a failpoint."""
+"""``python -m dtx.failpoint``: the command ``dtx``, in a process that dies, stops or waits at a failpoint."""
 
 import runpy
 import sys
@@ -12,10 +12,10 @@ from dtx.failpoint.points import Point
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]})
-@click.option("--list", "list_", is_flag=True, help="Print all points and end.")
-@click.option("--at", metavar="NAME[#N]", help="The point, by name or number; the N-th time that it is reached.")
-@click.option("--do", "action", type=click.Choice([action.value for action in Action]), help="What happens there.")
-@click.option("--hold-file", type=click.Path(path_type=Path), help="With --do hold: is made there, holds while it is.")
+@click.option("--list", "list_", is_flag=True, help="Print all points and exit.")
+@click.option("--at", metavar="NAME[#N]", help="Name or number of the point; N is the occurrence, 1 by default.")
+@click.option("--do", "action", type=click.Choice([action.value for action in Action]), help="Action at the point.")
+@click.option("--hold-file", type=click.Path(path_type=Path), help="For hold: dtx makes it, and waits for its removal.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Append the name of each point that is reached.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def main(

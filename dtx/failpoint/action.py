@@ -1,4 +1,4 @@
-"""What happens at a failpoint: the process dies, stops or holds still; and the trace of what was reached."""
+"""Actions at a failpoint: the process dies, stops or waits; and a trace of the points that were reached."""
 
 import os
 import signal
@@ -13,29 +13,29 @@ from typing import Final, assert_never
 from dtx.failpoint import DIED, Point
 
 _POLL: Final = 0.002
-"""Seconds between two looks at the file that holds the process."""
+"""Seconds between two checks of the file that holds the process."""
 
 
 class Action(StrEnum):
-    """What a process does at its failpoint."""
+    """The action of a process at its failpoint."""
 
     DIE = "die"
-    """End at once: nothing is cleaned up, flushed or said."""
+    """End at once: nothing is cleaned up, flushed or sent."""
     STOP = "stop"
-    """SIGSTOP: connections stay open, nothing is answered, until somebody sends SIGCONT."""
+    """SIGSTOP: connections stay open and nothing is answered until SIGCONT."""
     HOLD = "hold"
-    """Hold the whole event loop until a file is removed: whoever made dtx wait can kill something else meanwhile."""
+    """Block the event loop until a file is removed. A test can kill another process meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailpointTarget:
-    """At which failpoint what is done.
+    """A failpoint and its action.
 
     Args:
-        point: where.
-        number: the how-manieth time that it is reached, from 1.
-        action: what.
-        file: for ``HOLD``: it has the name of the point as long as the process waits, until it is removed.
+        point: the failpoint.
+        number: the occurrence number, from 1.
+        action: the action.
+        file: for ``HOLD``: dtx writes the name of the point to it, and waits until it is removed.
     """
 
     point: Point
@@ -48,7 +48,7 @@ class FailpointTarget:
         """Read ``name``, ``name#3`` or a point's number.
 
         Raises:
-            ValueError: there is no such point, or the count is none.
+            ValueError: there is no such point, or the number is not valid.
         """
         name, separator, count = text.partition("#")
         number = int(count) if separator else 1
@@ -58,11 +58,11 @@ class FailpointTarget:
 
 
 def reaching(target: FailpointTarget | None, trace: Path | None) -> Callable[[Point], None]:
-    """What is called at each point.
+    """A function for :func:`dtx.failpoint.arm`.
 
     Args:
-        target: where something is to happen, once; ``None`` for nowhere.
-        trace: gets a line with the name of each point that is reached, before anything happens there.
+        target: the failpoint and its action, which happens once; ``None`` for none.
+        trace: a file that gets a line with the name of each point, before its action.
     """
     line = None if trace is None else os.open(trace, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     times = 0
@@ -87,7 +87,7 @@ def _act(target: FailpointTarget) -> None:
             _say(target)
             os.kill(os.getpid(), signal.SIGSTOP)
         case Action.HOLD:
-            assert target.file is not None, "a process that holds still has a file to look at"
+            assert target.file is not None, "HOLD needs a file"
             unfinished = target.file.with_name(f"{target.file.name}.tmp")
             unfinished.write_text(target.point.label)
             unfinished.rename(target.file)

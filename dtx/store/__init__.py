@@ -1,1 +1,1 @@
-"""Where messages live: the MessageStore protocol and its implementations."""
+"""The message stores: the MessageStore protocol and its implementations."""

@@ -1,7 +1,7 @@
-"""The message store as the manager sees it.
+"""The interface of the message stores.
 
-A store holds messages back for branches, and takes consumed ones out of reach before the vote. It makes the outcome of
-a branch visible in phase two. Each method documents the failures that it must survive and the answers that it may give.
+A store holds published messages back for branches, and takes consumed ones from their queues before the vote. In phase
+two it makes the outcome of a branch visible. Each method documents the failures that it must survive and its results.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -25,34 +25,34 @@ class UnitOutcome(StrEnum):
 
 
 class UnitProgress(StrEnum):
-    """How far the logged work of a branch is: first the units that take what it consumed, then unit 0."""
+    """The progress of the logged work of a branch: first of the units that take consumed messages, then of unit 0."""
 
     UNSENT = auto()
     """Nothing of it was sent."""
     SENT = auto()
-    """It may have happened: it was sent, perhaps by a predecessor."""
+    """It was sent, perhaps by a predecessor: it may have happened."""
     REFUSED = auto()
-    """The broker refused it, so its receipt, if there is one, proves nothing; the log may not know that yet."""
+    """The broker refused it, so its receipt, if there is one, proves nothing. The log may not have that yet."""
     APPLIED = auto()
-    """It has happened; the log may not know that yet."""
+    """It has happened. The log may not have that yet."""
     ANSWERED = auto()
-    """The end of the branch was answered; only the log may not have it yet."""
+    """The client has the answer to commit or rollback. The log may not have the end of the branch yet."""
 
 
 @dataclass(slots=True, kw_only=True)
 class PhaseTwo:
-    """A decided branch, on its way into (commit) or back to (rollback) the broker.
+    """A decided branch, whose messages are to be published (commit) or put back (rollback).
 
     Args:
-        branch_id: the row's id; part of every ``x-dtx-id``.
+        branch_id: id of its row; part of every ``x-dtx-id``.
         vhost: of the branch.
         unit: number 0 as the log has it.
-        progress: of *unit*, UNSENT, SENT or REFUSED.
+        progress: of *unit*: UNSENT, SENT or REFUSED.
         size: bytes of all messages of the branch.
         work: reads the work of the branch, from memory or from the log.
         assign: makes a new unit durable before it is sent.
-        repeated: whether messages may be where they belong already, and are sent again with the same ``x-dtx-id``. The
-            store says so as soon as it knows, and whatever it ends in.
+        repeated: whether messages may already be in their queues, and are sent again with the same ``x-dtx-id``. The
+            store sets it as soon as it knows, whatever the result is.
     """
 
     branch_id: UUID
@@ -79,8 +79,8 @@ class Applied:
     """Phase two happened.
 
     Args:
-        proved: whether only its receipt says so. Then it is not known which messages were returned.
-        returned: mandatory publishes that could not be routed.
+        proved: whether only its receipt proves that. Then it is not known which messages were returned.
+        returned: mandatory messages that could not be routed.
     """
 
     proved: bool = False
@@ -92,9 +92,9 @@ class Refused:
     """Phase two could not finish.
 
     Args:
-        reason: the broker's words.
-        settled: positions that are finished nevertheless and must not be done again.
-        partial: whether part of it may have happened, so that trying again may repeat messages.
+        reason: the text of the broker's refusal, or of dtx.
+        settled: positions that are finished nevertheless, and must not be done again.
+        partial: whether a part may have happened, so that another attempt may repeat messages.
     """
 
     reason: str
@@ -103,10 +103,10 @@ class Refused:
 
 
 class MessageStore(Protocol):
-    """Where messages live."""
+    """A store of messages."""
 
     async def open(self) -> None:
-        """Reach the store far enough that branches can be restarted; does not wait for an absent broker."""
+        """Open the store, so that branches can be restored. Does not wait for an absent broker."""
 
     async def close(self) -> None:
         """Release all resources."""
@@ -114,7 +114,7 @@ class MessageStore(Protocol):
 
 @value
 class Plan:
-    """The work of a branch, as the log's own database keeps it.
+    """The work of a branch as a change of the log's own database.
 
     Args:
         change: puts the published messages, which no client sees yet.
@@ -132,61 +132,69 @@ class Plan:
 
 @runtime_checkable
 class LocalStore(MessageStore, Protocol):
-    """A store in the log's own database: the work of a branch is done in the transaction that decides it.
+    """A store in the log's own database: one transaction contains the work of a branch and its decision.
 
-    The caller that asked for a change writes it, together with the branch. Once it is durable the caller tells the
-    store. Only then does the store show, drop or give back messages. Nothing here waits.
+    The caller that requested a change writes it, together with the branch. When it is durable, the caller tells the
+    store. Only then does the store show, drop or give back messages. No method waits.
     """
 
     def restore(self, record: BranchRecord) -> None:
-        """Hide and hold the messages of a branch that the log has. Called after open, before clients come."""
+        """Hide and hold the messages of a branch that the log has. Called after open, before clients connect."""
 
     def defined_for(self, work: HeldWork) -> Awaitable[None] | None:
-        """When the log has the queues that *work* publishes to: ``None`` where it has them already.
+        """Wait until the log has the queues that *work* publishes to.
 
         Returns:
-            Done then; a LogError when that fails.
+            ``None`` if it has them. Otherwise an awaitable, which raises LogError if they could not be written.
         """
 
     def plan(self, vhost: str, work: HeldWork) -> Plan:
-        """How the log would keep *work*. May be asked again when the write has failed."""
+        """The change that makes *work* durable. May be called again when the write has failed.
+
+        Raises:
+            XaError: 541, the log does not have a queue yet.
+        """
 
     def committing(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> Change:
-        """The changes of a commit in addition to the branch itself: consumed messages leave."""
+        """The changes of a commit in addition to the branch itself: consumed messages are removed."""
 
     def rolling_back(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> Change:
-        """The changes of a roll-back: published messages leave."""
+        """The changes of a roll-back: published messages are removed."""
 
     def committed(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> None:
-        """It is durable: published messages are seen, consumed ones are gone."""
+        """The commit is durable: show the published messages, and drop the consumed ones."""
 
     def rolled_back(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> None:
-        """It is durable: consumed messages return to their places in their queues, published ones are gone."""
+        """The roll-back is durable: return consumed messages to their places in their queues, drop published ones."""
 
 
 class BrokerStore(MessageStore, Protocol):
-    """A store that knows nothing of the log: what it is asked for may happen, or not, behind every failure."""
+    """A store outside the log's transactions: after a failure, a request may have happened or not."""
 
     def expect(self, vhost: str, unit: Unit) -> None:
-        """The log has *unit* without an outcome: what proves it must not be cleared away before it is resolved."""
+        """Keep the receipt of *unit* until :meth:`logged`: the log has the unit without an outcome."""
 
     def next_unit(self, vhost: str) -> Unit:
-        """The unit number 0 that phase two of a branch would use now; it is logged with the decision."""
+        """The unit number 0 that phase two of a branch would use now. It is logged with the decision."""
 
     def taking_units(self, vhost: str, work: HeldWork) -> dict[Holder, Unit]:
-        """For each holder in *work* the unit, from number 1 on, that would take its deliveries."""
+        """For each holder in *work* the unit, from number 1 on, that will take its deliveries."""
 
     async def take(self, branch_id: UUID, vhost: str, units: Sequence[Unit], work: HeldWork) -> dict[int, UnitOutcome]:
-        """Take the consumed messages of *work*; *units* have been logged. Never raises for a broker's fault."""
+        """Take the consumed messages of *work*; *units* have been logged. Does not raise for a fault of the broker.
+
+        Returns:
+            The outcome by number of the unit.
+        """
 
     async def resolve(self, vhost: str, unit: Unit) -> UnitOutcome:
-        """The outcome of a unit that another process may have sent; waits until it cannot happen any more."""
+        """The outcome of a unit that another process may have sent. Waits until it cannot happen any more."""
 
     async def apply(self, phase: PhaseTwo) -> Applied | Refused:
-        """Publish the messages of a branch; waits for the broker as long as that takes."""
+        """Publish the messages of a branch. Waits for the broker as long as necessary."""
 
     async def put_back(self, phase: PhaseTwo) -> Applied | Refused:
-        """Put the consumed messages of a branch back into their queues; waits as long as that takes."""
+        """Put the consumed messages of a branch back into their queues. Waits as long as necessary."""
 
     def logged(self, vhost: str, unit: Unit) -> None:
-        """The log has the state that the receipt of *unit* proves: the receipt is not needed any more."""
+        """The log has the outcome of *unit*: its receipt is not needed any more."""

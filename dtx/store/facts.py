@@ -9,7 +9,7 @@ _Binding = TypeVar("_Binding")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindingFacts:
-    """The bits of binding.query-ok; none is set when what was asked for is there."""
+    """The bits of binding.query-ok; none is set when there is a binding that matches."""
 
     exchange_not_found: bool = False
     queue_not_found: bool = False
@@ -20,7 +20,7 @@ class BindingFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeFacts:
-    """The fields of exchange.query-ok; *arguments* as on the wire, without the length."""
+    """The fields of exchange.query-ok; *arguments* is a field table without its length."""
 
     type: bytes = b""
     durable: bool = False
@@ -36,19 +36,19 @@ def search(
 ) -> BindingFacts:
     """Search for a binding.
 
-    "If populated" a queue, key or arguments narrow down what is searched for. What does not match says so, and is then
-    left aside; so at least one bit is set unless one binding has all that was asked for.
+    "If populated", a queue, key or arguments narrow the search. A criterion that no binding meets sets its bit and is
+    then ignored. So no bit is set exactly when one binding meets all criteria.
 
     Args:
-        bindings: what leads out of the exchange.
-        queue: whether a binding leads to the queue of interest; ``None`` where any will do.
+        bindings: of the exchange, as source.
+        queue: whether a binding leads to the wanted queue; ``None`` for any queue.
         key: the same for the routing key.
         arguments: the same for the arguments.
     """
     candidates = list(bindings)
 
     def lacks(matches: Callable[[_Binding], bool] | None) -> bool:
-        """Keep what *matches*; whether there was nothing."""
+        """Keep the candidates that match, if there are any. Returns whether there are none."""
         nonlocal candidates
         if matches is None:
             return False

@@ -1,4 +1,4 @@
-"""Long work in slices: whatever one client asks for, others and the lease get their turn within milliseconds."""
+"""Long work in slices: during a request of one client, other clients and the lease get a turn within milliseconds."""
 
 import asyncio
 import time
@@ -10,18 +10,18 @@ from weakref import WeakKeyDictionary
 Item = TypeVar("Item")
 
 SLICE_SECONDS: Final = 0.005
-"""What one turn of the event loop spends on long work, by ``time.monotonic``: in a turn uvloop's own time stands."""
+"""Seconds of long work in one turn of the event loop, by ``time.monotonic``: uvloop's time is constant in a turn."""
 
 
 _waiting: Final["WeakKeyDictionary[asyncio.AbstractEventLoop, deque[Callable[[], None]]]"] = WeakKeyDictionary()
-"""Clients whose work goes on; the first one has the next turn, or has it now."""
+"""Clients whose work is not done. The first one has the current turn, or the next."""
 
 
 def advance(work: Iterator[object]) -> bool:
-    """Do a slice of *work*; returns whether that was all of it.
+    """Do one slice of *work*. Returns whether *work* is done.
 
     Args:
-        work: yields at least once in a millisecond.
+        work: yields at least once per millisecond.
     """
     until = time.monotonic() + SLICE_SECONDS
     for _ in work:  # noqa: SIM110 - `all` would take a call for each step
@@ -31,17 +31,17 @@ def advance(work: Iterator[object]) -> bool:
 
 
 async def finish(work: Iterator[object]) -> None:
-    """Do *work*, a slice in each turn of the event loop."""
+    """Do *work*, one slice in each turn of the event loop."""
     while not advance(work):  # noqa: ASYNC110 - nothing is waited for
         await asyncio.sleep(0)
 
 
 async def in_turns(items: Iterable[Item], size: int = 1000) -> AsyncIterator[Item]:
-    """All of *items*; the event loop gets its turn now and then.
+    """All of *items*, with a pause for the event loop after every *size* of them.
 
     Args:
-        items: are copied, and let go one by one: to free all at the end would take as long as what is avoided here.
-        size: how many come in one turn of the event loop.
+        items: are copied, and freed one by one: to free all at the end would hold the event loop as well.
+        size: items in one turn of the event loop.
     """
     left = deque(items)
     del items
@@ -55,10 +55,10 @@ async def in_turns(items: Iterable[Item], size: int = 1000) -> AsyncIterator[Ite
 
 
 class Slices:
-    """Work of one client: in order, a slice in a turn of the event loop. Clients with long work take turns.
+    """Work of one client: in order, one slice in each turn of the event loop. Clients with long work take turns.
 
     Args:
-        failed: told what a work has raised; the others go on.
+        failed: called with an exception that a piece of work has raised; the others continue.
     """
 
     __slots__ = ("_failed", "_works")
@@ -73,13 +73,13 @@ class Slices:
         return bool(self._works)
 
     def run(self, work: Iterator[None]) -> bool:
-        """Run *work* behind all that runs already; where nothing does, a first slice of it at once.
+        """Run *work* after the work that is not done. Without any, its first slice runs at once.
 
         Args:
-            work: yields at least once in a millisecond.
+            work: yields at least once per millisecond.
 
         Returns:
-            Whether that was all of it.
+            Whether *work* is done.
         """
         self._works.append(work)
         if len(self._works) == 1:
@@ -87,7 +87,7 @@ class Slices:
         return not self._works
 
     def then(self, act: Callable[[], object]) -> None:
-        """Call *act* behind all that runs: at once, where nothing does."""
+        """Call *act* after the work that is not done; at once without any."""
         if self._works:
             self._works.append(_once(act))
         else:
@@ -102,7 +102,7 @@ class Slices:
                     if time.monotonic() >= until:
                         _later(self._go_on)
                         return
-            except Exception as error:  # noqa: BLE001 - told
+            except Exception as error:  # noqa: BLE001 - passed to the caller
                 self._failed(error)
             works.popleft()
 

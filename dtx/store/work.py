@@ -1,6 +1,6 @@
-"""The work of a branch that has not voted: messages held back in memory, in the order in which they came.
+"""The work of a branch that has not voted: messages held back in memory, in order of arrival.
 
-Nothing here is durable, and nothing needs to be: what has not been prepared is presumed aborted.
+Nothing here is durable: a branch that has not been prepared is presumed aborted.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -32,7 +32,7 @@ class Budget:
     def __init__(self, limit: int, full: str = "", *above: "Budget") -> None:
         self.limit = limit
         self.used = 0
-        self._full = full or f"all branches together may hold {limit} octets (--max-held-bytes)"
+        self._full = full or f"all branches together may hold {limit} bytes (--max-held-bytes)"
         self._charged: tuple[Budget, ...] = (*(each for budget in above for each in budget._charged), self)  # noqa: SLF001
 
     def charge(self, size: int) -> None:
@@ -42,7 +42,7 @@ class Budget:
 
     def has_room(self, size: int) -> bool:
         """Whether *size* more bytes are within all limits."""
-        for budget in self._charged:  # noqa: SIM110 - once for each message: a generator costs more than the question
+        for budget in self._charged:  # noqa: SIM110 - runs for each message: a generator costs more than the comparison
             if budget.used + size > budget.limit:
                 return False
         return True
@@ -53,7 +53,7 @@ class Budget:
 
 
 class Returner(Protocol):
-    """The channel that published a message, if it still wants to be told of a return."""
+    """The channel that published a message, and is told if the message is returned."""
 
     def returned(self, work: WorkRow, code: int, text: bytes) -> None:
         """A mandatory message could not be routed when its branch was committed."""
@@ -64,12 +64,14 @@ class Delivery:
     """A message that was delivered on a selected channel and is not settled.
 
     Args:
-        tag: the broker's delivery tag on *holder*.
-        queue: where it came from.
-        body: ``None`` when its content was too much to keep.
-        slot: standalone mode: where it is stored; its content is not kept here.
-        exclusive: alongside: *queue* goes with the client's connection to the broker.
-        stream: alongside: it comes from a stream: it can be acknowledged, and not given back.
+        holder: the channel that has the delivery.
+        tag: delivery tag on *holder*.
+        queue: its queue.
+        body: ``None`` if its content exceeds the limits for kept contents.
+        size: bytes charged for its content.
+        slot: standalone mode: where the message is stored; the content is not kept here.
+        exclusive: alongside: the broker deletes *queue* with the client's connection.
+        stream: alongside: it comes from a stream: it can be acknowledged, but not put back.
     """
 
     holder: "Holder"
@@ -87,11 +89,11 @@ class Delivery:
 
 
 class Holder(Hashable, Protocol):
-    """An upstream channel on which deliveries are held for branches."""
+    """A channel on which deliveries are held for branches."""
 
     @property
     def lock(self) -> str:
-        """Name of the exclusive queue of the upstream connection."""
+        """Name of the lock of the upstream connection; empty without one."""
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
         """Give *deliveries* back to the broker (requeued)."""
@@ -117,7 +119,7 @@ class HeldPublish:
     queues: tuple[int, ...] = ()
     blind: bool = False
     size: int = field(init=False)
-    """Bytes that it takes. Data that is not stored once for all queues counts for each queue."""
+    """Bytes that it takes: data that is stored for each queue counts for each queue."""
 
     def __post_init__(self) -> None:
         octets = len(self.properties)
@@ -129,7 +131,7 @@ class HeldPublish:
 
 
 class HeldWork:
-    """What one branch holds: publishes, and deliveries that were acknowledged.
+    """The work that one branch holds: publishes, and deliveries that were acknowledged.
 
     Args:
         limit_bytes: bytes of bodies and properties.
@@ -153,7 +155,7 @@ class HeldWork:
         self.budget = budget
         self._charged = 0
         self.items: dict[HeldPublish | Delivery, None] = {}
-        """In order; a publish may be left out again, of very many."""
+        """In order. A dictionary, because :meth:`withdraw` must be fast among many."""
         self.outcomes: list[Decided] = []
         """Callbacks of deliveries that are not consumed. The end of the branch decides their outcome."""
         self.publishes = 0
@@ -182,10 +184,10 @@ class HeldWork:
         )
 
     def excess(self, size: int, count: int = 1) -> str:
-        """A text for people: why they do not fit."""
+        """A text for people: the limit that *count* more messages of *size* bytes exceed."""
         if self.fits(size, count, charged=True):
             return self.budget.excess(size)
-        return f"limits of a branch exceeded: {self.count + count} messages, {self.bytes + size} octets"
+        return f"limits of a branch exceeded: {self.count + count} messages, {self.bytes + size} bytes"
 
     def add_publish(self, publish: HeldPublish) -> None:
         """Hold a publish."""
@@ -217,7 +219,7 @@ class HeldWork:
             failpoint.at(Point.HELD_CONSUME)
 
     def add_outcome(self, decided: Decided) -> None:
-        """Let the outcome of a delivery that is not consumed wait for the end of the branch.
+        """Call *decided* at the end of the branch, for a delivery that is not consumed.
 
         The outcome is not logged. After a failure before that end, the message is in its queue again.
         """
@@ -256,7 +258,7 @@ class HeldWork:
         self.let_go()
 
     def let_go(self) -> None:
-        """The messages are in the log, or gone: the budget no longer counts them."""
+        """Return the memory to the budget: the messages are in the log, or dropped."""
         self.budget.charge(-self._charged)
         self._charged = 0
 

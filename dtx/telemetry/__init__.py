@@ -1,4 +1,4 @@
-"""What dtx tells about itself: structured logs on stderr and numbers for Prometheus."""
+"""Structured logs on stderr, metrics for Prometheus, and traces."""
 
 from dtx.telemetry.logs import configure, get_logger
 from dtx.telemetry.metrics import LaneNumbers, Metrics

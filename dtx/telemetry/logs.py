@@ -1,7 +1,7 @@
 """Structured logs: one event a line, on stderr, JSON for programs or text for people.
 
-Fields that recur have one name each: ``xid``, ``vhost``, ``connection``, ``channel``, ``user``, ``branch``. Message
-bodies are never logged; passwords are taken out of every text, tracebacks and foreign log records included.
+Frequent fields have fixed names: ``xid``, ``vhost``, ``connection``, ``channel``, ``user``, ``branch``. Message bodies
+are never logged. Passwords are removed from every text, including tracebacks and log records of libraries.
 """
 
 import logging
@@ -22,31 +22,31 @@ Format = Literal["auto", "json", "console"]
 SECRET_KEYS: Final = frozenset(
     {"authorization", "body", "content", "passwd", "password", "response", "secret", "token"}
 )
-"""Fields that are dropped, whoever logs them: credentials, SASL responses, message bodies."""
+"""Fields that are always dropped: credentials, SASL responses, message bodies."""
 _FIRST: Final = ("at", "level", "event")
 _MANY_LINES: Final = frozenset({"exception", "stack"})
 _LIMITED: Final = frozenset({"warning", "error", "exception", "critical"})
 REPEATS: Final = 10
-"""How often one line is written in :data:`REPEAT_SECONDS`."""
+"""How often the same line is written in :data:`REPEAT_SECONDS`."""
 REPEAT_SECONDS: Final = 60.0
 _MOST_LINES: Final = 1000
-"""Lines that are remembered."""
+"""Lines that are compared for repetition."""
 _MAX_TEXT: Final = 16 * 1024
-"""Characters of one field: a traceback fits, a runaway text does not fill the disk."""
+"""Characters of one field: enough for a traceback, but a very long text must not fill the disk."""
 
 
 def get_logger(**fields: object) -> FilteringBoundLogger:
-    """A logger that adds *fields* to each of its events; cheap to make, to be made once and kept."""
+    """A logger that adds *fields* to each of its events. Make it once and keep it."""
     return cast("FilteringBoundLogger", structlog.get_logger(**fields))
 
 
 def configure(level: Level = "info", form: Format = "auto", stream: TextIO | None = None) -> None:
-    """Say once, at the start of the process, what is logged and how.
+    """Configure logging. Call it once, at the start of the process.
 
     Args:
-        level: events below it cost almost nothing.
-        form: ``auto`` is text where *stream* is a terminal, else JSON.
-        stream: where to; default stderr.
+        level: lowest level that is logged; events below it cost almost nothing.
+        form: ``auto`` is text if *stream* is a terminal, else JSON.
+        stream: output; ``None`` for stderr.
     """
     out = stream or sys.stderr
     console = form == "console" or (form == "auto" and out.isatty())
@@ -60,7 +60,7 @@ def configure(level: Level = "info", form: Format = "auto", stream: TextIO | Non
         safe_fields,
     ]
     limited: list[Processor] = [*shared, Repeats()]
-    # Tracebacks are text by then, so that the one processor before has seen them.
+    # Tracebacks are text already, so safe_fields has removed passwords from them.
     render: Processor = (
         structlog.dev.ConsoleRenderer(colors=out.isatty(), timestamp_key="at")
         if console
@@ -79,13 +79,13 @@ def configure(level: Level = "info", form: Format = "auto", stream: TextIO | Non
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *shared, render],
         )
     )
-    # Libraries speak only when something is wrong: pika and asyncio at info would drown what dtx says.
+    # Libraries log from warning on: events of pika and asyncio at info would outnumber those of dtx.
     logging.basicConfig(level=max(threshold, logging.WARNING), handlers=[handler], force=True)
     logging.raiseExceptions = False
 
 
 def safe_fields(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Drop secret fields, and make of every other value something that fits one line and holds no password."""
+    """A processor of structlog: drop secret fields, and make every other value printable and free of passwords."""
     ordered = {key: event[key] for key in _FIRST if key in event}
     ordered |= {key: value for key, value in event.items() if key not in SECRET_KEYS}
     return {key: _plain(value, keep="\n" if key in _MANY_LINES else "") for key, value in ordered.items()}
@@ -106,7 +106,7 @@ def _plain(value: object, *, keep: str = "") -> object:
 
 
 def _printable(text: str, keep: str = "") -> str:
-    """Control characters escaped: a name chosen by a client must not move the cursor of whoever reads the log."""
+    """*text* with control characters escaped: a name that a client chose must not control the reader's terminal."""
     if text.isprintable():
         return text
     return "".join(
@@ -115,7 +115,7 @@ def _printable(text: str, keep: str = "") -> str:
 
 
 class Repeats:
-    """Limits warnings and errors that say the same again and again: a log must not fill the disk that it complains of.
+    """A processor of structlog that limits identical warnings and errors, so that they do not fill the disk.
 
     Args:
         clock: seconds.
@@ -126,10 +126,10 @@ class Repeats:
         self._known: dict[str, tuple[float, int]] = {}
 
     def __call__(self, _logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        """*event*; with the number of those that were left out before it, if any were.
+        """*event*, with ``left_out``, the number of identical events that were dropped before it, if there are any.
 
         Raises:
-            structlog.DropEvent: it was written often enough in the last minute.
+            structlog.DropEvent: it was written :data:`REPEATS` times in the last :data:`REPEAT_SECONDS`.
         """
         if method not in _LIMITED:
             return event
@@ -138,7 +138,7 @@ class Repeats:
         since, count = self._known.pop(line, (now, 0))
         left_out = max(0, count - REPEATS)
         if now - since >= REPEAT_SECONDS:
-            # One that goes on and on is told once in that time.
+            # A line that never stops is written once in that time.
             since, count = now, REPEATS - 1 if left_out else 0
         else:
             left_out = 0
@@ -151,7 +151,7 @@ class Repeats:
 
 
 class _Lines:
-    """Writes each event as one line. A log that nobody reads any more must not stop the service."""
+    """Writes each event as one line. Errors of the stream are ignored: they must not stop the service."""
 
     __slots__ = ("_stream",)
 

@@ -1,7 +1,7 @@
-"""Counters, gauges and histograms, ready for Prometheus.
+"""Counters, gauges and histograms for Prometheus.
 
-What the hot path touches is resolved to a child once: counting costs an attribute and an addition. Bytes are counted
-for each chunk read, so they are plain integers that are only looked at when somebody asks for the numbers.
+On hot paths, labels are resolved once: to count costs an attribute and an addition. Bytes are counted for each read, so
+they are plain integers that are read only by a scrape.
 """
 
 from bisect import bisect_left
@@ -24,11 +24,11 @@ EVENTS: Final = (
     "prepared", "timed-out", "stuck", "decided", "discarded", "redirected", "hazard", "heuristic", "repeated",
     "committed", "rolled-back", "read-only", "forgotten",
 )  # fmt: skip
-"""What the journal tells."""
+"""Events in the journal."""
 OUTCOMES: Final = ("committed", "rolled-back", "mixed", "hazard")
-"""Heuristic ones."""
+"""Heuristic outcomes."""
 FINDINGS: Final = ("happened", "never", "unknown")
-"""What is found out about units that were under way when a connection was lost, or dtx died."""
+"""Outcomes of units that were pending when a connection was lost, or dtx died."""
 OPERATOR_ACTIONS: Final = ("commit", "rollback", "forget", "retry", "discard", "redirect")
 LANE_STATES: Final = ("up", "down", "blocked")
 UNIT_STATES: Final = ("under-way", "waiting")
@@ -42,7 +42,7 @@ _GROUP_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Traffic:
-    """Bytes passed on, counted by the event loop's thread alone: ``traffic.to_broker += n``."""
+    """Forwarded bytes. Only the thread of the event loop counts: ``traffic.to_broker += n``."""
 
     __slots__ = ("to_broker", "to_client")
 
@@ -60,15 +60,15 @@ def _counter(registry: CollectorRegistry, name: str, text: str, *labels: str) ->
 
 
 class Metrics:
-    """All numbers of one running service, in a registry of its own.
+    """All metrics of one running service, in a registry of its own.
 
-    A gauge is set (``connections.inc()``), or asked when needed (``oldest_in_doubt.set_function(...)``). What takes a
-    look at all branches is set when somebody asks for the numbers, see :mod:`dtx.admin.api`.
+    A gauge is set (``connections.inc()``), or computed by a scrape (``oldest_in_doubt.set_function(...)``). Gauges that
+    need all branches are set by a scrape, see :mod:`dtx.admin.api`.
     """
 
     def __init__(self) -> None:
         self.traces: Traces | None = None
-        """Spans, where they are switched on."""
+        """Spans; ``None`` if traces are off."""
         registry = self.registry = CollectorRegistry()
         gauge, counter = partial(_gauge, registry), partial(_counter, registry)
         ProcessCollector(registry=registry)
@@ -91,15 +91,15 @@ class Metrics:
         self.held_bytes: Final = gauge(
             "dtx_held_bytes", "Memory for messages of branches that have not voted, in bytes."
         )
-        self.held_bytes_limit: Final = gauge("dtx_held_bytes_limit", "What that may be at most (--max-held-bytes).")
+        self.held_bytes_limit: Final = gauge("dtx_held_bytes_limit", "Limit of dtx_held_bytes (--max-held-bytes).")
         self.disk_alarm: Final = gauge("dtx_disk_alarm", "1 while clients that publish wait for free disk space.")
-        self.disk_free: Final = gauge("dtx_disk_free_bytes", "Free on the disk of data_dir; 0 with --database.")
+        self.disk_free: Final = gauge("dtx_disk_free_bytes", "Free bytes on the disk of data_dir; 0 with --database.")
         self.disk_free_limit: Final = gauge(
-            "dtx_disk_free_limit_bytes", "Below it the alarm is raised (--disk-free-bytes); 0 with --database."
+            "dtx_disk_free_limit_bytes", "Free bytes that raise the alarm (--disk-free-bytes); 0 with --database."
         )
         self._usage: Final = _Usage()
         self.usage_numbers: Final = self._usage.set
-        """Set what users and virtual hosts hold, see there."""
+        """Set the usage of users and virtual hosts; see :class:`UsageNumbers`."""
         registry.register(self._usage)
         self.lease_held: Final = gauge("dtx_lease_held", "1 while this dtx is the active one.")
         self.lease_epoch: Final = gauge(
@@ -107,27 +107,27 @@ class Metrics:
         )
         self.log_queue: Final = gauge("dtx_log_queue", "Log records that wait for the database.")
         self.lane_numbers: Final = _Lanes(registry).set
-        """Set what is said about lanes: where phase two happens beside a broker."""
+        """Set the metrics of lanes; see :class:`LaneNumbers`."""
         self._operations: Final = _Operations()
         self.operation_done: Final = self._operations.done
-        """Count one call of the dtx classes, see there."""
+        """Count one call of the dtx classes; see :meth:`_Operations.done`."""
         registry.register(self._operations)
         self._commits: Final = _Commits()
         self.log_committed: Final = self._commits.count
-        """Count one group commit of the log, see there."""
+        """Count one group commit of the log; see :meth:`_Commits.count`."""
         registry.register(self._commits)
         self._journal: Final = _Journal()
         self.lines_written: Final = self._journal.written
-        """Count lines of the journal, see there."""
+        """Count lines of the journal."""
         registry.register(self._journal)
-        findings = counter("dtx_unit_findings", "What was found out about units whose answer was lost.", "found")
+        findings = counter("dtx_unit_findings", "Outcomes of units whose answer was lost.", "found")
         self.unit_findings: Final = {finding: findings.labels(finding) for finding in FINDINGS}
         """One counter for each finding."""
         self.replays_failed: Final = counter(
             "dtx_replays_failed",
-            "Decided branches that could not be finished when they were taken up again; they are tried once more.",
+            "Failed attempts to resume an unfinished branch; they are repeated.",
         )
-        policies = counter("dtx_policy_actions", "What policies have done.", "action", "result")
+        policies = counter("dtx_policy_actions", "Actions of policies.", "action", "result")
         self.policy_actions: Final = {
             (action, result): policies.labels(action, result) for action in POLICY_ACTIONS for result in POLICY_RESULTS
         }
@@ -142,62 +142,63 @@ class Metrics:
         orders = counter("dtx_operator_orders", "Orders of operators that were carried out.", "action")
         self.orders: Final = {action: orders.labels(action) for action in OPERATOR_ACTIONS}
         """One counter for each action of operators."""
-        validations = counter("dtx_validations", "Publishes judged before the vote, by cache result.", "cache")
+        validations = counter("dtx_validations", "Publishes checked before the vote, by cache result.", "cache")
         self.validation_hits: Final = validations.labels("hit")
         self.validation_misses: Final = validations.labels("miss")
         self.traffic: Final = Traffic()
         registry.register(_TrafficCollector(self.traffic))
 
     def render(self) -> bytes:
-        """Everything in the text format of Prometheus."""
+        """All metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
 
 
 class LaneNumbers(Protocol):
-    """A lane, as far as it is counted and operators see it."""
+    """The facts about a lane for metrics and operators."""
 
     problem: str | None
+    """Why the lane is not working; ``None`` when it is."""
 
     @property
     def distrust(self) -> str | None:
-        """Why receipts are not believed; ``None`` when they are."""
+        """Why receipts are not trusted; ``None`` when they are."""
 
     @property
     def blocked(self) -> bool:
-        """Whether the broker takes no publishes."""
+        """Whether the broker accepts no publishes (memory or disk alarm)."""
 
     @property
     def channels(self) -> int:
-        """How many units can be under way at a time."""
+        """The number of open channels: units at the same time."""
 
     @property
     def under_way(self) -> int:
-        """Units that the broker is working on."""
+        """The number of units that have a channel."""
 
     @property
     def waiting(self) -> int:
-        """Units that wait for a channel."""
+        """The number of units that wait for a channel."""
 
     @property
     def open_receipts(self) -> int:
-        """Receipts that dtx may still need."""
+        """The number of receipts that dtx may still need."""
 
 
 class _Lanes:
-    """Sums over all lanes: there is one for each virtual host, and whoever may make those makes no metrics."""
+    """Sums over all lanes. Users can create virtual hosts, so there are no metrics for each lane."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         gauge = partial(_gauge, registry)
         lanes = gauge("dtx_lanes", "Lanes, one for each virtual host of the broker in use.", "state")
         self._up, self._down, self._blocked = map(lanes.labels, LANE_STATES)
-        self._distrusted = gauge("dtx_lanes_without_receipts", "Lanes whose receipts are not believed.")
-        self._channels = gauge("dtx_lane_channels", "Units that can be under way at a time.")
+        self._distrusted = gauge("dtx_lanes_without_receipts", "Lanes whose receipts are not trusted.")
+        self._channels = gauge("dtx_lane_channels", "Units that lanes can send at the same time.")
         units = gauge("dtx_lane_units", "Units of phase two: the depth of the lanes.", "state")
         self._under_way, self._waiting = map(units.labels, UNIT_STATES)
         self._receipts = gauge("dtx_receipts_open", "Receipts in the broker that dtx may still need.")
 
     def set(self, numbers: "Iterable[LaneNumbers]") -> None:
-        """Count all lanes."""
+        """Set the metrics from *numbers*, those of all lanes."""
         lanes = list(numbers)
         working = [lane for lane in lanes if lane.problem is None]
         blocked = sum(lane.blocked for lane in working)
@@ -212,7 +213,7 @@ class _Lanes:
 
 
 class WrittenLine(Protocol):
-    """A line of the journal, as far as it is counted."""
+    """A line of the journal, for the counters."""
 
     @property
     def event(self) -> str:
@@ -220,7 +221,7 @@ class WrittenLine(Protocol):
 
 
 class UsageNumbers(Protocol):
-    """What one user or one virtual host holds."""
+    """The resources that one user or one virtual host uses."""
 
     @property
     def scope(self) -> str:
@@ -228,15 +229,15 @@ class UsageNumbers(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the user or virtual host."""
+        """Name of the user or virtual host."""
 
     @property
     def used(self) -> Mapping[str, int]:
-        """How much, by resource."""
+        """Usage by resource."""
 
     @property
     def limits(self) -> Mapping[str, int]:
-        """The most, for those resources that have a quota."""
+        """Quota by resource, for resources that have one."""
 
 
 class _Usage(Collector):
@@ -244,13 +245,13 @@ class _Usage(Collector):
         self._usage: list[tuple[str, str, Mapping[str, int], Mapping[str, int]]] = []
 
     def set(self, usage: Iterable[UsageNumbers]) -> None:
-        """Show *usage* from now on."""
+        """Replace the numbers by *usage*."""
         self._usage = [(each.scope, each.name, each.used, each.limits) for each in usage]
 
     def collect(self) -> Iterable[Metric]:
         labels = ["scope", "name", "resource"]
-        used = GaugeMetricFamily("dtx_usage", "What a user or virtual host holds.", labels=labels)
-        quotas = GaugeMetricFamily("dtx_quota", "The most that it may hold (--quota).", labels=labels)
+        used = GaugeMetricFamily("dtx_usage", "Usage by user and virtual host.", labels=labels)
+        quotas = GaugeMetricFamily("dtx_quota", "Limit of dtx_usage (--quota).", labels=labels)
         for scope, name, found, limits in self._usage:
             for resource, number in found.items():
                 used.add_metric([scope, name, resource], number)
@@ -261,7 +262,7 @@ class _Usage(Collector):
 
 
 class _Journal(Collector):
-    """Lines of the journal that are durable, counted by the event loop's thread alone, twice for each branch."""
+    """Durable lines of the journal. Only the thread of the event loop counts them, twice for each branch."""
 
     def __init__(self) -> None:
         self._events = dict.fromkeys(EVENTS, 0)
@@ -290,10 +291,10 @@ class _Journal(Collector):
 
 
 class _Histogram:
-    """Numbers that are counted by the event loop's thread alone: the library's own histogram takes a lock each time.
+    """A histogram for the thread of the event loop: that of the library takes a lock for each number.
 
     Args:
-        bounds: what the numbers of each bucket are at most; one more has those above.
+        bounds: greatest number of each bucket; one more bucket has greater numbers.
     """
 
     __slots__ = ("_bounds", "counts", "sum")
@@ -312,12 +313,12 @@ class _Histogram:
         return sum(self.counts)
 
     def add(self, other: "_Histogram") -> None:
-        """Take in what *other*, with the same bounds, has counted."""
+        """Add the counts of *other*, which has the same bounds."""
         self.counts = [one + another for one, another in zip(self.counts, other.counts, strict=True)]
         self.sum += other.sum
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str] = ()) -> None:
-        """Show it as the metric of *family* with *labels*."""
+        """Add it to *family* with *labels*."""
         bounds = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
         family.add_metric(labels, list(zip(bounds, accumulate(self.counts), strict=True)), self.sum)
 
@@ -330,7 +331,12 @@ class _Commits(Collector):
         self._seconds = _Histogram(_FAST_SECONDS)
 
     def count(self, records: int, seconds: float) -> None:
-        """Count one group commit of the log: how many records, how long from BEGIN to the answer."""
+        """Count one group commit of the log.
+
+        Args:
+            records: in the group.
+            seconds: from BEGIN to the answer.
+        """
         self._sizes.observe(records)
         self._seconds.observe(seconds)
 
@@ -348,15 +354,15 @@ class _Operations(Collector):
 
     def __init__(self) -> None:
         self._done: dict[tuple[str, str], _Histogram] = {}
-        """By operation and answer, how long they took."""
+        """Durations by operation and answer."""
 
     def done(self, operation: str, answer: str, seconds: float) -> None:
-        """Count one.
+        """Count one call.
 
         Args:
             operation: the method, for example ``prepare``.
             answer: the flag's name in the XML (``xa-ok``), or the reply code (``404``).
-            seconds: from the call's last octet to its answer.
+            seconds: from the last byte of the call to its answer.
         """
         done = self._done.get((operation, answer))
         if done is None:
@@ -382,7 +388,7 @@ class _TrafficCollector(Collector):
         self._traffic = traffic
 
     def collect(self) -> Iterable[Metric]:
-        family = CounterMetricFamily("dtx_forwarded_bytes", "Octets passed on.", labels=["direction"])
+        family = CounterMetricFamily("dtx_forwarded_bytes", "Forwarded bytes.", labels=["direction"])
         family.add_metric(["to-broker"], self._traffic.to_broker)
         family.add_metric(["to-client"], self._traffic.to_client)
         yield family

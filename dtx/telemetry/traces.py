@@ -1,7 +1,7 @@
-"""Traces, for whoever wants them: a span for each XA call, in the trace that the messages of the branch belong to.
+"""Optional traces: a span for each XA call, in the trace that the messages of the branch belong to.
 
-OpenTelemetry is an extra (``dtx[otel]``) and is imported when traces are switched on, never before. Where spans go is
-said by its own variables (``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_SERVICE_NAME``, ``OTEL_TRACES_SAMPLER``…).
+OpenTelemetry is an extra (``dtx[otel]``), and is imported only if traces are switched on. Its own variables configure
+the export (``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_SERVICE_NAME``, ``OTEL_TRACES_SAMPLER``…).
 """
 
 from collections import OrderedDict
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext, TracerProvider
 
 MOST_LINKS: Final = 32
-"""Traces that one branch is linked to: a branch may have ten thousand messages, each of a trace of its own."""
+"""Traces that one branch is linked to: a branch may have ten thousand messages, each with its own trace."""
 _MOST_BRANCHES: Final = 100_000
-"""Branches whose traces are remembered; the oldest are forgotten first."""
+"""Branches whose traces are kept; with more, the oldest are dropped."""
 HEADERS: Final = ("traceparent", "tracestate")
-"""Headers of messages that say which trace they belong to (W3C Trace Context)."""
+"""Headers of messages that name their trace (W3C Trace Context)."""
 
 
 class TracesUnavailable(ConfigError):
@@ -35,15 +35,15 @@ class TracedCall:
         self._span = span
 
     def set(self, name: str, value: str) -> None:
-        """Say something about it."""
+        """Set an attribute of the span."""
         self._span.set_attribute(name, value)
 
     def end(self, answer: str, error: str | None = None) -> None:
-        """The call is answered.
+        """End the span: the call is answered.
 
         Args:
             answer: the flag's name, or the reply code.
-            error: why it was refused; ``None`` where it was not.
+            error: why the call was refused; ``None`` if it was not.
         """
         from opentelemetry.trace import Status, StatusCode
 
@@ -69,11 +69,11 @@ class Traces:
         self._branches: OrderedDict[UUID, tuple[SpanContext, ...]] = OrderedDict()
 
     def read(self, branch: UUID, messages: Sequence[Mapping[str, str]]) -> None:
-        """Remember which traces a branch belongs to.
+        """Note the traces that a branch belongs to.
 
         Args:
             branch: its id.
-            messages: headers of each of its messages, those of :data:`HEADERS` alone.
+            messages: for each of its messages, the headers in :data:`HEADERS`.
         """
         from opentelemetry.trace import get_current_span
 
@@ -88,13 +88,18 @@ class Traces:
                 self._branches.popitem(last=False)
 
     def forget(self, branch: UUID) -> None:
-        """It has ended."""
+        """Forget a branch that has ended."""
         self._branches.pop(branch, None)
 
     def begin(self, operation: str, branch: UUID | None, attributes: Mapping[str, str | int]) -> TracedCall:
-        """A call begins.
+        """Begin the span of a call.
 
-        Its parent is the trace of the branch's first message; it is linked to those of the others.
+        Its parent is the trace of the branch's first message. It is linked to the traces of the other messages.
+
+        Args:
+            operation: the method, for example ``prepare``.
+            branch: its id; ``None`` for a call without a branch.
+            attributes: of the span.
         """
         from opentelemetry.trace import Link, NonRecordingSpan, SpanKind, set_span_in_context
 
@@ -107,24 +112,24 @@ class Traces:
         return TracedCall(span)
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send pending spans."""
         shutdown: Callable[[], None] | None = getattr(self._provider, "shutdown", None)
         if shutdown is not None:
             shutdown()
 
 
 def _empty() -> Any:
-    """A context without a span: what runs in this task at the moment is no parent."""
+    """A context without a span, because the current span of this task is not the parent."""
     from opentelemetry.context import Context
 
     return Context()
 
 
 def open_traces(service: str) -> Traces:
-    """Traces that are sent by OTLP over HTTP, as OpenTelemetry's variables say.
+    """Traces that are sent by OTLP over HTTP, configured by OpenTelemetry's variables.
 
     Args:
-        service: name, unless ``OTEL_SERVICE_NAME`` says another.
+        service: its name, unless ``OTEL_SERVICE_NAME`` is set.
 
     Raises:
         TracesUnavailable: OpenTelemetry is not installed.

@@ -1,6 +1,6 @@
 """The transaction log: branches in doubt with their work, the journal, the lease.
 
-A migration is history: it imports nothing of dtx and never changes once released.
+A migration imports nothing of dtx, and never changes after a release.
 """
 
 from alembic import op
@@ -137,9 +137,9 @@ CREATE TABLE dtx.lease (
 ) WITH (fillfactor = 10);
 """
 
-# Rows live for milliseconds: dead ones are many and the tables small, so vacuum comes by number and works unthrottled;
-# inserts alone are no reason for it. Bodies are stored as they are: compressing them costs more CPU than the disk saves
-# in the moments they are there.
+# Rows live for milliseconds: there are many dead rows in small tables. So vacuum runs after a number of dead rows, not
+# throttled, and not because of inserts. Bodies are not compressed: for their short life, that costs more CPU than the
+# disk saves.
 STORAGE = """
 ALTER TABLE dtx.branch SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_cost_delay = 0, autovacuum_vacuum_insert_threshold = -1,
@@ -154,8 +154,8 @@ ALTER TABLE dtx.lease SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum
 ALTER TABLE dtx.work ALTER COLUMN body SET STORAGE EXTERNAL;
 """
 
-# A group of writes travels as several statements in one round trip and commits at its end: only an error can stop it,
-# and this is how a statement raises one when it did not find what it expected.
+# A group of writes is several statements in one round trip, and commits at its end: only an error can stop it. A
+# statement calls this function to raise an error when it did not find the rows that it expected.
 REQUIRE = """
 CREATE FUNCTION dtx.require(ok boolean, code text, otherwise text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN

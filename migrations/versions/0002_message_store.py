@@ -1,6 +1,6 @@
 """The message store of standalone mode: exchanges, queues, bindings, messages; and the slots of a branch's messages.
 
-A migration is history: it imports nothing of dtx and never changes once released.
+A migration imports nothing of dtx, and never changes after a release.
 """
 
 from alembic import op
@@ -76,9 +76,9 @@ CREATE INDEX message_expires_idx ON dtx.message (queue, position, expires_at) WH
 CREATE INDEX message_transient_idx ON dtx.message (queue, position) WHERE flags & 1 = 0;
 """
 
-# As the work of branches: rows come and go, so vacuum comes by number and works unthrottled. Here inserts are a reason,
-# too: what stays is a backlog, and only a vacuumed page lets a start read positions from the index alone. Bodies are
-# stored as they are, beside their row up to a whole page: a row in two places costs twice as much to write and delete.
+# As for the work of branches, vacuum runs after a number of dead rows, not throttled. Here it also runs after inserts:
+# rows that stay are a backlog, and a start reads positions from the index alone only for vacuumed pages. Bodies are not
+# compressed, and stay in the row up to a whole page: a row in two places costs twice as much to write and delete.
 STORAGE = """
 ALTER TABLE dtx.message SET (toast_tuple_target = 8160,
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_cost_delay = 0,
@@ -89,7 +89,7 @@ ALTER TABLE dtx.message SET (toast_tuple_target = 8160,
 ALTER TABLE dtx.message ALTER COLUMN body SET STORAGE EXTERNAL;
 """
 
-# How a branch names the messages that it has put and holds: pairs of 64 bit integers, queue and position, big endian.
+# The slots of messages that a branch has put and holds: pairs of 64 bit integers, queue and position, big endian.
 SLOTS = """
 CREATE FUNCTION dtx.slots(packed bytea) RETURNS TABLE (ordinal bigint, queue bigint, "position" bigint)
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$

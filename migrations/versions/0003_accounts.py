@@ -1,6 +1,6 @@
 """The users of standalone mode: virtual hosts, accounts, permissions, and a number that counts their changes.
 
-A migration is history: it imports nothing of dtx and never changes once released.
+A migration imports nothing of dtx, and never changes after a release.
 """
 
 from alembic import op
@@ -48,7 +48,7 @@ CREATE TABLE dtx.account_version (
 );
 """
 
-# The row is locked until the change commits: numbers become visible in their order, none before its change.
+# The row is locked until the change commits. So numbers become visible in their order, and not before their change.
 CHANGES = """
 CREATE FUNCTION dtx.accounts_changed() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN

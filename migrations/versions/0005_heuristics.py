@@ -1,6 +1,6 @@
-"""Heuristic decisions: their states, what became of each message, and the archive of what nobody got.
+"""Heuristic decisions: their states, the fate of each message, and the archive of undelivered messages.
 
-A migration is history: it imports nothing of dtx and never changes once released.
+A migration imports nothing of dtx, and never changes after a release.
 """
 
 from alembic import op
@@ -10,7 +10,7 @@ down_revision: str | None = "0004"
 branch_labels = None
 depends_on = None
 
-# NOT VALID where every row that is there obeyed a stricter rule: nothing has to be read.
+# The new constraints allow more than the old ones, which all rows obey.
 BRANCH = """
 ALTER TABLE dtx.branch DROP CONSTRAINT branch_state_check, DROP CONSTRAINT branch_heuristic_check;
 ALTER TABLE dtx.branch

@@ -1,6 +1,6 @@
-"""Permissions on topics of standalone mode's users: which routing keys they may use at a topic exchange.
+"""Topic permissions of users in standalone mode: the routing keys that they may use at a topic exchange.
 
-A migration is history: it imports nothing of dtx and never changes once released.
+A migration imports nothing of dtx, and never changes after a release.
 """
 
 from alembic import op

@@ -1,6 +1,6 @@
-"""Operators: their tokens, the trail of what they did, and a tag that makes an operator of a user.
+"""Operators: their tokens, the audit log of their actions, and a tag for users that are operators.
 
-A migration is history: it imports nothing of dtx and never changes once released.
+A migration imports nothing of dtx, and never changes after a release.
 """
 
 from alembic import op

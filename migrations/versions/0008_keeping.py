@@ -1,6 +1,6 @@
-"""How long archive and trail are kept; the archive can be read by time.
+"""Retention of archive and audit log, and an index of the archive by time.
 
-A migration is history: it imports nothing of dtx and never changes once released.
+A migration imports nothing of dtx, and never changes after a release.
 """
 
 from alembic import op
@@ -10,7 +10,7 @@ down_revision: str | None = "0007"
 branch_labels = None
 depends_on = None
 
-# A dtx of before says nothing, and what is not said is kept for ever.
+# An older dtx writes no values; null means for ever.
 LEASE = """
 ALTER TABLE dtx.lease ADD COLUMN archive_days integer, ADD COLUMN audit_days integer,
     ADD CONSTRAINT lease_archive_check CHECK (archive_days >= 1),

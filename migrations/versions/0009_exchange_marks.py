@@ -1,6 +1,6 @@
-"""A branch without a broker has marks of the exchanges that it publishes to.
+"""A branch in standalone mode has marks of the exchanges that it publishes to.
 
-A migration is history: it imports nothing of dtx and never changes once released.
+A migration imports nothing of dtx, and never changes after a release.
 """
 
 from alembic import op
@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    # Null is not known: branches of before, and of a dtx of before that is still the active one, are looked at closely.
+    # Null means not known, for branches of an older dtx, which may still be active: all their messages are read.
     op.execute("ALTER TABLE dtx.branch ADD COLUMN exchange_marks bytea")
 
 

@@ -1,6 +1,6 @@
-"""The messages that a branch without a broker names are read in a time that grows with their number, not its square.
+"""The slots of a branch are read in a time that is proportional to their number, not to its square.
 
-A migration is history: it imports nothing of dtx and never changes once released.
+A migration imports nothing of dtx, and never changes after a release.
 """
 
 from alembic import op
@@ -10,7 +10,7 @@ down_revision: str | None = "0009"
 branch_labels = None
 depends_on = None
 
-# What is long is kept compressed, and each substr of it would unpack all that comes before: so it is unpacked once.
+# Long values are stored compressed, and each substr would decompress everything before it: so decompress once.
 UPGRADE = """
 CREATE OR REPLACE FUNCTION dtx.slots(packed bytea)
 RETURNS TABLE (ordinal bigint, queue bigint, "position" bigint)

@@ -1,6 +1,6 @@
-"""What the pipeline has found about global transactions, for the admin pages to show.
+"""The results of the reconciliation pipeline about global transactions, for the operators' pages.
 
-A migration is history: it imports nothing of dtx and never changes once released.
+A migration imports nothing of dtx, and never changes after a release.
 """
 
 from alembic import op

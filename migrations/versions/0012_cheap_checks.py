@@ -1,6 +1,6 @@
-"""The constraints of the tables that every branch writes are one function each.
+"""One function for each table checks the constraints of the tables that every branch writes.
 
-A migration is history: it imports nothing of dtx and never changes once released.
+A migration imports nothing of dtx, and never changes after a release.
 """
 
 from alembic import op
@@ -10,9 +10,9 @@ down_revision: str | None = "0011"
 branch_labels = None
 depends_on = None
 
-# PostgreSQL keeps a CHECK as text and reads it again for each statement that writes: for a branch of one client alone
-# that was half of its work. The plan of a function in PL/pgSQL is made once a session. What they demand is what the
-# constraints before them demanded; a null passes, as there.
+# PostgreSQL stores a CHECK as text, and parses it for each statement that writes: half of its work for a single client.
+# A function in PL/pgSQL is planned once a session. The functions check the same conditions as the constraints before
+# them; null passes, as there.
 FUNCTIONS = """
 CREATE FUNCTION dtx.branch_holds(format_id bigint, gtrid bytea, bqual bytea, state text, version integer,
     timeout bigint, publishes integer, consumes integer, bytes bigint, outcome text, published bytea, consumed bytea)
@@ -57,7 +57,7 @@ END
 $$;
 """
 
-# NOT VALID: every row that is there obeyed the same rules, so nothing has to be read, however long the journal is.
+# NOT VALID: all rows obey the same conditions already, so they need not be read, however long the journal is.
 CHECKS = """
 ALTER TABLE dtx.branch
     ADD CONSTRAINT branch_check CHECK (dtx.branch_holds(format_id, gtrid, bqual, state, version, timeout, publishes,

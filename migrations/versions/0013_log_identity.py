@@ -1,6 +1,6 @@
-"""Each log has an id, which tells it from a log of the same name in another database.
+"""Each log has an id, which differs from that of a log of the same name in another database.
 
-A migration is history: it imports nothing of dtx and never changes once released.
+A migration imports nothing of dtx, and never changes after a release.
 """
 
 from alembic import op

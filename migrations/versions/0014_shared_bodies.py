@@ -1,6 +1,6 @@
 """The body of a message that goes to several queues is stored once.
 
-A migration is history: it imports nothing of dtx and never changes once released.
+A migration imports nothing of dtx, and never changes after a release.
 """
 
 from alembic import op
@@ -10,8 +10,8 @@ down_revision: str | None = "0013"
 branch_labels = None
 depends_on = None
 
-# Every row that is there keeps its body. A row that shares one has a null instead, not an empty body: a dtx that does
-# not know of shared bodies then fails to read the message, and cannot deliver it without its content.
+# Existing rows keep their bodies. A row that shares a body has null instead of an empty body: an older dtx then fails
+# to read the message, and cannot deliver it without its content.
 TABLES = """
 CREATE TABLE dtx.body (
     id bigint NOT NULL,
@@ -24,8 +24,8 @@ CREATE TABLE dtx.body (
 ALTER TABLE dtx.message ADD COLUMN shared bigint, ALTER COLUMN body DROP NOT NULL;
 """
 
-# The number of uses changes with every message that leaves. So the content is stored beside the row, which then is
-# short, and is not written again. Vacuum comes by number, as for messages.
+# The number of uses changes with every message that leaves. So the content is stored outside the row, and is not
+# written again. Vacuum runs after a number of dead rows, as for messages.
 STORAGE = """
 ALTER TABLE dtx.body SET (toast_tuple_target = 128,
     autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_cost_delay = 0,
@@ -37,8 +37,8 @@ ALTER TABLE dtx.body ALTER COLUMN content SET STATISTICS 0, ALTER COLUMN rm SET 
 ALTER TABLE dtx.message ALTER COLUMN shared SET STATISTICS 0;
 """
 
-# A trigger, so that whatever deletes a message counts, in the same transaction: a body is there as long as a message
-# is that uses it, and no longer. Messages that share no body do not call it.
+# A trigger counts every deletion of a message in its transaction: a body exists exactly as long as messages use it.
+# Messages that share no body do not call it.
 RELEASE = """
 CREATE FUNCTION dtx.release_body() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN

@@ -1,10 +1,10 @@
-"""Arguments: values of field tables as RabbitMQ compares them, and those of queue.declare, checked and given types.
+"""Arguments: comparison of field table values as in RabbitMQ, and the checked arguments of queue.declare.
 
 Values are compared by value, whatever the width of their type. A table stays bytes (see
 :mod:`dtx.wire.amqp09.tables`). This module has the functions on tables that topology and routing need.
 
-The rules are RabbitMQ's for classic queues, the only kind that there is here: what it refuses is refused with the same
-code. Queues of the types quorum and stream, which it has and standalone mode has not, are refused with 540.
+The rules are those of RabbitMQ for classic queues, the only type in standalone mode. A declaration that RabbitMQ
+refuses is refused with the same code. The types quorum and stream are refused with 540.
 """
 
 import struct
@@ -18,7 +18,7 @@ from dtx.wire.amqp09.tables import Entry
 from dtx.xa.codes import ReplyCode, XaError
 
 Value = int | float | bytes | tuple[bytes, bytes]
-"""A number, bytes, or the type letter with the bytes. The last is for values that equal no value of another type."""
+"""A number, bytes, or the type letter with the bytes. The last form never equals a value of another type."""
 
 _NUMBERS: Final = {
     letter: struct.Struct(f">{code}")
@@ -63,7 +63,7 @@ _NAMES: Final = {
 
 
 def value(entry: Entry) -> Value:
-    """What *entry* holds: equal for 1 as octet and 1 as 64 bit number, never for a number and a boolean."""
+    """The value of *entry*: equal for 1 in 8 bits and 1 in 64 bits, never for a number and a boolean."""
     number = _NUMBERS.get(entry.kind)
     if number is not None:
         (found,) = number.unpack(entry.value)
@@ -74,23 +74,23 @@ def value(entry: Entry) -> Value:
 
 
 def integer(entry: Entry) -> int | None:
-    """The number in *entry*, or ``None`` when it holds something else (a time is no number, nor is a boolean)."""
+    """The integer in *entry*, or ``None`` for any other type (timestamps and booleans included)."""
     found = value(entry) if entry.kind in _INTEGERS else None
     return found if isinstance(found, int) else None
 
 
 def kind_name(entry: Entry) -> str:
-    """The type's name in RabbitMQ's texts, for example ``longstr``."""
+    """The name of the type in RabbitMQ's texts, for example ``longstr``."""
     return _NAMES[entry.kind]
 
 
 def text(name: bytes) -> str:
-    """A name for people; what is no UTF-8 is replaced."""
+    """A name for people; bytes that are not UTF-8 are replaced."""
     return name.decode("utf-8", "replace")
 
 
 def show(entry: Entry) -> str:
-    """The value as RabbitMQ's texts write it."""
+    """The value as in RabbitMQ's texts."""
     found = value(entry)
     if isinstance(found, bytes):
         return text(found)
@@ -107,7 +107,7 @@ def same(one: Entry, other: Entry) -> bool:
 
 
 def first_of_each(table: bytes) -> dict[bytes, Entry]:
-    """The entries by name; of a repeated name the first counts. Raises WireError 502 when *table* is malformed."""
+    """The entries by name, the first one of a repeated name. Raises WireError 502 when *table* is malformed."""
     found: dict[bytes, Entry] = {}
     for entry in tables.entries(table):
         found.setdefault(entry.key, entry)
@@ -122,7 +122,7 @@ def in_order(table: bytes) -> bytes:
 
 
 MAX_MILLISECONDS: Final = 10 * 365 * 86_400_000
-"""Longest time to live and longest expiry of a queue: ten years, RabbitMQ's own limit."""
+"""Longest time to live and longest expiry of a queue: ten years, as in RabbitMQ."""
 MAX_PRIORITIES: Final = 255
 """Highest ``x-max-priority``: the property is one octet."""
 
@@ -143,12 +143,12 @@ _TYPES_ELSEWHERE: Final = (b"quorum", b"stream")
 
 
 class Overflow(StrEnum):
-    """What happens to a message that does not fit into its queue."""
+    """The behaviour of a full queue (x-overflow)."""
 
     DROP_HEAD = "drop-head"
     REJECT_PUBLISH = "reject-publish"
     REJECT_PUBLISH_DLX = "reject-publish-dlx"
-    """As before, and what is refused is a dead letter."""
+    """As reject-publish, and refused messages become dead letters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,13 +158,13 @@ class QueueArguments:
     Args:
         message_ttl: milliseconds that a message may wait; with 0 it expires unless a consumer can take it at once.
         expires: milliseconds without use after which the queue is deleted.
-        max_length: ready messages that it may hold.
-        max_length_bytes: bytes of their bodies that it may hold.
-        overflow: which end gives way.
-        dead_letter_exchange: where messages go that expire, overflow or are rejected; ``b""`` is the default exchange.
-        dead_letter_routing_key: the routing key that they get; ``None`` for their own.
-        max_priority: highest priority that it distinguishes; 0 for none.
-        single_active: one of its consumers gets all messages, until it leaves.
+        max_length: limit of ready messages.
+        max_length_bytes: limit of the bytes of their bodies.
+        overflow: what a full queue does.
+        dead_letter_exchange: for messages that expire, overflow or are rejected; ``b""`` is the default exchange.
+        dead_letter_routing_key: their routing key there; ``None`` for their own.
+        max_priority: highest priority that the queue distinguishes; 0 for none.
+        single_active: whether one consumer gets all messages until it ends.
     """
 
     message_ttl: int | None = None
@@ -233,7 +233,7 @@ def _check_bool(entry: Entry, where: str) -> None:
 _CHECKED: Final[Mapping[bytes, Callable[[Entry, str], None]]] = {
     QUEUE_TYPE: _check_type,
     SINGLE_ACTIVE: _check_bool,
-    QUEUE_MODE: _check_mode,  # where messages are kept is not theirs to say here: checked, without effect
+    QUEUE_MODE: _check_mode,  # checked, without effect: dtx decides where messages are kept
     QUEUE_VERSION: _check_version,
 }
 _OF_OTHER_TYPES: Final = frozenset(
@@ -274,7 +274,7 @@ def _overflow(entry: Entry, where: str) -> Overflow:
 
 
 def exchange_name(found: Mapping[bytes, Entry], key: bytes, where: str) -> bytes | None:
-    """The argument *key* where it names an exchange (``alternate-exchange``, ``x-dead-letter-exchange``).
+    """The exchange that the argument *key* names (``alternate-exchange``, ``x-dead-letter-exchange``), if it is there.
 
     Raises:
         XaError: 406 when it is no string.
@@ -292,10 +292,10 @@ def queue_arguments(table: bytes, where: str) -> QueueArguments:
 
     Args:
         table: as on the wire, without its length.
-        where: the queue in RabbitMQ's words: ``queue 'q' in vhost '/'``.
+        where: the queue, for people: ``queue 'q' in vhost '/'``.
 
     Raises:
-        XaError: 406 for a value that RabbitMQ refuses, 540 for what it has and standalone mode has not.
+        XaError: 406 for a value that RabbitMQ refuses, 540 for a queue type that standalone mode lacks.
         WireError: 502 when *table* is malformed.
     """
     found = first_of_each(table)
@@ -332,7 +332,7 @@ _NONE: Final = QueueArguments()
 
 
 def check_field(received: object, current: object, argument: str, where: str) -> None:
-    """Refuse (406) a declaration that differs from what is there in one of its fields."""
+    """Refuse (406) a declaration whose field *argument* differs from that of the existing object."""
     if received != current:
         was, now = (str(each).lower() if isinstance(each, bool) else str(each) for each in (received, current))
         raise _failed(f"inequivalent arg '{argument}' for {where}: received '{was}' but current is '{now}'")
@@ -353,10 +353,10 @@ def _check_argument(key: bytes, received: Entry | None, current: Entry | None, w
 
 
 def check_equivalent(received: bytes, current: bytes, where: str, keys: tuple[bytes, ...] = _EQUIVALENT) -> None:
-    """Refuse (406) arguments that differ from those that are there; only *keys* matter.
+    """Refuse arguments that differ from those of the existing object; only *keys* are compared.
 
     Raises:
-        XaError: 406, in RabbitMQ's words: ``inequivalent arg 'x-max-length' for queue 'q' in vhost '/': …``.
+        XaError: 406, as in RabbitMQ: ``inequivalent arg 'x-max-length' for queue 'q' in vhost '/': …``.
         WireError: 502 when *received* is malformed.
     """
     new, old = first_of_each(received), first_of_each(current)

@@ -38,10 +38,10 @@ _PLAIN: Final = Hidden()
 
 
 class StoredBranches:
-    """The messages of branches: the half of :class:`dtx.store.api.LocalStore` that is told how branches end.
+    """The messages of branches: the part of :class:`dtx.store.api.LocalStore` for votes and ends of branches.
 
-    A branch mostly commits soon after its vote. So the messages that it has put are kept in memory until then: the
-    latest ones, up to a limit. The queue reads the bodies of other messages when their turn comes.
+    Most branches commit soon after their vote. So the messages that they have put stay in memory until then: the latest
+    ones, up to a limit. The queue reads the bodies of other messages when their turn comes.
 
     Args:
         recorder: of changes.
@@ -58,11 +58,11 @@ class StoredBranches:
         self._contents = CachedBodies()
         self._hidden: OrderedDict[Slot, StoredMessage] = OrderedDict()
         self._stored: dict[Slot, Hidden] = {}
-        # For queues that expire: positions of messages that branches have promised to put there.
+        # For queues with x-expires: positions of messages of branches that have voted. Such a queue does not expire.
         self._promised: dict[int, set[int]] = {}
 
     def awaits(self, queue: int) -> bool:
-        """Whether a branch that has voted has messages for *queue*, which must find it there."""
+        """Whether a branch that has voted has messages for *queue*: then the queue must not expire."""
         return queue in self._promised
 
     def _promise(self, slot: Slot) -> None:
@@ -82,7 +82,7 @@ class StoredBranches:
                     entry.index.touch(now)
 
     def restored(self, slot: Slot, hidden: Hidden) -> None:
-        """Note the details of a message of a branch that the log has."""
+        """Note the details of a message that a voted branch has put."""
         entry = self._registry.find(slot.queue)
         if entry is not None and entry.spec.settings.expires is not None:
             self._promise(slot)
@@ -117,7 +117,7 @@ class StoredBranches:
         """See :class:`dtx.store.api.LocalStore`.
 
         Raises:
-            XaError: 541: the log does not have a queue yet that was declared when the database was away.
+            XaError: 541, the log does not have a queue yet that was declared while the database was away.
         """
         now = self._clock()
         registry = self._registry
@@ -173,7 +173,7 @@ class StoredBranches:
         settings = entry.spec.settings
         lifetime = expiry(traits(message.properties).expiration, settings.message_ttl, 0.0)
         octets = 0 if settings.max_length_bytes is None else len(message.body)
-        # The commit may be under way: then this is when the message expires, and otherwise the commit will say.
+        # If the commit is under way, this is when the message expires. Otherwise the commit sets it.
         self.restored(message.slot, Hidden(message.priority, octets, lifetime, message.expires_at))
 
     def _take(self, slot: Slot) -> StoredMessage | None:
@@ -227,7 +227,7 @@ class StoredBranches:
             stored = self._stored.pop(slot, _PLAIN)
             message = self._take(slot)
             entry = self._registry.find(slot.queue)
-            if entry is None:  # gone while this was written, perhaps
+            if entry is None:  # the queue was deleted, perhaps during the write
                 self._recorder.drop([slot])
             elif message is None:
                 entry.index.reveal(
@@ -256,7 +256,7 @@ class StoredBranches:
 
 
 def _shown(publish: HeldPublish) -> HeldPublish:
-    """*publish* as its publisher gets it back."""
+    """*publish* as it is returned to its publisher, without BCC."""
     if publish.blind:
         return replace(publish, properties=without_blind(publish.properties), blind=False)
     return publish

@@ -58,7 +58,7 @@ class CachedBodies:
 
 
 class Evictable(Protocol):
-    """A queue's index, as the cache sees it."""
+    """The bodies of a queue, as the cache sees them."""
 
     cached: int
     """Bytes that it holds, including all bodies that it shares with other queues."""
@@ -117,7 +117,7 @@ class Bodies:
     """The messages in memory, by position.
 
     Args:
-        cache: what may be in memory, of all queues together.
+        cache: the memory limit for all queues together.
         turns: the consumers of the queue. While one is active, messages that were read for the head stay in memory.
         getters: clients that have asked for one message. While there is one, these messages stay in memory too.
     """

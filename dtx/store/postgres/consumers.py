@@ -70,9 +70,9 @@ class QueueDelivery:
     """A message that was handed out.
 
     Args:
-        queue: where it came from.
-        position: its place there.
-        redelivered: it may have been handed out before.
+        queue: its queue.
+        position: its place in the queue.
+        redelivered: whether it may have been handed out before.
         consumer: the consumer that got it; ``None`` for basic.get, and for messages held since before a restart.
     """
 
@@ -110,10 +110,10 @@ class Sink(Protocol):
 
     @property
     def full(self) -> bool:
-        """Whether it takes no more for now. It calls :meth:`Consumer.resume` of its consumers when it does again."""
+        """Whether it accepts no message now. When it does again, it calls :meth:`Consumer.resume` of its consumers."""
 
     def deliver(self, consumer: "Consumer", delivery: QueueDelivery, message: StoredMessage) -> None:
-        """Send a message. Must not call the queue's index, and must not raise."""
+        """Send a message. Must not call the index of the queue, and must not raise."""
 
 
 class Getter(Protocol):
@@ -124,11 +124,11 @@ class Getter(Protocol):
         """Whether the message is settled when it is sent."""
 
     def got(self, found: tuple[QueueDelivery, StoredMessage] | None, remaining: int) -> None:
-        """The answer: get-ok, or get-empty. As :meth:`Sink.deliver` it must not call the index, and must not raise.
+        """The answer: get-ok, or get-empty. Must not call the index, and must not raise, as :meth:`Sink.deliver`.
 
         Args:
             found: the message, if there is one.
-            remaining: how many are ready after it.
+            remaining: ready messages after it.
         """
 
 
@@ -178,9 +178,9 @@ class Consumer:
     Args:
         tag: its name on its channel.
         sink: where its messages go.
-        no_ack: they are settled when they are sent.
-        exclusive: it must be the only consumer.
-        priority: x-priority; higher ones are served first as long as they have credit.
+        no_ack: whether its messages are settled when they are sent.
+        exclusive: whether it must be the only consumer.
+        priority: x-priority; consumers with a higher one are served first as long as they have credit.
         credit: its own prefetch.
         shared: the prefetch of its channel.
     """
@@ -211,7 +211,7 @@ class Consumer:
         """Whether it is out of the round."""
 
     def resume(self) -> None:
-        """Rejoin the round, for there may be credit, or room in the sink. Idempotent."""
+        """Rejoin the round, because there may be credit, or room in the sink. Idempotent."""
         if self.waiting and self.queue is not None:
             self.queue.resume(self)
 
@@ -222,9 +222,12 @@ class Consumer:
         self.shared.leave(self)
 
     def charge(self) -> Credit | None:
-        """Use up credit for one delivery. If a credit is exhausted, returns that one and uses up nothing.
+        """Use up credit for one delivery.
 
         As in RabbitMQ, deliveries without acknowledgement use up no credit, but they wait for that of their channel.
+
+        Returns:
+            ``None``; or the credit that is exhausted, and then nothing is used up.
         """
         credit, shared = self.credit, self.shared
         if credit.limit and credit.used >= credit.limit and not self.no_ack:
@@ -244,7 +247,7 @@ class Consumer:
 
 
 class _Lines:
-    """Consumers by priority, the highest first, and in order within one: no operation looks through all of them."""
+    """Consumers by priority, the highest first, and in order within one. No operation visits all of them."""
 
     __slots__ = ("_lines", "_priorities")
 
@@ -261,7 +264,7 @@ class _Lines:
         line[consumer] = None
 
     def first(self) -> Consumer | None:
-        """The first one of the highest priority."""
+        """The first consumer of the highest priority."""
         return next(iter(self._lines[-self._priorities[0]])) if self._priorities else None
 
     def rotate(self, consumer: Consumer) -> None:
@@ -291,9 +294,9 @@ class DispatchRound:
         """The number of consumers in the round."""
         self._single = single
         self._sole: Consumer | None = None
-        """The single active one."""
+        """The single active consumer."""
         self._successors = _Lines()
-        """The successors of the single active one, by priority, then as they came."""
+        """The consumers that wait for its end, by priority, then in order of arrival."""
         self._all: dict[Consumer, None] = {}
         self._exclusive = False
         """Whether there is an exclusive consumer, which is the only one."""
@@ -306,19 +309,19 @@ class DispatchRound:
         return consumer in self._all
 
     def all(self) -> list[Consumer]:
-        """All of them, as they came."""
+        """All consumers, in order of arrival."""
         return list(self._all)
 
     def add(self, consumer: Consumer, name: str) -> None:
-        """Take *consumer* in.
+        """Add *consumer*.
 
         Args:
             consumer: in no queue yet.
-            name: the queue's, for people.
+            name: of the queue, for people.
 
         Raises:
-            XaError: 403 where it, or one that is there, is exclusive (AMQP 0-9-1, basic.consume: access-refused).
-                RabbitMQ has no exclusive consumer where a single one is active anyway.
+            XaError: 403 when there is an exclusive consumer, or *consumer* is exclusive and there is any other (AMQP
+                0-9-1, basic.consume: access-refused), or the queue has a single active consumer, as in RabbitMQ.
         """
         if (consumer.exclusive and (self._single or self._all)) or self._exclusive:
             raise XaError(ReplyCode.ACCESS_REFUSED, f"{name} in exclusive use")
@@ -348,7 +351,7 @@ class DispatchRound:
             self._successors.remove(consumer)
 
     def resume(self, consumer: Consumer) -> None:
-        """Put *consumer* into the round again, as the last, if it may."""
+        """Put *consumer* at the end of the round again, unless another one is the single active consumer."""
         if self._single and consumer is not self._sole:
             return
         consumer.waiting = False

@@ -1,8 +1,8 @@
-"""Dead letters: how RabbitMQ writes them, and their way out of one queue and into others, in one transaction.
+"""Dead letters: their headers as in RabbitMQ, and their move from one queue to others in one transaction.
 
-The header ``x-death`` is an array with one table for each queue and reason, the latest first; a message that dies in
-the same way again raises the count of its table, whose other fields stay those of the first time. ``x-first-death-*``
-stay what they were. The expiration goes, so that the message does not expire again (it is kept in ``x-death``).
+The header ``x-death`` is an array with one table for each queue and reason, the latest first. If a message is
+dead-lettered again from the same queue for the same reason, the count of that table grows, and its other fields stay.
+``x-first-death-*`` never change. The expiration moves to ``x-death``, so that the message does not expire again.
 RabbitMQ, "Dead Letter Exchanges".
 """
 
@@ -38,12 +38,12 @@ _MAX_COUNT: Final = 2**63 - 1
 
 
 class Death(NamedTuple):
-    """How a message died.
+    """Why and where a message became a dead letter.
 
     Args:
-        queue: the name of the queue that it was in.
-        reason: why.
-        exchange, routing_key: as it was published to that queue.
+        queue: name of the queue that it leaves.
+        reason: why it leaves.
+        exchange, routing_key: with which it was published to that queue.
         at: seconds since the epoch.
     """
 
@@ -55,12 +55,13 @@ class Death(NamedTuple):
 
 
 def dead_letter(raw: bytes, death: Death, *, new_key: bool) -> bytes:
-    """The properties of a message that goes to the dead letter exchange.
+    """The properties of a message for its dead letter exchange.
 
     Args:
-        raw: its properties.
-        death: how it died.
-        new_key: the queue has x-dead-letter-routing-key: the message goes by that alone, without its CC and BCC.
+        raw: its properties in the queue.
+        death: an entry for ``x-death``.
+        new_key: whether the queue has x-dead-letter-routing-key. The message is then routed by that key alone, without
+            CC and BCC.
 
     Raises:
         WireError: 502 when *raw* is malformed.
@@ -86,13 +87,13 @@ def dead_letter(raw: bytes, death: Death, *, new_key: bool) -> bytes:
 
 
 def would_cycle(raw: bytes, queue: bytes) -> bool:
-    """Whether a message has come back to *queue* by itself: it was there before, and was not rejected since.
+    """Whether a message is in an automatic cycle: it was in *queue* before, and was not rejected since.
 
-    RabbitMQ drops such a message. It is not asked of one that has just been rejected.
+    RabbitMQ drops such a message. The caller does not ask for a message that was just rejected.
 
     Args:
         raw: properties with the latest death.
-        queue: the name of a queue that it would be routed to.
+        queue: the name of a queue that the message is routed to.
 
     Raises:
         WireError: 502 when *raw* is malformed.
@@ -101,7 +102,7 @@ def would_cycle(raw: bytes, queue: bytes) -> bool:
     if found is None or found.kind != b"A":
         return False
     for item in tables.items(found.value):
-        # What is no table has been put there by a client, and so the round was not automatic.
+        # A client has written an item that is no table: so the cycle is not automatic.
         if item.kind != b"F" or _said(item, _REASON) == Reason.REJECTED.value.encode():
             return False
         if _said(item, _QUEUE) == queue:
@@ -110,7 +111,7 @@ def would_cycle(raw: bytes, queue: bytes) -> bool:
 
 
 def _deaths(found: Entry | None, death: Death, keys: list[bytes], expiration: bytes | None) -> bytes:
-    """The array, with *death* first. What a client put in place of an array is replaced, as RabbitMQ does."""
+    """The array ``x-death`` with *death* first. A value of a client that is no array is replaced, as in RabbitMQ."""
     others: list[bytes] = []
     same: Entry | None = None
     for item in tables.items(found.value) if found is not None and found.kind == b"A" else ():
@@ -137,7 +138,7 @@ def _first_time(death: Death, keys: list[bytes], expiration: bytes | None) -> by
 
 
 def _once_more(item: Entry) -> bytes:
-    """The table of a death that happens again."""
+    """The table of a repeated death, with a count that is greater by one."""
     entries = tables.entries(item.value)
     count = next((entry.value for entry in entries if entry.key == _COUNT and entry.kind == b"l"), bytes(8))
     times = min(int.from_bytes(count, "big", signed=True) + 1, _MAX_COUNT)
@@ -146,21 +147,21 @@ def _once_more(item: Entry) -> bytes:
 
 
 def _said(item: Entry, key: bytes) -> bytes | None:
-    """The string *key* of a table in x-death."""
+    """The string *key* in a table of ``x-death``, if there is one."""
     return next((entry.value for entry in tables.entries(item.value) if entry.key == key and entry.kind == b"S"), None)
 
 
 def _keys(copies: Entry | None, routing_key: bytes) -> list[bytes]:
-    """The routing keys of a message, those of CC included."""
+    """The routing keys of a message, including those of CC."""
     if copies is None or copies.kind != b"A":
         return [routing_key]
     return [routing_key, *(item.value for item in tables.items(copies.value) if item.kind == b"S")]
 
 
 LETTERS_AT_ONCE: Final = 50
-"""Dead letters in one record: they are addressed in one step, some milliseconds."""
+"""Dead letters in one record: they are routed in one step, some milliseconds."""
 MAX_OCTETS: Final = 32 << 20
-"""Of messages that wait here in memory; of those beyond it only the position is kept, and the message read again."""
+"""Bytes of messages that wait here in memory. Beyond it only positions are kept, and the messages are read again."""
 _READ_OCTETS: Final = 8 << 20
 _RETRY_SECONDS: Final = 0.5
 
@@ -173,9 +174,9 @@ class _Sealed(NamedTuple):
     """A dead letter.
 
     Args:
-        exchange: that it goes to, and
-        key: with what routing key.
-        raw: its properties, which say how it died.
+        exchange: the dead letter exchange.
+        key: routing key.
+        raw: properties with ``x-death``.
         blind: whether they have BCC.
         targets: the queues that it is routed to.
     """
@@ -188,13 +189,13 @@ class _Sealed(NamedTuple):
 
 
 class DeadLetters:
-    """Moves dead letters, one queue's after the other, in their order. What is moved leaves its queue when it is safe.
+    """Moves dead letters, in the order in which they were posted. A message leaves its queue when the move is durable.
 
     Args:
         log_: open.
-        recorder: says what became of a write of unknown outcome.
+        recorder: determines the outcome of a write that is not known to have succeeded.
         registry: of queues.
-        host: the virtual host of a name.
+        host: returns the virtual host of a name.
         clock: seconds since the epoch.
     """
 
@@ -216,7 +217,7 @@ class DeadLetters:
         self._working = False
 
     def post(self, queue: QueueIndex, letters: Sequence[Letter], reason: Reason) -> None:
-        """They leave *queue* for its dead letter exchange."""
+        """Move *letters* from *queue* to its dead letter exchange, in the background."""
         entry = self._registry.find(queue.id)
         if entry is None:
             return  # the queue is gone, and its messages go with it
@@ -250,7 +251,7 @@ class DeadLetters:
             read = await self._read(missing) if missing else {}
             count = len(left)
             if len(read) < len(missing) and read:
-                # the answer has ended at its limit of bytes, or some are gone already
+                # the answer has ended at its limit of bytes, or some messages are already gone
                 count = 1 + left.index((next(reversed(read)).position, None))
             batch = [message or read.get(Slot(spec.id, position)) for position, message in left[:count]]
             await self._write(spec, [message for message in batch if message is not None], reason)
@@ -268,15 +269,15 @@ class DeadLetters:
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def _write(self, spec: QueueSpec, messages: Sequence[StoredMessage], reason: Reason) -> None:
-        """Move *messages*; returns when that is durable, whatever it takes."""
+        """Move *messages*. Returns when that is durable, as long as that takes."""
         if not messages:
             return
         drops = [message.slot for message in messages]
         while True:
-            # Routed anew each time: the log may have been away for long.
+            # Routed again each time: the log may have been away for long.
             moved = [pair for message in messages for pair in self.address(spec, message, reason)]
             queues = self._recorder.defined_queues({put.queue for _, put in moved})
-            if queues is not None:  # what is put where the log has no queue would not survive a restart
+            if queues is not None:  # a restart loses messages whose queue the log does not have
                 self._withdraw(moved)
                 await self._defined(spec, queues)
                 continue
@@ -292,7 +293,7 @@ class DeadLetters:
                 if not there.isdisjoint(drops):
                     self._withdraw(moved)
                     continue
-                # Neither here nor there: the queue was deleted meanwhile.
+                # The old rows are gone: the move was written, or a queue was deleted. Only existing rows are shown.
                 self._withdraw([pair for pair in moved if pair[1].slot not in there])
                 moved = [pair for pair in moved if pair[1].slot in there]
             self._show(moved)
@@ -310,20 +311,20 @@ class DeadLetters:
     async def in_branch(
         self, slots: Sequence[Slot], revised: Callable[[StoredMessage], bytes]
     ) -> list[HeldPublish | None]:
-        """The publishes of a branch that rejects the messages in *slots*; ``None`` for a message that goes nowhere.
+        """The publishes of a branch that rejects the messages in *slots*; ``None`` for a message without a target.
 
-        So a letter is stored with the vote. The outcome of the branch decides whether it is seen. It is routed now, as
-        any publish of a branch.
+        So a letter is stored with the vote, and shown only if the branch commits. It is routed now, as any publish of a
+        branch.
 
         Args:
             slots: of queues that have a dead letter exchange.
-            revised: the properties with which a message leaves.
+            revised: returns the properties with which a message leaves.
 
         Returns:
             Publishes for the first messages: as many as are reasonable to have in memory at once, at least one.
 
         Raises:
-            LogError: they could not be read.
+            LogError: the messages could not be read.
         """
         wanted = slots[:LETTERS_AT_ONCE]
         found = await self._log.read_messages(wanted, _READ_OCTETS)
@@ -335,7 +336,7 @@ class DeadLetters:
         entry = self._registry.find(message.queue)
         if entry is None:
             return None  # the queue is gone, and its messages go with it
-        with suppress(WireError):  # malformed, as is said next
+        with suppress(WireError):  # malformed: _seal logs it
             message = message._replace(properties=revised(message))
         sealed = self._seal(entry.spec, message, Reason.REJECTED)
         if not sealed.targets:
@@ -346,7 +347,10 @@ class DeadLetters:
     def address(
         self, spec: QueueSpec, message: StoredMessage, reason: Reason
     ) -> list[tuple[QueueEntry, StoredMessage]]:
-        """Where *message* goes from the queue *spec*, and as what; nowhere when it cannot be routed, as in RabbitMQ."""
+        """The copies of *message* for the queues of its dead letter; none if it is unroutable, as in RabbitMQ.
+
+        Queues that refuse messages have admitted their copies: see :meth:`QueueIndex.admit`.
+        """
         exchange, key, raw, blind, targets = self._seal(spec, message, reason)
         letter, facts = HeldPublish(exchange, key, False, raw, message.body, blind=blind), traits(raw)
         now = self._clock()
@@ -364,7 +368,7 @@ class DeadLetters:
         death = Death(spec.name, reason, message.exchange, message.routing_key, now)
         new_key = settings.dead_letter_routing_key
         exchange = settings.dead_letter_exchange
-        assert exchange is not None, "the index posts letters of queues that have one"
+        assert exchange is not None, "letters come only from queues with a dead letter exchange"
         try:
             raw = dead_letter(message.properties, death, new_key=new_key is not None)
             more, seen = sender_selected(raw)

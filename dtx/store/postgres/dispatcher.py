@@ -1,4 +1,4 @@
-"""What the indexes of queues ask for: their turn to dispatch, bodies, and the removal of what is settled."""
+"""Does what the indexes of queues request: a turn to dispatch, bodies, and the removal of settled messages."""
 
 import asyncio
 import time
@@ -15,9 +15,9 @@ from dtx.store.slices import SLICE_SECONDS
 from dtx.telemetry import get_logger
 
 FETCH_OCTETS: Final = 8 << 20
-"""Bodies that one queue reads at once: with large messages a few are enough to keep consumers busy."""
+"""Bytes of bodies that one queue reads at once: a few large messages are enough to keep consumers busy."""
 _RETRY_SECONDS: Final = 0.5
-"""Before bodies are asked for again that could not be read."""
+"""Seconds before the next attempt to read bodies."""
 
 log = get_logger(part="store")
 
@@ -27,8 +27,8 @@ class Dispatcher:
 
     Args:
         log_: open.
-        recorder: removes what is settled.
-        letters: takes dead letters.
+        recorder: removes settled messages.
+        letters: moves dead letters.
         clock: seconds since the epoch.
     """
 
@@ -39,13 +39,13 @@ class Dispatcher:
         self._clock = clock
         self._waiting: deque[QueueIndex] = deque()
         self._awake = False
-        """A turn of the event loop is asked for."""
+        """Whether a dispatch is scheduled in the event loop."""
         self._timers: dict[QueueIndex, tuple[float, asyncio.TimerHandle]] = {}
         self.touched: dict[QueueIndex, None] = {}
-        """Queues that may have handed out messages since somebody took them from here, as they came."""
+        """Queues that may have handed out messages since a caller last replaced this, in order."""
 
     def close(self) -> None:
-        """Nothing is dispatched any more."""
+        """Cancel the timers."""
         for _, timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -61,7 +61,7 @@ class Dispatcher:
             asyncio.get_running_loop().call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
-        """Let queues that wait dispatch, in turn, as far as a slice goes."""
+        """Dispatch waiting queues in their order, for one slice of time."""
         now = self._clock()
         until = time.monotonic() + SLICE_SECONDS
         try:
@@ -73,7 +73,7 @@ class Dispatcher:
                     self._call_at(queue, at, now)
                 if time.monotonic() >= until:
                     break
-        finally:  # also where one raises: the others are not asked for again
+        finally:  # also when a queue raises: the others do not ask again
             self._awake = False
             self._wake_up()
 
@@ -90,18 +90,18 @@ class Dispatcher:
         self.schedule(queue)
 
     def handed_out(self, queue: QueueIndex) -> None:
-        """It has dispatched itself."""
+        """See :class:`~dtx.store.postgres.queue.Host`."""
         self.touched[queue] = None
 
     def forget(self, queue: QueueIndex) -> None:
-        """The queue is gone."""
+        """Forget a queue that was deleted."""
         known = self._timers.pop(queue, None)
         if known is not None:
             known[1].cancel()
         self.touched.pop(queue, None)
 
     def fetch(self, queue: QueueIndex, positions: list[int]) -> None:
-        """Read bodies."""
+        """See :class:`~dtx.store.postgres.queue.Host`."""
         self._recorder.spawn(self._fetch(queue, positions))
 
     async def _fetch(self, queue: QueueIndex, positions: list[int]) -> None:
@@ -109,8 +109,8 @@ class Dispatcher:
         try:
             found = await self._log.read_messages(slots, FETCH_OCTETS)
             if len(found) < len(slots):
-                # The answer may have ended with the octets: only what is missing before its last message is not there.
-                # Purged or expired while they were read, they are not missed.
+                # The answer may have ended at its limit of bytes, or messages may have no row. Messages that were
+                # purged or expired meanwhile are not ready any more, and are not reported.
                 missed = queue.vanished(await self._missing([slot for slot in slots if slot not in found]))
                 if missed:
                     log.error("messages are not in the database any more", queue=queue.name, count=missed)
@@ -127,9 +127,9 @@ class Dispatcher:
         return [slot.position for slot in slots if slot not in there]
 
     def drop(self, queue: QueueIndex, positions: list[int]) -> None:
-        """Remove rows."""
+        """See :class:`~dtx.store.postgres.queue.Host`."""
         self._recorder.drop([Slot(queue.id, position) for position in positions])
 
     def dead_letter(self, queue: QueueIndex, letters: list[Letter], reason: Reason) -> None:
-        """Move messages to the dead letter exchange."""
+        """See :class:`~dtx.store.postgres.queue.Host`."""
         self._letters.post(queue, letters, reason)

@@ -1,7 +1,7 @@
-"""What a virtual host is made of: exchanges, queues, and the bindings between them, as a graph in memory.
+"""The exchanges, queues and bindings of a virtual host, as a graph in memory.
 
-There is no rule here about who may do what. What an operation changed of durable things is gathered in
-:class:`Changes`, for the log.
+This module does not check whether a client may do an operation. :class:`Changes` collects the changes of durable
+objects, for the log.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,17 +19,17 @@ Owner = object
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSpec:
-    """What a queue was declared as.
+    """The declaration of a queue.
 
     Args:
-        vhost: where it is.
-        id: random 62 bits, never used again; see :class:`~dtx.log.changes.Slot`.
-        name: what clients call it.
-        durable: it survives a restart, which an exclusive one never does.
-        exclusive: it belongs to one connection, and goes with it.
-        auto_delete: it goes with its last consumer.
+        vhost: its virtual host.
+        id: 62 random bits; see :class:`~dtx.log.changes.Slot`.
+        name: its name.
+        durable: whether it survives a restart; never for an exclusive queue.
+        exclusive: whether it belongs to one connection, and is deleted with it.
+        auto_delete: whether it is deleted with its last consumer.
         arguments: as on the wire, without the length.
-        settings: what the arguments mean.
+        settings: the checked arguments.
     """
 
     vhost: str
@@ -43,12 +43,12 @@ class QueueSpec:
 
     @property
     def where(self) -> str:
-        """RabbitMQ's words for it: ``queue 'q' in vhost '/'``."""
+        """A text for people, as in RabbitMQ: ``queue 'q' in vhost '/'``."""
         return describe("queue", self.name, self.vhost)
 
     @property
     def row(self) -> QueueRow:
-        """What the log keeps of a durable one."""
+        """The row of a durable queue in the log."""
         return QueueRow(
             vhost=self.vhost, id=self.id, name=self.name, auto_delete=self.auto_delete, arguments=self.arguments
         )
@@ -58,9 +58,9 @@ class Queue:
     """A queue.
 
     Args:
-        spec: what it was declared as.
+        spec: its declaration.
         index: its messages and consumers.
-        owner: the only connection that may use it; ``None`` when all may.
+        owner: the only connection that may use it; ``None`` if all may.
     """
 
     __slots__ = ("index", "into", "owner", "spec")
@@ -70,16 +70,16 @@ class Queue:
         self.index = index
         self.owner = owner
         self.into: dict[BindingRow, Exchange] = {}
-        """The bindings that lead here, and where they come from."""
+        """The bindings with this destination, and their sources."""
 
     @property
     def name(self) -> bytes:
-        """What clients call it."""
+        """See :class:`QueueSpec`."""
         return self.spec.name
 
     @property
     def durable(self) -> bool:
-        """It survives a restart."""
+        """See :class:`QueueSpec`."""
         return self.spec.durable
 
     def __repr__(self) -> str:
@@ -90,14 +90,14 @@ class Exchange:
     """An exchange.
 
     Args:
-        vhost: where it is.
-        name: what clients call it.
-        kind: how it matches.
-        durable: it survives a restart.
-        auto_delete: it goes with the last binding that leads out of it.
-        internal: clients may not publish to it.
+        vhost: its virtual host.
+        name: its name.
+        kind: its type.
+        durable: whether it survives a restart.
+        auto_delete: whether it is deleted with the last binding of which it is the source.
+        internal: whether clients may not publish to it.
         arguments: as on the wire, without the length.
-        alternate: the exchange that gets what this one cannot route; it need not exist.
+        alternate: the exchange that gets messages which match no binding; it need not exist.
     """
 
     __slots__ = (
@@ -136,23 +136,23 @@ class Exchange:
         self.alternate = alternate
         self.matcher: Matcher[Destination] = matcher(kind)
         self.bindings: dict[BindingRow, Destination] = {}
-        """The bindings that lead out, and where to."""
+        """The bindings with this source, and their destinations."""
         self.into: dict[BindingRow, Exchange] = {}
-        """The bindings that lead here, and where they come from."""
+        """The bindings with this destination, and their sources."""
 
     @property
     def where(self) -> str:
-        """RabbitMQ's words for it: ``exchange 'x' in vhost '/'``."""
+        """A text for people, as in RabbitMQ: ``exchange 'x' in vhost '/'``."""
         return describe("exchange", self.name, self.vhost)
 
     @property
     def key(self) -> ExchangeKey:
-        """What the log calls it."""
+        """Its key in the log."""
         return ExchangeKey(self.vhost, self.name)
 
     @property
     def row(self) -> ExchangeRow:
-        """What the log keeps of a durable one."""
+        """The row of a durable exchange in the log."""
         return ExchangeRow(
             vhost=self.vhost,
             name=self.name,
@@ -170,13 +170,13 @@ Destination = Queue | Exchange
 
 
 def describe(kind: str, name: bytes, vhost: str) -> str:
-    """A thing in RabbitMQ's words: ``exchange 'x' in vhost '/'``."""
+    """A text for people, as in RabbitMQ: ``exchange 'x' in vhost '/'``."""
     return f"{kind} '{text(name)}' in vhost '{vhost}'"
 
 
 MAX_ROUTES: Final = 100_000
-"""Answers of :meth:`Graph.route` that are remembered, some 30 MB: clients choose routing keys, so there may be any
-number of them. When there are more, all are forgotten; one is found again in microseconds."""
+"""Results of :meth:`Graph.route` that are kept, about 30 MB: clients choose routing keys, so their number has no limit.
+With one more, all are dropped; a route is computed again in microseconds."""
 
 _PREDEFINED: Final = (
     (b"", ExchangeType.DIRECT),
@@ -190,7 +190,7 @@ _PREDEFINED: Final = (
 
 @dataclass(slots=True)
 class Changes:
-    """Durable things that come and go in one operation, and queues that go."""
+    """Durable objects that one operation adds and removes."""
 
     exchanges: list[ExchangeRow] = field(default_factory=list)
     exchanges_gone: list[ExchangeKey] = field(default_factory=list)
@@ -200,13 +200,13 @@ class Changes:
     bindings_gone: list[BindingRow] = field(default_factory=list)
 
     def define(self) -> Define | None:
-        """For the log; ``None`` when nothing durable changed."""
+        """The change for the log; ``None`` if there is none."""
         found = {name: tuple(getattr(self, name)) for name in self.__slots__}
         return Define(**found) if any(found.values()) else None
 
 
 class Graph:
-    """The graph.
+    """Exchanges, queues and bindings of one virtual host.
 
     Args:
         name: of the virtual host.
@@ -216,9 +216,9 @@ class Graph:
     def __init__(self, name: str, index: Callable[[QueueSpec], QueueIndex]) -> None:
         self.name = name
         self.queues: dict[bytes, Queue] = {}
-        """By name; not to be changed from outside."""
+        """By name; read-only for other classes."""
         self.exchanges = {key: Exchange(name, key, kind, durable=True) for key, kind in _PREDEFINED}
-        """By name; not to be changed from outside."""
+        """By name; read-only for other classes."""
         self._index = index
         self._owned: dict[Owner, dict[Queue, None]] = {}
         self._routes: dict[tuple[bytes, bytes], tuple[Queue, ...]] = {}
@@ -229,13 +229,13 @@ class Graph:
         """The queues that a message goes to, each once.
 
         Args:
-            exchange: where it is published to; none of that name leads nowhere, see ``VirtualHost.publishable``.
-            routing_key: as published.
+            exchange: name of the exchange; if there is none, no queue is found (see ``VirtualHost.publishable``).
+            routing_key: of the message.
             headers: its headers table, without the length.
             more: further keys, see :func:`~dtx.store.postgres.property_scan.sender_selected`.
 
         Raises:
-            WireError: 502 when an exchange looks at headers, and they are malformed.
+            WireError: 502 when an exchange reads headers, and they are malformed.
         """
         if more:
             return self._route_all(exchange, (routing_key, *more), headers)
@@ -246,7 +246,7 @@ class Graph:
         return self._look_up(exchange, routing_key, headers) if found is None else found
 
     def _look_up(self, exchange: bytes, routing_key: bytes, headers: bytes) -> tuple[Queue, ...]:
-        """Find a route, and remember it if other headers would not change it."""
+        """Compute a route, and keep it if it does not depend on headers."""
         start = self.exchanges.get(exchange)
         if start is None:
             return ()
@@ -265,7 +265,7 @@ class Graph:
         return () if start is None else _walk(start, keys, headers, self.exchanges)[0]
 
     def destination(self, kind: DestinationKind, name: bytes) -> Destination | None:
-        """The thing of that name, where there is one."""
+        """The queue or exchange of that name, if there is one."""
         return self.queues.get(name) if kind is DestinationKind.QUEUE else self.exchanges.get(name)
 
     def _add_exchange(self, exchange: Exchange) -> None:
@@ -287,7 +287,7 @@ class Graph:
     def _unlink(
         self, binding: BindingRow, source: Exchange, destination: Destination, unused: list[Exchange], changes: Changes
     ) -> None:
-        """Remove a binding. Its source goes to *unused* when it is one that deletes itself now."""
+        """Remove a binding. Its source is added to *unused* if it is an auto-delete exchange without bindings now."""
         source.matcher.remove(binding)
         del source.bindings[binding]
         del destination.into[binding]
@@ -298,9 +298,9 @@ class Graph:
             unused.append(source)
 
     def _drop_exchanges(self, waiting: list[Exchange], changes: Changes) -> None:
-        """Remove exchanges, and those that delete themselves since nothing leads out of them any more.
+        """Remove exchanges, and auto-delete exchanges that have no bindings then.
 
-        A list and no recursion: clients can make chains of any length.
+        A list instead of recursion: clients can make chains of any length.
         """
         while waiting:
             exchange = waiting.pop()
@@ -316,7 +316,7 @@ class Graph:
                 self._unlink(binding, source, exchange, waiting, changes)
 
     def _drop_queue(self, queue: Queue, changes: Changes) -> None:
-        """Remove a queue with its bindings, and exchanges that delete themselves then."""
+        """Remove a queue with its bindings, and auto-delete exchanges that have no bindings then."""
         del self.queues[queue.name]
         if queue.owner is not None:
             owned = self._owned[queue.owner]
@@ -334,19 +334,19 @@ class Graph:
 def _walk(
     start: Exchange, keys: Sequence[bytes], headers: bytes, exchanges: Mapping[bytes, Exchange]
 ) -> tuple[tuple[Queue, ...], bool]:
-    """Follow the bindings from *start*. Each exchange is passed once, so bindings may form cycles.
+    """Follow the bindings from *start*. Each exchange is visited once, so bindings may form cycles.
 
     Args:
-        start: where the message was published to.
+        start: the exchange that the message was published to.
         keys: its routing keys.
         headers: its headers table, without the length.
-        exchanges: by name, for the alternate exchange of one that matches nothing.
+        exchanges: by name, to find alternate exchanges.
 
     Returns:
-        The queues, each once, and whether the keys alone decided: no exchange on the way looks at headers.
+        The queues, each once; and whether only the keys matter: no visited exchange reads headers.
 
     Raises:
-        WireError: 502 when an exchange looks at headers, and they are malformed.
+        WireError: 502 when an exchange reads headers, and they are malformed.
     """
     found: dict[Queue, None] = {}
     seen = {start}

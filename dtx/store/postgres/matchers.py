@@ -1,7 +1,7 @@
-"""Where the bindings of one exchange lead: one class for each type of exchange.
+"""Matches messages with the bindings of one exchange: one class for each type of exchange.
 
-A matcher knows bindings and their destinations, and answers which of them a message matches. The same destination may
-come more than once, by several bindings. The caller takes each destination once.
+A matcher has bindings and their destinations, and returns the destinations of the bindings that a message matches. A
+destination may come more than once, by several bindings. The caller takes each destination once.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,25 +33,25 @@ class Matcher(Protocol[D]):
     """The bindings of one exchange."""
 
     def add(self, binding: BindingRow, destination: D) -> None:
-        """*binding*, which is not there yet, leads to *destination*."""
+        """Add *binding*, which is new, to *destination*."""
 
     def remove(self, binding: BindingRow) -> None:
-        """*binding*, which is there, leads nowhere any more."""
+        """Remove *binding*, which must exist."""
 
     def match(self, keys: Sequence[bytes], headers: bytes) -> Iterable[D]:
-        """Where a message goes.
+        """The destinations of a message.
 
         Args:
             keys: its routing keys: that of the publish, then those of CC and BCC.
             headers: its headers table, without the length.
 
         Raises:
-            WireError: 502 when the type looks at headers, and they are malformed.
+            WireError: 502 when the type reads headers, and they are malformed.
         """
 
 
 class Direct(Generic[D]):
-    """Goes by the whole key: to what is bound with the message's own (AMQP 0-9-1, 3.1.3.1)."""
+    """Matches bindings with the routing key of the message (AMQP 0-9-1, 3.1.3.1)."""
 
     def __init__(self) -> None:
         self._by_key: dict[bytes, dict[BindingRow, D]] = {}
@@ -73,7 +73,7 @@ class Direct(Generic[D]):
 
 
 class Fanout(Generic[D]):
-    """Everything goes everywhere: "passed to the message queue unconditionally" (AMQP 0-9-1, 3.1.3.2)."""
+    """Matches all bindings: "passed to the message queue unconditionally" (AMQP 0-9-1, 3.1.3.2)."""
 
     def __init__(self) -> None:
         self._bound: dict[BindingRow, D] = {}
@@ -92,7 +92,7 @@ class Fanout(Generic[D]):
 
 
 class _Node(Generic[D]):
-    """A place in the trie of patterns: what is bound here, and where further words lead."""
+    """A node in the trie of patterns: the bindings whose pattern ends here, and the nodes of further words."""
 
     __slots__ = ("bound", "some", "words")
 
@@ -100,19 +100,19 @@ class _Node(Generic[D]):
         self.words: dict[bytes, _Node[D]] = {}
         self.bound: dict[BindingRow, D] = {}
         self.some = some
-        """It was reached by ``#``, so that it also takes any word and stays."""
+        """Whether its word is ``#``, so that any further word leads here again."""
 
 
 def _words(key: bytes) -> list[bytes]:
-    """The words of a key or pattern. An empty one has none, as RabbitMQ has it: ``*`` does not match it."""
+    """The words of a key or pattern. An empty key has none, as in RabbitMQ: ``*`` does not match it."""
     return key.split(b".") if key else []
 
 
 class Topic(Generic[D]):
-    """Goes by patterns: ``*`` matches a single word, ``#`` matches zero or more words (AMQP 0-9-1, 3.1.3.3).
+    """Matches patterns: ``*`` matches a single word, ``#`` matches zero or more words (AMQP 0-9-1, 3.1.3.3).
 
-    Patterns are a trie; a key is walked through it word by word, with all nodes that it may be at. So it costs at most
-    words times nodes, however many ``#`` a pattern has.
+    The patterns are a trie. For each word of a key, the set of nodes that match so far is computed. So a match costs at
+    most words times nodes, whatever the number of ``#`` in a pattern.
     """
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class Topic(Generic[D]):
                 yield from node.bound.values()
 
     def _with_none(self, nodes: Iterable[_Node[D]]) -> dict[_Node[D], None]:
-        """*nodes*, and where they lead to when a ``#`` takes no word."""
+        """*nodes*, and the nodes that follow them when a ``#`` matches no word."""
         reached = dict.fromkeys(nodes)
         waiting = list(reached)
         while waiting:
@@ -163,7 +163,7 @@ class Topic(Generic[D]):
         return reached
 
     def _after(self, nodes: Iterable[_Node[D]], word: bytes) -> dict[_Node[D], None]:
-        """Where one word leads."""
+        """The nodes after *word*."""
         reached: list[_Node[D]] = []
         for node in nodes:
             if node.some:
@@ -186,7 +186,7 @@ class _Take(Enum):
 
 
 def _take(entry: Entry | None) -> _Take:
-    """How many headers must match; all of them where a binding does not say.
+    """The value of x-match; ``all`` without one.
 
     Raises:
         XaError: 406 for anything but the four words.
@@ -205,7 +205,7 @@ def _take(entry: Entry | None) -> _Take:
 
 
 class _Wanted:
-    """What a binding of a headers exchange asks for."""
+    """The arguments of a binding of a headers exchange."""
 
     __slots__ = ("_any", "_values")
 
@@ -231,13 +231,13 @@ class _Wanted:
 
 
 class Headers(Generic[D]):
-    """Matches the headers of a message with the arguments of bindings (AMQP 0-9-1, 3.1.3.4), key or no key."""
+    """Matches the headers of a message with the arguments of bindings, and no keys (AMQP 0-9-1, 3.1.3.4)."""
 
     def __init__(self) -> None:
         self._bound: dict[BindingRow, tuple[_Wanted, D]] = {}
 
     def add(self, binding: BindingRow, destination: D) -> None:
-        """See Matcher. Raises XaError 406 for an x-match that does not exist."""
+        """See Matcher. Raises XaError 406 for an unknown x-match."""
         self._bound[binding] = _Wanted(binding.arguments), destination
 
     def remove(self, binding: BindingRow) -> None:
@@ -251,7 +251,7 @@ class Headers(Generic[D]):
 
 
 def matcher(kind: ExchangeType) -> Matcher[D]:
-    """An empty one for an exchange of that type."""
+    """An empty matcher for an exchange of that type."""
     match kind:
         case ExchangeType.DIRECT:
             return Direct()

@@ -25,11 +25,11 @@ _PERSISTENT: Final = 2
 
 
 class Traits(NamedTuple):
-    """What a queue wants to know of a message.
+    """The properties of a message that queues need.
 
     Args:
-        persistent: it survives a restart.
-        priority: 0 where it has none.
+        persistent: whether it survives a restart.
+        priority: 0 if it has none.
         expiration: milliseconds as decimal digits, or ``None``.
     """
 
@@ -44,7 +44,7 @@ _PLAIN: Final = Traits(True, 0, None)
 
 @properties.remembered
 def traits(raw: bytes) -> Traits:
-    """The traits of a message with these properties, which have been checked when they came in.
+    """The traits of a message with these properties, which were checked on arrival.
 
     Args:
         raw: content header from the property flags on.
@@ -83,9 +83,12 @@ def expiry(expiration: bytes | None, message_ttl: int | None, now: float) -> flo
     """When a message expires that is put into a queue now: "the lower value between the two will be chosen".
 
     Args:
-        expiration: the property, in milliseconds; decimal digits.
+        expiration: the property, milliseconds in decimal digits.
         message_ttl: x-message-ttl of the queue, in milliseconds.
         now: seconds since the epoch.
+
+    Returns:
+        Seconds since the epoch; ``None`` if it does not expire.
     """
     times = [int(expiration)] if expiration is not None else []
     if message_ttl is not None:
@@ -99,28 +102,28 @@ _BLIND: Final = int(MessageFlag.BLIND)
 
 
 def sender_selected(raw: bytes) -> tuple[tuple[bytes, ...], bytes]:
-    """The further routing keys of a message, in its headers CC and BCC, and what consumers get to see.
+    """The further routing keys of a message, from its headers CC and BCC; and its properties for consumers.
 
-    Both are arrays of strings; what else is in the array is passed over. Consumers see CC, and never BCC ("the BCC key
-    and value will be removed from the message prior to delivery", RabbitMQ, Sender-selected Distribution).
+    Both headers are arrays of strings; other items are ignored. Consumers get CC, and never BCC ("the BCC key and value
+    will be removed from the message prior to delivery", RabbitMQ, Sender-selected Distribution).
 
     Args:
         raw: properties as received.
 
     Returns:
-        The keys, in order, and the properties without BCC: *raw* itself where it has none.
+        The keys, in order; and the properties without BCC, which are *raw* itself if it has none.
 
     Raises:
-        XaError: 406 when one of them is no array.
+        XaError: 406 when one of the headers is no array.
         WireError: 502 when the properties are malformed.
     """
-    if CC not in raw:  # as in nearly every message: no need to look any closer; BCC has it too
+    if CC not in raw:  # true for nearly every message, and fast; "BCC" contains "CC"
         return (), raw
     found = {entry.key: entry for entry in reversed(properties.read(raw).headers) if entry.key in (CC, BCC)}
     keys: list[bytes] = []
     hidden = False
     for name in (CC, BCC):
-        entry = found.get(name)  # of a repeated name the first counts
+        entry = found.get(name)  # the first entry of a repeated name counts
         if entry is None:
             continue
         if entry.kind != b"A":
@@ -137,7 +140,7 @@ def without_blind(raw: bytes) -> bytes:
 
 
 def visible(message: StoredMessage) -> StoredMessage:
-    """*message* as consumers see it."""
+    """*message* as consumers get it, without BCC."""
     if message.flags & _BLIND:
         return message._replace(properties=without_blind(message.properties))
     return message

@@ -1,4 +1,4 @@
-"""The index of one queue: the messages that wait, the consumers that get them, and the messages that leave otherwise.
+"""The index of one queue: ready messages, consumers, and messages that leave without a consumer.
 
 The index does no I/O.
 
@@ -7,8 +7,8 @@ message that is given back is ready again in its old place. The index knows each
 Bodies are in memory for as many messages as the cache has room for. The index asks for other bodies when their turn
 comes (:meth:`Host.fetch`).
 
-The order is safe because no client is served out of turn. While the head has no body, nothing is handed out. So a
-message that is being read is not yet promised to a client. A client that fails meanwhile has nothing to give back.
+While the head has no body, nothing is handed out: so messages leave in order. A message that is being read is not yet
+assigned to a client. A client that fails meanwhile has nothing to give back.
 
 Time is an argument (seconds since the epoch). The host, not the index, knows the event loop and the database. The index
 informs it through :class:`Host`, whose methods must not call back into the index. The host calls
@@ -58,7 +58,7 @@ class Reason(StrEnum):
 
 
 Letter = tuple[int, StoredMessage | None]
-"""A position, and its message where that was in memory."""
+"""A position, and its message if it was in memory."""
 
 
 class Host(Protocol):
@@ -150,7 +150,7 @@ class QueueIndex:
         self._getters: list[Getter] = []  # hardly ever more than one
         self._scheduled = False
         self._suspended = 0
-        """Callers that give messages back in several steps. For the order, nothing is handed out before the last."""
+        """Callers that give messages back in several steps. To keep the order, nothing is handed out meanwhile."""
         self._bodies = Bodies(cache, self._round, self._getters)
         self._held: dict[int, QueueDelivery] = {}
         # Redelivered: messages that were given back, and messages that may have been handed out before a restart.
@@ -159,7 +159,7 @@ class QueueIndex:
         self._limits = QueueLimits(arguments)
         # Whether the index keeps details of messages, which it must forget when they are settled.
         self._detailed = arguments.max_priority > 0 or self._limits.weighs
-        # Sent without acknowledgement in this dispatch.
+        # Messages that this dispatch has sent without acknowledgement.
         self._automatic: list[int] = []
         self._preferred = 0
         """Messages that consumers got while a basic.get waited."""
@@ -190,7 +190,7 @@ class QueueIndex:
         self.delivered = max(self.delivered, delivered)
         self._limits.restore(expiries or {}, octets or {})
         self._detailed |= bool(expiries)
-        if self._limits.drops and self._limits.over(self.ready):  # that they left was not written any more
+        if self._limits.drops and self._limits.over(self.ready):  # their removal was not written before the restart
             self._overflow(self._used_at)
         if self.ready:
             self._schedule()
@@ -274,7 +274,7 @@ class QueueIndex:
         """The answer to :meth:`Host.fetch`.
 
         Args:
-            positions: as they were asked for.
+            positions: of the request.
             messages: the messages that were read, perhaps not all, perhaps none. The rest is asked for again. The
                 caller must pass a message that is known to have no row to :meth:`vanished` as well.
         """
@@ -491,7 +491,7 @@ class QueueIndex:
         getter.got((delivery, visible(message)), self.ready)
 
     def serve(self, now: float) -> None:
-        """Let consumers have the waiting messages before the next request, which may change the order of turns."""
+        """Dispatch now, before a request that may change the order of turns."""
         if self.ready and self._round.active:
             self._run(now)
 
@@ -523,13 +523,13 @@ class QueueIndex:
             self._host.drop(self, [position for position, _ in letters])
 
     def _run(self, now: float) -> None:
-        """Dispatch now. The host gets the new time to call at its next call."""
+        """Dispatch now. If the queue must be called again at some time, schedule a call, which returns that time."""
         at = self.dispatch(now)
         self._host.handed_out(self)
         if at is not None:
             self._schedule()
 
-    # -- what was handed out -------------------------------------------------------------------------------------------
+    # -- messages that were handed out ---------------------------------------------------------------------------------
 
     def ack(self, delivery: QueueDelivery) -> None:
         """Settle a delivery. The caller drops its slot, in its own record and with all that belongs to that record.
@@ -652,7 +652,7 @@ class QueueIndex:
         if self.ready:
             self._schedule()
 
-    # -- consumers and the queue's own life ----------------------------------------------------------------------------
+    # -- consumers, and the end of the queue ---------------------------------------------------------------------------
 
     @property
     def consumers(self) -> int:
@@ -663,7 +663,7 @@ class QueueIndex:
         """Add *consumer*.
 
         Raises:
-            XaError: 403 where it, or a consumer that is there, is exclusive.
+            XaError: 403, see :meth:`DispatchRound.add`.
         """
         self._round.add(consumer, self.name)
         consumer.queue = self
@@ -686,7 +686,7 @@ class QueueIndex:
             return False
         self._round.remove(consumer)
         self._used_at = now
-        if self.ready and self._round.active:  # it may be another's turn now
+        if self.ready and self._round.active:  # another consumer may have the turn now
             self._schedule()
         return not self._round
 

@@ -1,8 +1,8 @@
-"""The messages of a queue that wait for a consumer: positions in the queue's order, and nothing else.
+"""The ready messages of a queue: only their positions, in the queue's order.
 
 A position costs eight bytes, so a queue can keep a million positions. New positions come at the end. A position that is
 given back returns to its place (RabbitMQ: "requeued messages are placed in their original position"). That place is
-nearly always the very front. Only a position that belongs between two waiting ones goes into a heap.
+nearly always the front. Only a position that belongs between two ready ones goes into a heap.
 """
 
 from array import array
@@ -18,7 +18,7 @@ from dtx.store.postgres.arguments import Overflow, QueueArguments
 _CHUNK: Final = 4096
 """Positions in one chunk of a line: at most so many are moved when one is taken out of the middle."""
 _FRONT: Final = 64
-"""Places made at once before the first: positions that are given back come one by one, from the last on."""
+"""Places added at once at the front: positions that are given back come one by one, from the last on."""
 
 
 class ReadyLine:
@@ -39,7 +39,7 @@ class ReadyLine:
         return self._length
 
     def append(self, position: int) -> None:
-        """Add a position that is greater than all."""
+        """Add a position that is greater than all others."""
         tail = self._tail
         if len(tail) >= _CHUNK:
             tail = self._tail = array("q")
@@ -49,7 +49,7 @@ class ReadyLine:
         self._length += 1
 
     def extend(self, positions: "array[int]") -> None:
-        """Add many positions that are in order and greater than all."""
+        """Add many positions, which are in order and greater than all others."""
         if positions:
             chunks = self._chunks
             chunks += (positions[start : start + _CHUNK] for start in range(0, len(positions), _CHUNK))
@@ -61,7 +61,7 @@ class ReadyLine:
             self._length += len(positions)
 
     def appendleft(self, position: int) -> None:
-        """Add a position that is less than all."""
+        """Add a position that is less than all others."""
         if not self._length:
             self.append(position)
             return
@@ -73,7 +73,7 @@ class ReadyLine:
         self._length += 1
 
     def first(self) -> int:
-        """The least.
+        """The least position.
 
         Raises:
             IndexError: there is none.
@@ -81,7 +81,7 @@ class ReadyLine:
         return self._chunks[0][self._head]
 
     def popleft(self) -> int:
-        """Take the least out.
+        """Remove and return the least position.
 
         Raises:
             IndexError: there is none.
@@ -100,7 +100,7 @@ class ReadyLine:
         return position
 
     def remove(self, position: int) -> bool:
-        """Take one out, wherever it is; whether it was here."""
+        """Remove *position*, wherever it is. Returns whether it was here."""
         at = bisect_left(self._chunks, position, key=_greatest) if self._length else len(self._chunks)
         if at == len(self._chunks):
             return False
@@ -122,14 +122,14 @@ class ReadyLine:
         return True
 
     def clear(self) -> None:
-        """Take all out."""
+        """Remove all positions."""
         self._length = self._head = 0
         self.last = -1
         self._tail = array("q")
         self._chunks = [self._tail]
 
     def head(self, count: int) -> "array[int]":
-        """The first *count*, in order."""
+        """The first *count* positions, in order."""
         found = self._chunks[0][self._head : self._head + count]
         for chunk in islice(self._chunks, 1, None):
             if len(found) >= count:
@@ -138,7 +138,7 @@ class ReadyLine:
         return found
 
     def all(self) -> "array[int]":
-        """All of them, in order."""
+        """All positions, in order."""
         return self.head(self._length)
 
 
@@ -159,7 +159,7 @@ class Ready:
         return len(self._line) + len(self._between)
 
     def append(self, position: int, priority: int = 0) -> None:  # noqa: ARG002 - for queues with priorities
-        """Add a position. It is nearly always the greatest; a branch that commits late has lesser ones."""
+        """Add a position. It is nearly always the greatest; those of a branch that commits late are less."""
         line = self._line
         if position < line.last:
             heappush(self._between, position)
@@ -175,21 +175,21 @@ class Ready:
             heappush(self._between, position)
 
     def restore(self, positions: "array[int]", priorities: Mapping[int, int]) -> None:  # noqa: ARG002 - see append
-        """Add many positions that are in order and greater than all that are here."""
+        """Add many positions, which are in order and greater than all others."""
         self._line.extend(positions)
 
     def head(self) -> int | None:
-        """The least, or ``None``."""
+        """The least position, or ``None``."""
         line, between = self._line, self._between
         if between and (not line or between[0] < line.first()):
             return between[0]
         return line.first() if line else None
 
     def pop(self) -> int:
-        """Take the least out.
+        """Remove and return the least position.
 
         Raises:
-            IndexError: nothing is here.
+            IndexError: there is none.
         """
         between = self._between
         if between and (not self._line or between[0] < self._line.first()):
@@ -197,7 +197,7 @@ class Ready:
         return self._line.popleft()
 
     def discard(self, position: int) -> bool:
-        """Take one out, wherever it is; whether it was here."""
+        """Remove *position*, wherever it is. Returns whether it was here."""
         if self._line.remove(position):
             return True
         if position not in self._between:
@@ -207,12 +207,12 @@ class Ready:
         return True
 
     def first(self, count: int) -> list[int]:
-        """The first *count* in order."""
+        """The first *count* positions, in order."""
         line = self._line.head(count)
         return list(islice(merge(nsmallest(count, self._between), line), count)) if self._between else list(line)
 
     def drain(self) -> "array[int]":
-        """Take all out. Returns them in order."""
+        """Remove all positions. Returns them in order."""
         positions = self._line.all()
         if self._between:
             positions = array("q", merge(sorted(self._between), positions))
@@ -269,7 +269,7 @@ class PriorityReady(Ready):
         return None if level is None else level.head()
 
     def pop(self) -> int:
-        """Take :meth:`head` out."""
+        """Remove and return :meth:`head`."""
         level = self._first_level()
         if level is None:
             raise IndexError("nothing is ready")
@@ -280,14 +280,14 @@ class PriorityReady(Ready):
         return self._levels[self._priorities.get(position, 0)].discard(position)
 
     def first(self, count: int) -> list[int]:
-        """The first *count* in the order of dispatch."""
+        """The first *count* positions, in the order of dispatch."""
         found: list[int] = []
         for level in reversed(self._levels):
             found += level.first(count - len(found))
         return found
 
     def drain(self) -> "array[int]":
-        """Take all out. Returns them in the order of dispatch."""
+        """Remove all positions. Returns them in the order of dispatch."""
         positions = array("q")
         for level in reversed(self._levels):
             positions += level.drain()

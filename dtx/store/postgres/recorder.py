@@ -1,11 +1,11 @@
 """Writes changes outside of branches, and finds the outcome of writes that are not known to have succeeded.
 
 Theory of operation. A change is submitted, and the recorder does not wait for it: a callback or future tells the
-caller. Where the log cannot say whether it was written, memory and database may differ until the log is *settled*.
-Then the recorder asks the database which of the slots exist, and memory follows.
+caller. If the log does not know whether it was written, memory and database may differ until the log is *settled*.
+Then the caller asks the database which of the slots exist, and corrects memory.
 
-Some changes cannot be taken back: an acknowledgement without publishes, a message that was sent without
-acknowledgement, and topology. They are written again until the database has them.
+Some changes cannot be undone: an acknowledgement without publishes, a message that was sent without acknowledgement,
+and topology. They are written again until the database has them.
 """
 
 import asyncio
@@ -19,16 +19,16 @@ from dtx.log.changes import BindingRow, Change, Define, ExchangeKey, Slot, Store
 from dtx.telemetry import get_logger
 
 DROPS_AT_ONCE: Final = 5_000
-"""Messages that one record drops where no caller waits for it: some milliseconds of PostgreSQL's time."""
+"""Messages that one record drops: some milliseconds of PostgreSQL's time."""
 _PAUSE: Final = 0.25
-"""Seconds before the database is asked again; the log itself has waited for its retry window by then."""
+"""Seconds before the next request to the database; the log has waited for its retry window before."""
 
 NO_QUEUE_YET: Final = "the database does not have the queue yet"
 
 log = get_logger(part="store")
 
 Thing = int | ExchangeKey | BindingRow
-"""Something durable of the topology: a queue by its id, an exchange, a binding."""
+"""A durable object of the topology: a queue by its id, an exchange, or a binding."""
 
 
 class Recorder:
@@ -49,18 +49,18 @@ class Recorder:
         self.undefined: dict[Thing, _Definition] = {}
         """Topology that the log does not have yet."""
         self.unsure: set[int] = set()
-        """Durable queues in it whose write has failed so far: nothing is put there."""
+        """Durable queues whose write has failed so far: no message is put there."""
         self._refused: set[int] = set()
         """Numbers of definitions that are not written again until a caller asks: see :meth:`defined`."""
 
     async def close(self) -> None:
-        """Write what waits, and stop to try again."""
+        """Write pending changes once more, then stop all retries."""
         self._flush()
         await self._under_way.none()
         for definition in list(self._defines):
             await asyncio.wait((definition.future,))
             if definition.future.exception() is not None:
-                break  # it is tried again for ever, and those behind it wait
+                break  # it is written again for ever, and the definitions after it wait
         for task in (*self._tasks, *((self._defining,) if self._defining is not None else ())):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -74,7 +74,7 @@ class Recorder:
         self._under_way.begin()
 
     def spawn(self, work: Awaitable[None]) -> None:
-        """Let *work* run until the store closes; what it raises is logged."""
+        """Run *work* in a task until the store closes. Exceptions are logged."""
 
         async def guarded() -> None:
             try:
@@ -89,11 +89,11 @@ class Recorder:
         task.add_done_callback(self._tasks.discard)
 
     def submit(self, change: Change, told: OnWritten) -> None:
-        """Write *change*. *told* gets the outcome, and is never called before this returns."""
+        """Write *change*. *told* gets the outcome, and is not called before this method returns."""
         self._post(change, told)
 
     async def settled(self) -> None:
-        """Return when the log knows what it has written.
+        """Return when the log knows the outcome of all its writes.
 
         Raises:
             LeaseLost: it never will.
@@ -109,7 +109,7 @@ class Recorder:
                 return
 
     async def existing(self, slots: Sequence[Slot]) -> set[Slot]:
-        """Those of *slots* that hold a message, once the log knows; waits as long as that takes.
+        """The *slots* that hold a message, after the log is settled. Waits as long as that takes.
 
         Raises:
             LeaseLost.
@@ -122,7 +122,7 @@ class Recorder:
                 await asyncio.sleep(_PAUSE)
 
     async def messages(self, slots: Sequence[Slot]) -> dict[Slot, StoredMessage]:
-        """The messages in *slots*; waits as long as that takes.
+        """The messages in *slots*. Waits as long as that takes.
 
         Raises:
             LeaseLost.
@@ -133,10 +133,10 @@ class Recorder:
             except LogUnavailable:
                 await asyncio.sleep(_PAUSE)
 
-    # -- what is written until it is there ----------------------------------------------------------------------------
+    # -- changes that are written again until they succeed -------------------------------------------------------------
 
     def drop(self, slots: Sequence[Slot]) -> None:
-        """These messages are settled: their rows go soon, whatever happens, together with those of others."""
+        """Remove the rows of settled messages soon, in groups, as often as necessary."""
         if not self._gone:
             asyncio.get_running_loop().call_soon(self._flush)
         self._gone += slots
@@ -160,7 +160,7 @@ class Recorder:
         self._drop(slots)
 
     async def drop_slowly(self, slots: Sequence[Slot]) -> None:
-        """Remove messages, a piece at a time, so that others are written in between; whatever it takes.
+        """Remove messages, one piece at a time, so that other records are written in between; as often as necessary.
 
         Raises:
             LeaseLost.
@@ -179,29 +179,30 @@ class Recorder:
                     break
 
     async def drop_now(self, slots: Sequence[Slot]) -> None:
-        """Remove messages, in pieces; returns when they are gone.
+        """Remove messages, in pieces. Returns when they are removed.
 
         Raises:
-            LogError: not all of them, perhaps.
+            LogError: some of them may remain.
         """
         for start in range(0, len(slots), DROPS_AT_ONCE):
             await self._log.write(Store(change=Change(drops=slots[start : start + DROPS_AT_ONCE])))
 
     def mark(self, delivered: Sequence[tuple[int, int]]) -> None:
-        """Keep up to where messages were delivered, by queue id; a mark that is lost comes again with the next."""
+        """Write the positions up to which messages were delivered, by queue id. A later mark replaces a lost one."""
         self._post(Change(delivered=delivered), _ignore, urgent=False)
 
     # -- topology -----------------------------------------------------------------------------------------------------
 
     def define(self, record: Define) -> Awaitable[None]:
-        """Write topology, behind all that was to be written before.
+        """Write topology, after all topology that was submitted before.
 
-        Memory has it already and cannot go back, for others may have built on it. So a record that fails is written
-        again until it is there, and none overtakes it. The caller is told of the failure. Others may use the topology
-        at once, but the answers to them wait for it: see :meth:`defined` and :meth:`behind`.
+        Memory has the change already and cannot undo it, because other clients may have used it. So a record that
+        failed is written again until it succeeds, and no later record overtakes it. The caller is told of the failure.
+        Other clients may use the topology at once, but their answers wait for it: see :meth:`defined` and
+        :meth:`behind`.
 
         Returns:
-            Done when it is written; a LogError when it is not yet, as far as is known.
+            Done when it is written. Raises LogError when it is not written yet, as far as is known.
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         definition = _Definition(next(self._numbers), record, future)
@@ -212,10 +213,13 @@ class Recorder:
         return asyncio.shield(future)
 
     def defined(self, thing: Thing | None = None) -> Awaitable[None] | None:
-        """When the log has *thing*, or all topology so far; as :meth:`define`. ``None`` where it has it already.
+        """Wait until the log has *thing*, or all topology so far.
 
-        A definition that a constraint of the database has refused is written again on this request. Nothing else writes
-        it again, and the obstacle may be gone.
+        A definition that a constraint of the database has refused is written again only on this request: the cause may
+        be gone.
+
+        Returns:
+            ``None`` if the log has it; otherwise as :meth:`define`.
         """
         if not self._defines and not self.undefined:
             return None
@@ -234,10 +238,10 @@ class Recorder:
         if not self.undefined:
             return None
         found = [self.undefined[queue] for queue in queues if queue in self.undefined]
-        return max(found).future if found else None  # the others come before it
+        return max(found).future if found else None  # the others are written before it
 
     async def topology_written(self) -> None:
-        """Return when the log has all topology so far, as long as that takes.
+        """Return when the log has all topology so far. Waits as long as that takes.
 
         Raises:
             LeaseLost: it never will.
@@ -252,13 +256,13 @@ class Recorder:
                 await asyncio.sleep(_PAUSE)
 
     def behind(self, queues: Collection[int], written: OnWritten) -> OnWritten:
-        """Hold back that messages are written until the log has the queues that they are in.
+        """A callback for a write of messages that calls *written* only when the log has their queues as well.
 
         A restart does not keep a message whose queue the log does not have.
 
         Args:
-            queues: where they are put.
-            written: to be told.
+            queues: ids of the queues that the messages are put into.
+            written: is told the outcome.
         """
         future = self.defined_queues(queues)
         if future is None:
@@ -287,7 +291,7 @@ class Recorder:
                 if not isinstance(error, LogConflict):
                     await asyncio.sleep(_PAUSE)
                     continue
-                self._refused.add(definition.number)  # those behind it do not wait for it
+                self._refused.add(definition.number)  # later definitions do not wait for it
             else:
                 self._defined(definition)
             self._defines.popleft()
@@ -306,11 +310,11 @@ class Recorder:
         self.unsure.update(queue.id for queue in definition.record.queues)
         if not definition.future.done():
             definition.future.set_exception(error)
-            definition.future.exception()  # the asker may have gone
+            definition.future.exception()  # mark it as read: perhaps no caller waits
 
 
 def _ignore(error: LogError | None) -> None:
-    """What is lost comes again with the next."""
+    """A later mark replaces a lost one."""
 
 
 class _Definition(NamedTuple):
@@ -322,7 +326,7 @@ class _Definition(NamedTuple):
 
     @property
     def things(self) -> tuple[Thing, ...]:
-        """What comes with it."""
+        """The objects that it adds."""
         record = self.record
         queues = [queue.id for queue in record.queues]
         return (*queues, *[exchange.key for exchange in record.exchanges], *record.bindings)

@@ -1,4 +1,4 @@
-"""Every queue that is there, by its id, and the form in which a message is stored in it."""
+"""The queues of all virtual hosts by id, and the form in which a message is stored in a queue."""
 
 import secrets
 from collections.abc import Iterable
@@ -22,11 +22,11 @@ class QueueEntry:
     """One queue.
 
     Args:
-        spec: what it was declared as.
+        spec: its declaration.
         index: its messages and consumers.
-        refuses: it is one that refuses messages when it is full.
-        expires: its messages expire whether they say so or not.
-        keeps_blind: its dead letters go by all keys of the message, those in BCC included.
+        refuses: whether it refuses messages when it is full.
+        expires: whether it has a TTL for all its messages.
+        keeps_blind: whether its dead letters are routed by all keys of the message, including those of BCC.
     """
 
     spec: QueueSpec
@@ -37,7 +37,7 @@ class QueueEntry:
 
     @property
     def buries_refused(self) -> bool:
-        """What it refuses is a dead letter."""
+        """Whether messages that it refuses become dead letters."""
         settings = self.spec.settings
         return settings.overflow is Overflow.REJECT_PUBLISH_DLX and settings.dead_letter_exchange is not None
 
@@ -46,22 +46,22 @@ class Registry:
     """The queues of all virtual hosts, and the counter that orders their messages.
 
     Args:
-        position: where the counter begins.
+        position: start of the counter.
     """
 
     def __init__(self, position: int = 0) -> None:
         self.queues: Final[dict[int, QueueEntry]] = {}
         self.find: Final = self.queues.get
-        """The queue with an id, unless it is gone."""
+        """Returns the queue with an id, or ``None`` if it was deleted."""
         self.some_refuse = False
-        """Whether there has been a queue that refuses messages,"""
+        """Whether there has been a queue that refuses messages."""
         self.some_expire = False
-        """and one that expires itself."""
+        """Whether there has been a queue that is deleted when it is unused (x-expires)."""
         self.position = position
         self._bodies = count(secrets.randbits(62))
 
     def add(self, spec: QueueSpec, index: QueueIndex) -> None:
-        """A queue is there."""
+        """Add a queue."""
         settings = spec.settings
         refuses = settings.overflow is not Overflow.DROP_HEAD
         keeps_blind = settings.dead_letter_exchange is not None and settings.dead_letter_routing_key is None
@@ -70,7 +70,7 @@ class Registry:
         self.queues[spec.id] = QueueEntry(spec, index, refuses, settings.message_ttl is not None, keeps_blind)
 
     def share(self, body: bytes, queues: int) -> int | None:
-        """A new id under which so many queues share *body*; ``None`` where each has a copy."""
+        """A new id for *body* if as many *queues* are to share it; ``None`` if each gets a copy."""
         return next(self._bodies) if queues > 1 and len(body) >= SHARED_BYTES else None
 
     def stored(
@@ -82,7 +82,7 @@ class Registry:
             entry: the queue.
             publish: the message; its queues do not matter.
             traits: of its properties.
-            now: seconds since the epoch: it begins to expire.
+            now: seconds since the epoch, from which its lifetime counts.
             shared: see :meth:`share`.
         """
         self.position += 1
@@ -113,7 +113,7 @@ class Registry:
 
 
 def by_queue(slots: Iterable[Slot]) -> dict[int, list[int]]:
-    """The positions in each queue."""
+    """The positions of *slots*, by queue id."""
     found: dict[int, list[int]] = {}
     for queue, position in slots:
         found.setdefault(queue, []).append(position)

@@ -1,8 +1,8 @@
 """The message store of standalone mode: exchanges, queues and messages in the log's own database.
 
-Theory of operation. The log holds all durable data; the store is an index of it. Everything is written first and
-shown afterwards. A message can be seen when its row is committed. It leaves its index when it is handed out. Its row is
-removed when it was settled. After a failure in between, the database is right, and the index is made from it again.
+Theory of operation. The log holds all durable data; the store is an index of it. Everything is written first and shown
+afterwards. A message becomes visible when its row is committed. It leaves the ready messages of its index when it is
+handed out. Its row is removed when it was settled. After a failure in between, the index is made from the database.
 
 No caller waits for a record: a change is submitted, others follow, and the commit of each calls back. All messages have
 a row while they wait, also those of queues that do not survive a restart. So no queue is limited by memory. Positions
@@ -53,7 +53,7 @@ class Loading:
     def add(self, contents: QueueContents) -> None:
         """Add the contents of a queue."""
         self._expiries[contents.queue] = dict(contents.expiries)
-        self._contents[contents.queue] = replace(contents, expiries=())  # once is enough
+        self._contents[contents.queue] = replace(contents, expiries=())  # kept in _expiries
 
     def restore(self, record: BranchRecord) -> None:
         """Restore a branch: hide the messages that it has published, and hold those that it has consumed."""
@@ -65,7 +65,7 @@ class Loading:
             expires_at = self._expiries[slot.queue].get(slot.position)
             lifetime = None
             if expires_at is not None:
-                # the expiry was written with the vote, as if the message could be seen from then on
+                # the expiry was written with the vote, as if the message were visible from then on
                 voted = record.started_at if record.prepared_at is None else record.prepared_at
                 lifetime = max(0.0, expires_at - voted)
             self._branches.restored(slot, Hidden(priority, octets, lifetime))
@@ -149,7 +149,7 @@ REVISED_OCTETS: Final = 8 << 20
 UPKEEP_SECONDS: Final = 1.0
 """Seconds between two checks for unused queues and for delivered messages."""
 JUMP_SECONDS: Final = 1.0
-"""Seconds that the clock may gain between two checks: it is slewed by less."""
+"""Seconds that the clock may gain between two checks: slewing gains less."""
 
 Done = Callable[[LogError | None], None]
 Put = tuple[QueueEntry, StoredMessage]
@@ -158,7 +158,7 @@ log = get_logger(part="store")
 
 
 class PostgresStore(StoredBranches):
-    """Messages live in the log's database; see :class:`dtx.store.api.LocalStore`.
+    """The message store in the log's database; see :class:`dtx.store.api.LocalStore`.
 
     Args:
         log_: opened before the store, and closed after it.
@@ -193,7 +193,7 @@ class PostgresStore(StoredBranches):
         """Load topology and positions; branches come next, by :meth:`restore`.
 
         Raises:
-            LogUnavailable: the database is away.
+            LogUnavailable: the database is not reachable.
         """
         found = await self._log.load_definitions()
         names = {row.vhost for row in found.exchanges} | {row.vhost for row in found.queues}
@@ -229,7 +229,7 @@ class PostgresStore(StoredBranches):
         dropped = loading.finish(self._delivered)
         if dropped or self._strays:
             messages = sum(map(len, dropped.values()))
-            log.info("removing what a restart does not keep", messages=messages, queues=len(self._strays))
+            log.info("removing messages that a restart does not keep", messages=messages, queues=len(self._strays))
             self._recorder.spawn(self._clear(dropped, self._strays))
         self._upkeep = asyncio.ensure_future(self._keep_up())
 
@@ -288,7 +288,7 @@ class PostgresStore(StoredBranches):
         for queue, positions in dropped.items():
             await self._remove(queue, positions)
         if queues:
-            await self._recorder.topology_written()  # until then a restart would find them, and must find them whole
+            await self._recorder.topology_written()  # a restart before it would find the queues, and needs all messages
             await self._recorder.settled()
             async for contents in self._log.load_queues(queues):
                 await self._remove(contents.queue, contents.positions)
@@ -340,7 +340,7 @@ class PostgresStore(StoredBranches):
             if not found:
                 return  # they were removed with their queue
             revisions = [(slot, revised(wanted[slot], message)) for slot, message in found.items()]
-            # A restart must know, too, that they were delivered before: else it would not tell how often in vain.
+            # After a restart they must count as redelivered: otherwise their count of failed deliveries is ignored.
             delivered = [(slot.queue, slot.position) for slot in found]
             await self._log.write(Store(change=Change(revisions=revisions, delivered=delivered)))
             last = next(reversed(found))
@@ -455,7 +455,7 @@ class PostgresStore(StoredBranches):
         if error is None:
             self._show(puts)
         else:
-            log.warning("a change of messages may not be written", error=str(error), puts=len(puts), drops=len(drops))
+            log.warning("a change may not have been written", error=str(error), puts=len(puts), drops=len(drops))
             self._recorder.spawn(self._resync(puts, drops, isinstance(error, LogConflict)))
         done(error)
 
@@ -474,8 +474,8 @@ class PostgresStore(StoredBranches):
     async def _resync(self, puts: Sequence[Put], drops: Sequence[Slot], conflict: bool) -> None:
         """Bring the indexes in line with the database after a change whose outcome was not known.
 
-        Acknowledgements without publishes are written again, for the client has settled those messages. Those that
-        came with publishes are one transaction with them. It has not happened where none of the publishes is there.
+        Acknowledgements without publishes are written again, because the client has settled those messages. Those with
+        publishes are one transaction with them, which has not happened if none of the publishes exists.
         """
         existing = await self._recorder.existing([*(message.slot for _, message in puts), *drops])
         there = [put for put in puts if put[1].slot in existing]
@@ -558,7 +558,7 @@ class PostgresStore(StoredBranches):
                 host = self._host(entry.spec.vhost)
                 queue = host.queues.get(entry.spec.name)
                 if queue is not None and queue.index is entry.index:
-                    log.info("a queue that nobody used is removed", queue=entry.spec.where)
+                    log.info("an unused queue is removed", queue=entry.spec.where)
                     await self._remove_queue(host.remove_queue(queue))
 
     async def _remove_queue(self, gone: Gone) -> None:

@@ -1,11 +1,11 @@
-"""A virtual host under RabbitMQ's rules: what clients may declare, bind and delete. Pure, in memory.
+"""Declares, binds and deletes the objects of a virtual host by RabbitMQ's rules. Pure, in memory.
 
 Every operation does the whole request, or raises and does nothing. It returns its changes of durable objects as a
-:class:`~dtx.log.changes.Define`, for the log: the peer is answered when that is written. ``None`` in its place means
+:class:`~dtx.log.changes.Define`, for the log: the client is answered when that is written. ``None`` in its place means
 that nothing durable changed. It also returns deleted queues: the caller handles their consumers and messages.
 
-The refusals are RabbitMQ's, in its words: 403 for the broker's own objects, 404 for missing objects, 405 for the
-exclusive queue of another connection, 406 for a declaration that differs. The caller checks permissions.
+Errors have RabbitMQ's codes and texts: 403 for the broker's own objects, 404 for missing objects, 405 for the exclusive
+queue of another connection, 406 for a declaration that differs. The caller checks permissions.
 """
 
 from base64 import urlsafe_b64encode
@@ -34,16 +34,16 @@ from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.xa.codes import ReplyCode, XaError
 
 RESERVED: Final = b"amq."
-"""Names that start so are the server's own."""
+"""Prefix of the server's own names."""
 
 
 def refused(reason: str) -> XaError:
-    """403."""
+    """An access-refused (403)."""
     return XaError(ReplyCode.ACCESS_REFUSED, reason)
 
 
 def failed(reason: str) -> XaError:
-    """406."""
+    """A precondition-failed (406)."""
     return XaError(ReplyCode.PRECONDITION_FAILED, reason)
 
 
@@ -60,7 +60,13 @@ def check_name(kind: str, name: bytes) -> None:
 
 
 def check_owner(queue: Queue, owner: Owner | None, *, strict: bool = False) -> None:
-    """Refuse (405) the exclusive queue of another; with *strict* also one's own claim to what is not exclusive."""
+    """Refuse (405) the exclusive queue of another connection than *owner*.
+
+    Args:
+        queue: the queue.
+        owner: the connection; ``None`` for a declaration that is not exclusive.
+        strict: refuse a queue that is not exclusive as well, if *owner* is given.
+    """
     if queue.owner is owner or (queue.owner is None and not strict):
         return
     raise XaError(
@@ -78,8 +84,8 @@ class DeclaredQueue:
     """The answer to queue.declare.
 
     Args:
-        queue: the one that is there now.
-        created: it was not there before.
+        queue: the existing or new queue.
+        created: whether it is new.
         define: for the log.
     """
 
@@ -90,10 +96,10 @@ class DeclaredQueue:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """What went.
+    """Deleted queues.
 
     Args:
-        queues: their consumers are to be cancelled, and their messages removed.
+        queues: the caller cancels their consumers, and removes their messages.
         define: for the log.
     """
 
@@ -105,9 +111,9 @@ class VirtualHost(Graph):
     """A virtual host.
 
     Args:
-        name: what clients call it.
+        name: its name.
         index: makes the index of a new queue.
-        entropy: returns random bytes, as many as asked for.
+        entropy: returns as many random bytes as its argument.
     """
 
     def __init__(
@@ -119,13 +125,13 @@ class VirtualHost(Graph):
     def restore(
         self, exchanges: Iterable[ExchangeRow], queues: Iterable[QueueRow], bindings: Iterable[BindingRow]
     ) -> Define | None:
-        """Take over what the log has kept of this virtual host; nothing else has happened to it yet.
+        """Load the rows of this virtual host, before any other operation.
 
         Returns:
-            What the log should lose: bindings of which an end is not there.
+            For the log, the removal of bindings whose source or destination does not exist.
 
         Raises:
-            XaError: arguments that nothing could have been declared with.
+            XaError: invalid arguments in a row.
         """
         for row in exchanges:
             self._add_exchange(
@@ -192,9 +198,9 @@ class VirtualHost(Graph):
         """exchange.declare, not passive; *arguments* as on the wire, without the length.
 
         Raises:
-            XaError: 403 for the default exchange and a new name in ``amq.*``; 406 when one is there that differs.
-            WireError: 503 for a type that does not exist: AMQP 0-9-1 has a connection exception for it, and RabbitMQ
-                3 too; 502 when *arguments* are malformed.
+            XaError: 403 for the default exchange and a new name in ``amq.*``; 406 when the existing exchange differs.
+            WireError: 503 for an unknown type: a connection exception in AMQP 0-9-1, and in RabbitMQ 3 too; 502 when
+                *arguments* are malformed.
         """
         try:
             wanted = ExchangeType(text(kind))
@@ -220,7 +226,7 @@ class VirtualHost(Graph):
         """exchange.declare, passive.
 
         Raises:
-            XaError: 403 for the default exchange, 404 when there is none of that name.
+            XaError: 403 for the default exchange, 404 when there is no exchange of that name.
         """
         check_not_default(name)
         return self._existing(name)
@@ -235,7 +241,7 @@ class VirtualHost(Graph):
         """The exchange that a client publishes to.
 
         Raises:
-            XaError: 404 when there is none of that name, 403 when it is internal.
+            XaError: 404 when there is no exchange of that name, 403 when it is internal.
         """
         exchange = self._existing(name)
         if exchange.internal:
@@ -243,10 +249,10 @@ class VirtualHost(Graph):
         return exchange
 
     def delete_exchange(self, name: bytes, *, if_unused: bool = False) -> Define | None:
-        """exchange.delete; one that is not there is no error, as in RabbitMQ.
+        """exchange.delete. A missing exchange is no error, as in RabbitMQ.
 
         Raises:
-            XaError: 403 for those that are always there and all of ``amq.*``, 406 when it is used and must not be.
+            XaError: 403 for the default exchange and names in ``amq.*``; 406 when it has bindings and *if_unused*.
         """
         check_not_default(name)
         if name.startswith(RESERVED):
@@ -265,7 +271,12 @@ class VirtualHost(Graph):
     def binding(
         self, source: bytes, kind: DestinationKind, destination: bytes, routing_key: bytes, arguments: bytes
     ) -> BindingRow:
-        """What names the binding that :meth:`bind` makes of the same arguments."""
+        """The key of the binding that :meth:`bind` makes with the same arguments.
+
+        Raises:
+            XaError: 403 for the default exchange.
+            WireError: 502 when *arguments* are malformed.
+        """
         check_not_default(source)
         if kind is DestinationKind.EXCHANGE:
             check_not_default(destination)
@@ -280,19 +291,19 @@ class VirtualHost(Graph):
         arguments: bytes = b"",
         owner: Owner | None = None,
     ) -> Define | None:
-        """queue.bind and exchange.bind; what is bound so already stays as it is.
+        """queue.bind and exchange.bind. Does nothing if the binding exists.
 
         Args:
-            source: the exchange that messages come from.
-            kind: what *destination* names.
-            destination: where they go.
+            source: name of the source exchange.
+            kind: of *destination*.
+            destination: name of the destination.
             routing_key: of the binding.
             arguments: of the binding, as on the wire, without the length.
-            owner: the connection that asks.
+            owner: the connection that requests it.
 
         Raises:
-            XaError: 403 for the default exchange, 404 when an end is not there, 405 for the exclusive queue of another,
-                406 for an x-match that does not exist.
+            XaError: 403 for the default exchange, 404 when source or destination does not exist, 405 for the exclusive
+                queue of another connection, 406 for an unknown x-match.
             WireError: 502 when *arguments* are malformed.
         """
         binding = self.binding(source, kind, destination, routing_key, arguments)
@@ -315,10 +326,10 @@ class VirtualHost(Graph):
         arguments: bytes = b"",
         owner: Owner | None = None,
     ) -> Define | None:
-        """queue.unbind and exchange.unbind; what is not there is no error, as in RabbitMQ. Arguments as :meth:`bind`.
+        """queue.unbind and exchange.unbind. A missing binding is no error, as in RabbitMQ. Arguments as :meth:`bind`.
 
         Raises:
-            XaError: 403 for the default exchange, 405 for the exclusive queue of another.
+            XaError: 403 for the default exchange, 405 for the exclusive queue of another connection.
             WireError: 502 when *arguments* are malformed.
         """
         binding = self.binding(source, kind, destination, routing_key, arguments)
@@ -370,16 +381,17 @@ class VirtualHost(Graph):
         """queue.declare, not passive.
 
         Args:
-            name: empty for a name of the server's: ``amq.gen-`` and 128 random bits.
-            owner: the connection that asks.
-            durable: it survives a restart; an exclusive one is never durable, whatever it was declared as.
-            exclusive: it belongs to *owner*, and goes with it (:meth:`disconnected`).
-            auto_delete: it is to go with its last consumer (:meth:`remove_queue`, by the caller).
+            name: empty for a generated name: ``amq.gen-`` and 128 random bits.
+            owner: the connection that requests it.
+            durable: whether it survives a restart. An exclusive queue is never durable, whatever the request says.
+            exclusive: whether it belongs to *owner*, and is deleted by :meth:`disconnected`.
+            auto_delete: whether the caller is to delete it with its last consumer, by :meth:`remove_queue`.
             arguments: as on the wire, without the length.
 
         Raises:
-            XaError: 403 for a new name in ``amq.*``, 405 for the exclusive queue of another, 406 for arguments that are
-                not acceptable, or differ from those of the one that is there; 540 for what standalone mode has not.
+            XaError: 403 for a new name in ``amq.*``, 405 for the exclusive queue of another connection; 406 for invalid
+                arguments, or a declaration that differs from the existing queue; 540 for a queue type that standalone
+                mode lacks.
             WireError: 502 when *arguments* are malformed.
         """
         there = self.queues.get(name)
@@ -400,10 +412,10 @@ class VirtualHost(Graph):
         return DeclaredQueue(queue, created=True, define=Define(queues=(spec.row,)) if spec.durable else None)
 
     def find_queue(self, name: bytes, owner: Owner) -> Queue:
-        """queue.declare, passive; and the queue of every other method that uses one.
+        """queue.declare, passive; also used for every other method that names a queue.
 
         Raises:
-            XaError: 404 when there is none of that name, 405 for the exclusive queue of another than *owner*.
+            XaError: 404 when there is no queue of that name, 405 for the exclusive queue of another connection.
         """
         queue = self.queues.get(name)
         if queue is None:
@@ -412,10 +424,11 @@ class VirtualHost(Graph):
         return queue
 
     def delete_queue(self, name: bytes, owner: Owner, *, if_unused: bool = False, if_empty: bool = False) -> Gone:
-        """queue.delete; one that is not there is no error, as in RabbitMQ.
+        """queue.delete. A missing queue is no error, as in RabbitMQ.
 
         Raises:
-            XaError: 405 for the exclusive queue of another, 406 when it has messages or consumers and must not.
+            XaError: 405 for the exclusive queue of another connection; 406 when it has ready messages and *if_empty*,
+                or consumers and *if_unused*.
         """
         queue = self.queues.get(name)
         if queue is None:
@@ -428,11 +441,11 @@ class VirtualHost(Graph):
         return self.remove_queue(queue)
 
     def remove_queue(self, queue: Queue) -> Gone:
-        """*queue* goes by itself: it expired, or deletes itself with its last consumer. Idempotent."""
+        """Delete *queue*: it was unused for too long, or its last consumer has ended. Idempotent."""
         return self._remove([queue] if self.queues.get(queue.name) is queue else [])
 
     def disconnected(self, owner: Owner, most: int | None = None) -> Gone:
-        """The connection is gone, and its exclusive queues go with it, *most* of them at once. Idempotent."""
+        """Delete the exclusive queues of a connection that has ended, at most *most* of them. Idempotent."""
         return self._remove(list(islice(self._owned.get(owner, ()), most)))
 
     def _remove(self, queues: list[Queue]) -> Gone:
@@ -451,7 +464,7 @@ def exchange_facts(vhost: VirtualHost, name: bytes) -> ExchangeFacts:
 
 
 def _bound(vhost: VirtualHost, exchange: bytes) -> list[BindingRow]:
-    """What leads out of *exchange*; out of the default exchange to each queue, by its name."""
+    """The bindings of *exchange* as source. The default exchange has one to each queue, with its name as key."""
     if exchange:
         return list(vhost.exchanges[exchange].bindings)
     return [BindingRow(vhost.name, exchange, DestinationKind.QUEUE, name, name) for name in vhost.queues]
@@ -463,7 +476,7 @@ def binding_facts(
     """binding.query; see :func:`dtx.store.facts.search`.
 
     Args:
-        vhost: where.
+        vhost: the virtual host.
         exchange: the source; empty for the default exchange.
         queue: the destination; empty for any.
         routing_key: empty for any.

@@ -1,1 +1,1 @@
-"""Alongside mode: messages live in RabbitMQ, dtx stands before it."""
+"""Alongside mode: messages are in RabbitMQ, and dtx is a proxy before it."""

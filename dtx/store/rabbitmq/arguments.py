@@ -1,7 +1,7 @@
 """Arguments of exchanges and bindings, from the field tables of clients and from the JSON of the management API.
 
-In JSON the widths of numbers are lost. Bytes that are not UTF-8 come as base64 with a sentence before them. So both are
-converted to one form and compared by value.
+JSON loses the widths of numbers. Bytes that are not UTF-8 come as base64 behind a fixed text. So both are converted to
+one form and compared by value.
 """
 
 import base64
@@ -14,12 +14,12 @@ from dtx.wire.amqp09 import tables
 from dtx.wire.amqp09.tables import Entry
 
 Plain = tuple[str, object]
-"""A value with its class, so that booleans equal no numbers."""
+"""A value with its class, so that no boolean equals a number."""
 
 _NOT_UTF_8: Final = "Not UTF-8, base64 is: "
 _LONGEST: Final = 1 << 63
 _VOID: Final = b"undefined"
-"""The API's form of a void."""
+"""A void in the API."""
 
 
 def octets(text: str) -> bytes:
@@ -28,12 +28,12 @@ def octets(text: str) -> bytes:
         try:
             return base64.b64decode(text.removeprefix(_NOT_UTF_8), validate=True)
         except (Base64Error, ValueError):
-            pass  # a client's own text that begins like that
+            pass  # a text of a client that begins like that
     return text.encode()
 
 
 def from_table(table: bytes) -> dict[bytes, Plain]:
-    """The values of a field table; of a repeated name the first counts.
+    """The values of a field table; the first value of a repeated name counts.
 
     Raises:
         WireError: 502, it is malformed.
@@ -62,7 +62,7 @@ def _from_entry(entry: Entry) -> Plain:
 
 
 def from_json(found: dict[str, Any]) -> dict[bytes, Plain]:
-    """The values of an object of the API's."""
+    """The values of an object of the API."""
     return {octets(key): _from_value(item) for key, item in found.items()}
 
 
@@ -79,7 +79,7 @@ def _from_value(found: Any) -> Plain:
 
 
 def to_table(found: dict[str, Any]) -> bytes:
-    """An object of the API's as a field table, without its length; whole numbers have 64 bits.
+    """An object of the API as a field table, without its length; whole numbers have 64 bits.
 
     Raises:
         WireError: a name is longer than a table allows.

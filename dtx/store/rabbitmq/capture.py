@@ -1,4 +1,4 @@
-"""What may be captured for a branch: dtx must be able to publish it later, or to put it back."""
+"""Which messages a branch may hold: dtx must be able to publish them later, or to put them back."""
 
 from typing import Final
 
@@ -11,30 +11,30 @@ from dtx.wire.amqp09.properties import BasicProperties
 from dtx.xa.codes import ReplyCode, XaError
 
 _ADDED: Final = 1024
-"""Bytes that a header frame of dtx has at most, on top of the properties of its publisher (see messages.py)."""
+"""Bytes that dtx adds to the properties of a publisher, at most, with the frame (see messages.py)."""
 
 
 def republishable(lane: Lane, raw: bytes) -> bool:
-    """Whether dtx could publish these properties: for a frame too large the broker would end its connection."""
+    """Whether dtx can publish these properties: the broker ends the connection for a frame that is too large."""
     return len(raw) + _ADDED <= lane.frame_max
 
 
 def check_publish(lane: Lane, own_user: str, exchange: bytes, routing_key: bytes, raw: bytes) -> None:
-    """Refuse a publish that dtx could not do for a branch.
+    """Refuse a publish that dtx cannot do for a branch.
 
     Args:
-        lane: that would do it.
+        lane: that will publish it.
         own_user: of dtx at the broker.
-        exchange: where to, and
-        routing_key: with what key.
+        exchange: of the publish.
+        routing_key: of the publish.
         raw: properties.
 
     Raises:
-        XaError: 406, 540.
+        XaError: 406 for properties that are too large or have the user-id of another user; 540 for direct reply-to.
         WireError: 502, the properties are malformed.
     """
     if not republishable(lane, raw):
-        raise XaError(ReplyCode.PRECONDITION_FAILED, f"headers of {len(raw)} octets are too large for a branch")
+        raise XaError(ReplyCode.PRECONDITION_FAILED, f"headers of {len(raw)} bytes are too large for a branch")
     view = properties.read(raw)
     if view.reply_to == REPLY_TO or (not exchange and routing_key.startswith(REPLY_TO + b".")):
         raise XaError(
@@ -53,7 +53,7 @@ def _check_user(lane: Lane, own_user: str, view: BasicProperties) -> None:
 
 
 def check_settle(delivery: Delivery) -> None:
-    """Refuse to settle a delivery with a branch that cannot be given back: it comes from a stream.
+    """Refuse to settle a delivery from a stream within a branch: it cannot be put back.
 
     Raises:
         XaError: 540.
@@ -63,14 +63,15 @@ def check_settle(delivery: Delivery) -> None:
 
 
 def check_consume(lane: Lane, delivery: Delivery) -> None:
-    """Refuse to consume a delivery that dtx could not put back.
+    """Refuse to consume a delivery that dtx cannot put back.
 
     Args:
-        lane: that would do it.
+        lane: that would put it back.
         delivery: not settled.
 
     Raises:
-        XaError: 406, 540; 506, the branch is to be rolled back.
+        XaError: 406 for the user-id of another user; 540 for a stream. 506 if its content was not kept, or its headers
+            cannot be written again; then the branch must be rolled back.
     """
     check_settle(delivery)
     if delivery.body is None:
@@ -81,11 +82,11 @@ def check_consume(lane: Lane, delivery: Delivery) -> None:
         )
     try:
         view = properties.read(delivery.properties)
-        _ = view.headers  # raises where they cannot be written anew
-    except WireError as error:  # brokers take tables that are nested as deep as a frame has room for
-        raise XaError(ReplyCode.RESOURCE_ERROR, f"headers that cannot be put back: {error.reason}") from error
+        _ = view.headers  # raises if they cannot be written again
+    except WireError as error:  # brokers accept tables that are nested as deeply as a frame allows
+        raise XaError(ReplyCode.RESOURCE_ERROR, f"the headers cannot be put back: {error.reason}") from error
     _check_user(lane, lane.broker.user, view)
     if not republishable(lane, delivery.properties):
         raise XaError(
-            ReplyCode.RESOURCE_ERROR, f"headers of {len(delivery.properties)} octets are too large to be put back"
+            ReplyCode.RESOURCE_ERROR, f"headers of {len(delivery.properties)} bytes are too large to be put back"
         )

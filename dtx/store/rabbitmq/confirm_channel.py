@@ -1,9 +1,9 @@
-"""A channel in confirm mode: what became of each message, for who cannot be told of returned ones apart.
+"""A channel in confirm mode: one outcome for each message, for clients that get no separate return.
 
-RabbitMQ says of a message that no queue took that it was returned, and then that it was confirmed. A return names no
-number, so it is matched with what is under way by all that routing and readers can tell apart: exchange, routing key,
-body, and the sections of the sender's message that are kept as headers. Two messages that are equal in that are
-interchangeable: whichever of them was returned, one is in the queue and one is not.
+For a message that no queue took, RabbitMQ sends basic.return and then basic.ack. A return has no number. So it is
+matched with an unconfirmed message by all that routing and consumers can tell apart: exchange, routing key, body, and
+the sections of the sender's message that are kept as headers. Two messages that are equal in these are interchangeable:
+whichever of them was returned, one is in the queue and one is not.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,10 +24,10 @@ _Identity = tuple[bytes, bytes, int, int, tuple[tuple[bytes, bytes], ...]]
 
 
 class MessageFate(Enum):
-    """What became of a message."""
+    """The outcome of a published message."""
 
     CONFIRMED = auto()
-    """It is in its queues, as safe as they keep it."""
+    """It is in its queues, with the durability that they give."""
     RETURNED = auto()
     """There is no queue for it."""
     REFUSED = auto()
@@ -38,10 +38,10 @@ class ConfirmOwner(Protocol):
     """The owner of the channel, which publishes on it."""
 
     def told(self, names: Sequence[object], fate: MessageFate) -> None:
-        """The broker has told what became of messages, by the names that they were given."""
+        """The broker has reported the outcome of the messages that were published with these *names*."""
 
     def closed(self, close: ChannelClose) -> None:
-        """The broker has closed the channel: what became of the rest is not known."""
+        """The broker has closed the channel: the outcome of the other messages is not known."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,8 +57,8 @@ class ConfirmChannel(EventHandler):
     Args:
         upstream: the connection to the broker.
         engine: of a channel that is open and in confirm mode.
-        kept: how the names of headers begin that are the sender's own sections.
-        owner: see there.
+        kept: prefix of the names of headers that hold the sender's sections.
+        owner: is told the outcomes.
     """
 
     def __init__(self, upstream: Upstream, engine: ChannelEngine, kept: bytes, owner: ConfirmOwner) -> None:
@@ -71,7 +71,7 @@ class ConfirmChannel(EventHandler):
         self._open = True
 
     def publish(self, name: object, message: HeldPublish) -> None:
-        """Publish a message; *name* is what the owner calls it."""
+        """Publish a message, unless the channel is closed. The owner gets its outcome by *name*."""
         if not self._open:
             return
         identity = self._identity(message.exchange, message.routing_key, message.properties, message.body)
@@ -86,7 +86,11 @@ class ConfirmChannel(EventHandler):
         return exchange, routing_key, len(body), hash(bytes(body)), kept
 
     def close(self, then: Callable[[], None]) -> None:
-        """Close the channel; *then* is called when the broker has done all that it was sent. Idempotent."""
+        """Close the channel. Idempotent.
+
+        Args:
+            then: called when the broker has done all that was sent to it.
+        """
         if not self._open or self.upstream.is_lost:
             then()
             return
@@ -98,7 +102,7 @@ class ConfirmChannel(EventHandler):
     # -- from the broker
 
     def event(self, event: ChannelEvent) -> None:
-        """What the broker has said on the channel."""
+        """Handle an event of the channel."""
         match event:
             case ContentReceived(method=methods.BasicReturn() as returned):
                 self._returned(returned, event)
@@ -118,14 +122,14 @@ class ConfirmChannel(EventHandler):
             if not sent.returned and sent.identity == identity:
                 sent.returned = True
                 return
-        # No publisher may be told that it was taken, so none is told anything.
+        # It is not known which message was returned, so no publisher may be told that its message was taken.
         self.upstream.abort("the broker returned a message that was not sent")
 
     def _confirmed(self, confirm: methods.BasicAck | methods.BasicNack) -> None:
         underway, tag = self._underway, confirm.delivery_tag
         taken = isinstance(confirm, methods.BasicAck)
         if confirm.multiple:
-            tags = list(takewhile(lambda number: number <= tag or not tag, underway))  # they are in their order
+            tags = list(takewhile(lambda number: number <= tag or not tag, underway))  # the numbers ascend
         else:
             tags = [tag] if tag in underway else []
         found: dict[MessageFate, list[object]] = {}
@@ -144,6 +148,6 @@ class ConfirmChannel(EventHandler):
         if closing is not None:
             closing()
 
-    def lost(self, reason: str) -> None:  # noqa: ARG002 - the connection says so to its client
+    def lost(self, reason: str) -> None:  # noqa: ARG002 - the connection tells its client
         """The connection is gone."""
         self._end()

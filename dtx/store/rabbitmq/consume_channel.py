@@ -1,8 +1,8 @@
-"""T: the upstream channel, in tx mode, on which a selected channel consumes.
+"""The upstream channel (T), in tx mode, on which a selected channel consumes.
 
-Acknowledgements outside a branch are committed at once; those within a branch are held, and taken in one unit when the
-branch is prepared. RabbitMQ closes the whole *connection* (504) for any frame between tx.commit and commit-ok, so
-everything that goes out passes a gate.
+Acknowledgements outside a branch are committed at once. Those within a branch are held, and taken in one unit when the
+branch is prepared. RabbitMQ closes the whole *connection* (504) for any frame between tx.commit and commit-ok. So
+everything that is sent goes through one queue, which waits for commit-ok.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ _log = get_logger(part="taking")
 REPLY_TO: Final = b"amq.rabbitmq.reply-to"
 """The pseudo-queue of direct replies: they come to the channel that published the request."""
 _NO_WAIT: Final = 1 << 4
-"""Of queue.declare."""
+"""The bit no-wait of queue.declare."""
 _MAX_FORMER: Final = 64
-"""Cancelled consumers that one channel remembers; what a broker had on its way comes at once."""
+"""Cancelled consumers that one channel remembers; deliveries that the broker has already sent come soon."""
 _MAX_WAITING: Final = 1 << 20
-"""Octets that wait behind commit-ok; beyond them the client is not read from."""
+"""Bytes that wait for commit-ok; with more, dtx reads nothing from the client."""
 _AT_ONCE: Final = 4_096
-"""Deliveries that one commit settles outside a branch at most; further ones wait for its commit-ok."""
+"""Deliveries that one commit settles outside a branch at most; more wait for its commit-ok."""
 
 
 _Settle = Callable[[int, int, bool], bytes]
@@ -48,41 +48,41 @@ _nack: Final = packer(methods.BasicNack)
 _HEARD: Final = frozenset(
     row.KEY >> 16 for row in (methods.BasicDeliver, methods.QueueDeclare, ChannelClose, methods.TxSelect)
 )
-"""Classes that the broker's answers are of which count here."""
+"""Classes of the broker's methods that this channel decodes."""
 _DROP: Final = partial(_nack, requeue=False)
 _REQUEUE: Final = partial(_nack, requeue=True)
 
 
 class ConsumeOwner(Protocol):
-    """The client's channel before a T."""
+    """The client's channel."""
 
     def forward(self, buffer: bytes, start: int, end: int) -> None:
-        """Pass a frame on to the client."""
+        """Forward a frame to the client."""
 
     def upstream_closed(self, close: ChannelClose) -> None:
-        """The broker closed T (or P): an exception that the client caused, or that the broker has."""
+        """The broker closed an upstream channel, for an error of the client or of its own."""
 
     def upstream_close_ok(self) -> None:
-        """The close that the client asked for is through."""
+        """The broker has confirmed the close that the client requested."""
 
 
 class Keeper(Protocol):
-    """The connection that T belongs to."""
+    """The client connection that a :class:`ConsumeChannel` belongs to."""
 
     def held_lost(self, branch: object, reason: str) -> None:
         """Deliveries that *branch* holds went back to the broker with their channel."""
 
     def taking_ended(self) -> None:
-        """A T is no more."""
+        """A consume channel has ended."""
 
     def taking_rests(self) -> None:
-        """A T whose channel is gone has nothing more to do than to hold deliveries."""
+        """A consume channel whose client channel is gone only holds deliveries for branches."""
 
     def hold_client(self, reason: object) -> None:
-        """Read no more from the client until *reason* is released."""
+        """Read nothing from the client until *reason* is released."""
 
     def release_client(self, reason: object) -> None:
-        """*reason* does not hold any more."""
+        """Undo :meth:`hold_client`. Does nothing without it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -96,21 +96,21 @@ class _UnitRequest:
 class _Frames:
     data: bytes
     dirty: bool
-    """Needs tx.commit behind it."""
+    """Needs tx.commit after it."""
     last: bool
-    """channel.close: nothing goes with it, not even a commit."""
+    """channel.close: nothing may follow in the same write, not even tx.commit."""
     act: Callable[[], None] | None = None
-    """Called when it is committed, where it needs that, and all that came before it."""
+    """Called when it is sent, and committed if it is dirty, with all that came before it."""
 
 
 @dataclass(slots=True, eq=False)
 class _Settlement:
-    """Deliveries that are settled outside a branch, a part of very many; its frames are made when it has its turn."""
+    """Deliveries that are settled outside a branch, or a part of them. Its frames are made when it is sent."""
 
     deliveries: list[Delivery]
     method: _Settle
     multiple: bool
-    """They are all that is not settled up to the last of them."""
+    """They are all unsettled deliveries up to the last of them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -127,15 +127,15 @@ class _Consumer:
 
 
 class ConsumeChannel:
-    """The upstream channel T of one selected channel.
+    """The upstream channel on which one selected channel consumes.
 
     Args:
         upstream: the client's connection to the broker.
-        number: of the channel, which is open and in tx mode.
-        max_kept: bytes of message contents that are kept for deliveries not settled.
-        budget: what all clients may hold together.
+        number: of the channel, which is open; :meth:`start_tx` puts it in tx mode.
+        max_kept: bytes of message contents that are kept for unsettled deliveries.
+        budget: memory that all clients share.
         last_queue: the queue that the client declared last on this channel.
-        keeper: the connection that it belongs to.
+        keeper: the client connection.
     """
 
     def __init__(
@@ -151,38 +151,38 @@ class ConsumeChannel:
         self.number = number
         self.owner: ConsumeOwner | None = None
         self.gone: str | None = None
-        """Why the channel is no more; ``None`` while it is."""
+        """Why the channel has ended; ``None`` before that."""
         self.on_message: Callable[[Delivery, bytes], None] | None = None
-        """Takes deliveries as whole messages, with their bodies; those that are too large to be kept, too."""
+        """Called with each delivery and its whole body, also if it is too large to be kept."""
         self._max_kept = max_kept
         self._keeper = keeper
         self._kept = 0
         self._budget = budget
         self._open: dict[int, Delivery] = {}
         self._sorted = True
-        """Whether the tags of what is open are in order."""
+        """Whether the tags in ``_open`` ascend."""
         self._held: dict[int, _Held] = {}
         self._queue: deque[_Frames | _Settlement | _UnitRequest] = deque()
         self._waiting = 0
         self._committing = False
         self._acts: list[Callable[[], None]] = []
-        """Called when what is being committed is."""
+        """Called at the next commit-ok."""
         self._selecting: asyncio.Future[None] | None = None
         self._unit: _UnitRequest | None = None
         self._consumers: dict[bytes, _Consumer] = {}
         self._former: dict[bytes, _Consumer] = {}
-        """Those that were cancelled last: RabbitMQ 3.10 may deliver behind its answer to that."""
+        """The consumers that were cancelled last: RabbitMQ 3.10 may deliver after basic.cancel-ok."""
         self._consuming: deque[_Consumer] = deque()
         self._getting: deque[_Consumer] = deque()
         self._last_queue = last_queue
         self._nameless: list[_Consumer] | None = None
-        """Consumers of the last queue, while the broker has not yet told its name."""
+        """Consumers of the last queue, while the broker has not sent its name yet."""
         self._declaring: deque[list[_Consumer] | None] = deque()
-        """The same of each queue.declare that is not answered."""
+        """The same for each queue.declare that is not answered."""
         self._declares = Declares(upstream.exclusive)
         self._delivery: Delivery | None = None
         self._left: int | None = None
-        """Bytes of the message that comes in that are still to come; ``None`` where nothing of it counts."""
+        """Bytes of the current message that are still missing; ``None`` if its content is ignored."""
         self._properties = b""
         self._body = bytearray()
         self._whole: asyncio.Future[bytes] | None = None
@@ -191,14 +191,14 @@ class ConsumeChannel:
         self._locked = False
         """Whether the broker has confirmed that this channel holds the lock."""
         self._stray = False
-        """Whether what comes in is a message that somebody has sent to the lock: the client has not asked for it."""
+        """Whether the current message is one that was published to the lock. It is not for the client."""
         upstream.handlers[number] = self
 
-    # -- what the client asks
+    # -- requests of the client
 
     @property
     def lock(self) -> str:
-        """Name of the exclusive queue of the connection."""
+        """Name of the lock of the connection; empty without one."""
         return self.upstream.lock
 
     @property
@@ -208,16 +208,21 @@ class ConsumeChannel:
 
     @property
     def unsettled(self) -> int:
-        """How many deliveries are not settled, with those that branches hold."""
+        """The number of unsettled deliveries, including those that branches hold."""
         return len(self._open) + len(self._held)
 
     @property
     def rests(self) -> bool:
-        """Whether holding deliveries is all that it does."""
+        """Whether it only holds deliveries for branches."""
         return self.holds and not self._committing and not self._queue
 
     def request(self, key: int, payload: bytes) -> None:
-        """Pass a method of the client on; what dtx has to know of it, it notes."""
+        """Forward a method of the client, and note consumers, gets and declarations.
+
+        Args:
+            key: class and method id.
+            payload: of the method frame.
+        """
         match key:
             case methods.BasicConsume.KEY:
                 consume = methods.BasicConsume.decode(payload)
@@ -239,7 +244,7 @@ class ConsumeChannel:
         self._send(method_frame(self.number, payload))
 
     def _declare(self, payload: bytes) -> None:
-        """queue.declare: what comes behind it, and names no queue, means this one; also before its answer."""
+        """Note queue.declare: a later method without a queue name means this queue, also before the answer."""
         end = 7 + int.from_bytes(payload[6:7], "big")
         self._last_queue = payload[7:end]
         self._nameless = None if self._last_queue else []
@@ -247,9 +252,9 @@ class ConsumeChannel:
             self._declaring.append(self._nameless)
 
     def _declared(self, name: bytes) -> None:
-        """queue.declare-ok: the broker has chosen the name, where there was none."""
+        """Note queue.declare-ok: it has the name that the broker has chosen for a queue without one."""
         if not self._declaring:
-            self._last_queue = name  # it was declared before the channel was selected
+            self._last_queue = name  # declared before the channel was selected
             return
         meant = self._declaring.popleft()
         for consumer in meant or ():
@@ -265,11 +270,11 @@ class ConsumeChannel:
 
     @property
     def gets_replies(self) -> bool:
-        """Whether the client has asked for direct replies here."""
+        """Whether the client consumes direct replies on this channel."""
         return any(consumer.queue == REPLY_TO for consumer in self._consumers.values())
 
     def publish(self, frames: bytes) -> None:
-        """Publish one message outside a branch, whole frames for this channel."""
+        """Publish one message outside a branch; *frames* are whole frames for this channel."""
         self._send(frames, dirty=True)
 
     async def start_tx(self) -> None:
@@ -285,24 +290,24 @@ class ConsumeChannel:
         await self._selecting
 
     def _hold_lock(self) -> None:
-        """Hold the lock of the connection; no unit is sent before the broker has confirmed that.
+        """Consume from the lock of the connection. No unit is sent before the broker has confirmed that.
 
-        It is declared on another channel: here it would become the queue that a client means when it names none.
+        The lock is declared on another channel. Here it would become the queue of methods that name no queue.
         """
         self._lock_asked = True
         self._send(hold_lock(self.number, self.lock))
 
     def select(self, settle: Settle) -> list[Delivery]:
-        """The deliveries that a settlement means, without those held already.
+        """The deliveries that *settle* means, without those that branches hold.
 
         Raises:
-            XaError: 406, no such delivery.
+            XaError: 406, there is no such delivery.
         """
         tag = settle.delivery_tag
         if settle.multiple and not tag:
             return list(self._in_order())
         delivery = self._open.get(tag)
-        if delivery is None:  # RabbitMQ refuses that with "multiple", too: the last one has to be there
+        if delivery is None:  # RabbitMQ refuses that with "multiple" too: the delivery with this tag must exist
             raise _unknown(tag)
         return list(takewhile(lambda each: each.tag <= tag, self._in_order())) if settle.multiple else [delivery]
 
@@ -312,9 +317,12 @@ class ConsumeChannel:
         return self._open.values()
 
     def incoming(self, settle: Settle) -> "asyncio.Future[bytes] | None":
-        """Done, with no bytes, when a delivery that *settle* means is whole; ``None`` where it means whole ones.
+        """A future for the content of a delivery that *settle* means; ``None`` if all contents have arrived.
 
-        The client has its method already, and with RabbitMQ it may settle it at once.
+        The client already has basic.deliver. RabbitMQ lets it settle the delivery from then on.
+
+        Returns:
+            A future that gets empty bytes when the content is complete, or the channel ends.
         """
         delivery, tag = self._delivery, settle.delivery_tag
         if delivery is None or not (tag == delivery.tag or (settle.multiple and not tag)):
@@ -331,17 +339,17 @@ class ConsumeChannel:
         """Acknowledge outside a branch: "NOT transactional", so it is committed at once.
 
         Args:
-            deliveries: which.
-            multiple: they are all that is not settled up to the last of them, or all.
+            deliveries: unsettled.
+            multiple: they are all unsettled deliveries up to the last of them.
         """
         self._settle(deliveries, _ack, multiple=multiple)
 
     def nack(self, deliveries: Sequence[Delivery], *, requeue: bool, multiple: bool = False) -> None:
-        """Reject deliveries; it is committed at once. *multiple* is as for :meth:`ack`."""
+        """Reject deliveries; this is committed at once. *multiple* is as for :meth:`ack`."""
         self._settle(deliveries, _REQUEUE if requeue else _DROP, multiple=multiple)
 
     def recover(self) -> None:
-        """basic.recover: give everything back that is not held."""
+        """basic.recover: requeue all unsettled deliveries that no branch holds."""
         self._give_back(list(self._in_order()))
 
     def _give_back(self, deliveries: Sequence[Delivery]) -> None:
@@ -350,29 +358,30 @@ class ConsumeChannel:
         self.nack(back, requeue=True, multiple=len(back) == len(self._open))
 
     def hold(self, deliveries: Sequence[Delivery], branch: object, released: Callable[[], None] | None = None) -> None:
-        """Settle within *branch*: nothing is sent before it is prepared, or has ended.
+        """Settle within *branch*: nothing is sent before the branch is prepared or has ended.
 
         Args:
-            deliveries: not settled.
-            branch: named where they are lost.
-            released: called for each that a roll-back gives back, which is unsettled again then, and not requeued.
+            deliveries: unsettled.
+            branch: passed to :meth:`Keeper.held_lost` if they are lost.
+            released: called for each delivery that a roll-back gives back. Such a delivery is unsettled again, and not
+                requeued.
         """
-        if not self._lock_asked:  # of AMQP 1.0, where connections lock when they first have a transaction
+        if not self._lock_asked:  # AMQP 1.0: a connection gets its lock with its first transaction
             self._hold_lock()
         for delivery in deliveries:
             self._held[delivery.tag] = _Held(self._open.pop(delivery.tag), branch, released)
 
     def drop_contents(self, deliveries: Sequence[Delivery]) -> None:
-        """Stop keeping the contents of *deliveries*: in no outcome are they published again."""
+        """Drop the contents of *deliveries*, which dtx will never publish again."""
         self._free(deliveries)
         for delivery in deliveries:
             delivery.properties, delivery.body, delivery.size = b"", None, 0
 
     def unhold(self, delivery: Delivery) -> bool:
-        """The other end of :meth:`hold`: it is unsettled again, and nothing is sent.
+        """Undo :meth:`hold`: the delivery is unsettled again, and nothing is sent.
 
         Returns:
-            Whether it was held; it may have gone with the channel.
+            Whether it was held. It is no longer held if the channel has ended.
         """
         held = self._held.pop(delivery.tag, None)
         if held is None:
@@ -382,14 +391,14 @@ class ConsumeChannel:
         return True
 
     def nack_held(self, delivery: Delivery, *, requeue: bool) -> bool:
-        """Reject a delivery whose contents were dropped; it is committed at once. Returns as :meth:`unhold`."""
+        """Reject a held delivery whose contents were dropped; this is committed at once. Returns as :meth:`unhold`."""
         if self._held.pop(delivery.tag, None) is None:
             return False
         self._send(methods.BasicNack(delivery.tag, False, requeue).frame(self.number), dirty=True)
         return True
 
     def then(self, act: Callable[[], None]) -> None:
-        """Call *act* when all that was sent so far is committed; never, where that gets lost."""
+        """Call *act* when everything sent so far is committed. It is never called if the channel ends before."""
         if self.gone is None:
             self._queue.append(_Frames(b"", dirty=False, last=False, act=act))
             self._flush()
@@ -397,7 +406,7 @@ class ConsumeChannel:
     def _settle(self, deliveries: Sequence[Delivery], method: _Settle, *, multiple: bool) -> None:
         if not deliveries or self.gone is not None:
             return
-        multiple = multiple and not self._held  # to the broker, what a branch holds is not settled either
+        multiple = multiple and not self._held  # for the broker, held deliveries are unsettled too
         if multiple and len(deliveries) == len(self._open):
             self._open.clear()
         else:
@@ -409,9 +418,9 @@ class ConsumeChannel:
             self._enqueue(part, methods.SETTLE_FRAME * len(part.deliveries))
 
     def _waits(self, deliveries: Sequence[Delivery], method: _Settle) -> bool:
-        """Let *deliveries* wait with those that wait last, if these are settled in the same way.
+        """Add *deliveries* to the last settlement that waits, if that is of the same kind. Returns whether it was.
 
-        The outcomes of a branch come one by one: each for itself, 10,000 would take long.
+        The outcomes of a branch come one by one: 10,000 separate settlements would take long.
         """
         last = self._queue[-1] if self._queue else None
         if (
@@ -426,14 +435,14 @@ class ConsumeChannel:
         return True
 
     def _settlement(self, deliveries: Sequence[Delivery], method: _Settle, multiple: bool) -> bytes:
-        """The frames that settle *deliveries*, whose contents are kept no longer."""
+        """The frames that settle *deliveries*. Their memory is returned to the budget."""
         self._free(deliveries)
         if multiple and len(deliveries) > 1:
             return method(self.number, deliveries[-1].tag, True)
         return b"".join([method(self.number, delivery.tag, False) for delivery in deliveries])
 
     def _forget(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
-        """Those of *deliveries* that were not settled; they are now."""
+        """Remove *deliveries* from the unsettled ones. Returns those that were unsettled."""
         return [
             delivery
             for delivery in deliveries
@@ -450,10 +459,10 @@ class ConsumeChannel:
         data = self._settlement(settlement.deliveries, settlement.method, settlement.multiple)
         return _Frames(data, dirty=True, last=False)
 
-    # -- what branches ask
+    # -- requests of branches
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
-        """Give held deliveries back; those that were taken, or went with the channel, are not ours any more."""
+        """Give held deliveries back. Deliveries that were taken, or lost with the channel, are skipped."""
         held = [self._held[delivery.tag] for delivery in deliveries if delivery.tag in self._held]
         self.nack([each.delivery for each in held if each.released is None], requeue=True)
         for each in held:
@@ -466,8 +475,14 @@ class ConsumeChannel:
     ) -> "asyncio.Future[UnitOutcome | None]":
         """Acknowledge held deliveries in one unit.
 
+        Args:
+            deliveries: held.
+            branch_id: id of the branch.
+            unit: logged already.
+            receipt_queue: for its receipt, if the unit has one.
+
         Returns:
-            A future: happened, never, or ``None`` when the connection was lost and the receipt has to tell.
+            A future: HAPPENED, NEVER, or ``None`` if the connection was lost and only a receipt can prove the outcome.
         """
         done: asyncio.Future[UnitOutcome | None] = asyncio.get_running_loop().create_future()
         if self.gone is not None or any(delivery.tag not in self._held for delivery in deliveries):
@@ -480,10 +495,10 @@ class ConsumeChannel:
         self._flush()
         return done
 
-    # -- the gate
+    # -- the queue of frames
 
     def _send(self, data: bytes, *, dirty: bool = False, last: bool = False) -> None:
-        """Send frames, now or behind commit-ok; *dirty* ones are committed."""
+        """Send frames, now or after commit-ok; *dirty* ones are committed."""
         self._enqueue(_Frames(data, dirty, last), len(data))
 
     def _enqueue(self, item: _Frames | _Settlement, size: int) -> None:
@@ -538,7 +553,7 @@ class ConsumeChannel:
                 frames.append(commit)
                 self._committing = True
             if last:
-                self.gone = "closing"  # nothing may follow: for a frame on a closed channel the connection is closed
+                self.gone = "closing"  # nothing may follow: the broker closes the connection for a later frame
             if failpoint.armed and dirty:
                 failpoint.at(Point.SETTLE_BEFORE)
             self.upstream.write(b"".join(frames))
@@ -577,7 +592,7 @@ class ConsumeChannel:
     # -- from the broker
 
     def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
-        """A frame from the broker."""
+        """Handle a frame from the broker."""
         if key in (BODY, HEADER):
             self._add_content(key, buffer[start + 7 : end - 1])
             passes = not self._stray
@@ -588,7 +603,7 @@ class ConsumeChannel:
             self.owner.forward(buffer, start, end)
 
     def _hear(self, method: Method) -> bool:
-        """A method from the broker; whether the client hears it, too."""
+        """Handle a method from the broker. Returns whether it is forwarded to the client."""
         match method:
             case methods.BasicDeliver() | methods.BasicGetOk():
                 return self._deliver(method)
@@ -609,7 +624,8 @@ class ConsumeChannel:
                 self._end_consumer(tag)
             case methods.BasicCancel(consumer_tag=tag):
                 if tag == self.lock.encode():
-                    self.upstream.abort("its lock was deleted")  # a successor would take it for dead
+                    # without the lock, a successor would conclude that this connection has ended
+                    self.upstream.abort("its lock was deleted")
                 self._end_consumer(tag)
             case methods.BasicGetEmpty() if self._getting:
                 self._getting.popleft()
@@ -638,7 +654,7 @@ class ConsumeChannel:
                 del self._former[next(iter(self._former))]
 
     def _deliver(self, message: methods.BasicDeliver | methods.BasicGetOk) -> bool:
-        """A message begins; whether it is the client's."""
+        """Begin a message. Returns whether it is for the client."""
         if isinstance(message, methods.BasicGetOk):
             consumer = self._getting.popleft() if self._getting else _Consumer(b"", no_ack=False)
         else:
@@ -665,7 +681,7 @@ class ConsumeChannel:
         return True
 
     def _early(self, tag: bytes) -> _Consumer:
-        """A consumer that has ended; or one whose consume-ok has not been seen, which brokers send first."""
+        """The cancelled consumer of this tag, or one without a queue: brokers send consume-ok before deliveries."""
         former = self._former.get(tag)
         if former is not None:
             return former
@@ -682,7 +698,7 @@ class ConsumeChannel:
             fits = self._kept + size <= self._max_kept and self._budget.has_room(size)
             self._skip = delivery is None or not fits
             if delivery is not None and fits:
-                delivery.size = size  # from now on, however long it takes to come in
+                delivery.size = size  # from the header on, because the body may take long to arrive
                 self._kept += size
                 self._budget.charge(size)
         else:
@@ -711,17 +727,20 @@ class ConsumeChannel:
     # -- the end
 
     def close(self, code: int = 200, text: bytes = b"closed by the client") -> None:
-        """channel.close, behind whatever is still to be committed; the owner hears when it is through."""
+        """Send channel.close after everything that must be committed; the owner is told when it is confirmed."""
         self._send(methods.ChannelClose(code, text).frame(self.number), last=True)
 
     def detach(self) -> None:
-        """The client's channel is gone: keep what branches hold until they are through, give back all else."""
+        """The client's channel is gone: requeue all deliveries except those that branches hold.
+
+        The channel is closed when no branch holds deliveries.
+        """
         self.owner = None
         if self.gone is not None:
             return
         for tag in self._consumers:
             self._send(methods.BasicCancel(tag, no_wait=True).frame(self.number))
-        self._former |= self._consumers  # until the broker has read that, they get more
+        self._former |= self._consumers  # they get deliveries until the broker has read the cancel
         self._consumers.clear()
         self.recover()
         self._close_if_idle()
@@ -738,15 +757,15 @@ class ConsumeChannel:
         self.upstream.write(methods.ChannelCloseOk().frame(self.number))
         self.upstream.free(self.number)
         owner = self.owner
-        # Behind tx.commit anything may have happened, and at no method (a delivery was not acknowledged in time) nobody
-        # knows whether that came behind it. At any other method the channel took its transaction with it.
+        # If the close names tx.commit, the outcome is open. If it names no method (a delivery was not acknowledged in
+        # time), it may have come after tx.commit. If it names any other method, the transaction was discarded.
         known = close.failed not in (methods.TxCommit.KEY, 0)
         in_doubt = self._unit is not None and not known
         self._end(f"the broker closed it: {close.reply_code}", UnitOutcome.NEVER if known else None)
         if owner is not None:
             owner.upstream_closed(close)
         if in_doubt:
-            self.upstream.abort("the outcome of a unit is asked for when its connection has ended")
+            self.upstream.abort("the outcome of a unit can be read only after its connection has ended")
 
     def lost(self, reason: str) -> None:
         """The connection is gone."""
@@ -778,7 +797,7 @@ class ConsumeChannel:
 
 
 def _tell(done: "asyncio.Future[UnitOutcome | None]", outcome: UnitOutcome | None) -> None:
-    if not done.done():  # the caller may have been cancelled, at the end of the service
+    if not done.done():  # the caller may have been cancelled at the end of the service
         done.set_result(outcome)
 
 

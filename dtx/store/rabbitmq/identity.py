@@ -1,8 +1,8 @@
-"""Names of dtx's own queues in the broker, and the proof that no other log uses them.
+"""Names of dtx's own queues in the broker, and the check that no other log uses them.
 
-Each name says whose it is: resource manager, log, and instance (one dtx, from its start to its end). So two logs never
-share a queue, and a stalled predecessor never purges what its successor needs. A dtx that has taken over derives the
-names of its predecessor's receipt queues from the locks that the log has.
+Each name has the resource manager, the log, and the instance (one dtx, from its start to its end). So two logs never
+share a queue, and a stalled predecessor never purges a queue that its successor needs. A dtx that has taken over
+derives the names of its predecessor's receipt queues from the locks in the log.
 """
 
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ GENERATIONS: Final = 4
 CLASSIC: Final = tables.entry(b"x-queue-type", b"S", b"classic")
 _LOCK: Final = "dtx.lock."
 _LOCK_UNUSED: Final = 60_000
-"""Milliseconds after which the broker deletes a lock that never had a consumer, or that outlived a restart."""
+"""Milliseconds after which the broker deletes a lock without a consumer: one never consumed, or left by a restart."""
 
 
 class NameTaken(Exception):
-    """Another log uses this name in the virtual host; the message says what to do."""
+    """Another log uses this name in the virtual host. The message has the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerIdentity:
-    """Whose queues they are.
+    """The identity in the names of queues.
 
     Args:
         rm: name of the resource manager.
@@ -43,15 +43,16 @@ class BrokerIdentity:
         return f"{self.rm}.{self.log.hex}.{self.instance.hex}"
 
     def new_lock(self) -> str:
-        """The name of a lock that is not there yet."""
+        """A new name for a lock."""
         return f"{_LOCK}{self.stem}.{uuid4()}"
 
     async def claim(self, vhost: str, channel: OwnChannel) -> None:
-        """Declare the exchange that only this log can declare: brokers compare its alternate exchange.
+        """Declare the owner exchange. The broker compares alternate exchanges, so only one log can declare it.
 
         Raises:
             NameTaken: another log has declared it.
-            ChannelClosed: the broker refuses for another reason.
+            UpstreamChannelClosed: the broker refuses for another reason.
+            UpstreamLost.
         """
         declare = methods.ExchangeDeclare(
             owner_exchange(self.rm).encode(),
@@ -69,7 +70,7 @@ class BrokerIdentity:
 
 
 def name_taken(rm: str, vhost: str) -> str:
-    """What to do where another log has the name, for people."""
+    """A text for people: another log has the name, and the remedy."""
     return (
         f"resource manager {rm!r} in virtual host {vhost!r} of the broker belongs to another log: give this dtx a name "
         f"of its own with --rm; only if that other database is gone for good, delete exchange {owner_exchange(rm)!r}"
@@ -87,7 +88,7 @@ def owner_mark(log: UUID) -> str:
 
 
 def stem_of(lock: str) -> str:
-    """The stem of the dtx that made *lock*; before names had a log, it was the resource manager alone."""
+    """The stem of the dtx that made *lock*. An older version used the resource manager alone as stem."""
     return lock.removeprefix(_LOCK).rpartition(".")[0]
 
 
@@ -97,28 +98,30 @@ def receipt_queues(stem: str) -> tuple[bytes, ...]:
 
 
 def declare_lock(lock: str) -> methods.QueueDeclare:
-    """Declares a lock: it lives as long as a channel consumes from it.
+    """The method that declares a lock: a queue that the broker deletes with its last consumer.
 
-    A queue that is exclusive to the connection would not do: it goes with the connection, while a channel may still
-    be in the midst of tx.commit, or have one before it in its mailbox.
+    A queue that is exclusive to the connection is not enough. The broker deletes it with the connection, while a
+    channel may still be working on a tx.commit, or have one in its mailbox.
     """
     arguments = CLASSIC + tables.entry(b"x-expires", b"I", _LOCK_UNUSED.to_bytes(4, "big"))
     return methods.QueueDeclare(lock.encode(), durable=True, auto_delete=True, arguments=arguments)
 
 
 def hold_lock(channel: int, lock: str) -> bytes:
-    """The frame that makes a channel hold *lock* until it has ended; basic.consume-ok tells that it does."""
+    """The frame that makes a channel hold *lock* until the channel has ended. It holds it from basic.consume-ok on."""
     name = lock.encode()
     return methods.BasicConsume(name, name, no_ack=True).frame(channel)
 
 
 async def consumers_of(queue: bytes, upstream: Upstream) -> int | None:
-    """How many consumers *queue* has; ``None`` when it is not there.
+    """The number of consumers of *queue*; ``None`` if it does not exist.
 
-    A queue that is exclusive to a connection counts as one that has a consumer: locks were such queues once.
+    A queue that is exclusive to a connection counts as one with a consumer: older versions had such queues as locks.
 
     Raises:
-        ChannelClosed: the broker refuses the question.
+        UpstreamChannelClosed: the broker refuses the request.
+        UpstreamLost.
+        XaError: 506, the connection has no channel left.
     """
     channel = await OwnChannel(upstream).open()
     try:

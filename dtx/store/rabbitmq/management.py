@@ -1,6 +1,6 @@
-"""What RabbitMQ's management API tells dtx: whether a receipt proves what it seems to prove.
+"""Requests to RabbitMQ's management API, which shows whether a receipt proves that its unit happened.
 
-Read with the standard library in a thread: a handful of requests at start and every minute do not earn a dependency.
+The standard library in a thread is enough for a few requests at start and every minute.
 """
 
 import asyncio
@@ -17,17 +17,17 @@ from urllib.parse import quote, unquote, urlsplit
 
 _TIMEOUT: Final = 5.0
 _MAX_ANSWER: Final = 32 * 1024 * 1024
-"""Octets of one answer: a broker with many queues, without ever filling the memory."""
+"""Bytes of one answer: enough for a broker with many queues, and a limit for memory."""
 _LIMITING: Final = frozenset({"message-ttl", "max-length", "max-length-bytes", "expires"})
 _REFUSING: Final = frozenset({"reject-publish", "reject-publish-dlx"})
 
 
 class ManagementError(Exception):
-    """The management API could not be asked; the message says why and holds no secret.
+    """The management API gave no answer. The message has the reason and no secret.
 
     Args:
         reason: for people.
-        status: of the HTTP answer, where there was one.
+        status: of the HTTP answer; ``None`` without one.
     """
 
     def __init__(self, reason: str, status: int | None = None) -> None:
@@ -42,6 +42,7 @@ class Management:
     Args:
         url: ``http[s]://host:port``, without credentials.
         user, password: for basic authentication.
+        tls: for ``https``.
     """
 
     url: str
@@ -51,7 +52,7 @@ class Management:
 
     @classmethod
     def from_url(cls, url: str, *, user: str, password: str) -> "Management":
-        """*user* and *password* are used where *url* has none of its own."""
+        """Read ``http[s]://[user:password@]host:port``; *user* and *password* are defaults for those in *url*."""
         parts = urlsplit(url)
         netloc = parts.hostname or "127.0.0.1"
         if ":" in netloc:
@@ -68,7 +69,7 @@ class Management:
         """The decoded answer to ``GET /api/…``.
 
         Raises:
-            ManagementError: it cannot be reached, refuses, or answers no JSON.
+            ManagementError: the API cannot be reached, refuses, or its answer is not JSON.
         """
         return await asyncio.to_thread(self._get, path)
 
@@ -105,7 +106,7 @@ class Management:
         return True
 
     async def cluster(self) -> str | None:
-        """Why no receipt of this broker proves anything: a partition can lose it. ``None`` with a single node.
+        """Why no receipt of this broker proves anything: a partition can lose receipts. ``None`` with a single node.
 
         Raises:
             ManagementError: as :meth:`get`.
@@ -128,7 +129,7 @@ class Management:
         for queue in queues:
             policy, arguments = queue.get("effective_policy_definition") or {}, _arguments(queue)
             if queue["name"] in mine:
-                arguments.pop("expires", None)  # dtx sets that itself
+                arguments.pop("expires", None)  # set by dtx
                 if eaten := sorted(_LIMITING & (policy.keys() | arguments.keys())):
                     return f"a policy with {', '.join(eaten)} applies to dtx's own queue {queue['name']}"
             elif (overflow := arguments.get("overflow", policy.get("overflow"))) in _REFUSING:
@@ -153,4 +154,4 @@ def _matches(policy: dict[str, Any], name: str) -> bool:
     try:
         return re.search(policy.get("pattern", ""), name) is not None
     except re.error:
-        return True  # what cannot be judged is not trusted
+        return True  # Python cannot read the pattern: assume that it matches

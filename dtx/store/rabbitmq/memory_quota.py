@@ -58,11 +58,11 @@ class Share:
         self._taken = 0
 
     async def take(self) -> None:
-        """Wait for it, and take it."""
+        """Wait until the bytes are free, and take them."""
         await self._room.take(self._size)
         self._taken = self._size
 
     def release(self) -> None:
-        """Give it back if it is taken. Idempotent."""
+        """Free the bytes if they are taken. Idempotent."""
         taken, self._taken = self._taken, 0
         self._room.give_back(taken)

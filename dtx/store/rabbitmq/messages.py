@@ -1,6 +1,6 @@
-"""Messages on their way into the broker: the work of a branch as frames of one unit.
+"""The work of a branch as frames of one unit.
 
-Every message carries ``x-dtx-id``: should it ever be repeated, both copies have the same.
+Every message has the header ``x-dtx-id``. If a message is ever repeated, both copies have the same value.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,13 +26,13 @@ _TRANSIENT: Final = properties.build({properties.Property.DELIVERY_MODE: b"\x01"
 
 
 def from_stream(raw: bytes) -> bool:
-    """Whether properties are of a message that a stream delivered.
+    """Whether these are properties of a message that a stream delivered.
 
-    Thousands of headers take milliseconds to look through, so they are where the name is anywhere in them alone.
+    A search through thousands of headers takes milliseconds. So headers are read only if the bytes contain the name.
     """
     try:
         return _STREAM_OFFSET in raw and properties.has_header(raw, _STREAM_OFFSET)
-    except WireError:  # brokers pass on what they do not read; where they add a header, they have read it
+    except WireError:  # brokers forward properties that they do not read; where they add a header, they have read them
         return False
 
 
@@ -42,36 +42,36 @@ def message_id(branch_id: UUID, position: int) -> bytes:
 
 
 def position_of(value: bytes) -> int:
-    """The position in an id that :func:`message_id` made."""
+    """The position in a value of ``x-dtx-id``."""
     return int(value.rpartition(b"/")[2])
 
 
 def receipt_body(branch_id: UUID, unit: Unit) -> bytes:
-    """What the receipt of a unit says: the row, and a nonce that only dtx and the broker know."""
+    """The body of the receipt of a unit: the id of the branch, and a nonce that only dtx and the broker know."""
     return branch_id.bytes + unit.nonce.bytes
 
 
 def nonce_of(body: bytes) -> UUID | None:
-    """The nonce in a receipt; ``None`` for anything else that lies in the queue."""
+    """The nonce in a receipt; ``None`` for any other message."""
     return UUID(bytes=bytes(body[16:32])) if len(body) == 32 else None
 
 
 def receipt(channel: int, queue: bytes, body: bytes) -> bytes:
-    """The frames that publish a receipt: transient, to dtx's own queue by the default exchange."""
+    """The frames that publish a receipt: transient, to a queue of dtx by the default exchange."""
     return content.message(_publish(channel, b"", queue), channel, _TRANSIENT, body, 0)
 
 
 def probe(channel: int, exchange: bytes, routing_key: bytes, flags: int, raw: bytes) -> bytes:
-    """A publish that never happens: the real method and properties, an empty body, and tx.rollback.
+    """A publish with an empty body, and tx.rollback.
 
-    A broker judges permissions, exchange and properties when it gets the message; it routes at tx.commit.
+    RabbitMQ checks permissions, exchange and properties when it gets the message. It routes at tx.commit.
     """
     publish = _publish(channel, exchange, routing_key, flags)
     return content.message(publish, channel, raw, b"", 0) + methods.TxRollback().frame(channel)
 
 
 def commit_frames(channel: int, frame_max: int, branch_id: UUID, work: Iterable[WorkRow]) -> Iterator[bytes]:
-    """The publishes of a branch, message by message."""
+    """The publishes of a branch: for each message its frames."""
     for item in work:
         if item.kind is not WorkKind.PUBLISH:
             continue
@@ -81,7 +81,7 @@ def commit_frames(channel: int, frame_max: int, branch_id: UUID, work: Iterable[
 
 
 def _unmarked(raw: bytes) -> bytes:
-    """Without what dtx itself has written on a message that the application has copied: it would mean another one."""
+    """*raw* without headers of dtx: the application has copied them from a message that it consumed."""
     if _OURS not in raw:
         return raw
     return properties.remove_headers(
@@ -90,7 +90,7 @@ def _unmarked(raw: bytes) -> bytes:
 
 
 def put_back_frames(channel: int, frame_max: int, branch_id: UUID, work: Iterable[WorkRow]) -> Iterator[bytes]:
-    """The consumed messages of a branch, each back to its queue and to no other."""
+    """The consumed messages of a branch, each published to its queue by the default exchange."""
     for item in work:
         if item.kind is not WorkKind.CONSUME:
             continue
@@ -103,7 +103,7 @@ def _marked(branch_id: UUID, item: WorkRow) -> bytes:
     view = properties.read(raw)
     here = message_id(branch_id, item.position)
     values = {PUT_BACK: (b"S", here)}
-    # A message that was put back before keeps what it was then; one that dtx published keeps its id.
+    # A message that was put back before keeps its first exchange and routing key. One that dtx published keeps its id.
     if view.header(_EXCHANGE) is None:
         values[_EXCHANGE] = (b"S", item.exchange)
         values[_KEY] = (b"S", item.routing_key)
@@ -114,6 +114,6 @@ def _marked(branch_id: UUID, item: WorkRow) -> bytes:
 
 
 def returned_position(raw: bytes, header: bytes) -> int | None:
-    """Which message of the unit came back; *header* is :data:`ID` or :data:`PUT_BACK`."""
+    """The position of a message that the broker returned; *header* is :data:`ID` or :data:`PUT_BACK`."""
     entry = properties.read(raw).header(header)
     return None if entry is None else position_of(entry.value)

@@ -1,7 +1,7 @@
 """binding.query and exchange.query of the preview: RabbitMQ has no such methods, so dtx asks its management API.
 
-dtx asks the API with credentials of its own, which see everything. So it first reads the permissions of the client.
-They are checked before anything is looked up: a refusal does not tell whether the exchange or queue is there.
+dtx asks the API with its own credentials, which may read everything. So it first reads the permissions of the client.
+They are checked before anything is looked up: a refusal does not tell whether the exchange or queue exists.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class Queries:
     """Asks on behalf of clients.
 
     Args:
-        lane: that of a vhost; it knows whether the management API is that of its broker.
+        lane: returns the lane of a vhost, which checks that the management API belongs to its broker.
     """
 
     def __init__(self, lane: "Callable[[str], Lane]") -> None:
@@ -44,11 +44,11 @@ class Queries:
 
         Args:
             vhost: of the exchange.
-            user: the user that asks; ``None`` when the login tells no name.
-            name: of the exchange.
+            user: the user that asks; ``None`` when the login has no user name.
+            name: of the exchange; empty for the default exchange.
 
         Raises:
-            XaError: 403 without read permission on the exchange, 540 where the API does not tell.
+            XaError: 403 without read permission on the exchange, 540 when the API gives no answer.
         """
         if not name:
             return _DEFAULT
@@ -66,14 +66,15 @@ class Queries:
 
         Args:
             vhost: of the exchange.
-            user: the user that asks; ``None`` when the login tells no name.
+            user: the user that asks; ``None`` when the login has no user name.
             exchange: the source; empty for the default exchange.
             queue: the destination; empty for any.
             key: the routing key; empty for any.
             arguments: empty for any.
 
         Raises:
-            XaError: 403 without read permission on the exchange, or any on the queue; 540 where the API does not tell.
+            XaError: 403 without read permission on the exchange, or without any permission on the queue; 540 when the
+                API gives no answer.
         """
 
         async def ask(about: _About) -> BindingFacts:
@@ -90,10 +91,10 @@ class Queries:
         return await self._ask("binding.query", vhost, user, ask)
 
     async def is_stream(self, vhost: str, queue: bytes) -> bool:
-        """Whether a queue that is there is a stream; dtx asks for itself, and tells no client.
+        """Whether an existing queue is a stream. No permissions are checked: the answer is not for clients.
 
         Raises:
-            ManagementError: the API does not tell.
+            ManagementError: the API gives no answer.
         """
         about = _About(await self._lane(vhost).management(), vhost, "")
         async with self._turns:
@@ -102,20 +103,20 @@ class Queries:
     async def _ask(self, method: str, vhost: str, user: str | None, ask: "Callable[[_About], Awaitable[_T]]") -> _T:
         try:
             if user is None:
-                raise ManagementError("this connection's login tells no user name")
+                raise ManagementError("the login of this connection has no user name")
             about = _About(await self._lane(vhost).management(), vhost, user)
             async with self._turns:
                 await about.read_permissions()
                 return await ask(about)
         except (ManagementError, WireError, LookupError, TypeError, AttributeError) as error:
-            reason = str(error) if isinstance(error, ManagementError) else "it answers something else than was asked"
+            reason = str(error) if isinstance(error, ManagementError) else "its answer was not understood"
             _log.info("query refused", method=method, vhost=vhost, user=user, reason=reason)
             management = self._lane(vhost).settings.management
-            if management is not None:  # clients must not see its address
+            if management is not None:  # clients must not get its address
                 reason = reason.replace(f" at {management.url}", "")
             raise XaError(
                 ReplyCode.NOT_IMPLEMENTED,
-                f"{method} needs the broker's management API: name it with --management, "
+                f"{method} needs the broker's management API: give it with --management, "
                 f"with a user that has the tag administrator ({reason})",
             ) from None
 
@@ -149,11 +150,11 @@ class _About:
         """Read the permissions of the user in the vhost.
 
         Raises:
-            ManagementError: the broker does not say.
+            ManagementError: the API gives no answer, or has no permissions of this user.
         """
         found = await self._get("permissions", self._vhost, self._user)
         if found is None:
-            raise ManagementError("the broker keeps no permissions of this user")
+            raise ManagementError("the broker has no permissions of this user")
         if (found["user"], found["vhost"]) != (self._user, self._vhost):
             raise LookupError(self._user)
         self._may = Patterns(found["configure"], found["write"], found["read"])
@@ -203,7 +204,7 @@ class _About:
         """Whether a queue is a stream."""
         found = await self._get("queues", self._vhost, name, columns="name,type")
         if not isinstance(found, dict) or octets(str(found.get("name"))) != name:
-            raise ManagementError("it does not say of what type a queue is")
+            raise ManagementError("it does not give the type of a queue")
         return found.get("type") == "stream"
 
     async def binding(self, exchange: bytes, queue: bytes, key: bytes, arguments: dict[bytes, Plain]) -> BindingFacts:
@@ -214,7 +215,7 @@ class _About:
         if not lost and not queue_lost:
             columns = "destination,destination_type,routing_key,arguments"
             found = await self._get("exchanges", self._vhost, exchange, "bindings", "source", columns=columns)
-            lost = found is None  # since the answer before
+            lost = found is None  # deleted since the first answer
         if found is None:
             return BindingFacts(exchange_not_found=lost, queue_not_found=queue_lost)
         return search(

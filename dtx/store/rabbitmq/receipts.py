@@ -1,15 +1,15 @@
 """Receipts: how dtx learns, after a crash, whether a unit happened.
 
-Theory of operation. A unit publishes, in its own AMQP transaction, a transient message with a nonce that the log knows
-too. A dtx that finds a logged unit without an outcome waits until the unit's lock is free (then it cannot happen any
-more) and looks for the nonce. The queues are durable but the receipts are not: a broker that restarts forgets them, and
-its *marker*, a transient message too, tells that this has happened.
+Theory of operation. A unit publishes, in its own AMQP transaction, a transient message with a nonce that the log has
+too. A dtx that finds a logged unit without an outcome waits until the unit's lock is free: then the unit cannot happen
+any more. Then it looks for the nonce. The receipt queues are durable, but receipts are not: a restart of the broker
+loses them. Each queue also has a *marker*, another transient message. A queue without its marker has lost receipts.
 
-Receipts are never consumed one by one. Units leave theirs in the queue of the current generation; when the log has the
+Receipts are never consumed one by one. Units leave theirs in the queue of the current generation. When the log has the
 outcome of all units of a past generation, its queue is purged.
 
-Each dtx has receipt queues of its own, which it alone purges. Its successor reads those of the units that it inherits,
-and deletes them when the log has all their outcomes.
+Each dtx has its own receipt queues, and no other dtx purges them. Its successor reads the queues of the units that it
+inherits, and deletes these queues when the log has all outcomes.
 """
 
 import asyncio
@@ -30,25 +30,25 @@ from dtx.wire.amqp09 import methods, tables
 from dtx.wire.amqp09.events import ContentReceived
 
 _KEEP_SCANS: Final = 64
-"""Locks whose receipts are remembered; each is one dead connection."""
+"""Locks whose receipts stay in memory; each is one dead connection."""
 _IN_USE: Final = 403
 """Reply code of a consume on a queue that has an exclusive consumer."""
 _RETRY: Final = 0.25
 """Seconds before a queue in exclusive use is tried again."""
 _MARKER: Final = b"marker:"
 _UNUSED: Final = 7 * 24 * 3600 * 1000
-"""Milliseconds after which the broker deletes receipt queues that no dtx has looked at."""
+"""Milliseconds after which the broker deletes receipt queues that no dtx has declared."""
 _ARGUMENTS: Final = CLASSIC + tables.entry(b"x-expires", b"I", _UNUSED.to_bytes(4, "big"))
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiptScan:
-    """What lay in all receipt queues at one time.
+    """The contents of all receipt queues at one time.
 
     Args:
         nonces: of the receipts.
-        markers: those that lay in every queue. A queue that lost receipts (the broker restarted, the queue was deleted
-            or has crashed, a policy dropped the oldest) has lost its marker before them.
+        markers: those that were in every queue. A queue loses its marker before its receipts, if the broker restarts,
+            the queue is deleted or crashes, or a policy drops the oldest messages.
     """
 
     nonces: frozenset[UUID]
@@ -59,7 +59,7 @@ class Receipts:
     """The receipts of one vhost.
 
     Args:
-        identity: whose they are.
+        identity: of this dtx; names the queues.
     """
 
     def __init__(self, identity: BrokerIdentity) -> None:
@@ -67,24 +67,24 @@ class Receipts:
         self.queues: Final = receipt_queues(self._stem)
         self.incarnation: str | None = None
         self._proposed: str | None = None
-        """A marker that may lie in the queues, and that no unit relies on yet."""
+        """A marker that may be in the queues, and that no unit relies on yet."""
         self._current = 0
         self._pending = [0] * GENERATIONS
         self._used = [False] * GENERATIONS
         self._generation: dict[UUID, int] = {}
-        # Units of dtx that are gone, by the stem of their queues; an older version named its queues by the rm alone.
+        # Units of predecessors, by the stem of their queues. An older version named its queues by the rm alone.
         self._inherited: dict[str, set[UUID]] = {identity.rm: set()}
         self._scanning = asyncio.Lock()
         self._scans: OrderedDict[str, ReceiptScan] = OrderedDict()
 
     @property
     def open(self) -> int:
-        """How many of this dtx lie in the broker, or are about to, whose units the log does not have yet."""
+        """The number of receipts of this dtx, sent or about to be, for units whose outcome the log does not have."""
         return len(self._generation)
 
     @property
     def needed(self) -> bool:
-        """Whether the log lacks the outcome of a unit that left a receipt here, or may have."""
+        """Whether the log lacks the outcome of a unit that has left a receipt here, or may have left one."""
         return bool(self._generation) or any(self._inherited.values())
 
     # -- life of a receipt
@@ -113,17 +113,21 @@ class Receipts:
 
     @property
     def watched(self) -> list[bytes]:
-        """All receipt queues that may prove something: this dtx's and the inherited ones."""
+        """All receipt queues that may be needed: those of this dtx and the inherited ones."""
         return [*self.queues, *(queue for stem in self._inherited for queue in receipt_queues(stem))]
 
     async def turn(self, channel: OwnChannel) -> None:
-        """Begin a new generation if one is free, purge those that no unit needs, delete what needs no heir."""
+        """Begin a new generation if one is free. Purge those that no unit needs, and delete inherited queues likewise.
+
+        Raises:
+            UpstreamChannelClosed, UpstreamLost.
+        """
         for stem in [stem for stem, units in self._inherited.items() if not units]:
             async with self._scanning:
                 for queue in receipt_queues(stem):
                     await channel.call(methods.QueueDelete(queue))
             del self._inherited[stem]
-        if self._used[self._current]:  # one unit that hangs must not keep the receipts of all later ones
+        if self._used[self._current]:  # else one unit that hangs would keep the receipts of all later ones
             free = (generation for generation, used in enumerate(self._used) if not used)
             self._current = next(free, self._current)
         for generation, queue in enumerate(self.queues):
@@ -135,10 +139,10 @@ class Receipts:
     async def _drain(self, queue: bytes, upstream: Upstream) -> bool:
         """Purge *queue*, and leave its marker in it. Returns whether that could be done now.
 
-        A queue without its marker tells that the broker has forgotten receipts. So the marker is taken out and not
-        acknowledged: the purge does not touch it, and a channel that ends gives it back. Until then a scan would miss
-        it, also one of a later connection of this dtx, or of a successor, which may be there before the broker has
-        ended this one. So the queue is consumed exclusively meanwhile, as for a scan.
+        A queue without its marker means lost receipts. So the marker is consumed and not acknowledged: the purge does
+        not remove it, and it returns to the queue when the channel ends. Until then a scan would miss it. The scan may
+        be that of a later connection of this dtx or of a successor, before the broker has ended this connection. So the
+        queue is consumed exclusively meanwhile, as for a scan.
         """
         assert self.incarnation is not None, "a lane that turns has recognised its broker"
         failpoint.at(Point.DRAIN_BEFORE)
@@ -146,12 +150,12 @@ class Receipts:
         channel = await self._consume_alone(queue, upstream, first.append, prefetch=1)
         if channel is None:
             return False
-        for _ in range(2):  # the channel of the broker may answer the first one before it passes on what it has got
+        for _ in range(2):  # the broker's channel may answer the first one before it sends a delivery that it has
             await channel.declare(methods.QueueDeclare(queue, passive=True))
         number, marker = channel.number, _marker(self.incarnation)
         frames = methods.QueuePurge(queue).frame(number)
         if not first or first[0].body != marker:
-            # It came behind what a predecessor had left, or is gone. One write: dtx cannot die between its parts.
+            # The marker is behind receipts of a predecessor, or is lost. One write: dtx cannot die between its parts.
             if first and isinstance(first[0].method, methods.BasicDeliver):
                 frames += methods.BasicAck(first[0].method.delivery_tag).frame(number)
             frames += messages.receipt(number, queue, marker)
@@ -164,38 +168,43 @@ class Receipts:
     # -- asking the broker
 
     async def declare(self, channel: OwnChannel) -> None:
-        """Make the queues: durable, classic, so that a transient message in them dies with the broker and not before.
+        """Declare the queues: durable and classic, so that only a restart of the broker loses transient messages.
 
-        Where they are there, the broker counts that as use: it does not delete them as unused.
+        For existing queues, the broker counts this as use: it does not delete them as unused.
 
         Raises:
-            ChannelClosed: dtx's user may not, or a queue of that name is something else.
+            UpstreamChannelClosed: the user of dtx lacks the permission, or a queue of that name is different.
+            UpstreamLost.
         """
         for queue in self.queues:
             await channel.declare(methods.QueueDeclare(queue, durable=True, arguments=_ARGUMENTS))
 
     async def renew_inherited(self, upstream: Upstream) -> None:
-        """Ask for the queues of predecessors whose units are open: the broker counts that as use.
+        """Declare the queues of predecessors whose units have no outcome: the broker counts that as use.
 
-        They are read only when the predecessor's lock is free. The broker may keep unused queues for less time than
-        that takes.
+        They are read only when the predecessor's lock is free, which may take longer than the broker keeps unused
+        queues.
         """
         for stem in [stem for stem, units in self._inherited.items() if units]:
             for queue in receipt_queues(stem):
-                with suppress(UpstreamChannelClosed):  # a refusal: only upkeep, the reader of the queue reports it
+                with suppress(UpstreamChannelClosed):  # refused: the scan of the queue will report it
                     await consumers_of(queue, upstream)
 
     async def delete(self, channel: OwnChannel) -> None:
-        """Delete the queues of a dtx that ends, unless a receipt in them may still be needed."""
+        """Delete the queues of this dtx, unless a receipt in them may still be needed.
+
+        Raises:
+            UpstreamChannelClosed, UpstreamLost.
+        """
         if not self._generation:
             for queue in self.queues:
                 await channel.call(methods.QueueDelete(queue))
 
     async def recognise(self, upstream: Upstream) -> None:
-        """Find the marker that lies in every queue, or set one: then receipts may have been lost before.
+        """Find the marker that is in every queue. Without one, set a new marker: receipts may have been lost before.
 
         Raises:
-            ChannelClosed, UpstreamLost.
+            UpstreamChannelClosed, UpstreamLost.
         """
         async with self._scanning:
             markers = (await self._scan(self.queues, upstream)).markers
@@ -214,15 +223,15 @@ class Receipts:
             self.incarnation, self._proposed = incarnation, None
 
     async def left_by(self, lock: str, upstream: Upstream) -> ReceiptScan:
-        """All receipts of the dtx that made *lock*, read once after *lock* was seen free.
+        """All receipts of the dtx that made *lock*, which the caller has seen free. They are read once for each lock.
 
         Raises:
-            ChannelClosed, UpstreamLost.
+            UpstreamChannelClosed, UpstreamLost.
         """
         queues = receipt_queues(stem_of(lock))
         async with self._scanning:
             if lock == upstream.lock:
-                return await self._scan(queues, upstream)  # our own: what is there now is not the last word
+                return await self._scan(queues, upstream)  # our own: more receipts may come
             known = self._scans.get(lock)
             if known is None:
                 try:
@@ -239,10 +248,10 @@ class Receipts:
             return known
 
     async def _scan(self, queues: Iterable[bytes], upstream: Upstream) -> ReceiptScan:
-        """Look at every receipt and leave them all where they are.
+        """Read all receipts and leave them in their queues.
 
-        A receipt that another process is reading would not be seen. Then a unit that happened would be taken for one
-        that did not. So all queues are consumed exclusively: the scan waits for any other reader, for example a stalled
+        The scan would miss a receipt that another process is reading: a unit that happened would seem not to have
+        happened. So all queues are consumed exclusively. The scan waits for any other reader, such as a stalled
         predecessor.
         """
         nonces: set[UUID] = set()
@@ -265,15 +274,15 @@ class Receipts:
                 await asyncio.sleep(_RETRY)
             waiting = -1
             while waiting:
-                # What is counted after the consumer began has been delivered before the answer, or still waits.
+                # A message that is there when the consumer begins is delivered before the answer, or is counted in it.
                 waiting = (await channel.declare(methods.QueueDeclare(queue, passive=True))).message_count
-            await channel.close()  # they go back where they were
+            await channel.close()  # the messages return to their places
         return ReceiptScan(frozenset(nonces), frozenset(set.intersection(*markers)))
 
     async def _consume_alone(
         self, queue: bytes, upstream: Upstream, note: Callable[[ContentReceived], None], prefetch: int = 0
     ) -> OwnChannel | None:
-        """A channel that consumes *queue* exclusively; ``None`` while another one does."""
+        """A channel that consumes *queue* exclusively; ``None`` while another channel does."""
         channel = await OwnChannel(upstream).open()
         channel.on_delivery = note
         try:

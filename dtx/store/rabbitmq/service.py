@@ -26,13 +26,13 @@ _FRAME_MAX: Final = 128 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broker:
-    """The address of the broker, and the identity of dtx there.
+    """The address of the broker, and the credentials of dtx there.
 
     Args:
-        host, port: its address.
-        user, password: dtx's own.
+        host, port: address.
+        user, password: of dtx.
         tls: for ``amqps://``.
-        heartbeat: seconds between signs of life, on every upstream connection.
+        heartbeat: seconds between heartbeats, on every upstream connection.
         connect_timeout: seconds.
     """
 
@@ -46,7 +46,13 @@ class Broker:
 
     @classmethod
     def from_url(cls, url: str, *, ca: Path | None = None, heartbeat: int = 10) -> "Broker":
-        """Read ``amqp[s]://user:password@host:port``; parts that are missing are those of a fresh RabbitMQ."""
+        """Read ``amqp[s]://user:password@host:port``. Missing parts get the defaults of RabbitMQ.
+
+        Args:
+            url: the URL.
+            ca: file with the certificate authority; ``None`` for those of the system.
+            heartbeat: seconds.
+        """
         parts = urlsplit(url)
         secure = parts.scheme == "amqps"
         return cls(
@@ -62,7 +68,7 @@ class Broker:
         """Open a socket to the broker for *protocol*.
 
         Raises:
-            OSError: it is not there (TimeoutError included).
+            OSError: it cannot be reached (TimeoutError included).
         """
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self.connect_timeout):
@@ -79,11 +85,11 @@ class Broker:
 
 
 class BrokerLoginRefused(Exception):
-    """The broker does not let dtx in; the message says why.
+    """The broker refused the login of dtx, or the vhost.
 
     Args:
         reason: for people.
-        code: reply code of the broker's close.
+        code: reply code of the broker's connection.close.
     """
 
     def __init__(self, reason: str, code: int) -> None:
@@ -95,7 +101,7 @@ class ServiceConnection(Upstream):
     """A connection on which dtx is the client.
 
     Args:
-        broker: where to.
+        broker: its address and credentials.
         name: shown in the broker's list of connections.
     """
 
@@ -104,7 +110,7 @@ class ServiceConnection(Upstream):
         self._broker = broker
         self._name = name
         self._step: asyncio.Future[Exception | None] | None = None
-        """Done when the handshake has come so far, or has failed."""
+        """Done when this step of the handshake is complete, or has failed."""
         self._agreed = methods.ConnectionTuneOk(channel_max=0, frame_max=0, heartbeat=0)
         self.server_properties = b""
         self.gone = asyncio.get_running_loop().create_future()
@@ -114,8 +120,8 @@ class ServiceConnection(Upstream):
         """Connect, authenticate and open *vhost*.
 
         Raises:
-            OSError, UpstreamLost: the broker is not there, or went away.
-            LoginRefused: wrong credentials, or no access to the vhost.
+            OSError, UpstreamLost: the broker cannot be reached, or the connection is lost.
+            BrokerLoginRefused: wrong credentials, or no access to the vhost.
         """
         await self.authenticate()
         await self.open(vhost)
@@ -124,26 +130,26 @@ class ServiceConnection(Upstream):
         """Connect and authenticate; :meth:`open` comes next.
 
         Raises:
-            OSError, UpstreamLost: the broker is not there, or went away.
-            LoginRefused: wrong credentials.
+            OSError, UpstreamLost: the broker cannot be reached, or the connection is lost.
+            BrokerLoginRefused: wrong credentials.
         """
         await self._broker.connect(self)
         self.engine.start()
         await self._take_step()
 
     async def open(self, vhost: str) -> None:
-        """Open *vhost*, after the login.
+        """Open *vhost*, after :meth:`authenticate`.
 
         Raises:
-            OSError, UpstreamLost: the broker went away.
-            LoginRefused: no access to the vhost.
+            OSError, UpstreamLost: the connection is lost, or does not answer in time.
+            BrokerLoginRefused: no access to the vhost.
         """
         self.engine.tune_ok(self._agreed, vhost.encode())
         self.start_heartbeats()
         await self._take_step()
 
     async def _take_step(self) -> None:
-        """Send what the engine has to say, and wait until the shell has something to say again."""
+        """Send the engine's output, and wait until the next step of the handshake is due."""
         if self.is_lost:
             raise UpstreamLost("the broker closed the connection")
         self._step = asyncio.get_running_loop().create_future()
@@ -166,7 +172,7 @@ class ServiceConnection(Upstream):
     # -- from the broker
 
     def data_received(self, data: bytes) -> None:
-        """Octets from the broker."""
+        """Handle bytes from the broker."""
         self.run(self._handle(data))
 
     def _handle(self, data: bytes) -> Iterator[None]:
@@ -178,7 +184,7 @@ class ServiceConnection(Upstream):
             yield from self._handle(b"")
 
     def handle(self, event: EngineEvent) -> None:
-        """Something has happened on the connection."""
+        """Handle an event of the engine."""
         match event:
             case _ if isinstance(event, events.ChannelEvent):
                 cast("EventHandler", self.handlers[event.channel]).event(event)
@@ -210,7 +216,7 @@ class ServiceConnection(Upstream):
                 self.flush()
                 self.abort(f"the broker sent something that is not AMQP 0-9-1: {error}")
             case _:
-                self.abort(f"the broker said something that dtx does not expect: {type(event).__name__}")
+                self.abort(f"the broker sent something that dtx does not expect: {type(event).__name__}")
 
     def _go_on(self, error: Exception | None = None) -> None:
         step, self._step = self._step, None

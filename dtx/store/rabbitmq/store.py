@@ -1,4 +1,4 @@
-"""The MessageStore on RabbitMQ: a lane for each vhost, and the holders of the client connections."""
+"""The message store in RabbitMQ: a lane for each vhost. Channels of client connections hold the deliveries."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from dtx.store.work import HeldWork, Holder
 
 
 class RabbitStore:
-    """Messages live in RabbitMQ.
+    """The message store in RabbitMQ.
 
     Args:
         broker: with dtx's own credentials.
@@ -29,14 +29,14 @@ class RabbitStore:
         self.queries = Queries(self.lane)
 
     async def open(self) -> None:
-        """Lanes begin when their vhost is first used."""
+        """Do nothing: a lane begins when its vhost is first used."""
 
     async def close(self) -> None:
         """End all lanes."""
         await asyncio.gather(*(lane.close() for lane in self.lanes.values()))
 
     def lane(self, vhost: str) -> Lane:
-        """The lane of a vhost; begun when it was not there."""
+        """The lane of a vhost. If there is none, a lane is created and connects."""
         lane = self.lanes.get(vhost)
         if lane is None:
             lane = self.lanes[vhost] = Lane(self.broker, vhost, self.settings, self._drop)
@@ -46,19 +46,19 @@ class RabbitStore:
         del self.lanes[lane.vhost]
 
     def expect(self, vhost: str, unit: Unit) -> None:
-        """See :class:`~dtx.store.api.MessageStore`."""
+        """See :class:`~dtx.store.api.BrokerStore`."""
         self.lane(vhost).receipts.expect(unit)
 
     def next_unit(self, vhost: str) -> Unit:
-        """See :class:`~dtx.store.api.MessageStore`."""
+        """See :class:`~dtx.store.api.BrokerStore`."""
         return self.lane(vhost).next_unit()
 
     def taking_units(self, vhost: str, work: HeldWork) -> dict[Holder, Unit]:
-        """See :class:`~dtx.store.api.MessageStore`."""
+        """See :class:`~dtx.store.api.BrokerStore`."""
         if not work.consumes:
             return {}
         lane = self.lane(vhost)
-        # A publish would block the connection of the client during an alarm: then the acks go alone.
+        # During an alarm a publish would block the connection of the client: then the acks have no receipt.
         receipts = lane.leaves_receipts and not lane.blocked
         return {
             holder: Unit(
@@ -72,7 +72,7 @@ class RabbitStore:
         }
 
     async def take(self, branch_id: UUID, vhost: str, units: Sequence[Unit], work: HeldWork) -> dict[int, UnitOutcome]:
-        """See :class:`~dtx.store.api.MessageStore`."""
+        """See :class:`~dtx.store.api.BrokerStore`."""
         lane = self.lane(vhost)
         holders = list(work.holders().items())
         under_way = []
@@ -87,17 +87,17 @@ class RabbitStore:
         return outcomes
 
     async def resolve(self, vhost: str, unit: Unit) -> UnitOutcome:
-        """See :class:`~dtx.store.api.MessageStore`."""
+        """See :class:`~dtx.store.api.BrokerStore`."""
         return await self.lane(vhost).resolve(unit)
 
     async def apply(self, phase: PhaseTwo) -> Applied | Refused:
-        """See :class:`~dtx.store.api.MessageStore`."""
+        """See :class:`~dtx.store.api.BrokerStore`."""
         return await self.lane(phase.vhost).apply(phase)
 
     async def put_back(self, phase: PhaseTwo) -> Applied | Refused:
-        """See :class:`~dtx.store.api.MessageStore`."""
+        """See :class:`~dtx.store.api.BrokerStore`."""
         return await self.lane(phase.vhost).put_back(phase)
 
     def logged(self, vhost: str, unit: Unit) -> None:
-        """See :class:`~dtx.store.api.MessageStore`."""
+        """See :class:`~dtx.store.api.BrokerStore`."""
         self.lane(vhost).receipts.logged(unit)

@@ -1,7 +1,7 @@
-"""Whether receipts can be believed: a receipt proves that its unit happened only where nothing else can eat receipts,
-and where no queue may refuse a part of a unit.
+"""Whether receipts can be trusted.
 
-Only the management API tells, and only one that is this broker's own.
+A receipt proves that its unit happened only if nothing but dtx removes receipts, and no queue may refuse a part of a
+unit. Only the management API of this broker shows that.
 """
 
 import asyncio
@@ -20,19 +20,19 @@ _log = get_logger(part="lane")
 Replay = Literal["auto", "receipts", "always"]
 
 _PAUSES: Final = (0.5, 2.0)
-"""Seconds between attempts to ask a management API by which receipts were trusted: one that is busy for a moment must
-not make dtx apply a unit again."""
+"""Seconds between attempts to ask the management API while receipts are trusted. Without them, an API that is busy for
+a moment would make dtx apply a unit again."""
 
 
 class Trust:
-    """What a lane thinks of its receipts.
+    """Whether a lane trusts its receipts.
 
     Args:
         vhost: of the lane.
-        replay: what is done with units whose outcome is not known.
+        replay: the setting ``--replay``.
         management: the API; ``None`` when there is none.
         receipts: those of the lane.
-        control: the lane's channel for questions; ``None`` while it is not connected.
+        control: returns the lane's channel for requests; ``None`` while it is not connected.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Trust:
         control: Callable[[], OwnChannel | None],
     ) -> None:
         self.distrust: str | None = "receipts have not been judged yet"
-        """Why receipts are not believed; ``None`` when they are."""
+        """Why receipts are not trusted; ``None`` when they are."""
         self._vhost: Final = vhost
         self._replay: Final = replay
         self._management: Final = management
@@ -54,10 +54,17 @@ class Trust:
         self._judging = asyncio.Lock()
         self._judged = float("-inf")
         self._recognised = ""
-        """The lock by which the management API last showed that it is this broker's."""
+        """The lock by which the management API last proved to belong to this broker."""
 
     async def judge(self, *, since: float | None = None) -> None:
-        """Judge anew, unless that was begun after *since*, a time of the loop (default: now)."""
+        """Update :attr:`distrust`, unless an update began at *since* or later.
+
+        Args:
+            since: a time of the event loop in seconds; ``None`` means now.
+
+        Raises:
+            UpstreamLost: the lane's connection is gone.
+        """
         loop = asyncio.get_running_loop()
         since = loop.time() if since is None else since
         async with self._judging:
@@ -79,9 +86,9 @@ class Trust:
             _log.warning("receipts are not trusted", vhost=self._vhost, reason=self.distrust)
 
     async def _ask_cluster(self) -> str | None:
-        """Receipts are believed without proof, but not in a cluster, as far as can be seen."""
+        """Trust receipts without proof, except in a cluster, as far as the management API shows one."""
         if self._management is not None:
-            with suppress(ManagementError):  # what was seen last holds
+            with suppress(ManagementError):  # the last answer remains valid
                 self._cluster = await self._management.cluster()
         return self._cluster
 
@@ -103,13 +110,13 @@ class Trust:
                     return str(error)
                 await asyncio.sleep(pause)
             except (LookupError, TypeError, AttributeError) as error:
-                return f"the management API answers something else than was asked: {type(error).__name__} {error}"
+                return f"the answer of the management API was not understood: {type(error).__name__} {error}"
 
     async def recognised_management(self) -> Management:
-        """The management API, once it has shown that it is this broker's.
+        """The management API, after a check that it belongs to this broker.
 
         Raises:
-            ManagementError: there is none, it cannot be asked, or it is another broker's.
+            ManagementError: there is none, it gives no answer, it belongs to another broker, or the lane is down.
         """
         management = self._management
         if management is None:
@@ -122,16 +129,17 @@ class Trust:
                     raise ManagementError(f"the one at {management.url} is another broker's")
                 self._recognised = lock
         except UpstreamLost as error:
-            raise ManagementError("the broker is away") from error
+            raise ManagementError("the broker is not reachable") from error
         return management
 
     async def _is_of_another_broker(self, management: Management) -> bool:
-        """Whether the API does not know the lock of this lane, while the broker does.
+        """Whether the API does not show the lock of this lane, while the broker has it.
 
         Names of nodes and clusters are no proof: machines made from one image share them.
 
         Raises:
-            UpstreamLost: the lane's connection is gone, and its lock with it.
+            ManagementError: the API gives no answer.
+            UpstreamLost: the lane's connection is gone, or its lock.
         """
         control = self._control()
         if control is None:
@@ -142,7 +150,7 @@ class Trust:
         try:
             await control.declare(methods.QueueDeclare(lock.encode(), passive=True))
         except UpstreamChannelClosed as closed:
-            # Without it a successor would believe that nothing of this connection can happen any more.
+            # Without the lock, a successor would conclude that no unit of this connection can happen any more.
             control.upstream.abort(f"its lock is gone: {closed}")
             raise UpstreamLost("the lock of the lane is gone") from closed
         return True

@@ -1,8 +1,8 @@
 """A connection to the broker, and channels on it that dtx itself uses.
 
-The connection is the same for every login: a client's upstream connection and dtx's own one share all of this.
-Channels have handlers; the proxy passes on frames of channels without one. The engine implements the protocol. This
-module has the socket, its timer, and the futures of waiting callers.
+A client's upstream connection and dtx's own connections share this code. Channels have handlers; the proxy forwards
+frames of channels without one. The engine implements the protocol. This module has the socket, its timer, and the
+futures of waiting callers.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ MOST_UNSENT: Final = 1 << 20
 
 
 class UpstreamLost(Exception):
-    """The connection to the broker is gone; what was under way has an unknown outcome."""
+    """The connection to the broker is lost; the outcome of pending requests is not known."""
 
 
 class UpstreamChannelClosed(Exception):
@@ -53,7 +53,7 @@ class UpstreamChannelClosed(Exception):
 
 
 def words(close: ChannelClose | methods.ConnectionClose) -> str:
-    """What the broker said, for people: ``404 NOT_FOUND - no exchange 'x' in vhost '/'``."""
+    """The text of a close, for people: ``404 NOT_FOUND - no exchange 'x' in vhost '/'``."""
     return f"{close.reply_code} {close.reply_text.decode('utf-8', 'replace')}"
 
 
@@ -61,16 +61,16 @@ class Handler(Protocol):
     """The owner of an upstream channel."""
 
     def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
-        """A frame came in: ``buffer[start:end]``, whole."""
+        """Handle a whole frame: ``buffer[start:end]``."""
 
     def lost(self, reason: str) -> None:
         """The connection is gone."""
 
 
 class ExclusiveQueues:
-    """The queues that one connection has declared exclusive: the broker deletes them with it, messages and all.
+    """The queues that one connection has declared exclusive. The broker deletes them with it, including their messages.
 
-    A queue that dtx is not sure about is not among them.
+    A queue that may not be exclusive is left out.
     """
 
     def __init__(self) -> None:
@@ -80,18 +80,18 @@ class ExclusiveQueues:
         return queue in self._names
 
     def add(self, queue: bytes) -> None:
-        """The broker has declared it."""
+        """Note a queue that the broker has declared. With too many, the oldest is left out."""
         self._names[queue] = None
         if len(self._names) > _MOST_EXCLUSIVE:
             self.discard(next(iter(self._names)))
 
     def discard(self, queue: bytes) -> None:
-        """It is deleted, or may be another one by now."""
+        """Leave out a queue: it was deleted, or another queue may have its name now."""
         self._names.pop(queue, None)
 
 
 class Declares:
-    """What one channel does to the exclusive queues of its connection.
+    """Follows declarations of one channel, to know the exclusive queues of its connection.
 
     Args:
         queues: of the connection.
@@ -100,10 +100,10 @@ class Declares:
     def __init__(self, queues: ExclusiveQueues) -> None:
         self._queues = queues
         self._asked: deque[bool] = deque()
-        """Of each queue.declare that is not answered: whether it makes an exclusive queue."""
+        """For each queue.declare that is not answered: whether it declares an exclusive queue."""
 
     def asked(self, payload: bytes) -> None:
-        """The client sent queue.declare."""
+        """Note that the client sent queue.declare; *payload* is that of its frame."""
         try:
             declare = methods.QueueDeclare.decode(payload)
         except WireError:
@@ -115,12 +115,12 @@ class Declares:
             self._asked.append(makes)
 
     def answered(self, queue: bytes) -> None:
-        """The broker sent queue.declare-ok."""
+        """Note that the broker sent queue.declare-ok."""
         if self._asked and self._asked.popleft():
             self._queues.add(queue)
 
     def deleted(self, payload: bytes, last_queue: bytes) -> None:
-        """The client sent queue.delete; *last_queue* is the one that the channel declared last."""
+        """Note that the client sent queue.delete; *last_queue* is the queue that the channel declared last."""
         with suppress(WireError):
             self._queues.discard(methods.QueueDelete.decode(payload).queue or last_queue)
 
@@ -134,31 +134,31 @@ class Upstream(asyncio.BaseProtocol):
         self.used: set[int] = {0}
         self.blocked = False
         self.lock = ""
-        """Name of the exclusive queue that shows, as long as it is there, that this connection may still act."""
+        """Name of the queue whose consumers show that this connection may still act; empty without one."""
         self.exclusive = ExclusiveQueues()
         self.is_lost = False
         self._transport: asyncio.Transport | None = None
         self._slices = Slices(self._failed)
-        """What was read and is not handled yet."""
+        """Bytes that were read and are not handled yet."""
         self._crossed: set[int] = set()
-        """Channels that both sides have closed at once: the broker's close is confirmed behind its own close-ok."""
+        """Channels that both sides have closed at once: dtx confirms the broker's close after the broker's close-ok."""
         self._unread_for: set[object] = set()
-        """Why nothing is read."""
+        """The reasons why nothing is read."""
         self._timer: asyncio.TimerHandle | None = None
 
-    # -- asyncio.Protocol, but no subclass of it: to those uvloop hands copies, whatever buffer they offer
+    # -- asyncio.Protocol, but not a subclass: uvloop gives copies to those, even if they offer a buffer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The socket is connected."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's are not registered as that
+        self._transport = cast("asyncio.Transport", transport)  # uvloop does not register its transports as such
         self._transport.set_write_buffer_limits(high=MOST_UNSENT, low=MOST_UNSENT // 4)
 
     def eof_received(self) -> bool:
-        """The broker has closed its side: so does dtx."""
+        """Close the connection: the broker has closed its side."""
         return False
 
     def run(self, work: Iterator[None]) -> None:
-        """Handle what was read, in slices; more is read when that is done."""
+        """Handle bytes that were read, in slices. Reading is paused until that is done."""
         if not self._slices.run(work):
             self.pause_reading(self._slices)
             self._slices.then(lambda: self.resume_reading(self._slices))
@@ -171,7 +171,7 @@ class Upstream(asyncio.BaseProtocol):
             self.abort("internal error")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone: what it has brought comes first."""
+        """The socket is closed: handle first what was read, then end."""
         self._transport = None
         self._slices.then(lambda: self._gone(str(exc) if exc else "the broker closed the connection"))
 
@@ -189,17 +189,17 @@ class Upstream(asyncio.BaseProtocol):
         self.on_lost(reason)
 
     def on_lost(self, reason: str) -> None:
-        """For subclasses."""
+        """Called when the connection is lost. For subclasses."""
 
     # -- use
 
     def write(self, data: bytes | memoryview) -> None:
-        """Send whole frames; what is written to a lost connection is gone with it."""
+        """Send whole frames; dropped if the connection is lost."""
         self.engine.send_raw(data)
         self.flush()
 
     def write_steps(self, *steps: Step) -> None:
-        """Send whole frames as one, though a failpoint may stand behind each step: a socket may take a part of them."""
+        """Send the frames of all *steps* in one write; with armed failpoints, in a write and a failpoint for each."""
         if failpoint.armed:
             for frames, point in steps:
                 self.write(b"".join(frames))
@@ -208,19 +208,19 @@ class Upstream(asyncio.BaseProtocol):
             self.write(b"".join([frame for frames, _ in steps for frame in frames]))
 
     def flush(self) -> None:
-        """Send what the engine has to send."""
+        """Send the engine's output."""
         for piece in self.engine.data_to_send():
             if self._transport is not None and not self.is_lost:
                 self._transport.write(piece)
 
     def abort(self, reason: str) -> None:
-        """End the connection at once, because of something that should not be."""
+        """End the connection at once because of a fault, and log *reason*."""
         if not self.is_lost:
             _log.info("upstream connection aborted", reason=reason)
         self.end(reason)
 
     def end(self, reason: str) -> None:
-        """End the connection at once, as it is meant to."""
+        """End the connection at once, in normal operation."""
         if self._transport is not None:
             self._transport.abort()
         self._gone(reason)
@@ -233,13 +233,13 @@ class Upstream(asyncio.BaseProtocol):
             self._transport.close()
 
     def pause_reading(self, reason: object) -> None:
-        """Read no more from the broker until *reason* is resumed: the receiver of its frames is slow."""
+        """Read nothing from the broker until *reason* is resumed: the receiver of its frames is slow."""
         self._unread_for.add(reason)
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume_reading(self, reason: object) -> None:
-        """*reason* does not hold any more."""
+        """Undo :meth:`pause_reading` for *reason*. Does nothing without it."""
         if reason not in self._unread_for:
             return
         self._unread_for.discard(reason)
@@ -248,7 +248,7 @@ class Upstream(asyncio.BaseProtocol):
             self._transport.resume_reading()
 
     def start_heartbeats(self) -> None:
-        """Send and demand signs of life, as was agreed."""
+        """Send heartbeats, and abort the connection if those of the broker are missing."""
         loop = asyncio.get_running_loop()
         if self._unread_for:
             self.engine.excuse()
@@ -261,17 +261,17 @@ class Upstream(asyncio.BaseProtocol):
 
     @property
     def kept_free(self) -> int:
-        """Channel numbers that dtx does not take for itself: a client that may open more channels finds them free."""
+        """Channel numbers that dtx leaves free for channels that the client may still open."""
         return 0
 
     def allocate(self, preferred: int | None = None) -> int:
-        """Reserve an upstream channel number, *preferred* if it is free, else the highest free one.
+        """Reserve an upstream channel number: *preferred* if it is free, else the highest free one.
 
         Args:
-            preferred: of a client's channel; ``None`` for a channel of dtx's own.
+            preferred: for a client's channel; ``None`` for a channel of dtx's own.
 
         Raises:
-            XaError: 506, all numbers are in use, or kept free.
+            XaError: 506, all numbers are in use or kept free.
         """
         most = self.engine.agreed.channel_max
         if preferred is not None and preferred not in self.used and preferred <= most:
@@ -290,30 +290,30 @@ class Upstream(asyncio.BaseProtocol):
         )
 
     def crossed(self, number: int) -> None:
-        """The broker has closed a channel before it has read dtx's own close, which it still confirms.
+        """Note that the broker has closed a channel before it has read dtx's own close, which it still confirms.
 
-        Its close is confirmed when that has come, by :meth:`free`: RabbitMQ ends a channel at close-ok, and with it
-        what it has not written yet. On channels of the engine, that sees to it.
+        After that confirmation, :meth:`free` confirms the broker's close: at close-ok RabbitMQ ends a channel, and
+        drops what it has not written yet. For channels of the engine, the engine does this.
         """
         self._crossed.add(number)
 
     def free(self, number: int) -> None:
-        """Give a channel number back: the channel is closed on both sides."""
+        """Release a channel number: the channel is closed on both sides."""
         if number in self._crossed:
             self._crossed.discard(number)
             self.write(methods.ChannelCloseOk().frame(number))
         self.handlers.pop(number, None)
         self.used.discard(number)
-        with suppress(KeyError):  # it has ended there by itself, or was passed by
+        with suppress(KeyError):  # it has already ended in the engine, or was never there
             self.engine.channel(number).end()
 
 
 class EventHandler(ABC):
-    """Owner of a channel on which the engine makes events of frames.
+    """Owner of a channel whose frames the engine turns into events.
 
     Args:
         upstream: the connection.
-        engine: the channel's.
+        engine: that of the channel.
     """
 
     def __init__(self, upstream: Upstream, engine: ChannelEngine) -> None:
@@ -323,7 +323,7 @@ class EventHandler(ABC):
         upstream.handlers[engine.number] = self
 
     def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
-        """A frame on a connection that a proxy cuts into frames."""
+        """Handle a whole frame, on a connection that the proxy splits into frames."""
         event = self.engine.receive(key, buffer, start, end)
         if isinstance(event, ChannelEvent):
             self.event(event)
@@ -331,7 +331,7 @@ class EventHandler(ABC):
 
     @abstractmethod
     def event(self, event: ChannelEvent) -> None:
-        """What the broker has said on the channel."""
+        """Handle an event of the channel."""
 
     @abstractmethod
     def lost(self, reason: str) -> None:
@@ -339,7 +339,7 @@ class EventHandler(ABC):
 
 
 class OwnChannel(EventHandler):
-    """A channel that dtx itself uses: requests are answered in order, so answers are matched by it.
+    """A channel that dtx itself uses. Requests are answered in order, so answers are matched by order.
 
     Args:
         upstream: the connection; a channel number is reserved at once.
@@ -349,7 +349,7 @@ class OwnChannel(EventHandler):
         super().__init__(upstream, upstream.engine.open_channel(upstream.allocate()))
         self.closed: BaseException | None = None
         self.returned: list[ContentReceived] = []
-        """Messages that the broker sent back since this was last emptied."""
+        """Messages that the broker has returned since this was last emptied."""
         self.on_delivery: Callable[[ContentReceived], None] | None = None
         """Takes the messages of consumers on this channel."""
         self._waiting: deque[tuple[tuple[type[Method | ChannelEvent], ...], asyncio.Future[Any]]] = deque()
@@ -360,7 +360,11 @@ class OwnChannel(EventHandler):
         return bool(self._waiting)
 
     async def open(self, mode: Method | None = None) -> "OwnChannel":
-        """channel.open, and *mode*, which is tx.select or confirm.select; returns the channel itself."""
+        """Send channel.open and *mode*, which is tx.select or confirm.select. Returns the channel itself.
+
+        Raises:
+            UpstreamChannelClosed, UpstreamLost.
+        """
         opened = self._expect(events.ChannelOpened)
         self.upstream.flush()
         await opened
@@ -369,9 +373,11 @@ class OwnChannel(EventHandler):
         return self
 
     def send_raw(self, frames: bytes, *answers: type[Method]) -> "asyncio.Future[Answer]":
-        """Send whole frames for this channel; the future gets the answer to the last one, which is one of *answers*.
+        """Send whole frames for this channel.
 
-        The future raises ChannelClosed or UpstreamLost.
+        Returns:
+            A future for the answer to the last frame, which is one of *answers*. It raises UpstreamChannelClosed or
+            UpstreamLost.
         """
         future = self._expect(*answers)
         if not future.done():
@@ -379,7 +385,7 @@ class OwnChannel(EventHandler):
         return future
 
     def send_steps(self, steps: Sequence[Step], *answers: type[Method]) -> "asyncio.Future[Answer]":
-        """As :meth:`send_raw`, with a failpoint behind each step."""
+        """As :meth:`send_raw`, with a failpoint after each step."""
         future = self._expect(*answers)
         if not future.done():
             self.upstream.write_steps(*steps)
@@ -397,19 +403,19 @@ class OwnChannel(EventHandler):
         """Send a method and wait for its answer.
 
         Raises:
-            ChannelClosed, UpstreamLost.
+            UpstreamChannelClosed, UpstreamLost.
         """
         assert request.ANSWER is not None, request.NAME
         return await self.send_raw(request.frame(self.number), request.ANSWER)
 
     async def declare(self, declare: methods.QueueDeclare) -> methods.QueueDeclareOk:
-        """Declare a queue, or ask for one, and wait for the answer; raises as :meth:`call`."""
+        """Send queue.declare, passive or not, and wait for the answer. Raises as :meth:`call`."""
         answer = (await self.call(declare)).method
         assert isinstance(answer, methods.QueueDeclareOk)
         return answer
 
     def event(self, event: ChannelEvent) -> None:
-        """What the broker has said on the channel."""
+        """Handle an event of the channel."""
         match event:
             case ContentReceived(method=methods.BasicReturn()):
                 self.returned.append(event)
@@ -443,14 +449,18 @@ class OwnChannel(EventHandler):
         for _, future in waiting:
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # a waiting caller sees it; without one it is no mistake
+                future.exception()  # mark it as read: asyncio logs an error if no caller waits
 
     def lost(self, reason: str) -> None:
         """The connection is gone."""
         self._fail(UpstreamLost(reason))
 
     async def close(self) -> None:
-        """channel.close; unacknowledged messages go back to their queues."""
+        """Send channel.close and wait for the answer. The broker requeues unacknowledged messages.
+
+        Raises:
+            UpstreamChannelClosed, UpstreamLost.
+        """
         if self.closed is None:
             closed = self._expect(events.ChannelClosed)
             self.engine.close(ChannelClose(200, b"done").frame(self.number))

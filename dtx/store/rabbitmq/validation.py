@@ -1,8 +1,8 @@
-"""V: the side channel on which the broker judges a publish before it is held for a branch.
+"""The upstream channel (V) on which the broker checks a publish before it is held for a branch.
 
-The real method and properties are published with an empty body in tx mode, and rolled back: permissions (topics too),
-exchange, user-id, CC/BCC and expiration are judged by the broker itself with the client's own credentials, and nothing
-is enqueued. What was judged good is remembered for a while.
+dtx publishes the real method and properties with an empty body in tx mode, and rolls back. So the broker checks
+permissions (topics too), exchange, user-id, CC/BCC and expiration with the client's own credentials, and enqueues
+nothing. A good result is kept for some seconds.
 """
 
 import asyncio
@@ -17,22 +17,22 @@ from dtx.wire.amqp09.events import ChannelClosing, ChannelEvent, MethodReceived
 from dtx.wire.amqp09.methods import IMMEDIATE, BasicPublish, ChannelClose
 
 _FRESH: Final = 10.0
-"""Seconds for which a good judgement holds: after that a permission that was taken away, or an exchange that was
-deleted, is noticed. What was judged good before is published when its branch commits."""
+"""Seconds for which a good result is valid: within this time a revoked permission or a deleted exchange has no effect.
+A publish that was checked before is published when its branch commits."""
 _CACHE: Final = 1024
-"""Judgements remembered for one connection."""
+"""Results kept for one connection."""
 
 
 _Key = tuple[bytes, bytes, bytes, int]
-"""All that the broker judges a publish by: exchange, routing key, properties that it looks at, and immediate."""
+"""All that the broker checks of a publish: exchange, routing key, the properties that it reads, and immediate."""
 
 
 class Judgement(asyncio.Future[ChannelClose | None]):
-    """``None`` when the broker would take the publish, else its words; cancelled when the connection is lost."""
+    """``None`` when the broker accepts the publish, else its channel.close; cancelled when the connection is lost."""
 
 
 class Validator(EventHandler):
-    """The side channel of one client connection.
+    """The validation channel of one client connection.
 
     Args:
         upstream: the client's connection to the broker.
@@ -46,14 +46,14 @@ class Validator(EventHandler):
         self._opening = False
 
     def judge(self, publish: BasicPublish, raw: bytes) -> Judgement | None:
-        """Ask what the broker thinks of a publish.
+        """Let the broker check a publish.
 
         Args:
             publish: the method.
             raw: the properties.
 
         Returns:
-            ``None`` when it is known to be good.
+            ``None`` if a good result is still valid.
 
         Raises:
             WireError: 502, the properties are malformed.
@@ -71,7 +71,7 @@ class Validator(EventHandler):
         return judgement
 
     def event(self, event: ChannelEvent) -> None:
-        """What the broker has said on the channel."""
+        """Handle an event of the channel."""
         match event:
             case MethodReceived(method=methods.TxRollbackOk()) if self._waiting:
                 good, _, judgement = self._waiting.popleft()
@@ -90,7 +90,7 @@ class Validator(EventHandler):
                 pass
 
     def _refused(self, close: ChannelClose) -> None:
-        """The channel is closed by the first publish that waits; the others are asked again on a new one."""
+        """The first publish that waits has closed the channel. The others are sent again on a new channel."""
         self._opening = True
         self.engine = self.upstream.engine.open_channel(self.number)
         self.upstream.write(methods.TxSelect().frame(self.number))

@@ -91,8 +91,8 @@ def test_a_user_is_made_granted_changed_and_removed(dtx: StandaloneStage, boss: 
     ("what", "form", "status", "said"),
     [
         ("users", {"name": "guest", "password": "x"}, 409, "user 'guest' is there already"),
-        ("users", {"name": "", "password": "x"}, 409, "the name of the user has 1 to 255 octets"),
-        ("users", {"name": "x", "password": ""}, 409, "a password has 1 to 1024 octets"),
+        ("users", {"name": "", "password": "x"}, 409, "the name of the user must have 1 to 255 bytes"),
+        ("users", {"name": "x", "password": ""}, 409, "a password must have 1 to 1024 bytes"),
         ("users", {"name": "x", "password": SECRET, "encoding": "base64"}, 422, "the password is not base64"),
         ("users", {"name": "x", "password": SECRET, "tags": ["king"]}, 422, "tags.0"),
         ("users", {"name": "x", "password": [SECRET]}, 422, "password"),

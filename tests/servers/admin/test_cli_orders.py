@@ -280,7 +280,7 @@ def test_tokens_are_made_listed_and_revoked(
     assert run(["token", "add", "olga/2", "--role", "operator", "--expires", "30d", *where]) == 0
     secret = capsys.readouterr().out.strip()
     assert run(["token", "add", "olga/2", "--role", "viewer", *where]) == 1
-    assert "there is a token of the name 'olga/2' already" in capsys.readouterr().err
+    assert "there is a token named 'olga/2' already" in capsys.readouterr().err
     assert run(["tokens", "list", "--json", *where]) == 0
     listed = {each["name"]: each for each in map(json.loads, capsys.readouterr().out.splitlines())}
     assert (listed["olga/2"]["role"], listed["olga/2"]["expires_at"] is None) == ("operator", False)

@@ -344,11 +344,11 @@ def test_what_cannot_be_done_is_refused_with_a_reason(editor: AccountEditor) -> 
     editor.add_user("alice", b"secret")
     for call, words in (
         (lambda: editor.add_user("alice", b"x"), "is there already"),
-        (lambda: editor.add_user("", b"x"), "has 1 to 255 octets"),
-        (lambda: editor.add_user("ä" * 128, b"x"), "has 1 to 255 octets"),
+        (lambda: editor.add_user("", b"x"), "must have 1 to 255 bytes"),
+        (lambda: editor.add_user("ä" * 128, b"x"), "must have 1 to 255 bytes"),
         (lambda: editor.add_user("\udc00", b"x"), "must be UTF-8"),
-        (lambda: editor.add_user("bob", b""), "a password has 1 to"),
-        (lambda: editor.set_password("alice", b"x" * 1025), "a password has 1 to"),
+        (lambda: editor.add_user("bob", b""), "a password must have 1 to"),
+        (lambda: editor.set_password("alice", b"x" * 1025), "a password must have 1 to"),
         (lambda: editor.set_password("bob", b"x"), "there is no user 'bob'"),
         (lambda: editor.remove_user("bob"), "there is no user 'bob'"),
         (lambda: editor.grant("bob", "/", read=""), "there is no user 'bob'"),

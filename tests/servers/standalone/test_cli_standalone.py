@@ -187,7 +187,7 @@ def test_doctor_has_nothing_against_a_fresh_dtx(dtx: Command, capsys: pytest.Cap
 def test_doctor_before_the_first_start(migrated_postgres_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     dtx = Command(migrated_postgres_url, capsys)
     assert dtx.findings() == {}
-    assert "the first start makes user guest" in dtx("doctor")
+    assert "the first start creates user guest" in dtx("doctor")
 
 
 def test_doctor_warns_of_listeners_that_others_reach(dtx: Command) -> None:
@@ -222,9 +222,9 @@ def test_doctor_looks_at_the_users(migrated_postgres_url: str, capsys: pytest.Ca
         "users.patterns": "failed",
         "users.coordinator": "warning",
     }
-    assert found["users.grants"][1].startswith("homeless may enter no virtual host")
+    assert found["users.grants"][1].startswith("homeless may not connect to any virtual host")
     assert "'(' of alice in /" in found["users.patterns"][1]
-    assert found["users.coordinator"][1].startswith("--coordinator names tm, and")
+    assert found["users.coordinator"][1].startswith("--coordinator names tm, but")
     for name in ("alice", "homeless", "guest"):
         editor.remove_user(name)
     assert dtx.findings(code=1)["users"][0] == "failed"
@@ -243,7 +243,7 @@ def test_doctor_misses_virtual_hosts_that_have_something(
         )
     (found,) = dtx.findings().items()
     assert found[0] == "vhosts"
-    assert "are kept in shop, and" in found[1][1]
+    assert "queues or branches in shop, but" in found[1][1]
     editor.add_vhost("shop")
     assert dtx.findings() == {}
 
@@ -251,4 +251,4 @@ def test_doctor_misses_virtual_hosts_that_have_something(
 def test_doctor_in_front_of_a_broker_tells_what_a_dtx_without_one_has_left(dtx: Command) -> None:
     found = dtx.findings("--broker", "amqp://127.0.0.1:1/", code=1)
     assert found["broker.reachable"][0] == "failed"
-    assert "2 in doubt have their messages in the database" in found["in-doubt.mode"][1]
+    assert "the messages of 2 branches in doubt are in the database" in found["in-doubt.mode"][1]

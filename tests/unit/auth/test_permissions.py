@@ -91,9 +91,9 @@ def test_a_match_that_takes_too_long_is_given_up_and_is_no_match(warnings: list[
 @pytest.mark.parametrize(
     ("pattern", "words"),
     [
-        ("(", "no regular expression"),
-        ("*", "no regular expression"),
-        ("[", "no regular expression"),
+        ("(", "not a regular expression"),
+        ("*", "not a regular expression"),
+        ("[", "not a regular expression"),
         ("a{e<=1}", "must be written"),
         ("a{,3}", "must be written"),
         ("\\\\{x", "must be written"),
