@@ -131,17 +131,25 @@ class EmbeddedPostgres:
 
     def _wait_until_ready(self, url: str) -> None:
         deadline = time.monotonic() + self._start_timeout
+        recovers = (self._cluster / "recovery.signal").exists()
+        if recovers:
+            log.info("waiting for PostgreSQL to recover from a backup", data_dir=str(self.data_dir))
         while True:
             if self._failure is not None:
                 raise self._failure
+            if recovers:
+                # However long it takes: PostgreSQL that is stopped while it ends a recovery goes on beyond its target.
+                deadline = time.monotonic() + self._start_timeout
             if is_ready(self._cluster) and self.pid is not None:
                 try:
-                    psycopg.connect(url, connect_timeout=10).close()
+                    with psycopg.connect(url, connect_timeout=10) as connection:
+                        recovers = connection.execute("SELECT pg_is_in_recovery()").fetchone() == (True,)
                 except psycopg.OperationalError as error:
                     if time.monotonic() > deadline:
                         raise EmbeddedPostgresError(f"the embedded PostgreSQL refuses dtx: {error}") from error
                 else:
-                    return
+                    if not recovers:
+                        return
             if time.monotonic() > deadline:
                 raise EmbeddedPostgresError(
                     f"the embedded PostgreSQL was not ready within {self._start_timeout:.0f} s: "

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -397,6 +398,40 @@ def test_a_start_that_fails_lets_go_of_the_directory(data_dir: Path, monkeypatch
             EmbeddedPostgres(data_dir).start()
     with EmbeddedPostgres(data_dir):
         pass
+
+
+def test_a_restore_to_a_time_ends_before_dtx_goes_on(data_dir: Path, new_dir: Path) -> None:
+    """PostgreSQL takes readers long before, and goes on beyond the time if it is stopped while it ends the recovery."""
+    place(data_dir, new_dir)
+    archive, base = new_dir.parent / "wal", new_dir.parent / "base"
+    archive.mkdir()
+    archive.chmod(0o777)
+    settings = new_dir / "postgres/postgresql.auto.conf"
+    with settings.open("a") as file:
+        file.write(f"archive_mode = on\narchive_command = 'cp %p {archive}/%f'\n")
+    with EmbeddedPostgres(new_dir):
+        pass
+    place(new_dir, base)
+    server = EmbeddedPostgres(new_dir)
+    url = server.start()
+    fill(url)
+    time = one(url, "SELECT clock_timestamp()::text")
+    for query in ("INSERT INTO t SELECT generate_series(1, 500)", "SELECT pg_switch_wal()"):
+        with psycopg.connect(url) as connection:
+            connection.execute(query)
+    wait_until(lambda: len(list(archive.iterdir())) > 1, what="the archive")
+    server.stop()
+    shutil.rmtree(new_dir / "postgres")
+    subprocess.run(["cp", "-a", base / "postgres", new_dir], check=True)
+    with settings.open("a") as file:
+        file.write(f"restore_command = 'sleep 1; cp {archive}/%f %p'\n")
+        file.write(f"recovery_target_time = '{time}'\nrecovery_target_action = promote\n")
+    subprocess.run(["cp", "-a", new_dir / "postgres/PG_VERSION", new_dir / "postgres/recovery.signal"], check=True)
+    for _ in range(2):
+        with EmbeddedPostgres(new_dir) as restored:
+            url = connection_url(new_dir)
+            assert (one(url, "SELECT pg_is_in_recovery()"), count(url)) == (False, 1000)
+            assert restored.pid is not None
 
 
 def test_the_launcher_ends_when_its_parent_is_already_gone() -> None:
