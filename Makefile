@@ -14,6 +14,8 @@ JOBS ?= 3
 BENCH ?= branches passthrough restart queue
 # unit tests that `make test-servers` runs, too: they reach every branch of the core and the wire, for which the floor is 100 %
 CORE := $(addprefix tests/unit/,fuzz manager server wire xa)
+# tests that work with a broker
+RABBITMQ_TESTS := tests/contract $(addprefix tests/servers/,alongside proxy branches test_cli_doctor_broker.py)
 # parts of `make evidence`, and minutes for each one that has no fixed size
 PARTS ?= sim matrix tm soak overload fuzz pipeline walkthrough
 MINUTES ?= 10
@@ -27,7 +29,7 @@ STAMP := .venv/.installed
 PIPELINE := .venv/.pipeline
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo pipeline-demo java xa-switch test test-servers evidence check docs format bench
+.PHONY: help install run demo pipeline-demo java xa-switch test test-servers rabbitmq4 test-rabbitmq4 evidence check docs format bench
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -78,6 +80,12 @@ test-servers: install $(PIPELINE) ## the tests that start servers of their own, 
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --cov --cov-report= $(CORE) tests/servers $(ARGS)
 	@$(BIN)/coverage report --include='dtx/xa/*,dtx/wire/*' --fail-under=100 --precision=2
 	@$(BIN)/coverage report --fail-under=90 --precision=2 --format=total
+
+rabbitmq4: install ## make RabbitMQ 4 for tests, once, in /var/cache/dtx (needs root on Debian, or Docker)
+	@$(BIN)/python -m tests.support.rabbitmq_install
+
+test-rabbitmq4: install rabbitmq4 ## the tests that work with a broker, against RabbitMQ 4
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --rabbitmq 4 $(RABBITMQ_TESTS) $(ARGS)
 
 evidence: install $(PIPELINE) ## long runs, with result files in docs/evidence (PARTS="sim soak" MINUTES=60)
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || \

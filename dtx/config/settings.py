@@ -1,6 +1,6 @@
-"""Every setting of dtx, with its default, its limits and the sentence that explains it.
+"""All settings of dtx, with default, limits and description.
 
-:meth:`Settings.load` gathers them from flags, environment and file, and says where each wrong one was given.
+:meth:`Settings.load` reads them from flags, environment and file. Errors name the source of a setting.
 """
 
 import difflib
@@ -44,17 +44,17 @@ _DEFAULT_FILE: Final = Path("dtx.toml")
 _NOT_SETTINGS: Final = frozenset(
     {
         *("DTX_API", "DTX_API_CA", "DTX_CONFIG", "DTX_DEBUG", "DTX_TOKEN", "DTX_TOKEN_FILE"),
-        *("DTX_PYTHON", "DTX_XA_LOG"),  # of the switch for C, in the environment of a whole domain of programs
+        *("DTX_PYTHON", "DTX_XA_LOG"),  # of the XA switch for C, set for all programs of a domain
     }
 )
-# Kubernetes and container links put these in for a service that is called "dtx"; nobody wrote them as settings.
+# Kubernetes and container links set these for a service that is called "dtx". They are not settings.
 _SERVICE_LINK: Final = re.compile(r"DTX_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)?)")
 
 
 def default_data_dir() -> Path:
-    """``/var/lib/dtx`` for root, else ``$XDG_STATE_HOME/dtx``, or ``~/.local/state/dtx`` without an absolute one.
+    """``/var/lib/dtx`` for root, else ``$XDG_STATE_HOME/dtx``; ``~/.local/state/dtx`` if that is not an absolute path.
 
-    PostgreSQL does not run as root, and the account that it runs as instead cannot enter root's home.
+    For root, PostgreSQL runs as another account, which cannot enter root's home.
     """
     if os.geteuid() == 0:
         return Path("/var/lib/dtx")
@@ -91,7 +91,7 @@ def _setting(default: Any, group: str, description: str, **more: Any) -> Any:
 
 
 class Settings(BaseSettings):
-    """Everything that can be set, immutable. Durations in seconds, sizes in bytes. URLs are secrets."""
+    """All settings, immutable. Durations are in seconds, sizes in bytes. URLs are secrets."""
 
     model_config = SettingsConfigDict(env_prefix=_ENV_PREFIX, extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -112,34 +112,34 @@ class Settings(BaseSettings):
         False,
         _Group.CLIENTS,
         "AMQP 1.0 without a broker: offer SASL EXTERNAL. The common name (CN) of the client certificate's subject is "
-        "the user, and no password is asked for. Needs tls_ca.",
+        "the user, and no password is required. Needs tls_ca.",
     )
     anonymous_user: str | None = _setting(
         None,
         _Group.CLIENTS,
-        "AMQP 1.0 without a broker: offer SASL ANONYMOUS, and let those who come with it be this user.",
+        "AMQP 1.0 without a broker: offer SASL ANONYMOUS. Clients that use it log in as this user.",
     )
     control_errors: Literal["strict", "lenient", "always"] = _setting(
         "lenient",
         _Group.CLIENTS,
-        "AMQP 1.0: which control links hear of a failed declare or discharge by a rejected outcome, and are not "
-        "detached: 'strict' those whose source lists that outcome, 'lenient' also those that list none at all, "
-        "'always' all.",
+        "AMQP 1.0: control links that get a rejected outcome for a failed declare or discharge, and are not detached: "
+        "'strict' links whose source lists that outcome, 'lenient' also links that list no outcome, 'always' all.",
     )
     require_tickets: bool = _setting(
         False,
         _Group.CLIENTS,
-        "Without a broker: refuse (403) dtx methods without the ticket of an access.request; else ticket 0 will do.",
+        "Without a broker: refuse (403) dtx methods without the ticket of an access.request. By default ticket 0 is "
+        "accepted.",
     )
 
     # -- broker
     broker: BrokerUrl | None = _setting(
         None,
         _Group.BROKER,
-        "The broker behind dtx, amqp:// or amqps://, with the credentials of dtx itself (clients use their own, and "
-        "name their vhost themselves). Without it dtx is the broker, and the messages are in the database. "
+        "The broker behind dtx, amqp:// or amqps://, with the credentials of dtx itself (clients use their own "
+        "credentials and vhosts). Without it dtx is the broker, and the messages are in the database. "
         "That user needs the tag 'impersonator' to republish messages whose user-id is set. "
-        "A password is better given by the environment or the file than by a flag.",
+        "Give a password in the environment or the file rather than in a flag.",
     )
     broker_ca: Path | None = _setting(
         None, _Group.BROKER, "Authority (PEM) that signed the broker's certificate, for amqps://; default the system's."
@@ -148,13 +148,13 @@ class Settings(BaseSettings):
         None,
         _Group.BROKER,
         "RabbitMQ management API, http(s)://host:port; default http://<broker host>:15672. Credentials are the broker "
-        "URL's unless this URL has its own. Tells dtx whether receipts can be trusted.",
+        "URL's unless this URL has its own. dtx needs it to check whether receipts can be trusted.",
     )
     replay: Literal["auto", "receipts", "always"] = _setting(
         "auto",
         _Group.BROKER,
-        "After a crash, units whose outcome the log does not know: 'receipts' believes the receipts in the broker, "
-        "'always' applies them again (messages may repeat, none is lost), 'auto' believes receipts only where the "
+        "After a crash, units whose outcome the log does not have: 'receipts' trusts the receipts in the broker, "
+        "'always' applies the units again (messages may repeat, none is lost), 'auto' trusts receipts only if the "
         "broker is a single node whose queues refuse nothing.",
     )
     lanes: int = _setting(
@@ -170,8 +170,8 @@ class Settings(BaseSettings):
     admin_host: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_list)] = _setting(
         (),
         _Group.OPERATORS,
-        "Host name under which the API is reached, besides addresses, localhost and the name of the machine; requests "
-        "to others are refused (421). Repeat the flag, or separate by commas.",
+        "Further host name of the API, in addition to addresses, localhost and the name of the machine; requests to "
+        "others are refused (421). Repeat the flag, or separate by commas.",
     )
     no_admin: bool = _setting(False, _Group.OPERATORS, "Serve no HTTP API.")
     admin_tls_cert: Path | None = _setting(
@@ -182,16 +182,16 @@ class Settings(BaseSettings):
     admin_proxy: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_list)] = _setting(
         (),
         _Group.OPERATORS,
-        "Address or network of a proxy before the API: its X-Forwarded-Proto and X-Forwarded-For are believed, so that "
-        "behind TLS cookies are Secure, and logs and limits know clients by their own addresses. Repeat the flag, or "
-        "separate by commas.",
+        "Address or network of a proxy before the API. Its X-Forwarded-Proto and X-Forwarded-For are trusted: cookies "
+        "are Secure behind TLS, and logs and limits use the addresses of clients. Repeat the flag, or separate by "
+        "commas.",
     )
 
     # -- database
     database: DatabaseUrl | None = _setting(
         None,
         _Group.DATABASE,
-        "PostgreSQL, 13 or newer, that keeps the transaction log, postgresql://user:password@host:port/name. "
+        "PostgreSQL 13 or later for the transaction log, postgresql://user:password@host:port/name. "
         "Without it dtx runs an embedded PostgreSQL in data_dir.",
     )
     data_dir: Path = _setting(
@@ -204,13 +204,13 @@ class Settings(BaseSettings):
     rm: str = _setting(
         "dtx",
         _Group.DATABASE,
-        "Name of this resource manager (a-z 0-9 . _ -). Of all dtx with the same name and database one is active, "
-        "the others stand by.",
+        "Name of this resource manager (a-z 0-9 . _ -). Of all dtx with the same name and database, one is active and "
+        "the others are standbys.",
     )
     journal_retention: Duration = _setting(
         90.0 * DAY,
         _Group.DATABASE,
-        "How long the journal remembers what became of each branch, in whole days; "
+        "How long the journal keeps the history of each branch, in whole days; "
         "of several rm in one database the longest counts.",
         ge=DAY,
     )
@@ -220,12 +220,13 @@ class Settings(BaseSettings):
         "How long undelivered messages of forgotten branches are kept; 0 for ever.",
     )
     audit_retention: Duration = _setting(
-        400.0 * DAY, _Group.DATABASE, "How long the trail of operators' orders is kept; 0 for ever."
+        400.0 * DAY, _Group.DATABASE, "How long the audit log of operators' orders is kept; 0 for ever."
     )
     unsafe: bool = _setting(
         False,
         _Group.DATABASE,
-        "Start even where PostgreSQL has fsync or synchronous_commit off. A power failure then loses votes.",
+        "Start even if PostgreSQL has fsync, full_page_writes or synchronous_commit off. A power failure then loses "
+        "votes.",
     )
 
     # -- transactions
@@ -239,14 +240,14 @@ class Settings(BaseSettings):
     max_timeout: WholeSeconds = _setting(
         DAY,
         _Group.TRANSACTIONS,
-        "The longest time-out of a branch. A longer one in set-timeout is cut down to it, as get-timeout tells.",
+        "The longest time-out of a branch. A longer one in set-timeout is reduced to it; see get-timeout.",
         ge=1,
         le=0xFFFFFFFF,
     )
     coordinator: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_list)] = _setting(
         (),
         _Group.TRANSACTIONS,
-        "User who may recover and complete the branches of all users. Repeat the flag, or separate by commas.",
+        "User that may recover and complete the branches of all users. Repeat the flag, or separate by commas.",
     )
     tombstone_ttl: Duration = _setting(
         600.0,
@@ -259,7 +260,8 @@ class Settings(BaseSettings):
     alert_after: Duration = _setting(
         0.0,
         _Group.POLICIES,
-        "Log a warning, and count in dtx_policy_overdue_branches, what has been prepared for longer; 0 for never.",
+        "Log a warning about branches that have been prepared for longer, and count them in "
+        "dtx_policy_overdue_branches; 0 for never.",
     )
     policy: Annotated[tuple[Policy, ...], NoDecode, BeforeValidator(parse_policies)] = _setting(
         (),
@@ -272,20 +274,20 @@ class Settings(BaseSettings):
     max_connections: int = _setting(
         2000,
         _Group.LIMITS,
-        "Client connections, those in a TLS handshake and those that left a branch behind included. "
-        "A few beyond it are kept for coordinators.",
+        "Client connections, including those in a TLS handshake, and closed ones whose branch is not complete. "
+        "A few more are reserved for coordinators.",
         ge=1,
     )
     max_handshakes: int = _setting(
         500,
         _Group.LIMITS,
-        "Client connections of one address (of IPv6: one /64 network) that are not open yet.",
+        "Client connections from one address (for IPv6: one /64 network) that are not open yet.",
         ge=1,
     )
     max_channels: int = _setting(
         2047,
         _Group.LIMITS,
-        "Channels of one client connection; alongside a broker half of what that permits at most.",
+        "Channels of one client connection; alongside a broker at most half of the broker's limit.",
         ge=1,
         le=65535,
     )
@@ -298,18 +300,18 @@ class Settings(BaseSettings):
     max_branch_bytes: Size = _setting(
         64 * MIB, _Group.LIMITS, "Messages that one branch may hold; beyond it the branch is rolled back.", ge=1
     )
-    max_branch_messages: int = _setting(10_000, _Group.LIMITS, "The same as a number of messages.", ge=1)
+    max_branch_messages: int = _setting(10_000, _Group.LIMITS, "The same limit as a number of messages.", ge=1)
     max_branches: int = _setting(
         100_000,
         _Group.LIMITS,
-        "Branches of all clients, prepared and heuristic ones included; a start beyond it is refused (506).",
+        "Branches of all clients, including prepared and heuristic ones; a start beyond it is refused (506).",
         ge=1,
     )
     quota: Annotated[tuple[Quota, ...], NoDecode, BeforeValidator(parse_quotas)] = _setting(
         (),
         _Group.LIMITS,
-        f"What one user or virtual host may hold: 'user=NAME {QUOTA_LIMITS}', or vhost=NAME, with any of these "
-        "limits; NAME * is each of them. A session of AMQP 1.0 counts as a channel. Repeat the flag, or separate by "
+        f"Limits of one user or virtual host: 'user=NAME {QUOTA_LIMITS}', or vhost=NAME, with any of these limits; "
+        "NAME * is each of them. A session of AMQP 1.0 counts as a channel. Repeat the flag, or separate by "
         "semicolons.",
     )
     max_held_bytes: Size = _setting(
@@ -327,24 +329,27 @@ class Settings(BaseSettings):
         ge=1,
     )
     max_message_bytes: Size = _setting(
-        128 * MIB, _Group.LIMITS, "Largest message in a branch; set it to the broker's max_message_size.", ge=1
+        0,
+        _Group.LIMITS,
+        "Largest message in a branch; 0 for what the broker takes. RabbitMQ 4 announces that over AMQP 1.0. Without an "
+        "announcement it is 16MiB with RabbitMQ 4 and 128MiB with 3.x: set it to the broker's max_message_size if that "
+        "is another one. 128MiB without a broker.",
     )
     work_cache_bytes: Size = _setting(
-        64 * MIB, _Group.LIMITS, "Memory for messages of prepared branches, which saves reading them back at commit."
+        64 * MIB, _Group.LIMITS, "Memory for messages of prepared branches; commits read others from the database."
     )
     message_cache_bytes: Size = _setting(
         128 * MIB,
         _Group.LIMITS,
-        "Without a broker: memory for messages in queues; those beyond it are read from the database when they are "
-        "delivered.",
+        "Without a broker: memory for messages in queues; others are read from the database when they are delivered.",
     )
 
     disk_free_bytes: Size = _setting(
         128 * MIB,
         _Group.LIMITS,
-        "Free space on the disk of data_dir below which clients that publish wait (connection.blocked), /readyz says "
-        "503, and beside a broker no branch is started; 0 for none. The disk of --database is not visible to dtx: "
-        "there they wait for some seconds when PostgreSQL has refused a write for want of space.",
+        "Free space on the disk of data_dir below which clients that publish wait (connection.blocked), /readyz "
+        "returns 503, and alongside a broker no branch is started; 0 for none. dtx cannot see the disk of --database: "
+        "there clients wait for some seconds after PostgreSQL has refused a write because its disk is full.",
     )
 
     # -- timing
@@ -352,33 +357,33 @@ class Settings(BaseSettings):
         10.0, _Group.TIMING, "A client that sends no protocol header for this long is closed.", gt=0
     )
     handshake_timeout: Duration = _setting(
-        30.0, _Group.TIMING, "From the header to connection.open-ok; then the client is closed.", gt=0
+        30.0, _Group.TIMING, "Time from the header to connection.open-ok, after which the client is closed.", gt=0
     )
     unit_deadline: Duration = _setting(
         30.0,
         _Group.TIMING,
-        "When the broker does not answer for this long, the transaction manager is told 541 and may ask again; "
-        "what was begun goes on.",
+        "When the broker does not answer for this long, the transaction manager gets 541 and may repeat the request. "
+        "The operation continues.",
         gt=0,
     )
     upstream_heartbeat: WholeSeconds = _setting(
         10, _Group.TIMING, "Heartbeat between dtx and the broker.", ge=1, le=65535
     )
     lease_ttl: Duration = _setting(
-        15.0, _Group.TIMING, "A standby takes over this long after the active dtx was last heard of.", ge=1
+        15.0, _Group.TIMING, "A standby takes over this long after the last renewal of the lease.", ge=1
     )
     drain_timeout: Duration = _setting(
-        30.0, _Group.TIMING, "How long a graceful stop (SIGTERM) waits for commits that are under way."
+        30.0, _Group.TIMING, "How long a graceful stop (SIGTERM) waits for pending commits."
     )
 
     # -- logging
     traces: bool = _setting(
         False,
         _Group.LOGGING,
-        "Make OpenTelemetry spans of XA calls (needs dtx[otel]); where they go, its own variables say "
+        "Make OpenTelemetry spans of XA calls (needs dtx[otel]). Its own variables configure the export "
         "(OTEL_EXPORTER_OTLP_ENDPOINT…).",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", _Group.LOGGING, "What is logged.")
+    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", _Group.LOGGING, "Lowest level to log.")
     log_format: Literal["auto", "json", "console"] = _setting(
         "auto", _Group.LOGGING, "One JSON object a line, or text for people; 'auto' is text on a terminal, else JSON."
     )
@@ -392,7 +397,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments only: what the environment says is read by :meth:`load`, once and on purpose."""
+        """Use arguments only: :meth:`load` reads the environment."""
         return (init_settings,)
 
     @field_validator("data_dir", mode="before")
@@ -447,7 +452,7 @@ class Settings(BaseSettings):
         if self.tls_ca is not None and self.tls_cert is None:
             raise ValueError("tls_ca needs tls_cert and tls_key")
         if self.tls_login and self.tls_ca is None:
-            raise ValueError("tls_login needs tls_ca: a certificate that nobody has signed says nothing")
+            raise ValueError("tls_login needs tls_ca: without it, client certificates are not verified")
         if self.broker_ca is not None and self.broker is not None and not _is_amqps(self.broker):
             raise ValueError("broker_ca is given, but the broker URL begins with amqp:// and not with amqps://")
         if self.default_timeout > self.max_timeout:
@@ -459,14 +464,14 @@ class Settings(BaseSettings):
 
     @classmethod
     def load(cls, flags: Mapping[str, object] | None = None, file: Path | None = None) -> Self:
-        """Settings from flags, then the environment, then a file, then defaults; the first that has a key wins.
+        """Read settings from flags, then the environment, then a file, then defaults; the first source of a key counts.
 
         Args:
-            flags: what was given on the command line, by setting name; ``None`` values count as not given.
-            file: the TOML file; else ``DTX_CONFIG``, else ``dtx.toml`` in the working directory where it exists.
+            flags: values of the command line, by setting name; ``None`` counts as not given.
+            file: the TOML file; else ``DTX_CONFIG``, else ``dtx.toml`` in the working directory if it exists.
 
         Raises:
-            ConfigError: something is unknown, unreadable or wrong; one sentence that names where it was said.
+            ConfigError: a setting is unknown or invalid, or the file is not readable; the message names the source.
         """
         found = _gather(cls, flags or {}, file)
         try:
@@ -479,7 +484,7 @@ class Settings(BaseSettings):
         return {name: _plain(getattr(self, name)) for name in type(self).model_fields}
 
     def unencrypted(self) -> dict[str, str]:
-        """By setting: which of the addresses that lead to other machines have no TLS, and what to do about it."""
+        """By setting, a warning about connections to other machines without TLS, with the remedy."""
         found = {}
         clients = [str(address) for address in self.listen if not address.is_loopback]
         if clients and self.tls_cert is None:
@@ -538,26 +543,26 @@ def _plain(value: object) -> object:
     if isinstance(value, SecretStr):
         return redact(value.get_secret_value())
     if isinstance(value, tuple):
-        # An Address is a tuple too, and is one value.
+        # An Address is a tuple too, but one value.
         return str(value) if isinstance(value, Address) else [_plain(element) for element in value]
     return str(value) if isinstance(value, Path | Policy | Quota) else value
 
 
 @dataclass(slots=True)
 class _Gathered:
-    """What the sources said together, and for each key where it was said, in words for an error message."""
+    """The values of all sources, and for each key its source, as text for an error message."""
 
     values: dict[str, object] = field(default_factory=dict)
     origin: dict[str, str] = field(default_factory=dict)
 
     def put(self, key: str, value: object, origin: str) -> None:
-        """Let *value* replace what a weaker source said."""
+        """Set *value*, which replaces that of a weaker source."""
         self.values[key] = value
         self.origin[key] = origin
 
 
 def _gather(settings: type[BaseSettings], flags: Mapping[str, object], file: Path | None) -> _Gathered:
-    """Read file, environment and flags, the stronger after the weaker.
+    """Read file, environment and flags, from the weakest source to the strongest.
 
     Raises:
         ConfigError: the file cannot be read, or a key of the file or the environment is unknown.
@@ -577,7 +582,7 @@ def _gather(settings: type[BaseSettings], flags: Mapping[str, object], file: Pat
 
 
 def _sentences(error: ValidationError, origin: Mapping[str, str]) -> Iterator[str]:
-    """One sentence for each thing that is wrong, naming where it was said; never the value of a secret."""
+    """One sentence for each error, with its source and without secrets."""
     for item in error.errors(include_url=False, include_input=False):
         message = item["msg"].removeprefix("Value error, ")
         key = str(item["loc"][0]) if item["loc"] else None

@@ -11,6 +11,8 @@ HEARTBEAT: Final = 60
 """Seconds offered in connection.tune, as in RabbitMQ; the client decides."""
 MAX_FRAME: Final = 2 << 20
 """Bytes offered as frame-max if the settings have none: a frame is assembled in memory."""
+MAX_MESSAGE: Final = 128 << 20
+"""Bytes of the largest message if the settings have none; alongside a broker, the broker's limit counts as well."""
 MAX_UNSENT: Final = 1 << 20
 """Bytes of answers that wait for a client that does not read; above it, dtx stops reading from the client."""
 MAX_UNWRITTEN: Final = 16 << 20
@@ -58,7 +60,8 @@ class ClientLimits:
     @classmethod
     def of(cls, settings: Settings) -> Self:
         """The limits from *settings*."""
-        return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
+        values = {field.name: getattr(settings, field.name) for field in fields(cls)}
+        return cls(**values | {"max_message_bytes": settings.max_message_bytes or MAX_MESSAGE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from tests.support.asking import (
     get,
     next_delivery,
     publish,
+    returned,
 )
 from tests.support.raw import ConnectionEnded, RawClient, message, session
 
@@ -196,6 +197,7 @@ def test_acknowledged_messages_are_gone_and_the_others_return_with_the_channel(c
     client.say(1, methods.BasicReject(4, requeue=False).encode())
     client.close_channel(1)
     client.open(1)
+    returned(client, queue, 1)
     got = get(client, queue)
     assert got is not None
     assert (got[1], got[0].redelivered) == (b"3", True)
@@ -532,6 +534,7 @@ def test_a_transaction_dies_with_its_channel(client: RawClient, queue: bytes) ->
     get(client, queue, 2)
     client.say(2, methods.BasicAck(1).encode())
     client.close_channel(2)
+    returned(client, queue, 1)
     assert bodies(client, queue) == [b"1"]
 
 

@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.frames import method_frame
+from tests.support.processes import wait_until
 from tests.support.raw import ConnectionEnded, RawClient, message
 
 FILLING: Final = 100
@@ -75,6 +76,11 @@ def bodies(client: RawClient, queue: bytes) -> list[bytes]:
     while (got := get(client, queue, no_ack=True)) is not None:
         found.append(got[1])
     return found
+
+
+def returned(client: RawClient, queue: bytes, count: int) -> None:
+    """Wait until the messages of a closed channel are back: RabbitMQ 4 may answer the close before."""
+    wait_until(lambda: declare(client, queue, passive=True).message_count == count, what="the messages")
 
 
 def code_of_end(client: RawClient, *payloads: bytes, channel: int = 1) -> int:

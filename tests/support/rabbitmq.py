@@ -19,7 +19,7 @@ import pika
 
 from tests.support.processes import end, forget_log, free_port, short_directory, show_on_failure, spawn, wait_until
 from tests.support.queues import QueueAccess
-from tests.support.rabbitmq_install import Kind, find_rabbitmq
+from tests.support.rabbitmq_install import Kind, chosen, find_rabbitmq
 
 START_SECONDS = 180.0
 DEFAULTS = {
@@ -45,11 +45,18 @@ class RabbitNode(QueueAccess):
         config: lines of ``rabbitmq.conf`` beyond the defaults, e.g. ``{"consumer_timeout": "10000"}``.
         tls: directory with ``server.pem``, ``server.key`` and ``ca.pem``; the node then listens for amqps too.
         in_memory: its files are in memory, if there is room.
+        version: its major version; ``None``: that of the option ``--rabbitmq``.
     """
 
     def __init__(
-        self, *, config: Mapping[str, str] | None = None, tls: Path | None = None, in_memory: bool = False
+        self,
+        *,
+        config: Mapping[str, str] | None = None,
+        tls: Path | None = None,
+        in_memory: bool = False,
+        version: str | None = None,
     ) -> None:
+        self.version = version or chosen()
         self.name = f"dtx-{secrets.token_hex(4)}"
         self.port = free_port()
         self.management_port = free_port()
@@ -68,7 +75,8 @@ class RabbitNode(QueueAccess):
         self._paused = False
 
     def __enter__(self) -> Self:
-        self._kind, self._programs = find_rabbitmq()
+        self._installation = find_rabbitmq(self.version)
+        self._kind = self._installation.kind
         self._directory = self._stack.enter_context(short_directory("mq", in_memory=self._in_memory))
         self._write_files()
         show_on_failure(f"RabbitMQ {self.name}", self.log_path)
@@ -148,7 +156,7 @@ class RabbitNode(QueueAccess):
     def _spawn(self) -> None:
         with (self.directory / "console.log").open("ab") as console:
             self._process = spawn(
-                [self._programs / "rabbitmq-server"], output=console.fileno(), env=self._env(), cwd=self.directory
+                self._command("rabbitmq-server"), output=console.fileno(), env=self._env(), cwd=self.directory
             )
 
     def _serves(self) -> bool:
@@ -226,7 +234,7 @@ class RabbitNode(QueueAccess):
         if self._kind is Kind.DOCKER:
             return _docker("exec", self.name, "rabbitmqctl", "--node", f"{self.name}@localhost", *words)
         return subprocess.run(
-            [self._programs / "rabbitmqctl", "--quiet", *words],
+            self._command("rabbitmqctl", "--quiet", *words),
             env=self._env(),
             cwd=self.directory,
             stdin=subprocess.DEVNULL,
@@ -368,6 +376,9 @@ class RabbitNode(QueueAccess):
 
     # -- files and processes ------------------------------------------------------------------------------------------
 
+    def _command(self, program: str, *words: str) -> Sequence[str | Path]:
+        return self._installation.command(self.directory, program, *words)
+
     def _write_files(self) -> None:
         lines = {
             "listeners.tcp.1": f"127.0.0.1:{self.port}",
@@ -376,11 +387,12 @@ class RabbitNode(QueueAccess):
             **self._config,
         }
         if self._tls is not None:
+            shutil.copytree(self._tls, self.directory / "tls")  # where a node of another system sees it
             lines |= {
                 "listeners.ssl.1": f"127.0.0.1:{self.tls_port}",
-                "ssl_options.cacertfile": str(self._tls / "ca.pem"),
-                "ssl_options.certfile": str(self._tls / "server.pem"),
-                "ssl_options.keyfile": str(self._tls / "server.key"),
+                "ssl_options.cacertfile": str(self.directory / "tls/ca.pem"),
+                "ssl_options.certfile": str(self.directory / "tls/server.pem"),
+                "ssl_options.keyfile": str(self.directory / "tls/server.key"),
                 "ssl_options.verify": "verify_none",
             }
         for name, text in {
@@ -421,11 +433,11 @@ class RabbitNode(QueueAccess):
 
     def _start_epmd(self) -> subprocess.Popen[bytes] | None:
         """Erlang's port mapper as our child; Erlang itself would start a daemon that outlives us."""
-        epmd = shutil.which("epmd") or next(map(str, Path("/usr/lib/erlang").glob("erts-*/bin/epmd")), None)
+        epmd = self._installation.epmd()
         if epmd is None:
             self._stack.callback(self.ctl, "eval", "erl_epmd:names().")
             return None
-        command = [epmd, "-port", str(self._epmd_port), "-address", "127.0.0.1"]
+        command = self._command(str(epmd), "-port", str(self._epmd_port), "-address", "127.0.0.1")
         with (self.directory / "epmd.log").open("ab") as log:
             return spawn(command, output=log.fileno(), env=self._env())
 
@@ -442,7 +454,17 @@ class RabbitNode(QueueAccess):
         }
         words = [word for name, value in settings.items() for word in ("--env", f"{name}={value}")]
         mount = f"{self.directory}:/dtx"
-        _docker("create", "--name", self.name, "--network", "host", "--volume", mount, *words, str(self._programs))
+        _docker(
+            "create",
+            "--name",
+            self.name,
+            "--network",
+            "host",
+            "--volume",
+            mount,
+            *words,
+            str(self._installation.programs),
+        )
 
 
 class RabbitApiError(Exception):

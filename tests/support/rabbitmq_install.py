@@ -1,16 +1,39 @@
-"""Where the tests' RabbitMQ comes from: installed, installable, or in a container. Without one the run fails."""
+"""The RabbitMQ that the tests run: one that is installed, one that can be installed, or a container.
+
+Tests that need a broker are never skipped: without one, the run fails. ``--rabbitmq 4`` runs them against RabbitMQ 4,
+of Debian 13, in a system of its own below ``/var/cache/dtx`` that this module makes once::
+
+    python -m tests.support.rabbitmq_install
+"""
 
 import enum
 import functools
+import os
 import shutil
 import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import pytest
 
-from tests.support.debian import install, say
+from tests.support.debian import install, make_system, say
 
-IMAGE = "rabbitmq:3.13-management"
+OPTION: Final = "DTX_TEST_RABBITMQ"
+"""The variable of the environment that has the major version, for processes that tests start as well."""
+VERSIONS: Final = {"3": "rabbitmq:3.13-management", "4": "rabbitmq:4.0-management"}
+"""Major versions, and their images."""
+SYSTEM: Final = Path("/var/cache/dtx/rabbitmq-4")
+"""A small Debian 13 with RabbitMQ 4.0 and Erlang 27."""
+_PROGRAMS: Final = Path("usr/lib/rabbitmq/bin")
+# The mounts are those of one process, and end with it. The directory of the node has the same name inside.
+_ENTER: Final = (
+    'root=$1 directory=$2 && shift 2 && mount -t proc proc "$root/proc" && mount --rbind /dev "$root/dev" &&'
+    ' mkdir -p "$root$directory" && mount --bind "$directory" "$root$directory" &&'
+    ' exec chroot "$root" /bin/sh -c \'cd "$0" && exec "$@"\' "$directory" "$@"'
+)
 
 
 class Kind(enum.Enum):
@@ -20,34 +43,85 @@ class Kind(enum.Enum):
     DOCKER = enum.auto()
 
 
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """A RabbitMQ.
+
+    Args:
+        kind: how its nodes are run.
+        programs: the directory of its programs, or the name of the image.
+        root: the system that has the programs; ``None``: this one.
+    """
+
+    kind: Kind
+    programs: Path
+    root: Path | None = None
+
+    def command(self, directory: Path, program: str, *words: str) -> Sequence[str | Path]:
+        """The command line of one of its programs, for a node whose files are in *directory*."""
+        if self.root is None:
+            return [self.programs / program, *words]
+        enter: list[str | Path] = ["unshare", "--mount", "sh", "-c", _ENTER, "enter", self.root, directory]
+        return [*enter, self.programs / program, *words]
+
+    def epmd(self) -> Path | None:
+        """Erlang's port mapper, seen from the system that has it."""
+        found = shutil.which("epmd") if self.root is None else None
+        root = self.root or Path("/")
+        paths = [Path(found)] if found else sorted(root.glob("usr/lib/erlang/erts-*/bin/epmd"))
+        return Path("/", paths[0].relative_to(root)) if paths else None
+
+
 @functools.cache
-def find_rabbitmq() -> tuple[Kind, Path]:
-    """How to run a node: the directory of the programs, or the image of a container.
+def find_rabbitmq(version: str) -> Installation:
+    """The RabbitMQ of a major version.
 
     Installs the Debian package where there is none and this is root on Debian. Ends the test run with one sentence
-    where nothing works: tests that need a broker are never skipped.
+    where nothing works.
     """
-    found = _installed()
+    found = _installed(version)
     if found is None:
-        install("rabbitmq-server", "rabbitmq-server")
-        found = _installed()
+        if version == "3":
+            install("rabbitmq-server", "rabbitmq-server")
+        else:
+            make_system(SYSTEM, "trixie", "rabbitmq-server")
+        found = _installed(version)
     if found is not None:
-        return Kind.PROGRAM, found
+        return found
+    image = VERSIONS[version]
     if shutil.which("docker"):
-        say(f"no rabbitmq-server on this machine: using the container image {IMAGE}")
-        done = subprocess.run(["docker", "pull", "--quiet", IMAGE], capture_output=True, check=False)
+        say(f"no RabbitMQ {version} on this machine: using the container image {image}")
+        done = subprocess.run(["docker", "pull", "--quiet", image], capture_output=True, check=False)
         if done.returncode == 0:
-            return Kind.DOCKER, Path(IMAGE)
+            return Installation(Kind.DOCKER, Path(image))
         say(f"docker pull failed: {done.stderr.decode(errors='replace').strip()[-300:]}")
-    pytest.exit(
-        "the tests need RabbitMQ: install rabbitmq-server (Debian: apt install rabbitmq-server) or start Docker",
-        returncode=4,
-    )
+    means = "install rabbitmq-server (Debian: apt install rabbitmq-server)" if version == "3" else "run them as root"
+    pytest.exit(f"the tests need RabbitMQ {version}: {means}, set RABBITMQ_HOME, or start Docker", returncode=4)
 
 
-def _installed() -> Path | None:
+def chosen() -> str:
+    """The major version that this run is about."""
+    return os.environ.get(OPTION, "3")
+
+
+def is_there(version: str) -> bool:
+    """Whether its nodes can run at once, without a network."""
+    return chosen() == version or _installed(version) is not None
+
+
+def _installed(version: str) -> Installation | None:
+    home = os.environ.get("RABBITMQ_HOME")
+    if home is not None:
+        return Installation(Kind.PROGRAM, Path(home, "sbin"))
+    if version != "3":
+        there = (SYSTEM / _PROGRAMS / "rabbitmq-server").exists() and os.geteuid() == 0
+        return Installation(Kind.PROGRAM, "/" / _PROGRAMS, SYSTEM) if there else None
     # Debian's programs on the PATH change the user and the directory; the real ones are beside the library.
-    if Path("/usr/lib/rabbitmq/bin/rabbitmq-server").exists():
-        return Path("/usr/lib/rabbitmq/bin")
+    if ("/" / _PROGRAMS / "rabbitmq-server").exists():
+        return Installation(Kind.PROGRAM, "/" / _PROGRAMS)
     found = shutil.which("rabbitmq-server")
-    return Path(found).resolve().parent if found else None
+    return Installation(Kind.PROGRAM, Path(found).resolve().parent) if found else None
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{find_rabbitmq('4')}\n")

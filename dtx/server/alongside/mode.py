@@ -175,6 +175,7 @@ def _lane_settings(
         identity=identity,
         channels=settings.lanes,
         deadline=settings.unit_deadline,
+        max_message_bytes=settings.max_message_bytes,
         replay=settings.replay,
         active=active,
         finished=finished,

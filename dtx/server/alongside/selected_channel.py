@@ -17,7 +17,7 @@ from dtx.server.alongside.channel_barrier import ChannelBarrier, depends_on_publ
 from dtx.server.demarcation import DemarcationHandler
 from dtx.server.failpoints import replying
 from dtx.server.limits import MAX_UNSETTLED
-from dtx.store.rabbitmq.capture import check_consume, check_publish, check_settle
+from dtx.store.rabbitmq.capture import check_consume, check_publish, check_settle, check_size
 from dtx.store.rabbitmq.consume_channel import REPLY_TO, ConsumeChannel
 from dtx.store.rabbitmq.phase_two import Lane
 from dtx.store.rabbitmq.upstream import words
@@ -231,7 +231,7 @@ class SelectedChannel(ProxyChannel):
         elif not self.published.passed:
             self._start_behind(self.published, started)
         else:
-            self._demand_size(started.size)
+            check_size(self._lane, started.size)
             if not self.session.budget.has_room(started.size):
                 reason = f"no memory for the message: {self.session.budget.excess(started.size)}"
                 raise XaError(ReplyCode.RESOURCE_ERROR, reason)
@@ -263,7 +263,7 @@ class SelectedChannel(ProxyChannel):
             end()
 
     def _admit(self, entry: BranchRuntime, started: ContentStarted) -> None:
-        self._demand_size(started.size)
+        check_size(self._lane, started.size)
         work = entry.work
         if work is None or entry.branch.state is not State.ACTIVE:
             return  # it can only be rolled back, so its publishes are dropped
@@ -274,13 +274,6 @@ class SelectedChannel(ProxyChannel):
             self._lane, self.session.store.broker.user, publish.exchange, publish.routing_key, started.properties
         )
         self._take(started)
-
-    def _demand_size(self, size: int) -> None:
-        most = self.session.limits.max_message_bytes
-        if size > most:
-            raise XaError(
-                ReplyCode.PRECONDITION_FAILED, f"message size {size} is larger than configured max size {most}"
-            )
 
     def _take(self, started: ContentStarted) -> None:
         if started.size:

@@ -647,6 +647,7 @@ class Attaching:
         shown = node.shown or target.address
         address = None if shown is None else parse(shown)
         shell = Incoming(self.connection, self.session, self.link, address, node)
+        self.link.limit = min(self.link.limit, node.limit or self.link.limit)
         self._answer(shell, self.asked.source, Target(address=shown, dynamic=target.dynamic))
         self.link.grant(CREDIT)
         return shell

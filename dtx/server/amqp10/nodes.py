@@ -7,7 +7,7 @@ cannot answer at once returns an awaitable, and the connection handles nothing m
 
 from asyncio import Future
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, assert_never
 
 from dtx.manager import TransactionManager, Who
 from dtx.manager.branch_runtime import BranchRuntime
@@ -49,6 +49,20 @@ def rolled_back(flag: XaFlag) -> AmqpError:
     if flag is XaFlag.RBTIMEOUT:
         return AmqpError(Condition.TIMEOUT, "the transaction took too long and is rolled back")
     return AmqpError(Condition.ROLLBACK, "the transaction is rolled back")
+
+
+def failure_of(answer: XaFlag) -> AmqpError | None:
+    """The error of a discharge whose branch was committed in one phase with *answer*; ``None``: it succeeded."""
+    match answer:
+        case XaFlag.OK | XaFlag.RDONLY | XaFlag.HEURCOM:
+            return None
+        case XaFlag.RBROLLBACK | XaFlag.RBTIMEOUT | XaFlag.HEURRB:
+            return rolled_back(answer)
+        case XaFlag.HEURMIX | XaFlag.HEURHAZ:
+            reason = "an operator ended the transaction: a part of it may be committed"
+            return AmqpError(Condition.INTERNAL_ERROR, reason)
+        case _:
+            assert_never(answer)
 
 
 DEFAULT_VHOST: Final = "/"
@@ -117,6 +131,10 @@ class Destination(Protocol):
     @property
     def shown(self) -> str | None:
         """The address of a node that was made for the link; ``None``: the address that the client sent."""
+
+    @property
+    def limit(self) -> int | None:
+        """The largest message in bytes that the node takes; ``None`` for the limit of the connection."""
 
     def begin(self, sender: NodeSender) -> None:
         """Set the link, which gets the outcomes."""

@@ -17,7 +17,7 @@ from secrets import token_bytes
 from typing import Any, Final, NamedTuple, Protocol
 
 from dtx.manager.branch_runtime import BranchRuntime
-from dtx.server.amqp10.nodes import Home, Nodes, Origin, amqp_error, rolled_back
+from dtx.server.amqp10.nodes import Home, Nodes, Origin, amqp_error, failure_of, rolled_back
 from dtx.server.failpoints import saying
 from dtx.store.work import HeldPublish
 from dtx.wire.amqp09.methods import DtxCommitOk, DtxEndOk, DtxRollbackOk, DtxStartOk
@@ -644,7 +644,7 @@ class Transactions:
             self._done(ending, amqp_error(answer))
             ending.work.end_for_good(ending.work.xid)  # if it still exists: no client knows its xid
         else:
-            self._done(ending, None if answer in (XaFlag.OK, XaFlag.RDONLY) else rolled_back(answer))
+            self._done(ending, failure_of(answer))
 
     def _done(self, ending: _Ending, failure: AmqpError | None) -> None:
         asked, work, control = ending

@@ -269,6 +269,8 @@ class Publications:
         shown: see :class:`Destination`.
     """
 
+    limit = None
+
     def __init__(self, nodes: StandaloneNodes, shown: str | None) -> None:
         self.shown = shown
         self._nodes = nodes

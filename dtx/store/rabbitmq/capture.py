@@ -19,6 +19,17 @@ def republishable(lane: Lane, raw: bytes) -> bool:
     return len(raw) + _ADDED <= lane.frame_max
 
 
+def check_size(lane: Lane, size: int) -> None:
+    """Refuse a body of *size* bytes that the broker would refuse when the branch commits.
+
+    Raises:
+        XaError: 406, with the text of RabbitMQ.
+    """
+    most = lane.max_message_bytes
+    if size > most:
+        raise XaError(ReplyCode.PRECONDITION_FAILED, f"message size {size} is larger than configured max size {most}")
+
+
 def check_publish(lane: Lane, own_user: str, exchange: bytes, routing_key: bytes, raw: bytes) -> None:
     """Refuse a publish that dtx cannot do for a branch.
 

@@ -1,7 +1,7 @@
-"""The lane: where phase two happens. One connection for each vhost, with dtx's own credentials, and k channels on it.
+"""Lanes, which do phase two: for each vhost one connection with dtx's own credentials, and channels on it.
 
-A unit is one AMQP transaction of one branch. Only commit-ok completes it, or after a crash a trusted receipt. What the
-lane may know about a unit whose connection is lost, it finds out in :meth:`Lane.resolve`, and by nothing else.
+A unit is one AMQP transaction of one branch. Only commit-ok completes it, or after a crash a trusted receipt. If the
+connection of a unit is lost, only :meth:`Lane.resolve` determines its outcome.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.identity import BrokerIdentity, NameTaken, consumers_of, declare_lock, hold_lock
 from dtx.store.rabbitmq.management import Management, ManagementError
 from dtx.store.rabbitmq.memory_quota import MemoryQuota, Share
+from dtx.store.rabbitmq.message_limit import announced_limit
 from dtx.store.rabbitmq.receipts import Receipts
 from dtx.store.rabbitmq.service import Broker, BrokerLoginRefused, ServiceConnection
 from dtx.store.rabbitmq.trust import Replay, Trust
@@ -34,29 +35,32 @@ from dtx.xa.codes import ReplyCode, XaError
 _log = get_logger(part="lane")
 
 _LOCK_POLL: Final = 0.25
-"""Seconds between two looks at a lock that is not free; its owner's heartbeat bounds the wait."""
+"""Seconds between two checks of a lock that is not free; its owner's heartbeat bounds the wait."""
 _BACKOFF: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
-"""Seconds before the broker is tried again."""
+"""Seconds before the next attempt to connect to the broker."""
 _IMPATIENT: Final = 0.25
-"""The same while a caller waits for it."""
+"""The same while a caller waits for the lane, at most."""
 _TURN: Final = 2.0
 """Seconds of one generation of receipts."""
 _USE: Final = 3600.0
 """Seconds after which the receipt queues are declared again, so that the broker does not delete them as unused."""
 _FAREWELL: Final = 2.0
-"""Seconds for deleting them at the end."""
+"""Seconds for the deletion of the receipt queues at the end."""
 _TRUST: Final = 60.0
-"""Seconds between two looks at the policies that could eat receipts."""
+"""Seconds between two checks of the policies that could remove receipts."""
+_MOST_BYTES: Final = 16 << 20
+"""The default of RabbitMQ's ``max_message_size`` since 4.0."""
+_MOST_BYTES_BEFORE_4: Final = 128 << 20
 _EMPTY: Final = properties.build({})
 _MANAGEMENT_PATIENCE: Final = 5.0
-"""Seconds that a question to the management API waits for a lane that is down."""
+"""Seconds that a request to the management API waits for a lane that is down."""
 _POISON: Final = 5
-"""Connections lost under one unit alone after which it is taken for the cause, and stands aside for others."""
+"""Connections that are lost while a unit is sent alone: after so many, the unit counts as the cause and is refused."""
 _MOST_UNDER_WAY: Final = 256 << 20
-"""Octets of messages in the units of all lanes that are under way: four branches of the largest size that is the
-default. Each octet is there up to three times, as it came from the log, in its frame, and in the socket's buffer."""
+"""Bytes of messages in the pending units of all lanes: four branches of the largest default size. Each byte takes
+memory up to three times: as read from the log, in its frame, and in the socket's buffer."""
 _GROWTH: Final = 8
-"""How often a lane may multiply its channels while dead queues hold the others."""
+"""A lane opens at most this multiple of its channels while others hang, for example on a queue without a leader."""
 
 Build = Callable[[int, int, UUID, Sequence[WorkRow]], Iterator[bytes]]
 
@@ -66,20 +70,22 @@ class LaneSettings:
     """How lanes work.
 
     Args:
-        identity: whose lanes they are.
+        identity: of this dtx.
         channels: units at the same time.
-        deadline: seconds after which a unit that the broker does not answer no longer counts against *channels*.
-        replay: what is done with units whose outcome is not known.
-        management: to judge receipts; ``None`` when there is none.
-        found: told what was found out about each unit whose answer was lost.
-        active: whether this dtx is the active one: receipts may be its successor's otherwise, and are left alone.
-        finished: whether the log needs no receipt any more, when lanes are closed.
+        deadline: seconds after which a unit without an answer no longer counts against *channels*.
+        max_message_bytes: body of the largest message of a branch; 0: what the broker takes.
+        replay: the setting ``--replay``: how to handle units whose outcome is not known.
+        management: the management API, to judge receipts; ``None`` when there is none.
+        found: called with the outcome of each unit whose answer was lost.
+        active: whether this dtx is the active one. Otherwise receipts may belong to its successor, and stay untouched.
+        finished: whether the log needs no receipt any more; asked when a lane is closed.
         room: memory for the messages of units, shared by all lanes that have these settings.
     """
 
     identity: BrokerIdentity
     channels: int = 16
     deadline: float = 30.0
+    max_message_bytes: int = 0
     replay: Replay = "auto"
     management: Management | None = None
     active: Callable[[], bool] = lambda: True
@@ -95,7 +101,7 @@ class Lane:
         broker: with dtx's own credentials.
         vhost: name.
         settings: how lanes work.
-        on_end: told when it has ended by itself, since its vhost is gone and nothing needs it.
+        on_end: called when the lane has ended by itself: the broker refuses its vhost, and nothing needs the lane.
     """
 
     def __init__(
@@ -107,11 +113,14 @@ class Lane:
         self.settings = settings
         self.receipts = Receipts(settings.identity)
         self.frame_max = MIN_FRAME
-        """Octets of a frame that the broker takes from dtx."""
+        """Largest frame in bytes that the broker accepts."""
+        self.max_message_bytes = settings.max_message_bytes or _MOST_BYTES
+        """Body of the largest message that the broker takes."""
         self.impersonates = False
         """Whether dtx's user may publish messages with another user's user-id."""
         self.problem: str | None = "not connected yet"
         """Why the lane is not working; ``None`` when it is."""
+        self._announced = 0
         self._connection: ServiceConnection | None = None
         self._control: OwnChannel | None = None
         self._up = asyncio.Event()
@@ -135,34 +144,34 @@ class Lane:
 
     @property
     def distrust(self) -> str | None:
-        """Why receipts are not believed; ``None`` when they are."""
+        """Why receipts are not trusted; ``None`` when they are."""
         return self._trust.distrust
 
     @property
     def open_receipts(self) -> int:
-        """Receipts that dtx may still need."""
+        """The number of receipts that dtx may still need."""
         return self.receipts.open
 
     @property
     def channels(self) -> int:
-        """How many units can be under way at a time."""
+        """The number of open channels: units at the same time."""
         return self._opened
 
     @property
     def under_way(self) -> int:
-        """Units that the broker is working on."""
+        """The number of units that have a channel."""
         return self._opened - len(self._free)
 
     @property
     def waiting(self) -> int:
-        """Units that wait for a channel."""
+        """The number of units that wait for a channel."""
         return sum(not waiter.done() for waiter in self._waiters)
 
     async def ready(self, seconds: float) -> None:
         """Wait until the lane works.
 
         Raises:
-            XaError: 541 with the reason, when it does not within *seconds*.
+            XaError: 541 with the reason, if it does not work within *seconds*.
         """
         if self._up.is_set():
             return
@@ -197,7 +206,7 @@ class Lane:
                     return
                 if failures < 3 or failures % 20 == 0:
                     _log.warning("lane is down", vhost=self.vhost, broker=str(self.broker), reason=self.problem)
-            except Exception as error:  # noqa: BLE001 - logged; a lane that ends would hold every commit for ever
+            except Exception as error:  # noqa: BLE001 - logged; if the lane ended, all commits would wait for ever
                 self.problem = f"the lane failed: {type(error).__name__}"
                 _log.exception("lane failed", vhost=self.vhost)
             finally:
@@ -206,7 +215,7 @@ class Lane:
                 self._free.clear()
                 self._opened = 0
                 if connection is not None:
-                    connection.abort("the lane starts anew")
+                    connection.abort("the lane reconnects")
             await self._pause(_BACKOFF[min(failures, len(_BACKOFF) - 1)])
             failures += 1
 
@@ -216,7 +225,7 @@ class Lane:
         return bool(self._waiting or self._calls or self.receipts.needed)
 
     async def _pause(self, seconds: float) -> None:
-        """Leave the broker alone for *seconds*, or for less time when a caller waits for the lane."""
+        """Pause for *seconds* before the next attempt, or for less time when a caller waits for the lane."""
         if not self._waiting:
             self._wanted.clear()
             with suppress(TimeoutError):
@@ -236,6 +245,7 @@ class Lane:
         await self.receipts.declare(control)
         await self.receipts.recognise(connection)
         self.impersonates = await self._may_impersonate(connection)
+        self.max_message_bytes = await self._message_limit(connection)
         self._connection = connection
         self._control = control
         self.frame_max = connection.engine.agreed.frame_max
@@ -257,6 +267,15 @@ class Lane:
         await channel.close()
         return True
 
+    async def _message_limit(self, connection: ServiceConnection) -> int:
+        asked = self.settings.max_message_bytes
+        if connection.version < (4,):
+            return asked or _MOST_BYTES_BEFORE_4
+        announced = await announced_limit(self.broker, self.vhost, self.receipts.queues[0])
+        if announced:  # nodes of a cluster may differ, and the next connection may be to another one
+            self._announced = min(self._announced or announced, announced)
+        return min(asked or self._announced, self._announced) if self._announced else asked or _MOST_BYTES
+
     async def _tx_channel(self, connection: ServiceConnection) -> OwnChannel:
         return await OwnChannel(connection).open(methods.TxSelect())
 
@@ -272,7 +291,7 @@ class Lane:
         control = self._control
         assert control is not None
         canary = await self._tx_channel(connection)
-        await self.receipts.renew_inherited(connection)  # connections may come and go without living for an hour
+        await self.receipts.renew_inherited(connection)  # connections may never last an hour
         loop = asyncio.get_running_loop()
         declared = loop.time()
         while not connection.is_lost:
@@ -292,8 +311,8 @@ class Lane:
     def _look_out(self, canary: OwnChannel) -> None:
         """Publish a message, and roll it back: RabbitMQ reports an alarm only to connections that publish during it.
 
-        RabbitMQ does not read from such a connection until the alarm is over. So dtx does not leave this to the
-        connections of clients: they can still acknowledge, without publishing.
+        RabbitMQ does not read from such a connection until the alarm is over. So dtx detects alarms on its own
+        connection: those of clients can still acknowledge, without publishing.
         """
         if canary.closed is None and not canary.busy:
             canary.send_raw(
@@ -301,10 +320,10 @@ class Lane:
             )
 
     async def management(self) -> Management:
-        """The management API, once it has shown that it is this broker's.
+        """The management API, after a check that it belongs to this broker.
 
         Raises:
-            ManagementError: there is none, it cannot be asked, or it is another broker's.
+            ManagementError: there is none, it gives no answer, it belongs to another broker, or the lane is down.
         """
         if self.settings.management is not None:
             try:
@@ -314,7 +333,7 @@ class Lane:
         return await self._trust.recognised_management()
 
     async def close(self) -> None:
-        """End the lane."""
+        """End the lane. If the log needs no receipt any more, delete the receipt queues."""
         connection, control = self._connection, self._control
         if control is not None and self.settings.active() and self.settings.finished():
             with suppress(UpstreamLost, UpstreamChannelClosed, TimeoutError):
@@ -332,14 +351,16 @@ class Lane:
     def leaves_receipts(self) -> bool:
         """Whether a unit that is made now leaves a receipt.
 
-        Not while receipts are distrusted: afterwards dtx could not tell that this receipt had proved nothing.
+        It leaves none while receipts are not trusted. Once they are trusted again, dtx could not tell such a receipt
+        from a valid one.
         """
         return self.distrust is None
 
     def next_unit(self) -> Unit:
-        """The unit that phase two of a branch would use now; without a lock when the lane is not ready.
+        """The unit that phase two of a branch would use now; without a lock while the lane is not ready.
 
-        Not before receipts have been judged: a unit without one is applied again where its outcome is not known.
+        The lane is ready only when receipts have been judged. A unit without a receipt is applied again if its outcome
+        is not known.
         """
         lock = self._connection.lock if self._connection is not None and self._up.is_set() else ""
         return Unit(
@@ -351,9 +372,9 @@ class Lane:
         )
 
     async def resolve(self, unit: Unit) -> UnitOutcome:
-        """What became of a unit that this lane's present connection has not sent.
+        """The outcome of a unit whose answer was lost, or that a predecessor may have sent.
 
-        Waits until the unit's lock is free: until then a stalled predecessor's unit may still be applied.
+        Waits until the unit's lock is free. Until then, the unit of a stalled predecessor may still be applied.
         """
         self._calls += 1
         try:
@@ -372,11 +393,11 @@ class Lane:
                     await self._until_free(unit.lock)
                 failpoint.at(Point.RESOLVE_FREE)
                 found = await self.receipts.left_by(unit.lock, connection)
-                await self._trust.judge()  # a policy of the last minute may have eaten the receipt
+                await self._trust.judge()  # a policy of the last minute may have removed the receipt
                 failpoint.at(Point.RESOLVE_READ)
             except UpstreamLost:
                 continue
-            except XaError:  # all channels of the connection ask for something at the moment
+            except XaError:  # all channels of the connection are in use
                 await asyncio.sleep(_LOCK_POLL)
                 continue
             except UpstreamChannelClosed as closed:
@@ -388,9 +409,9 @@ class Lane:
                     return UnitOutcome.HAPPENED
                 if unit.incarnation in found.markers:
                     return UnitOutcome.NEVER
-            reason = "the broker has forgotten receipts"
+            reason = "the broker has lost receipts"
             if not unit.receipt:
-                reason = "it was to leave no receipt: receipts were not trusted, or the broker had an alarm"
+                reason = "it has no receipt: receipts were not trusted, or the broker had an alarm"
             _log.warning(
                 "the outcome of a unit cannot be found out",
                 vhost=self.vhost,
@@ -401,7 +422,7 @@ class Lane:
 
     async def _connected(self) -> ServiceConnection:
         while self._connection is None or self._connection.is_lost or not self._up.is_set():
-            # Units are told of a lost connection before the lane's own task is: a caller that asks again must not spin.
+            # Units learn of a lost connection before the lane's own task: without this, a retrying caller would spin.
             self._up.clear()
             await self._up.wait()
         return self._connection
@@ -426,11 +447,11 @@ class Lane:
             await asyncio.sleep(_LOCK_POLL)
 
     async def apply(self, phase: PhaseTwo) -> Applied | Refused:
-        """Publish the messages of a branch."""
+        """See :class:`~dtx.store.api.BrokerStore`."""
         return await self._finish(phase, messages.commit_frames, messages.ID)
 
     async def put_back(self, phase: PhaseTwo) -> Applied | Refused:
-        """Put the consumed messages of a branch back."""
+        """See :class:`~dtx.store.api.BrokerStore`."""
         result = await self._finish(phase, messages.put_back_frames, messages.PUT_BACK)
         if isinstance(result, Refused):
             return result
@@ -444,8 +465,8 @@ class Lane:
             missing = await self._missing(dict.fromkeys(item.queue for item in work if item.queue is not None))
             gone = {item.position for item in work if item.queue in missing}
             reason = "404 queue is gone"
-        # An exclusive queue goes with the connection that declared it, and so do its messages: without dtx these would
-        # be gone too, and nobody else could ever have got them.
+        # The broker deletes an exclusive queue and its messages with the connection that declared it. No other
+        # connection could ever have consumed these messages, so nothing is lost that would exist without dtx.
         dead = {item.position for item in work if item.position in gone and (item.flags or 0) & EXCLUSIVE}
         if dead:
             _log.info("messages of exclusive queues that are gone are dropped", branch=phase.branch_id, count=len(dead))
@@ -459,7 +480,7 @@ class Lane:
         )
 
     async def _missing(self, queues: Iterable[bytes]) -> set[bytes]:
-        """Which queues are not there: a receipt does not tell what a dead dtx was returned."""
+        """The *queues* that do not exist: a receipt does not show which messages the broker returned to a dead dtx."""
         while True:
             connection = await self._connected()
             with suppress(UpstreamLost):
@@ -474,7 +495,7 @@ class Lane:
 
     async def _complete(self, phase: PhaseTwo, build: Build, header: bytes) -> Applied | Refused:
         unit = phase.unit
-        suspected = False  # once its connection was lost: units that shared it may be the cause, so it goes alone
+        suspected = False  # its connection was lost once. Units that shared it may be the cause, so it is sent alone
         losses = 0
         progress = phase.progress
         while True:
@@ -491,11 +512,11 @@ class Lane:
             try:
                 await share.take()
                 if progress is not UnitProgress.UNSENT or unit.lock != channel.upstream.lock:
-                    # Before a unit may happen, the log must know under which lock and with which nonce.
+                    # The log must have lock and nonce of a unit before it is sent.
                     unit = self.next_unit()
                     progress = UnitProgress.UNSENT
                     await phase.assign(unit)
-                work = await phase.work()  # not earlier: units that wait for a channel, or for room, hold no bodies
+                work = await phase.work()  # not earlier: units that wait for a channel or memory hold no bodies
             except BaseException:
                 share.release()
                 self._give(channel)
@@ -512,12 +533,12 @@ class Lane:
                 suspected = True
             except UpstreamChannelClosed as closed:
                 failpoint.at(Point.UNIT_REFUSED)
-                # At a publish the channel took the whole unit with it; behind "partial tx completion" it did not.
+                # A close at a publish discards the whole unit. A close at tx.commit ("partial tx completion") does not.
                 return Refused(
                     reason=words(closed.close), partial=phase.repeated or closed.close.failed == methods.TxCommit.KEY
                 )
             except WireError as error:  # nothing was sent
-                reason = f"a message cannot be written as AMQP has it: {error.reason}"
+                reason = f"a message cannot be encoded for AMQP: {error.reason}"
                 return Refused(reason=reason, partial=phase.repeated)
             finally:
                 work = ()
@@ -537,7 +558,7 @@ class Lane:
         upstream = channel.upstream
         frames: list[bytes] = []
         try:
-            # All of them, before the first one is sent: each message can be written.
+            # Encode all messages before the first one is sent: an error then refuses the unit as a whole.
             await finish(map(frames.append, build(number, upstream.engine.agreed.frame_max, branch_id, work)))
         except BaseException:
             self._give(channel)
@@ -594,7 +615,7 @@ class Lane:
         self._free.append(channel)
 
     def _overdue(self, channel: OwnChannel, share: Share) -> None:
-        """A unit hangs, for example because its queue has no leader: it goes on, others get its channel and room."""
+        """A unit hangs, for example on a queue without a leader: others get a new channel and its memory."""
         _log.warning("a unit has not been answered in time", vhost=self.vhost, seconds=self.settings.deadline)
         share.release()
         self._replace(channel)
@@ -616,7 +637,7 @@ class Lane:
         except (UpstreamChannelClosed, UpstreamLost, XaError) as error:
             _log.warning("a channel of the lane could not be opened", vhost=self.vhost, reason=str(error))
             if not self._opened:
-                connection.abort("no channel of the lane is left")  # else commits would wait for ever
+                connection.abort("no channel of the lane is left")  # otherwise commits would wait for ever
 
 
 def _returned(channel: OwnChannel, header: bytes) -> list[Returned]:

@@ -112,7 +112,8 @@ class ServiceConnection(Upstream):
         self._step: asyncio.Future[Exception | None] | None = None
         """Done when this step of the handshake is complete, or has failed."""
         self._agreed = methods.ConnectionTuneOk(channel_max=0, frame_max=0, heartbeat=0)
-        self.server_properties = b""
+        self.version: tuple[int, ...] = ()
+        """The version of the broker, for example (4, 0, 5); empty if it does not say so."""
         self.gone = asyncio.get_running_loop().create_future()
         """Done, with the reason, when the connection is lost."""
 
@@ -192,7 +193,7 @@ class ServiceConnection(Upstream):
                 self.handlers[event.channel].frame(event.key, event.buffer, event.start, event.end)
             case events.ServerStarted():
                 user, password = self._broker.user.encode(), self._broker.password.encode()
-                self.server_properties, response = event.start.server_properties, handshake.plain(user, password)
+                self.version, response = handshake.version(event.start), handshake.plain(user, password)
                 self.engine.log_in(
                     methods.ConnectionStartOk(self._properties(), handshake.PLAIN, response, locale=b"en_US")
                 )

@@ -76,6 +76,16 @@ def advertise(payload: bytes) -> ConnectionStart:
     return replace(start, server_properties=b"".join(parts), mechanisms=b" ".join(mechanisms))
 
 
+def version(start: ConnectionStart) -> tuple[int, ...]:
+    """Return the version in the server's properties, for example (4, 0, 5); empty if there is none with numbers.
+
+    Raises:
+        WireError: 502, the properties are malformed.
+    """
+    found = next((entry.value for entry in tables.entries(start.server_properties) if entry.key == b"version"), b"")
+    return tuple(int(part) for part in re.findall(rb"\d+", found)[:3])
+
+
 def capabilities(properties: bytes) -> frozenset[bytes]:
     """Return the names of the true capabilities in *properties* of a server or client, a table without its length.
 

@@ -145,6 +145,7 @@ class Link:
         queued: the number of deliveries that wait for the session's window.
         delivery_count: the delivery-count, a serial number.
         drain: whether the receiver has asked for a drain of the credit.
+        limit: the largest message in bytes that the peer may send; not larger than that of the connection.
         max_message_size: the limit of the peer in bytes; ``None`` or 0 for no limit.
         properties: for a sender: the properties of its flows.
         unsettled: the messages that wait or are sent, and are not settled, by number.
@@ -160,6 +161,7 @@ class Link:
         "delivery_count",
         "drain",
         "handle",
+        "limit",
         "max_message_size",
         "name",
         "partial",
@@ -181,6 +183,7 @@ class Link:
         self.credit = 0
         self.delivery_count = 0
         self.drain = False
+        self.limit = session.connection.settings.max_message_size
         self.max_message_size: int | None = None
         self.partial: Partial | None = None
         self.properties: dict[str, Any] | None = None
@@ -228,7 +231,6 @@ class Link:
         if self.state in DEAF or not self._session.sending:
             return
         following = step(self.state, Amqp10Step.SEND_OPEN, f"link {self.name!r}")
-        limit = self._session.connection.settings.max_message_size
         self._session.send(
             Attach(
                 name=self.name,
@@ -239,7 +241,7 @@ class Link:
                 source=source,
                 target=target,
                 initial_delivery_count=self.delivery_count if self.role is Role.SENDER else None,
-                max_message_size=limit if self.role is Role.RECEIVER else None,
+                max_message_size=self.limit if self.role is Role.RECEIVER else None,
                 offered_capabilities=offered_capabilities,
                 properties=properties,
             )
@@ -415,9 +417,8 @@ class Link:
             self._drop(partial)
             return
         size = len(partial.octets) + len(payload)
-        limit = self._session.connection.settings.max_message_size
-        if size > limit:
-            raise AmqpError(Condition.MESSAGE_SIZE_EXCEEDED, f"a message of more than {limit} bytes")
+        if size > self.limit:
+            raise AmqpError(Condition.MESSAGE_SIZE_EXCEEDED, f"a message of more than {self.limit} bytes")
         if transfer.state is not None and transfer.state not in partial.states and len(partial.states) < 2:
             partial.states += (transfer.state,)
         partial.settled = partial.settled or bool(transfer.settled)

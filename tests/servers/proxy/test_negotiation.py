@@ -95,7 +95,7 @@ def test_a_login_may_be_as_long_as_a_frame(service: DtxService, octets: int, ref
         peer.begin()
         peer.say(0, peer.start_ok(properties=tables.entry(b"long", b"S", bytes(octets))))
         end = peer.end()
-    by_dtx = end is not None and b"octets in a frame, frame-max is" in end.reply_text
+    by_dtx = end is not None and b"bytes in a frame, frame-max is" in end.reply_text
     assert by_dtx is refused
 
 

@@ -132,6 +132,7 @@ def test_a_select_pipelined_behind_consuming(service: DtxService, filled: str, r
         peer.say(1, methods.BasicGet(filled.encode()).encode(), select)
         assert b"not answered yet" in peer.channel_end(1).reply_text
         peer.say(1, methods.ChannelCloseOk().encode())
+        wait_until(lambda: rabbitmq.count(filled) == 6, what="the message of the closed channel")  # it may take a while
         peer.open(1)
         peer.say(1, methods.BasicGet(filled.encode()).encode(), methods.BasicGet(filled.encode()).encode())
         peer.wait(methods.BasicGetOk.KEY)

@@ -77,6 +77,11 @@ class BrokerDestination:
         self._closing = False
         self._channel = ConfirmChannel(broker.upstream, channel.engine, KEPT, self)
 
+    @property
+    def limit(self) -> int:
+        """See :class:`Destination`."""
+        return self._broker.lane.max_message_bytes
+
     def begin(self, sender: NodeSender) -> None:
         """See :class:`Destination`."""
         self._sender = sender
@@ -159,6 +164,7 @@ class BrokerDestination:
     def judge(self, message: HeldPublish) -> Outcome | Future[AmqpError | None]:
         """See :class:`Destination`."""
         broker = self._broker
+        capture.check_size(broker.lane, len(message.body))
         capture.check_publish(
             broker.lane, broker.store.broker.user, message.exchange, message.routing_key, message.properties
         )

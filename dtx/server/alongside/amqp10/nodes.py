@@ -6,6 +6,7 @@ confirm mode. The work of a transaction is handled like the work of any branch.
 """
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, cast
 
@@ -38,6 +39,9 @@ _MAX_NAME: Final = 255
 """Maximum bytes of a name in AMQP 0-9-1."""
 _LANE_PATIENCE: Final = 5.0
 """Seconds that a control link waits for the lane of its virtual host."""
+
+_LIMIT_PATIENCE: Final = 1.0
+"""Seconds that a link to the broker waits for the lane, which knows the largest message."""
 
 
 class BrokerNodes:
@@ -164,6 +168,8 @@ class BrokerNodes:
             if address is not None:
                 await self._broker.check_target(address)
             channel = await OwnChannel(self.upstream).open(methods.ConfirmSelect())
+            with suppress(XaError):  # the broker itself judges the size of what is in no branch
+                await self._broker.lane.ready(_LIMIT_PATIENCE)
         except UpstreamChannelClosed as closed:
             raise broker_error(closed.close) from closed
         except UpstreamLost as error:

@@ -13,6 +13,7 @@ import pytest
 from dtx.log.records import Unit
 from dtx.manager import Limits, TransactionManager, Who
 from dtx.manager.branch_runtime import BranchRuntime
+from dtx.server.amqp10.nodes import failure_of
 from dtx.server.amqp10.transactions import Retired, Transactions
 from dtx.store.api import UnitOutcome
 from dtx.store.slices import Slices
@@ -282,3 +283,18 @@ async def test_a_discharge_that_waits_commits_nothing_once_its_control_link_is_g
         assert await place.manager.drain(30)
         assert entry.branch.state is State.ROLLBACK_ONLY
         assert entry.branch.associations == {}
+
+
+def test_a_discharge_is_rolled_back_only_if_all_of_it_was() -> None:
+    """After an operator's decision a part may be published: then the client hears neither of success nor rollback."""
+    conditions = {answer: None if (error := failure_of(answer)) is None else error.condition for answer in XaFlag}
+    assert conditions == {
+        XaFlag.OK: None,
+        XaFlag.RDONLY: None,
+        XaFlag.HEURCOM: None,
+        XaFlag.RBROLLBACK: Condition.ROLLBACK,
+        XaFlag.HEURRB: Condition.ROLLBACK,
+        XaFlag.RBTIMEOUT: Condition.TIMEOUT,
+        XaFlag.HEURMIX: Condition.INTERNAL_ERROR,
+        XaFlag.HEURHAZ: Condition.INTERNAL_ERROR,
+    }
