@@ -1,13 +1,13 @@
-"""Transactions a second through each adapter at 1 and 16 threads, beside the raw wire: what each adapter costs.
+"""Transactions per second through each adapter with 1 and 16 threads, compared with the raw wire.
 
-Each transaction publishes one persistent message of 100 octets to a dtx without a broker, in two phases. "Raw wire"
-writes frames that were encoded before and compares the answers with what they must be: so it is what dtx itself can do
-with so many clients. All others do the same branches by their own ways, and in the column behind each number is how
-much of the raw wire's it is. The transaction manager's rows have two dtx in each transaction, for one alone commits in
-one phase without its log: they stand beside the client with two dtx, which keeps no decision.
+Each transaction publishes one persistent message of 100 bytes to a standalone dtx, in two phases. "Raw wire" writes
+frames that were encoded before, and compares the answers with the expected ones: this is the limit of dtx itself. The
+column after each rate has its share of the raw wire's rate. The rows of the transaction manager have two dtx in each
+transaction, because it commits with one dtx in one phase without its log. They are compared with the client with two
+dtx, which stores no decision.
 
-Python's threads share one processor: 16 of them show what one process can do. Load generators, dtx and PostgreSQL share
-the processors of this machine. Java and C are left out, with a line, where they cannot be compiled.
+Python's threads share one processor: 16 of them show the limit of one process. Load generators, dtx and PostgreSQL
+share the processors of this machine. If Java or C cannot be compiled, a line says so.
 
 Run: python -m benchmarks.adapters [--seconds 5], which takes three minutes.
 """
@@ -53,13 +53,12 @@ _numbers = itertools.count(1)
 
 
 def new_xid(bqual: bytes = b"q") -> Xid:
-    """An xid that nobody has used."""
     return Xid(7, os.urandom(8) + next(_numbers).to_bytes(8, "big"), bqual)
 
 
 @contextmanager
 def channel_of(url: str) -> Iterator[Any]:
-    """A channel of its own connection."""
+    """Open a channel on a new connection."""
     connection = pika.BlockingConnection(pika.URLParameters(url))
     try:
         yield connection.channel()
@@ -69,7 +68,7 @@ def channel_of(url: str) -> Iterator[Any]:
 
 @contextmanager
 def client(urls: list[str]) -> Iterator[Callable[[], None]]:
-    """start, publish, end, prepare, commit, with nothing around it; at every dtx of *urls*."""
+    """``dtx.client.XAResource`` alone: start, publish, end, prepare, commit at every dtx of *urls*."""
     with ExitStack() as stack:
         channels = [stack.enter_context(channel_of(url)) for url in urls]
         resources = [XAResource(channel) for channel in channels]
@@ -105,7 +104,7 @@ def pep249(urls: list[str]) -> Iterator[Callable[[], None]]:
 
 
 def threads(number: int, seconds: float, made: Callable[[], Any]) -> float:
-    """Transactions a second of so many threads, each with what *made* gives it."""
+    """Return transactions per second of *number* threads, each with its own function from *made*."""
     counts = [0] * number
     ready, go = threading.Barrier(number + 1), threading.Event()
     end = [0.0]
@@ -132,7 +131,7 @@ def threads(number: int, seconds: float, made: Callable[[], Any]) -> float:
 
 
 async def tasks(number: int, seconds: float, one: Callable[[], Any]) -> float:
-    """Transactions a second of so many tasks."""
+    """Return transactions per second of *number* tasks."""
     await asyncio.gather(*(one() for _ in range(number)))
     began = time.perf_counter()
     count = 0
@@ -148,7 +147,6 @@ async def tasks(number: int, seconds: float, one: Callable[[], Any]) -> float:
 
 
 def through_tm(urls: list[str], log: str, number: int, seconds: float) -> float:
-    """``dtx.client.tm``."""
     resources = [DtxResource(f"q{position}", url) for position, url in enumerate(urls)]
     with TransactionManager(node="bench", log=log, resources=resources, recover_every=None) as tm:
 
@@ -180,7 +178,7 @@ def through_zope(urls: list[str], log: str, number: int, seconds: float) -> floa
 
 
 async def through_aio(urls: list[str], number: int, seconds: float) -> float:
-    """``dtx.client.aio``: so many channels, each of its own connection, one dtx."""
+    """``dtx.client.aio``: *number* channels, each with its own connection, one dtx."""
     connections = [await aio_pika.connect(urls[0]) for _ in range(number)]
     free: list[Any] = []
     for connection in connections:
@@ -204,7 +202,6 @@ async def through_aio(urls: list[str], number: int, seconds: float) -> float:
 
 
 async def through_async_tm(urls: list[str], log: str, number: int, seconds: float) -> float:
-    """``dtx.client.tm.asynchronous``."""
     resources = [AsyncDtxResource(f"q{position}", url) for position, url in enumerate(urls)]
     async with AsyncTransactionManager(node="bench", log=log, resources=resources, recover_every=None) as tm:
 
@@ -218,7 +215,7 @@ async def through_async_tm(urls: list[str], log: str, number: int, seconds: floa
 
 
 def through_raw_wire(url: str, number: int, seconds: float, first: int) -> float:
-    """Frames that are ready, in two processes that do nothing else."""
+    """Encoded frames, written by two load processes."""
     cycle = Cycle(queue=b"q", size=len(BODY))
     with Load(Address.of(url), partial(BranchPlayer, cycle), number, 2, first=first) as load:
         load.wait_connected()
@@ -228,13 +225,13 @@ def through_raw_wire(url: str, number: int, seconds: float, first: int) -> float
 
 
 def through_java(java: Java, url: str, number: int, seconds: float) -> float:
-    """``DtxXAResource``, a process of its own."""
+    """``DtxXAResource`` in its own process."""
     command = java.command("Load", url, "q", str(number), str(seconds), quick=False)
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def through_c(driver: Driver, url: str, number: int, seconds: float) -> float:
-    """The XA switch under a C program. Its share of the time that connecting takes is within."""
+    """The XA switch in a C program; the time includes connecting."""
 
     def run(branches: int) -> float:
         gtrid = os.urandom(6).hex()
@@ -245,7 +242,7 @@ def through_c(driver: Driver, url: str, number: int, seconds: float) -> float:
 
 
 def compiled_or_not(stack: ExitStack, name: str, make: Callable[[], AbstractContextManager[T]]) -> T | None:
-    """A program in another language, or a line that says why there is none."""
+    """Compile a program in another language; print a line if that fails."""
     try:
         return stack.enter_context(make())
     except (pytest.skip.Exception, AssertionError, subprocess.CalledProcessError) as reason:
@@ -254,7 +251,6 @@ def compiled_or_not(stack: ExitStack, name: str, make: Callable[[], AbstractCont
 
 
 def main() -> None:
-    """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     seconds: float = parser.parse_args().seconds
@@ -298,7 +294,7 @@ def main() -> None:
 
 
 def report(title: str, measurements: Sequence[tuple[str, Callable[[int], float]]]) -> None:
-    """Measure; a line for each, beside the first one."""
+    """Measure and print a line for each, with its share of the first one."""
     print(f"{title + ', a second':40} {'1 thread':>10} {'':>6} {'16 threads':>11}")
     first: dict[int, float] = {}
     for name, measure in measurements:

@@ -1,12 +1,12 @@
-"""Transactions per second of clients that speak AMQP 1.0, beside branches of AMQP 0-9 that commit in one phase.
+"""Transactions per second of AMQP 1.0 clients, compared with AMQP 0-9 branches that commit in one phase.
 
-Each transaction is declare, one durable message to a queue in it, discharge; once each request waits for the answer to
-the one before, and once (pipelined) message, discharge and the declare of the next transaction go in one write. Beside
-it the same with AMQP 0-9: start, publish, end, commit in one phase; pipelined: start, publish and end in one write.
+Each transaction is declare, one durable message to a queue, discharge. In one row each request waits for the answer to
+the one before. In the other (pipelined), message, discharge and the next declare go in one write. The same follows with
+AMQP 0-9: start, publish, end, commit in one phase; pipelined: start, publish and end in one write.
 
-Every answer is compared octet for octet with what it must be, and afterwards the queue is counted: it must hold the
-message of each transaction that was committed exactly once. All servers are started by this program, share the
-processors of this machine with the load, and are gone afterwards.
+Every answer is compared byte for byte with the expected one. Afterwards the queue must hold the message of each
+committed transaction exactly once. This program starts all servers, which share the processors of this machine with the
+load, and removes them at the end.
 """
 
 import argparse
@@ -34,7 +34,7 @@ Key = tuple[str, bool, int]
 
 
 def play(protocol: str, pipeline: bool, size: int) -> Play:
-    """What makes a client of *protocol*."""
+    """Return the factory for clients of *protocol*."""
     if protocol == "1.0":
         return partial(TransactionPlayer, Postings(queue=QUEUE, size=size, pipeline=pipeline))
     return partial(BranchPlayer, Cycle(queue=QUEUE.encode(), size=size, one_phase=True, pipeline=pipeline))
@@ -44,7 +44,7 @@ def run(rig: Rig, key: Key, first: int) -> Row:
     """Measure one row.
 
     Raises:
-        LoadError: an answer was wrong, or the queue does not hold what was committed.
+        LoadError: an answer was wrong, or the queue does not hold the committed messages.
     """
     protocol, pipeline, connections = key
     with RawConnection(rig.messages) as connection:
@@ -57,7 +57,7 @@ def run(rig: Rig, key: Key, first: int) -> Row:
 
 
 def conclusions(rows: dict[Key, Row], standalone: bool) -> Iterator[str]:
-    """What the rows say: one protocol against the other, and against the aim."""
+    """Compare the protocols with each other and with the aim."""
     for (protocol, pipeline, connections), row in rows.items():
         other = rows.get(("0-9", pipeline, connections))
         if protocol == "1.0" and other is not None:

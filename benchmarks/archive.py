@@ -1,9 +1,9 @@
-"""How long it takes to bring a journal into the lake, what memory it takes, and whether every line is there once.
+"""Time and memory for copying a journal into the lake, with a check that every line is there once.
 
-Lines are written straight into the journal of a PostgreSQL of its own, of twenty resource managers and thirty days, in
-partitions of a day as dtx makes them. ``dtx pipeline archive`` copies them, as anybody would start it: the start of
-Python counts. Then it runs once more, with nothing new. What is in the lake afterwards is counted and summed
-up by Arrow, and held against the journal. Memory and seconds of a processor are those of the command, not PostgreSQL's.
+Lines of twenty resource managers and thirty days are written directly into the journal of a private PostgreSQL, with
+partitions of a day as dtx makes them. ``dtx pipeline archive`` copies them; the time includes the start of Python. Then
+it runs again without new lines. Arrow counts and sums the lines of the lake, and the result is compared with the
+journal. Memory and processor seconds are those of the command, without PostgreSQL.
 
     python -m benchmarks.archive --lines 1000000 10000000
 """
@@ -30,7 +30,7 @@ from dtx.db import migrate
 from dtx.db.migrate import partition_name
 
 _LOOK: Final = 0.25
-"""Seconds between two looks at what the command has used."""
+"""Seconds between two readings of the processor time of the command."""
 _DAYS: Final = 30
 _AT_ONCE: Final = 500_000
 _PARTITION: Final = """
@@ -49,12 +49,12 @@ FROM (SELECT i, %(first)s::timestamptz + i * (interval '1 day' * %(days)s / %(al
 
 
 class Totals(NamedTuple):
-    """What a line that is lost or there twice would change.
+    """Totals that a lost or repeated line changes.
 
     Args:
-        lines: how many.
-        bytes: the sum of a column that is another number in every line.
-        crossed: of each line that column, times the number of its transaction's messages.
+        lines: number of lines.
+        bytes: the sum of a column with a different number in every line.
+        crossed: the sum of that column times the number of messages of the transaction.
     """
 
     lines: int
@@ -63,7 +63,7 @@ class Totals(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """One run of the command."""
+    """The time, memory and output of one run of the command."""
 
     seconds: float
     busy: float
@@ -72,7 +72,7 @@ class Seen(NamedTuple):
 
 
 def fill(url: str, lines: int) -> Totals:
-    """Write *lines* lines of the last days, and have them counted."""
+    """Write *lines* lines of the last days, and return their totals."""
     migrate.upgrade(url)
     midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     first = midnight - timedelta(days=_DAYS)
@@ -97,7 +97,7 @@ def fill(url: str, lines: int) -> Totals:
 
 
 def in_lake(lake: Path) -> Totals:
-    """The same of a lake, by another reader than Spark."""
+    """Return the totals of a lake, read without Spark."""
     table = DeltaTable(lake).to_pyarrow_table(columns=["bytes", "publishes"])
     crossed = pc.sum(pc.multiply(table["bytes"], pc.cast(table["publishes"], "int64")))
     return Totals(table.num_rows, pc.sum(table["bytes"]).as_py(), crossed.as_py())
@@ -107,7 +107,7 @@ def archive(fleet: Path) -> Seen:
     """Run the command.
 
     Raises:
-        SystemExit: it failed.
+        SystemExit: the command failed.
     """
     command = [sys.executable, "-m", "dtx", "pipeline", "archive", "--fleet", str(fleet)]
     begun, busy = time.perf_counter(), 0.0
@@ -127,7 +127,6 @@ def archive(fleet: Path) -> Seen:
 
 
 def main() -> None:
-    """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lines", type=int, nargs="+", default=[1_000_000], help="of the journal (1,000,000)")
     parser.add_argument("--directory", type=Path, help="for what is written; with PostgreSQL 0.6 GB a million lines")

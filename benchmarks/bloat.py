@@ -1,8 +1,8 @@
-"""Whether the database grows while queues do not: messages that come and go, beside what their tables take.
+"""Growth of the database while queues keep their length: messages that come and go, and the sizes of the tables.
 
-Messages are written by the log as a service does, some hundred in a record, each record dropping as many that came
-before, so that a queue of a steady length moves through the table. Some go through branches that are prepared and
-committed. How far the queue was delivered is marked every second. PostgreSQL is started by this program.
+The log writes messages as a service does, some hundred in each record. Each record drops as many earlier messages, so
+the queues keep their length while they move through the table. Some messages go through branches that are prepared and
+committed. Every second, the delivered position of each queue is written. This program starts PostgreSQL.
 """
 
 import argparse
@@ -28,9 +28,9 @@ from dtx.manager.branch_runtime import new_branch_id
 _AT_ONCE: Final = 250
 """Messages in one record."""
 _WRITERS: Final = 4
-"""Records under way: what some connections have."""
+"""Records that are written at the same time, as some connections would."""
 _ROW: Final = 90
-"""Octets of a row and its index entry beside the body, about."""
+"""Approximate bytes of a row and its index entry, without the body."""
 _TABLES: Final = ("message", "branch", "queue")
 _SIZES: Final = """
 SELECT pg_table_size(c.oid) - coalesce(pg_total_relation_size(nullif(c.reltoastrelid, 0)), 0),
@@ -43,10 +43,10 @@ _HOT: Final = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_all_tables WHERE rel
 
 
 class Traffic:
-    """What is written.
+    """Writes and drops messages.
 
     Args:
-        log: open.
+        log: an open log.
         options: of the command line.
     """
 
@@ -61,7 +61,7 @@ class Traffic:
         self._body = os.urandom(options.size)
 
     async def run(self) -> None:
-        """Write all messages, and take away those that are left."""
+        """Write all messages, and drop the remaining ones at the end."""
         await self._log.write(
             Define(queues=[QueueRow(vhost="/", id=queue, name=b"bloat-%d" % queue) for queue in self._queues])
         )
@@ -132,12 +132,12 @@ class Traffic:
 
 
 class Watch:
-    """Looks at the tables.
+    """Prints sizes of the tables.
 
     Args:
         url: of the database.
-        traffic: what is written.
-        live: octets that the steady queue has.
+        traffic: the messages.
+        live: bytes of the messages in the queues.
     """
 
     def __init__(self, url: str, traffic: Traffic, live: int) -> None:
@@ -150,7 +150,7 @@ class Watch:
         self._began = time.monotonic()
 
     async def run(self, every: float) -> None:
-        """Print a row now and then."""
+        """Print a row every *every* seconds."""
         while True:
             await asyncio.sleep(every)
             await asyncio.to_thread(self.row)
@@ -182,13 +182,13 @@ class Watch:
         return tuple(map(int, row))
 
     def hot(self, name: str) -> str:
-        """How many updates of a table needed no index entry."""
+        """Return how many updates of a table needed no index entry."""
         row = self._connection.execute(_HOT, [f"dtx.{name}"]).fetchone()
         assert row is not None
         return f"{row[1]:,} of {row[0]:,} updates of {name} were HOT"
 
     def plain_sizes(self) -> str:
-        """What the tables take, with all relations of the message table."""
+        """Return the sizes of the indexes of the message table."""
         rows = self._connection.execute(
             "SELECT indexrelid::regclass::text, pg_relation_size(indexrelid) FROM pg_index "
             "WHERE indrelid = 'dtx.message'::regclass"
@@ -197,7 +197,6 @@ class Watch:
 
 
 async def measure(url: str, options: argparse.Namespace) -> None:
-    """Write, and watch."""
     log = TransactionLog(url, "bloat")
     await log.open()
     traffic = Traffic(log, options)

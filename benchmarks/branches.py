@@ -1,14 +1,14 @@
-"""Branches per second through dtx, beside what PostgreSQL's own two-phase commit does on the same machine.
+"""Branches per second through dtx, compared with PostgreSQL's own two-phase commit on the same machine.
 
-Each branch publishes one persistent message to a durable classic queue: start, publish, end, prepare, commit; each
-request waits for the answer to the one before, but for the publish, which has none. Beside it pgbench runs BEGIN,
-INSERT of as many bytes, PREPARE TRANSACTION, COMMIT PREPARED, with as many clients, on an equal PostgreSQL; and the
-rows "broker" are AMQP transactions of the same message and a receipt, straight at RabbitMQ. Nobody who keeps decisions
-in the one and messages in the other can do with less than both.
+Each branch publishes one persistent message to a durable classic queue: start, publish, end, prepare, commit. Each
+request waits for the answer to the one before, except publish, which has no answer. For comparison, pgbench runs BEGIN,
+INSERT of as many bytes, PREPARE TRANSACTION, COMMIT PREPARED, with as many clients, on an equal PostgreSQL. The rows
+"broker" are AMQP transactions of the same message and a receipt, directly in RabbitMQ. A system with decisions in
+PostgreSQL and messages in RabbitMQ needs at least both.
 
-Every answer is checked to be xa-ok, and afterwards the queue is drained: it must hold the message of each committed
-branch exactly once. RabbitMQ, both PostgreSQL, dtx and the load generator are started by this program, share the
-processors of this machine, and are gone afterwards. With --standalone there is no RabbitMQ: dtx keeps the messages.
+Every answer must be xa-ok. Afterwards the queue must hold the message of each committed branch exactly once. This
+program starts RabbitMQ, both PostgreSQL, dtx and the load generator, which share the processors of this machine, and
+removes them at the end. With --standalone there is no RabbitMQ: dtx stores the messages.
 """
 
 import argparse
@@ -38,15 +38,15 @@ AIM_MEDIAN_MS = {False: (1, 1.5), True: (1, 1.0)}
 
 
 def measure_dtx(rig: Rig, connections: int, first: int) -> Row:
-    """Run the load on so many connections.
+    """Run the load on dtx.
 
     Args:
         rig: the servers.
-        connections: how many clients.
+        connections: number of clients.
         first: number of the first connection.
 
     Raises:
-        LoadError: an answer was wrong, or the queue does not hold what was committed.
+        LoadError: an answer was wrong, or the queue does not hold the committed messages.
     """
     options = rig.options
     cycle = Cycle(
@@ -67,7 +67,7 @@ def measure_dtx(rig: Rig, connections: int, first: int) -> Row:
 
 
 def verify(broker: Address, cycle: Cycle, tally: Tally, prefilled: int) -> None:
-    """Compare the queues with what was committed, and remove them.
+    """Compare the queues with the committed branches, and remove them.
 
     Raises:
         LoadError: they differ.
@@ -83,10 +83,10 @@ def verify(broker: Address, cycle: Cycle, tally: Tally, prefilled: int) -> None:
 
 
 def measure_broker(rig: Rig, connections: int) -> Row:
-    """Run what phase two asks of the broker on so many connections, without dtx.
+    """Run the broker's part of phase two without dtx.
 
     Raises:
-        LoadError: an answer was wrong, or the queue does not hold what was committed.
+        LoadError: an answer was wrong, or the queue does not hold the committed messages.
     """
     queue, receipts = b"bench-tx", b"bench-tx-receipts"
     with RawConnection(rig.messages) as connection:
@@ -101,7 +101,6 @@ def measure_broker(rig: Rig, connections: int) -> Row:
 
 
 def measure_postgres(server: PostgresServer, directory: Path, clients: int, options: argparse.Namespace) -> Row:
-    """Run pgbench with so many clients."""
     assert server.embedded.pid is not None
     result = pgbench.run(
         server.url,
@@ -118,7 +117,7 @@ def measure_postgres(server: PostgresServer, directory: Path, clients: int, opti
 def conclusions(
     dtx: dict[int, Row], postgres: dict[int, Row], broker: dict[int, Row], options: argparse.Namespace
 ) -> Iterator[str]:
-    """What the rows say: against what dtx stands on, against the aims, and whether the machine was quiet enough."""
+    """Compare dtx with PostgreSQL, RabbitMQ and the aims, and warn if the machine was busy."""
     for connections, other in postgres.items():
         row = dtx[connections]
         yield (

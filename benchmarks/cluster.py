@@ -1,11 +1,11 @@
-"""The pipeline where else Spark may run: a standalone cluster and Spark Connect, held against this process.
+"""The pipeline on a standalone Spark cluster and through Spark Connect, compared with one process.
 
-A master and two workers are started on loopback, and a Connect server. One fleet is reconciled, and one journal is
-archived, in each place, each by a program of its own: in one process (``local[*]``), on the cluster, on the cluster
-while an executor is killed with kill -9, and through Connect. Control totals, the fingerprint of all verdicts and the
-digest of all lines in the lake have to be the same everywhere, the verdicts those that the fleet's truth says, and the
-lake's lines those of the journal. Tasks that had to be done once more are counted: where none was, nothing was killed
-in the middle, and the run with a kill is repeated, up to five times in all.
+A master and two workers are started on loopback, and a Connect server. In each place, a separate program reconciles a
+fleet and archives a journal: in one process (``local[*]``), on the cluster, on the cluster while an executor is killed
+with kill -9, and through Connect. Control totals, the fingerprint of all verdicts and the digest of all lines in the
+lake must be the same everywhere. The verdicts must be those of the fleet's truth, and the lake must have the lines of
+the journal. Repeated tasks are counted. If there were none, the kill came too early or too late, and the run with a
+kill is repeated, up to five times in all.
 
     python -m benchmarks.cluster --transactions 20000 --anomalies 100
 """
@@ -46,22 +46,22 @@ _EXECUTOR: Final = b"CoarseGrainedExecutorBackend"
 _START_SECONDS: Final = 600.0
 _LONGEST: Final = 3600.0
 _KILLS: Final = 5
-"""Executors that are killed at most, until one is killed in the middle of its work."""
+"""Limit of kills until one hits an executor in the middle of its work."""
 _GIB: Final = 1 << 30
 
 
 @dataclass(frozen=True)
 class Job:
-    """What one program does.
+    """The task of one program.
 
     Args:
         fleet: directory of the fleet.
-        out: where its verdicts and its lake go.
+        out: directory for its verdicts and its lake.
         url: of the database with the journal.
         anomalies: of each kind, in the fleet.
         transactions: of the fleet.
         master, remote: where Spark runs.
-        events: a directory, for Spark's log of what it has done.
+        events: directory for Spark's event log.
     """
 
     fleet: str
@@ -74,9 +74,9 @@ class Job:
     events: str | None = None
 
     def do(self) -> dict[str, Any]:
-        """Reconcile and archive; what has to be the same everywhere."""
+        """Reconcile and archive, and return the results to compare."""
         settings = {"spark.cores.max": "2", "spark.executor.cores": "1"}
-        # pieces stay apart, however small: what an executor leaves undone is more than one task
+        # small partitions stay separate, so that a killed executor leaves more than one task
         settings |= {"spark.sql.adaptive.coalescePartitions.enabled": "false"}
         if self.master.startswith("spark://"):
             settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
@@ -95,7 +95,7 @@ class Job:
             return self.do_in(spark)
 
     def do_in(self, spark: SparkSession) -> dict[str, Any]:
-        """The same in a session that there is; the fleet is made where there is none."""
+        """Do the same in an existing session; generate the fleet if it is missing."""
         plan = FleetPlan(transactions=self.transactions, anomalies=self.anomalies)
         if not Path(self.fleet).exists():
             write(generate(spark, plan), self.fleet)
@@ -121,7 +121,7 @@ class Job:
 
 @contextmanager
 def environment() -> Iterator[dict[str, str]]:
-    """What Spark's programs need to find Java, Python and loopback."""
+    """Return the environment in which Spark's programs find Java, Python and loopback."""
     python = sys.executable
     yield {
         **os.environ,
@@ -135,7 +135,7 @@ def environment() -> Iterator[dict[str, str]]:
 
 @contextmanager
 def program(name: str, words: list[str], says: str, directory: Path, env: dict[str, str]) -> Iterator[int]:
-    """A program of Spark's, when it has said that it is there; its process."""
+    """Start a program of Spark, wait until its log contains *says*, and yield its process id."""
     log = directory / f"{name}.log"
     with log.open("wb") as output:
         process = spawn([_HOME / "bin" / "spark-class", *words], output=output.fileno(), env=env, cwd=directory)
@@ -154,11 +154,11 @@ def program(name: str, words: list[str], says: str, directory: Path, env: dict[s
 
 @dataclass(frozen=True)
 class Worker:
-    """One of the cluster.
+    """A worker of the cluster.
 
     Args:
-        process: its own.
-        scratch: where its executors keep what others will fetch from them.
+        process: its process id.
+        scratch: directory of the shuffle files of its executors.
     """
 
     process: int
@@ -166,11 +166,11 @@ class Worker:
 
     @property
     def executors(self) -> list[int]:
-        """Processes of the executors that it has started."""
+        """Process ids of its executors."""
         return [process for process in _descendants(self.process) if _EXECUTOR in _command(process)]
 
     def has_results(self, since: float) -> bool:
-        """Whether there is something to be fetched that is younger than *since*, seconds since the epoch."""
+        """Return whether there is a shuffle file that is newer than *since*, in seconds since the epoch."""
         for file in self.scratch.rglob("shuffle_*.data"):
             with suppress(FileNotFoundError):
                 if file.stat().st_mtime >= since:
@@ -180,7 +180,7 @@ class Worker:
 
 @contextmanager
 def cluster(directory: Path, env: dict[str, str]) -> Iterator[tuple[str, list[Worker]]]:
-    """A master and two workers of one core each; the master's URL, and the workers."""
+    """Start a master and two workers of one core each; yield the master's URL and the workers."""
     port = free_port()
     url = f"spark://127.0.0.1:{port}"
     with ExitStack() as stack:
@@ -199,7 +199,7 @@ def cluster(directory: Path, env: dict[str, str]) -> Iterator[tuple[str, list[Wo
 
 @contextmanager
 def connect(directory: Path, env: dict[str, str]) -> Iterator[str]:
-    """A Spark Connect server; its URL."""
+    """Start a Spark Connect server, and yield its URL."""
     port = free_port()
     words = ["org.apache.spark.deploy.SparkSubmit", "--class", _CONNECT, "--master", "local[2]"]
     for name, value in {
@@ -235,12 +235,12 @@ def _descendants(process: int) -> Iterator[int]:
 
 
 def perform(job: Job, env: dict[str, str], *, kill: list[Worker] | None = None) -> dict[str, Any]:
-    """Do it in a program of its own.
+    """Do a job in a separate program.
 
     Args:
-        job: what.
-        env: of the program.
-        kill: workers; of the first that has results which verdicts are made of, the executor is killed.
+        job: the job.
+        env: environment of the program.
+        kill: workers; the executor of the first one with shuffle files for the verdicts is killed.
     """
     command = [sys.executable, "-m", "benchmarks.cluster", "--job", json.dumps(job.__dict__)]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
@@ -254,7 +254,7 @@ def perform(job: Job, env: dict[str, str], *, kill: list[Worker] | None = None) 
 
 
 def _kill_one(workers: list[Worker], writing: Path, process: subprocess.Popen[str]) -> None:
-    """Kill an executor between its part of the shuffle and the end of what is made of it."""
+    """Kill an executor after it has written shuffle files and before they are used."""
     wait_until(lambda: writing.exists() or process.poll() is not None, seconds=_LONGEST, what="verdicts")
     since = writing.stat().st_mtime if writing.exists() else time.time()
     there: list[Worker] = []
@@ -269,14 +269,14 @@ def _kill_one(workers: list[Worker], writing: Path, process: subprocess.Popen[st
 
 
 def repeated(events: Path) -> int:
-    """Tasks that failed, or were done once more, by the logs that Spark has written in *events*."""
+    """Return the number of failed or repeated tasks in Spark's event logs."""
     told = [json.loads(line) for log in events.iterdir() for line in log.read_text().splitlines()]
     ended = [each for each in told if each["Event"] == "SparkListenerTaskEnd"]
     return len([each for each in ended if each["Task End Reason"]["Reason"] != "Success" or each["Stage Attempt ID"]])
 
 
 def main() -> None:
-    """Run everywhere, print, and end with status 1 where anything differs."""
+    """Run everywhere, print, and end with status 1 if anything differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--transactions", type=int, default=20_000, help="of the fleet (%(default)s)")
     parser.add_argument("--anomalies", type=int, default=100, help="of each kind (%(default)s)")
@@ -300,7 +300,7 @@ def compare(transactions: int, anomalies: int, lines: int) -> list[str]:
         lines: of the journal.
 
     Returns:
-        What differs.
+        The differences.
     """
     columns = ["reconcile s", "archive s", "verdicts", "lines", "tasks repeated"]
     table = Table((f"{transactions:,} transactions", 36), columns)
@@ -311,7 +311,7 @@ def compare(transactions: int, anomalies: int, lines: int) -> list[str]:
         job = Job(fleet=str(directory / "fleet"), out="", url=url, anomalies=anomalies, transactions=transactions)
 
         def row(name: str, job: Job, kill: list[Worker] | None = None) -> int:
-            """One place, and a line of the table; how many tasks were repeated there."""
+            """Run in one place, print a line of the table, and return the number of repeated tasks."""
             out, events = (directory / f"{word}-of-{name.replace(' ', '-')}" for word in ("results", "events"))
             events.mkdir()
             told = replace(job, out=str(out), events=None if job.remote else str(events))

@@ -1,10 +1,10 @@
-"""Deep queues without a broker: what they cost in memory, how fast they drain, and whom they keep waiting.
+"""Deep queues in standalone mode: their memory, their speed, and the delay of other clients.
 
-A client publishes a backlog into one queue, far more than the cache of messages has room for, and consumes it again,
-each body compared. Then come the operations that touch many messages or queues at once: purge and deletion of a deep
-queue, branches of ten thousand messages, a queue of length one, very many queues. All the while another client asks for
-nothing much: what it waits at most is what such an operation costs everybody. PostgreSQL and dtx are started by this
-program.
+A client publishes a backlog into one queue, far more than the cache of messages can hold, and consumes it again,
+comparing each body. Then come operations on many messages or queues at once: purge and deletion of a deep queue,
+branches of ten thousand messages, a queue of length one, very many queues. Meanwhile another client sends small
+requests: its longest wait is the delay that an operation causes for all clients. This program starts PostgreSQL and
+dtx.
 """
 
 import argparse
@@ -53,10 +53,10 @@ AIM_SECONDS: Final = 0.1
 
 
 class Bench:
-    """One dtx, who watches it, and the table of what was measured. Use as a context manager.
+    """One dtx, its probe, and the table of results. Use as a context manager.
 
     Args:
-        service: running.
+        service: the running dtx.
         options: of the command line.
     """
 
@@ -90,7 +90,7 @@ class Bench:
         print(f"(answered the first client after {seconds:.2f} s)")
 
     def wait_removed(self) -> None:
-        """Return when no message is in the database any more."""
+        """Return when the database has no message any more."""
         assert self._service.database is not None
         with psycopg.connect(self._service.database, autocommit=True) as connection:
             while connection.execute("SELECT FROM dtx.message LIMIT 1").fetchone() is not None:
@@ -101,7 +101,7 @@ class Bench:
 
     @contextmanager
     def measured(self, what: str, count: int) -> Iterator[None]:
-        """Print a row about what is done in the block *count* times."""
+        """Measure the block, which does *count* operations, and print a row."""
         self._probe.worst()
         began, used = time.monotonic(), processor.seconds(self._service.pid)
         yield
@@ -123,11 +123,11 @@ class Bench:
 
 
 class Client(RawConnection):
-    """A connection that publishes numbered messages and compares what it gets.
+    """A connection that publishes numbered messages and compares the received ones.
 
     Args:
         address: of dtx.
-        size: octets of bodies.
+        size: of bodies, in bytes.
     """
 
     def __init__(self, address: Address, size: int) -> None:
@@ -136,13 +136,13 @@ class Client(RawConnection):
         self._confirmed = 0
 
     def messages(self, queue: bytes, first: int, count: int) -> bytes:
-        """Frames that publish messages numbered from *first* on."""
+        """Return frames that publish messages numbered from *first* on."""
         rest = bytes(self._size - _STAMP.size)
         numbers = range(first, first + count)
         return b"".join(message_frames(b"", queue, _STAMP.pack(number) + rest) for number in numbers)
 
     def fill(self, queue: bytes, count: int) -> None:
-        """Publish messages with confirms, some hundred on their way, into a queue that is there."""
+        """Publish messages with confirms, some hundred at a time, into an existing queue."""
         self.select_confirms()
         for first in range(0, count, _BATCH):
             self.socket.sendall(self.messages(queue, first, min(_BATCH, count - first)))
@@ -150,15 +150,15 @@ class Client(RawConnection):
         self.confirm(count)
 
     def confirm(self, count: int) -> None:
-        """Wait until so many are confirmed: dtx confirms in order."""
+        """Wait until *count* messages are confirmed: dtx confirms in order."""
         while self._confirmed < count:
             self._confirmed = _SETTLED.unpack_from(self.read_method(CHANNEL, methods.BasicAck.KEY))[0]
 
     def consume(self, queue: bytes, count: int, *, prefetch: int, ack: bool) -> int:
-        """Consume messages from the head on, numbered from 0; the tag of the last.
+        """Consume messages from the head on, numbered from 0, and return the tag of the last one.
 
         Raises:
-            Refused: one has another body, or came out of turn.
+            Refused: a message has another body, or came in another order.
         """
         self.call(methods.BasicQos(0, prefetch), methods.BasicQosOk)
         self.call(methods.BasicConsume(queue, _CONSUMER), methods.BasicConsumeOk)
@@ -171,7 +171,7 @@ class Client(RawConnection):
         return count
 
     def run(self, call: DtxCall, answer: type[Method]) -> None:
-        """Do something with a branch.
+        """Send a dtx method.
 
         Raises:
             Refused: the answer is not xa-ok.
@@ -182,7 +182,7 @@ class Client(RawConnection):
 
 
 def backlog(bench: Bench) -> None:
-    """A deep queue: published, consumed."""
+    """Publish and consume a deep queue."""
     size, count = bench.options.size, bench.options.messages
     with Client(bench.address, size) as client:
         client.declare(b"deep")
@@ -195,7 +195,7 @@ def backlog(bench: Bench) -> None:
 
 
 def removals(bench: Bench) -> None:
-    """Purge and deletion of deep queues, and the end of a channel that has taken much."""
+    """Purge and delete deep queues."""
     size, count = bench.options.size, bench.options.messages
     with Client(bench.address, size) as client:
         client.declare(b"deep")
@@ -212,7 +212,7 @@ def removals(bench: Bench) -> None:
 
 
 def branches(bench: Bench) -> None:
-    """Branches as large as they may be, committed and rolled back."""
+    """Commit and roll back large branches, and close a channel with many unacknowledged messages."""
     size = bench.options.size
     with Client(bench.address, size) as client:
         client.select_dtx()
@@ -261,7 +261,7 @@ def branches(bench: Bench) -> None:
 
 
 def flood(bench: Bench) -> None:
-    """A queue of length one, and one that expires what it has."""
+    """Publish to a queue of length one, and to one whose messages expire after 1 ms."""
     size, count = bench.options.size, bench.options.messages // 5
     length = entry(b"x-max-length", b"l", (1).to_bytes(8, "big"))
     life = entry(b"x-message-ttl", b"l", (1).to_bytes(8, "big"))
@@ -274,7 +274,7 @@ def flood(bench: Bench) -> None:
 
 
 def declarations(bench: Bench) -> None:
-    """Very many queues."""
+    """Declare very many queues, publish to each, and restart dtx."""
     count = bench.options.queues
     names = [b"many-%d" % number for number in range(count)]
     with Client(bench.address, bench.options.size) as client:

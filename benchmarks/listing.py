@@ -1,9 +1,9 @@
-"""Pages of branches in doubt, as operators ask for them: how long each kind of filter takes among very many.
+"""Pages of branches in doubt, as operators list them: the time of each kind of filter among very many branches.
 
     python -m benchmarks.listing --branches 100000
 
-Half of the branches have their messages in a broker, half in the database itself. Each question is asked ten times, as
-the API asks the log: with a connection of its own.
+Half of the branches have their messages in a broker, half in the database itself. Each query runs ten times, as the API
+runs it: with a new connection.
 """
 
 import argparse
@@ -47,7 +47,7 @@ ANALYZE dtx.branch;
 
 
 def questions(branches: int) -> dict[str, tuple[BranchFilter, Cursor | None, Sort]]:
-    """What operators ask for."""
+    """Return the queries of operators, by name."""
     return {
         "first page": (BranchFilter(rm=RM), None, Sort.STARTED),
         "page in the middle": (

@@ -1,7 +1,7 @@
 """The transaction log alone: branches per second, processor time per branch, latency of one write.
 
 Each branch is three writes, one after the other: insert (prepared, one publish of 1 KB), advance (committing),
-complete; two journal lines. Run it on a database of its own, whose tables are made by it:
+complete; two journal lines. Run it on an empty database, in which it makes the tables:
 
     python benchmarks/log.py postgresql:///scratch --branches 30000 --concurrent 1 32 128
 """
@@ -89,7 +89,7 @@ async def one_branch(log: TransactionLog, latencies: list[float]) -> None:
 
 
 async def measure(url: str, branches: int, concurrent: int) -> str:
-    """One row of the result."""
+    """Measure and return one row of the result."""
     groups: list[int] = []
     log = TransactionLog(url, "benchmark", observe=lambda records, _: groups.append(records))
     await log.open()
@@ -122,14 +122,14 @@ async def measure(url: str, branches: int, concurrent: int) -> str:
 
 
 def backends_of(url: str) -> list[int]:
-    """The processes that serve the log's sessions."""
+    """Return the ids of the processes that serve the log's sessions."""
     with psycopg.connect(url) as connection:
         rows = connection.execute("SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'dtx %'").fetchall()
     return [int(pid) for (pid,) in rows]
 
 
 def processor_seconds(pid: int) -> float:
-    """User and system time of a process so far."""
+    """Return the user and system time of a process so far."""
     if pid == os.getpid():
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return usage.ru_utime + usage.ru_stime

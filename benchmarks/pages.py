@@ -1,9 +1,9 @@
-"""The operators' web pages among very many branches in doubt: how long a browser waits for each of them.
+"""The operators' web pages with very many branches in doubt: the time until a browser has each page.
 
     python -m benchmarks.pages --branches 100000
 
-A service of its own without a broker, whose log is filled with the half of :mod:`benchmarks.listing` that has its
-messages in the database (there, no branch is on its way or stuck); each page is asked for ten times, signed in.
+This starts a standalone dtx. Its log has the half of :mod:`benchmarks.listing` with messages in the database (in which
+no branch is in phase two or stuck). A signed-in client requests each page ten times.
 """
 
 import argparse
@@ -28,7 +28,7 @@ ANALYZE dtx.branch;
 
 
 def pages(branches: int) -> dict[str, str]:
-    """What operators look at."""
+    """Return the paths of the pages, by name."""
     last = f"order-{2 * branches:08}".encode()
     return {
         "overview": "",
@@ -50,7 +50,7 @@ def pages(branches: int) -> dict[str, str]:
 
 
 def sign_in(connection: http.client.HTTPConnection, url: str) -> dict[str, str]:
-    """The headers of somebody who has."""
+    """Sign in, and return the headers for further requests."""
     form = urlencode({"name": "guest", "password": "guest"})
     headers = {"Content-Type": "application/x-www-form-urlencoded", "Origin": url}
     connection.request("POST", "/console/sign-in", form, headers)

@@ -1,12 +1,12 @@
-"""What dtx costs those who do not use it: ordinary AMQP through dtx, beside the same straight to RabbitMQ.
+"""The cost of dtx for clients without transactions: AMQP through dtx, compared with the same directly to RabbitMQ.
 
-Rounds alternate between the ways, so that what else the machine does falls on all; each ratio is made of two parts of
-one round. One round publishes persistent messages to a durable classic queue with confirms, pipelined, and then
-consumes all of them with an ack each. The latency is that of one publish at a time, each waiting for its confirm.
-RabbitMQ, PostgreSQL and dtx are started by this program and share the processors of this machine with it. Where these
-are all busy, one more process in between costs throughput whatever it does: the third way, a relay that looks at
-nothing, shows how much of the difference that is, and on Linux the fourth, which leaves every octet in the kernel,
-what no process in between can do without.
+Rounds alternate between the ways, so that other load on the machine affects all of them. Each ratio compares two parts
+of one round. One round publishes persistent messages to a durable classic queue with confirms, pipelined, and then
+consumes all of them with one ack each. The latency is that of one publish at a time, each waiting for its confirm. This
+program starts RabbitMQ, PostgreSQL and dtx, which share the processors of this machine with it. If all processors are
+busy, any additional process in between costs throughput. The third way, a relay that does not parse the bytes, shows
+this share of the cost. On Linux, the fourth way leaves all bytes in the kernel: this is the least that any process in
+between can cost.
 """
 
 import argparse
@@ -36,28 +36,28 @@ TARGET_ADDED_MS: Final = 0.3
 Roots = dict[str, tuple[int, ...]]
 """Process ids by name."""
 _LIMIT_BYTES: Final = 512 * 1024 * 1024
-"""The most that a queue is filled with in one round."""
+"""Limit of bytes in a queue in one round."""
 
 
 @dataclass(slots=True)
 class Phase:
-    """What publishing, or consuming, took on each way: a number for each round."""
+    """Rates and processor time of publishing, or of consuming, by way; one value for each round."""
 
     rates: dict[str, list[float]] = field(default_factory=dict)
     """Messages per second."""
     processor: dict[str, list[Usage]] = field(default_factory=dict)
 
     def add(self, way: str, rate: float, usage: Usage) -> None:
-        """Note one part of a round."""
+        """Add the values of one round."""
         self.rates.setdefault(way, []).append(rate)
         self.processor.setdefault(way, []).append(usage)
 
     def ratios(self, way: str) -> list[float]:
-        """That way against direct, round by round."""
+        """Return the ratio of *way* to direct for each round."""
         return [mine / direct for mine, direct in zip(self.rates[way], self.rates[DIRECT], strict=True)]
 
     def costs(self, way: str, count: int) -> str:
-        """Processor time of each message, and what part of all processors that was."""
+        """Return the processor time of each message, and its share of all processors, as text."""
         usages = self.processor[way]
         parts = {name: median(usage.busy[name] for usage in usages) / count * 1e6 for name in usages[0].busy}
         total = sum(cost for name, cost in parts.items() if name != "others")
@@ -70,12 +70,12 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ways:
-    """Where to connect, and what to send.
+    """The ways, and the messages.
 
     Args:
         addresses: by way.
         properties: of each message.
-        window: unconfirmed publishes, and prefetch.
+        window: limit of unconfirmed publishes, and prefetch.
     """
 
     addresses: dict[str, Address]
@@ -83,14 +83,14 @@ class Ways:
     window: int
 
     def order(self, turn: int) -> list[str]:
-        """All ways; each turn begins with another one."""
+        """Return all ways; each turn begins with another one."""
         ways = list(self.addresses)
         first = turn % len(ways)
         return ways[first:] + ways[:first]
 
 
 def measured(work: Callable[[], object], roots: Roots) -> Usage:
-    """What *work* takes; "others" includes this process, whose part is there as "client" as well."""
+    """Return the usage of *work*; "others" includes this process, whose part is also there as "client"."""
     meter, own = Meter(roots), time.process_time()
     work()
     client = time.process_time() - own
@@ -99,7 +99,7 @@ def measured(work: Callable[[], object], roots: Roots) -> Usage:
 
 
 def publish_and_consume(ways: Ways, way: str, size: int, count: int, roots: Roots) -> tuple[Usage, Usage]:
-    """What both take."""
+    """Return the usage of publishing and of consuming *count* messages."""
     message = message_frames(b"", QUEUE, bytes(size), ways.properties)
     with RawConnection(ways.addresses[way]) as connection:
         connection.declare(QUEUE)
@@ -115,8 +115,8 @@ def publish_and_consume(ways: Ways, way: str, size: int, count: int, roots: Root
 
 
 def throughput(ways: Ways, size: int, options: argparse.Namespace, roots: Roots, table: Table) -> list[str]:
-    """Print the rows of one size; the sentences about its targets."""
-    # how many messages fill a round: from a small one straight to the broker
+    """Print the rows of one size, and return sentences about its targets."""
+    # a short round directly to the broker tells how many messages fill a round
     first = max(200, 2_000_000 // size)
     rate = first / publish_and_consume(ways, DIRECT, size, first, roots)[0].elapsed
     count = int(min(max(rate * options.seconds, 200), _LIMIT_BYTES // size))
@@ -142,7 +142,7 @@ def throughput(ways: Ways, size: int, options: argparse.Namespace, roots: Roots,
 
 
 def latency(ways: Ways, options: argparse.Namespace) -> list[str]:
-    """Print and judge the latency of single publishes, in short turns one way and the other."""
+    """Print the latency of single publishes, in short turns by way, and return a sentence about its target."""
     message = message_frames(b"", QUEUE, bytes(options.sizes[0]), ways.properties)
     found: dict[str, list[float]] = {way: [] for way in ways.addresses}
     connections = {way: RawConnection(address) for way, address in ways.addresses.items()}

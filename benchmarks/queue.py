@@ -1,9 +1,8 @@
-"""Queues of dtx without a broker, beside classic queues of RabbitMQ.
+"""Queues of dtx in standalone mode, compared with classic queues of RabbitMQ.
 
-Rounds alternate between both, so that what else the machine does falls on both. One round publishes persistent
-messages with confirms, pipelined, on each of some connections, each with a queue of its own, and then consumes all of
-them with an ack each. RabbitMQ, PostgreSQL and dtx are started by this program and share the processors of this machine
-with it.
+Rounds alternate between both, so that other load on the machine affects both. In one round, each connection publishes
+persistent messages with confirms, pipelined, to its own queue, and then consumes all of them with one ack each. This
+program starts RabbitMQ, PostgreSQL and dtx, which share the processors of this machine with it.
 """
 
 import argparse
@@ -40,10 +39,10 @@ def _consume(address: Address, queue: bytes, size: int, count: int, window: int)
 
 
 def _at_once(connections: int, work: Callable[[bytes], None]) -> float:
-    """Seconds for *work* on so many connections at the same time, each with a queue of its own.
+    """Return the seconds of *work* on *connections* at the same time, each with its own queue.
 
     Raises:
-        Refused: one of them failed.
+        Refused: a connection failed.
     """
     problems: list[Exception] = []
 
@@ -67,7 +66,7 @@ def _at_once(connections: int, work: Callable[[bytes], None]) -> float:
 def throughput(
     addresses: dict[str, Address], roots: dict[str, tuple[int, ...]], table: Table, options: argparse.Namespace
 ) -> list[str]:
-    """Print a row for each direction; what it cost."""
+    """Print a row for each direction, and return a sentence about the processor time."""
     size, window, connections = options.size, options.window, options.connections
     rates: dict[tuple[str, str], list[float]] = {}
     busy = dict.fromkeys(addresses, 0.0)

@@ -1,10 +1,10 @@
-"""How long it takes to reconcile a fleet, what memory it takes, and whether what is found is right; beside DuckDB.
+"""Time and memory for the reconciliation of a fleet, and the correctness of its verdicts, compared with DuckDB.
 
-The fleet is generated first, as Parquet, and its truth with it. Both read the same files, answer the same question,
-and are held against the truth: precision and recall of every verdict, which must be 1. Times are of a whole run:
-DuckDB writes its verdicts as one Parquet file; the pipeline writes verdicts, the folded rows that the next run goes on
-with, control totals and the evidence of every finding, which DuckDB is not asked for. Where others compute, too, the
-seconds of a processor say more than those of the clock.
+The fleet and its correct verdicts are generated first, as Parquet. Both programs read the same files and give the same
+verdicts. These are compared with the correct ones: precision and recall of every verdict must be 1. Times are of a
+whole run. DuckDB writes its verdicts as one Parquet file. The pipeline also writes the folded rows for the next run,
+control totals and the evidence of every finding. On a busy machine, processor seconds are more reliable than elapsed
+seconds.
 
     python -m benchmarks.reconcile --lines 1000000 10000000 --anomalies 1000
 """
@@ -36,14 +36,14 @@ from dtx.pipeline.session import SessionOptions, open_session
 from dtx.pipeline.verdicts import Rules, Verdict
 
 _OUT_OF_MEMORY = 7
-"""The exit code of DuckDB's process."""
+"""An exit code of DuckDB's process."""
 _PARTS = (1, 4, 16)
 _LINES_OF_ONE = 4.6
-"""Lines of a journal that a transaction has, on average."""
+"""Average journal lines of a transaction."""
 
 
 class Stored:
-    """The lines of a fleet that was written."""
+    """The stored lines of a generated fleet; see :class:`~dtx.pipeline.reconcile.Lines`."""
 
     identity = None
     quarantined = ()
@@ -52,14 +52,14 @@ class Stored:
         self._directory = directory
 
     def frame(self, spark: SparkSession, since: int | None = None, between: object = None) -> tuple[DataFrame, int]:
-        """All of them, or none when all were read before; files of a time are not chosen."""
+        """Return all lines, or none if they were read before; *between* has no effect."""
         _ = between
         events = spark.read.parquet(str(self._directory / "events"))
         return (events.limit(0) if since else events), 1
 
 
 def _resident(process: int) -> int:
-    """Bytes in memory of a process and all that it has started."""
+    """Return the resident bytes of a process and its descendants."""
     total = 0
     for each in tree(process):
         with suppress(OSError):
@@ -69,7 +69,7 @@ def _resident(process: int) -> int:
 
 @contextmanager
 def highest(process: int) -> Iterator[list[int]]:
-    """The most memory that it has while this lasts, looked at four times a second."""
+    """Record the highest memory of a process tree during the block, in bytes, four times a second."""
     most, over = [0], threading.Event()
 
     def watch() -> None:
@@ -90,14 +90,14 @@ def highest(process: int) -> Iterator[list[int]]:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one of the two told, and what it took.
+    """The verdicts of one program, and its cost.
 
-    Attributes:
+    Args:
         who: the name in the table.
         verdicts: one row for each transaction.
-        taken: seconds of the clock.
-        busy: seconds of a processor.
-        peak: the most bytes in memory.
+        taken: elapsed seconds.
+        busy: processor seconds.
+        peak: highest memory in bytes.
     """
 
     who: str
@@ -108,7 +108,7 @@ class Answer:
 
 
 def wrong(spark: SparkSession, verdicts: DataFrame, fleet: Path) -> list[str]:
-    """Verdicts whose precision or recall is not 1."""
+    """Return a line for each verdict whose precision or recall is not 1."""
     true = spark.read.parquet(str(fleet / "truth")).select("format_id", "gtrid", sf.col("verdict").alias("true"))
     counted = (
         true.join(verdicts.select("format_id", "gtrid", "verdict"), ["format_id", "gtrid"], "full")
@@ -128,7 +128,6 @@ def wrong(spark: SparkSession, verdicts: DataFrame, fleet: Path) -> list[str]:
 
 
 def by_spark(spark: SparkSession, fleet: Path, out: Path, rules: Rules) -> Answer:
-    """The pipeline's own."""
     begun, busy = time.perf_counter(), seconds(os.getpid())
     with highest(os.getpid()) as peak:
         run(
@@ -144,10 +143,10 @@ def by_spark(spark: SparkSession, fleet: Path, out: Path, rules: Rules) -> Answe
 
 
 def by_duckdb(spark: SparkSession, fleet: Path, out: Path, rules: Rules, memory: str) -> Answer | None:
-    """DuckDB's, in a process of its own; ``None`` where it ends with an error, which it has printed.
+    """Run DuckDB in its own process; ``None`` if it ends with an error, which it has printed.
 
-    It keeps distinct values of a group in memory. Where that is not enough it is asked once more, for a part of the
-    transactions at a time; the time is that of the questions that were answered.
+    DuckDB keeps the distinct values of a group in memory. If the memory is not enough, the query runs again for parts
+    of the transactions. The time is that of the successful attempt.
     """
     program = (
         "import duckdb, json, sys\n"
@@ -180,21 +179,21 @@ def by_duckdb(spark: SparkSession, fleet: Path, out: Path, rules: Rules, memory:
 
 
 def _waited_for() -> float:
-    """Seconds of a processor that children took which have ended."""
+    """Return the processor seconds of ended children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def _say(words: str) -> None:
-    """Where it is, beside the table."""
+    """Print a line of progress on stderr."""
     print(f"{time.strftime('%H:%M:%S')} {words}", file=sys.stderr, flush=True)
 
 
 def measure(spark: SparkSession, directory: Path, lines: int, asked: argparse.Namespace, table: Table) -> list[str]:
-    """Generate a fleet, have it reconciled by both, and print a row for each.
+    """Generate a fleet, reconcile it with both, and print a row for each.
 
     Returns:
-        what is wrong with their verdicts.
+        A line for each wrong verdict.
     """
     plan = FleetPlan(transactions=round(lines / _LINES_OF_ONE), anomalies=asked.anomalies)
     rules, fleet = plan.rules, directory / "fleet"
@@ -231,7 +230,6 @@ def measure(spark: SparkSession, directory: Path, lines: int, asked: argparse.Na
 
 
 def main() -> None:
-    """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--lines", type=int, nargs="+", default=[1_000_000], help="lines of journals, about (1,000,000)"

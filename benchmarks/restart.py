@@ -1,12 +1,12 @@
-"""How long dtx takes to serve with many branches in doubt, and what each of them costs in memory.
+"""The time until dtx serves with many branches in doubt, and the memory of each branch.
 
-The log is filled through the log's own writer with prepared branches, each with one published message. Then dtx is
-started on it, beside a start on an empty log; a client recovers all of them page by page, commits some, and dtx is
-killed and started once more. RabbitMQ, PostgreSQL and dtx are started by this program.
+The log's own writer fills the log with prepared branches, each with one published message. Then dtx starts on an empty
+log and on this one. A client recovers all branches page by page and commits some. dtx is killed and started again. This
+program starts RabbitMQ, PostgreSQL and dtx.
 
-With ``--standalone`` dtx has no broker, and what it starts with is a backlog in many queues besides: each branch has
-published a message and holds another. Clients then count the queues, look at the first message of each, and commit and
-roll back some branches.
+With ``--standalone`` dtx has no broker, and starts also with a backlog in many queues: each branch has published a
+message and holds another. Clients then count the queues, compare the first message of each, and commit and roll back
+some branches.
 """
 
 import argparse
@@ -39,13 +39,13 @@ _FORMAT_ID: Final = 0x72657374
 
 
 def new_xids(count: int) -> list[Xid]:
-    """Xids of the usual size: 32 and 16 octets."""
+    """Return xids of the usual size: gtrids of 32 bytes, bquals of 16 bytes."""
     run = secrets.token_bytes(24)
     return [Xid(_FORMAT_ID, run + number.to_bytes(8, "big"), b"restart-branch-1") for number in range(count)]
 
 
 async def fill(url: str, xids: list[Xid], size: int) -> None:
-    """Write a prepared branch for each xid, each with a message of *size* octets."""
+    """Write a prepared branch for each xid, each with a message of *size* bytes."""
     log = TransactionLog(url, "dtx")
     await log.open()
     left = iter(xids)
@@ -95,7 +95,7 @@ async def fill(url: str, xids: list[Xid], size: int) -> None:
 
 
 def start(service: DtxService) -> list[str]:
-    """Start it; what that took, and what it holds: seconds, processor seconds, octets."""
+    """Start dtx, and return seconds, processor seconds and resident MiB as cells."""
     began = time.monotonic()
     service.start()
     ready = time.monotonic() - began
@@ -107,7 +107,7 @@ def recover(service: DtxService, xids: list[Xid]) -> None:
     """Recover through the client helpers, and commit a few.
 
     Raises:
-        SystemExit: what recovery lists is not what is in the log.
+        SystemExit: recovery lists other branches than the log has.
     """
     with closing(pika.BlockingConnection(pika.URLParameters(service.url()))) as connection:
         coordinator = Coordinator(connection)
@@ -129,10 +129,10 @@ def recover(service: DtxService, xids: list[Xid]) -> None:
 
 
 def check_backlog(service: DtxService, written: backlog.Backlog, xids: list[Xid], size: int) -> None:
-    """Compare what clients see with what was written.
+    """Compare the queues and branches that clients see with the written ones.
 
     Raises:
-        SystemExit: a queue has another number of messages, or another first one; or a branch did something else.
+        SystemExit: a queue has another number of messages or another first one, or a branch had another effect.
     """
     queues = len(written.names)
     branches = [len(xids) // queues + (queue < len(xids) % queues) for queue in range(queues)]
@@ -159,7 +159,7 @@ def check_backlog(service: DtxService, written: backlog.Backlog, xids: list[Xid]
             (coordinator.rollback if number % 2 else coordinator.commit)(xids[number])
         each = (time.monotonic() - began) / COMMITTED
         print(f"commit and rollback: {COMMITTED} branches one by one, {each * 1e3:.2f} ms each")
-        # whichever way it went: what was published can be seen, or what was held is back
+        # a commit makes the published message visible, a rollback puts the held message back: one more either way
         for number in range(COMMITTED):
             depths[number % queues] += 1
         if depths != [connection.depth(name) for name in written.names]:
@@ -167,7 +167,7 @@ def check_backlog(service: DtxService, written: backlog.Backlog, xids: list[Xid]
 
 
 def standalone(options: argparse.Namespace) -> None:
-    """The benchmark without a broker."""
+    """Run the benchmark without a broker."""
     print(
         f"{options.messages:,} messages of {options.size} octets in {options.queues} queues, "
         f"{options.branches:,} prepared branches; {machine()}"
@@ -243,7 +243,7 @@ def main() -> None:
         print(f"log filled in {seconds:.1f} s, {options.branches / seconds:,.0f} prepares a second")
 
         table = Table(("start of dtx", 28), ["to READY s", "processor s", "resident MiB"])
-        start(empty)  # makes its tables; what is measured is a start on tables that are there
+        start(empty)  # makes the tables; the measured start has existing tables
         empty.stop()
         table.row("empty log", start(empty))
         nothing = resident(empty.pid)

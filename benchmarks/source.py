@@ -1,7 +1,7 @@
-"""The journal read by Spark through format("dtx"), beside Spark's JDBC source with the same ranges, in one run.
+"""Reading the journal with Spark through format("dtx"), compared with Spark's JDBC source with the same ranges.
 
-A PostgreSQL of its own, reached by TCP since JDBC knows nothing else, is filled with lines of a journal. Both readers
-take turns; each round reads every column of every line and digests it in Spark, so that nothing is left out.
+A private PostgreSQL, reached by TCP because JDBC needs it, is filled with lines of a journal. Both readers take turns.
+Each round reads every column of every line and hashes it in Spark, so that nothing is left out.
 """
 
 import argparse
@@ -33,17 +33,17 @@ from tests.support.processes import end, free_port, short_directory, spawn, wait
 
 _AT_ONCE: Final = 100_000
 _ACCOUNT: Final = "postgres"
-"""Of whom PostgreSQL runs where this program is root."""
+"""The account for PostgreSQL if this program runs as root."""
 _USER: Final = "dtx"
 _FETCHED: Final = "10000"
-"""Rows that the JDBC driver holds at a time; by default it holds all."""
+"""Rows that the JDBC driver fetches at a time; by default it fetches all."""
 _SHOWN: Final = {"id": "id::text", "branch_id": "branch_id::text", "xid8": "xid8::text::bigint"}
-"""SQL of the columns whose types Spark does not have."""
+"""SQL for the columns whose types Spark does not have."""
 
 
 @contextmanager
 def server() -> Iterator[str]:
-    """A PostgreSQL on a port of loopback; its URL."""
+    """Start a PostgreSQL on loopback, and yield its URL."""
     programs = find_programs().directory
     account = _ACCOUNT if os.geteuid() == 0 else None
     with short_directory("bench-source") as directory:
@@ -92,7 +92,7 @@ def _answers(url: str) -> bool:
 
 
 def fill(url: str, rows: int) -> None:
-    """Write *rows* lines of today, and have them counted."""
+    """Write *rows* lines of today, and analyze the table."""
     migrate.upgrade(url)
     with psycopg.connect(url, autocommit=True) as connection:
         for first in range(0, rows, _AT_ONCE):
@@ -101,13 +101,13 @@ def fill(url: str, rows: int) -> None:
 
 
 def digest(frame: DataFrame) -> tuple[int, int]:
-    """How many lines, and a number of all their columns."""
+    """Return the number of lines, and a hash of all their columns."""
     row = frame.agg(sf.count("*"), sf.bit_xor(sf.xxhash64(*frame.columns))).collect()[0]
     return int(row[0]), int(row[1])
 
 
 def by_jdbc(spark: SparkSession, url: str, partitions: int) -> DataFrame:
-    """The journal as format("dtx") has it, in the same ranges, by Spark's JDBC source."""
+    """Return the journal with the columns and ranges of format("dtx"), read by Spark's JDBC source."""
     with connected("dtx", url, Waits()) as asked:
         ranges = times(cuts(asked, parse({"url": url, "partitions": str(partitions)})))
     columns = ", ".join(f"{_SHOWN.get(column.name, column.name)} AS {column.name}" for column in tables.journal.columns)
@@ -121,7 +121,6 @@ def by_jdbc(spark: SparkSession, url: str, partitions: int) -> DataFrame:
 
 
 def main() -> None:
-    """Fill, read in turns, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=2_000_000, help="lines of the journal (%(default)s)")
     parser.add_argument("--partitions", type=int, default=4, help="ranges of both (%(default)s)")
@@ -137,10 +136,10 @@ def main() -> None:
 
 
 def compare(spark: SparkSession, url: str, rows: int, partitions: int, rounds: int) -> None:
-    """Take turns.
+    """Read with both in turns, and print.
 
     Raises:
-        SystemExit: the two did not read the same.
+        SystemExit: the two have read different lines.
     """
     readers: dict[str, Callable[[], DataFrame]] = {
         'format("dtx")': lambda: spark.read.format("dtx").options(url=url, partitions=partitions).load(),

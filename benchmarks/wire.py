@@ -1,6 +1,6 @@
-"""What the frame splitter and the answers cost: nanoseconds for each, beside pika's own frame decoder.
+"""The cost of the frame splitter and of methods in nanoseconds, compared with pika's frame decoder.
 
-And what the engine of AMQP 1.0 does in a second, beside Proton's where that is installed.
+It also measures the AMQP 1.0 engine in messages per second, compared with Proton's if that is installed.
 
 Run: python benchmarks/wire.py
 """
@@ -32,25 +32,25 @@ XID = Xid(1, bytes(32), bytes(16))
 
 
 def best(run: Callable[[], object], number: int) -> float:
-    """Seconds of one call, the best of five rounds of *number* calls."""
+    """Return the seconds of one call, the best of five rounds of *number* calls."""
     return min(timeit.repeat(run, number=number, repeat=5)) / number
 
 
 def message(size: int) -> bytes:
-    """The frames of one publish."""
+    """Return the frames of one publish."""
     body = bytes(size)
     publish = methods.BasicPublish(b"exchange", b"routing.key").frame(1)
     return publish + header_frame(1, 60, size, PROPERTIES) + b"".join(body_frames(1, body, FRAME_MAX))
 
 
 def split(chunks: list[bytes]) -> int:
-    """How many frames are in *chunks*."""
+    """Return the number of frames in *chunks*."""
     splitter = FrameSplitter(FRAME_MAX)
     return sum(len(splitter.feed(chunk)[1]) for chunk in chunks)
 
 
 def decode_with_pika(stream: bytes) -> int:
-    """How many frames pika finds in *stream*, one message after the other."""
+    """Return the number of frames that pika finds in *stream*."""
     count = 0
     while stream:
         consumed, _ = frame.decode_frame(stream)
@@ -60,7 +60,7 @@ def decode_with_pika(stream: bytes) -> int:
 
 
 def messages_a_second(make: Callable[[], amqp10.Ours | amqp10.Theirs], size: int) -> float:
-    """Messages of AMQP 1.0 that an engine understands and settles in a second of processor time, best of five."""
+    """Return the AMQP 1.0 messages that an engine decodes and settles in a second of processor time, best of five."""
     streams = [amqp10.messages(number * MESSAGES, MESSAGES, size) for number in range(5)]
     engine = make()
     rates = []

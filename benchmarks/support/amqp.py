@@ -1,4 +1,4 @@
-"""What clients of benchmarks have in common: a raw client with one open channel, and what is asked on it."""
+"""A raw client with one open channel, for the clients of benchmarks."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,25 +13,25 @@ from tests.support.raw import FRAME_MAX, Address, ConnectionEnded, RawClient, Re
 CHANNEL: Final = 1
 BASIC: Final = 60
 PERSISTENT: Final = b"\x10\x00\x02"
-"""Properties: delivery mode 2 and nothing else."""
+"""Properties with only delivery mode 2."""
 TRANSIENT: Final = b"\x10\x00\x01"
 READ_SIZE: Final = 1 << 20
 _CLOSES: Final = frozenset((methods.ChannelClose.KEY, methods.ConnectionClose.KEY))
 
 
 def message_frames(exchange: bytes, routing_key: bytes, body: bytes, properties: bytes = PERSISTENT) -> bytes:
-    """All frames of one publish."""
+    """Return all frames of one publish."""
     return message(CHANNEL, routing_key, body, exchange=exchange, properties=properties)
 
 
 class RawConnection(RawClient):
-    """One connection with one open channel, closed in order. Use as a context manager, or call ``close``.
+    """A connection with one open channel, closed in order. Use as a context manager, or call ``close``.
 
     Args:
         address: of the broker or of dtx.
 
     Raises:
-        Refused: the server closed the connection, with its words.
+        Refused: the server closed the connection; the message has its reply text.
     """
 
     def __init__(self, address: Address) -> None:
@@ -44,24 +44,24 @@ class RawConnection(RawClient):
         self.close()
 
     def close(self) -> None:
-        """Close in order, unless the server has gone before."""
+        """Close in order, unless the server has closed the connection."""
         with contextlib.suppress(OSError, ConnectionEnded):
             super().close()
 
     def call(self, request: Method, answer: type[Method]) -> bytes:
-        """Send a method and wait for its answer; the answer's payload.
+        """Send a method, wait for its answer, and return the answer's payload.
 
         Raises:
-            Refused: it is another one.
+            Refused: the server sent another method.
         """
         self.say(CHANNEL, request)
         return self.read_method(CHANNEL, answer.KEY)
 
     def bodies(self, count: int) -> Iterator[bytes]:
-        """The next body frames, read in bulk: nothing else may be under way behind them.
+        """Yield the payloads of the next body frames, read in bulk: no other frames may follow them.
 
         Raises:
-            Refused: the server has closed.
+            Refused: the server has closed the connection or channel.
         """
         splitter = FrameSplitter(FRAME_MAX)
         read = bytes(self._input)
@@ -79,22 +79,22 @@ class RawConnection(RawClient):
                     raise Refused(str(methods.ChannelClose.decode(buffer[start + 7 : end - 1])))
 
     def select_dtx(self) -> None:
-        """Use distributed transactions on the channel."""
+        """Send dtx.select."""
         self.call(DtxSelect(), DtxSelectOk)
 
     def select_confirms(self) -> None:
-        """Have publishes confirmed."""
+        """Send confirm.select."""
         self.call(methods.ConfirmSelect(), methods.ConfirmSelectOk)
 
     def declare(self, queue: bytes) -> None:
-        """Make a durable classic queue."""
+        """Declare a durable classic queue."""
         self.call(methods.QueueDeclare(queue, durable=True), methods.QueueDeclareOk)
 
     def depth(self, queue: bytes) -> int:
-        """How many messages are ready."""
+        """Return the number of ready messages."""
         answer = self.call(methods.QueueDeclare(queue, passive=True), methods.QueueDeclareOk)
         return methods.QueueDeclareOk.decode(answer).message_count
 
     def delete(self, queue: bytes) -> None:
-        """Remove a queue with what is in it."""
+        """Delete a queue with its messages."""
         self.call(methods.QueueDelete(queue), methods.QueueDeleteOk)

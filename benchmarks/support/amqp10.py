@@ -1,4 +1,4 @@
-"""A connection of AMQP 1.0 in memory, over which messages come as fast as they are understood: dtx's and Proton's."""
+"""AMQP 1.0 engines of dtx and Proton with a connection in memory, to measure how fast they decode messages."""
 
 import importlib
 from typing import Final
@@ -32,7 +32,7 @@ _ENTER: Final = AMQP_HEADER + b"".join(
 
 
 def messages(first: int, count: int, size: int) -> bytes:
-    """Frames of messages that belong to a transaction, each of *size* octets."""
+    """Return frames of messages in a transaction, each of *size* bytes."""
     body = data(bytes(size))
     return b"".join(
         frame(
@@ -46,7 +46,7 @@ def messages(first: int, count: int, size: int) -> bytes:
 
 
 class Ours:
-    """dtx's engine, which settles whatever comes."""
+    """dtx's engine, which accepts and settles all messages."""
 
     def __init__(self) -> None:
         self.engine = Connection(EndpointSettings(container_id="dtx", window=_WINDOW), 0.0)
@@ -62,7 +62,7 @@ class Ours:
         self.engine.data_to_send(0.0)
 
     def take(self, stream: bytes) -> int:
-        """Understand messages and settle them together; how many."""
+        """Decode messages, settle them together, and return their number."""
         events = [event for event in self.engine.receive(stream, 0.0) if isinstance(event, Delivered)]
         assert self.session is not None
         self.session.dispose(Role.RECEIVER, [event.delivery_id for event in events], ACCEPTED, settled=True)
@@ -71,7 +71,7 @@ class Ours:
 
 
 class Theirs:
-    """Proton's, from Python, doing the same."""
+    """Proton's engine, from Python, which does the same."""
 
     def __init__(self) -> None:
         self.proton = proton = importlib.import_module("proton")
@@ -99,7 +99,7 @@ class Theirs:
             self.transport.pop(pending)
 
     def take(self, stream: bytes) -> int:
-        """Understand messages and settle them; how many."""
+        """Decode messages, settle them, and return their number."""
         self._push(stream)
         count = 0
         while (delivery := self.link.current) and not delivery.partial:

@@ -1,4 +1,4 @@
-"""Queues with a backlog, and branches in doubt on them, written into the log as a service of its own would have."""
+"""Writes queues with a backlog, and branches in doubt on them, into the log, as dtx itself would."""
 
 import asyncio
 import secrets
@@ -20,21 +20,21 @@ from dtx.manager.branch_runtime import new_branch_id
 OWNER: Final = "guest"
 RM: Final = "dtx"
 STAMP: Final = struct.Struct(">Q")
-"""Bodies begin with the number of their message in the queue."""
+"""The start of a body: the number of the message in its queue."""
 _AT_ONCE: Final = 512
 _AGE: Final = 3600
-"""Seconds since the messages were published: positions come from a counter that began at the clock's microseconds."""
+"""Age of the messages in seconds: positions come from a counter that begins at the clock's microseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """What was written.
+    """The written queues.
 
     Args:
         names: of the queues.
         ids: of the queues.
-        base: the position before the first.
-        depth: messages of each queue, those that branches hold included.
+        base: the position before the first message.
+        depth: number of messages in each queue, including those that branches hold.
     """
 
     names: Sequence[bytes]
@@ -43,17 +43,17 @@ class Backlog:
     depth: int
 
     def slot(self, queue: int, number: int) -> Slot:
-        """Where the message *number* of the queue with that number is: they were published to all queues in turn."""
+        """Return the slot of a message by its number and that of its queue: queues got their messages in turn."""
         return Slot(self.ids[queue], self.base + number * len(self.ids) + queue + 1)
 
 
 def body(number: int, size: int) -> bytes:
-    """Of the message *number* in its queue."""
+    """Return the body of the message *number* in its queue."""
     return STAMP.pack(number) + bytes(size - STAMP.size)
 
 
 def declare(url: str, names: Sequence[bytes]) -> list[int]:
-    """Write durable queues; their ids. A client would wait for a commit with each of them."""
+    """Write durable queues, and return their ids. A client would wait for a commit for each of them."""
     ids = [secrets.randbits(62) | 1 for _ in names]
     with (
         psycopg.connect(url) as connection,
@@ -69,7 +69,7 @@ def declare(url: str, names: Sequence[bytes]) -> list[int]:
 
 
 def write_messages(url: str, names: Sequence[bytes], count: int, size: int) -> Backlog:
-    """Write queues and *count* persistent messages, published to them in turn by the default exchange."""
+    """Write queues and *count* persistent messages, which the queues get in turn from the default exchange."""
     backlog = Backlog(
         names=names,
         ids=declare(url, names),
@@ -89,9 +89,9 @@ def write_messages(url: str, names: Sequence[bytes], count: int, size: int) -> B
 
 
 async def write_branches(url: str, xids: Sequence[Xid], backlog: Backlog, size: int) -> None:
-    """Write a prepared branch for each xid: it has published a message to a queue, and holds one of its backlog.
+    """Write a prepared branch for each xid, which has published a message to a queue and holds one of its backlog.
 
-    Branch *n* is on queue *n* modulo their number; what it holds is the next from the head.
+    Branch *n* uses queue *n* modulo the number of queues, and holds the next message from the head.
     """
     log = TransactionLog(url, RM)
     await log.open()

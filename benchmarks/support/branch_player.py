@@ -1,4 +1,4 @@
-"""A client of AMQP 0-9 in its row of branches."""
+"""An AMQP 0-9 client that does one branch after another."""
 
 import contextlib
 import socket
@@ -13,13 +13,13 @@ from tests.support.raw import Address
 
 
 class BranchPlayer:
-    """One connection in its endless row of branches; a :class:`~benchmarks.support.load.Player`.
+    """A connection that does one branch after another; a :class:`~benchmarks.support.load.Player`.
 
     Args:
-        cycle: what is done in each branch.
+        cycle: the operations of each branch.
         address: of dtx.
         number: of the connection.
-        run: distinguishes this run's xids from those of any other.
+        run: 8 bytes in all xids of this run, unique to it.
     """
 
     __slots__ = ("_buffer", "_dialogue", "_raw", "_step", "count", "number", "socket")
@@ -35,13 +35,13 @@ class BranchPlayer:
         self._buffer = b""
 
     def begin(self) -> None:
-        """Start the next branch."""
+        """Begin the next branch."""
         self._dialogue.stamp((self.number << 32) + self.count)
         self._step = 0
         self.socket.sendall(self._dialogue.writes[0])
 
     def hear(self, data: bytes) -> Phase | None:
-        """Take what was read."""
+        """Take received bytes."""
         step = self._dialogue.steps[self._step]
         if (step.delivery or data != step.answer) and not self._rest(data):
             return None
@@ -61,10 +61,10 @@ class BranchPlayer:
         self._raw.close()
 
     def _rest(self, data: bytes) -> bool:
-        """Whether an answer that came in pieces or holds a delivery is whole.
+        """Return whether an answer that came in pieces or has a delivery is complete.
 
         Raises:
-            LoadError: it cannot become the answer.
+            LoadError: the bytes are not the start of the answer.
         """
         step = self._dialogue.steps[self._step]
         if not data:
@@ -86,7 +86,7 @@ class BranchPlayer:
         return False
 
     def _failure(self, data: bytes) -> LoadError:
-        """What *data*, which is no answer, says."""
+        """Return the error for *data*, which is not the answer."""
         waited = self._dialogue.steps[self._step].phase.name.lower()
         where = f"connection {self.number}, branch {self.count}, step {self._step} ({waited})"
         if not data:

@@ -1,4 +1,4 @@
-"""A client straight at the broker: what dtx's phase two asks of it for each branch, and nothing else."""
+"""A client of the broker itself, which does only the broker's part of phase two."""
 
 import socket
 
@@ -13,17 +13,17 @@ _COMMITTED = methods.TxCommitOk().frame(CHANNEL)
 
 
 class BrokerPlayer:
-    """One connection in its endless row of AMQP transactions; a :class:`~benchmarks.support.load.Player`.
+    """A connection that does one AMQP transaction after another; a :class:`~benchmarks.support.load.Player`.
 
-    Each publishes one persistent message, and a transient one of 40 octets as dtx's receipts are, and commits.
+    Each publishes one persistent message, and a transient one of 40 bytes like dtx's receipts, and commits.
 
     Args:
-        queue: of the messages.
-        receipts: of the transient ones.
-        size: octets of the message.
+        queue: for the messages.
+        receipts: queue for the transient messages.
+        size: of the message, in bytes.
         address: of the broker.
         number: of the connection.
-        run: not used: no xids are needed.
+        run: not used, since there are no xids.
     """
 
     __slots__ = ("_place", "_raw", "_said", "count", "number", "socket")
@@ -49,17 +49,17 @@ class BrokerPlayer:
         self.socket.sendall(self._said)
 
     def hear(self, data: bytes) -> Phase | None:
-        """Take what was read.
+        """Take received bytes.
 
         Raises:
-            LoadError: it is not commit-ok.
+            LoadError: they are not commit-ok.
         """
         if data != _COMMITTED:
             raise LoadError(f"connection {self.number}: the broker answered {data[:80].hex(' ')}")
         return Phase.COMMIT
 
     def go_on(self) -> bool:
-        """There is no next step."""
+        """Count the transaction; there is no next step."""
         self.count += 1
         return False
 

@@ -1,4 +1,4 @@
-"""What a client says and hears in one branch, encoded once: for each branch only numbers are patched in."""
+"""The requests and answers of a branch, encoded once; for each branch only numbers are patched in."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 
 STAMP: Final = Struct(">Q")
-"""A number that is unique in a run; in the xid and at the start of the body."""
+"""The number of a branch, unique in a run, in the xid and at the start of the body."""
 _STAMP_PLACE: Final = b"\xf1stamp\xf1\xf1"
 _TAG_PLACE: Final = 0xF2746167F2F2F2F2
 _GET_OK_KEY: Final = methods.BasicGetOk.HEAD
@@ -32,7 +32,7 @@ FORMAT_ID: Final = 0x62656E63
 
 
 class Phase(Enum):
-    """Which answer a step waits for, where that is counted apart."""
+    """The answer that a step waits for; prepare and commit are measured separately."""
 
     WORK = auto()
     PREPARE = auto()
@@ -41,12 +41,12 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cycle:
-    """What is done in each branch.
+    """The operations of each branch.
 
     Args:
-        queue: published to, by the default exchange.
-        source: one message is got from it and acked in each branch; ``None``: publish alone.
-        size: of the published body, octets.
+        queue: for the published message, by the default exchange.
+        source: each branch gets and acks one message of this queue; ``None``: only publish.
+        size: of the published body, in bytes.
         one_phase: commit without prepare.
         pipeline: do not wait for the answers to start, end and prepare one by one.
     """
@@ -63,10 +63,10 @@ class Step:
     """One write and the answers that must follow it.
 
     Args:
-        start, end: of what is written, in the dialogue's buffer.
-        answer: what must come first, octet for octet: it says xa-ok.
-        delivery: octets of a got message that must come after that; 0 for none.
-        phase: what the wait for the answers is.
+        start, end: of the request, in the dialogue's buffer.
+        answer: the bytes that must come first: answers with xa-ok.
+        delivery: size in bytes of a got message that must come after that; 0 for none.
+        phase: of the answers.
     """
 
     start: int
@@ -77,11 +77,11 @@ class Step:
 
 
 class Dialogue:
-    """One connection's branches.
+    """The frames of the branches of one connection.
 
     Args:
-        cycle: what is done in each.
-        run: distinguishes this run's xids from those of any other, 8 octets.
+        cycle: the operations of each branch.
+        run: 8 bytes in all xids of this run, unique to it.
     """
 
     def __init__(self, cycle: Cycle, run: bytes) -> None:
@@ -126,12 +126,12 @@ class Dialogue:
             self.steps.append(Step(start=begin, end=len(self._said), answer=answer, delivery=delivery, phase=phase))
 
     def stamp(self, number: int) -> None:
-        """Make the frames those of branch *number*."""
+        """Patch in the number of a branch."""
         for place in self._stamps:
             STAMP.pack_into(self._said, place, number)
 
     def acknowledge(self, delivery_tag: bytes) -> None:
-        """Put the tag of what was got into the ack."""
+        """Patch the tag of the got message into the ack."""
         for place in self._tags:
             self._said[place : place + 8] = delivery_tag
 
@@ -140,7 +140,7 @@ _Exchange = tuple[bytes, bytes, int, Phase]
 
 
 def _merge(exchanges: Sequence[_Exchange]) -> _Exchange:
-    """Several requests in one write; only the last answer may be a delivery."""
+    """Join several requests into one write; only the last answer may be a delivery."""
     requested, answers, deliveries, phases = zip(*exchanges, strict=True)
     return b"".join(requested), b"".join(answers), sum(deliveries), phases[-1]
 
@@ -155,19 +155,19 @@ def _places(buffer: bytes | bytearray, marker: bytes) -> list[int]:
 
 
 def got_size(source: bytes, size: int) -> int:
-    """Octets of get-ok, header and body of a persistent message that came to *source* by the default exchange."""
+    """Return the bytes of get-ok, header and body of a persistent message from the default exchange to *source*."""
     method = 4 + 8 + 1 + 1 + 1 + len(source) + 4
     return OVERHEAD + method + len(header_frame(CHANNEL, BASIC, size, PERSISTENT)) + OVERHEAD + size
 
 
 def got_tag(answer: bytes, position: int) -> bytes | None:
-    """The delivery tag of the get-ok that begins at *position*; ``None`` when something else does."""
+    """Return the delivery tag of the get-ok that begins at *position*; ``None`` if it is another method."""
     key = answer[position + 7 : position + 11]
     return answer[position + 11 : position + 19] if key == _GET_OK_KEY else None
 
 
 def is_answer(answer: bytes, step: Step) -> bool:
-    """Whether *answer* is, in whole, what *step* waits for."""
+    """Return whether *answer* is the complete answer to *step*."""
     return (
         len(answer) == len(step.answer) + step.delivery
         and answer.startswith(step.answer)

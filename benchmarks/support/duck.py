@@ -1,4 +1,4 @@
-"""The question of the reconciliation, asked of DuckDB over the same Parquet: the same folds, the same rules, in SQL."""
+"""The reconciliation in SQL, for DuckDB: the same folds and the same rules over the same Parquet files."""
 
 from collections.abc import Iterable
 
@@ -29,13 +29,15 @@ def _words(words: Iterable[object]) -> str:
 
 
 def question(directory: str, out: str, rules: Rules, part: tuple[int, int] = (0, 1)) -> str:
-    """A COPY of one row for each transaction: ``format_id``, ``gtrid``, ``verdict``, ``since``, ``rms``, ``owners``.
+    """Return a COPY of the verdicts, with a row for each transaction.
+
+    The columns are ``format_id``, ``gtrid``, ``verdict``, ``since``, ``rms``, ``owners``, ``branches``.
 
     Args:
-        directory: what :func:`dtx.pipeline.generate.write` has written.
-        out: the Parquet file that is made.
-        rules: what verdicts depend on.
-        part: its number, and of how many: of all transactions those that it is asked for.
+        directory: of :func:`dtx.pipeline.generate.write`.
+        out: the Parquet file to write.
+        rules: parameters of the rules.
+        part: the number of the part of the transactions, from 0, and the number of parts.
     """
     of_part = f"hash(gtrid) % {part[1]} = {part[0]}"
     event = _case("event", ((str(each), mark) for each, mark in EVENT_MARK.items()))

@@ -1,4 +1,4 @@
-"""The load of branches: processes that each serve many connections with one epoll and as little Python as possible."""
+"""The load generator: each process serves many connections with one epoll and as little Python as possible."""
 
 import multiprocessing
 import secrets
@@ -16,23 +16,23 @@ from benchmarks.support.dialogue import Phase
 from tests.support.raw import Address, Refused
 
 PATIENCE_SECONDS: Final = 60.0
-"""How long an answer may take before the run has failed."""
+"""Limit of time for an answer; after that the run fails."""
 _READ_SIZE: Final = 65_536
 _RUN: Final = secrets.token_bytes(8)
 
 
 class LoadError(Exception):
-    """An answer was not what it had to be, or did not come."""
+    """An answer was wrong or did not come."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What was measured.
+    """The measurements of a run.
 
     Args:
-        branches: seconds from the first write to commit-ok, of branches that ended within the window.
+        branches: seconds from the first write to commit-ok, for branches that ended within the measured time.
         prepares, commits: seconds of these calls alone.
-        committed: for each connection, by its number, how many branches it committed in all.
+        committed: the number of all committed branches of each connection, by its number.
     """
 
     branches: "array[float]" = field(default_factory=lambda: array("d"))
@@ -41,25 +41,25 @@ class Tally:
     committed: dict[int, int] = field(default_factory=dict)
 
     def add(self, other: "Tally") -> None:
-        """Put another process's numbers to these."""
+        """Add the measurements of another process."""
         self.branches += other.branches
         self.prepares += other.prepares
         self.commits += other.commits
         self.committed |= other.committed
 
     def stamps(self) -> Iterator[int]:
-        """The numbers of all branches that were committed."""
+        """Yield the numbers of all committed branches."""
         for connection, count in self.committed.items():
             yield from range(connection << 32, (connection << 32) + count)
 
 
 class Player(Protocol):
-    """One connection in its endless row of branches.
+    """A connection that does one branch after another.
 
     Args:
         socket: of the connection.
         number: of the connection.
-        count: branches that it has committed.
+        count: number of committed branches.
     """
 
     socket: socket.socket
@@ -67,35 +67,35 @@ class Player(Protocol):
     count: int
 
     def begin(self) -> None:
-        """Write what begins the next branch."""
+        """Begin the next branch."""
 
     def hear(self, data: bytes) -> Phase | None:
-        """Take what was read; the step that it answers, ``None`` while the answer is not whole.
+        """Take received bytes; return the phase that they answer, ``None`` while the answer is not complete.
 
         Raises:
-            LoadError: it is no answer.
+            LoadError: they are not the answer.
         """
 
     def go_on(self) -> bool:
-        """Write the next step; false where the branch has ended."""
+        """Write the next step; return false if the branch has ended."""
 
     def close(self) -> None:
         """Close the connection in order."""
 
 
 class Play(Protocol):
-    """How a connection is made; picklable."""
+    """A picklable function that connects a player."""
 
     def __call__(self, address: Address, number: int, run: bytes) -> Player:
-        """Connect connection *number*; *run* distinguishes this run from any other, 8 octets.
+        """Open connection *number*; *run* has 8 bytes that are unique to this run.
 
         Raises:
-            Refused, OSError: it cannot.
+            Refused, OSError: it cannot connect.
         """
 
 
 def _run(players: Sequence[Player], begin: float, end: float) -> Tally:
-    """Branch after branch on every connection until *end*; those that end from *begin* to *end* are measured."""
+    """Do branches on every connection until *end*, and measure those that end between *begin* and *end*."""
     tally = Tally()
     measured = {Phase.PREPARE: tally.prepares.append, Phase.COMMIT: tally.commits.append}
     branches = tally.branches.append
@@ -138,7 +138,7 @@ def _run(players: Sequence[Player], begin: float, end: float) -> Tally:
 
 
 def _process(pipe: Connection, address: Address, play: Play, numbers: Sequence[int], run: bytes) -> None:
-    """The life of one load process: connect, say so, run when told, tell."""
+    """Run a load process: connect, report that, wait for the times, run, send the tally."""
     try:
         players = [play(address, number, run) for number in numbers]
         pipe.send(None)
@@ -148,20 +148,20 @@ def _process(pipe: Connection, address: Address, play: Play, numbers: Sequence[i
             player.close()
         pipe.send(tally)
     except EOFError:
-        return  # whoever started us is gone
+        return  # the parent process has ended
     except (LoadError, Refused, OSError) as error:
         pipe.send(error if isinstance(error, LoadError) else LoadError(f"{type(error).__name__}: {error}"))
 
 
 class Load:
-    """Connected clients, waiting to be told to go. Use as a context manager.
+    """Connected clients that wait for the start. Use as a context manager.
 
     Args:
-        address: of dtx.
+        address: of dtx or the broker.
         play: makes a client.
-        connections: how many clients.
-        processes: on which they are spread.
-        first: number of the first connection; what was committed with a number must never be committed again.
+        connections: number of clients.
+        processes: number of load processes.
+        first: number of the first connection. A run must not use numbers of an earlier one, or its xids repeat.
     """
 
     def __init__(self, address: Address, play: Play, connections: int, processes: int, *, first: int = 0) -> None:
@@ -179,28 +179,28 @@ class Load:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The load processes."""
+        """Process ids of the load processes."""
         return tuple(process.pid for process in self._processes if process.pid is not None)
 
     def wait_connected(self) -> None:
-        """Return when all clients are ready to begin.
+        """Return when all clients are connected.
 
         Raises:
-            LoadError: one could not.
+            LoadError: a client could not connect.
         """
         for pipe in self._pipes:
             self._receive(pipe)
 
     def go(self, begin: float, end: float) -> None:
-        """Start all clients; what happens between *begin* and *end*, of the monotonic clock, is measured."""
+        """Start all clients, and measure between *begin* and *end*, in seconds of the monotonic clock."""
         for pipe in self._pipes:
             pipe.send((begin, end))
 
     def collect(self) -> Tally:
-        """Wait for the end.
+        """Wait for the end, and return all measurements.
 
         Raises:
-            LoadError: an answer was not what it had to be.
+            LoadError: an answer was wrong or did not come.
         """
         tally = Tally()
         for pipe in self._pipes:

@@ -1,4 +1,4 @@
-"""What was measured with a number of connections, and how: processor time, profile, counting the queue."""
+"""Measures a load on a number of connections: rates, processor time, profile, and the count of the queue."""
 
 import argparse
 import contextlib
@@ -35,16 +35,16 @@ HEADS = (
 )
 WARM_UP_SECONDS = 1.0
 NOISE = 0.2
-"""Of one processor: a machine that does more than this besides tells little about dtx."""
+"""Limit of other load, in processors: on a busier machine the results say little about dtx."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What was measured with one number of connections.
+    """The results with one number of connections.
 
     Args:
-        tally: branches, or pgbench's transactions.
-        rate: a second.
+        tally: branches, or transactions of pgbench.
+        rate: of these per second.
         usage: processor time.
     """
 
@@ -54,12 +54,12 @@ class Row:
 
     @property
     def work(self) -> float:
-        """Processor time that everybody concerned used for one branch, seconds."""
+        """Processor seconds of all measured processes for one branch."""
         everybody = sum(busy for name, busy in self.usage.busy.items() if name != "others")
         return everybody / max(1, len(self.tally.branches))
 
     def cells(self) -> list[str]:
-        """As the table has it."""
+        """Return the cells for :data:`HEADS`."""
         busy = self.usage.busy
         latencies = (self.tally.branches, self.tally.prepares, self.tally.commits)
         names = ("dtx", "postgres", "broker", "load", "others")
@@ -74,7 +74,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rig:
-    """What runs, and what it is asked to do."""
+    """The running servers, and the options of the command line."""
 
     servers: Servers
     postgres: PostgresServer
@@ -83,20 +83,20 @@ class Rig:
 
     @property
     def messages(self) -> Address:
-        """Where the queues are."""
+        """The address of the server that has the queues."""
         return Address.of(self.service.url()) if self.options.standalone else self.servers.broker
 
 
 def measure(rig: Rig, play: Play, connections: int, first: int, name: str, address: Address | None = None) -> Row:
-    """Run the load on so many connections.
+    """Run the load, and measure it.
 
     Args:
         rig: the servers; its options have seconds, processes, standalone and profile.
         play: makes a client.
-        connections: how many clients.
+        connections: number of clients.
         first: number of the first connection.
         name: of the row, for the file of its profile.
-        address: where they connect; ``None``: dtx.
+        address: for the clients; ``None``: dtx.
 
     Raises:
         LoadError: an answer was wrong.
@@ -124,7 +124,7 @@ def measure(rig: Rig, play: Play, connections: int, first: int, name: str, addre
 
 @contextlib.contextmanager
 def _profiling(rig: Rig, name: str) -> Iterator[None]:
-    """Profile dtx meanwhile, where that is asked for."""
+    """Profile dtx during the block if there is the option for it."""
     if rig.options.profile is None:
         yield
         return
@@ -136,7 +136,7 @@ def _profiling(rig: Rig, name: str) -> Iterator[None]:
 
 
 def count(connection: RawConnection, queue: bytes, tally: Tally) -> None:
-    """Compare a queue with what was committed, and remove it.
+    """Compare a queue with the committed branches, and remove it.
 
     Raises:
         LoadError: they differ.
@@ -153,14 +153,13 @@ def count(connection: RawConnection, queue: bytes, tally: Tally) -> None:
 
 
 def noise(rows: Iterable[Row]) -> Iterator[str]:
-    """A warning where the machine was not quiet."""
+    """Yield a warning if the machine was busy with other work."""
     most = max(row.usage.share("others") for row in rows)
     if most > NOISE:
         yield f"this machine did something else meanwhile, up to {most:.1f} processors: measure again when it is quiet"
 
 
 def verdict(reached: bool) -> str:
-    """Of an aim."""
     return "reached" if reached else "MISSED"
 
 

@@ -1,8 +1,7 @@
-"""How long dtx keeps everybody waiting: a client in a process of its own that asks again and again for nothing much.
+"""The longest pause of dtx: a client in its own process repeats a small request and measures each answer.
 
-What others do on the machine makes answers late as well. So beside the time on the wall there is the processor time
-that the event loop's thread used between question and answer: the pause itself, or somewhat more where the client does
-not get its own turn at once.
+Other load on the machine also delays answers. So this measures elapsed time, and the processor time of the event loop's
+thread between request and answer. That is the pause itself, or somewhat more if the client does not run at once.
 """
 
 import time
@@ -20,7 +19,7 @@ _QUEUE: Final = b"bench-probe"
 
 
 def _thread_seconds(pid: int) -> float:
-    """Processor time of the first thread of a process."""
+    """Return the processor seconds of the first thread of a process."""
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
@@ -42,7 +41,7 @@ def _ask(address: Address, pid: int, pipe: Connection) -> None:
 
 
 class Probe:
-    """Asks until it is closed. Use as a context manager.
+    """Sends requests until it is closed. Use as a context manager.
 
     Args:
         address: of dtx.
@@ -60,12 +59,12 @@ class Probe:
         return self
 
     def worst(self) -> tuple[float, float]:
-        """The longest wait since the last call, seconds: on the wall, and of dtx's own work."""
+        """Return the longest wait since the last call, in seconds: elapsed, and of dtx's processor time."""
         self._pipe.send("worst")
         found: tuple[float, float] = self._pipe.recv()
         return found
 
     def __exit__(self, *_: object) -> None:
-        with suppress(BrokenPipeError):  # dtx has gone first
+        with suppress(BrokenPipeError):  # the client has ended, since dtx has
             self._pipe.send(None)
         self._process.join(10)

@@ -1,4 +1,4 @@
-"""What PostgreSQL itself can do: pgbench with BEGIN, INSERT 1 KB, PREPARE TRANSACTION, COMMIT PREPARED."""
+"""The rate of PostgreSQL itself: pgbench with BEGIN, INSERT, PREPARE TRANSACTION, COMMIT PREPARED."""
 
 import contextlib
 import re
@@ -30,17 +30,17 @@ _RATE: Final = re.compile(r"^tps = ([0-9.]+)", re.MULTILINE)
 
 
 class PgbenchError(Exception):
-    """It is not there, or it failed."""
+    """pgbench is missing, or it failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PgbenchResult:
-    """What it measured.
+    """The results of pgbench.
 
     Args:
         rate: transactions per second.
         latencies: seconds of each transaction.
-        usage: of "postgres" and "load", which is pgbench itself.
+        usage: of "postgres", "load" (pgbench itself) and "others".
     """
 
     rate: float
@@ -49,7 +49,7 @@ class PgbenchResult:
 
 
 def find_pgbench() -> Path:
-    """The one that comes with the embedded PostgreSQL, else one of the machine's.
+    """Return the pgbench of the embedded PostgreSQL, else one of the machine.
 
     Raises:
         PgbenchError: there is none.
@@ -68,7 +68,6 @@ def find_pgbench() -> Path:
 
 
 def prepare_database(url: str) -> None:
-    """Make the table that it inserts into."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(
             "CREATE TABLE IF NOT EXISTS pgbench_two_phase (id bigserial PRIMARY KEY, body text NOT NULL)"
@@ -78,19 +77,19 @@ def prepare_database(url: str) -> None:
 def run(
     url: str, postmaster: int, directory: Path, *, clients: int, seconds: int, size: int, one_phase: bool
 ) -> PgbenchResult:
-    """Run it.
+    """Run pgbench.
 
     Args:
-        url: of a database that ``prepare_database`` saw; the server allows as many prepared transactions as clients.
-        postmaster: its process id.
+        url: of a database after :func:`prepare_database`; its server allows as many prepared transactions as clients.
+        postmaster: process id of the server.
         directory: for its files.
-        clients: connections.
-        seconds: how long.
-        size: of what is inserted, octets.
-        one_phase: commit at once.
+        clients: number of connections.
+        seconds: duration.
+        size: of each inserted text, in bytes.
+        one_phase: commit without PREPARE TRANSACTION.
 
     Raises:
-        PgbenchError: it failed.
+        PgbenchError: pgbench is missing or failed.
     """
     script = directory / "two_phase.sql"
     script.write_text((_ONE_PHASE if one_phase else _TWO_PHASE).format(body="x" * size))
@@ -122,6 +121,6 @@ def run(
 
 
 def _children_seconds() -> float:
-    """Processor time of our children that ended."""
+    """Return the processor seconds of ended children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

@@ -11,7 +11,7 @@ _TICK: Final = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def tree(root: int) -> set[int]:
-    """*root* and everything below it that lives."""
+    """Return the process ids of *root* and its running descendants."""
     found: set[int] = set()
     fresh = [root]
     while fresh:
@@ -30,20 +30,20 @@ def tree(root: int) -> set[int]:
 
 
 def seconds(root: int) -> float:
-    """User and system time so far of *root* and everything below it, children that were waited for included."""
+    """Return user and system time so far, in seconds, of *root*, its descendants and their ended children."""
     ticks = 0
     for pid in tree(root):
         try:
             text = Path(f"/proc/{pid}/stat").read_text()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        # behind the name, which may hold anything: utime, stime, cutime, cstime are fields 14 to 17
+        # utime, stime, cutime, cstime are fields 14 to 17, after the name in parentheses, which may have any characters
         ticks += sum(map(int, text.rpartition(")")[2].split()[11:15]))
     return ticks * _TICK
 
 
 def resident(pid: int) -> int:
-    """Memory that a process has in RAM, octets."""
+    """Return the resident memory of a process in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
@@ -52,29 +52,29 @@ def resident(pid: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What some process trees used in a time.
+    """Processor time of some process trees.
 
     Args:
-        elapsed: seconds of the clock on the wall.
-        busy: seconds of a processor, by name.
+        elapsed: elapsed seconds.
+        busy: processor seconds by name.
     """
 
     elapsed: float
     busy: Mapping[str, float]
 
     def share(self, name: str) -> float:
-        """How much of one processor: 1.0 is all of it."""
+        """Return the share of one processor: 1.0 is all of it."""
         return self.busy[name] / self.elapsed
 
 
 def machine_seconds() -> float:
-    """What all processors of the machine have worked so far, whoever they worked for."""
+    """Return the busy seconds of all processors of the machine so far."""
     user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().partition("\n")[0].split()[1:])
     return (user + nice + system + irq + softirq) * _TICK
 
 
 class Meter:
-    """Measures process trees from its making to ``read``; what else went on is there under the name "others".
+    """Measures process trees from its creation to ``read``; "others" has all other work of the machine.
 
     Args:
         roots: process ids by name; several of one name are added up.
@@ -90,6 +90,6 @@ class Meter:
         return {**busy, "others": machine_seconds() - sum(busy.values())}
 
     def read(self) -> Usage:
-        """What they used since."""
+        """Return the usage since the creation."""
         busy = {name: later - self._first[name] for name, later in self._now().items()}
         return Usage(elapsed=time.monotonic() - self._began, busy=busy)

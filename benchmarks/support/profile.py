@@ -1,4 +1,4 @@
-"""Where a running Python process spends its time, sampled from outside by py-spy where that is installed."""
+"""Samples the functions of a running Python process with py-spy."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Self
 
 RATE: Final = 500
-"""Samples a second."""
+"""Samples per second."""
 _LOOP: Final = "Runner.run (asyncio/"
 
 
@@ -19,9 +19,12 @@ class Profiler:
 
     Args:
         pid: of the process.
-        seconds: how long, at most.
-        target: where the stacks go, one a line with their counts ("collapsed", as flame graphs are made from).
-        native: show what C code does as well (uvloop, the system's calls), at some cost.
+        seconds: limit of the duration.
+        target: file for the stacks, one in each line with its count ("collapsed", the input of flame graphs).
+        native: also show C code (uvloop, system calls), at some cost.
+
+    Raises:
+        SystemExit: py-spy is not installed.
     """
 
     def __init__(self, pid: int, seconds: int, target: Path, *, native: bool = False) -> None:
@@ -52,14 +55,14 @@ class Profiler:
             raise SystemExit(f"py-spy failed: {errors.decode(errors='replace').strip()[-300:]}")
 
     def summary(self, count: int = 25) -> str:
-        """The functions with the most samples of their own, and those with the most including what they call."""
+        """Return the functions with the most samples of their own, and with the most including callees."""
         own: Counter[str] = Counter()
         below: Counter[str] = Counter()
         total = 0
         for line in self._target.read_text().splitlines():
             stack, _, samples = line.rpartition(" ")
             frames = [frame.rpartition(":")[0] or frame for frame in stack.split(";")]
-            # what leads to the event loop is in every stack and tells nothing
+            # the frames that lead to the event loop are in every stack, so they are left out
             frames = frames[max((place for place, name in enumerate(frames) if name.startswith(_LOOP)), default=0) :]
             own[frames[-1]] += int(samples)
             for frame in set(frames):

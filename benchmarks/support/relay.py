@@ -1,7 +1,7 @@
-"""A process in between that looks at nothing: what any proxy costs on this machine, before it has done any work.
+"""A process that relays bytes without parsing them: the least cost of a proxy on this machine.
 
-It comes in two kinds: one reads and writes as every proxy must that looks at what it passes on, the other leaves all
-octets in the kernel (splice(2), Linux alone), which is the least that any process in between can cost.
+There are two kinds. One reads and writes, as a proxy that parses bytes must. The other leaves all bytes in the kernel
+(splice(2), only on Linux): this is the least that any process in between can cost.
 """
 
 import contextlib
@@ -20,15 +20,15 @@ COPY: Final = "copy"
 SPLICE: Final = "splice"
 _READ_SIZE: Final = 1 << 20
 _MOVE: Final = 1
-"""SPLICE_F_MOVE: pages are handed on where the kernel can."""
+"""SPLICE_F_MOVE: the kernel moves pages if it can, instead of copying them."""
 
 
 class Relay:
-    """A relay in a process of its own. Use as a context manager.
+    """A relay in its own process. Use as a context manager.
 
     Args:
-        target: where it leads.
-        in_kernel: by splice(2).
+        target: the server to connect to.
+        in_kernel: use splice(2).
     """
 
     def __init__(self, target: Address, *, in_kernel: bool = False) -> None:
@@ -49,7 +49,7 @@ class Relay:
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """Process id of the relay."""
         return self._process.pid
 
 

@@ -1,4 +1,4 @@
-"""Tables on the terminal, and the few statistics that they show."""
+"""Tables on the terminal, and their statistics."""
 
 import os
 import platform
@@ -7,22 +7,22 @@ from statistics import median
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value that *percent* of all do not exceed; *values* in any order, not empty."""
+    """Return the value that *percent* of all do not exceed; *values* may be in any order, and must not be empty."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
 
 def milliseconds(values: Sequence[float], percent: float) -> str:
-    """A percentile of seconds, as milliseconds; a dash where there are none."""
+    """Return a percentile of seconds as milliseconds; a dash if there are no values."""
     return f"{percentile(values, percent) * 1e3:.2f}" if values else "-"
 
 
 class Table:
-    """A table whose rows are printed as they come, since each takes its time.
+    """A table that prints each row at once.
 
     Args:
-        first: head of the first column, and how wide it is.
-        heads: of the others.
+        first: head and width of the first column.
+        heads: of the other columns.
     """
 
     def __init__(self, first: tuple[str, int], heads: Sequence[str]) -> None:
@@ -38,11 +38,11 @@ class Table:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Median, least and greatest."""
+    """Return median, least and greatest value as text."""
     return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def machine() -> str:
-    """What this was measured on."""
+    """Return a description of this machine."""
     usable = len(os.sched_getaffinity(0))
     return f"{usable} processors shared by everything, {platform.machine()}, Python {platform.python_version()}"

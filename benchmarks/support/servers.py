@@ -1,4 +1,4 @@
-"""The servers that benchmarks measure: private, on ports and in directories of their own, removed afterwards."""
+"""The servers of benchmarks, with private ports and directories, which are removed at the end."""
 
 import logging
 import signal
@@ -20,8 +20,8 @@ class Servers:
     """RabbitMQ, and on demand PostgreSQL servers and dtx. Use as a context manager.
 
     Args:
-        options: further words for ``dtx serve``.
-        standalone: dtx itself is the broker, and no RabbitMQ is started for it.
+        options: further options for ``dtx serve``.
+        standalone: dtx has no broker.
     """
 
     def __init__(self, options: tuple[str, ...] = (), *, standalone: bool = False) -> None:
@@ -32,7 +32,7 @@ class Servers:
 
     def __enter__(self) -> Self:
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-        # a benchmark that is told to end takes its servers and their directories with it
+        # on SIGTERM, a benchmark also ends its servers and removes their directories
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         try:
             self.directory: Path = self._stack.enter_context(short_directory("bench"))
@@ -48,22 +48,22 @@ class Servers:
 
     @property
     def rabbitmq(self) -> RabbitNode:
-        """The node, started when it is first asked for."""
+        """The RabbitMQ node, started at the first use."""
         if self._rabbitmq is None:
             self._rabbitmq = self._stack.enter_context(RabbitNode())
         return self._rabbitmq
 
     @property
     def broker(self) -> Address:
-        """Straight to RabbitMQ."""
+        """The address of RabbitMQ."""
         return Address.of(self.rabbitmq.url())
 
     def postgres(self, name: str, *, prepared_transactions: int = 0) -> PostgresServer:
-        """A PostgreSQL as ``dtx serve`` runs it.
+        """Start a PostgreSQL as ``dtx serve`` runs it.
 
         Args:
             name: of its directory.
-            prepared_transactions: how many it allows, beyond the connections that go with them; dtx uses none.
+            prepared_transactions: limit of prepared transactions, with as many connections; dtx needs none.
         """
         server = self._stack.enter_context(PostgresServer(name))
         if prepared_transactions:
@@ -75,7 +75,7 @@ class Servers:
         return server
 
     def dtx(self, postgres: PostgresServer, *, start: bool = True) -> DtxService:
-        """``dtx serve`` on a fresh database of *postgres*."""
+        """Return ``dtx serve`` on a new database of *postgres*, started if *start*."""
         behind = () if self._standalone else ("--management", self.rabbitmq.management_url)
         service = DtxService(
             broker=None if self._standalone else self.rabbitmq.url(),

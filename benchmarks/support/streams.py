@@ -1,4 +1,4 @@
-"""Messages in bulk on one connection: published with confirms, consumed with acks, one at a time, drained."""
+"""Publishes and consumes many messages on one connection: in bulk, one at a time, or to drain a queue."""
 
 import time
 from array import array
@@ -12,7 +12,7 @@ from dtx.wire.amqp09.frames import FRAME_END, METHOD, OVERHEAD, header_frame
 from tests.support.raw import FRAME_MAX, Refused, body_frames
 
 WINDOW: Final = 500
-"""Publishes that are not confirmed yet, or deliveries that are not acked yet, at most."""
+"""Limit of unconfirmed publishes, or of unacknowledged deliveries."""
 _WRITE_SIZE: Final = 262_144
 _ACK: Final = Struct(">BHIIQBB")
 _TAG: Final = Struct(">Q")
@@ -31,14 +31,14 @@ class _Confirms:
 
     @property
     def count(self) -> int:
-        """How many publishes are confirmed."""
+        """Number of confirmed publishes."""
         return self._low + len(self._ahead)
 
     def feed(self, data: bytes) -> None:
-        """Take what was read.
+        """Take received bytes.
 
         Raises:
-            Refused: it is something else than acks.
+            Refused: they are not acks.
         """
         if not data:
             raise Refused("the connection was closed without a word")
@@ -59,13 +59,13 @@ class _Confirms:
 
 
 def publish(connection: RawConnection, message: bytes, count: int, window: int = WINDOW) -> None:
-    """Publish and return when all is confirmed.
+    """Publish, and return when all messages are confirmed.
 
     Args:
-        connection: in confirm mode, on which nothing was published before.
+        connection: in confirm mode, without earlier publishes.
         message: all frames of one publish.
-        count: how many.
-        window: how many of them may be unconfirmed.
+        count: number of publishes.
+        window: limit of unconfirmed publishes.
     """
     batch = max(1, min(window // 4, _WRITE_SIZE // len(message)))
     block = memoryview(message * batch)
@@ -80,13 +80,13 @@ def publish(connection: RawConnection, message: bytes, count: int, window: int =
 
 
 def ping_pong(connection: RawConnection, message: bytes, count: int, published: int = 0) -> list[float]:
-    """Publish one by one, each when the one before is confirmed; the seconds of each.
+    """Publish one message after the confirm of the one before, and return the seconds of each.
 
     Args:
         connection: in confirm mode.
         message: all frames of one publish.
-        count: how many.
-        published: how many were published on the connection before.
+        count: number of publishes.
+        published: number of earlier publishes on the connection.
     """
     latencies = []
     confirms = _Confirms(published)
@@ -100,18 +100,18 @@ def ping_pong(connection: RawConnection, message: bytes, count: int, published: 
 
 
 def consume(connection: RawConnection, queue: bytes, size: int, properties: bytes, count: int, window: int) -> None:
-    """Consume, ack each message, and return when the server has taken the last ack.
+    """Consume, ack each message, and return when the server has processed the last ack.
 
     Args:
-        connection: on which nothing was consumed before.
-        queue: published to by the default exchange.
-        size: of each body, octets.
+        connection: without earlier consumers.
+        queue: its messages came from the default exchange.
+        size: of each body, in bytes.
         properties: of each message.
-        count: how many there are.
+        count: number of messages.
         window: prefetch.
     """
     connection.call(methods.BasicQos(0, window), methods.BasicQosOk)
-    # no_wait: from here on the stream holds nothing but deliveries, and all of them are of one size
+    # no_wait: from here on there are only deliveries, all of the same size
     connection.say(CHANNEL, methods.BasicConsume(queue, _CONSUMER, no_wait=True))
     method = OVERHEAD + 4 + 1 + len(_CONSUMER) + 8 + 1 + 1 + 1 + len(queue)
     header = len(header_frame(CHANNEL, BASIC, size, properties))
@@ -147,7 +147,7 @@ def fill(connection: RawConnection, queue: bytes, count: int, size: int) -> None
 
 
 def drain(connection: RawConnection, queue: bytes) -> "array[int]":
-    """Take everything that is ready out of a queue; the stamps at the start of the bodies, in order."""
+    """Consume all ready messages of a queue, and return the stamps of their bodies in order."""
     count = connection.depth(queue)
     stamps = array("Q")
     if not count:

@@ -1,7 +1,7 @@
-"""A client of AMQP 1.0 in its row of local transactions: declare, one transfer, discharge.
+"""An AMQP 1.0 client that does one local transaction after another: declare, one transfer, discharge.
 
-Frames are encoded once, and for each transaction ids are patched in. What comes is compared octet for octet with what
-must come; flows, which say that there is credit, are passed over: fewer deliveries are open than any credit.
+Frames are encoded once; for each transaction ids are patched in. Answers are compared byte for byte with the expected
+ones. Flows are ignored, since the number of open deliveries is always below the credit.
 """
 
 import socket
@@ -50,22 +50,22 @@ _SIZE: Final = Struct(">I")
 _ID: Final = Struct(">I")
 _ID_PLACE: Final = 0xF1D1F1D1
 _FIRST_ID: Final = 0x0100_0000
-"""Of the deliveries: so great that all have one length."""
+"""The first delivery id: large enough that all ids have the same encoded length."""
 _TXN_PLACE: Final = b"\xf2txn-id\xf2\xf2txn-id\xf2"
-"""As long as dtx's own."""
+"""A placeholder as long as dtx's transaction ids."""
 _STAMP_PLACE: Final = b"\xf3stamp\xf3\xf3"
 _FLOW: Final = bytes((0, 0x53, Flow.layout.code))
 _PERFORMATIVE: Final = 8
-"""Where in a frame the performative begins."""
+"""Offset of the performative in a frame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Postings:
-    """What is done in each transaction.
+    """The operations of each transaction.
 
     Args:
-        queue: where the message goes.
-        size: of its body, octets.
+        queue: for the message.
+        size: of its body, in bytes.
         pipeline: transfer, discharge, and the declare of the next transaction go in one write.
     """
 
@@ -78,7 +78,7 @@ class _Said:
     """A frame whose ids are patched in.
 
     Args:
-        octets: with the marks of what is patched.
+        octets: the encoded frame with placeholders.
     """
 
     __slots__ = ("_id", "_stamp", "_txn", "octets")
@@ -90,18 +90,18 @@ class _Said:
         self._stamp = octets.find(_STAMP_PLACE)
 
     def number(self, delivery_id: int, txn_id: bytes | None) -> bytearray:
-        """The frame with these ids."""
+        """Return the frame with these ids."""
         _ID.pack_into(self.octets, self._id, delivery_id)
         if txn_id is not None and self._txn >= 0:
             self.octets[self._txn : self._txn + len(txn_id)] = txn_id
         return self.octets
 
     def stamp(self, stamp: int) -> None:
-        """Put the number of the message in."""
+        """Patch in the number of the message."""
         STAMP.pack_into(self.octets, self._stamp, stamp)
 
     def txn_id(self, answer: bytes) -> bytes:
-        """The id that *answer*, a frame like this one, has."""
+        """Return the transaction id in *answer*, a frame of the same form."""
         return answer[self._txn : self._txn + len(_TXN_PLACE)]
 
 
@@ -119,13 +119,13 @@ def _answer(state: DeliveryState) -> _Said:
 
 
 class TransactionPlayer:
-    """One connection in its endless row of transactions; a :class:`~benchmarks.support.load.Player`.
+    """A connection that does one transaction after another; a :class:`~benchmarks.support.load.Player`.
 
     Args:
-        postings: what is done in each.
+        postings: the operations of each transaction.
         address: of dtx.
         number: of the connection.
-        run: not needed: ids of transactions are dtx's.
+        run: not used: dtx chooses the ids of transactions.
 
     Raises:
         Refused, OSError: it cannot connect.
@@ -204,7 +204,7 @@ class TransactionPlayer:
             octets = self._frame()
             performative, _ = read_performative(octets, _PERFORMATIVE, len(octets))
             if isinstance(performative, Flow):
-                links += 1  # it has credit now
+                links += 1  # the link has credit
             elif not isinstance(performative, Open | Begin | Attach):
                 raise Refused(str(performative))
 
@@ -229,7 +229,7 @@ class TransactionPlayer:
     # -- transactions
 
     def begin(self) -> None:
-        """Begin the next transaction; where requests are pipelined, it has been declared with the one before."""
+        """Begin the next transaction; with pipelining, it was declared with the one before."""
         self._txn_id, self._declared_id = self._declared_id, None
         if self._txn_id is None:
             self._doing = Phase.WORK
@@ -251,7 +251,7 @@ class TransactionPlayer:
         return True
 
     def _work(self) -> None:
-        """Post; where requests are pipelined, all that can be said before the next answer."""
+        """Write the transfer; with pipelining, also all requests that need no further answer."""
         self._post.stamp((self.number << 32) + self.count)
         post = self._new(self._post, self._posted)
         if not self._pipeline:
@@ -262,7 +262,7 @@ class TransactionPlayer:
         self._say(post + self._new(self._discharge, self._discharged) + self._new(self._declare, self._declared))
 
     def _new(self, said: _Said, answer: _Said) -> bytearray:
-        """A request with an id of its own, which waits for *answer* now."""
+        """Return a request with a new id, and expect *answer* for it."""
         number = self._next_id
         self._next_id += 1
         self._waiting[number] = answer
@@ -274,7 +274,7 @@ class TransactionPlayer:
     # -- answers
 
     def hear(self, data: bytes) -> Phase | None:
-        """Take what was read."""
+        """Take received bytes."""
         if not data:
             raise self._failure("the connection was closed without a word")
         data = self._buffer + data

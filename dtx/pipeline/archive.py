@@ -1,7 +1,7 @@
-"""From the journals into the lake, exactly once, without Spark: ADBC reads, ``deltalake`` writes.
+"""Copies the journals into the lake, exactly once, without Spark: ADBC reads, ``deltalake`` writes.
 
-What happens when this process dies: before a commit, nothing is in the lake, and the lines are read again. Behind it,
-the lines are there and the commit says how far they go (:mod:`dtx.pipeline.lake`). There is nothing between.
+If this process dies before a commit, the lake has none of its lines, and they are read again. After the commit, the
+lake has the lines, and the commit has the place that they reach (:mod:`dtx.pipeline.lake`).
 """
 
 import threading
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 _AT_ONCE: Final = 4
-"""Databases that are read at the same time."""
+"""Databases read at the same time."""
 _GATHERED: Final = 200_000
-"""Lines of a database that are kept in memory, so that databases with few lines share a commit."""
+"""Lines kept in memory before a commit, so that databases with few lines share one."""
 _CHUNK: Final = 100_000
-"""Lines that are written, or compared with those of the lake, in one go."""
+"""Lines that are written, or compared with the lake, in one step."""
 _LONGEST_WAIT: Final = 300.0
 """Seconds between two tries of a database that keeps failing."""
 _MOST_DOUBLINGS: Final = 30
@@ -42,14 +42,14 @@ _TICK: Final = 0.2
 
 @dataclass(slots=True)
 class Archived:
-    """What was done with one database.
+    """The result for one database.
 
     Args:
         source: its configured name.
-        rows: lines that were new.
-        again: lines that were read again though the lake had them: its checkpoint was lost.
-        error: why it stopped; ``None``: everything that it had is in the lake.
-        read_at: microseconds since the epoch: what it had then is in the lake; 0: not known.
+        rows: number of new lines.
+        again: number of lines that the lake had already; they were read again because the checkpoint was lost.
+        error: why archiving stopped; ``None``: the lake has all lines.
+        read_at: microseconds since the epoch: the lake has the journal as of this time; 0: not known.
     """
 
     source: str
@@ -64,31 +64,29 @@ Watcher = Callable[[Sequence[Archived]], None]
 
 @dataclass(slots=True)
 class _Journal:
-    """A database while it is archived."""
-
     result: Archived
     reader: StreamReader
     is_cut: bool
-    """Whether one batch may have less than all that is new."""
+    """Whether the option ``maxRowsPerBatch`` limits a batch."""
     place: Mapping[str, Any] = field(default_factory=dict)
     batch: int | None = None
     rejoins: bool = False
     ends_at: int | None = None
-    """Microseconds since the epoch: what comes later is for the next time."""
+    """Microseconds since the epoch: later lines are left for the next run."""
     failures: int = 0
     due: float = 0.0
 
 
 @dataclass(slots=True)
 class _New:
-    """What a database has new.
+    """New lines of a database.
 
     Args:
         journal: the database.
-        end: how far it goes.
+        end: the place that they reach.
         asked_at: microseconds since the epoch.
-        first: the first lines of it.
-        rest: the others; ``None``: there are none.
+        first: the first lines.
+        rest: the other lines; ``None``: there are none.
     """
 
     journal: _Journal
@@ -98,22 +96,27 @@ class _New:
     rest: Iterator[pa.RecordBatch] | None
 
 
-def archive(root: str, sources: Mapping[str, Mapping[str, str]], *, watch: Watcher | None = None) -> list[Archived]:
-    """Bring what the journals have new into the lake, then end.
+def archive(
+    root: str, sources: Mapping[str, Mapping[str, str]], *, again: bool = False, watch: Watcher | None = None
+) -> list[Archived]:
+    """Copy new lines of the journals into the lake.
 
     Args:
         root: of the lake; it is made where there is none.
         sources: options of ``format("dtx")`` for each database, by its configured name.
-        watch: called now and then with what has been done so far.
+        again: read the journals from the beginning; lines that the lake has are left out.
+        watch: called repeatedly with the results so far.
 
     Returns:
-        What was done with each database; one that fails does not stop the others.
+        The result for each database; one that fails does not stop the others.
 
     Raises:
         LakeError: the lake cannot be used, or another process writes it.
     """
     lake = Lake(root)
     with lake.files.alone(LOCK, LOCK_SECONDS):
+        for source in sources if again else ():
+            lake.note(source, batch=None, place=None, read_at=lake.read_at(source))
         run = _Run(lake, sources, watch)
         for journal in run.journals:
             if journal.is_cut:
@@ -136,18 +139,18 @@ def follow(
     until: Callable[[], bool] = lambda: False,
     maintain_every: float = 3600,
 ) -> list[Archived]:
-    """As :func:`archive`, but go on until *until* says so, or Ctrl-C.
+    """Do as :func:`archive`, repeatedly, until *until* returns true or Ctrl-C.
 
-    A database that fails is tried again after the interval, then after twice as long, and so on, up to minutes.
-    Between two looks, other commands may archive into the lake or remove lines from it.
+    After a failure, a database is tried again after twice the interval, then four times, up to five minutes or the
+    interval. Between two rounds, other commands may archive into the lake or remove lines from it.
 
     Args:
         root: of the lake.
         sources: see :func:`archive`.
-        interval: seconds between two looks at each database.
+        interval: seconds between two reads of each database.
         watch: see :func:`archive`.
-        until: asked now and then.
-        maintain_every: seconds between two times that small files are joined.
+        until: called several times a second.
+        maintain_every: seconds between two compactions of small files.
     """
     lake = Lake(root)
     with lake.files.alone(LOCK, LOCK_SECONDS):
@@ -164,19 +167,20 @@ def follow(
                     journal.failures = 0 if journal.result.error is None else journal.failures + 1
                     journal.due = now + pause(interval, journal.failures)
                 if now - maintained > maintain_every:
-                    lake.table.maintain()
+                    with suppress(LakeError):  # what cannot be joined now can be the next time
+                        lake.table.maintain()
                     maintained = now
         time.sleep(_TICK)
     return run.results
 
 
 def pause(interval: float, failures: int) -> float:
-    """Seconds until a database is looked at again that has failed so often in a row."""
+    """Return the seconds until the next read of a database, after *failures* in a row."""
     return min(max(_LONGEST_WAIT, interval), interval * 2.0 ** min(failures, _MOST_DOUBLINGS))
 
 
 def maintain(root: str, watch: Callable[[str], None] = lambda _: None) -> list[Quarantined]:
-    """Join small files of the lake, and remove those that no reader needs any more."""
+    """Join small files of the lake, and remove old files; see :meth:`~dtx.pipeline.delta.Table.maintain`."""
     lake = Lake(root)
     with lake.files.alone(LOCK, LOCK_SECONDS):
         return lake.table.maintain(watch)
@@ -197,7 +201,7 @@ class _Run:
         place, rejoins = self._lake.place(self._table, source)
         options = parse({**self._sources[source], "pollInterval": "0"})
         if rejoins:
-            options = replace(options, batch_rows=None)  # in one commit: half of it would not say what is left
+            options = replace(options, batch_rows=None)  # in one commit: a part would not record the rest
         journal = _Journal(result, StreamReader(options, EVENTS), options.batch_rows is not None)
         journal.place, journal.rejoins = place, rejoins
         journal.batch = self._table.transaction_version(f"{APP}/{source}")
@@ -205,14 +209,14 @@ class _Run:
         return journal
 
     def catch_up(self) -> None:
-        """Go on from where another process has archived a database to, if one has."""
+        """Take over the places of databases that another process has archived meanwhile."""
         self._table.update_incremental()
         for index, journal in enumerate(self.journals):
             if self._table.transaction_version(f"{APP}/{journal.result.source}") != journal.batch:
                 self.journals[index] = self._journal(journal.result)
 
     def round(self, journals: list[_Journal]) -> list[_Journal]:
-        """Read what each has new, and commit it; those that had something."""
+        """Read and commit the new lines of *journals*; return those that had new lines."""
         moved = []
         gathered: list[_New] = []
         waiting = list(journals)
@@ -256,7 +260,7 @@ class _Run:
         return None
 
     def _commit(self, news: list[_New]) -> None:
-        """Write the lines of some databases, and how far they go."""
+        """Write new lines of some databases, and the places that they reach."""
         from deltalake import WriterProperties, write_deltalake
 
         if not news:
@@ -270,7 +274,7 @@ class _Run:
         before = {source: (new.journal.result.rows, new.journal.result.again) for source, new in sources.items()}
         known: Any = None
         if any(new.journal.rejoins for new in news):
-            # by Arrow's file system: deltalake's cannot be used while it writes
+            # with Arrow's file system: deltalake's own cannot be used while it writes
             known = self._lake.table.dataset(self._table)
         lines = pa.RecordBatchReader.from_batches(
             SCHEMA, chain.from_iterable(self._lines(new, number, known) for new in news)
@@ -278,7 +282,7 @@ class _Run:
         said = places({source: new.end for source, new in sources.items()})
         versions = dict.fromkeys([APP, *(f"{APP}/{source}" for source in sources)], number)
         try:
-            # in a thread of its own: a call of deltalake does not end with Ctrl-C, its lines do
+            # in a thread: Ctrl-C does not interrupt a call of deltalake, but it can end the lines
             with refused(self._lake.files.uri), ThreadPoolExecutor(1) as pool:
                 written = pool.submit(
                     write_deltalake,
@@ -300,7 +304,7 @@ class _Run:
             failed = [new.journal for new in news if new.journal.result.error is not None]
             if not failed or not isinstance(error, Exception):
                 raise
-            return  # a database went away in the midst of its lines; it was alone in this commit
+            return  # the database failed in the middle of its lines; it was alone in this commit
         for new in news:
             journal = new.journal
             journal.place, journal.batch, journal.rejoins = new.end, number, False
@@ -327,7 +331,7 @@ class _Run:
 
 
 class _caught:  # noqa: N801 - used as a statement
-    """Errors of one database become its result."""
+    """Records the error of one database in its result."""
 
     def __init__(self, journal: _Journal, *, again: bool = False) -> None:
         self._journal = journal
@@ -344,7 +348,7 @@ class _caught:  # noqa: N801 - used as a statement
 
 
 def _unknown(lines: pa.Table, source: str, known: Any) -> pa.Table:
-    """The lines that the lake does not have. They are of about one time, so few of its files are read."""
+    """Return the lines that the lake lacks. They are close in time, so few files of the lake are read."""
     edges = pc.min_max(lines["at"])
     at = pc.field("at")
     of_then = (pc.field("source") == source) & (at >= edges["min"]) & (at <= edges["max"])
@@ -353,7 +357,7 @@ def _unknown(lines: pa.Table, source: str, known: Any) -> pa.Table:
 
 
 def _stored(lines: pa.Table, number: int) -> pa.Table:
-    """*lines* as the table has them, ordered by time."""
+    """Return *lines* with the columns of the table, ordered by time."""
     lines = lines.sort_by("at")
     at = lines["at"]
     months = pc.strftime(at, format="%Y-%m") if lines.num_rows else pa.chunked_array([], pa.string())

@@ -1,12 +1,12 @@
 """A Delta table without a jar: ``deltalake`` commits, Spark reads and writes the Parquet files that a commit names.
 
-A commit is there as a whole or not at all. A reader uses the files of one version; files that a later commit takes out
-of the table stay for a week (``delta.deletedFileRetentionDuration``), so readers need no lock. Two commits that name
-the same application transaction (Delta's protocol, "Transaction Identifiers": ``txn`` with ``appId`` and ``version``)
-exclude each other: the second one is refused.
+A commit is atomic. A reader uses the files of one version. Files that a later commit removes stay on disk for a week
+(``delta.deletedFileRetentionDuration``), so readers need no lock. Two commits that name the same application
+transaction (Delta's protocol, "Transaction Identifiers": ``txn`` with ``appId`` and ``version``) exclude each other:
+the second one is refused.
 
-A table that needs no more than version 1 of Delta's reader protocol has all its rows in these files. Tables that others
-have given more to (vectors of deleted rows, other names of columns) are refused.
+A table that needs only version 1 of Delta's reader protocol has all its rows in these files. Tables that other programs
+have changed to a newer version (deletion vectors, column mapping) are refused.
 """
 
 import json
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FILE_BYTES: Final = 128 << 20
-"""Of a file of compressed Parquet that readers can share out well."""
+"""Target size of a compressed Parquet file: several readers can still share the rows of a table."""
 _LEAST_FILES: Final = 8
-"""Small files of a partition that are worth joining."""
+"""A partition with this many small files is compacted."""
 _GROUP_BYTES: Final = 64 << 20
 _READER: Final = 1
 """The newest version of Delta's reader protocol whose tables are plain Parquet files."""
@@ -49,7 +49,7 @@ class DataFile(NamedTuple):
         name: its path in the table's directory, or a URI.
         size: bytes.
         partition: value of the table's partition column.
-        stats: least and greatest values of columns, as ``min.at``.
+        stats: least and greatest values of columns, such as ``min.at``, and ``num_records``.
     """
 
     name: str
@@ -63,8 +63,8 @@ class Table:
 
     Args:
         root: its directory, see :class:`~dtx.pipeline.files.Files`.
-        columns: all of them, the partition column as the last.
-        what: what is missing where there is no table, and the command that makes it.
+        columns: all columns; the last one is the partition column.
+        what: the error text, after the URI, if there is no table.
 
     Raises:
         LakeError: the file system cannot be used, or ``deltalake`` is missing.
@@ -77,18 +77,18 @@ class Table:
         self.partition: Final = columns.names[-1]
         self._what = what
         self.damaged: dict[str, str] = {}
-        """What the last look found missing or damaged: names of files, and why they were left out."""
+        """Missing or damaged files of the last :meth:`data_files`: the reason by name of file."""
 
     @property
     def exists(self) -> bool:
-        """Whether there is a table."""
+        """Whether the directory has a Delta table."""
         return bool(_deltalake().DeltaTable.is_deltatable(self.files.place))
 
     def load(self) -> "DeltaTable":
-        """Its newest version.
+        """Return the newest version.
 
         Raises:
-            LakeError: there is none, or its files do not say all.
+            LakeError: there is no table, or it needs a newer reader protocol.
         """
         if not self.exists:
             raise LakeError(f"{self.files.uri} {self._what}")
@@ -102,7 +102,7 @@ class Table:
         return table
 
     def create(self) -> "DeltaTable":
-        """Its newest version; an empty table is made where there is none."""
+        """Return the newest version; make an empty table where there is none."""
         if self.exists:
             return self.load()
         with refused(self.files.uri):
@@ -112,11 +112,11 @@ class Table:
         return table
 
     def data_files(self, table: "DeltaTable") -> list[DataFile]:
-        """The files of a version, without those that are missing or damaged; see :attr:`damaged`."""
+        """Return the files of a version, without those that are missing or damaged; see :attr:`damaged`."""
         found = []
         for row in pa.table(table.get_add_actions(flatten=True)).to_pylist():
             stats = {name: value for name, value in row.items() if name.startswith(("min.", "max.", "num_"))}
-            # "Add File": the path is a URI, so a blank in it is %20
+            # Delta's protocol, "Add File": the path is a URI, so a blank in it is %20
             name = unquote(row["path"])
             found.append(DataFile(name, row["size_bytes"], str(row[f"partition.{self.partition}"]), stats))
         sizes = self.files.sizes(file.name for file in found if "://" not in file.name)
@@ -129,7 +129,11 @@ class Table:
         return [file for file in found if file.name not in self.damaged]
 
     def dataset(self, table: "DeltaTable") -> Any:
-        """The rows of a version, for Arrow; what is passed over is said by the files themselves, not by the log."""
+        """Return the rows of a version, for Arrow, which filters by statistics of the files and not of the log.
+
+        Raises:
+            LakeError: a file is damaged or missing.
+        """
         names = [file.name for file in self.data_files(table)]
         if self.damaged:
             raise LakeError(f"{self.files.uri}: {next(iter(self.damaged))} is damaged or missing: restore it first")
@@ -137,28 +141,28 @@ class Table:
 
     @property
     def quarantined(self) -> list[Quarantined]:
-        """The files that the last look left out."""
+        """The files of :attr:`damaged`, for the report."""
         return [
             Quarantined(source="lake", item=name, reason=reason, count=None) for name, reason in self.damaged.items()
         ]
 
     def frame(self, spark: "SparkSession", files: Iterable[DataFile], *, named: bool = False) -> "DataFrame":
-        """The rows of *files*, without the partition column.
+        """Return the rows of *files*, without the partition column.
 
         Args:
             spark: the session.
-            files: of one version, or written.
+            files: of one version, or of :meth:`written`.
             named: whether rows have a column ``file``, see :meth:`names_of`.
         """
         return parquet_files.read(spark, self.files, (file.name for file in files), self._stored, named=named)
 
     def write(self, frame: "DataFrame", mark: str, *, further: Sequence[str] = ()) -> list["AddAction"]:
-        """Have Spark write rows; they are part of the table when :meth:`commit` names them.
+        """Write rows with Spark; they become part of the table when :meth:`commit` names them.
 
         Args:
-            frame: with the columns of the table.
-            mark: begins the name of the directory.
-            further: columns that are kept in the names of directories alone.
+            frame: rows with the columns of the table.
+            mark: prefix of the name of the directory.
+            further: columns that only the names of directories have.
         """
         place = f"data/{mark}-{uuid4().hex[:12]}"
         word = f"{self.partition}="
@@ -169,24 +173,24 @@ class Table:
         return added
 
     def names_of(self, files: Iterable[str]) -> set[str]:
-        """The names, in the table's directory, of what the column ``file`` has."""
+        """Return the paths in the table's directory for URIs of the column ``file``."""
         place = _without_scheme(self.files.place)
         return {_without_scheme(unquote(file)).removeprefix(f"{place}/") for file in files}
 
     def written(self, added: Iterable["AddAction"]) -> list[DataFile]:
-        """Files that :meth:`write` has made, to be read before they are committed."""
+        """Return the files of :meth:`write`, to read them before they are committed."""
         return [DataFile(file.path, file.size, str(file.partition_values[self.partition]), {}) for file in added]
 
     def commit(
         self, table: "DeltaTable", added: list["AddAction"], removed: Iterable[DataFile], **versions: int
     ) -> None:
-        """Let files be part of the table in the place of others, in one commit.
+        """Replace files of the table by others, in one commit.
 
         Args:
-            table: the version that *removed* are of; with any later one the commit is refused.
+            table: the version that has *removed*; if a newer version exists, the commit is refused.
             added: from :meth:`write`.
             removed: files of that version.
-            versions: application transactions, each newer than the table's.
+            versions: application transactions, each newer than in the table.
 
         Raises:
             LakeError: another process has changed the table.
@@ -218,11 +222,14 @@ class Table:
     def maintain(self, watch: Callable[[str], None] = lambda _: None) -> list[Quarantined]:
         """Join the small files of partitions that have many, and remove files that the table has not named for a week.
 
-        A partition with a damaged file stays as it is. ``deltalake`` has a compaction of its own, but two of them at
-        once double rows (seen with 1.6); here a commit is refused when another one has come since the files were read.
+        A partition with a damaged file stays as it is. ``deltalake`` has its own compaction, but two of them at once
+        double rows (seen with 1.6). Here a commit is refused when another one has come since the files were read.
+
+        Args:
+            watch: called with a line of progress for each partition.
 
         Returns:
-            The damaged files.
+            The partitions whose files could not be joined.
 
         Raises:
             LakeError: another process has changed the table at the same time.
@@ -230,7 +237,7 @@ class Table:
         wrong: list[Quarantined] = []
         many = Counter(file.partition for file in self.data_files(self.load()) if file.size < FILE_BYTES // 2)
         for partition in sorted(partition for partition, count in many.items() if count >= _LEAST_FILES):
-            table = self.load()  # with the files of this version: a commit that has come between refuses the swap
+            table = self.load()  # if another commit comes after this version, the swap is refused
             small = [file for file in self.data_files(table) if file.partition == partition]
             small = [file for file in small if file.size < FILE_BYTES // 2]
             spoilt = any(f"{self.partition}={partition}/" in name for name in self.damaged)
@@ -250,9 +257,8 @@ class Table:
         return wrong
 
     def _joined(self, table: "DeltaTable", partition: str, files: list[DataFile]) -> "AddAction":
-        """One file of the rows of several."""
         name = f"{self.partition}={partition}/part-{uuid4().hex}.zstd.parquet"
-        # with columns that a newer dtx has added
+        # the table's own schema has columns that a newer dtx has added
         schema = pa.schema([field for field in pa.schema(table.schema().to_arrow()) if field.name != self.partition])
         nulls = dict.fromkeys(schema.names, 0)
         rows = 0
@@ -269,7 +275,7 @@ class Table:
         expected = sum(each["num_records"] or 0 for each in stats)
         if rows != expected:
             raise OSError(f"its files have {rows:,} rows, and the table's log says {expected:,}")
-        # all of them: readers take a column without an edge for one that has nulls alone (deltalake 1.6)
+        # edges of all columns: readers take a column without edges for one that has only nulls (deltalake 1.6)
         told: dict[str, Any] = {"numRecords": rows, "nullCount": nulls}
         for kind, edge in (("min", min), ("max", max)):
             told[f"{kind}Values"] = {
@@ -286,13 +292,16 @@ class Table:
         return AddAction(name, size, {self.partition: partition}, time.time_ns() // 1_000_000, is_change, said)
 
     def remove_before(self, day: date, column: str, *, also: str = "true", dry_run: bool) -> int:
-        """Remove rows whose *column* is before *day*; how many there are.
+        """Remove rows whose *column* is before *day*, and return their number.
 
         Args:
-            day: the first that stays.
-            column: a time.
-            also: a further condition, SQL.
-            dry_run: count them alone.
+            day: the first day, in UTC, whose rows stay.
+            column: a column of times.
+            also: a further condition in SQL.
+            dry_run: only count the rows.
+
+        Raises:
+            LakeError: there is no table, or another process has changed it at the same time.
         """
         from deltalake import QueryBuilder
 
@@ -307,12 +316,12 @@ class Table:
 
 
 def transaction(versions: dict[str, int], metadata: dict[str, str] | None = None, retries: int | None = None) -> Any:
-    """Properties of a commit.
+    """Return the properties of a commit.
 
     Args:
-        versions: application transactions. A commit that has come meanwhile, and names one of them, has this refused.
-        metadata: what it says beside.
-        retries: 0: any commit that has come meanwhile has this refused.
+        versions: application transactions. The commit is refused if another one has named one of them meanwhile.
+        metadata: further keys of the commit.
+        retries: 0: the commit is refused if there has been any other one meanwhile.
     """
     from deltalake import CommitProperties, Transaction
 
@@ -323,7 +332,7 @@ def transaction(versions: dict[str, int], metadata: dict[str, str] | None = None
 def gathered(
     batches: Iterable[pa.RecordBatch], least: int, size: Callable[[pa.RecordBatch], int]
 ) -> Iterator[pa.Table]:
-    """Batches together, as tables of at least *least*, counted by *size*; the last one may be smaller."""
+    """Join batches into tables of at least *least*, as counted by *size*; the last one may be smaller."""
     waiting: list[pa.RecordBatch] = []
     total = 0
     for batch in batches:
@@ -337,7 +346,7 @@ def gathered(
 
 
 def _groups(files: list[DataFile]) -> Iterator[list[DataFile]]:
-    """Files, oldest first, that make about one large one together."""
+    """Yield groups of files, oldest first, that together make a file of about :data:`FILE_BYTES`."""
     group: list[DataFile] = []
     for file in sorted(files, key=lambda file: (str(file.stats.get("min.at")), file.name)):
         group.append(file)
@@ -349,7 +358,7 @@ def _groups(files: list[DataFile]) -> Iterator[list[DataFile]]:
 
 
 class refused:  # noqa: N801 - used as a statement
-    """Errors of ``deltalake`` as ours."""
+    """Raises errors of ``deltalake`` as :class:`LakeError`."""
 
     def __init__(self, place: str) -> None:
         self._place = place
@@ -362,7 +371,7 @@ class refused:  # noqa: N801 - used as a statement
 
         if isinstance(error, CommitFailedError):
             raise LakeError(f"another process has written {self._place} at the same time: run again") from error
-        if isinstance(error, DeltaError) or type(error) is Exception:  # queries of deltalake raise no other
+        if isinstance(error, DeltaError) or type(error) is Exception:  # queries raise no subclass
             raise LakeError(f"{self._place}: {first_line(error)}") from error
 
 
@@ -371,7 +380,7 @@ def _without_scheme(uri: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The sentence of an error."""
+    """Return the first line of the message of an error."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

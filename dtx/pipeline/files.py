@@ -1,4 +1,4 @@
-"""Small files beside Spark and Delta: on this machine, S3, Google's storage or Azure's."""
+"""Directories for Delta tables and small files: on this machine, S3, Google's storage or Azure's."""
 
 import errno
 import fcntl
@@ -21,11 +21,11 @@ _HADOOP_S3: Final = re.compile("^s3[an]://")
 
 
 class LakeError(Exception):
-    """Lake or results cannot be used as they are; the sentence says what to do."""
+    """The lake or the results cannot be used as they are; the message says what to do."""
 
 
 class LakeBusy(LakeError):
-    """Another process of this machine is at work there."""
+    """Another process of this machine holds the lock."""
 
 
 class Files:
@@ -35,14 +35,14 @@ class Files:
         root: a path of this machine, or a URI such as ``s3://bucket/lake``.
 
     Raises:
-        LakeError: there is no such kind of file system here.
+        LakeError: this installation has no such file system, or the URI is not valid.
     """
 
     def __init__(self, root: str) -> None:
         local = root.removeprefix(f"{_LOCAL}://")
         here = None if "://" in local else os.path.abspath(local)  # noqa: PTH100 - without "..", as Spark has it
         self.uri: Final = root.rstrip("/") if here is None else f"{_LOCAL}://{here}"
-        """For Spark, which takes a blank or a per cent sign as it is."""
+        """For Spark, which needs blanks and per cent signs unescaped."""
         self.place: Final = _HADOOP_S3.sub("s3://", self.uri) if here is None else here
         """For Arrow and deltalake."""
         try:
@@ -55,25 +55,25 @@ class Files:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a directory of this machine."""
+        """Whether the directory is on this machine."""
         return bool(self._system.type_name == "local")
 
     @property
     def tree(self) -> Any:
-        """The directory, as a file system of Arrow's."""
+        """The directory as an Arrow file system."""
         return fs.SubTreeFileSystem(self._root, self._system)
 
     def path(self, name: str) -> str:
-        """The URI of *name* in this directory, for Spark."""
+        """Return the URI of *name* in this directory, for Spark."""
         return f"{self.uri}/{name}"
 
     def names(self, under: str = "", *, directories: bool = True) -> list[str]:
-        """Names in the directory *under*, sorted; none where it is missing."""
+        """Return the sorted names of directories, or else of files, in *under*; none where it is missing."""
         wanted = fs.FileType.Directory if directories else fs.FileType.File
         return sorted(info.base_name for info in self._listed(under) if info.type == wanted)
 
     def data(self, under: str) -> dict[str, int]:
-        """Sizes of all Parquet files below a directory, by name."""
+        """Return the sizes, in bytes, of all Parquet files below a directory, by their path in this one."""
         return {
             info.path[len(self._root) :].lstrip("/"): info.size
             for info in self._listed(under, recursive=True)
@@ -81,7 +81,7 @@ class Files:
         }
 
     def sizes(self, names: Iterable[str]) -> dict[str, int | None]:
-        """Bytes of each file; ``None`` where it is missing."""
+        """Return the size of each file in bytes; ``None`` where it is missing."""
         wanted = list(names)
         found = self._system.get_file_info([self._full(name) for name in wanted])
         return {
@@ -89,19 +89,19 @@ class Files:
         }
 
     def exists(self, name: str) -> bool:
-        """Whether there is a file or a directory of that name."""
+        """Return whether there is a file or a directory of that name."""
         (info,) = self._system.get_file_info([self._full(name)])
         return bool(info.type != fs.FileType.NotFound)
 
     def open(self, name: str) -> Any:
-        """A file for Arrow."""
+        """Open a file for Arrow to read."""
         return self._system.open_input_file(self._full(name))
 
     def read(self, name: str) -> Any:
-        """JSON of a file; ``None`` where there is none.
+        """Read the JSON of a file; ``None`` where there is no file.
 
         Raises:
-            LakeError: it is not JSON.
+            LakeError: the content is not JSON.
         """
         try:
             with self._system.open_input_stream(self._full(name)) as file:
@@ -114,7 +114,7 @@ class Files:
             raise LakeError(f"{self.path(name)} is damaged: {error}") from error
 
     def write(self, name: str, content: Any) -> None:
-        """Write JSON: the whole file or none of it, and on disk where this machine keeps it."""
+        """Write a JSON file as a whole or not at all; a local file is synced to disk."""
         full = self._full(name)
         self._system.create_dir(full.rpartition("/")[0], recursive=True)
         beside = f"{full}.{uuid4().hex}.tmp"
@@ -127,7 +127,7 @@ class Files:
             _sync(Path(full).parent)
 
     def remove(self, name: str) -> None:
-        """Remove a file or a directory with all that is in it, where it exists."""
+        """Remove a file, or a directory with its content, where it exists."""
         (info,) = self._system.get_file_info([self._full(name)])
         try:
             if info.type == fs.FileType.Directory:
@@ -139,16 +139,16 @@ class Files:
 
     @contextmanager
     def alone(self, name: str, wait: float = 0) -> Iterator[None]:
-        """Keep other processes of this machine out that ask for the same *name*, until this ends or the process dies.
+        """Hold the lock *name* against other processes of this machine until the block ends or this process dies.
 
         File systems of other machines have no such lock: there a Delta commit refuses the second writer.
 
         Args:
-            name: of the lock.
-            wait: seconds to wait for a process that has it.
+            name: path of the lock file in this directory.
+            wait: seconds to wait for a process that holds the lock.
 
         Raises:
-            LakeBusy: another process has it.
+            LakeBusy: another process holds the lock.
         """
         if not self.is_local:
             yield
@@ -160,7 +160,7 @@ class Files:
             until = time.monotonic() + wait
             while not _locked(descriptor):
                 if time.monotonic() >= until:
-                    raise LakeBusy(f"another process is at work in {self.uri} ({name}): wait until it has ended")
+                    raise LakeBusy(f"another process uses {self.uri} ({name}): wait until it has ended")
                 time.sleep(_TICK)
             yield
         finally:

@@ -1,4 +1,4 @@
-"""``pipeline.toml``: which databases, participants and decision logs there are, and where lake and results go."""
+"""``pipeline.toml``: the databases, participants and decision logs of a fleet, and the places of lake and results."""
 
 import os
 import re
@@ -18,9 +18,9 @@ _POSTGRESQL: Final = ("postgresql://", "postgres://")
 _MYSQL: Final = ("mysql://", "mariadb://")
 _LONGEST: Final = timedelta(days=36_500)
 _FILE_NAME: Final = 255
-"""Octets: what file systems take."""
+"""Bytes of the longest name of a file that file systems allow."""
 _AROUND: Final = len("batch=.0123456789abcdef.000000000")
-"""Letters that a batch has in its name beside that of its database."""
+"""Characters of the name of a batch, without those of its database."""
 
 
 def _span(value: object) -> timedelta:
@@ -31,26 +31,26 @@ def _span(value: object) -> timedelta:
 
 
 def _letters(letter: str) -> int:
-    """That the lake needs for it: each octet of what is no letter, digit or ``-`` is written as ``%25XX``."""
+    """Return the length of *letter* in names of the lake, where bytes other than ``A-Za-z0-9-`` become ``%25XX``."""
     return 1 if letter.isascii() and (letter.isalnum() or letter == "-") else len("%25XX") * len(letter.encode())
 
 
 Span = Annotated[timedelta, BeforeValidator(_span)]
-"""A time span in the words that settings take: ``10m``, ``90d``."""
+"""A time span, written as in settings: ``10m``, ``90d``."""
 
 EXAMPLE: Final = """\
 # pipeline.toml: ${NAME} is the environment variable NAME, so that passwords stay out of this file.
 lake = "lake"            # a directory, or s3://bucket/lake, gs://..., abfss://...
 results = "results"      # verdicts, their totals, the report
-# publish = "postgresql://dtx:${PASSWORD}@db/dtx"   # where the admin pages of a dtx show the verdicts
-orphan_after = "1h"      # a branch in doubt that no transaction manager knows is no orphan before that
-skew = "5m"              # how far the clocks of the databases may be apart; what moved so lately is not unfinished yet
+# publish = "postgresql://dtx:${PASSWORD}@db/dtx"   # the database of a dtx whose admin pages show the verdicts
+orphan_after = "1h"      # a branch in doubt without a known decision is an orphan after this time
+skew = "5m"              # how far clocks of databases may differ; what changed within this time is not unfinished yet
 
-[[database]]             # the databases of dtx: their journals are archived, their branches looked at
+[[database]]             # databases of dtx: their journals are archived, and their branches in doubt are read
 name = "bank-a"
 url = "postgresql://reader:${BANK_A_PASSWORD}@bank-a/dtx"
 
-[[participant]]          # other resource managers: who has what in doubt now
+[[participant]]          # other resource managers: their branches in doubt are read
 name = "ledger"
 url = "postgresql://reader:${LEDGER_PASSWORD}@ledger/ledger"   # or mysql://, with ?ssl_ca=/path for TLS
 
@@ -74,8 +74,8 @@ class Database(_Table):
     """A database with tables of dtx.
 
     Args:
-        name: how it is called in results, for good: another name is another source.
-        url: ``postgresql://…``; reading ``dtx.*`` is all that its user has to be allowed.
+        name: its name in the results. Never change it: another name is another source.
+        url: ``postgresql://…``; its user needs only the right to read ``dtx.*``.
         options: further options of ``format("dtx")``.
     """
 
@@ -98,7 +98,7 @@ class Database(_Table):
         return url
 
     def source(self) -> dict[str, str]:
-        """Options of ``format("dtx")``."""
+        """Return the options of ``format("dtx")`` for this database."""
         return {**self.options, "url": self.url, "name": self.name}
 
 
@@ -106,7 +106,7 @@ class FleetParticipant(_Table):
     """Another resource manager.
 
     Args:
-        name: how it is called in results.
+        name: its name in the results.
         url: ``postgresql://…`` or ``mysql://…``, see :class:`~dtx.pipeline.participants.Participant`.
     """
 
@@ -130,10 +130,10 @@ class Decisions(_Table):
     """The log of a transaction manager.
 
     Args:
-        name: of the transaction manager, in results.
-        format: who wrote it.
-        path: of files; may have wildcards.
-        url: of a database, for ``dtx``.
+        name: of the transaction manager, in the results.
+        format: of the log.
+        path: of its files; may have wildcards.
+        url: of its database, for format ``dtx``.
     """
 
     name: Annotated[str, Field(min_length=1, max_length=100)]
@@ -166,7 +166,7 @@ class Fleet(_Table):
     @classmethod
     def _without_form(cls, found: Any) -> Any:
         if isinstance(found, dict) and "form" in found:
-            raise ValueError("form is no setting any more: a lake is a Delta table, see dtx pipeline migrate-lake")
+            raise ValueError("form is no longer a setting: a lake is a Delta table, see dtx pipeline migrate-lake")
         return found
 
     @field_validator("publish")
@@ -191,7 +191,7 @@ class Fleet(_Table):
         return self
 
     def sources(self, names: tuple[str, ...] = ()) -> dict[str, dict[str, str]]:
-        """Options of ``format("dtx")`` by source; of all databases, or of *names*.
+        """Return the options of ``format("dtx")`` by source: of all databases, or of *names*.
 
         Raises:
             ConfigError: there is no database of that name, or none at all.
@@ -210,22 +210,22 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Fleet:
 
     Args:
         path: of the file; relative paths in it are relative to its directory.
-        environment: for ``${NAME}``.
+        environment: the values for ``${NAME}``.
 
     Raises:
-        ConfigError: it is not there, is no TOML, or says something wrong; one sentence, without secrets.
+        ConfigError: the file is missing, is not TOML, or is not valid; the message has no secrets.
     """
     try:
         text = path.read_text(encoding="utf-8")
         found = tomllib.loads(text)
     except FileNotFoundError:
         raise ConfigError(
-            f"there is no {path}: dtx pipeline example > {path} writes one to begin with, --fleet names another"
+            f"there is no {path}: dtx pipeline example > {path} writes one, --fleet names another file"
         ) from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from error
+        raise ConfigError(f"{path} is not TOML: {error}") from error
     try:
         fleet = Fleet.model_validate(_filled(found, environment))
     except ValidationError as error:
@@ -236,9 +236,7 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Fleet:
     here = path.absolute().parent
     places = [Path(_placed(place, here)).resolve() for place in (fleet.lake, fleet.results) if "://" not in place]
     if len(places) == 2 and (places[0].is_relative_to(places[1]) or places[1].is_relative_to(places[0])):
-        raise ConfigError(
-            f"{path}: lake and results are one inside the other: files of one would be removed as left over"
-        )
+        raise ConfigError(f"{path}: lake and results are one inside the other: one would remove files of the other")
     return fleet.model_copy(
         update={
             "lake": _placed(fleet.lake, here),
@@ -256,7 +254,7 @@ def _placed(path: str, here: Path) -> str:
 
 
 def _filled(value: object, environment: Mapping[str, str]) -> object:
-    """*value* with the environment's variables in the place of their names."""
+    """Return *value* with each ``${NAME}`` replaced by that variable of the environment."""
     if isinstance(value, dict):
         return {key: _filled(part, environment) for key, part in value.items()}
     if isinstance(value, list):

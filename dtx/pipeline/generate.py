@@ -1,11 +1,10 @@
-"""A fleet for tests and benchmarks: journals, observations and decision logs with known anomalies, at any scale.
+"""Generates a fleet: journals, observations and decision logs with known anomalies, at any scale.
 
-Transactions come by number, each told by its story: the lines of each of its branches, and what its manager has
-decided. All of it follows from the plan: nothing is at random. Times are seconds after the transaction's begin.
-``first`` is said of its first branch, ``others`` of all others.
+Each transaction has a number and a story: the lines of each of its branches, and the decision of its manager. The plan
+determines everything; the same plan gives the same fleet. Times are seconds after the beginning of the transaction.
 
-Resource managers have clocks that differ and loads that differ (a tenth of them does half of the work); of ten
-transactions, one gives all its branches the same xid, as some transaction managers do.
+Resource managers have different clocks and loads: a tenth of them does half of the work. One transaction of ten gives
+all its branches the same xid, as some transaction managers do.
 """
 
 from dataclasses import asdict, dataclass
@@ -45,11 +44,12 @@ class HistoryStep:
     """One line of a journal.
 
     Args:
-        event: what it tells.
-        after: seconds after the begin of the transaction.
+        event: of the branch.
+        after: seconds after the beginning of the transaction.
         outcome: of a heuristic decision.
-        life: which of the lives of its xid.
-        actor: who does it; ``None``: the branch's owner.
+        life: number of the use of the xid, from 0.
+        actor: the user of the event; ``None``: the branch's owner.
+        one_phase: whether the branch commits in one phase.
     """
 
     event: JournalEvent
@@ -62,11 +62,11 @@ class HistoryStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """What the transaction manager's log has.
+    """The entry in the log of the transaction manager.
 
     Args:
-        choice: which way.
-        after: seconds after the begin.
+        choice: the decision.
+        after: seconds after the beginning.
         finished: whether all branches have acknowledged.
     """
 
@@ -81,15 +81,15 @@ class Story:
 
     Args:
         name: of the kind.
-        verdict: that is right.
+        verdict: the correct verdict.
         first, others: lines of the first branch, and of each of the others.
-        decided: ``None``: no log has it.
-        least, most: branches.
-        seen: the first branch, or with *others_seen* every one, is in doubt now.
-        age: seconds before the end of the time that is looked at when it begins; ``None``: any time before.
-        foreign: a PostgreSQL has a branch of it in doubt, too.
-        two_owners: the second branch is another user's.
-        share: of a thousand ordinary transactions; 0 for those that are put in by number.
+        decided: the decision; ``None``: no log has one.
+        least, most: number of branches.
+        seen: the first branch, or with *others_seen* every branch, is in doubt at the end.
+        age: range of seconds from the beginning of the transaction to the end; ``None``: any time of the plan.
+        foreign: a PostgreSQL database also has a branch in doubt.
+        two_owners: the second branch belongs to another user.
+        share: transactions of this kind in a thousand; 0 for anomalies, which the plan counts.
     """
 
     name: str
@@ -162,7 +162,7 @@ ORDINARY: Final = (
         share=8,
     ),
     Story(
-        name="ended-by-a-clock-set-back",  # and asked for before that end was read
+        name="ended-by-a-clock-set-back",  # its participant was read before the end of the branch
         verdict=Verdict.COMMITTED,
         first=(_PREPARED, _step(_E.COMMITTED, -240.0)),
         others=_COMMITTED,
@@ -184,7 +184,7 @@ ORDINARY: Final = (
         share=4,
     ),
 )
-"""What a fleet does all day; none of it is to be found. The first takes what is missing of a thousand."""
+"""Kinds without findings. The first one gets the rest of each thousand."""
 
 INJECTED: Final = (
     Story(
@@ -287,7 +287,7 @@ INJECTED: Final = (
         age=(600, 1_800),
     ),
 )
-"""What is to be found: at least one for each verdict that is not plain."""
+"""Kinds with findings: at least one for each verdict that is not plain."""
 
 
 _STORIES: Final = (*ORDINARY, *INJECTED)
@@ -295,17 +295,20 @@ _STORIES: Final = (*ORDINARY, *INJECTED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPlan:
-    """How large a fleet is, and what goes wrong in it.
+    """The size of a fleet, and its anomalies.
 
     Args:
-        transactions: global ones; about 2.4 branches and 4.8 lines of a journal each.
-        anomalies: transactions of each kind that is to be found.
-        resource_managers, databases, managers: how many resource managers there are, the databases that have their
-            journals, and the transaction managers.
-        days: over which they are spread, up to *as_of*.
-        as_of: when the fleet is looked at.
-        skew: seconds by which a clock is ahead or behind, at most.
-        seed: another one gives another fleet.
+        transactions: number of global transactions; each has about 2.4 branches and 4.8 lines of a journal.
+        anomalies: number of transactions of each kind in :data:`INJECTED`.
+        resource_managers, databases, managers: number of resource managers, of databases with their journals, and of
+            transaction managers.
+        days: length of time, up to *as_of*, over which the transactions are spread.
+        as_of: the time at which the fleet is read.
+        skew: limit, in seconds, by which a clock is ahead or behind.
+        seed: another seed gives another fleet.
+
+    Raises:
+        ValueError: the numbers do not fit together.
     """
 
     transactions: int
@@ -327,22 +330,22 @@ class FleetPlan:
         if self.resource_managers < max(story.most for story in _STORIES):
             raise ValueError("the branches of a transaction are in different resource managers: at least 4 are needed")
         if min(self.transactions, self.databases, self.managers, self.days) < 1 or self.anomalies < 0:
-            raise ValueError("there is at least one of everything in a plan")
+            raise ValueError("transactions, databases, managers and days are at least 1, anomalies at least 0")
 
     @property
     def rules(self) -> Rules:
-        """What its verdicts depend on: every dtx was asked when the lake had been read."""
+        """The parameters of its verdicts: every dtx was read after the lake."""
         as_of = (self.as_of - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
         return Rules(as_of=as_of, asked=frozenset(f"db{number}" for number in range(self.databases)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratedFleet:
-    """What the pipeline gets to see, and what is true.
+    """The input of the pipeline, and the correct result.
 
     Args:
-        events, observations, decisions: as readers give them.
-        truth: ``format_id``, ``gtrid``, ``story`` and the ``verdict`` that is right.
+        events, observations, decisions: the input, with the columns of the readers.
+        truth: ``format_id``, ``gtrid``, ``story`` and the correct ``verdict``.
     """
 
     events: DataFrame
@@ -352,7 +355,7 @@ class GeneratedFleet:
 
 
 def generate(spark: SparkSession, plan: FleetPlan) -> GeneratedFleet:
-    """The fleet of a plan; nothing is computed before it is read."""
+    """Return the fleet of a plan; Spark computes it when it is read."""
     transactions = _transactions(spark, plan)
     branches = _branches(transactions, plan)
     return GeneratedFleet(
@@ -364,11 +367,11 @@ def generate(spark: SparkSession, plan: FleetPlan) -> GeneratedFleet:
 
 
 def write(fleet: GeneratedFleet, directory: str) -> None:
-    """The fleet as Parquet: ``events``, ``observations``, ``decisions``, ``truth`` under *directory*.
+    """Write the fleet as Parquet: ``events``, ``observations``, ``decisions``, ``truth`` in *directory*.
 
     Args:
-        fleet: which.
-        directory: path or address that Spark can write to; what is there is replaced.
+        fleet: the fleet.
+        directory: path or URI that Spark can write to; existing files are replaced.
     """
     for name in ("events", "observations", "decisions", "truth"):
         frame: DataFrame = getattr(fleet, name)
@@ -376,7 +379,7 @@ def write(fleet: GeneratedFleet, directory: str) -> None:
 
 
 def _chance(plan: FleetPlan, salt: str, *columns: str) -> Column:
-    """From 0 to 1, the same for the same."""
+    """Return a number from 0 to 1, which depends only on the seed, *salt* and *columns*."""
     mixed = sf.xxhash64(*(sf.col(column) for column in columns), sf.lit(f"{plan.seed} {salt}"))
     return sf.pmod(mixed, sf.lit(1 << 40)) / float(1 << 40)
 
@@ -408,7 +411,7 @@ def _as_json(step: HistoryStep) -> dict[str, Any]:
 
 
 def _stories(spark: SparkSession) -> DataFrame:
-    """The stories, to be joined: as expressions they would be written out again wherever one of them is asked for."""
+    """Return the stories as a table to join: as expressions, Spark would repeat them at each use."""
     table = pa.Table.from_pylist([_told(number, story) for number, story in enumerate(_STORIES)], schema=_TOLD)
     return sf.broadcast(spark.createDataFrame(table))
 
@@ -533,7 +536,7 @@ def _observations(branches: DataFrame, plan: FleetPlan) -> DataFrame:
 def _decisions(transactions: DataFrame) -> DataFrame:
     return transactions.select(
         "tm",
-        # there are logs that do not keep it
+        # some logs have no format id
         sf.when(sf.pmod(sf.col("n"), sf.lit(100)) != 7, sf.col("format_id")).alias("format_id"),
         "gtrid",
         sf.col("choice").alias("decision"),

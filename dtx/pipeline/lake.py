@@ -5,11 +5,11 @@
     LAKE/_delta_log/, month=<month of at, UTC>/part-….parquet
     LAKE/_checkpoints/<source>.json    how far a database has been read, and when it was last read to its end
 
-A *batch* is what one commit of ``archive`` has brought, of one or several databases. Each commit names application
+A *batch* is the lines of one commit of ``archive``, of one or several databases. Each commit names application
 transactions: ``dtx`` and ``dtx/<source>`` for each of these databases, with the number of the batch. The commit also
-says how far it has read each of them (``dtx.places``), so lines and place are written together or not at all. The file
-of the checkpoint repeats that place, since logs of commits are kept for a month only. Where neither has it, the journal
-is read from its beginning, and the lines that the lake has are left out.
+has the place reached in each journal (``dtx.places``), so lines and place are written together or not at all. The
+checkpoint file repeats the place, because logs of commits are kept for one month only. Where neither has the place,
+the journal is read from its beginning, and lines that the lake has are left out.
 """
 
 import json
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 EVENTS: Final = TABLES["journal"].schema
-"""Columns of the lake as it is read: those of the journal, and the source."""
+"""Columns of the lake for readers: those of the journal, and the source."""
 BATCH: Final = "batch"
 MONTH: Final = "month"
 SCHEMA: Final = arrow_schema(EVENTS).append(pa.field(BATCH, pa.int64())).append(pa.field(MONTH, pa.string()))
-"""Columns of the table."""
+"""Columns of the stored table."""
 LOCK: Final = "_checkpoints/lock"
 LOCK_SECONDS: Final = 5
-"""For how long a command waits for the lock, which ``archive --follow`` has while it reads."""
+"""How long a command waits for the lock, which ``archive --follow`` holds while it reads."""
 APP: Final = "dtx"
 _CHECKPOINTS: Final = "_checkpoints"
 _PLACES: Final = "dtx.places"
 OLDER: Final = ("_lake.json", "delta/_lake.json")
-"""Marks of lakes that an older dtx has made: of Parquet files, and of a Delta table beside."""
+"""Files that mark the lakes of an older dtx: one of Parquet files, and one with a Delta table in ``delta``."""
 _MOST_COMMITS: Final = 1_000
-"""In which the last one of a database is looked for, where its file is older: after a crash it is the very last."""
+"""Commits that are searched for the last one of a database whose file is older. After a crash it is the newest."""
 
 
 class Lake:
@@ -55,7 +55,7 @@ class Lake:
         root: see :class:`~dtx.pipeline.files.Files`.
 
     Raises:
-        LakeError: an older dtx has made it, or its file system cannot be used.
+        LakeError: an older dtx made the lake, or its file system cannot be used.
     """
 
     def __init__(self, root: str) -> None:
@@ -63,20 +63,20 @@ class Lake:
         self.files: Final = self.table.files
         self._pinned: DeltaTable | None = None
         if any(map(self.files.exists, OLDER)):
-            raise LakeError(f"an older dtx has made the lake {root}: dtx pipeline migrate-lake makes a table of it")
+            raise LakeError(f"an older dtx has made the lake {root}: dtx pipeline migrate-lake converts it")
 
     @property
     def identity(self) -> str | None:
-        """Which lake it is, wherever it is moved; ``None`` where there is none."""
+        """The id of the lake, which stays when the lake is moved; ``None`` where there is no lake."""
         return str(self.table.load().metadata().id) if self.table.exists else None
 
     def pin(self) -> None:
-        """From now on the lines are those of the version of now, whatever is archived meanwhile."""
+        """Read only the current version of the table from now on, also when more lines are archived."""
         self._pinned = self.table.load()
 
     @property
     def quarantined(self) -> list[Quarantined]:
-        """Files that the last look has left out."""
+        """Missing or damaged files that the last read left out."""
         return self.table.quarantined
 
     def frame(
@@ -85,15 +85,15 @@ class Lake:
         since: int | None = None,
         between: tuple[datetime, datetime] | None = None,
     ) -> tuple["DataFrame", int]:
-        """Lines, and the number of the last batch that they are of.
+        """Return lines of the lake, and the number of its last batch.
 
         Args:
             spark: the session.
-            since: what an earlier call returned: leave out what it had.
-            between: leave out files that have no line of this time.
+            since: the number that an earlier call returned: leave out its lines.
+            between: leave out files without a line from the first to the last of these times.
 
         Raises:
-            LakeError: there is no lake, or it needs more than plain Parquet.
+            LakeError: there is no lake, or its table is more than plain Parquet files.
         """
         table = self._pinned or self.table.load()
         files = self.table.data_files(table)
@@ -112,11 +112,11 @@ class Lake:
         return found.select(EVENTS.names), last_batch(table)
 
     def archived(self) -> dict[str, int]:
-        """When each source was last read to its end, microseconds since the epoch; 0 where that is not known."""
+        """Return when each source was last read to its end, in microseconds since the epoch; 0 if not known."""
         return {noted["source"]: noted["read_at"] for noted in self._checkpoints()}
 
     def place(self, table: "DeltaTable", source: str) -> tuple[Mapping[str, Any], bool]:
-        """How far *source* has been read; and whether lines of it may be there that this does not say.
+        """Return the place that *source* has been read to, and whether the lake may have lines behind that place.
 
         Args:
             table: the newest version.
@@ -136,15 +136,15 @@ class Lake:
         return {}, bool(table.count())
 
     def note(self, source: str, *, batch: int | None, place: Mapping[str, Any] | None, read_at: int) -> None:
-        """Write the checkpoint of *source*: its last batch, how far that went, and when it was read to its end.
+        """Write the checkpoint of *source*: its last batch, the place of that, and when it was read to its end.
 
-        A place of ``None`` has it read from its beginning; lines that the lake has are left out.
+        With a place of ``None`` the next ``archive`` reads from the beginning, and leaves out lines of the lake.
         """
         content = {"source": source, "batch": batch, "place": place, "read_at": read_at}
         self.files.write(_file(source), content)
 
     def read_at(self, source: str) -> int:
-        """As of :meth:`archived`."""
+        """Return the time of *source*, see :meth:`archived`."""
         noted = self.files.read(_file(source))
         return 0 if noted is None else int(noted["read_at"])
 
@@ -154,23 +154,23 @@ class Lake:
 
 
 def read_lake(spark: "SparkSession", root: str) -> "DataFrame":
-    """All lines of the lake at *root*: see :meth:`Lake.frame`."""
+    """Return all lines of the lake at *root*: see :meth:`Lake.frame`."""
     return Lake(root).frame(spark)[0]
 
 
 def last_batch(table: "DeltaTable") -> int:
-    """The number of the last batch; 0 where there is none."""
+    """Return the number of the last batch; 0 where there is none."""
     last = table.transaction_version(APP)
     if last is not None:
         return last
-    # another program has written the table anew
+    # another program has replaced the table
     stats = pa.table(table.get_add_actions(flatten=True))
     numbers = stats[f"max.{BATCH}"].to_pylist() if f"max.{BATCH}" in stats.column_names else []
     return max((number for number in numbers if number is not None), default=0)
 
 
 def places(read: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """What a commit says of how far it has read each source."""
+    """Return the metadata of a commit that has the place reached in each source."""
     return {_PLACES: json.dumps(read)}
 
 

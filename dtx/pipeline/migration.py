@@ -1,8 +1,8 @@
-"""A lake of Parquet files, as older versions of dtx wrote it, becomes a Delta table in the same place.
+"""Converts a lake of Parquet files, as older versions of dtx wrote it, into a Delta table in the same place.
 
-That lake had ``rm=…/day=…/batch=…/*.parquet``, plans of compactions that were cut off (``_upkeep/plan-*.json``), and
-Spark's checkpoints. Lines of a batch that was not whole are copied like the others: the journals are read once more,
-and what the lake has is left out. Lines that only the Delta table beside them has, ``LAKE/delta``, are copied, too.
+The old lake has ``rm=…/day=…/batch=…/*.parquet``, plans of interrupted compactions (``_upkeep/plan-*.json``), and
+Spark's checkpoints. Lines of an incomplete batch are copied too: ``archive`` then reads the journals from their
+beginning, and leaves out the lines of the lake. Lines that only the Delta table in ``LAKE/delta`` has are copied too.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,17 +23,18 @@ _OF_OLDER: Final = ("_checkpoints", _UPKEEP, _DELTA, OLDER[0])
 
 
 def migrate(root: str, watch: Callable[[int], None] = lambda _: None) -> int:
-    """Make the table, then remove what the older lake was.
+    """Make the table, then remove the files of the older lake.
 
     Args:
         root: of the lake.
-        watch: called with the lines that have been copied.
+        watch: called with the number of lines copied so far.
 
     Returns:
-        Lines of the table.
+        The number of lines in the table.
 
     Raises:
         LakeError: there is no older lake.
+        LakeBusy: another process uses the lake.
     """
     from deltalake import DeltaTable, write_deltalake
 
@@ -52,7 +53,7 @@ def migrate(root: str, watch: Callable[[int], None] = lambda _: None) -> int:
                 datasets.append((_Others(there, known), None))
             lines = pa.RecordBatchReader.from_batches(SCHEMA, _lines(datasets, watch))
             with refused(files.uri):
-                # one commit: a migration that is cut off has made no table
+                # one commit: an interrupted migration has made no table
                 write_deltalake(files.place, lines, partition_by=[MONTH])
         for name in [*(name for name in files.names() if name.startswith("rm=")), *_OF_OLDER]:
             files.remove(name)
@@ -60,7 +61,7 @@ def migrate(root: str, watch: Callable[[int], None] = lambda _: None) -> int:
 
 
 def _finish_plans(files: Files) -> None:
-    """Do what a compaction has decided to do, as each of its steps may be repeated."""
+    """Finish interrupted compactions; each of their steps may be repeated."""
     for name in files.names(_UPKEEP, directories=False):
         if not name.startswith("plan-"):
             continue
@@ -76,15 +77,15 @@ def _finish_plans(files: Files) -> None:
 
 
 def _datasets(files: Files) -> Iterator[tuple[Any, str | None]]:
-    """The lines of each resource manager, and its name, which its files do not have."""
+    """Yield the lines of each resource manager, and its name, which its files do not have."""
     for directory in (name for name in files.names() if name.startswith("rm=")):
         schema = pa.schema([field for field in SCHEMA if field.name not in {"rm", BATCH, MONTH}])
-        # Spark wrote a name as UTF-8, and most of what is no letter or digit as %XX
+        # Spark wrote names in UTF-8, and most bytes other than letters and digits as %XX
         yield ds.dataset(directory, schema, "parquet", files.tree), unquote(directory.removeprefix("rm="))
 
 
 class _Others:
-    """Lines of a dataset that others do not have: the table beside the Parquet files had checkpoints of its own."""
+    """Lines of a dataset that *known* ones do not have: the table in ``delta`` had its own checkpoints."""
 
     def __init__(self, dataset: Any, known: list[Any]) -> None:
         self._dataset = dataset

@@ -1,7 +1,7 @@
-"""Rows of Parquet files for Spark: on this machine Spark reads and writes them, elsewhere its tasks do so by Arrow.
+"""Reads and writes Parquet files: on this machine by Spark's own code, elsewhere by Arrow in Spark's tasks.
 
-Spark reaches S3 and the like through jars of Hadoop's that fit its own build, and brings none. Arrow and ``deltalake``
-have what they need in their wheels, and take keys and endpoint from the same variables of the environment (``AWS_…``).
+Spark needs Hadoop's jars for S3 and the like, which must fit its build, and it has none of them. Arrow and
+``deltalake`` need only their wheels, and take keys and endpoint from the same environment variables (``AWS_…``).
 """
 
 import json
@@ -23,7 +23,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from dtx.pipeline.files import Files
 
 FILE: Final = "file"
-"""The column that names the file of a row, where that is asked for: a URI."""
+"""The optional column with the URI of a row's file."""
 _AT_ONCE: Final = 16
 _MOST_TASKS: Final = 64
 _ROWS: Final = 65_536
@@ -31,13 +31,13 @@ _WRITTEN: Final = "name string, size bigint, rows bigint"
 
 
 def read(spark: SparkSession, files: Files, names: Iterable[str], schema: StructType, *, named: bool) -> DataFrame:
-    """The rows of some files.
+    """Return the rows of some files.
 
     Args:
         spark: the session.
         files: their directory.
         names: of the files, in the directory; or URIs.
-        schema: the columns; what a file does not have is null.
+        schema: the columns; a column that a file lacks is null.
         named: whether rows have the column :data:`FILE`.
     """
     paths = [name if "://" in name else files.path(name) for name in names]
@@ -45,7 +45,7 @@ def read(spark: SparkSession, files: Files, names: Iterable[str], schema: Struct
     if not paths:
         return spark.createDataFrame([], whole)
     if files.is_local:
-        # no partition discovery: it would guess types from names of directories
+        # recursiveFileLookup turns off partition discovery, which would guess types from names of directories
         found = spark.read.schema(schema).option("recursiveFileLookup", "true").parquet(*paths)
         return found.select("*", sf.col("_metadata.file_path").alias(FILE)) if named else found
     spark.dataSource.register(StoredFiles)
@@ -53,13 +53,13 @@ def read(spark: SparkSession, files: Files, names: Iterable[str], schema: Struct
 
 
 def write(frame: DataFrame, files: Files, place: str, by: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Write rows; the names of the files, their bytes and their rows.
+    """Write rows, and return the size in bytes and the number of rows of each file.
 
     Args:
         frame: the rows.
         files: a directory.
         place: a new directory in it.
-        by: columns whose values are kept in names of directories, ``column=value``.
+        by: columns whose values are kept in names of directories, ``column=value``, and not in the files.
     """
     if not files.is_local:
         written = frame.mapInArrow(partial(_write, files.uri, place, tuple(by)), _WRITTEN).collect()
@@ -77,7 +77,7 @@ def write(frame: DataFrame, files: Files, place: str, by: Sequence[str]) -> dict
 
 
 def _write(root: str, place: str, by: tuple[str, ...], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What one task does. Files of a task that is repeated are named by nothing."""
+    """Write the rows of one task. No table names the files of a task that Spark repeats."""
     tree = Files(root).tree
     opened: dict[str, tuple[Any, Any]] = {}
     rows: dict[str, int] = {}
@@ -125,12 +125,12 @@ class _Reader(DataSourceReader):
         self._paths = paths
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Some files for each task."""
+        """Divide the files among tasks."""
         tasks = min(_MOST_TASKS, len(self._paths))
         return [_Some(self._paths[number::tasks]) for number in range(tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Their rows."""
+        """Read the rows of one task."""
         assert isinstance(partition, _Some)
         schema = to_arrow_schema(self._schema, timezone="UTC")
         for path in partition.paths:
@@ -152,7 +152,7 @@ class _Reader(DataSourceReader):
 
 
 class StoredFiles(DataSource):
-    """Files that Spark has no file system for."""
+    """Files on file systems that Spark cannot reach."""
 
     @classmethod
     def name(cls) -> str:
@@ -160,5 +160,5 @@ class StoredFiles(DataSource):
         return "dtx-files"
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For ``spark.read``."""
+        """Return the reader for ``spark.read``."""
         return _Reader(schema, json.loads(self.options["paths"]))

@@ -1,7 +1,7 @@
-"""Who has what in doubt, now: dtx itself, PostgreSQL (``pg_prepared_xacts``), MySQL and MariaDB (``XA RECOVER``).
+"""Reads branches in doubt of participants: dtx, PostgreSQL (``pg_prepared_xacts``), MySQL and MariaDB (``XA RECOVER``).
 
-This process asks them, since the lists are short beside the journals. What a database has that is no xid is kept as it
-is and counted, never guessed at.
+This process reads them without Spark, since the lists are short. An identifier that is not an xid is kept unchanged and
+counted.
 """
 
 import base64
@@ -57,10 +57,10 @@ _BRANCH: Final = StructType(
 )  # fmt: skip
 _GID: Final = re.compile(r"(-?\d{1,10})_([A-Za-z0-9+/]*={0,2})_([A-Za-z0-9+/]*={0,2})", re.ASCII)
 _HEX: Final = re.compile(r"0[xX]([0-9A-Fa-f]*)", re.ASCII)
-# a prepared_at of infinity is none that Python can hold; nobody but a hand in the catalog writes one
+# Python cannot hold a time of infinity, which only a manual change of the catalog can write
 _PREPARED = (
     "SELECT convert_to(gid, 'UTF8'), CASE WHEN isfinite(prepared) THEN prepared END, owner::text, database::text "
-    # the view is of the whole server, and another of its databases may be a participant, too
+    # the view covers the whole server, and another of its databases may be a participant too
     "FROM pg_prepared_xacts WHERE database = current_database() ORDER BY prepared, gid"
 )
 # the default exchange has no name: its routing key is the queue
@@ -72,12 +72,12 @@ _SYNTAX: Final = 1064
 _NO_PRIVILEGE: Final = (1227, 1401)
 _PORT: Final = 3306
 _PARAMETERS: Final = ("unix_socket", "ssl_ca", "ssl_cert", "ssl_key")
-"""Of a URL. With ``ssl_ca`` the connection is encrypted, and who is there has to prove that it is that host."""
+"""Parameters of a URL. With ``ssl_ca`` the connection is encrypted, and the server proves that it is the host."""
 __all__ = ["OBSERVATIONS", "Observation", "Participant", "ParticipantKind", "observe", "waiting"]
 
 
 class ParticipantKind(StrEnum):
-    """What a participant is."""
+    """Kinds of participants."""
 
     DTX = "dtx"
     POSTGRESQL = "postgresql"
@@ -87,13 +87,13 @@ class ParticipantKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Participant:
-    """Somebody who may have branches in doubt.
+    """A system that may have branches in doubt.
 
     Args:
-        kind: what it is.
-        name: its configured name; of a database also the name of the resource manager.
+        kind: of the system.
+        name: its configured name; if it is not a dtx, also the name of its resource manager.
         url: ``postgresql://…``, ``mysql://user:password@host:3306`` or ``mariadb://…`` (``?unix_socket=/path``; for TLS
-            ``?ssl_ca=/path`` and, where the server wants them, ``&ssl_cert=…&ssl_key=…``).
+            ``?ssl_ca=/path`` and, if the server requires them, ``&ssl_cert=…&ssl_key=…``).
     """
 
     kind: ParticipantKind
@@ -105,14 +105,15 @@ class Observation(NamedTuple):
     """A branch that is in doubt now.
 
     Args:
-        source, kind: who says so.
+        source, kind: of the participant.
         rm: name of the resource manager.
-        vhost: of dtx; of PostgreSQL the database.
-        format_id: ``None`` where what the database has is no xid; then *gtrid* is all of it.
-        branch_id: of dtx: an xid that is used again has another.
-        state: ``prepared``; of dtx also what it is on its way to.
-        owner: user whose branch it is, ``None`` where the database does not say.
-        since: when it was prepared, ``None`` where the database does not say.
+        vhost: the virtual host of dtx, the database of PostgreSQL, ``None`` of MySQL.
+        format_id: ``None`` if the identifier is not an xid; *gtrid* then has the whole identifier.
+        branch_id: the id that dtx gave the branch; another use of the same xid has another id.
+        state: ``prepared``; of dtx also the states of phase two and heuristic outcomes.
+        owner: the user of the branch, ``None`` if the database does not report it.
+        since: when the branch was prepared, ``None`` if the database does not report it.
+        observed_at: when this was read.
     """
 
     source: str
@@ -130,9 +131,9 @@ class Observation(NamedTuple):
 
 
 def from_gid(gid: str) -> Xid | None:
-    """The xid behind a global identifier of PostgreSQL's ``PREPARE TRANSACTION``.
+    """Return the xid in an identifier of PostgreSQL's ``PREPARE TRANSACTION``, ``None`` if it has none.
 
-    psycopg, pgjdbc and :mod:`dtx.client.tm` all write ``format_base64(gtrid)_base64(bqual)``; Java's are signed.
+    psycopg, pgjdbc and :mod:`dtx.client.tm` write ``format_base64(gtrid)_base64(bqual)``; Java's format ids are signed.
     """
     match = _GID.fullmatch(gid)
     if match is None:
@@ -144,7 +145,7 @@ def from_gid(gid: str) -> Xid | None:
 
 
 def from_recover(format_id: int, gtrid_length: int, bqual_length: int, data: bytes) -> Xid | None:
-    """The xid of a line of ``XA RECOVER``: the two parts stand behind each other, as octets or, converted, as 0x…"""
+    """Return the xid of a row of ``XA RECOVER``: *data* is gtrid and bqual, as bytes or, converted, as 0x…"""
     total = gtrid_length + bqual_length
     if len(data) != total:
         match = _HEX.fullmatch(data.decode("latin-1"))
@@ -164,7 +165,7 @@ def _xid(format_id: int, gtrid: bytes, bqual: bytes) -> Xid | None:
 
 
 def look_postgresql(participant: Participant, waits: Waits) -> tuple[list[Observation], list[Quarantined]]:
-    """What is prepared there; what is no xid is kept as it is, and counted."""
+    """Read the prepared transactions of a PostgreSQL database."""
     try:
         with connected(participant.name, participant.url, waits) as server:
             rows = server.rows(_PREPARED)
@@ -197,15 +198,15 @@ def look_postgresql(participant: Participant, waits: Waits) -> tuple[list[Observ
 
 
 def unparsed(participant: Participant, item: str, raw: list[bytes]) -> list[Quarantined]:
-    """What is said of identifiers that are no xids: their branches are observed nevertheless."""
+    """Return a record of identifiers that are not xids; their branches are observed nevertheless."""
     if not raw:
         return []
-    reason = "identifiers that are no xid: kept as they are, they match no decision"
+    reason = "identifiers that are not xids are kept unchanged and match no decision"
     return [Quarantined(source=participant.name, item=item, reason=reason, count=len(raw), sample=sample(raw[0]))]
 
 
 def look_mysql(participant: Participant, waits: Waits) -> tuple[list[Observation], list[Quarantined]]:
-    """What is prepared there; neither server says since when, or whose it is."""
+    """Read the prepared transactions of MySQL or MariaDB, which report neither time nor user."""
     try:
         rows = _recover(participant.url, waits)
     except (pymysql.MySQLError, OSError, RuntimeError, SourceError) as error:  # RuntimeError: a login lacks a package
@@ -240,10 +241,10 @@ def look_mysql(participant: Participant, waits: Waits) -> tuple[list[Observation
 
 
 def connection_arguments(url: str) -> dict[str, Any]:
-    """How PyMySQL connects.
+    """Return the arguments of ``pymysql.connect``.
 
     Raises:
-        SourceError: it is not a URL like ``mysql://user:password@host:3306``.
+        SourceError: the URL is not one like ``mysql://user:password@host:3306``, or has an unknown parameter.
     """
     try:
         parts = urlsplit(url)
@@ -277,7 +278,7 @@ def _recover(url: str, waits: Waits) -> list[tuple[int, int, int, bytes]]:
     )
     try:
         with connection.cursor() as cursor:
-            # octets as they are: xids are no text in any character set
+            # no conversion: xids are bytes, not text in a character set
             cursor.execute("SET character_set_results = NULL")
             try:
                 cursor.execute("XA RECOVER CONVERT XID")
@@ -297,12 +298,12 @@ def _octets(data: bytes | str) -> bytes:
 def observe(
     spark: "SparkSession", participants: Sequence[Participant], *, waits: Waits | None = None
 ) -> "tuple[DataFrame, list[Quarantined]]":
-    """Every branch in doubt, as :data:`OBSERVATIONS`, and which participants could not be asked.
+    """Return every branch in doubt, as :data:`OBSERVATIONS`, and the participants that could not be read.
 
     Args:
         spark: a session.
-        participants: whom to ask; names are unique.
-        waits: how long each may take.
+        participants: to read; names are unique.
+        waits: limits of time for each; ``None``: the defaults.
 
     Raises:
         ValueError: two participants have the same name.
@@ -329,7 +330,7 @@ def _look(one: Participant, waits: Waits) -> tuple[list[Observation], list[Quara
 
 
 def _own(source: tuple[str, str]) -> pa.Table:
-    """The branches that a dtx has in doubt. They are few beside its journal, and read by this process."""
+    """Return the branches in doubt of a dtx, read by this process since they are few."""
     name, url = source
     branches = read_table(parse({"url": url, "name": name, "table": "branch"}), _BRANCH)
     state = pc.if_else(
@@ -349,11 +350,11 @@ def _own(source: tuple[str, str]) -> pa.Table:
 
 
 def waiting(sources: Mapping[str, str], waits: Waits | None = None) -> list[tuple[str, str, str, int]]:
-    """Messages in open branches: resource manager, publish or consume, where to or where from, and how many.
+    """Count messages in open branches: resource manager, publish or consume, destination or queue, number of messages.
 
     Args:
-        sources: URL of each database of dtx by its configured name; one that fails has none.
-        waits: how long each may take.
+        sources: URL of each database of dtx by its configured name; a database that fails is left out.
+        waits: limits of time for each; ``None``: the defaults.
     """
 
     def look(source: tuple[str, str]) -> list[tuple[Any, ...]]:

@@ -1,6 +1,6 @@
-"""What a long run is at: stages, tasks, rows, and how long it may still take; on stderr, so that results stay clean.
+"""Shows the progress of a long run on stderr: stages, tasks, rows, elapsed time and an estimate of the rest.
 
-On a terminal one line that changes; else a line now and then, for logs.
+A terminal shows one line that changes. Other outputs get a new line every 15 seconds.
 """
 
 import threading
@@ -21,11 +21,11 @@ _LOG_SECONDS: Final = 15.0
 
 
 class StageProgress(NamedTuple):
-    """How far the stages are that run now.
+    """Progress of the running stages.
 
     Args:
-        stages: how many run.
-        done, tasks: tasks of these that have ended, and all.
+        stages: number of running stages.
+        done, tasks: their ended tasks, and all their tasks.
     """
 
     stages: int
@@ -34,13 +34,13 @@ class StageProgress(NamedTuple):
 
 
 class Progress:
-    """Shows what a session is at. Use as a context manager.
+    """Shows the progress of a session. Use as a context manager.
 
     Args:
-        spark: the session; ``None``: there is none, or it tells nothing.
-        title: what runs.
-        console: where it is shown; stderr if ``None``.
-        every: seconds between two looks; ``None``: as suits the console.
+        spark: the session; ``None``: show no stages.
+        title: name of the command.
+        console: the output; stderr if ``None``.
+        every: seconds between two updates; ``None``: 0.5 on a terminal, else 15.
     """
 
     def __init__(
@@ -74,26 +74,26 @@ class Progress:
             self._status.stop()
 
     def note(self, doing: str, rows: int | None = None) -> None:
-        """Say what it is at now.
+        """Set the current step.
 
         Args:
-            doing: in a few words.
-            rows: that have been done.
+            doing: the step, in a few words.
+            rows: number of rows that are done.
         """
         self._doing, self._rows = doing, rows
 
     def tell(self, line: str) -> None:
-        """Say something that stays, above what changes."""
+        """Print a permanent line above the line that changes."""
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _run(self) -> None:
         while not self._ended.wait(self._every):
-            # a session that is ending, or a server that is away: the run itself says so
+            # the session is ending or its server is away: the run itself reports that
             with suppress(Exception):
                 self._show(self.line(time.monotonic(), self._look()))
 
     def line(self, now: float, work: StageProgress) -> str:
-        """The line that is shown at *now*, in seconds of the monotonic clock."""
+        """Return the line to show at *now*, in seconds of the monotonic clock."""
         words = [self._title]
         if self._doing:
             words.append(self._doing)
@@ -101,7 +101,7 @@ class Progress:
             words.append(f"{self._rows:,} rows")
         if work.tasks:
             words.append(f"{work.stages} stage{'' if work.stages == 1 else 's'}, {work.done} of {work.tasks} tasks")
-        words.append(f"{_clock(now - self._begun)} gone")
+        words.append(f"{_clock(now - self._begun)} elapsed")
         if not work.tasks or work.done == 0:
             self._stage_begun = now
         elif self._stage_begun is not None:
@@ -127,8 +127,8 @@ def _looker(spark: "SparkSession | None") -> tuple[Callable[[], StageProgress], 
         return lambda: StageProgress(0, 0, 0), lambda: None
     if hasattr(spark, "registerProgressHandler") and "connect" in type(spark).__module__:
         return _remote(spark)
-    # The one place that looks behind DataFrames: without Connect there is no other way to see tasks, and nothing but
-    # this line on stderr depends on it.
+    # The only use of a Spark API below DataFrames: without Connect there is no other way to see tasks. Only the
+    # progress line depends on it.
     tracker = spark.sparkContext.statusTracker()
 
     def look() -> StageProgress:

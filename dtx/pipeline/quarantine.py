@@ -1,4 +1,4 @@
-"""What was not read: named, counted, with a sample. A run that has any of it ends with an exit code of its own."""
+"""Records data that was not read: source, reason, count and a sample. A run with such records ends with exit code 3."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,29 +6,29 @@ from enum import IntEnum
 from typing import Final
 
 SAMPLE_LETTERS: Final = 200
-"""Of a sample: enough to recognise a line, too little to fill a report."""
+"""Limit of a sample: enough to recognise a line, too little to fill a report."""
 
 
 class ExitCode(IntEnum):
-    """What a run of the pipeline ends with."""
+    """Exit codes of the pipeline's commands."""
 
     CLEAN = 0
     ERROR = 1
     QUARANTINED = 3
-    """It finished, but something was quarantined or a source was not read."""
+    """The run finished, but some data was quarantined or a source was not read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantined:
-    """Something that was not read.
+    """Data that was not read.
 
     Args:
-        source: the configured name of the database or log.
-        item: which part: a table, a path, ``path:line``.
-        reason: why, lower case.
-        count: how many rows or lines; ``None`` where that cannot be known, as of a database that is down.
-        sample: the beginning of one of them, at most :data:`SAMPLE_LETTERS` letters, printable.
-        whole: whether that is a whole database, log or file, of which nothing else was read either.
+        source: the configured name of the database, participant or log; ``lake`` for the lake and the results.
+        item: the part: a table, a path, ``path:line``.
+        reason: why, in lower case.
+        count: rows or lines; ``None`` where the number is unknown, such as for a database that is down.
+        sample: the beginning of one of them, at most :data:`SAMPLE_LETTERS` characters, printable.
+        whole: whether nothing of the database, log or file was read.
     """
 
     source: str
@@ -40,7 +40,7 @@ class Quarantined:
 
     @property
     def is_away(self) -> bool:
-        """Whether nobody knows what else there was: of lines that are counted the others were read."""
+        """Whether a whole source, or an unknown amount of data, was not read; else all other lines were read."""
         return self.whole or self.count is None
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ class Quarantined:
 
 
 def sample(text: str | bytes) -> str:
-    """The beginning of *text*, as it can be shown to people: one line, nothing that a terminal obeys."""
+    """Return the beginning of *text* on one line, with control characters escaped."""
     if isinstance(text, bytes):
         text = text[: 4 * SAMPLE_LETTERS].decode("utf-8", "backslashreplace")
     shown = "".join(
@@ -61,5 +61,5 @@ def sample(text: str | bytes) -> str:
 
 
 def exit_code(rows: Iterable[Quarantined]) -> ExitCode:
-    """What a run ends with that finished, and set *rows* aside."""
+    """Return the exit code of a finished run that did not read *rows*."""
     return ExitCode.QUARANTINED if any(True for _ in rows) else ExitCode.CLEAN

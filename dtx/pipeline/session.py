@@ -1,8 +1,7 @@
-"""One way to a Spark session for everything here: in this process, on a cluster, or through Spark Connect.
+"""Starts a Spark session: in this process, on a cluster, or through Spark Connect.
 
-Where Spark starts in this process, Java is found, memory and temporary files are sized by configuration (what does not
-fit is spilled to disk), and its logs are quiet. A remote session (``sc://``) needs no Java here; what its server was
-started with is the server's own.
+Where Spark starts in this process, this module finds Java, limits memory (Spark spills the rest to disk) and shows
+errors alone of Spark's log. A remote session (``sc://``) needs no Java here, and keeps the settings of its server.
 """
 
 import logging
@@ -27,9 +26,9 @@ _GIB: Final = 1 << 30
 _LEAST_MEMORY: Final = _GIB
 """Spark refuses to start with less than 450 MiB; below 1 GiB it spills all the time."""
 _MOST_MEMORY: Final = 5 * _GIB
-"""Of a default: the heap, and a run with Python workers and buffers beside it stays below 8 GB."""
+"""Of the default heap: a run with Python workers and buffers then stays below 8 GB."""
 _MOST_PARTITIONS: Final = 64
-"""Of a default: 100,000,000 lines are 1.6 million to a piece."""
+"""Of the default: 100,000,000 lines are 1.6 million for each partition."""
 _LINES_OF_A_PARTITION: Final = 500_000
 _FEW_LINES: Final = 200_000
 _SHORT_LINES: Final = 3_000_000
@@ -41,13 +40,13 @@ _QUICK: Final = {
     "spark.sql.maxPlanStringLength": "100",
     "spark.sql.ui.explainMode": "simple",
 }
-"""For few lines: to compile a query takes longer than to do it."""
+"""For few lines: compiling a query takes longer than running it."""
 _ARCHIVE_SECONDS: Final = 300.0
-"""How long Java may take to write its archive of classes: about 25 s."""
+"""Limit for writing the archive of classes, which takes Java about 25 s."""
 _SHORT_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _QUIET_ARCHIVE: Final = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 _CALLED: Final = "An error occurred while calling "
-"""So begins what py4j has no class of its own for; it goes on with the stack of Java."""
+"""Start of errors that py4j has no class for; Java's stack follows."""
 _CAUSE: Final = "Caused by: "
 _CONFIGURATION: Final = Path(__file__).with_name("log4j2.properties")
 
@@ -59,31 +58,31 @@ _ALWAYS: Final = {
     "spark.sql.maxConcurrentOutputFileWriters": "100",  # else rows are sorted by the columns of directories
     "spark.sql.codegen.hugeMethodLimit": "8000",  # bytes: Java interprets longer methods, and never compiles them
 }
-"""What results depend on; can be set in any session, also of somebody else's server."""
+"""Settings that results depend on. They can be set in any session, also of a remote server."""
 
 
 class SparkMissing(Exception):
-    """The extra is not installed; the sentence says how."""
+    """The extra is not installed; the message says how to install it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOptions:
-    """Where Spark runs, and how large it may become.
+    """Where Spark runs, and its limits.
 
     Args:
         master: ``local[*]``, ``local[2]``, ``spark://host:7077``, ….
-        remote: a Spark Connect server, ``sc://host:15002``; then *master* and the sizes do not count.
+        remote: a Spark Connect server, ``sc://host:15002``; then *master* and the sizes have no effect.
         memory: bytes of Java heap of the driver, which in local mode does all the work; ``None``: a quarter of this
             machine's memory, 1 to 5 GiB.
-        executor_memory: bytes of heap of each executor of a cluster; ``None``: what the cluster gives.
-        partitions: pieces of a shuffle; ``None``: as suits *lines*.
-        lines: of journals that will be read, about; ``None``: very many.
-        local_dir: for what is spilled; ``None``: the system's directory for temporary files.
+        executor_memory: bytes of heap of each executor of a cluster; ``None``: the default of the cluster.
+        partitions: of a shuffle; ``None``: by *lines*.
+        lines: approximate number of journal lines and verdicts that will be read; ``None``: very many.
+        local_dir: for spilled data; ``None``: the system's directory for temporary files.
         ui: whether Spark's own web pages are served, on loopback.
-        log: from which level on Spark's log is shown.
-        java_options: further words for the driver's Java.
+        log: the lowest level of Spark's log that is shown.
+        java_options: further options for the driver's Java.
         keep_classes: write :func:`~dtx.pipeline.java.class_archive` at the end, if there is none.
-        settings: further settings of Spark; these win.
+        settings: further settings of Spark, which override all others.
     """
 
     master: str = LOCAL
@@ -101,17 +100,17 @@ class SessionOptions:
 
     @property
     def is_quick(self) -> bool:
-        """Whether so little is read that starting, planning and compiling take longest."""
+        """Whether there are so few lines that starting, planning and compiling take longest."""
         return self.lines is not None and self.lines <= _FEW_LINES
 
     @property
     def is_short(self) -> bool:
-        """Whether the optimising compiler of Java would take longer than it saves."""
+        """Whether Java's optimising compiler would take longer than it saves."""
         return self.lines is not None and self.lines <= _SHORT_LINES
 
     @property
     def pieces(self) -> int:
-        """Of a shuffle."""
+        """Partitions of a shuffle."""
         if self.partitions is not None:
             return self.partitions
         if self.lines is None:
@@ -120,7 +119,7 @@ class SessionOptions:
 
 
 def default_memory() -> int:
-    """Bytes of heap where nothing is said: a quarter of what there is, within limits."""
+    """Return the default heap in bytes: a quarter of the memory of the machine or control group, within limits."""
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for limit in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
         with suppress(OSError, ValueError):  # no control groups here, or no limit in them ("max")
@@ -130,11 +129,14 @@ def default_memory() -> int:
 
 @contextmanager
 def open_session(options: SessionOptions | None = None) -> Iterator["SparkSession"]:
-    """A session, stopped at the end; when it ends with Ctrl-C, what runs is cancelled first.
+    """Open a session, and stop it at the end; Ctrl-C cancels running work first.
+
+    Args:
+        options: where and how; ``None``: the defaults.
 
     Raises:
         SparkMissing: pyspark is not installed.
-        JavaMissing: Spark is to start here, and there is no Java for it.
+        JavaMissing: Spark would start here without a Java, or Java has not written its archive of classes.
     """
     root = logging.getLogger()
     root.addFilter(_no_stack_of_py4j)
@@ -150,16 +152,16 @@ def _session(options: SessionOptions) -> Iterator["SparkSession"]:
     keeps = not options.remote and _keeps(options)
     spark = make_session(options)
     if threading.current_thread() is threading.main_thread():
-        # PySpark's own asks Java to stop in the middle of whatever is being asked already, which fails and is told
+        # PySpark's own handler calls Java in the middle of another call, which fails with an error
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield spark
     except KeyboardInterrupt:
-        with suppress(Exception):  # a server that is gone has nothing to be cancelled
+        with suppress(Exception):  # the server may be gone
             spark.interruptAll()
         raise
     finally:
-        with suppress(Exception):  # the work is done or has failed: the end of Spark changes neither
+        with suppress(Exception):  # the work has ended or failed: an error here changes neither
             spark.stop()
     if keeps:
         _keep_classes()
@@ -170,15 +172,15 @@ def _keeps(options: SessionOptions) -> bool:
 
 
 def _keep_classes() -> None:
-    """End Java, which writes its archive then.
+    """End Java, which then writes its archive of classes.
 
     Raises:
-        JavaMissing: it has written none.
+        JavaMissing: Java has written no archive.
     """
     from pyspark import SparkContext
 
     context: Any = SparkContext
-    gateway, archive = context._gateway, class_archive(find_java())  # noqa: SLF001 - the one way to end Java
+    gateway, archive = context._gateway, class_archive(find_java())  # noqa: SLF001 - no other way to end Java
     context._gateway = context._jvm = None  # noqa: SLF001 - the next session starts another
     gateway.shutdown()
     gateway.proc.stdin.close()
@@ -186,22 +188,22 @@ def _keep_classes() -> None:
     new = _unfinished(archive)
     if status or not new.exists():
         new.unlink(missing_ok=True)
-        raise JavaMissing(f"Java has not kept its classes in {archive}: look for space there, or try another Java")
+        raise JavaMissing(f"Java has not written its classes to {archive}: check free space, or try another Java")
     new.replace(archive)
 
 
 def _unfinished(archive: Path) -> Path:
-    """Java ends at once when it maps part of an archive: it gets its name when it is whole."""
+    """Return the name of *archive* until it is complete: Java that maps a part of an archive ends at once."""
     return archive.with_suffix(f".{os.getpid()}")
 
 
 def _no_stack_of_py4j(record: logging.LogRecord) -> bool:
-    """py4j shows a stack when Ctrl-C or the end of Java cuts off what it asks; what it raises says that as well."""
+    """Drop records of py4j: it logs a stack when Ctrl-C or the end of Java cuts off a call, and raises an error too."""
     return "py4j" not in Path(record.pathname).parts
 
 
 def make_session(options: SessionOptions) -> "SparkSession":
-    """As :func:`open_session`; the caller stops it."""
+    """Start a session as :func:`open_session` does; the caller stops it."""
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
@@ -221,16 +223,16 @@ def make_session(options: SessionOptions) -> "SparkSession":
 
 
 def _prepare_environment(*, local: bool) -> None:
-    """Spark's launcher and its Python workers read these; what is there already stays."""
+    """Set the variables that Spark's launcher and Python workers read; all but ``JAVA_HOME`` keep an earlier value."""
     os.environ["JAVA_HOME"] = str(quiet_home(find_java()))
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if local:
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # machines whose own name nobody can resolve
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # the machine's own name may not resolve
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
 def _static(options: SessionOptions) -> dict[str, str]:
-    """Settings that Spark reads when it starts."""
+    """Return settings that Spark reads only when it starts."""
     memory = options.memory or default_memory()
     words = [_SHORT_JAVA] if options.is_short else []
     archive = class_archive(find_java())
@@ -242,7 +244,7 @@ def _static(options: SessionOptions) -> dict[str, str]:
     words.append(options.java_options)
     settings = {
         "spark.driver.memory": f"{memory >> 20}m",
-        "spark.python.authenticate.socketTimeout": "300s",  # loopback: whoever is slow there is starved, not away
+        "spark.python.authenticate.socketTimeout": "300s",  # loopback: a slow worker lacks processor time
         "spark.driver.extraJavaOptions": (
             f"-Dlog4j2.configurationFile={_CONFIGURATION.as_uri()} -Ddtx.spark.log={options.log} "
             f"-Ddtx.spark.log.told={'off' if options.log == LOG_LEVELS[0] else options.log} {' '.join(words)}"
@@ -259,16 +261,16 @@ def _static(options: SessionOptions) -> dict[str, str]:
     if options.executor_memory is not None:
         settings["spark.executor.memory"] = f"{options.executor_memory >> 20}m"
     if options.master.startswith("local"):
-        # nobody else has business with a driver that has no executors elsewhere
+        # no other machine needs to reach a driver without remote executors
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-        # nor is the executor, which is this process, ever away: it is slow where others compute
+        # the executor is this process: it may be slow on a busy machine, and is never lost
         settings |= {"spark.network.timeout": "1h", "spark.executor.heartbeatInterval": "60s"}
     return settings
 
 
 def explain(error: BaseException) -> str:
-    """The sentence in Spark's words about *error*, without the stack around it: what was raised in a Python worker, or
-    what was at the bottom of it in Java.
+    """Return the message of a Spark *error* without its stack: the error of dtx in a Python worker, the last cause in
+    Java, or the first line.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     for line in reversed(lines):

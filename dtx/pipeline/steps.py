@@ -1,4 +1,4 @@
-"""The steps of a run over a fleet: what the command line does, and programs may do as well."""
+"""The steps of a run over a fleet, for the command line and for programs."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ __all__ = ["PublishingFailed", "Steps"]
 _QUARANTINE: Final = "quarantine.json"
 _LOCK: Final = "reconcile.lock"
 METRICS: Final = "dtx_pipeline.prom"
-"""In the results: the last run in the form of Prometheus, for node_exporter's collector of text files."""
+"""File of the results with metrics of the last run, for the textfile collector of Prometheus's node_exporter."""
 
 
 def _print(line: str) -> None:
@@ -46,13 +46,12 @@ def _print(line: str) -> None:
 
 
 class Steps:
-    """A session, which begins when it is needed first, and a fleet. Use as a context manager.
+    """Runs the steps for one fleet; the Spark session starts when it is first needed. Use as a context manager.
 
     Args:
-        fleet: what there is.
+        fleet: the content of ``pipeline.toml``.
         options: of the session.
-        say: is told what was done, a line each.
-
+        say: called with each line of output.
     """
 
     def __init__(self, fleet: Fleet, options: SessionOptions, *, say: Callable[[str], None] = _print) -> None:
@@ -82,39 +81,38 @@ class Steps:
             return self._stack.enter_context(open_session(options))
 
     def archive(self, names: Sequence[str], *, again: bool = False) -> list[Quarantined]:
-        """Bring what is new into the lake, of all databases or of *names*, and join its small files.
+        """Copy new lines of the journals into the lake, and join its small files.
 
         Args:
-            names: of databases.
+            names: of databases; empty: all of them.
             again: read their journals from the beginning; lines that the lake has are left out.
+
+        Returns:
+            Databases and files that were not read.
 
         Raises:
             LakeError: the lake cannot be used.
             ConfigError: there is no such database.
         """
         sources = self._fleet.sources(tuple(names))
-        if again:
-            lake = Lake(self._fleet.lake)
-            for source in sources:
-                lake.note(source, batch=None, place=None, read_at=lake.read_at(source))
         with Progress(None, "archive") as progress:
-            done = journals.archive(self._fleet.lake, sources, watch=partial(_watch, progress))
+            done = journals.archive(self._fleet.lake, sources, again=again, watch=partial(_watch, progress))
             progress.note("joining small files")
             wrong = _maintained(partial(journals.maintain, self._fleet.lake, progress.note))
         unread = _unread(done)
         read = f"{len(done) - len(unread):,} of {len(done):,}" if unread else f"{len(done):,}"
         repeated = sum(result.again for result in done)
-        known = f"; {repeated:,} that it had were read again" if repeated else ""
+        known = f"; {repeated:,} known lines were read again" if repeated else ""
         self._say(f"archived {sum(result.rows for result in done):,} new lines of {read} databases{known}")
         self._note("archive", unread, others=[one.name for one in self._fleet.database if one.name not in sources])
         return unread + wrong
 
     def follow(self, names: Sequence[str], interval: float) -> list[Quarantined]:
-        """As :meth:`archive`, but go on until Ctrl-C. A database that cannot be read is named at once, on stderr.
+        """Archive repeatedly until Ctrl-C. A database that cannot be read is reported at once, on stderr.
 
         Args:
-            names: of databases.
-            interval: seconds between two looks at each.
+            names: see :meth:`archive`.
+            interval: seconds between two reads of each database.
         """
         sources = self._fleet.sources(tuple(names))
         self._say(f"following {len(sources):,} databases; Ctrl-C ends it")
@@ -131,14 +129,17 @@ class Steps:
             return _unread(journals.follow(self._fleet.lake, sources, interval=interval, watch=watch))
 
     def retain(self, before: date, *, dry_run: bool) -> dict[str, int]:
-        """Remove lines of the lake, settled verdicts, their history and runs before *before*; how much it is.
+        """Remove lines of the lake, settled verdicts, their history and runs of days before *before*.
 
         Args:
             before: the first day that stays.
-            dry_run: count it alone.
+            dry_run: only count them.
+
+        Returns:
+            The number of removed items of each kind.
 
         Raises:
-            LakeError: there is no lake, or another process is at work in it.
+            LakeError: there is no lake, or another process uses it.
         """
         lake = Lake(self._fleet.lake)
         with lake.files.alone(LOCK, LOCK_SECONDS), self._results.alone(_LOCK):
@@ -147,35 +148,41 @@ class Steps:
             return found | (state.retain(before, dry_run=dry_run) if state.verdicts.exists else {})
 
     def reconcile(self, *, full: bool, to_publish: bool) -> list[Quarantined]:
-        """Give verdicts, keep them, and publish them where the fleet says so.
+        """Give verdicts, store them, and publish them.
 
         Args:
             full: read the whole lake again.
-            to_publish: whether to publish them where the fleet says.
+            to_publish: whether to publish them, if the fleet has a database for that.
+
+        Returns:
+            Participants, logs, files and journals that were not read.
 
         Raises:
-            LakeError, StateDamaged: see there.
-            PublishingFailed: the verdicts are kept all the same.
+            LakeError: there is no lake, or another process uses the lake or the results.
+            StateDamaged: what the last run has stored cannot be read or used.
+            PublishingFailed: the verdicts are stored nevertheless.
         """
         with self._results.alone(_LOCK):
             return self._reconcile(full=full, to_publish=to_publish)
 
     def report(self, to: Path | None) -> list[Quarantined]:
-        """Make the page and the CSVs.
+        """Write the page and the CSV files.
 
         Args:
-            to: a directory of this machine; ``None``: ``report`` in the results, or here where these are elsewhere.
+            to: a directory of this machine; ``None``: ``report`` in the results if they are local, else in the working
+                directory.
 
         Returns:
-            What the latest runs have not read, and what this one has not.
+            What the latest runs and this one have not read.
 
         Raises:
-            LakeError, StateDamaged: nothing has been archived or reconciled yet.
+            LakeError: nothing has been archived or reconciled yet.
+            StateDamaged: the file of the last run cannot be read.
         """
         directory = to or (Path(self._fleet.results) / "report" if self._results.is_local else Path("report"))
         with Progress(self.spark, "report") as progress:
             lake = Lake(self._fleet.lake)
-            progress.note("looking for queues in open branches")
+            progress.note("counting messages in open branches")
             there, away = reachable({one.name: one.url for one in self._fleet.database})
             done = runs(self._results.uri, 1)
             archived = done[-1].archived if done else {}
@@ -195,7 +202,6 @@ class Steps:
         return rows
 
     def _reconcile(self, *, full: bool, to_publish: bool) -> list[Quarantined]:
-        """:meth:`reconcile`, while nobody else is at it."""
         logs = [_log(log.name, log.format, log.path, log.url) for log in self._fleet.decisions]
         kinds = {False: ParticipantKind.POSTGRESQL, True: ParticipantKind.MYSQL}
         participants = [
@@ -204,8 +210,8 @@ class Steps:
         lake = Lake(self._fleet.lake)
         with Progress(self.spark, "reconcile") as progress:
             archived = {one.name: 0 for one in self._fleet.database} | lake.archived()
-            lake.pin()  # what a dtx that is asked later has no more, has ended since
-            progress.note("asking who has what in doubt")
+            lake.pin()  # before a dtx is asked: a branch open in these lines that it no longer has must have ended
+            progress.note("asking participants for branches in doubt")
             observations, unseen = observe(self.spark, participants)
             decisions, unread = read_decisions(self.spark, logs)
             away = {row.source for row in unread if row.is_away}
@@ -214,7 +220,7 @@ class Steps:
                 as_of=_micros(datetime.now(UTC)),
                 orphan_after=round(self._fleet.orphan_after.total_seconds() * 1_000_000),
                 skew=round(self._fleet.skew.total_seconds() * 1_000_000),
-                # nobody is an orphan because of a log that nobody read
+                # a branch is no orphan if its decision may be in a log that was not read
                 decisions_read=bool(logs) and not away,
                 asked=frozenset(one.name for one in self._fleet.database if one.name not in unasked),
                 archived=archived,
@@ -253,7 +259,7 @@ class Steps:
         return wrong
 
     def _lines(self) -> int:
-        """How many lines and verdicts there are, without reading them."""
+        """Return the number of lines and verdicts, from the logs of the tables alone."""
         tables = (Lake(self._fleet.lake).table, Results(self._results.uri).verdicts)
         return sum(int(table.load().count()) for table in tables if table.exists)
 
@@ -262,7 +268,7 @@ class Steps:
         return publish(current(self.spark, self._results.uri), done, self._fleet.publish, say=say)
 
     def _note(self, step: str, rows: list[Quarantined], others: Collection[str] = ()) -> None:
-        """Keep for the report what a step has not read; of *others*, which it did not look at, what was known."""
+        """Store what a step has not read, for the report; records of *others*, which it did not read, stay."""
         noted = self._results.read(_QUARANTINE) or {}
         known = [row for row in noted.get(step, ()) if row["source"] in others]
         self._results.write(_QUARANTINE, {**noted, step: [*known, *(asdict(row) for row in rows)]})
@@ -279,7 +285,7 @@ def _log(name: str, kind: str, path: str | None, url: str | None) -> ManagerLog:
 
 
 def _maintained(maintain: Callable[[], list[Quarantined]]) -> list[Quarantined]:
-    """What is damaged; where small files cannot be joined now, they can be the next time."""
+    """Join small files; a refusal becomes a record, since the next run can join them."""
     try:
         return maintain()
     except LakeError as error:
@@ -291,9 +297,9 @@ def _watch(progress: Progress, done: Sequence[journals.Archived]) -> None:
 
 
 def _change(result: journals.Archived) -> str:
-    """What is said of a database that fails from now on, or in another way, or does not any more."""
+    """Return the line for a database whose error has begun, changed or ended."""
     if result.error is None:
-        return f"{result.source}: it is read again"
+        return f"{result.source}: it can be read again"
     return redact(f"not read: {result.source}: {result.error.removeprefix(f'{result.source}: ')}; it is tried again")
 
 
@@ -311,7 +317,7 @@ def _unread(done: Iterable[journals.Archived]) -> list[Quarantined]:
 
 
 def _stale(done: Run, rules: Rules) -> list[Quarantined]:
-    """The journals that were archived long ago, where something is known to have ended since."""
+    """Return the journals that were archived longer ago than *skew*, if a transaction has ended since."""
     count = done.totals.get(Verdict.NOT_ARCHIVED, Total()).transactions
     old = [source for source in sorted(rules.asked) if rules.as_of - rules.archived.get(source, 0) > rules.skew]
     if not count or not old:
@@ -326,15 +332,15 @@ def _write_metrics(path: Path, done: Run, databases: Iterable[str], unread: Mapp
     def gauge(name: str, text: str, label: str | None = None) -> Gauge:
         return Gauge(f"dtx_pipeline_{name}", text, [] if label is None else [label], registry=registry)
 
-    gauge("reconciled_timestamp_seconds", "When verdicts were last given.").set(done.as_of / 1e6)
-    gauge("lines", "Lines of journals that they rest on.").set(done.lines)
+    gauge("reconciled_timestamp_seconds", "Time of the last reconciliation.").set(done.as_of / 1e6)
+    gauge("lines", "Journal lines that the verdicts rest on.").set(done.lines)
     archived = gauge("archived_timestamp_seconds", "When a journal was last read to its end; 0: never.", "source")
     for source in databases:
         archived.labels(source).set(done.archived.get(source, 0) / 1e6)
     verdicts = gauge("transactions", "Global transactions.", "verdict")
     for verdict in Verdict:
         verdicts.labels(str(verdict)).set(done.totals.get(verdict, Total()).transactions)
-    missing = gauge("unread", "What was not read of a database, a participant or a log.", "source")
+    missing = gauge("unread", "Records of data of a source that was not read.", "source")
     for source, count in unread.items():
         missing.labels(source).set(count)
     write_to_textfile(str(path), registry)

@@ -1,19 +1,19 @@
-"""How a global transaction has ended: the rules.
+"""The rules of the verdicts on global transactions.
 
-Theory of operation. A global transaction is (format id, gtrid). What is known of it comes from three sides: lines of
-journals, what participants have in doubt, and what transaction managers have decided. Its *branches* are the places
-where it has been: (source, rm, vhost, bqual), so a transaction manager that gives every resource manager the same xid
-has as many branches as resource managers. Each of them is folded, all together make :class:`Facts`,
-and :data:`RULES` reads those: one verdict per transaction, the first rule that matches.
+Theory of operation. A global transaction is (format id, gtrid). There are three sources of facts about it: lines of
+journals, branches that participants have in doubt, and decisions of transaction managers. A *branch* is (source, rm,
+vhost, bqual): a transaction manager that gives every resource manager the same xid has as many branches as resource
+managers. The facts of each branch are folded, those of all branches make :class:`Facts`, and :data:`RULES` reads these.
+A transaction has one verdict: the first rule that matches.
 
-Folding is made of "or", "least" and "greatest" alone. So the order of lines does not matter, a line that is read twice
-changes nothing, and what arrives late is folded into what was known before.
+Folding uses only "or", least and greatest. So the order of lines does not matter, a line that is read twice changes
+nothing, and a late line is folded into the earlier facts.
 
-Clocks differ between resource managers. Times are compared across them for ``forgotten-early`` and ``unfinished``, with
-:attr:`Rules.skew` between them, and for ``orphan``. Whether a branch is open, and whether an xid was reused, follows
-from the ids of branches and their events.
+Clocks of resource managers differ. Their times are compared only for ``forgotten-early`` and ``unfinished``, with
+:attr:`Rules.skew` between them, and for ``orphan``. The ids of branches and their events tell whether a branch is open,
+and whether an xid was reused.
 
-Times are microseconds since the epoch (UTC), as Spark and PostgreSQL keep them.
+Times are microseconds since the epoch (UTC), as in Spark and PostgreSQL.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ MICROS: Final = 1_000_000
 
 
 class Verdict(StrEnum):
-    """How a global transaction stands; :data:`RULES` says when, in order of precedence."""
+    """The verdicts, in order of precedence; see :data:`RULES`."""
 
     XID_REUSED = "xid-reused"
     MIXED = "mixed"
@@ -46,11 +46,11 @@ class Verdict(StrEnum):
 
 
 PLAIN: Final = frozenset({Verdict.COMMITTED, Verdict.ROLLED_BACK})
-"""The verdicts that nobody needs to look at."""
+"""The verdicts that need no attention."""
 
 
 class SourceKind(StrEnum):
-    """Where an observation comes from."""
+    """Kinds of participants that have observations."""
 
     DTX = "dtx"
     POSTGRESQL = "postgresql"
@@ -58,14 +58,14 @@ class SourceKind(StrEnum):
 
 
 class Choice(StrEnum):
-    """What a transaction manager decides."""
+    """Decisions of a transaction manager."""
 
     COMMIT = "commit"
     ROLLBACK = "rollback"
 
 
 class Mark(IntFlag):
-    """What has happened to a branch; the marks of its lines are joined by "or"."""
+    """What is known of a branch or decision; the marks of its rows are joined by "or"."""
 
     PREPARED = 1
     COMMITTED = 2
@@ -77,19 +77,19 @@ class Mark(IntFlag):
     HEURISTIC_HAZARD = 128
     FORGOTTEN = 256
     WORKING = 512
-    """Phase two has begun and is not over."""
+    """Phase two has begun and has not ended."""
     WILL_COMMIT = 1024
     WILL_ROLL_BACK = 2048
     DECIDED_COMMIT = 4096
-    """This and what follows is said by the log of a transaction manager."""
+    """This mark and the next three come from the log of a transaction manager."""
     DECIDED_ROLLBACK = 8192
     UNDONE = 16384
     DONE = 32768
-    """Says so in one line of its log, whatever an older one says."""
+    """One line of the log has the decision as finished; this overrides ``UNDONE`` of other lines."""
     TIMED_OUT = 65536
-    """Was rolled back by its resource manager, before its vote: not by decision of a transaction manager."""
+    """The resource manager rolled the branch back before its vote, without a decision of a transaction manager."""
     GONE = 131072
-    """Its dtx, which was asked after its journal was read, has it no more."""
+    """Its dtx, which was read after its journal, no longer has the branch."""
 
 
 ENDED: Final = (
@@ -103,14 +103,14 @@ ENDED: Final = (
     | Mark.FORGOTTEN
     | Mark.TIMED_OUT
 )
-"""Any of these ends a branch as far as its resource manager is concerned."""
+"""Any of these marks ends the branch for its resource manager."""
 OPENED: Final = Mark.PREPARED | Mark.WORKING
 TO_COMMIT: Final = Mark.COMMITTED | Mark.WILL_COMMIT
-"""Any of these is done by order of a transaction manager that has decided so."""
+"""Each of these marks implies that a transaction manager has decided to commit."""
 TO_ROLL_BACK: Final = Mark.ROLLED_BACK | Mark.WILL_ROLL_BACK
 DECIDED: Final = Mark.DECIDED_COMMIT | Mark.DECIDED_ROLLBACK
 DIRECTIONS: Final = ENDED & ~(Mark.FORGOTTEN | Mark.READ_ONLY)
-"""Any of these says which way a branch went, or that this is not known."""
+"""Each of these marks has the outcome of a branch, or that the outcome is not known."""
 
 HEURISTIC_MARK: Final = {
     Heuristic.COMMITTED: Mark.HEURISTIC_COMMITTED,
@@ -126,18 +126,18 @@ EVENT_MARK: Final = {
     JournalEvent.DISCARDED: Mark.WORKING,
     JournalEvent.REDIRECTED: Mark.WORKING,
     JournalEvent.HAZARD: Mark.HEURISTIC_HAZARD,
-    # with its outcome's mark; without one nobody knows which way it went
+    # its outcome has the mark; without an outcome the way of the branch is not known
     JournalEvent.HEURISTIC: Mark(0),
-    # it has been completed before, and the work was done once more: says nothing about how the branch stands
+    # the branch was completed before and its work was repeated: this does not change its state
     JournalEvent.REPEATED: Mark(0),
     JournalEvent.COMMITTED: Mark.COMMITTED,
     JournalEvent.ROLLED_BACK: Mark.ROLLED_BACK,
     JournalEvent.READ_ONLY: Mark.READ_ONLY,
     JournalEvent.FORGOTTEN: Mark.FORGOTTEN,
 }
-"""What each event of the journal says of its branch."""
+"""The mark of a branch for each event of its journal."""
 WITH_OUTCOME: Final = frozenset({JournalEvent.HEURISTIC, JournalEvent.FORGOTTEN})
-"""Events whose outcome says which way the branch went."""
+"""Events that have the outcome of the branch."""
 STATE_MARK: Final = {
     "prepared": Mark.PREPARED,
     "committing": Mark.WORKING | Mark.WILL_COMMIT,
@@ -150,20 +150,20 @@ STATE_MARK: Final = {
     "heuristic-hazard": Mark.HEURISTIC_HAZARD,
     "heuristic": Mark.HEURISTIC_HAZARD,
 }
-"""What a participant's word for the state of a branch says; any other word (``taking``) is no vote and says nothing."""
+"""The mark for each state that a participant reports; any other state (``taking``) comes before the vote."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What the rules need beside the facts.
+    """Parameters of the rules.
 
     Args:
-        as_of: microseconds since the epoch; ages are counted up to then, or up to when something was last known.
-        orphan_after: microseconds; a branch that is in doubt for so long would be known to its transaction manager.
-        skew: microseconds by which clocks of different machines may differ. What has happened so lately is under way
-            still: lines, decisions and what participants say are not of one moment.
-        decisions_read: whether the logs of the transaction managers were read: else nothing is an orphan.
-        asked: sources of dtx that were asked what they have in doubt, after what is known of their journals was read.
+        as_of: microseconds since the epoch: the time of the run.
+        orphan_after: microseconds: a branch in doubt for longer, without a known decision, is an orphan.
+        skew: microseconds by which clocks of different machines may differ. A transaction that changed more recently is
+            not yet unfinished: lines, decisions and observations are not of the same moment.
+        decisions_read: whether the logs of the transaction managers were read; if not, no transaction is an orphan.
+        asked: sources of dtx whose branches in doubt were read after their lines in the lake.
         archived: microseconds since the epoch at which the journal of each source was last read to its end.
     """
 
@@ -181,22 +181,22 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Everything that the rules read about one global transaction.
+    """The facts about one global transaction that the rules read.
 
     Args:
-        marks: of all branches.
-        reused: an xid had two lives in one place.
-        unknown: a branch went nobody knows which way.
-        open: branches that are in doubt or under way.
-        since: when the first of them was opened.
-        age: microseconds for which one of them is known to have been open; the longest.
-        known_at: up to when one of them is known to have been open; the latest.
+        marks: of all branches and decisions.
+        reused: an xid was used for two branches in the same place.
+        unknown: the outcome of a branch is not known.
+        open: number of branches in doubt or in phase two.
+        since: when the first open branch was opened.
+        age: the longest time, in microseconds, for which a branch is known to have been open.
+        known_at: the latest time at which a branch is known to have been open.
         gone: a branch has ended, and its journal was not read since.
-        forgotten_at: when an outcome was first forgotten by somebody other than the branch's owner.
-        owners_differ: dtx's branches of it have different owners.
-        decided_at: the latest decision.
-        undone: a transaction manager says that it has not finished.
-        last_at: when anything was last heard of it.
+        forgotten_at: when a user other than the branch's owner first forgot an outcome.
+        owners_differ: the branches in dtx have different owners.
+        decided_at: the time of the latest decision.
+        undone: the log of a transaction manager has it as not finished.
+        last_at: the latest time of any line, observation or decision.
     """
 
     marks: Mark
@@ -214,16 +214,16 @@ class Facts:
     last_at: int | None = None
 
     def has(self, mark: Mark) -> bool:
-        """Whether any branch has any of these marks."""
+        """Return whether *marks* has any of these."""
         return bool(self.marks & mark)
 
     @property
     def decided(self) -> bool:
-        """Whether a decision is known: from a log, or since a branch went one way by order of its manager."""
+        """Whether a decision is known, from a log or from a branch that was completed by a transaction manager."""
         return self.has(DECIDED | TO_COMMIT | TO_ROLL_BACK)
 
     def is_quiet(self, until: int | None, rules: Rules) -> bool:
-        """Whether nothing is known to have happened in the last moments before *until*."""
+        """Return whether there was no activity in the :attr:`Rules.skew` before *until*."""
         return until is not None and (self.last_at is None or until - self.last_at >= rules.skew)
 
 
@@ -257,7 +257,7 @@ def _forgotten_early(facts: Facts, rules: Rules) -> bool:
 
 
 def _unfinished(facts: Facts, rules: Rules) -> bool:
-    # what a log says is read now; a branch is as old as what is known of it
+    # a log was read as of now; a branch may have been read earlier, at known_at
     return (facts.undone and facts.is_quiet(rules.as_of, rules)) or (
         facts.open > 0 and facts.decided and facts.is_quiet(facts.known_at, rules)
     )
@@ -283,12 +283,12 @@ def _rolled_back(facts: Facts, _: Rules) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class VerdictRule:
-    """When a verdict is given.
+    """The rule of one verdict.
 
     Args:
-        verdict: which.
-        sentence: its definition, for people.
-        matches: the same for facts.
+        verdict: the verdict.
+        sentence: its definition for readers.
+        matches: its definition for facts.
     """
 
     verdict: Verdict
@@ -299,85 +299,87 @@ class VerdictRule:
 RULES: Final = (
     VerdictRule(
         Verdict.XID_REUSED,
-        "The same xid had two lives in the same resource manager and virtual host, so nothing else can be told apart.",
+        "The same xid was used for two branches of the same resource manager and virtual host. The two cannot be told"
+        " apart.",
         lambda facts, _: facts.reused,
     ),
     VerdictRule(
         Verdict.MIXED,
-        "One branch was committed and another rolled back, both by order of a transaction manager.",
+        "One branch was committed and another was rolled back, both by a transaction manager.",
         _mixed,
     ),
     VerdictRule(
         Verdict.AGAINST_DECISION,
-        "A branch was committed although a transaction manager decided to roll back, or the other way round, or one"
-        " timed out and another was committed.",
+        "A branch was committed against the decision to roll back. Or a branch was rolled back, or timed out, against"
+        " the decision to commit. Or a branch timed out and another one was committed.",
         _against_decision,
     ),
     VerdictRule(
         Verdict.HEURISTIC_DAMAGE,
-        "A heuristic outcome is mixed, or goes against the decision, another branch or another heuristic outcome.",
+        "A heuristic outcome is mixed, or contradicts the decision, another branch or another heuristic outcome.",
         _heuristic_damage,
     ),
     VerdictRule(
         Verdict.HAZARD,
-        "Nobody knows which way a branch went: its heuristic outcome is hazard, or was forgotten unrecorded.",
+        "The outcome of a branch is not known: its heuristic outcome is hazard, or it was forgotten without a recorded"
+        " outcome.",
         lambda facts, _: facts.unknown,
     ),
     VerdictRule(
         Verdict.FORGOTTEN_EARLY,
-        "Somebody other than its owner had a heuristic outcome forgotten while another branch was open, the transaction"
-        " manager had not finished, or before it decided.",
+        "A user other than the owner of a branch forgot its heuristic outcome too early: before the decision, while a"
+        " branch was open, or before the transaction manager had finished.",
         _forgotten_early,
     ),
     VerdictRule(
         Verdict.UNFINISHED,
-        "The decision is known, from a log or from another branch, and a branch is still open; or the transaction"
-        " manager says itself that it has not finished; and nothing has happened lately.",
+        "The decision is known, from a log or another branch, and a branch is still open. Or the log of the transaction"
+        " manager has it as not finished. There was no recent activity.",
         _unfinished,
     ),
     VerdictRule(
         Verdict.NOT_ARCHIVED,
-        "A branch has ended, and its journal was not archived since: how it ended is not known yet.",
+        "A branch has ended, and its journal was not archived since. Its outcome is not known yet.",
         lambda facts, _: facts.gone,
     ),
     VerdictRule(
         Verdict.ORPHAN,
-        "A branch has been in doubt for longer than a transaction manager takes, none has a decision about it, and no"
-        " other branch has ended unheard of.",
+        "A branch has been in doubt for longer than orphan_after. No decision is known, and no branch has ended without"
+        " an archived outcome.",
         _orphan,
     ),
     VerdictRule(
         Verdict.OWNER_MISMATCH,
-        "Branches of it in dtx belong to different users.",
+        "Its branches in dtx belong to different users.",
         lambda facts, _: facts.owners_differ,
     ),
     VerdictRule(
         Verdict.IN_DOUBT,
-        "A branch has voted and waits for a decision, or for what has just been decided.",
+        "A branch has voted and waits for the decision, or phase two has just begun.",
         lambda facts, _: facts.open > 0,
     ),
     VerdictRule(
         Verdict.ROLLED_BACK,
-        "A branch was rolled back or timed out, and the others had nothing to do or were, too; or none had anything to"
-        " do, or there is none, and the decision is to roll back.",
+        "A branch was rolled back or timed out, and no branch was committed. Or no branch did any work, or none is"
+        " known, and the decision is to roll back.",
         _rolled_back,
     ),
     VerdictRule(
         Verdict.COMMITTED,
-        "A branch was committed, and the others had nothing to do or were, too; or none had anything to do, or there is"
-        " none, and the decision is not to roll back.",
+        "A branch was committed, and no branch was rolled back. Or no branch did any work, or none is known, and the"
+        " decision is not to roll back.",
         lambda *_: True,
     ),
 )
-"""Who comes first wins; what else matches stands in the findings, but for the last two, of which one always holds."""
+"""In order of precedence: the first match is the verdict. The last two apply only where no other rule matches."""
 
 
 def judge(facts: Facts, rules: Rules) -> tuple[Verdict, ...]:
-    """All verdicts that match, the one that counts first.
+    """Return all verdicts that match, in order of precedence.
 
     Args:
         facts: of one transaction.
-        rules: what else they depend on.
+        rules: the parameters.
     """
     found = tuple(rule.verdict for rule in RULES if rule.verdict not in PLAIN and rule.matches(facts, rules))
     if found:

@@ -1,4 +1,4 @@
-"""What transaction managers have decided: their logs, whatever wrote them, as one DataFrame."""
+"""Reads the decision logs of all transaction managers into one DataFrame."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, assert_never
@@ -20,12 +20,12 @@ __all__ = ["DECISIONS", "LogKind", "ManagerLog", "kind_of", "read", "sound"]
 def read(
     spark: "SparkSession", logs: Sequence[ManagerLog], *, waits: Waits | None = None
 ) -> "tuple[DataFrame, list[Quarantined]]":
-    """Every decision as :data:`DECISIONS`, and what could not be read: lines, files, whole logs.
+    """Return every decision as :data:`DECISIONS`, and the lines, files and logs that could not be read.
 
     Args:
         spark: a session.
-        logs: what to read.
-        waits: how long a database may take.
+        logs: the logs.
+        waits: limits of time for a database; ``None``: the defaults.
     """
     whole = spark.createDataFrame([], DECISIONS)
     wrong: list[Quarantined] = []

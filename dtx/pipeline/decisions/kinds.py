@@ -1,16 +1,16 @@
-"""Logs of transaction managers: which there are, and what is read of each.
+"""The kinds of decision logs, and the columns that are read of each.
 
-The neutral format, for any transaction manager: one decision to a row, in Parquet, CSV with a header, or JSON lines.
+The neutral format, for any transaction manager: one decision in each row, in Parquet, CSV with a header, or JSON lines.
 
 =============  ============================  ==========================================================================
 column         CSV and JSON                  Parquet
 =============  ============================  ==========================================================================
-``gtrid``      hexadecimal, 1 to 64 octets   binary
+``gtrid``      hexadecimal, 1 to 64 bytes    binary
 ``decision``   ``commit`` or ``rollback``    the same
 ``time``       ISO 8601; UTC without a zone  timestamp
 ``format_id``  unsigned 32 bit, optional     the same
 ``tm``         text, optional                the same; without it the log's configured name
-``finished``   true or false, optional       boolean: whether every branch has been told
+``finished``   true or false, optional       boolean: whether every branch has been completed
 =============  ============================  ==========================================================================
 """
 
@@ -31,17 +31,17 @@ from pyspark.sql.types import (
 
 
 class LogKind(StrEnum):
-    """What wrote a log."""
+    """The format of a log."""
 
     PARQUET = "parquet"
     CSV = "csv"
     JSON = "json"
     ATOMIKOS = "atomikos"
-    """``tmlog*.log``: JSON lines of release 4, records with bars of later ones."""
+    """``tmlog*.log``: JSON lines of release 4, lines with ``|`` of later releases."""
     SQLITE = "sqlite"
-    """Of :mod:`dtx.client.tm`: its file."""
+    """The SQLite file of :mod:`dtx.client.tm`."""
     POSTGRESQL = "postgresql"
-    """Of :mod:`dtx.client.tm`: its schema ``dtx_tm``."""
+    """The schema ``dtx_tm`` of :mod:`dtx.client.tm`."""
 
 
 _SUFFIXES: Final = {
@@ -59,12 +59,12 @@ _SUFFIXES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagerLog:
-    """One log of decisions.
+    """A decision log.
 
     Args:
-        kind: what it is.
+        kind: its format.
         name: its configured name.
-        place: path or URL: files and directories as Spark reads them; of SQLite a file of this machine.
+        place: a path or URL that Spark reads; for SQLite, a file of this machine; for PostgreSQL, a database URL.
     """
 
     kind: LogKind
@@ -73,7 +73,7 @@ class ManagerLog:
 
 
 def kind_of(place: str) -> LogKind | None:
-    """What a path or URL is by its look, ``None`` where that says nothing."""
+    """Return the format of a path or URL by its scheme or suffix, ``None`` where these are unknown."""
     if place.startswith(("postgresql://", "postgres://", "postgresql+psycopg://")):
         return LogKind.POSTGRESQL
     return _SUFFIXES.get(PurePosixPath(place).suffix.lower())

@@ -1,9 +1,9 @@
 """The log of :mod:`dtx.client.tm`: table ``decision`` of its SQLite file, or of schema ``dtx_tm`` in PostgreSQL.
 
-Read by the program. Without a row a transaction is rolled back (presumed abort), so only commits are many. A row
-``rollback`` that is not finished is a fence: recovery takes it away again where it learns that the branch had committed
-in one phase. It says nothing that presumed abort would not, so it is left out; taken for a decision, it would be held
-against that branch for good.
+This process reads it without Spark. A transaction without a row is rolled back (presumed abort), so most rows are
+commits. An unfinished row ``rollback`` is a fence. Recovery removes it if it learns that the branch had committed in
+one phase. The row adds nothing to presumed abort, so it is left out: as a remembered decision, it would contradict that
+branch for good.
 """
 
 import sqlite3
@@ -29,7 +29,7 @@ _FORMAT_ID: Final = 0xFFFFFFFF
 
 
 def sqlite(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame, list[Quarantined]]":
-    """Decisions of a file, which may be in use."""
+    """Read the decisions of a SQLite file, which may be in use."""
     path = Path(place)
     if not path.is_file():
         return _frame(spark, name, place, [], "there is no such file")
@@ -42,7 +42,7 @@ def sqlite(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame, li
 
 
 def postgresql(spark: "SparkSession", name: str, place: str, waits: Waits) -> "tuple[DataFrame, list[Quarantined]]":
-    """Decisions of a database."""
+    """Read the decisions of a PostgreSQL database."""
     try:
         with connected(name, place, waits) as server:
             rows = server.rows(_SELECT + "dtx_tm.decision ORDER BY gtrid")
@@ -82,7 +82,7 @@ def _frame(
 
 def _wrong(format_id: object, gtrid: object, decision: object) -> str | None:
     if not isinstance(gtrid, bytes | memoryview) or not 1 <= len(bytes(gtrid)) <= _GTRID:
-        return "gtrid is not of 1 to 64 octets"
+        return "gtrid does not have 1 to 64 bytes"
     if not isinstance(format_id, int) or not 0 <= format_id <= _FORMAT_ID:
         return "format_id is not an unsigned 32 bit number"
     return None if decision in {"commit", "rollback"} else "decision is not commit or rollback"

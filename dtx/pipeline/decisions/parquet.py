@@ -1,4 +1,4 @@
-"""The neutral format in Parquet. A file that is cut off, or is none, is named and left out; the others are read."""
+"""The neutral format in Parquet. Damaged files and files of other formats are reported and left out."""
 
 import re
 from typing import TYPE_CHECKING, Final
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 _REQUIRED: Final = {"gtrid": BinaryType(), "decision": StringType(), "time": TimestampType()}
 _COLUMNS: Final = (*_REQUIRED, "tm", "format_id", "finished")
 _REASON: Final = 300
-_EMPTY: Final = "empty: 0 octets are no Parquet file"
+_EMPTY: Final = "the file is empty"
 SPARK_ERRORS: Final = (PySparkException, Py4JJavaError)
-"""What Spark refuses with; the second one where it has no error of its own for what Java says."""
+"""Errors of Spark; the second one is for errors of Java that PySpark has no class for."""
 
 
 def parquet(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame, list[Quarantined]]":
-    """Decisions of a file or a directory of files."""
+    """Read the decisions of a file or a directory of files."""
     found, wrong = sound(spark, name, place)
     decisions = spark.createDataFrame([], DECISIONS)
     for whole, item in found:
@@ -47,18 +47,18 @@ def parquet(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame, l
 
 
 def sound(spark: "SparkSession", name: str, place: str) -> "tuple[list[tuple[DataFrame, str]], list[Quarantined]]":
-    """The files of *place* that can be read to their end, and what is wrong with the others.
+    """Return the files of *place* that can be read to their end, and records of the others.
 
     Args:
         spark: a session.
-        name: for the quarantine.
+        name: of the log, for the records.
         place: a file or a directory.
 
     Returns:
-        DataFrames, each with what it was read from: several where files have columns of different types.
+        DataFrames, each with its place: several if files have columns of different types.
     """
     try:
-        # else the columns are those of one file, and what only others have is null
+        # without mergeSchema the columns are those of one file alone
         options = {"recursiveFileLookup": "true", "mergeSchema": "true"}
         whole = spark.read.options(**options).parquet(place)
         _to_the_end(whole)
@@ -69,10 +69,10 @@ def sound(spark: "SparkSession", name: str, place: str) -> "tuple[list[tuple[Dat
 
 
 def _empty(spark: "SparkSession", place: str) -> list[str]:
-    """Files of no octets at all: Spark lists them, and passes over them without a word when it reads."""
+    """Return files of 0 bytes, which Spark lists, and skips without an error when it reads."""
     listed = spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(place)
     there = {row["path"] for row in listed.select("path").collect()}
-    # the one is told as a path, the other as a URI with three slashes
+    # column path has one slash after the scheme, inputFiles() has three
     names = (re.sub("^file:/+", "file:/", unquote(uri)) for uri in listed.inputFiles())
     return sorted(name for name in names if name not in there)
 
@@ -95,7 +95,7 @@ def _one_by_one(
         except SPARK_ERRORS as refused:
             wrong.append(Quarantined(source=name, item=path, reason=_sentence(refused), count=None))
         else:
-            # what is read together has columns of the same types, or Spark stops at the first that differs
+            # Spark fails where files that it reads together differ in the types of columns
             types = [
                 f"{field.name} {field.dataType.simpleString()}" for field in frame.schema if field.name in _COLUMNS
             ]
@@ -110,13 +110,13 @@ def _one_by_one(
 
 
 def _to_the_end(frame: "DataFrame") -> None:
-    """Read all of it that is looked at: only then it is known that no page is damaged."""
+    """Read all used columns to the end: only that shows that no page is damaged."""
     wanted = [column for column in _COLUMNS if column in frame.columns]
     frame.agg(sf.count("*"), *(sf.bit_xor(sf.xxhash64(column)) for column in wanted)).collect()
 
 
 def _refused(frame: "DataFrame") -> str | None:
-    """Why no row of these files can be a decision; ``None``: each is judged for itself."""
+    """Return why no row of these files can be a decision, ``None`` where each row must be checked."""
     lacking = [column for column in _REQUIRED if column not in frame.columns]
     if lacking:
         return f"there is no column {', '.join(lacking)}"
@@ -129,7 +129,7 @@ def _refused(frame: "DataFrame") -> str | None:
 
 def _reason(columns: list[str]) -> "Column":
     length = sf.octet_length("gtrid")
-    reason = sf.when(sf.col("gtrid").isNull() | ~length.between(1, 64), "gtrid is not of 1 to 64 octets")
+    reason = sf.when(sf.col("gtrid").isNull() | ~length.between(1, 64), "gtrid does not have 1 to 64 bytes")
     decision = sf.col("decision")
     reason = reason.when(decision.isNull() | ~decision.isin("commit", "rollback"), "decision is not commit or rollback")
     reason = reason.when(sf.col("time").isNull(), "there is no time")
@@ -143,7 +143,7 @@ def _reason(columns: list[str]) -> "Column":
 
 
 def _decisions(judged: "DataFrame", name: str, there: set[str]) -> "DataFrame":
-    """What is right of it. Types that others have chosen are tried, and never relied on."""
+    """Return the valid rows as :data:`DECISIONS`; columns of other types are converted where possible, else null."""
 
     def tried(column: str, kind: str) -> "Column":
         return (sf.col(column).try_cast(kind) if column in there else sf.lit(None).cast(kind)).alias(column)
@@ -160,7 +160,7 @@ def _decisions(judged: "DataFrame", name: str, there: set[str]) -> "DataFrame":
 
 
 def _sentence(error: Exception) -> str:
-    """What Spark says, without its stack: the last cause is the one that names the damage."""
+    """Return the message of an error of Spark, without its stack."""
     text = str(error)
     for known, sentence in (
         ("is not a Parquet file", "not a Parquet file, or cut off: its end is missing"),

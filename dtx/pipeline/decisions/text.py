@@ -1,11 +1,11 @@
 """Decision logs that are files of lines: the neutral format in CSV and JSON lines, and the log of Atomikos.
 
-Every line is judged for itself, by Spark's own functions; a line that is refused is named with its file and number.
+Spark's own functions check each line. A line that is refused is reported with its file and number.
 
-Atomikos writes ``tmlog*.log``, one entry to a line, later entries of a transaction after earlier ones. Release 4 writes
-JSON (``{"id":…,"wasCommitted":…,"participants":[{"uri":…,"state":…}]}``), later ones
-``id|state|expires|domain|superior``. A line is written when a transaction is COMMITTING, and another one when it is
-TERMINATED; a checkpoint drops what is terminated. There is no time of a decision in it, and none is made up.
+Atomikos writes ``tmlog*.log``, one entry in each line, later entries of a transaction after earlier ones. Release 4
+writes JSON (``{"id":…,"wasCommitted":…,"participants":[{"uri":…,"state":…}]}``), later releases write
+``id|state|expires|domain|superior``. There is a line when a transaction is COMMITTING, and another one when it is
+TERMINATED. A checkpoint drops terminated transactions. The log has no times of decisions, so these are null.
 """
 
 import csv
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LINE: Final = "value"
 _BLOCK: Final = ("path", "block")
 _MOST_REASONS: Final = 1_000
-"""Files and reasons that are named, of one log: more are counted together."""
+"""Limit of records (one for each file and reason) of one log; further ones are left out."""
 _CORRUPT: Final = "_corrupt"
 _COLUMNS: Final = ("gtrid", "decision", "time", "format_id", "tm", "finished")
 _REQUIRED: Final = ("gtrid", "decision", "time")
@@ -36,11 +36,11 @@ _STATES: Final = (
     "ACTIVE", "MARKED_ABORT", "LOCALLY_DONE", "PREPARING", "IN_DOUBT", "ABORTING", "COMMITTING", "SUSPENDED",
     "HEUR_COMMITTED", "HEUR_ABORTED", "HEUR_MIXED", "HEUR_HAZARD", "TERMINATED", "COMMITTED", "ABORTED", "ABANDONED",
 )  # fmt: skip
-_UNDECIDED: Final = "it is terminated, and how it was decided stands in no line of this log"
+_UNDECIDED: Final = "the transaction is terminated, and no line of this log has its decision"
 
 
 def lines(spark: "SparkSession", place: str) -> "DataFrame":
-    """The lines of a file or directory that are not blank; ``seq`` grows within each ``block`` of a ``path``."""
+    """Return the lines of a file or directory; ``seq`` grows within each ``block`` of a ``path``."""
     return spark.read.text(place).select(
         LINE,
         sf.col("_metadata.file_path").alias("path"),
@@ -50,14 +50,14 @@ def lines(spark: "SparkSession", place: str) -> "DataFrame":
 
 
 def written(column: str = LINE) -> "Column":
-    """Whether there is anything on a line."""
+    """Return whether a line is not blank."""
     return sf.length(sf.trim(sf.col(column))) > 0
 
 
 def one_object(column: str = LINE) -> "Column":
-    """Whether a line is one JSON object: of several, or of a list, Spark reads the first and says nothing of the rest.
+    """Return whether a line is one JSON object: of several, or of a list, Spark reads only the first, without an error.
 
-    A comma behind it is passed over: so stands an object on its line in a list of many lines.
+    A comma after the object is allowed: a list that is written over many lines has one.
     """
     text = sf.rtrim(sf.ltrim(sf.col(column), sf.lit(" \t")), sf.lit(" \t,"))
     count = sf.json_array_length(sf.concat(sf.lit("["), text, sf.lit("]")))
@@ -65,12 +65,12 @@ def one_object(column: str = LINE) -> "Column":
 
 
 def quarantined(name: str, every: "DataFrame", judged: "DataFrame") -> list[Quarantined]:
-    """The lines that have a ``reason``: for each file and reason how many, and number and text of the first.
+    """Return a record for each file and reason: the number of lines, and number and text of the first line.
 
     Args:
         name: configured name of the log.
-        every: what :func:`lines` gave, for the numbers.
-        judged: some of these lines, with ``reason``: null of those that are right.
+        every: the result of :func:`lines`, for the numbers.
+        judged: some of these lines, with a ``reason`` that is null for valid lines.
     """
     first = sf.min(sf.struct("block", "seq", LINE)).alias("first")
     found = (
@@ -101,14 +101,14 @@ def quarantined(name: str, every: "DataFrame", judged: "DataFrame") -> list[Quar
 
 
 def _number(blocks: list[tuple[int, int, int]], block: int, seq: int) -> int:
-    """The line's number, from 1: those of the blocks before it, and its place in its own."""
+    """Return the number of a line, from 1: all lines of earlier blocks, and its place in its own block."""
     before = sum(count for start, count, _ in blocks if start < block)
     least = next(least for start, _, least in blocks if start == block)
     return before + seq - least + 1
 
 
 def json_lines(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame, list[Quarantined]]":
-    """A JSON object to a line."""
+    """Read JSON lines in the neutral format."""
     every = lines(spark, place)
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
     schema = StructType([StructField(column, StringType()) for column in (*_COLUMNS, _CORRUPT)])
@@ -119,7 +119,7 @@ def json_lines(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame
 
 
 def csv_lines(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame, list[Quarantined]]":
-    """CSV with a header in each file; columns in any order, others than the known ones are passed over."""
+    """Read CSV with a header in each file; columns are in any order, and unknown ones are ignored."""
     every = lines(spark, place)
     first = sf.min(sf.struct("block", "seq", LINE)).alias("first")
     headers: dict[str, list[str]] = {}
@@ -160,7 +160,7 @@ def csv_lines(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame,
 
 
 def _csv(rows: "DataFrame", columns: list[str]) -> "DataFrame":
-    # names that nobody asks for may be odd, or there twice
+    # unknown columns may have invalid or repeated names
     names = [column if column in _COLUMNS else f"other {number}" for number, column in enumerate(columns)]
     ddl = ", ".join(f"`{column}` STRING" for column in [*names, _CORRUPT])
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
@@ -176,9 +176,9 @@ def _judged(parsed: "DataFrame", malformed: str) -> "DataFrame":
     row = {column: sf.col(f"row.{column}") for column in (*_COLUMNS, _CORRUPT)}
     reason = sf.when(sf.col("row").isNull() | row[_CORRUPT].isNotNull(), malformed)
     for wrong, sentence in (
-        (row["gtrid"].isNull() | ~row["gtrid"].rlike(_GTRID), "gtrid is not 1 to 64 octets in hexadecimal"),
+        (row["gtrid"].isNull() | ~row["gtrid"].rlike(_GTRID), "gtrid is not 1 to 64 bytes in hexadecimal"),
         (row["decision"].isNull() | ~row["decision"].isin("commit", "rollback"), "decision is not commit or rollback"),
-        (_time(row["time"]).isNull(), "time is not one of ISO 8601"),
+        (_time(row["time"]).isNull(), "time is not in ISO 8601"),
         (row["format_id"].isNotNull() & ~_in_range(row["format_id"]), "format_id is not an unsigned 32 bit number"),
         (
             row["finished"].isNotNull() & ~sf.lower(row["finished"]).isin("true", "false"),
@@ -216,7 +216,7 @@ def _decisions(judged: "DataFrame", name: str) -> "DataFrame":
 
 
 def atomikos(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame, list[Quarantined]]":
-    """One decision for each transaction; the last state counts for whether it is finished."""
+    """Read the log of Atomikos: one decision for each transaction, which is finished if its last state says so."""
     every = lines(spark, place)
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_corrupt"}
     number = sf.coalesce(sf.regexp_extract("path", r"(\d+)[^/\d]*$", 1).try_cast("bigint"), sf.lit(0))
@@ -242,10 +242,10 @@ def atomikos(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame, 
     length = sf.coalesce(sf.octet_length("id"), sf.lit(0))
     judged = entries.withColumn(
         "reason",
-        sf.when(broken, "neither JSON nor id|state|expires|…: no entry of Atomikos")
-        .when(~length.between(1, 64), "the id is not of 1 to 64 octets")
+        sf.when(broken, "not an entry of Atomikos: neither JSON nor id|state|expires|…")
+        .when(~length.between(1, 64), "id does not have 1 to 64 bytes")
         .when(~sf.forall("states", lambda state: sf.coalesce(sf.array_contains(states, state), sf.lit(False))),
-              "a state that Atomikos does not have"),
+              "Atomikos does not have this state"),
     )  # fmt: skip
     order = sf.struct("log_number", "path", "block", "seq")
     whole = (
@@ -278,7 +278,7 @@ def atomikos(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame, 
 
 
 def _unknown(name: str, place: str, whole: "DataFrame") -> list[Quarantined]:
-    """Ended by a superior or after a checkpoint: no decision is guessed for these."""
+    """Return a record of terminated transactions without a decision: ended by a superior, or after a checkpoint."""
     terminated = whole.where("decision IS NULL AND finished")
     count, first = terminated.agg(sf.count("*"), sf.min("id")).collect()[0]
     if not count:

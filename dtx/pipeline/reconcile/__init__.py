@@ -1,10 +1,9 @@
-"""Verdicts about all global transactions of a fleet, on Spark: :mod:`dtx.pipeline.verdicts` has the rules.
+"""Verdicts on all global transactions of a fleet, with Spark: :mod:`dtx.pipeline.verdicts` has the rules.
 
-- :mod:`~dtx.pipeline.reconcile.folded_rows`: facts as rows of one form, and the rows of one branch as one.
-- :mod:`~dtx.pipeline.reconcile.judged_rows`: the branches of one transaction together, the rules, the verdict, and the
-  lines that it rests on.
-- :mod:`~dtx.pipeline.reconcile.incremental`: from run to run, reading what has changed; ``state`` keeps it.
-- :mod:`~dtx.pipeline.reconcile.publication`: into PostgreSQL, where the admin pages show it.
+- :mod:`~dtx.pipeline.reconcile.folded_rows`: makes rows of one schema of all facts, and folds the rows of each branch.
+- :mod:`~dtx.pipeline.reconcile.judged_rows`: applies the rules to the branches of a transaction, and collects evidence.
+- :mod:`~dtx.pipeline.reconcile.incremental`: runs over what has changed since the last run, stored by ``state``.
+- :mod:`~dtx.pipeline.reconcile.publication`: writes verdicts into PostgreSQL, for the admin pages.
 """
 
 from dtx.pipeline.reconcile.incremental import Lines, current, run, runs

@@ -1,11 +1,11 @@
-"""What is known, as rows of one shape; and the rows of one branch folded into one.
+"""Makes rows of one schema of all facts, and folds the rows of one branch into one.
 
-Lines of journals, observations and decisions become the same kind of row, so that one shuffle brings together all that
-is known of a transaction, and no join does. A fold is made of ``bit_or``, ``min`` and ``max``: folding what was folded
-before with what has come since gives the same as folding everything at once.
+Lines of journals, observations and decisions become the same kind of row. So one shuffle, without a join, brings all
+facts of a transaction together. A fold is made of ``bit_or``, ``min``, ``max`` and, for numbers of lines, ``sum``:
+folding earlier folded rows with newer rows gives the same as folding all rows at once.
 
-Names that only tell places apart within one transaction are kept as 64 bit hashes: two of the few places of one
-transaction would have to have the same to be taken for one.
+Names that only distinguish places within one transaction are kept as 64-bit hashes. Two places are confused only if
+they are of the same transaction and have the same hash.
 """
 
 from collections.abc import Mapping
@@ -27,18 +27,18 @@ from dtx.pipeline.verdicts import (
 )
 
 KEY: Final = ("format_id", "gtrid")
-"""What a global transaction is told by."""
+"""The key of a global transaction."""
 PLACE: Final = ("is_branch", "source", "place", "name", "owner", "life")
-"""What tells the rows of one transaction apart: *name* is that of the resource manager, or of the transaction manager
-that decided, and *life* stands for the id of the branch, where it has one: an xid that is used again has another."""
+"""The key of a row within a transaction. *name* is the resource manager, or the transaction manager of a decision.
+*life* is a hash of the id of the branch, if it has one: another use of the same xid has another id."""
 OF_DTX: Final = 1 << 20
-"""Beside the marks of :class:`~dtx.pipeline.verdicts.Mark`: its owner is a user of dtx."""
+"""A bit in addition to :class:`~dtx.pipeline.verdicts.Mark`: the branch is in dtx, so its owner is a user of dtx."""
 KEPT: Final = (
     *PLACE, "marks", "opened_at", "forgotten_at", "first_at", "last_at", "lines",
 )  # fmt: skip
-"""Columns that are kept from run to run: all but what participants had in doubt, which is asked anew."""
+"""Columns that are stored for the next run: all but those of observations, which each run reads again."""
 _FEW: Final = 500_000
-"""Gtrids, of up to 64 octets each, that every process of Spark may keep in memory."""
+"""Gtrids, of up to 64 bytes each, that every process of Spark may keep in memory."""
 _FOLDS: Final = {
     "marks": sf.bit_or,
     "opened_at": sf.min,
@@ -63,7 +63,7 @@ def _nothing(kind: str = "bigint") -> Column:
 
 
 def _word_mark(word: Column, marks: Mapping[str, Mark]) -> Column:
-    """The mark of a word; 0 for any other."""
+    """Return the mark of *word*, 0 for words that *marks* lacks."""
     found = _int(0)
     for each, mark in marks.items():
         found = sf.when(word == each, _int(int(mark))).otherwise(found)
@@ -71,12 +71,12 @@ def _word_mark(word: Column, marks: Mapping[str, Mark]) -> Column:
 
 
 def place(*columns: str) -> Column:
-    """What tells one place of a transaction from the others."""
+    """Return the hash of the columns that identify a place within a transaction."""
     return sf.xxhash64(*(sf.col(column) for column in columns))
 
 
 def rows_of_events(events: DataFrame) -> DataFrame:
-    """Lines of journals as rows.
+    """Return lines of journals as rows.
 
     Args:
         events: with the columns of the table ``journal``, and ``source``.
@@ -125,10 +125,10 @@ def rows_of_events(events: DataFrame) -> DataFrame:
 
 
 def rows_of_observations(observations: DataFrame) -> DataFrame:
-    """What participants have in doubt, as rows; what is no vote yet is left out.
+    """Return observations as rows; branches that have not voted are left out.
 
     Args:
-        observations: with the columns of the contract.
+        observations: with the columns of :data:`~dtx.pipeline.participants.OBSERVATIONS`.
     """
     since = sf.unix_micros("since")
     return observations.where(sf.col("state").isin(*STATE_MARK)).select(
@@ -152,10 +152,10 @@ def rows_of_observations(observations: DataFrame) -> DataFrame:
 
 
 def rows_of_decisions(decisions: DataFrame) -> DataFrame:
-    """Decisions as rows; a format id that the log does not keep stays null.
+    """Return decisions as rows; the format id is null if the log does not have it.
 
     Args:
-        decisions: with the columns of the contract.
+        decisions: with the columns of :data:`~dtx.pipeline.decisions.DECISIONS`.
     """
     at = sf.unix_micros("at")
     decided = sf.when(sf.col("decision") == str(Choice.COMMIT), _int(int(Mark.DECIDED_COMMIT))).otherwise(
@@ -170,7 +170,7 @@ def rows_of_decisions(decisions: DataFrame) -> DataFrame:
         sf.col("format_id").cast("bigint").alias("format_id"),
         "gtrid",
         sf.lit(False).alias("is_branch"),
-        "source",  # to know later which log no longer has the decision
+        "source",  # tells later which log no longer has the decision
         place("source", "tm", "decision").alias("place"),
         sf.col("tm").alias("name"),
         _nothing("string").alias("owner"),
@@ -189,12 +189,12 @@ def rows_of_decisions(decisions: DataFrame) -> DataFrame:
 
 
 def with_format_ids(rows: DataFrame) -> DataFrame:
-    """Decisions of logs that keep no format id take that of what else has their gtrid: each of several, if need be.
+    """Give decisions without a format id the format ids of other rows with the same gtrid; one row for each of several.
 
-    Whether there are any is asked of Spark at once; where there are few, nothing is shuffled for them.
+    This counts such decisions at once; if they are few, no shuffle is needed for them.
 
     Args:
-        rows: of everything that is looked at together.
+        rows: all rows of the transactions to judge.
     """
     without = sf.col("format_id").isNull() & ~sf.col("is_branch")
     nameless = rows.where(without)
@@ -213,14 +213,14 @@ def with_format_ids(rows: DataFrame) -> DataFrame:
 
 
 def folded(rows: DataFrame) -> DataFrame:
-    """One row for each place and owner, where all rows of one transaction are in one partition."""
+    """Fold the rows of each key :data:`PLACE`; all rows of one transaction are then in one partition."""
     together = rows.repartition(*KEY)
     found = together.groupBy(*KEY, *PLACE).agg(*(fold(column).alias(column) for column, fold in _FOLDS.items()))
-    # that a branch is gone says nothing where nothing else is known of it
+    # a branch of which only GONE is known has no verdict
     return found.where(~sf.col("is_branch") | is_known())
 
 
 def is_known() -> Column:
-    """Whether something is known of a branch, from lines that are there or were, or from its participant."""
+    """Whether lines (also removed ones) or an observation of a branch are known."""
     marks = sf.col("marks").bitwiseAND(_int(~(int(Mark.GONE) | OF_DTX)))
     return (sf.col("lines") > 0) | (sf.col("seen") != 0) | (marks != 0)

@@ -1,13 +1,13 @@
-"""From run to run: today's reads the lines that have come since the last one, and judges what they are about.
+"""Incremental runs: each run reads the lines that are new since the last one, and judges what has changed.
 
-What is looked at again: transactions with new lines; those whose decision has come, changed, or left its manager's log;
-those that a participant has in doubt, or had; and those that were open, since they age. For these the folded rows of
-earlier runs are taken up and folded on, so a line that arrives late corrects what was said about its time. All other
-verdicts stand as they are, and their lines are not read again. With another ``skew`` all are judged again, and no line
-is read again. All lines are read again where what is known of them may be wrong: the lake is another one, or a file of
-it that was damaged is not any more, or is gone.
+A run judges these transactions again: those with new lines; those whose decision is new, has changed, or has left its
+manager's log; those that a participant has or had in doubt; and those that were open, since their age changes. It folds
+their new rows into the folded rows of earlier runs, so a late line corrects the verdict. All other verdicts stay, and
+their lines are not read again. With another ``skew`` all transactions are judged again, without reading their lines.
+All lines are read again if the known ones may be wrong: the lake is another one, or a damaged file of it is whole again
+or was removed.
 
-The table of verdicts is changed by files: those that have a transaction that is looked at again are replaced.
+The table of verdicts changes by files: a file that has a transaction that is judged again is replaced.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -49,26 +49,26 @@ if TYPE_CHECKING:
 _FEW: Final = 1_000_000
 """Gtrids, of up to 64 bytes each, that every process of Spark may keep in memory."""
 _PREPARED: Final = ("source", "rm", "vhost", "format_id", "gtrid", "bqual")
-"""What tells one observation from the others."""
+"""The key of an observation."""
 
 
 class Lines(Protocol):
-    """Where the lines of all journals are: :class:`dtx.pipeline.lake.Lake`."""
+    """The lines of all journals; :class:`dtx.pipeline.lake.Lake` has this interface."""
 
     @property
     def identity(self) -> str | None:
-        """Whether it is the one that was read before; ``None`` where it does not say so."""
+        """The id of the lake; ``None`` if it has none."""
         ...
 
     @property
     def quarantined(self) -> Sequence[Quarantined]:
-        """What of it the last look has not read."""
+        """Files that the last read left out."""
         ...
 
     def frame(
         self, spark: SparkSession, since: int | None = None, between: tuple[datetime, datetime] | None = None
     ) -> tuple[DataFrame, int]:
-        """Lines that came after *since* (``None``: all), and what to ask with the next time.
+        """Return lines that came after *since* (``None``: all lines), and the *since* for the next call.
 
         Files without a line *between* two times may be left out.
         """
@@ -88,23 +88,26 @@ def run(
     full: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Run:
-    """Reconcile, and keep the verdicts under *out*.
+    """Give verdicts on the transactions that have changed, and store them in *out*.
 
     Args:
         spark: the session.
         lines: of all journals.
-        observations: what participants have in doubt now.
-        decisions: what logs of transaction managers have now. What a log had and has no more is finished, and is
-            remembered.
+        observations: branches in doubt of participants.
+        decisions: of the logs of transaction managers. A decision that has left its log is remembered as finished.
         out: the directory of the results, see ``state``.
-        rules: what verdicts depend on beside this.
-        logs_read: ``source`` of the decision logs that were read as a whole, also of those that are empty; ``None``: of
-            those that *decisions* has lines of. What is known of the others stays as it was.
-        away: ``source`` of participants that could not be asked: they have in doubt what they had the last time.
-        full: read all lines again. Decisions are remembered all the same.
-        say: is told what is being done.
+        rules: parameters of the rules.
+        logs_read: ``source`` of the decision logs that were read as a whole, also of empty ones; ``None``: the sources
+            of *decisions*. Earlier decisions of other logs stay unchanged.
+        away: ``source`` of participants that could not be read: their last known branches in doubt are used.
+        full: read all lines again. Earlier decisions are remembered nevertheless.
+        say: called with lines of progress.
+
+    Returns:
+        The complete run.
 
     Raises:
+        LakeError: the lake or the results cannot be used, or another process has reconciled at the same time.
         StateDamaged: the control totals do not agree, or the file of the last run cannot be read.
     """
     state = Results(out)
@@ -125,11 +128,11 @@ def run(
     if last is not None:
         seen_before = state.read(spark, last.state, "observed", observations.schema)
         observations = _since_when(observations, seen_before, away)
-    # once for all: a participant that is asked again may answer something else
+    # stored: if Spark computed them again, a participant might report other branches
     observations = state.write(observations, kept_as, "observed")
     if last is not None:
         decided_before = state.read(spark, last.state, "decided", digests.schema)
-        # of a log of several files some may have been read
+        # a log of several files may have been read in part
         unread = decided_before.where(~sf.col("log").isin(*sorted(read)))
         digests = digests.unionByName(_without(unread, digests))
     digests = state.write(digests, kept_as, "decided")
@@ -143,12 +146,12 @@ def run(
         old = state.verdicts.frame(spark, files)
         rest = old.limit(0)
         kept = _not_in_lines(_facts(old), state.retained())
-        say("folding all lines, and judging all transactions")
+        say("judging all transactions from all lines")
     else:
-        say("looking for what has changed")
+        say("looking for changes")
         changed = _changed(decided_before.where(sf.col("log").isin(*sorted(read))), digests)
         changed = changed.union(seen_before.select("gtrid")).union(observations.select("gtrid"))
-        # what has ended depends on no other rule
+        # verdicts of ended transactions depend on no other parameter
         ageing = files if last.rules["skew"] != rules.skew else [file for file in files if file.partition == OPEN]
         gtrids = told.select("gtrid").union(changed).union(state.verdicts.frame(spark, ageing).select("gtrid"))
         touched = gtrids.distinct().persist()
@@ -160,7 +163,7 @@ def run(
         rest = found.join(again, "gtrid", "left_anti").select(found.columns)
         kept = _facts(old)
         decided = decided.join(again, "gtrid", "left_semi").select(*told.columns)
-        say(f"folding on, and judging {count:,} transactions again")
+        say(f"judging {count:,} transactions again")
     remembered = _remembered(kept, read, rules.asked)
     rows = rows.unionByName(decided).unionByName(remembered.select(*told.columns))
     judged = judged_of(with_format_ids(rows), rules)
@@ -168,7 +171,7 @@ def run(
     added = plain
     if found_files or any(file.partition != OPEN for file in replaced):
         findings = state.verdicts.frame(spark, state.verdicts.written(found_files))
-        say("gathering evidence")
+        say("collecting evidence")
         full_findings = _with_evidence(spark, findings, lines, observations, decisions)
         added = plain + state.verdicts.write(full_findings.unionByName(_stored(rest)), f"run-{number}")
 
@@ -180,8 +183,8 @@ def run(
     read_now = new_lines.count()
     if rested != known + read_now:
         raise StateDamaged(
-            f"verdicts rest on {rested:,} lines, and {known:,} were known and {read_now:,} have come: reconcile once"
-            " with --full, and look at the lake if this comes again"
+            f"verdicts rest on {rested:,} lines, but {known:,} were known and {read_now:,} are new: reconcile once"
+            " with --full, and check the lake if this happens again"
         )
     done = Run(
         number=number,
@@ -205,7 +208,7 @@ def run(
     now = state.verdicts.frame(spark, written).where(sf.col("run") == number)
     changes = state.history.write(_changes(now, old, done), f"run-{number}")
     history = state.history.create()
-    # of a run of this number that has died
+    # files of an earlier run with this number that died
     stale = [file for file in state.history.data_files(history) if file.name.startswith(f"data/run-{number}-")]
     state.complete(done, TableChange(table, added, replaced), TableChange(history, changes, stale))
     for file in found_files:
@@ -214,21 +217,24 @@ def run(
 
 
 def runs(out: str, most: int | None = None) -> list[Run]:
-    """All runs that are complete, in order; the last *most* of them.
+    """Return the complete runs in order: all, or the last *most*.
 
     Args:
-        out: as for :func:`run`.
-        most: how many.
+        out: see :func:`run`.
+        most: limit of runs; ``None``: all.
+
+    Raises:
+        StateDamaged: the file of a run cannot be read.
     """
     return Results(out).runs(most)
 
 
 def current(spark: SparkSession, out: str) -> DataFrame:
-    """The verdicts as they stand, with their evidence and the number of the ``run`` that gave each.
+    """Return the current verdicts with evidence and the number of the ``run`` that gave each.
 
     Args:
         spark: the session.
-        out: as for :func:`run`.
+        out: see :func:`run`.
 
     Raises:
         LakeError: there has been no run.
@@ -238,7 +244,7 @@ def current(spark: SparkSession, out: str) -> DataFrame:
 
 
 def _with(table: Table, files: list[DataFile], gtrids: DataFrame) -> tuple[list[DataFile], int]:
-    """The files that have one of *gtrids*, and the lines that all their transactions rest on."""
+    """Return the files with one of *gtrids*, and the number of lines that all transactions in these files rest on."""
     wanted = gtrids.select("gtrid", sf.lit(True).alias("wanted"))
     found = (
         table.frame(gtrids.sparkSession, files, named=True)
@@ -250,13 +256,13 @@ def _with(table: Table, files: list[DataFile], gtrids: DataFrame) -> tuple[list[
     names = table.names_of(row.file for row in rows)
     matched = [file for file in files if file.name in names]
     if len(matched) != len(rows):
-        raise StateDamaged(f"files of {table.files.uri} have other names than Spark gives them: move the results")
+        raise StateDamaged(f"Spark names files of {table.files.uri} differently: use another directory for the results")
     return matched, sum(row.lines for row in rows)
 
 
 def _stored(frame: DataFrame) -> DataFrame:
-    """Rows of a file with the columns of the table: files do not have that of the partition."""
-    # what is in a file of settled transactions, and is not looked at, is settled
+    """Return rows of files with the partition column, which files do not have."""
+    # these transactions are settled: all in the files of the partition "open" are judged again
     return frame.withColumn("settled", _month()).select(*VERDICTS.names)
 
 
@@ -265,7 +271,7 @@ def _month() -> Column:
 
 
 def _judged(table: Table, judged: DataFrame, number: int) -> "tuple[list[AddAction], list[AddAction]]":
-    """Write verdicts; files of plain ones, and of findings, which have no evidence yet."""
+    """Write verdicts; return the files of plain ones, and those of findings, which have no evidence yet."""
     found = judged.select(
         *VERDICT_COLUMNS,
         sf.lit(number).cast("bigint").alias("run"),
@@ -282,7 +288,7 @@ def _judged(table: Table, judged: DataFrame, number: int) -> "tuple[list[AddActi
 
 
 def _last(state: Results, *, full: bool) -> Run | None:
-    """The last run; ``None``: nothing that it has left can be used, and all lines are read."""
+    """Return the last run; ``None`` if there is none with a usable state, so that all lines are read."""
     try:
         last = state.last()
     except StateDamaged:
@@ -293,15 +299,14 @@ def _last(state: Results, *, full: bool) -> Run | None:
 
 
 def _damaged(lines: Lines) -> set[str]:
-    """What of the lines was not read."""
     return {row.item for row in lines.quarantined}
 
 
 def _since_when(now: DataFrame, before: DataFrame, away: Collection[str]) -> DataFrame:
-    """What participants have in doubt, since when at least.
+    """Return the branches in doubt of all participants, with the earliest known time of each.
 
-    Who cannot be asked now has what it had the last time. Of who does not say since when something is prepared (MySQL,
-    MariaDB), it is what it was when it was seen first.
+    A participant that cannot be read has its branches of the last run. MySQL and MariaDB do not report the time of a
+    prepared branch: it is the time of the first run that saw the branch.
     """
     if away:
         now = now.unionByName(before.where(sf.col("source").isin(*sorted(away))))
@@ -314,13 +319,12 @@ def _since_when(now: DataFrame, before: DataFrame, away: Collection[str]) -> Dat
 
 
 def _facts(transactions: DataFrame) -> DataFrame:
-    """The folded rows that transactions were judged by."""
     return transactions.select(*KEY, sf.explode("facts").alias("fact")).select(*KEY, "fact.*")
 
 
 def _not_in_lines(facts: DataFrame, retained: int) -> DataFrame:
-    """Of folded rows, what reading all lines again does not tell: decisions, which branches were gone, and branches of
-    before *retained*, whose lines may have been removed.
+    """Return the part of folded rows that the lines do not have: decisions, the mark ``GONE``, and branches from before
+    *retained*, whose lines may have been removed.
     """
     told, mark = sf.col("is_branch"), sf.lit(int(Mark.GONE)).cast("int")
     gone = told & (sf.col("marks").bitwiseAND(mark) != 0)
@@ -333,10 +337,10 @@ def _not_in_lines(facts: DataFrame, retained: int) -> DataFrame:
 
 
 def _remembered(facts: DataFrame, read: Collection[str], asked: Collection[str]) -> DataFrame:
-    """Folded rows of earlier runs, to be folded on.
+    """Return folded rows of earlier runs, to fold with the new rows.
 
-    Decisions of logs that are read now are as these say now: until one says so again, what is remembered is finished.
-    What a dtx that is asked now has no more, it says anew.
+    Decisions of logs that are read now lose ``UNDONE``, and branches of a dtx that is read now lose ``GONE``: the new
+    rows give these marks again if they still apply.
     """
     source, marks, nothing = sf.col("source"), sf.col("marks"), sf.lit(None).cast("bigint")
     again = sf.when(sf.col("is_branch"), source.isin(*sorted(asked))).otherwise(source.isin(*sorted(read)))
@@ -354,7 +358,7 @@ def _remembered(facts: DataFrame, read: Collection[str], asked: Collection[str])
 
 
 def _digests(decisions: DataFrame) -> DataFrame:
-    """Decisions as they were given, as short as they can be compared."""
+    """Return a hash of each decision, to compare it with the next run's."""
     return decisions.select(
         sf.col("source").alias("log"),
         "gtrid",
@@ -363,19 +367,19 @@ def _digests(decisions: DataFrame) -> DataFrame:
 
 
 def _changed(before: DataFrame, now: DataFrame) -> DataFrame:
-    """Gtrids of decisions that differ."""
+    """Return the gtrids of decisions that differ."""
     return _without(before, now).union(_without(now, before)).select("gtrid")
 
 
 def _without(digests: DataFrame, others: DataFrame) -> DataFrame:
-    """Of *digests* those that *others* do not have."""
+    """Return the *digests* that *others* do not have."""
     return digests.join(others, digests.columns, "left_anti")
 
 
 def _with_evidence(
     spark: SparkSession, findings: DataFrame, lines: Lines, observations: DataFrame, decisions: DataFrame
 ) -> DataFrame:
-    """*findings*, which are stored, with the lines that they rest on and the name of their partition."""
+    """Add evidence and the partition column to the stored *findings*."""
     settled = sf.when(ages(findings), sf.lit(OPEN)).otherwise(_month()).alias("settled")
     edges = findings.agg(sf.min("first_at").alias("first"), sf.max("last_at").alias("last"), sf.count("*").alias("n"))
     row = edges.first()
@@ -384,7 +388,7 @@ def _with_evidence(
         between = None if row["first"] is None else (row["first"].astimezone(UTC), row["last"].astimezone(UTC))
         told, _ = lines.frame(spark, None, between)
         if between is not None:
-            # not more of the lake than can be needed: parts of files that are older or newer are passed over
+            # lets Spark skip older and newer parts of files
             told = told.where(sf.col("at").between(*map(sf.lit, between)))
         keys = findings.select(*KEY)
         found = evidence_of(sf.broadcast(keys) if row["n"] <= _FEW else keys, told, observations, decisions)
@@ -396,8 +400,8 @@ def _with_evidence(
 
 
 def _totals(written: DataFrame, others: DataFrame) -> tuple[dict[str, Total], int, int, int]:
-    """By verdict; their fingerprints, hashed and joined by "exclusive or"; the lines that all of them rest on; and the
-    lines that those rest on which this run has *written*.
+    """Return the totals by verdict, the hashed fingerprints joined by "exclusive or", and the numbers of lines that all
+    verdicts and those of this run (*written*) rest on.
     """
     both = written.withColumn("written", sf.lit(True)).unionByName(others.withColumn("written", sf.lit(False)))
     found = (
@@ -421,7 +425,7 @@ def _totals(written: DataFrame, others: DataFrame) -> tuple[dict[str, Total], in
 
 
 def _changes(now: DataFrame, old: DataFrame, run: Run) -> DataFrame:
-    """What the history has of a run: verdicts that are others now, where one of the two is a finding."""
+    """Return the rows of the history for a run: changed verdicts of which the old or the new one is a finding."""
     was = old.select(
         sf.col("format_id").alias("old_format_id"), sf.col("gtrid").alias("old_gtrid"), sf.col("verdict").alias("was")
     )

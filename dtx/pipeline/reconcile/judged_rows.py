@@ -1,7 +1,7 @@
-"""The branches of one transaction together, the rules, the verdict, and the lines that it rests on.
+"""Applies the rules to the folded rows of each transaction, and collects the evidence of its verdict.
 
-Everything is said with Spark's own functions, which are compiled: there is no Python in the way of a row. That these
-rules are those of :mod:`dtx.pipeline.verdicts` is for a test to show, on fleets at random.
+It uses only Spark's own functions, which are compiled: no row passes through Python. Tests on random fleets compare
+these rules with those of :mod:`dtx.pipeline.verdicts`.
 """
 
 from functools import reduce
@@ -36,8 +36,7 @@ from dtx.pipeline.verdicts import (
 )
 
 MOST: Final = 1_000
-"""Lines of evidence that one verdict carries, the oldest first: a gtrid of millions of lines must not fill the memory
-of whoever looks at it."""
+"""Limit of lines of evidence of one verdict, the oldest first: millions of lines must not fill a reader's memory."""
 _ORDER: Final = ("at", "source", "rm", "vhost", "bqual", "event", "outcome", "actor", "journal_id")
 _NAMED: Final = ("source", "rm", "vhost", "bqual", "event", "outcome", "at", "actor", "journal_id")
 TYPE: Final = (
@@ -48,13 +47,13 @@ VERDICT_COLUMNS: Final = (
     "format_id", "gtrid", "verdict", "findings", "since", "first_at", "last_at", "rms", "owners", "branches",
     "decision", "tm", "fingerprint", "known_at",
 )  # fmt: skip
-"""Of a verdict, without its evidence."""
+"""Columns of a verdict, without its evidence."""
 
 
 def with_evidence(
     judged: DataFrame, wanted: DataFrame, events: DataFrame, observations: DataFrame, decisions: DataFrame
 ) -> DataFrame:
-    """Verdicts with a column ``evidence``, oldest line first; an empty list for those that are not in *wanted*."""
+    """Add the column ``evidence`` to verdicts, oldest line first; an empty list for those that are not in *wanted*."""
     found = evidence_of(wanted, events, observations, decisions)
     same = judged["format_id"].eqNullSafe(found["found_format_id"]) & (judged["gtrid"] == found["found_gtrid"])
     return (
@@ -65,7 +64,7 @@ def with_evidence(
 
 
 def evidence_json() -> Column:
-    """Column ``evidence`` as a JSON list: bquals in hex, times as text in UTC, and what is null written out."""
+    """Return the column ``evidence`` as a JSON list: bquals in hexadecimal, times as text in UTC, nulls included."""
     lines = sf.transform(
         "evidence",
         lambda line: sf.struct(
@@ -84,11 +83,11 @@ def evidence_json() -> Column:
 
 
 def evidence_of(wanted: DataFrame, events: DataFrame, observations: DataFrame, decisions: DataFrame) -> DataFrame:
-    """For each of the transactions *wanted*: ``found_format_id``, ``found_gtrid``, ``evidence``."""
+    """Return ``found_format_id``, ``found_gtrid`` and ``evidence`` of the transactions in *wanted* with evidence."""
     keys = wanted.select(sf.col("format_id").alias("found_format_id"), sf.col("gtrid").alias("found_gtrid"))
 
     def of(lines: DataFrame, **columns: Column | str) -> DataFrame:
-        # a decision without a format id is about whatever has its gtrid
+        # a decision without a format id applies to every transaction with its gtrid
         here = lines.join(
             keys,
             (lines["gtrid"] == keys["found_gtrid"])
@@ -113,7 +112,7 @@ def evidence_of(wanted: DataFrame, events: DataFrame, observations: DataFrame, d
         actor="tm", journal_id=nothing,
     )  # fmt: skip
     lines = told.unionByName(seen).unionByName(decided)
-    # no more of them than are wanted come together: Spark sorts the others on disk, and drops them there
+    # limits the lines before they are collected: Spark sorts the others on disk, and drops them there
     oldest = sf.row_number().over(Window.partitionBy("found_format_id", "found_gtrid").orderBy(*_ORDER))
     ordered = sf.array_sort(sf.collect_list(sf.struct(*_ORDER)))
     return (
@@ -137,13 +136,13 @@ def verdicts_of(
     decisions: DataFrame,
     rules: Rules,
 ) -> DataFrame:
-    """The verdict about every global transaction that anything is known about.
+    """Return the verdict, with evidence, on every global transaction of these rows.
 
     Args:
         events: lines of journals, each once.
-        observations: what participants have in doubt.
-        decisions: what the logs of transaction managers have.
-        rules: what else verdicts depend on.
+        observations: branches in doubt of participants.
+        decisions: of the logs of transaction managers.
+        rules: parameters of the rules.
     """
     rows = (
         rows_of_events(events).unionByName(rows_of_observations(observations)).unionByName(rows_of_decisions(decisions))
@@ -154,10 +153,10 @@ def verdicts_of(
 
 
 def ages(transactions: DataFrame) -> Column:
-    """Whether the verdict may become another one though nothing happens: what is open, or is not finished yet.
+    """Return whether the verdict may change with time alone: the transaction is open, or not finished yet.
 
     Args:
-        transactions: as :func:`judged_of` returns them.
+        transactions: the result of :func:`judged_of`.
     """
     waits = sf.exists(
         transactions["facts"],
@@ -170,16 +169,16 @@ def ages(transactions: DataFrame) -> Column:
 
 
 def is_finding(column: str = "verdict") -> Column:
-    """Whether somebody has to look at a verdict."""
+    """Return whether a verdict needs attention."""
     return ~sf.col(column).isin(*(str(verdict) for verdict in sorted(PLAIN)))
 
 
 def judged_of(rows: DataFrame, rules: Rules) -> DataFrame:
-    """Verdicts without evidence, each with the folded rows that the next run needs (``facts``).
+    """Return verdicts without evidence, each with the folded rows that the next run needs (``facts``).
 
     Args:
-        rows: everything that is known of the transactions that are looked at.
-        rules: what else verdicts depend on.
+        rows: all rows of the transactions to judge.
+        rules: parameters of the rules.
     """
     return _judged(_facts(folded(rows), rules), rules)
 
@@ -193,23 +192,23 @@ def _has(marks: Column, mark: int) -> Column:
 
 
 def _archived(rules: Rules) -> Column:
-    """When the journal of a row's source was last read to its end; null where that is not known."""
+    """Return when the journal of a row's source was last read to its end; null if not known."""
     known = [sf.lit(word) for pair in rules.archived.items() for word in pair]
     found = sf.create_map(*known)[sf.col("source")] if known else sf.lit(None)
     return found.cast("bigint")
 
 
 def _facts(branches: DataFrame, rules: Rules) -> DataFrame:
-    """One row for each transaction, with all that the rules read."""
+    """Return one row for each transaction, with the columns that the rules read."""
     marks, seen, is_branch = sf.col("marks"), sf.col("seen"), sf.col("is_branch")
-    # the journal may have been read after its participant was asked: an end that it has is the end of that life
+    # the journal may have been read after the participant: if it has the end of the branch, the observation is older
     now = sf.when(_has(marks, ENDED), marks).otherwise(marks.bitwiseOR(seen))
     open_in_journal = is_branch & _has(now, OPENED) & ~_has(now, ENDED)
     gone = open_in_journal & (seen == 0) & (_has(marks, Mark.GONE) | sf.col("source").isin(*sorted(rules.asked)))
     branches = branches.withColumns({"now": now, "is_open": open_in_journal & ~gone, "gone": gone})
     told = branches.withColumn("marks", sf.when(sf.col("gone"), marks.bitwiseOR(_mark(Mark.GONE))).otherwise(marks))
     now, is_open = sf.col("now"), sf.col("is_open")
-    # a journal that was read after its dtx was asked, and has no end of it, knows as well that it was open
+    # a journal that was read after its dtx, and has no end of the branch, also shows that the branch was open
     known = sf.coalesce(sf.greatest("known_at", _archived(rules)), sf.lit(rules.as_of))
     normally = Mark.COMMITTED | Mark.ROLLED_BACK
     unknown = (_has(now, Mark.HEURISTIC_HAZARD) & ~_has(now, normally)) | (
@@ -276,7 +275,7 @@ def _judged(facts: DataFrame, rules: Rules) -> DataFrame:
         .when(to_roll_back, sf.lit(str(Choice.ROLLBACK)))
     )
     judged = facts.withColumn(
-        # the usual transaction has nothing to be found: its one word needs no array to be made and compacted
+        # most transactions have no findings: for them no array must be made and compacted
         "findings",
         sf.when(
             reduce(lambda one, other: one | other, (each.isNotNull() for each in found)),
@@ -318,10 +317,10 @@ def _judged(facts: DataFrame, rules: Rules) -> DataFrame:
 
 
 def rule_columns(rules: Rules) -> dict[Verdict, Column]:
-    """When each verdict matches; the sentences are in :data:`~dtx.pipeline.verdicts.RULES`, in the same order.
+    """Return the condition of each verdict, in the order of :data:`~dtx.pipeline.verdicts.RULES`.
 
     Args:
-        rules: what else verdicts depend on.
+        rules: parameters of the rules.
     """
     marks, open_ = sf.col("marks"), sf.col("open")
     committed, rolled_back = _has(marks, Mark.COMMITTED), _has(marks, Mark.ROLLED_BACK)
@@ -366,12 +365,12 @@ def rule_columns(rules: Rules) -> dict[Verdict, Column]:
 
 
 def _words(words: Column) -> Column:
-    """Each with its length before it: no two lists have the same form."""
+    """Return a list as text, each word after its length, so that no two lists give the same text."""
     return sf.array_join(sf.transform(words, lambda word: sf.concat(sf.length(word), sf.lit(":"), word)), ",")
 
 
 def _fingerprint() -> Column:
-    """Of one verdict; columns are still as the rules read them."""
+    """Return the fingerprint of a verdict; the columns of times still are microseconds."""
     manager = sf.coalesce(sf.col("tm"), sf.lit(""))
     canonical = sf.concat_ws(
         "|",

@@ -1,4 +1,4 @@
-"""What somebody has to look at goes into PostgreSQL, where the admin pages of a dtx show it."""
+"""Writes the verdicts that need attention into PostgreSQL, for the admin pages of a dtx."""
 
 import json
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from dtx.pipeline.reconcile.state import Run, Total
 from dtx.pipeline.verdicts import RULES
 
 MOST: Final = 1_000_000
-"""Verdicts that are published, the latest of them: about a gigabyte with their evidence. All are in the files."""
+"""Limit of published verdicts, the latest ones: about a gigabyte with their evidence. The results have all of them."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _COLUMNS: Final = (
     "format_id", "gtrid", "verdict", "findings", "since", "first_at", "last_at", "rms", "owners", "branches",
@@ -29,33 +29,33 @@ _TIMES: Final = ("since", *_EDGES)
 
 
 class PublishingFailed(Exception):
-    """The database did not take it, and has what it had; the sentence says why, without passwords."""
+    """The database has refused the verdicts and is unchanged; the message says why, without passwords."""
 
 
 def publish(
     verdicts: DataFrame, run: Run, url: str, *, most: int = MOST, say: Callable[[str], None] = lambda _: None
 ) -> int:
-    """Replace what the database shows with what there is to look at; all at once, or not at all.
+    """Replace the verdicts in the database by those that need attention, in one transaction.
 
     Args:
-        verdicts: as :func:`~dtx.pipeline.reconcile.current` gives them.
-        run: they are of.
-        url: of a database that a dtx of this version has prepared.
-        most: verdicts that are written, the latest of them.
-        say: is told how far it is.
+        verdicts: the result of :func:`~dtx.pipeline.reconcile.current`.
+        run: the run of these verdicts.
+        url: of a database that this version of dtx has migrated.
+        most: limit of verdicts to write, the latest ones.
+        say: called with lines of progress.
 
     Returns:
-        How many were written.
+        The number of written verdicts.
 
     Raises:
-        PublishingFailed: the database is away or refuses; it shows what it showed.
+        PublishingFailed: the database cannot be reached or refuses; it is unchanged.
     """
     rows = _ready(verdicts.where(is_finding()).orderBy(sf.col("last_at").desc(), "gtrid").limit(most))
     try:
         with psycopg.connect(url.replace("postgresql+psycopg://", "postgresql://", 1)) as connection:
             return _replace(connection, rows, run, say)
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-        raise PublishingFailed("the database has no tables for verdicts: dtx migrate, of this version") from None
+        raise PublishingFailed("the database has no tables for verdicts: run dtx migrate of this version") from None
     except psycopg.Error as error:
         words = str(error).strip().splitlines() or [type(error).__name__]
         raise PublishingFailed(f"verdicts cannot be published: {words[0]}") from None
@@ -64,7 +64,7 @@ def publish(
 def _replace(connection: psycopg.Connection[Any], rows: DataFrame, run: Run, say: Callable[[str], None]) -> int:
     count = 0
     with connection.cursor() as cursor:
-        # one at a time; who reads sees what was there until this is committed
+        # one writer at a time; readers see the earlier verdicts until the commit
         cursor.execute("LOCK TABLE dtx.verdict IN SHARE ROW EXCLUSIVE MODE")
         cursor.execute("DELETE FROM dtx.verdict")
         with cursor.copy(f"COPY dtx.verdict ({', '.join(_COLUMNS)}) FROM STDIN (FORMAT BINARY)") as copy:
@@ -85,7 +85,7 @@ def _replace(connection: psycopg.Connection[Any], rows: DataFrame, run: Run, say
 
 
 def _totals(run: Run) -> str:
-    """All verdicts, the worst first, with what each means: whoever shows them need not know the rules."""
+    """Return the totals of all verdicts, the worst first, with their sentences: the admin pages lack the rules."""
     nothing = Total()
     return json.dumps(
         {
@@ -100,7 +100,7 @@ def _totals(run: Run) -> str:
 
 
 def _ready(verdicts: DataFrame) -> DataFrame:
-    """As PostgreSQL takes them: times in microseconds, evidence as JSON."""
+    """Return the columns for PostgreSQL: times in microseconds, evidence as JSON."""
     return verdicts.select(
         *(
             sf.unix_micros(name).alias(name) if name in _TIMES else sf.col(name)
@@ -114,11 +114,11 @@ def _ready(verdicts: DataFrame) -> DataFrame:
 def _values(row: Row, run: Run) -> tuple[Any, ...]:
     told = row.asDict()
     for name in _EDGES:
-        # a decision in a log without times, about no branch that is known: it was heard of when it was looked at
+        # a decision without a time and without a known branch: use the time of the run
         told[name] = run.as_of if told[name] is None else told[name]
     for name in _TIMES:
         told[name] = None if told[name] is None else _time(told[name])
-    # text of PostgreSQL has no NUL
+    # PostgreSQL's text cannot have NUL
     told["evidence"] = told["evidence"].replace("\\u0000", "\\ufffd")
     for name in ("rms", "owners"):
         told[name] = [word.replace("\0", "\ufffd") for word in told[name]]

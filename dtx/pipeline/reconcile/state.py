@@ -1,15 +1,15 @@
-"""What a run leaves: verdicts and their history for everybody, and what the next run needs.
+"""The results: verdicts and their history, which are public, and the state that the next run needs.
 
 ::
 
     RESULTS/verdicts/          Delta: one row for each global transaction, as it stands
     RESULTS/history/           Delta: one row for each change of a verdict that is or was a finding
     RESULTS/runs/N.json        the totals of run N, and what the next run compares with
-    RESULTS/state/…            what participants had in doubt (observed), and digests of all decisions (decided)
+    RESULTS/state/…            branches in doubt of participants (observed), and digests of all decisions (decided)
 
-A run counts when the commit of ``verdicts`` names it. What a run that died before has written is replaced by the next
-one, which has the same number. Its file is written last: where a run that counts has none, all lines are read again. So
-of two runs at once, where there is no lock, the one whose commit is refused has changed nothing that counts.
+A run is complete when the commit of ``verdicts`` names it. If a run dies earlier, the next run has the same number and
+replaces its files. The file of a run is written last: if a complete run has none, all lines are read again. Without a
+lock, two runs may be active at once: the one whose commit of ``verdicts`` is refused has changed no verdict.
 """
 
 from collections.abc import Collection, Mapping
@@ -26,11 +26,11 @@ from dtx.pipeline.delta import Table
 from dtx.pipeline.files import Files, LakeError
 
 FORM: Final = 3
-"""Of what is kept of transactions: what has another one is not folded on, and all lines are read again."""
+"""Version of ``facts`` and ``state``. If the last run has another one, all lines are read again."""
 OPEN: Final = "open"
-"""Partition of the transactions whose verdict may become another one though nothing happens."""
+"""Partition of the transactions whose verdict may change with time alone."""
 UNDATED: Final = "undated"
-"""Partition of settled transactions of which nothing has a time."""
+"""Partition of settled transactions without any time."""
 _LONG, _TEXT, _BYTES, _TIME, _INT = pa.int64(), pa.string(), pa.binary(), pa.timestamp("us", tz="UTC"), pa.int32()
 _LINE: Final = {
     "source": _TEXT, "rm": _TEXT, "vhost": _TEXT, "bqual": _BYTES, "event": _TEXT, "outcome": _TEXT, "at": _TIME,
@@ -48,15 +48,14 @@ VERDICTS: Final = pa.schema(
         "evidence": pa.list_(pa.struct(_LINE)), "lines": _LONG, "facts": pa.list_(pa.struct(_FACT)), "settled": _TEXT,
     }
 )  # fmt: skip
-"""Columns of the table of verdicts. All but ``facts``, which is dtx's own, stay as they are; others may be added."""
+"""Columns of the table of verdicts. All but ``facts``, which is internal, never change; columns may be added."""
 HISTORY: Final = pa.schema(
     {
         "run": _LONG, "as_of": _TIME, "format_id": _LONG, "gtrid": _BYTES, "was": _TEXT, "verdict": _TEXT,
         "findings": pa.list_(_TEXT), "month": _TEXT,
     }
 )  # fmt: skip
-"""Columns of the history: ``was`` is null where the transaction was new, ``verdict`` where nothing of it is known any
-more."""
+"""Columns of the history: ``was`` is null for a new transaction, ``verdict`` for one that is no longer known."""
 _APP: Final = "dtx/run"
 _RUNS: Final = "runs"
 _STATE: Final = "state"
@@ -65,7 +64,7 @@ _RETAINED: Final = "retained.json"
 
 
 class StateDamaged(Exception):
-    """What a run has left cannot be read, or does not add up; a full run makes it anew."""
+    """The state of the last run cannot be read, or its totals do not agree; a full run replaces it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,23 +77,23 @@ class Total:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run that is complete.
+    """A complete run.
 
     Args:
         number: from 1 on.
         as_of: microseconds since the epoch; see :class:`~dtx.pipeline.verdicts.Rules`.
-        token: what the lake said when it was read: the next run asks for what has come since.
-        lines_read: of journals, by this run.
-        lines: of journals, that all verdicts rest on.
-        touched: gtrids that this run has looked at; 0 where it has looked at all.
-        totals: by verdict, of all transactions there are.
-        fingerprint: all fingerprints hashed and joined by "exclusive or".
+        token: the number of the lake's last batch; the next run reads later batches.
+        lines_read: journal lines that this run has read.
+        lines: journal lines that all verdicts rest on.
+        touched: number of gtrids that this run has judged; 0 if it has judged all.
+        totals: of all transactions, by verdict.
+        fingerprint: the hashes of all fingerprints, joined by "exclusive or".
         rules: orphan_after and skew in microseconds, and whether decisions were read.
-        lake: which one it was; ``None`` where it does not say.
+        lake: the id of the lake; ``None`` if it has none.
         damaged: files of the lake whose lines are missing.
-        form: of what is kept of its transactions; see :data:`FORM`.
+        form: see :data:`FORM`.
         archived: see :class:`~dtx.pipeline.verdicts.Rules`.
-        state: the directory of what it has kept for the next one.
+        state: the directory of the state for the next run.
     """
 
     number: int
@@ -114,15 +113,18 @@ class Run:
 
     @property
     def transactions(self) -> int:
-        """How many there are."""
+        """The number of transactions."""
         return sum(total.transactions for total in self.totals.values())
 
 
 class Results:
-    """The results.
+    """The directory of results.
 
     Args:
-        out: where they are.
+        out: a path or URI, see :class:`~dtx.pipeline.files.Files`.
+
+    Raises:
+        LakeError: its file system cannot be used.
     """
 
     def __init__(self, out: str) -> None:
@@ -132,10 +134,10 @@ class Results:
         self._files = Files(out)
 
     def runs(self, most: int | None = None) -> list[Run]:
-        """Those that are complete, in order; the last *most* of them.
+        """Return the complete runs in order: all, or the last *most*.
 
         Raises:
-            StateDamaged: a file cannot be read.
+            StateDamaged: the file of a run cannot be read.
         """
         last = self.number()
         names = [name for name in self._files.names(_RUNS, directories=False) if name.endswith(".json")]
@@ -143,7 +145,7 @@ class Results:
         return [self._run(number) for number in (numbers if most is None else numbers[-most:])]
 
     def last(self) -> Run | None:
-        """The last run that counts; ``None`` where there is none, or its file is missing.
+        """Return the last complete run; ``None`` if there is none, or its file is missing.
 
         Raises:
             StateDamaged: its file cannot be read.
@@ -152,7 +154,7 @@ class Results:
         return self._run(number) if number and self._files.exists(_name(number)) else None
 
     def number(self) -> int:
-        """Of the last run that counts; 0 where there is none."""
+        """Return the number of the last complete run; 0 if there is none."""
         return (self.verdicts.load().transaction_version(_APP) or 0) if self.verdicts.exists else 0
 
     def _run(self, number: int) -> Run:
@@ -165,7 +167,11 @@ class Results:
             raise StateDamaged(f"{self._files.path(name)} cannot be read: {error}") from error
 
     def complete(self, run: Run, verdicts: "TableChange", history: "TableChange") -> None:
-        """From now on *run* counts."""
+        """Commit the tables of *run* and write its file; then the run is complete.
+
+        Raises:
+            LakeError: another process has completed a run at the same time.
+        """
         if self.number() >= run.number:
             raise LakeError(f"another process has reconciled into {self._files.uri} at the same time: run again")
         self.history.commit(history.table, history.added, history.removed)
@@ -176,10 +182,10 @@ class Results:
                 self._files.remove(f"{_STATE}/{name}")
 
     def write(self, frame: DataFrame, state: str, name: str) -> DataFrame:
-        """Keep *frame* for the next run, and read it back.
+        """Store *frame* for the next run, and return it as it is stored.
 
         Args:
-            frame: what.
+            frame: the rows.
             state: the directory of this run.
             name: the directory in it.
         """
@@ -189,20 +195,24 @@ class Results:
         return self.read(frame.sparkSession, state, name, frame.schema)
 
     def read(self, spark: SparkSession, state: str, name: str, schema: StructType) -> DataFrame:
-        """What a run has kept."""
+        """Return the rows that a run has stored."""
         names = self._files.data(f"{_STATE}/{state}/{name}")
         return parquet_files.read(spark, self._files, names, schema, named=False)
 
     def is_kept(self, run: Run) -> bool:
-        """Whether all is there that *run* has kept for the next one."""
+        """Return whether the state of *run* is stored completely."""
         return all(self._files.exists(f"{_STATE}/{run.state}/{name}/{_WRITTEN}") for name in ("observed", "decided"))
 
     def retain(self, before: date, *, dry_run: bool) -> dict[str, int]:
-        """Remove what was settled, changed or run before *before*; how much it is, by what it is.
+        """Remove settled verdicts, history and runs of days before *before*; return the number of each.
 
         Args:
             before: the first day that stays.
-            dry_run: count it alone.
+            dry_run: only count them.
+
+        Raises:
+            LakeError: a table is missing, or another process has changed it.
+            StateDamaged: the file of a run cannot be read.
         """
         edge = (datetime(before.year, before.month, before.day, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // (
             timedelta(microseconds=1)
@@ -220,16 +230,16 @@ class Results:
         return found
 
     def retained(self) -> int:
-        """Microseconds since the epoch: lines of before may have been removed from the lake."""
+        """Return microseconds since the epoch: earlier lines may have been removed from the lake."""
         return int((self._files.read(_RETAINED) or {"before": 0})["before"])
 
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """Of a table.
+    """A change of a table that is not committed yet.
 
     Args:
-        table: the version that is changed.
+        table: the version to change.
         added: files that Spark has written.
         removed: files that they replace.
     """

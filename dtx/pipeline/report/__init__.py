@@ -1,4 +1,4 @@
-"""The report: one HTML page that needs nothing else, and the same figures as CSV."""
+"""The report: one HTML page that needs no other file, and the same figures as CSV."""
 
 from dtx.pipeline.report.figures import Figures, collect
 from dtx.pipeline.report.page import write_report

@@ -1,4 +1,4 @@
-"""What the report shows: small tables, made by Spark of everything there is."""
+"""The figures of the report: small tables that Spark computes from all verdicts and lines."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,36 +26,37 @@ AGES: Final = (
     ("1 to 7 days", timedelta(days=7)),
     ("over 7 days", timedelta.max),
 )
-"""How long something has been open: what is normal, what is not, and what somebody forgot."""
+"""Groups of open transactions by age; each has its upper limit."""
 _SHOWN: Final = 200
-"""Transactions on the page: more than anybody reads there. The CSV has them all, up to :data:`LISTED`."""
+"""Limit of transactions on the page. The CSV has all of them, up to :data:`LISTED`."""
 LISTED: Final = 100_000
-"""Lines of the CSV of transactions: they go through the memory of this process."""
+"""Limit of rows in the CSV of transactions, which this process holds in memory."""
 _MOST_NAMES: Final = 20
 _PERCENTILES: Final = (0.5, 0.95, 0.99)
 _ACCURACY: Final = 10_000
-"""Of percentiles: within 1/10,000 of the ranks."""
+"""Accuracy of percentiles: within 1/10,000 of the ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """The figures of one report. Rows are plain values, names of columns are those of the CSV.
+    """The figures of one report. Each row has the columns of the CSV of the same name.
 
     Args:
-        as_of: up to when ages are counted.
-        verdicts: transactions by verdict, all verdicts, in order of precedence.
-        days: transactions by day of their last event, and verdict; no day where nothing of them has a time.
-        ages: transactions that are open, by age and verdict.
-        latency: seconds from prepare to commit by resource manager: 50, 95 and 99 of 100 branches are quicker.
-        heuristics: heuristic decisions by resource manager, outcome and who made them.
-        owners: transactions and those that need attention, by owner.
-        queues: messages in branches that are open now, by where they come from or go to; ``None``: nobody looked.
-        attention: transactions that need attention: the worst verdict first, then the oldest by when it was opened,
-            or by its last event where nothing of it is open.
-        attention_total: how many there are of them.
-        quarantine: what was not read.
-        archived: by database, when its journal was last read to its end; ``None`` where that is not known.
-        oldest: since when the oldest transaction is open.
+        as_of: the time up to which ages are counted.
+        verdicts: number of transactions by verdict: all verdicts, in order of precedence.
+        days: number of transactions by day of their last event and by verdict; the day is ``None`` without any time.
+        ages: number of open transactions by age and verdict.
+        latency: by resource manager, the number of branches, and the 50th, 95th and 99th percentile of the seconds from
+            prepare to commit.
+        heuristics: number of heuristic decisions by resource manager, outcome and user.
+        owners: by owner, the number of transactions and of those that need attention.
+        queues: number of messages in open branches by resource manager, kind and queue; ``None``: not read.
+        attention: transactions that need attention: the worst verdict first, then the oldest by the time of opening, or
+            by the last event if the transaction is not open.
+        attention_total: number of transactions that need attention.
+        quarantine: data that was not read.
+        archived: by database, when its journal was last read to its end; ``None`` if not known.
+        oldest: when the oldest open transaction was opened.
     """
 
     as_of: datetime
@@ -74,12 +75,12 @@ class Figures:
 
     @property
     def total(self) -> int:
-        """All transactions."""
+        """Number of all transactions."""
         return sum(self.verdicts.values())
 
     @property
     def shown(self) -> Sequence[Mapping[str, Any]]:
-        """Of those that need attention, what stands on the page."""
+        """The transactions of the page that need attention."""
         return self.attention[:_SHOWN]
 
 
@@ -92,16 +93,15 @@ def collect(
     archived: Mapping[str, int | None] | None = None,
     as_of: datetime | None = None,
 ) -> Figures:
-    """Make the figures.
+    """Compute the figures.
 
     Args:
-        verdicts: of all transactions, see :mod:`dtx.pipeline.reconcile`.
-        events: the lake.
-        queues: messages in open branches, most first, see :func:`~dtx.pipeline.participants.waiting`; ``None``: not
-            looked at.
-        quarantine: what was not read on the way.
+        verdicts: of all transactions, see :func:`~dtx.pipeline.reconcile.current`.
+        events: all lines of the lake.
+        queues: the result of :func:`~dtx.pipeline.participants.waiting`; ``None``: not read.
+        quarantine: data that was not read.
         archived: by database, microseconds since the epoch; see :class:`Figures`.
-        as_of: up to when ages are counted; ``None``: now.
+        as_of: the time up to which ages are counted; ``None``: now.
     """
     now = (as_of or datetime.now(UTC)).astimezone(UTC)
     totals = _totals(verdicts, now)
@@ -146,7 +146,7 @@ def _summed(rows: Iterable["Row"], *names: str) -> Counter[Any]:
 
 
 def _totals(verdicts: "DataFrame", now: datetime) -> "list[Row]":
-    """Transactions by verdict, day and age, and again by verdict and owner: Spark reads the verdicts once for both."""
+    """Count transactions by verdict, day and age, and by verdict and owner, in one read of the verdicts."""
     seconds = sf.lit(int(now.timestamp())) - sf.unix_seconds("since")
     age = reduce(add, ((seconds >= int(limit.total_seconds())).cast("int") for _, limit in AGES[:-1]))
 

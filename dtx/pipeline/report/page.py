@@ -1,4 +1,4 @@
-"""The page and the CSVs."""
+"""Writes the page and the CSV files of the report."""
 
 import csv
 import json
@@ -20,20 +20,20 @@ from dtx.pipeline.verdicts import RULES
 
 PAGE: Final = "report.html"
 _EVIDENCE_SHOWN: Final = 50
-"""Lines of evidence of one transaction on the page."""
+"""Limit of lines of evidence of one transaction on the page."""
 _STALE: Final = timedelta(days=1)
-"""After that a journal is stale: the pipeline archives it every night."""
+"""Age at which an archived journal is stale, since the pipeline runs every night."""
 _UNITS: Final = ((86400, "day"), (3600, "hour"), (60, "minute"))
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
-"""What a spreadsheet takes for a formula when a cell begins with it; names come from clients."""
+"""Spreadsheets run a cell that begins with one of these as a formula, and names come from clients."""
 
 
 def write_report(figures: Figures, directory: Path) -> Path:
-    """Write the page and the CSVs; each file is whole or as it was before.
+    """Write the page and the CSV files; each file is replaced as a whole.
 
     Args:
-        figures: what they show.
-        directory: where to; it is made where there is none.
+        figures: the content.
+        directory: for the files; it is made if it is missing.
 
     Returns:
         The path of the page.
@@ -46,10 +46,10 @@ def write_report(figures: Figures, directory: Path) -> Path:
 
 
 def render(figures: Figures) -> str:
-    """The page."""
+    """Return the HTML of the page."""
     environment = Environment(
         loader=PackageLoader("dtx.pipeline.report"),
-        autoescape=True,  # names and reasons are what clients sent
+        autoescape=True,  # names and reasons come from clients
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -86,7 +86,7 @@ def render(figures: Figures) -> str:
             ((name, at, _freshness(name, at, figures)) for name, at in figures.archived.items()),
             key=lambda source: (source[1] is not None, source[1], source[0]),
         ),
-        script=Markup(script),  # noqa: S704 - a file of ours
+        script=Markup(script),  # noqa: S704 - a file of this package
         script_hash=b64encode(sha256(script.encode()).digest()).decode(),
         plots={name: Markup(drawing) for name, drawing in drawings.items()},  # noqa: S704 - drawn here, names escaped
         rules=RULES,
@@ -165,7 +165,7 @@ def _words(age: timedelta) -> str:
 
 
 def _text(octets: str) -> str:
-    """A part of an xid, given in hex, as text where it is printable ASCII, else nothing."""
+    """Return a part of an xid, given in hexadecimal, as text if it is printable ASCII, else an empty text."""
     text = bytes.fromhex(octets)
     return text.decode("ascii") if text.isascii() and text.decode("ascii").isprintable() else ""
 
@@ -177,7 +177,7 @@ def _freshness(source: str, archived: datetime | None, figures: Figures) -> str:
 
 
 def _choices(figures: Figures) -> dict[str, list[str]]:
-    """What the transactions on the page can be filtered by; one age for each limit of :data:`AGES`."""
+    """Return the values of the page's filters; there is one age for each limit of :data:`AGES`."""
     lines = [line for row in figures.shown for line in json.loads(row["evidence"])]
     return {
         "verdict": list(dict.fromkeys(row["verdict"] for row in figures.shown)),
@@ -188,10 +188,10 @@ def _choices(figures: Figures) -> dict[str, list[str]]:
 
 
 def _transaction(row: Mapping[str, Any], figures: Figures, choices: Mapping[str, list[str]]) -> dict[str, Any]:
-    """A row with its evidence, and with the numbers of the choices that it matches."""
+    """Return a row with its evidence and the indexes of the choices that it matches."""
     lines = json.loads(row["evidence"])
     for line in lines:
-        # only dtx has a journal; where a branch was only observed its source tells; a decision has no vhost
+        # a line of a journal has an id, an observation in dtx has a source with a journal, a decision has no vhost
         of_dtx = line["vhost"] and (line["id"] is not None or line["source"] in figures.archived)
         line["xid"] = f"{row['format_id']}:{row['gtrid']}:{line['bqual']}" if of_dtx else None
     matching = {"verdict": [row["verdict"]], "source": {line["source"] for line in lines}, "owner": row["owners"]}

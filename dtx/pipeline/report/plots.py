@@ -1,6 +1,6 @@
-"""The plots, as SVG that takes its colours from the page: what is light there is dark in the dark.
+"""The plots as SVG with the colours of the page, in its light and dark theme.
 
-Matplotlib draws them with colours that nobody would choose, each of which stands for a variable of the page's CSS.
+Matplotlib draws with placeholder colours, which are then replaced by variables of the page's CSS.
 """
 
 import io
@@ -26,9 +26,9 @@ GROUPS: Final[dict[str, tuple[str, tuple[Verdict, ...]]]] = {
         (Verdict.MIXED, Verdict.AGAINST_DECISION, Verdict.HEURISTIC_DAMAGE, Verdict.HAZARD, Verdict.FORGOTTEN_EARLY),
     ),
     "open": ("warn", (Verdict.UNFINISHED, Verdict.ORPHAN, Verdict.IN_DOUBT, Verdict.NOT_ARCHIVED)),
-    "strange": ("special", (Verdict.XID_REUSED, Verdict.OWNER_MISMATCH)),
+    "unexpected": ("special", (Verdict.XID_REUSED, Verdict.OWNER_MISMATCH)),
 }
-"""Three kinds of trouble, each with its colour: damage, what waits, and what somebody should explain."""
+"""Three groups of verdicts that need attention, each with its colour."""
 
 _COLOURS: Final = {
     "text": "#010203",
@@ -42,13 +42,13 @@ _COLOURS: Final = {
     "card": "#01020b",
 }
 _WIDTH: Final = 6.4
-"""Inches, at 72 points; the page scales it."""
+"""Width in inches of 72 points; the page scales it."""
 _MOST_DAYS: Final = 120
-"""Bars that can be told apart."""
+"""Limit of bars that can be told apart."""
 _MOST_TICKS: Final = 9
 _MOST_NAMES: Final = 15
 _LABEL: Final = 32
-"""Latin letters that a name on an axis may be as wide as."""
+"""Limit of the width of a name on an axis, in Latin letters."""
 _STYLE: Final = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -72,7 +72,7 @@ _STYLE: Final = {
 
 
 def days(rows: Sequence[tuple[date | None, str, int]]) -> str:
-    """What needs attention, by day and kind of trouble; a day is that of the last event."""
+    """Plot the transactions that need attention, by day of their last event and by :data:`GROUPS`."""
     return _bars_by_day(
         "Transactions that need attention, by day",
         rows,
@@ -81,22 +81,22 @@ def days(rows: Sequence[tuple[date | None, str, int]]) -> str:
 
 
 def endings(rows: Sequence[tuple[date | None, str, int]]) -> str:
-    """What ended as it should, by day."""
+    """Plot the transactions that ended in the same way everywhere, by day of their last event."""
     return _bars_by_day(
-        "Transactions that ended everywhere the same way, by day",
+        "Transactions that ended the same way everywhere, by day",
         rows,
         {"committed": ("good", [str(Verdict.COMMITTED)]), "rolled back": ("accent", [str(Verdict.ROLLED_BACK)])},
     )
 
 
 def ages(rows: Sequence[tuple[str, str, int]], labels: Sequence[str]) -> str:
-    """How long open transactions have been open."""
+    """Plot the open transactions by age."""
     sums = {label: sum(count for age, _, count in rows if age == label) for label in labels}
     return _across("How long open transactions have been open", sums, lambda number: "warn" if number < 3 else "bad")
 
 
 def latency(rows: Sequence[tuple[str, int, float, float, float]]) -> str:
-    """Seconds from prepare to commit: three dots for each resource manager, on a scale of powers of ten."""
+    """Plot the seconds from prepare to commit: three dots for each resource manager, on a logarithmic scale."""
     shown = list(reversed(rows[:_MOST_NAMES]))
 
     def draw(axes: Any) -> None:
@@ -116,7 +116,7 @@ def latency(rows: Sequence[tuple[str, int, float, float, float]]) -> str:
         axes.set_yticks(range(len(shown)), [_short(row[0]) for row in shown])
         axes.set_ylim(-0.6, len(shown) - 0.4)
         axes.grid(visible=False, axis="y")
-        for colour, name in (("good", "half are quicker"), ("warn", "95 of 100"), ("bad", "99 of 100")):
+        for colour, name in (("good", "50th percentile"), ("warn", "95th percentile"), ("bad", "99th percentile")):
             axes.scatter([], [], color=_COLOURS[colour], label=name)
         _legend(axes, 3)
 
@@ -124,12 +124,12 @@ def latency(rows: Sequence[tuple[str, int, float, float, float]]) -> str:
 
 
 def names(title: str, rows: Mapping[str, int], colour: str = "accent") -> str:
-    """The largest of some names."""
+    """Plot the first names of *rows* with their numbers."""
     return _across(title, dict(list(rows.items())[:_MOST_NAMES]), lambda _: colour)
 
 
 def seconds(value: float) -> str:
-    """A time span on an axis or in a table."""
+    """Return a time span as text, with a suitable unit."""
     if value < 1:
         return f"{value * 1000:.3g} ms"
     if value < 120:
@@ -141,7 +141,7 @@ def _bars_by_day(
     title: str, rows: Sequence[tuple[date | None, str, int]], groups: Mapping[str, tuple[str, Sequence[str]]]
 ) -> str:
     wanted = {verdict for _, verdicts in groups.values() for verdict in verdicts}
-    # what has no time stands in the tables
+    # transactions without a time are only in the tables
     there = [day for day, verdict, _ in rows if verdict in wanted and day is not None]
     if not there:
         return ""
@@ -179,7 +179,7 @@ def _bars_by_day(
 
 
 def _across(title: str, rows: Mapping[str, int], colour: Callable[[int], str]) -> str:
-    """Bars from left to right, the first on top, each with its number."""
+    """Plot horizontal bars, the first one on top, each with its number."""
     if not any(rows.values()):
         return ""
 
@@ -199,7 +199,7 @@ def _across(title: str, rows: Mapping[str, int], colour: Callable[[int], str]) -
 
 
 def _short(name: str) -> str:
-    """On one line, at most as wide as :data:`_LABEL` Latin letters."""
+    """Return *name* on one line, cut to the width of :data:`_LABEL` Latin letters."""
     text = " ".join(name.split())
     if len(text) + _wide(text) <= _LABEL:
         return text
@@ -210,7 +210,7 @@ def _short(name: str) -> str:
 
 
 def _wide(text: str) -> int:
-    """Letters that take the place of two."""
+    """Return the number of letters of double width."""
     return sum(east_asian_width(letter) in "WF" for letter in text)
 
 
@@ -219,10 +219,10 @@ def _legend(axes: Any, columns: int) -> None:
 
 
 def _drawn(title: str, draw: Callable[[Any], None], *, height: float) -> str:
-    # no layout of text as formulas: a name may have a dollar in it
+    # names may contain a dollar sign, which starts a formula in Matplotlib
     style = {**_STYLE, "text.parse_math": False, "svg.hashsalt": title}
     with mpl.rc_context(style), warnings.catch_warnings():
-        # the browser draws the text with the fonts it has; Matplotlib only measures it with its own
+        # the browser draws the text with its own fonts; Matplotlib only measures it
         warnings.filterwarnings("ignore", "Glyph .* missing from font|Matplotlib currently does not support")
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         canvas = FigureCanvasSVG(figure)
@@ -233,11 +233,11 @@ def _drawn(title: str, draw: Callable[[Any], None], *, height: float) -> str:
 
 
 def _inline(svg: str, title: str) -> str:
-    """The element alone, with a name for screen readers, with the page's colours."""
+    """Return the SVG element alone, with a name for screen readers and the page's colours."""
     body = svg[svg.index("<svg") :]
     for name, colour in _COLOURS.items():
         body = body.replace(colour, f"var(--{name})")
-    # several on one page: each keeps its ids to itself
+    # ids must be unique on the page
     prefix = re.sub(r"\W+", "-", title.lower())
     body = re.sub(r'\bid="', f'id="{prefix}-', body)
     body = re.sub(r'xlink:href="#', f'xlink:href="#{prefix}-', body).replace("url(#", f"url(#{prefix}-")

@@ -1,4 +1,4 @@
-"""``format("dtx")``: journal, branch, work and heuristic_outcome of one or many databases as DataFrames and streams."""
+"""``format("dtx")``: tables of dtx in one or many databases as DataFrames, and the journal as a stream."""
 
 from typing import TYPE_CHECKING
 
@@ -19,5 +19,5 @@ __all__ = [
 
 
 def register(spark: "SparkSession") -> None:
-    """Make ``format("dtx")`` known to a session."""
+    """Add ``format("dtx")`` to a session; see :class:`DtxDataSource` for its options."""
     spark.dataSource.register(DtxDataSource)

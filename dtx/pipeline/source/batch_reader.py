@@ -1,14 +1,13 @@
-"""A batch read: how a table is divided among tasks, and the rows of one part as Arrow batches.
+"""Batch reads: divides a table among tasks, and reads the rows of one part as Arrow batches.
 
-Ranges of ``at`` hold whatever partition of the journal a line is in: one that is moved meanwhile from the default
-partition into that of its day is still read once. What each range has to show is said by a snapshot's numbers, which
-are the same for all and need nobody to hold a transaction open. The other tables change in place, so each is read
-by one task.
+The journal is divided by ranges of ``at``, which do not depend on its partitions. A line that moves meanwhile from the
+default partition into that of its day is still read once. All ranges show the same snapshot by its numbers, so no
+transaction stays open. The other tables change in place, so one task reads each of them.
 
-Rows come by ADBC: a thread reads ahead while Spark works, and nobody waits for ever. A part that has had no row yet
-begins again by itself when its database comes back within moments. One that has had rows fails, with a sentence that
-names it: Spark repeats the task as a whole, and drops what the first one gave. A uuid and an xid8 are sent as their
-octets: to write them as text takes PostgreSQL longer than all of a batch here.
+Rows come by ADBC. A thread reads ahead while Spark works, and every wait has a limit. If the database fails before the
+first row, the read starts again after a short pause. If it fails after that, the task fails with an error that names
+the part: Spark then repeats the whole task, and drops the rows of the first attempt. PostgreSQL sends uuid and xid8 as
+bytes: converting them to text takes PostgreSQL longer than all the work on a batch here.
 """
 
 import math
@@ -40,12 +39,12 @@ from dtx.pipeline.source.snapshot import shown
 
 _BLOCK: Final = 8_192
 _ROWS_OF_A_BLOCK: Final = 35
-"""Lines of the journal, where PostgreSQL has not counted them yet."""
+"""Estimate for a partition of the journal that PostgreSQL has not analyzed yet."""
 _SAMPLED: Final = 300
-"""Blocks of a sample: about 10,000 lines, from which a few dozen ranges come out even."""
+"""Blocks of a sample: about 10,000 lines, enough for a few dozen even ranges."""
 _SAMPLED_FOR_EACH: Final = 30
 _MOST_RANGES: Final = 10_000
-"""Of one database: each is a task, and a statement."""
+"""Limit for one database: each range is a task and a statement."""
 _BOUNDS: Final = re.compile(r"FOR VALUES FROM \('([^']+)'\) TO \('([^']+)'\)")
 
 _LEAVES: Final = """
@@ -56,23 +55,23 @@ _UUID_OCTETS: Final = 16
 _XID8_OCTETS: Final = 8
 _DIGITS: Final = 32
 _LETTERS: Final = 36
-"""Of a uuid as text: its digits and four hyphens."""
+"""Length of a uuid as text: its digits and four hyphens."""
 _GROUPS: Final = (0, 8, 12, 16, 20, _DIGITS)
-"""Where groups of digits begin, and the last one ends."""
+"""Starts of the groups of digits, and the end of the last one."""
 _BATCH_BYTES: Final = 4 * 1024 * 1024
-"""Of one batch: large enough that the calls do not count, and a few of them are all that a task holds."""
+"""Size of a batch: large enough that the cost of calls is small. A task holds only a few batches."""
 _AHEAD: Final = 2
-"""Batches read ahead of Spark."""
+"""Batches that are read ahead of Spark."""
 _FIRST_PAUSE: Final = 0.5
 
 
 class TablePart(InputPartition):
-    """What one task reads.
+    """The rows that one task reads.
 
     Args:
         source: the configured name of the database.
-        conditions: SQL, all of which hold for its rows.
-        shown: the range, for people.
+        conditions: in SQL; all of them hold for its rows.
+        shown: the range, for messages.
     """
 
     def __init__(self, source: str, conditions: tuple[str, ...], *, shown: str) -> None:
@@ -88,9 +87,9 @@ class _Leaf:
 
     Args:
         oid: of the table.
-        bounds: of ``at``, as PostgreSQL writes times; ``None`` of the default partition.
-        size: bytes.
-        rows: estimated.
+        bounds: of ``at``, as PostgreSQL writes times; ``None`` for the default partition.
+        size: in bytes.
+        rows: estimated number.
     """
 
     oid: int
@@ -100,36 +99,36 @@ class _Leaf:
 
 
 def plan(server: Server, options: Options) -> list[TablePart]:
-    """What is read of one database, now.
+    """Divide a table of one database among tasks.
 
     Args:
         server: the database.
-        options: how.
+        options: the table, and the number or size of parts.
 
     Raises:
         SourceError: the database does not answer, or has no journal that can be read.
     """
     server.identity()
     if options.table.name != tables.journal.name:
-        return parts(server.name, [()], (), whole="all of it")
+        return parts(server.name, [()], (), whole="all rows")
     seen = shown(server.snapshot())
-    return parts(server.name, times(cuts(server, options)), (seen,), whole="all of it")
+    return parts(server.name, times(cuts(server, options)), (seen,), whole="all rows")
 
 
 def parts(source: str, ranges: list[tuple[str, ...]], conditions: tuple[str, ...], *, whole: str) -> list[TablePart]:
-    """One for each range.
+    """Make one part for each range.
 
     Args:
         source: the configured name of the database.
-        ranges: conditions of each.
-        conditions: of all of them.
-        whole: what a range without conditions is called.
+        ranges: the conditions of each range.
+        conditions: further conditions of all parts.
+        whole: the name, in messages, of a range without conditions.
     """
     return [TablePart(source, (*range_, *conditions), shown=" and ".join(range_) or whole) for range_ in ranges]
 
 
 def times(points: list[str]) -> list[tuple[str, ...]]:
-    """Conditions of the ranges between *points* in time: together they hold for every line, each line in one."""
+    """Return conditions of the ranges between *points* in time; each line of the journal is in exactly one range."""
     edges = [None, *points, None]
     return [
         (
@@ -141,7 +140,7 @@ def times(points: list[str]) -> list[tuple[str, ...]]:
 
 
 def cuts(server: Server, options: Options) -> list[str]:
-    """Points in time that divide the journal evenly, in order, as PostgreSQL writes them."""
+    """Return points in time, in order and as PostgreSQL writes them, that divide the journal evenly."""
     leaves = [_leaf(*row) for row in server.rows(_LEAVES)]
     total = sum(leaf.rows for leaf in leaves)
     wanted = options.partitions or math.ceil(total / options.rows)
@@ -165,7 +164,7 @@ def cuts(server: Server, options: Options) -> list[str]:
 
 def _leaf(oid: int, bounds: str, size: int, rows: float, pages: int) -> _Leaf:
     match = _BOUNDS.fullmatch(bounds)
-    # PostgreSQL's own count is of some time ago: what a block had then, times the blocks of now
+    # PostgreSQL's count may be old: rows for each block at that time, times the current number of blocks
     of_a_block = rows / pages if rows > 0 and pages > 0 else _ROWS_OF_A_BLOCK
     return _Leaf(oid, None if match is None else (match[1], match[2]), size, size / _BLOCK * of_a_block)
 
@@ -180,12 +179,12 @@ def _within(server: Server, leaf: _Leaf, pieces: int) -> list[str]:
 
 
 def evenly(server: Server, pieces: int, lines: str) -> list[str]:
-    """Points in time, in order, that divide *lines* of the journal into about as many pieces.
+    """Return points in time, in order, that divide *lines* of the journal into about *pieces* even ranges.
 
     Args:
         server: the database.
-        pieces: how many, at least 2.
-        lines: SQL behind the name of the table.
+        pieces: number of ranges, at least 2.
+        lines: SQL after the name of the table.
     """
     fractions = ",".join(f"{number / pieces:.6f}" for number in range(1, pieces))
     points = f"percentile_disc(ARRAY[{fractions}]::float8[]) WITHIN GROUP (ORDER BY at)"
@@ -193,23 +192,22 @@ def evenly(server: Server, pieces: int, lines: str) -> list[str]:
 
 
 def _distinct(server: Server, points: str) -> list[str]:
-    """The times of an array of SQL, each once, in order."""
     rows = server.rows(f"SELECT cut::text FROM (SELECT DISTINCT unnest({points}) AS cut) AS cuts ORDER BY cuts.cut")
     return [text for (text,) in rows]
 
 
 def where(conditions: Sequence[str]) -> str:
-    """SQL: all of them hold."""
+    """Return the SQL clause for all *conditions*."""
     return f" WHERE {' AND '.join(conditions)}" if conditions else ""
 
 
 def shaped(batch: pa.RecordBatch, table: Readable, target: pa.Schema, source: str) -> pa.RecordBatch:
-    """*batch* with exactly the columns that Spark expects.
+    """Return *batch* with exactly the columns that Spark expects.
 
     Args:
-        batch: rows of :meth:`Readable.sent`.
-        table: what they are of.
-        target: the columns.
+        batch: rows with the columns of :meth:`Readable.sent`.
+        table: their table.
+        target: the columns for Spark.
         source: the configured name of the database.
     """
     return pa.RecordBatch.from_arrays([_column(batch, table, field, source) for field in target], schema=target)
@@ -229,7 +227,7 @@ def _column(batch: pa.RecordBatch, table: Readable, field: pa.Field, source: str
 
 
 def _uuids(octets: "np.ndarray[Any, np.dtype[np.uint8]]") -> pa.Array:
-    """Uuids as text: their 16 octets in hexadecimal, with hyphens (RFC 9562, section 4)."""
+    """Return uuids as text: 16 bytes in hexadecimal, with hyphens (RFC 9562, section 4)."""
     count = len(octets)
     digits = np.frombuffer(octets.tobytes().hex().encode(), np.uint8).reshape(count, _DIGITS)
     text = np.full((count, _LETTERS), ord("-"), np.uint8)
@@ -240,7 +238,7 @@ def _uuids(octets: "np.ndarray[Any, np.dtype[np.uint8]]") -> pa.Array:
 
 
 def _octets(column: pa.BinaryArray, width: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":
-    """The values of a column, of *width* octets each, beside each other; zeros where there is none."""
+    """Return the values of a column as rows of *width* bytes; nulls are zeros."""
     whole = column.fill_null(bytes(width)) if column.null_count else column
     _, ends, data = whole.buffers()
     start = int(np.frombuffer(ends, np.int32, count=1, offset=whole.offset * 4)[0])
@@ -248,27 +246,27 @@ def _octets(column: pa.BinaryArray, width: int) -> "np.ndarray[Any, np.dtype[np.
 
 
 def _present(column: pa.Array, values: pa.Array) -> pa.Array:
-    """*values* where *column* has some."""
+    """Return *values*, with null wherever *column* is null."""
     return pc.if_else(column.is_valid(), values, None) if column.null_count else values
 
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """What the reading thread ends with."""
+    """The error that ended the reading thread."""
 
     error: BaseException
 
 
 def read(options: Options, schema: StructType, part: TablePart) -> Iterator[pa.RecordBatch]:
-    """The rows of *part*.
+    """Read the rows of *part*.
 
     Args:
-        options: where and how.
+        options: the databases, the table and limits of time.
         schema: the columns.
-        part: one of those that were planned.
+        part: from :func:`plan` or a stream.
 
     Raises:
-        SourceError: they could not be read, or not to their end.
+        SourceError: the rows could not be read, or not to their end.
     """
     attempt = 0
     while True:
@@ -279,7 +277,7 @@ def read(options: Options, schema: StructType, part: TablePart) -> Iterator[pa.R
                 yield batch
         except SourceAway as error:
             if given or attempt >= options.waits.retries:
-                how = "in the middle of it" if given else f"asked {attempt + 1} times"
+                how = "after the first rows" if given else f"asked {attempt + 1} times"
                 raise SourceAway(f"{error} ({how})") from None
             time.sleep(_FIRST_PAUSE * 2**attempt)
             attempt += 1
@@ -306,7 +304,7 @@ def _once(options: Options, schema: StructType, part: TablePart) -> Iterator[pa.
                 raise _explained(where, got.error) from None
             yield got
     finally:
-        over.set()  # whoever reads ahead ends with its next batch
+        over.set()  # the reading thread ends with its next batch
 
 
 def _explained(where: str, error: BaseException) -> SourceError:
@@ -325,19 +323,19 @@ def _fetch(
     batches: "queue.Queue[pa.RecordBatch | _Failed | None]",
     over: threading.Event,
 ) -> None:
-    """Read a part into *batches*: in a thread, since nothing wakes somebody who waits in the driver for a dead peer."""
+    """Read a part into *batches*, in a thread: a wait in the driver for a dead server cannot be interrupted."""
     last: _Failed | None = None
     try:
         for batch in _rows(options, schema, part):
             if not _put(batches, batch, over):
                 return
-    except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the task, which this thread is not
+    except BaseException as error:  # noqa: BLE001 - the task must raise every error of this thread
         last = _Failed(error)
     _put(batches, last, over)
 
 
 def _put(batches: "queue.Queue[Any]", item: object, over: threading.Event) -> bool:
-    """Whether somebody still wants it."""
+    """Put *item* into the queue; return false if the task has ended meanwhile."""
     while not over.is_set():
         try:
             batches.put(item, timeout=1)
@@ -348,21 +346,21 @@ def _put(batches: "queue.Queue[Any]", item: object, over: threading.Event) -> bo
 
 
 class _Database:
-    """One that stays when its connections are closed."""
+    """A database of ADBC that stays open when a connection closes it."""
 
     def __init__(self, uri: str) -> None:
         self.kept = adbc_driver_postgresql.connect(uri)
 
     def close(self) -> None:
-        """Nothing: the next task of this process connects to it."""
+        """Do nothing: later tasks of this process use the database again."""
 
 
-# ADBC asks for all of PostgreSQL's types whenever it meets a database: 30 ms, as long as a short range takes.
+# ADBC reads all of PostgreSQL's types when it opens a database. That takes 30 ms, as long as a short range.
 _database: Final = lru_cache(maxsize=8)(_Database)
 
 
 def _connect(uri: str) -> dbapi.Connection:
-    """As the driver's own ``connect``, to a database that is met once in a process."""
+    """Connect as the driver's own ``connect`` does, but open each database only once in a process."""
     database = _database(uri)
     return dbapi.Connection(database, adbc_driver_manager.AdbcConnection(database.kept))
 
@@ -383,11 +381,11 @@ def _rows(options: Options, schema: StructType, part: TablePart) -> Iterator[pa.
 class BatchReader(DataSourceReader):
     """Plans and reads one table of the databases.
 
-    Spark filters what it gets. Its push-down into Python sources is not used: seen with 4.3, it keeps the filter of the
-    last query with the DataFrame, so ``df.filter(a).union(df.filter(b))`` has *b* twice.
+    Spark filters the rows. Its push-down of filters into Python sources is not used: in 4.3 it keeps the filter of the
+    last query with the DataFrame, so ``df.filter(a).union(df.filter(b))`` applies *b* twice.
 
     Args:
-        options: which databases, and how.
+        options: the databases, the table and how to divide it.
         schema: the columns.
     """
 
@@ -396,7 +394,7 @@ class BatchReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Each database's ranges, with what each has to show.
+        """Return the parts of all databases.
 
         Raises:
             SourceError: a database is away, or its journal cannot be read.
@@ -405,7 +403,7 @@ class BatchReader(DataSourceReader):
             return [part for found in pool.map(self._plan, self._options.sources) for part in found]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one range; see :func:`dtx.pipeline.source.batch_reader.read`."""
+        """Read the rows of one part; see :func:`dtx.pipeline.source.batch_reader.read`."""
         assert isinstance(partition, TablePart)
         yield from read(self._options, self._schema, partition)
 
@@ -415,14 +413,14 @@ class BatchReader(DataSourceReader):
 
 
 def read_table(options: Options, schema: StructType) -> pa.Table:
-    """The rows of a table in the memory of this process.
+    """Read a table into the memory of this process, without Spark.
 
     Args:
-        options: where and which.
+        options: the databases and the table.
         schema: the columns.
 
     Raises:
-        SourceError: they could not be read.
+        SourceError: the rows could not be read.
     """
     reader = BatchReader(options, schema)
     batches = [batch for part in reader.partitions() for batch in reader.read(part)]

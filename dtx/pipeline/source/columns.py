@@ -1,4 +1,4 @@
-"""The tables that can be read, and their columns, made of :mod:`dtx.log.tables`."""
+"""The tables that can be read, and their columns, from :mod:`dtx.log.tables`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from dtx.log import tables
 from dtx.pipeline.source.server import SourceError
 
 SOURCE: Final = "source"
-"""The column that is in no table: the configured name of the database that the row was read from."""
+"""The column with the configured name of the database of a row; no table has it."""
 _ARROW: Final[dict[str, pa.DataType]] = {
     "string": pa.string(),
     "binary": pa.binary(),
@@ -35,7 +35,7 @@ _ARROW: Final[dict[str, pa.DataType]] = {
 
 
 class ColumnKind(StrEnum):
-    """What a column is to PostgreSQL."""
+    """The type of a column in PostgreSQL."""
 
     TEXT = "text"
     BYTES = "bytea"
@@ -65,8 +65,8 @@ class Readable:
     """A table that can be read.
 
     Args:
-        name: in the schema ``dtx``.
-        columns: what PostgreSQL calls each, by name.
+        name: of the table in the schema ``dtx``.
+        columns: the type of each column, by name.
     """
 
     name: str
@@ -74,50 +74,50 @@ class Readable:
 
     @property
     def schema(self) -> StructType:
-        """All columns, with the source as the last."""
+        """All columns; the last one is the source."""
         fields = [StructField(name, _SPARK[kind]) for name, kind in self.columns.items()]
         return StructType([*fields, StructField(SOURCE, StringType())])
 
     def sent(self, names: Sequence[str]) -> str:
-        """SQL of a select list: columns as PostgreSQL has least work with, for :mod:`dtx.pipeline.source.batch_reader`.
+        """Return a select list in SQL, with the forms of columns that cost PostgreSQL the least work.
 
         Args:
-            names: of columns; the source is left out, since the database does not know it.
+            names: of columns; the source is left out, since the database does not have it.
         """
         found = [f'{_SENT.get(self.columns[name], "{}").format(name)} AS "{name}"' for name in names if name != SOURCE]
-        # a schema of the source alone still needs a row for each row
+        # a schema of only the source still needs the number of rows
         return ", ".join(found) or 'true AS "nothing"'
 
 
 def readable(table: str) -> Readable:
-    """What is known of *table*.
+    """Return the table of this name.
 
     Raises:
-        SourceError: there is no such table to be read.
+        SourceError: there is no such table, or it cannot be read.
     """
     try:
         return TABLES[table]
     except KeyError:
-        raise SourceError(f"there is no table {table!r} to be read: {', '.join(sorted(TABLES))}") from None
+        raise SourceError(f"table {table!r} cannot be read: there are {', '.join(sorted(TABLES))}") from None
 
 
 def chosen(table: Readable, schema: StructType) -> None:
-    """Check the columns that somebody asks for.
+    """Check the columns that a user has chosen.
 
     Raises:
-        SourceError: a column is not there, or is of another type.
+        SourceError: the table does not have a column, or has it with another type.
     """
     there = {field.name: field.dataType for field in table.schema.fields}
     for field in schema.fields:
         if field.name not in there:
-            raise SourceError(f"{table.name} has no column {field.name!r}: {', '.join(there)}")
+            raise SourceError(f"{table.name} has no column {field.name!r}: there are {', '.join(there)}")
         if field.dataType != there[field.name]:
             wanted, found = field.dataType.simpleString(), there[field.name].simpleString()
             raise SourceError(f"column {field.name} of {table.name} is {found}, not {wanted}")
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The same columns for Arrow, as Spark wants to get them."""
+    """Return the same columns as an Arrow schema, with the types that Spark expects."""
     return pa.schema(
         [pa.field(field.name, _ARROW[field.dataType.simpleString()], field.nullable) for field in schema.fields]
     )
@@ -143,4 +143,4 @@ TABLES: Final = {
     table.name: Readable(table.name, {column.name: _kind(column) for column in table.columns})
     for table in (tables.journal, tables.branch, tables.work, tables.heuristic_outcome)
 }
-"""What can be read, by name."""
+"""The tables that can be read, by name."""

@@ -1,13 +1,13 @@
-"""What Spark asks for when somebody writes ``format("dtx")``; and the journal as it grows.
+"""The Spark data source ``format("dtx")``, and the stream of the journal.
 
-A stream comes in micro-batches or with ``Trigger.AvailableNow``. Lines of a micro-batch are those that one snapshot
-shows and an earlier one does not (:mod:`.snapshot`): none is lost, however late its transaction commits, and a batch
-that Spark repeats after a crash has the very same lines.
+A stream comes in micro-batches or with ``Trigger.AvailableNow``. A micro-batch has the lines that one snapshot shows
+and an earlier one does not (:mod:`.snapshot`). So no line is lost, even if its transaction commits late, and a batch
+that Spark repeats after a crash has the same lines.
 
-A database has no index by transaction unless somebody makes one, and a look at years of journal every second is too
-much. So a stream looks at recent days all the time (``at >= since``), and at the days before now and then: a clock that
-is wrong, or a transaction that was open for days, writes there. What has come of recent days is what *snapshot* shows,
-what has come of older ones is what *swept* shows; both are the same whenever *since* moves.
+By default the journal has no index by transaction, and reading years of journal every second costs too much. So a
+stream reads recent days in each round (``at >= since``), and older days less often: a wrong clock, or a transaction
+that was open for days, writes there. *snapshot* shows the lines of recent days that were read, *swept* those of older
+days. Both are equal whenever *since* moves.
 """
 
 import math
@@ -30,7 +30,7 @@ from dtx.pipeline.source.server import AT_ONCE, Server, SourceAway, SourceError,
 from dtx.pipeline.source.snapshot import NOTHING, SourceSnapshot, between
 
 _LONGEST_WAIT: Final = 1.0
-"""Seconds of one wait for something new: a stream that is stopped waits for the end of it."""
+"""Limit, in seconds, of one wait for new lines: a stream cannot stop before the wait ends."""
 _MOST_RANGES: Final = 1_000
 _INDEXED: Final = """
 SELECT EXISTS (SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
@@ -42,12 +42,12 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """How far one database has been read.
+    """The place that one database has been read to.
 
     Args:
-        identity: of the history that the numbers belong to.
-        snapshot: what has been read of lines at or after *since*.
-        swept: what has been read of lines before it.
+        identity: of the database that the snapshots belong to.
+        snapshot: the lines at or after *since* that were read.
+        swept: the lines before *since* that were read.
         since: a point in time, as PostgreSQL writes it; ``None``: all lines are recent.
     """
 
@@ -58,10 +58,14 @@ class Place:
 
     @classmethod
     def read(cls, name: str, given: Any) -> Self:
-        """From an offset of Spark.
+        """Read an offset of Spark.
+
+        Args:
+            name: of the source.
+            given: the result of :meth:`written`.
 
         Raises:
-            SourceError: somebody else wrote it.
+            SourceError: the offset is damaged, or another program wrote it.
         """
         try:
             since = given["since"]
@@ -75,7 +79,7 @@ class Place:
             raise SourceError(f"{name}: the checkpoint holds no place that this dtx understands") from None
 
     def written(self) -> dict[str, Any]:
-        """As an offset of Spark."""
+        """Return this place as an offset of Spark."""
         return {
             "system": self.identity.system,
             "timeline": self.identity.timeline,
@@ -85,46 +89,46 @@ class Place:
         }
 
     def follow(self, name: str, now: SourceIdentity, latest: SourceSnapshot | None, *, any_timeline: bool) -> Self:
-        """The same place in the database as it is *now*.
+        """Check that this place still applies, and return it with the identity *now*.
 
         Args:
             name: of the source.
-            now: which database that is.
-            latest: what has ended there; ``None`` where that may lag behind (a standby).
-            any_timeline: whether a fail-over is fine.
+            now: the current identity of the database.
+            latest: its current snapshot; ``None`` for a standby, which may lag behind.
+            any_timeline: whether another timeline is allowed.
 
         Raises:
-            SourceError: it is not the same history any more: what the numbers say would be wrong.
+            SourceError: it is another database, timeline or an older state, so the snapshots do not apply.
         """
         if now.system != self.identity.system:
             raise SourceError(
-                f"{name}: this is not the database that the stream has read until now (a restored dump, or another "
-                "server): begin a new checkpoint (dtx pipeline archive --again), or give the source a new name"
+                f"{name}: this is not the database that was read before (it is a restored dump or another server): "
+                "begin a new checkpoint (dtx pipeline archive --again), or give the source a new name"
             )
         if now.timeline != self.identity.timeline and not any_timeline:
             raise SourceError(
                 f"{name}: the database has changed its timeline from {self.identity.timeline} to {now.timeline} (a "
-                "fail-over, or a recovery to a point in time): where no commit was lost, option timeline=any goes on; "
+                "fail-over, or a recovery to a point in time): if no commit was lost, set option timeline=any, "
                 "else begin a new checkpoint (dtx pipeline archive --again)"
             )
         if latest is not None and latest.xmax < self.snapshot.xmax:
             raise SourceError(
-                f"{name}: the database is older than what the stream has read of it: begin a new checkpoint (dtx "
+                f"{name}: the database is in an older state than when it was last read: begin a new checkpoint (dtx "
                 "pipeline archive --again)"
             )
         return replace(self, identity=now)
 
     def advanced(self, end: SourceSnapshot) -> Self:
-        """When recent days have been read as far as *end*."""
+        """Return the place after recent days were read up to *end*."""
         return replace(self, snapshot=end, swept=end if self.since is None else self.swept)
 
     def complete(self, end: SourceSnapshot, since: str) -> Self:
-        """When everything has been read as far as *end*; from now on days from *since* on are the recent ones."""
+        """Return the place after all days were read up to *end*; recent days then begin at *since*."""
         return replace(self, snapshot=end, swept=end, since=since)
 
 
 def recent(start: Place, end: Place) -> tuple[str, ...] | None:
-    """Conditions of the recent lines that *end* has and *start* has not; ``None`` where there can be none."""
+    """Return conditions of the recent lines that *end* shows and *start* does not; ``None`` if there are none."""
     if start.snapshot == end.snapshot:
         return None
     of_days = () if start.since is None else (f"at >= '{start.since}'::timestamptz",)
@@ -132,29 +136,29 @@ def recent(start: Place, end: Place) -> tuple[str, ...] | None:
 
 
 def older(start: Place, end: Place) -> tuple[str, ...] | None:
-    """Conditions of the lines of days before, which *end* has and *start* has not."""
+    """Return conditions of the older lines that *end* shows and *start* does not; ``None`` if there are none."""
     if start.since is None or start.swept == end.swept:
         return None
     return (f"at < '{start.since}'::timestamptz", between(start.swept, end.swept))
 
 
 def places(offset: Mapping[str, Any]) -> dict[str, Place]:
-    """All places of an offset of Spark."""
+    """Return the places of an offset of Spark, by source."""
     return {name: Place.read(name, given) for name, given in offset.items()}
 
 
 def _time(text: str) -> str:
-    """*text*, which becomes part of SQL."""
+    """Return *text*, which becomes part of SQL, after a check of its characters."""
     if not text or any(letter not in "0123456789-+:. " for letter in text):
         raise ValueError(text)
     return text
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows the journals of the databases.
+    """Reads new lines of the journals of some databases.
 
     Args:
-        options: which databases, and how.
+        options: the databases, limits and intervals.
         schema: the columns.
     """
 
@@ -166,26 +170,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._next_look = 0.0
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Before the first line, or after the last one."""
+        """Return the offset before the first line, or with ``startingOffsets=latest`` after the last one."""
         if not self._options.latest:
             return {}
         found = self._each(lambda _, server: Place(identity=server.identity(), snapshot=server.snapshot()))
         return {name: place.advanced(place.snapshot).written() for name, place in found.items()}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """From now on nothing counts that comes later."""
+        """Leave out lines that come after this call."""
         self._target = self._each(lambda _, server: (server.identity(), server.snapshot())[1])
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """As option ``maxRowsPerBatch`` says."""
+        """Return the limit of option ``maxRowsPerBatch``."""
         most = self._options.batch_rows
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """How far the next micro-batch goes: *start* itself where nothing is new.
+        """Return the offset after the next micro-batch; *start* if there are no new lines.
 
         Raises:
-            SourceError: a database is away, or is not the one that was read until now.
+            SourceError: a database is away, or is not the one that was read before.
         """
         self._wait()
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
@@ -197,21 +201,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**start, **moved}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The ranges of one micro-batch.
+        """Return the parts of one micro-batch.
 
         Raises:
-            SourceError: a database is away.
+            SourceError: a database is away, or a source of the micro-batch is no longer configured.
         """
         gone = sorted(name for name in end if name not in self._options.sources and start.get(name) != end[name])
         if gone:
-            raise SourceError(f"{gone[0]}: the last micro-batch is repeated and needs this source: name it again")
+            raise SourceError(f"{gone[0]}: the last micro-batch is repeated and needs this source: configure it again")
         before, after = places(start), places(end)
         changed = {name for name in after if name in self._options.sources and before.get(name) != after[name]}
         found = self._each(lambda name, server: self._parts(server, before.get(name), after[name]), changed, wait=False)
         return [part for planned in found.values() for part in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one range; see :func:`dtx.pipeline.source.batch_reader.read`."""
+        """Read the rows of one part; see :func:`dtx.pipeline.source.batch_reader.read`."""
         assert isinstance(partition, TablePart)
         yield from read(self._options, self._schema, partition)
 
@@ -223,7 +227,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _each(
         self, ask: Callable[[str, Server], _T], names: set[str] | None = None, *, wait: bool | None = None
     ) -> dict[str, _T]:
-        """What each database answers; those that are away are left out, or nobody goes on, as the options say."""
+        """Return the answer of each database; with *wait*, databases that are away are left out, else they raise."""
         wait = self._options.wait_for_away if wait is None else wait
 
         def answer(name: str) -> _T:
@@ -242,7 +246,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def _latest(self, server: Server, begun: Place | None, most: int | None) -> Place | None:
-        """The place after the next micro-batch; ``None`` where it would be empty."""
+        """Return the place after the next micro-batch; ``None`` if that would be empty."""
         identity = server.identity()
         now = server.snapshot()
         start = (
@@ -255,7 +259,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._target is not None:
             now = self._target.get(server.name, start.snapshot)
         if not now.contains(start.snapshot):
-            return None  # a standby that is behind what was read elsewhere, and catches up; or the run's end is reached
+            return None  # a standby that lags behind the lines that were read, or the end of AvailableNow is reached
         sweep = start.since is None or self._sweep_due(server)
         if now == start.snapshot and (not sweep or now == start.swept):
             return None
@@ -285,18 +289,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if conditions is None:
                 continue
             ranges = times(cuts(server, self._options)) if whole else _ranges(server, conditions, self._options)
-            found += parts(server.name, ranges, conditions, whole="all that is new")
+            found += parts(server.name, ranges, conditions, whole="all new rows")
         return found
 
 
 def _cut(server: Server, start: Place, end: Place, most: int) -> SourceSnapshot:
-    """Where a micro-batch ends that must not have more than *most* rows: a transaction is never divided.
+    """Return the snapshot at the end of a micro-batch of about *most* rows, without dividing a transaction.
 
     Args:
         server: the database.
-        start: where the micro-batch begins.
-        end: where it would end if it had all that is new, which is more than *most* rows.
-        most: how many rows are wanted, about: one transaction that has more comes alone.
+        start: the place before the micro-batch.
+        end: the place after all new lines, which are more than *most*.
+        most: limit of rows; a transaction with more rows comes alone.
     """
     new = recent(start, end) or ()
     xids = "SELECT xid8::text::bigint FROM dtx.journal"
@@ -318,7 +322,7 @@ def _count(server: Server, conditions: tuple[str, ...] | None) -> int:
 
 
 def _ranges(server: Server, conditions: tuple[str, ...], options: Options) -> list[tuple[str, ...]]:
-    """The times of what is new, divided evenly: the only partitions of the journal that are looked at."""
+    """Divide the times of new lines evenly; only the partitions of the journal in this range are read."""
     new = where(conditions)
     count, low, high = server.rows(f"SELECT count(*), min(at)::text, max(at)::text FROM dtx.journal{new}")[0]
     if not count:
@@ -336,28 +340,28 @@ class DtxDataSource(DataSource):
     Options (names in any case):
 
     ====================  =============================================================================================
-    ``url``, ``name``     one database, and what it is called (default ``dtx``)
-    ``sources``           several: a JSON object of name and URL
+    ``url``, ``name``     one database, and its name (default ``dtx``)
+    ``sources``           several databases: a JSON object of name and URL
     ``table``             ``journal`` (default), ``branch``, ``work``, ``heuristic_outcome``; or as ``load(table)``
     ``partitions``        tasks for the journal of each database; default: by ``rowsPerPartition`` (1,000,000)
-    ``connectTimeout``    seconds until a connection stands (10)
-    ``statementTimeout``  seconds for one task's statement (1800; 0: for ever)
-    ``stallTimeout``      seconds without a row until a database counts as away (120)
-    ``retries``           how often a task asks again before its first row (3)
+    ``connectTimeout``    limit for connecting, in seconds (10)
+    ``statementTimeout``  limit for the statement of a task, in seconds (1800; 0: no limit)
+    ``stallTimeout``      limit of time without a row, in seconds; the database then counts as away (120)
+    ``retries``           retries of a task before its first row (3)
     ====================  =============================================================================================
 
-    Streams, of the journal alone:
+    Options for streams, of which only the journal can be one:
 
     ====================  =============================================================================================
-    ``maxRowsPerBatch``   rows of one micro-batch and database, about (default: all there is)
-    ``unavailable``       ``fail`` (default), or ``wait``: a database that is away keeps its place, the others go on
-    ``pollInterval``      seconds between two looks at a database that had nothing new (1)
-    ``sweepInterval``     seconds between two looks at days that are over, where clocks that are wrong write (3600)
+    ``maxRowsPerBatch``   approximate limit of rows of one micro-batch and database (default: no limit)
+    ``unavailable``       ``fail`` (default), or ``wait``: read the others, and continue later where this database was
+    ``pollInterval``      seconds between two reads if nothing is new (1)
+    ``sweepInterval``     seconds between two reads of past days, where wrong clocks write (3600)
     ``startingOffsets``   ``earliest`` (default) or ``latest``
-    ``timeline``          ``same`` (default), or ``any``: go on after a fail-over that may have lost commits
+    ``timeline``          ``same`` (default), or ``any``: continue after a fail-over that may have lost commits
     ====================  =============================================================================================
 
-    Columns are chosen by schema: ``.schema("rm string, gtrid binary")`` reads these two, and no other is sent.
+    The schema selects the columns: for ``.schema("rm string, gtrid binary")`` the database sends only these two.
     """
 
     @classmethod
@@ -366,20 +370,24 @@ class DtxDataSource(DataSource):
         return "dtx"
 
     def schema(self) -> StructType:
-        """All columns of the table, and the source."""
+        """Return all columns of the table, and the source."""
         return self._parsed().table.schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For ``spark.read``."""
+        """Return the reader for ``spark.read``.
+
+        Raises:
+            SourceError: an option or a column is wrong.
+        """
         options = self._parsed()
         chosen(options.table, schema)
         return BatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """For ``spark.readStream``: the journal.
+        """Return the reader for ``spark.readStream``.
 
         Raises:
-            SourceError: another table, whose rows change in place, so nothing says what is new.
+            SourceError: an option or column is wrong, or the table is not the journal: rows of others change in place.
         """
         options = self._parsed()
         if options.table.name != tables.journal.name:

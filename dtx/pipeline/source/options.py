@@ -1,4 +1,4 @@
-"""The options of ``format("dtx")``: read once, refused with a sentence that says what they may be."""
+"""Parses the options of ``format("dtx")``; errors say which values are allowed."""
 
 import json
 from collections.abc import Mapping
@@ -18,26 +18,26 @@ _KNOWN: Final = {
     )
 }  # fmt: skip
 _MOST_SOURCES: Final = 10_000
-"""Databases of one read: more is a mistake, and each is asked for its snapshot before anything is read."""
+"""Limit of databases of one read, since a read begins with the snapshots of all of them."""
 _Default = TypeVar("_Default", int, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What is read, and how.
+    """The options of one read or stream.
 
     Args:
         sources: URL of each database, by its configured name.
-        table: which table.
-        partitions: of each database; ``None``: by its size.
-        rows: of one partition, about, where *partitions* is ``None``.
-        waits: how long a database may take.
-        batch_rows: of one micro-batch and database, about; ``None``: all there is.
+        table: the table to read.
+        partitions: number of partitions for each database; ``None``: by its size.
+        rows: approximate number of rows of one partition, if *partitions* is ``None``.
+        waits: limits of time for a database.
+        batch_rows: approximate limit of rows of one micro-batch and database; ``None``: no limit.
         wait_for_away: streaming: a database that is away keeps its place and does not stop the others.
-        sweep: streaming: seconds between two looks at days that are over.
-        poll: streaming: seconds between two looks at a database that had nothing new.
-        any_timeline: streaming goes on after a fail-over, in which commits may have been lost.
-        latest: streaming begins with what comes, instead of what is there.
+        sweep: streaming: seconds between two reads of past days.
+        poll: streaming: seconds between two reads if nothing is new.
+        any_timeline: streaming: continue after a fail-over, in which commits may have been lost.
+        latest: streaming: begin with lines that come later, without the existing ones.
     """
 
     sources: Mapping[str, str]
@@ -54,7 +54,7 @@ class Options:
 
 
 def parse(given: Mapping[str, str]) -> Options:
-    """Read options as Spark hands them over: their names in any case.
+    """Parse options; Spark may change the case of their names.
 
     Raises:
         SourceError: an option is missing, unknown, or out of range.
@@ -81,7 +81,7 @@ def parse(given: Mapping[str, str]) -> Options:
 def _sources(named: Mapping[str, str]) -> dict[str, str]:
     if ("url" in named) == ("sources" in named):
         raise SourceError(
-            "say which databases: option url with postgresql://…, or option sources with a JSON object of name and url"
+            "set one of the options: url with postgresql://…, or sources with a JSON object of name and url"
         )
     if "url" in named:
         found: object = {named.get("name") or "dtx": named["url"]}

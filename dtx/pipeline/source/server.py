@@ -1,8 +1,7 @@
-"""One database, for planning, by psycopg: connections that end by themselves, what it is, and a moment of it.
+"""A connection to one database by psycopg, with limits of time, for its identity, its snapshot and short queries.
 
-No look keeps a transaction open, which would keep PostgreSQL from cleaning up: lines of the journal name their
-transactions, and the numbers of a snapshot say what to show. Errors name the database in one sentence, and never its
-password.
+No transaction stays open, which would stop PostgreSQL's vacuum: lines of the journal name their transactions, and the
+numbers of a snapshot select the lines. Errors name the database, and never its password.
 """
 
 import functools
@@ -23,9 +22,9 @@ from dtx.pipeline.quarantine import Quarantined
 from dtx.pipeline.source.snapshot import SourceSnapshot
 
 _CONNECTION: Final = ("08", "53", "57P")
-"""SQLSTATE classes of connections lost, of a server that is full, and of one that is starting or stopping."""
+"""SQLSTATE classes of lost connections, of a server without free resources, and of one that is starting or stopping."""
 _RETRIED: Final = frozenset({"40001", "40P01", "55P03", "25006"})
-"""Serialization, deadlock, a lock that was not had in time; a standby that cancels a query says 40001."""
+"""Serialization failure (also a query that a standby has cancelled), deadlock, lock timeout, read-only transaction."""
 _MOST_LETTERS: Final = 500
 _KEEPALIVE: Final = {"keepalives": 1, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 _FLUSH_SECONDS: Final = 2.0
@@ -38,45 +37,45 @@ SELECT (SELECT system_identifier::text FROM pg_control_system()),
     to_regclass('dtx.journal') IS NOT NULL,
     to_regclass('dtx.alembic_version') IS NOT NULL
 """
-# A standby's snapshots list nobody who is under way: only what lies below xmin is known to have ended there.
+# A standby's snapshots do not list active transactions: only those below xmin are known to have ended.
 _SNAPSHOT: Final = """
 SELECT CASE WHEN pg_is_in_recovery() THEN pg_snapshot_xmin(s) || ':' || pg_snapshot_xmin(s) || ':' ELSE s::text END,
     CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_current_wal_insert_lsn()::text END
 FROM (SELECT pg_current_snapshot() AS s) now
 """
 AT_ONCE: Final = 16
-"""Databases that are asked at a time: one that is away must not make hundreds wait for their turn."""
+"""Databases that are read at the same time: one that is away must not delay hundreds of others."""
 
 
 class SourceError(Exception):
-    """A database, or a part of one, was not read."""
+    """A database, or a part of it, could not be read."""
 
 
 class SourceAway(SourceError):
-    """It does not answer now; later it may."""
+    """The database does not answer now; a later attempt may succeed."""
 
 
 def sentence(error: BaseException) -> str:
-    """The first line of a driver's error, without passwords, bounded."""
+    """Return the first line of a driver's error, without passwords, of at most 500 characters."""
     lines = str(error).strip().splitlines()
     text = redact(lines[0].strip().rstrip(".")) if lines else type(error).__name__
     return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}…"
 
 
 def passes(sqlstate: str | None) -> bool:
-    """Whether an error with this SQLSTATE may be gone the next time; without one the connection was lost."""
+    """Return whether an error with this SQLSTATE may pass; ``None``: the connection was lost."""
     return sqlstate is None or sqlstate in _RETRIED or sqlstate.startswith(_CONNECTION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """How long a database may take.
+    """Limits of time for a database.
 
     Args:
-        connect: seconds until a connection stands.
-        statement: seconds for one partition, counted by the server; 0: for ever.
-        stall: seconds without a row from a server that is at it.
-        retries: how often a partition begins again that has not had a row yet; afterwards Spark repeats its task.
+        connect: seconds for connecting.
+        statement: seconds for the statement of one part, as the server counts them; 0: no limit.
+        stall: seconds without a row.
+        retries: how often the read of a part starts again before its first row; after that Spark repeats the task.
     """
 
     connect: int = 10
@@ -87,10 +86,10 @@ class Waits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceIdentity:
-    """Which history a snapshot belongs to: in another one its numbers mean something else.
+    """The identity of a database and its history; a snapshot has no meaning in another one.
 
     Args:
-        system: of the PostgreSQL cluster and the database in it; a restored dump is another one.
+        system: identifier of the PostgreSQL cluster, and the oid of the database; a restored dump has another one.
         timeline: changes with a fail-over and a recovery to a point in time.
     """
 
@@ -99,12 +98,12 @@ class SourceIdentity:
 
 
 def conninfo(url: str, waits: Waits, *, statement: int) -> str:
-    """How to connect, for libpq.
+    """Return the connection string for libpq.
 
     Args:
         url: of the database.
-        waits: limits.
-        statement: seconds for a statement; 0: for ever.
+        waits: limits of time.
+        statement: limit for a statement, in seconds; 0: no limit.
 
     Raises:
         SourceError: libpq does not understand the URL.
@@ -123,26 +122,26 @@ def conninfo(url: str, waits: Waits, *, statement: int) -> str:
         }
         return make_conninfo(url, **ours)
     except psycopg.Error as error:
-        raise SourceError(f"not a url of a database: {sentence(error)}") from None
+        raise SourceError(f"not the url of a database: {sentence(error)}") from None
 
 
 class Server:
-    """A connection to one database, for questions; closed by :meth:`close`.
+    """A connection to one database for short queries; :meth:`close` closes it.
 
     Args:
         name: the configured name of the source.
         url: of the database.
-        waits: limits.
+        waits: limits of time.
 
     Raises:
-        SourceAway: no connection.
+        SourceAway: the database does not answer.
         SourceError: libpq does not understand the URL, or the database refuses.
     """
 
     def __init__(self, name: str, url: str, waits: Waits) -> None:
         self.name = name
         self.standby = False
-        """Whether the last snapshot was that of a standby, which may lag behind what others have seen."""
+        """Whether the last snapshot was that of a standby, which may lag behind lines that were read elsewhere."""
         with explained(name):
             self._connection = psycopg.connect(conninfo(url, waits, statement=waits.stall), autocommit=True)
 
@@ -151,41 +150,42 @@ class Server:
         self._connection.close()
 
     def rows(self, statement: str) -> list[tuple[Any, ...]]:
-        """What *statement* answers; its parts are our own names and literals.
+        """Return the rows of *statement*, which must contain only trusted names and literals.
 
         Raises:
-            SourceAway, SourceError: it was not answered.
+            SourceAway: the connection was lost, or the error may pass.
+            SourceError: the database refuses the statement.
         """
         with explained(self.name):
             return self._connection.execute(statement).fetchall()
 
     def identity(self) -> SourceIdentity:
-        """Which database this is.
+        """Return the identity of the database.
 
         Raises:
-            SourceError: it has no journal, or one of a newer dtx.
+            SourceError: the database has no journal, or one of a newer dtx.
         """
         system, timeline, oid, journal, versioned = self.rows(_WHAT)[0]
         if not journal:
-            raise SourceError(f"{self.name}: there is no journal of dtx here, or its schema may not be used")
+            raise SourceError(f"{self.name}: there is no journal of dtx here, or no privilege to use its schema")
         if versioned:
             found = self.rows("SELECT max(version_num) FROM dtx.alembic_version")[0][0]
             newest = _newest_revision()
             if found is not None and str(found) > newest:
                 raise SourceError(
-                    f"{self.name}: the journal is that of a newer dtx (revision {found}, this one knows up to "
-                    f"{newest}): update dtx here first"
+                    f"{self.name}: the journal is that of a newer dtx (revision {found}, this dtx reads up to "
+                    f"{newest}): update this dtx first"
                 )
         return SourceIdentity(system=f"{system}/{oid}", timeline=int(timeline))
 
     def snapshot(self) -> SourceSnapshot:
-        """What has ended by now, for good.
+        """Return the set of ended transactions, which a crash of the server cannot change.
 
-        PostgreSQL forgets at a crash that numbers were given to transactions whose records it had not written to disk,
-        and gives them once more. So a snapshot counts when everything is on disk that was recorded before it.
+        After a crash, PostgreSQL may give numbers again to new transactions if the WAL records of the earlier ones were
+        not on disk. So this waits until all WAL records before the snapshot are on disk.
 
         Raises:
-            SourceAway: the server did not write its records to disk in time, or does not answer.
+            SourceAway: the server does not answer, or has not written its WAL to disk in time.
         """
         text, recorded = self.rows(_SNAPSHOT)[0]
         self.standby = recorded is None
@@ -199,14 +199,14 @@ class Server:
         return SourceSnapshot.parse(text)
 
     def lines(self) -> int | None:
-        """How many lines the journal has, ``None`` where that cannot be said: there is none, or it may not be read."""
+        """Return the number of lines of the journal, ``None`` if there is no journal or it cannot be read."""
         try:
             return int(self.rows("SELECT count(*) FROM dtx.journal")[0][0])
         except SourceError:
             return None
 
     def _flush(self) -> None:
-        """Have the records written to disk by a commit of our own that leaves nothing behind but itself."""
+        """Force the WAL to disk with a commit of a logical message, which changes no table."""
         with explained(self.name), self._connection.transaction():
             self._connection.execute("SET TRANSACTION READ WRITE")
             self._connection.execute("SET LOCAL synchronous_commit = local")
@@ -215,7 +215,7 @@ class Server:
 
 @contextmanager
 def connected(name: str, url: str, waits: Waits) -> Iterator[Server]:
-    """A :class:`Server` for a while."""
+    """Open a :class:`Server` for the block, and close it; see there for errors."""
     server = Server(name, url, waits)
     try:
         yield server
@@ -225,7 +225,7 @@ def connected(name: str, url: str, waits: Waits) -> Iterator[Server]:
 
 @contextmanager
 def explained(name: str) -> Iterator[None]:
-    """Errors of psycopg as ours."""
+    """Raise errors of psycopg and the system as :class:`SourceError` or :class:`SourceAway`."""
     try:
         yield
     except (psycopg.Error, OSError) as error:
@@ -236,7 +236,7 @@ def explained(name: str) -> Iterator[None]:
 
 @functools.cache
 def _newest_revision() -> str:
-    """The newest revision that this dtx has a migration for.
+    """Return the newest revision that this dtx has a migration for.
 
     Raises:
         SourceError: the migrations are missing from this installation.
@@ -250,11 +250,11 @@ def _newest_revision() -> str:
 
 
 def reachable(sources: Mapping[str, str], *, waits: Waits | None = None) -> tuple[dict[str, str], list[Quarantined]]:
-    """The databases that answer and have a journal that this dtx understands, and what is wrong with the others.
+    """Return the databases that answer and have a journal that this dtx can read, and records of the others.
 
     Args:
-        sources: URL of each by its configured name.
-        waits: how long each may take.
+        sources: URL of each database, by its configured name.
+        waits: limits of time for each; ``None``: the defaults.
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = list(pool.map(lambda name: _look(name, sources[name], waits or Waits()), sources))

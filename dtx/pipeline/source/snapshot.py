@@ -1,11 +1,10 @@
-"""Sets of finished transactions, and what lies between two of them. Pure.
+"""Sets of ended transactions, and the lines between two of them. Pure.
 
-PostgreSQL writes a snapshot as ``xmin:xmax:xip,…``: every transaction below *xmin* has ended, none from *xmax* on had
-begun or ended, and of those between, the ones in *xip* were under way. The journal is append-only and each of its lines
-names its transaction (``xid8``), so a snapshot names a set of lines that never changes again. Lines between two
-snapshots are those that the later one shows and the earlier one does not: a transaction that was long under way comes
-when it has committed, whatever came in meanwhile. ``max(id)`` would lose it, and ``pg_snapshot_xmin`` alone would make
-everybody wait for it.
+PostgreSQL writes a snapshot as ``xmin:xmax:xip,…``. Every transaction below *xmin* has ended. None from *xmax* on had
+ended. Of those between, the ones in *xip* were active. The journal is append-only and each of its lines names its
+transaction (``xid8``), so the set of lines that a snapshot shows never changes. Lines between two snapshots are those
+that the later one shows and the earlier one does not: those of a long transaction come when it has committed.
+``max(id)`` would lose them, and ``pg_snapshot_xmin`` alone would delay all later lines until then.
 """
 
 from collections.abc import Iterable
@@ -20,8 +19,8 @@ class SourceSnapshot:
     """A set of transactions that have ended.
 
     Args:
-        xmax: none from here on is in it.
-        under_way: those below *xmax* that are not in it either.
+        xmax: no transaction from this number on is in the set.
+        under_way: transactions below *xmax* that are not in the set.
 
     Raises:
         ValueError: a number is out of range, or not below *xmax*.
@@ -36,15 +35,15 @@ class SourceSnapshot:
 
     @property
     def xmin(self) -> int:
-        """Every transaction below has ended."""
+        """Every transaction below this number has ended."""
         return min(self.under_way, default=self.xmax)
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read PostgreSQL's form.
+        """Parse PostgreSQL's text form.
 
         Raises:
-            ValueError: it is not ``xmin:xmax:xip,…``, or its numbers contradict each other.
+            ValueError: *text* is not ``xmin:xmax:xip,…``, or its numbers contradict each other.
         """
         try:
             xmin, xmax, listed = text.split(":")
@@ -54,24 +53,23 @@ class SourceSnapshot:
             raise ValueError(f"not a snapshot of PostgreSQL: {text[:200]!r}") from None
         if lowest > found.xmin:
             raise ValueError(f"not a snapshot of PostgreSQL: {text[:200]!r}")
-        return found  # a lower xmin than the first one listed says nothing more: those between have ended
+        return found  # xmin may be lower than the first listed number: transactions between have ended
 
     def __str__(self) -> str:
-        """PostgreSQL's form."""
         return f"{self.xmin}:{self.xmax}:{','.join(map(str, sorted(self.under_way)))}"
 
     def contains(self, other: "SourceSnapshot") -> bool:
-        """Whether everything that *other* shows is shown here, too."""
+        """Return whether all transactions of *other* are in this set."""
         if other.xmax > self.xmax and any(xid not in other.under_way for xid in range(self.xmax, other.xmax)):
             return False
         return all(xid in other.under_way or xid >= other.xmax for xid in self.under_way)
 
     def cut(self, start: "SourceSnapshot", at: int) -> "SourceSnapshot":
-        """Less than this one, and no less than *start*: of what is new, only transactions below *at*.
+        """Return *start* and, of the further transactions in this set, only those below *at*.
 
         Args:
-            start: shown here entirely.
-            at: the first transaction that is left for later.
+            start: a subset of this set.
+            at: the first transaction to leave for later.
         """
         xmax = max(start.xmax, min(at, self.xmax))
         late = {xid for xid in start.under_way if xid >= at}
@@ -79,11 +77,11 @@ class SourceSnapshot:
 
 
 NOTHING = SourceSnapshot(1)
-"""Before the first transaction of any database."""
+"""The empty set: before the first transaction of any database."""
 
 
 def shown(snapshot: SourceSnapshot) -> str:
-    """SQL: the line of the journal is in *snapshot*."""
+    """Return the SQL condition for lines of the journal in *snapshot*."""
     if not snapshot.under_way:
         return f"xid8 < '{snapshot.xmax}'::xid8"
     return (
@@ -93,7 +91,7 @@ def shown(snapshot: SourceSnapshot) -> str:
 
 
 def between(start: SourceSnapshot, end: SourceSnapshot) -> str:
-    """SQL: the line is in *end* and was not in *start*; an index on ``xid8`` serves it where there is one."""
+    """Return the SQL condition for lines in *end* and not in *start*; an index on ``xid8`` can serve it."""
     if start == NOTHING:
         return shown(end)
     late = start.under_way - end.under_way

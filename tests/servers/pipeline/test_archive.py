@@ -180,7 +180,7 @@ def test_two_that_archive_at_once_do_not_double_a_line(
     write(database, 3)
     run(tmp_path, database)
     write(database, 5)
-    with Lake(str(tmp_path)).files.alone(LOCK), pytest.raises(LakeError, match="another process is at work"):
+    with Lake(str(tmp_path)).files.alone(LOCK), pytest.raises(LakeError, match="another process uses"):
         run(tmp_path, database)
     monkeypatch.setattr("dtx.pipeline.files.Files.is_local", False)
     real = write_deltalake

@@ -38,9 +38,7 @@ def older(database: str, tmp_path: Path) -> Path:
 
 
 def test_an_older_lake_becomes_a_table_and_archive_goes_on(older: Path, database: str) -> None:
-    with pytest.raises(
-        LakeError, match=r"an older dtx has made the lake .*: dtx pipeline migrate-lake makes a table of it"
-    ):
+    with pytest.raises(LakeError, match=r"an older dtx has made the lake .*: dtx pipeline migrate-lake converts it"):
         run(older, database)
     seen: list[int] = []
     assert migrate(str(older), seen.append) == 15

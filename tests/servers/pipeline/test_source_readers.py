@@ -169,9 +169,9 @@ def test_lines_of_json_that_are_malformed_are_named_with_their_number(spark: Spa
     found = {one.reason: (int(one.item.rpartition(":")[2]), one.count) for one in wrong}
     assert found == {
         "not a JSON object": (3, 3),
-        "gtrid is not 1 to 64 octets in hexadecimal": (5, 3),
+        "gtrid is not 1 to 64 bytes in hexadecimal": (5, 3),
         "decision is not commit or rollback": (8, 1),
-        "time is not one of ISO 8601": (9, 2),
+        "time is not in ISO 8601": (9, 2),
         "format_id is not an unsigned 32 bit number": (10, 1),
         "finished is not true or false": (12, 1),
     }
@@ -224,7 +224,7 @@ def test_csv_has_its_columns_in_any_order_and_each_file_its_header(spark: SparkS
     ]
     found = {one.item.rpartition("/")[2]: (one.reason, one.count, one.is_away) for one in wrong}
     assert found == {
-        "a.csv:3": ("time is not one of ISO 8601", 1, False),
+        "a.csv:3": ("time is not in ISO 8601", 1, False),
         "c.csv:1": ("the header lacks decision, time, or has it twice", 2, True),
     }
 
@@ -299,7 +299,7 @@ def test_an_empty_parquet_file_is_named(spark: SparkSession, tmp_path: Path, oth
     frame, wrong = read(spark, [ManagerLog(kind=LogKind.PARQUET, name="bank", place=str(tmp_path))])
     assert len(rows(frame)) == ("whole" in others)
     named = {one.item.rpartition("/")[2]: one.reason for one in wrong}
-    assert named.pop("empty.parquet") == "empty: 0 octets are no Parquet file"
+    assert named.pop("empty.parquet") == "the file is empty"
     assert named.keys() == {f"{name}.parquet" for name in others if name == "cut"}
 
 

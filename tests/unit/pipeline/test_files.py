@@ -51,7 +51,7 @@ def test_sizes_say_which_files_are_missing(tmp_path: Path) -> None:
 
 def test_two_do_not_have_a_lock_at_once(tmp_path: Path) -> None:
     files = Files(str(tmp_path))
-    with files.alone("lock"), pytest.raises(LakeError, match="another process is at work"), files.alone("lock"):
+    with files.alone("lock"), pytest.raises(LakeError, match="another process uses"), files.alone("lock"):
         pass
     with files.alone("lock"):
         pass

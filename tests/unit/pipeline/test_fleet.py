@@ -33,7 +33,7 @@ def test_relative_paths_begin_where_the_file_is_and_addresses_stay(tmp_path: Pat
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        ('form = "delta"', "form is no setting any more: a lake is a Delta table, see dtx pipeline migrate-lake"),
+        ('form = "delta"', "form is no longer a setting: a lake is a Delta table, see dtx pipeline migrate-lake"),
         ("lakes = 1", "lakes: Extra inputs are not permitted"),
         ('[[database]]\nname = "a"\nurl = "mysql://h/d"', "database.0.url: does not start with postgresql://"),
         ('[[participant]]\nname = "a"\nurl = "file:x"', "does not start with postgresql:// or mysql://"),
@@ -50,7 +50,7 @@ def test_relative_paths_begin_where_the_file_is_and_addresses_stay(tmp_path: Pat
             "'a' is the name of two databases and participants",
         ),
         ('publish = "postgresql://${NOBODY}@h/d"', "the environment variable NOBODY is not set"),
-        ("lake = ", "is no TOML"),
+        ("lake = ", "is not TOML"),
     ],
 )
 def test_a_mistake_is_one_sentence_that_names_it(tmp_path: Path, more: str, sentence: str) -> None:

@@ -37,7 +37,7 @@ def call(*words: str) -> tuple[int, str]:
 def test_every_command_explains_itself_and_its_exit_codes(command: str) -> None:
     code, said = call(command, "--help")
     assert code == Exit.OK
-    assert command == "example" or "3    finished, but something was not read" in said
+    assert command == "example" or "3    finished, but some sources were not read" in said
     assert "\\b" not in said
 
 
@@ -97,7 +97,7 @@ def test_without_a_fleet_a_sentence_says_how_to_get_one(here: Path) -> None:
         (("report", "--memory", "much"), "is not a size"),
         (("report", "--set", "colour=blue"), "is not spark.NAME=VALUE"),
         (("archive", "--interval", "soon"), "is not a duration"),
-        (("retain", "--keep", "99999999d"), "--keep reaches back to before the first day"),
+        (("retain", "--keep", "99999999d"), "--keep reaches back too far"),
         (("generate", "x", "--transactions", "5", "--anomalies", "9"), "anomalies of each of"),
     ],
 )
@@ -117,9 +117,9 @@ def test_old_lines_are_removed_after_a_yes_alone(here: Path) -> None:
     years = {"2020-01": datetime(2020, 1, 1, tzinfo=UTC), "2999-01": datetime(2999, 1, 1, tzinfo=UTC)}
     rows = [{"at": at, "month": month, "batch": 1} for month, at in years.items()]
     write_deltalake(here / "lake", pa.Table.from_pylist(rows, SCHEMA), partition_by=["month"])
-    assert call("retain", "--keep", "1d")[1].startswith("would remove 1 lines of journals, of before ")
+    assert call("retain", "--keep", "1d")[1].startswith("would remove 1 lines of journals, from before ")
     assert DeltaTable(here / "lake").count() == 2
-    assert call("retain", "--keep", "1d", "--yes")[1].startswith("removed 1 lines of journals, of before ")
+    assert call("retain", "--keep", "1d", "--yes")[1].startswith("removed 1 lines of journals, from before ")
     assert DeltaTable(here / "lake").to_pyarrow_table(columns=["month"])["month"].to_pylist() == ["2999-01"]
 
 

@@ -19,13 +19,13 @@ def test_a_line_says_what_runs_how_far_and_how_long_it_may_take(monkeypatch: pyt
     progress = Progress(None, "archive", console=Console(file=io.StringIO()))
     progress.note("3 of 5 databases", 1_234_567)
     assert progress.line(1000.0, StageProgress(1, 0, 40)) == (
-        "archive · 3 of 5 databases · 1,234,567 rows · 1 stage, 0 of 40 tasks · 0:00 gone"
+        "archive · 3 of 5 databases · 1,234,567 rows · 1 stage, 0 of 40 tasks · 0:00 elapsed"
     )
     # ten tasks took a minute, so thirty take three
     assert progress.line(1060.0, StageProgress(1, 10, 40)).endswith(
-        "10 of 40 tasks · 1:00 gone · about 3:00 for this stage"
+        "10 of 40 tasks · 1:00 elapsed · about 3:00 for this stage"
     )
-    assert progress.line(8000.0, StageProgress(0, 0, 0)).endswith("rows · 1:56:40 gone")
+    assert progress.line(8000.0, StageProgress(0, 0, 0)).endswith("rows · 1:56:40 elapsed")
 
 
 def test_a_terminal_has_one_line_that_is_gone_at_the_end() -> None:
@@ -42,7 +42,7 @@ def test_a_terminal_has_one_line_that_is_gone_at_the_end() -> None:
         assert asked.wait(60)
         progress.tell("one database is away")
     shown = output.getvalue()
-    assert "report · 0:00 gone" in shown
+    assert "report · 0:00 elapsed" in shown
     assert "one database is away\n" in shown
     assert shown.endswith(ERASED)
 

@@ -150,7 +150,7 @@ def test_what_has_no_time_is_no_bar_and_in_the_tables_all_the_same(tmp_path: Pat
     """The log of Atomikos has no times, and what it has decided may be about no branch that is known."""
     days: list[tuple[date | None, str, int]] = [(None, "unfinished", 3), (None, "committed", 1)]
     alone = replace(EMPTY, days=days, attention_total=3)
-    assert "Nothing of what needs attention has a time." in render(alone)
+    assert "No transaction that needs attention has a time." in render(alone)
     page = write_report(replace(FULL, days=[*days, *FULL.days]), tmp_path)
     assert "by day of the last event</figcaption><svg" in page.read_text()
     assert (page.parent / "days.csv").read_text().splitlines()[1:3] == [",unfinished,3", ",committed,1"]

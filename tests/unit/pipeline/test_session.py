@@ -114,7 +114,7 @@ def test_java_that_keeps_no_classes_is_an_error(monkeypatch: pytest.MonkeyPatch,
         process = subprocess.Popen(["/bin/sh", "-c", program], stdin=subprocess.PIPE)
         gateway = SimpleNamespace(proc=process, shutdown=lambda: None)
         monkeypatch.setattr("pyspark.SparkContext._gateway", gateway)
-        with nullcontext() if kept else pytest.raises(JavaMissing, match="Java has not kept its classes in"):
+        with nullcontext() if kept else pytest.raises(JavaMissing, match="Java has not written its classes to"):
             session._keep_classes()
         assert [path.name for path in tmp_path.iterdir()] == ([archive.name] if kept else [])
 

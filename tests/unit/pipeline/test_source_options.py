@@ -17,12 +17,12 @@ URL = "postgresql://u:secret@127.0.0.1/d"
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({}, "say which databases"),
-        ({"url": URL, "sources": "{}"}, "say which databases"),
+        ({}, "set one of the options: url"),
+        ({"url": URL, "sources": "{}"}, "set one of the options: url"),
         ({"url": "mysql://x"}, "does not start with postgresql://"),
         ({"sources": "[]"}, "not a JSON object"),
         ({"sources": '{"a": 3}'}, "does not start with postgresql://"),
-        ({"url": URL, "table": "message"}, "no table 'message'"),
+        ({"url": URL, "table": "message"}, "table 'message' cannot be read"),
         ({"url": URL, "tabel": "branch"}, "unknown option 'tabel'"),
         ({"url": URL, "partitions": "0"}, "not a whole number from 1"),
         ({"url": URL, "stallTimeout": "1.5"}, "not a whole number from 1"),
@@ -63,11 +63,11 @@ def test_a_checkpoint_that_somebody_else_wrote_is_refused(since: str) -> None:
 def test_another_history_is_refused() -> None:
     """The numbers of transactions mean something else there: what is new would be lost, or come twice."""
     now = SourceSnapshot(30)
-    with pytest.raises(SourceError, match="not the database that the stream has read"):
+    with pytest.raises(SourceError, match="not the database that was read before"):
         PLACE.follow("a", SourceIdentity(system="9/2", timeline=3), now, any_timeline=True)
     with pytest.raises(SourceError, match="timeline from 3 to 4"):
         PLACE.follow("a", SourceIdentity(system="1/2", timeline=4), now, any_timeline=False)
-    with pytest.raises(SourceError, match="older than what the stream has read"):
+    with pytest.raises(SourceError, match="in an older state than when it was last read"):
         PLACE.follow("a", PLACE.identity, SourceSnapshot(19), any_timeline=False)
     assert (
         PLACE.follow("a", SourceIdentity(system="1/2", timeline=4), now, any_timeline=True).snapshot == PLACE.snapshot

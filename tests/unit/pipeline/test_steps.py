@@ -53,7 +53,7 @@ def test_who_follows_is_told_at_once_of_a_database_that_fails(
     assert capsys.readouterr().err.splitlines() == [
         "not read: b: gone; it is tried again",
         "not read: b: gone postgresql://u:***@h/d; it is tried again",
-        "b: it is read again",
+        "b: it can be read again",
     ]
 
 
@@ -77,13 +77,13 @@ def test_what_was_not_read_stays_noted_until_it_is(fleet: Fleet, monkeypatch: py
     assert noted(failed("a", None), failed("b", None)) == []
     assert said[-1] == "archived 0 new lines of 2 databases"
     noted(Archived("a", rows=3, again=40), failed("b", None))
-    assert said[-1] == ("archived 3 new lines of 2 databases; 40 that it had were read again")
+    assert said[-1] == ("archived 3 new lines of 2 databases; 40 known lines were read again")
 
 
 def test_two_do_not_reconcile_into_the_same_results(fleet: Fleet) -> None:
     with (
         Files(fleet.results).alone(module._LOCK),
-        pytest.raises(LakeError, match="another process is at work"),
+        pytest.raises(LakeError, match="another process uses"),
     ):
         steps(fleet, []).reconcile(full=False, to_publish=False)
 
