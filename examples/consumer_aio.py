@@ -1,9 +1,8 @@
-"""A consumer that turns each message into a row, exactly once, whatever dies.
+"""A consumer that writes a row for each message, exactly once, even if processes fail.
 
     python examples/consumer_aio.py postgresql://… amqp://guest:guest@127.0.0.1:5673/ tm.db
 
-The acknowledgement and the row are one transaction. It takes messages until the queue is empty; leave the last lines of
-``main`` out for one that waits for more.
+The acknowledgement and the row are one transaction. The program ends when the queue is empty.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ from dtx.client.tm.asynchronous import AsyncDtxResource, AsyncPep249Resource, As
 
 
 async def ship_one(tm: AsyncTransactionManager) -> bool:
-    """Take one message and write its row; whether there was one."""
+    """Take one message and write its row. Return whether there was a message."""
     async with tm.transaction() as tx:
         channel = await tx.enlist("queue")
         queue = await channel.get_queue("shipping", ensure=False)
@@ -30,7 +29,7 @@ async def ship_one(tm: AsyncTransactionManager) -> bool:
 
 
 async def main(database_url: str, amqp_url: str, log: str) -> None:
-    """Make the table, and ship what the queue has."""
+    """Create the table, and process the messages of the queue."""
     async with await psycopg.AsyncConnection.connect(database_url) as database:
         await database.execute("CREATE TABLE IF NOT EXISTS shipments (number integer PRIMARY KEY)")
     resources = [

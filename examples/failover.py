@@ -1,17 +1,18 @@
-"""A client that outlives the active dtx: it goes on with the standby, and every message comes in exactly once.
+"""A client that continues with the standby if the active dtx fails. Each message arrives exactly once.
 
-Give it the addresses of all dtx that have the same --rm and --database, and a file for what it has decided:
+Its arguments are the addresses of all dtx with the same --rm and --database, and a file for its decisions:
 
     python examples/failover.py --decisions sent.log amqp://app:app@host-a:5673/ amqp://app:app@host-b:5673/
 
-It sends the numbers from 1 on, each in a branch of its own. Kill whatever you like, this program too: started again
-with the same file it goes on where it was. What it does is what every transaction manager has to do:
+It sends the numbers from 1 on, each in its own branch. You can kill any process, and this program too: after a restart
+with the same file, it continues. It follows the rules for every transaction manager:
 
-- The decision is on disk before the branch is told. A branch that is not in the file will never be committed.
-- After every new connection it recovers first: what is in doubt and decided is committed, the rest is rolled back.
-- An attempt that was broken off has an xid that is never used again: should it turn up late as prepared, that is found
-  by the next recovery, and it is not mistaken for its successor.
-- Only the active dtx listens. A standby refuses connections, so the next address is tried.
+- The decision is on disk before the branch gets it. A branch that is not in the file is never committed.
+- Recovery comes first on every new connection: it commits branches in doubt that are decided, and rolls the others
+  back.
+- Each attempt has a new xid. If an old attempt appears late as a prepared branch, the next recovery completes it, and
+  it cannot be confused with the new attempt.
+- Only the active dtx listens. A standby refuses connections, so the client tries the next address.
 """
 
 import argparse
@@ -30,25 +31,25 @@ from pika.exceptions import AMQPError
 
 from dtx.client import XAER_NOTA, XAER_RMFAIL, Coordinator, XAException, XAHeuristic, XAResource, Xid
 
-FORMAT_ID: Final = 0x0FA170  # ours: a transaction manager recognises its own branches by it
+FORMAT_ID: Final = 0x0FA170  # identifies the branches of this transaction manager
 QUEUE: Final = "numbers"
 PERSISTENT: Final = pika.BasicProperties(delivery_mode=2)
 PAUSE: Final = 0.25
 """Seconds between two rounds over all addresses."""
 HEARTBEAT: Final = 5
-"""Seconds: a machine that has vanished is noticed after two of them."""
+"""Seconds. The loss of a machine is detected after two of them."""
 
 
 class Decisions:
     """The transaction manager's log: one line for each branch that commits.
 
     Args:
-        path: of the file.
+        path: path of the file.
     """
 
     def __init__(self, path: Path) -> None:
         lines = path.read_text().splitlines() if path.exists() else []
-        # The last line of a program that was killed may not be whole; then nobody was told of it.
+        # After a kill, the last line may be incomplete; then no branch has got that decision.
         self._xids = {xid for xid in lines if xid.endswith(";")}
         self._file = path.open("a")
         if lines:
@@ -73,8 +74,8 @@ class Sender:
     """Sends numbers.
 
     Args:
-        urls: of the active dtx and its standbys, in any order.
-        decisions: made so far.
+        urls: URLs of the active dtx and its standbys, in any order.
+        decisions: the log.
     """
 
     def __init__(self, urls: list[str], decisions: Decisions) -> None:
@@ -87,18 +88,18 @@ class Sender:
             with suppress(AMQPError, XAException, OSError), closing(self._connect()) as connection:
                 self._recover(connection)
                 self._send(connection, count)
-                self._recover(connection)  # whatever earlier connections have left behind
+                self._recover(connection)  # branches of earlier connections
                 return
-            print("the connection is lost, or was refused: going on with another one", flush=True)
+            print("the connection was lost or refused: trying the next address", flush=True)
             time.sleep(PAUSE)
 
     def _connect(self) -> pika.BlockingConnection:
-        """To whichever dtx is active, as soon as one is."""
+        """Connect to the active dtx, as soon as there is one."""
         for url in itertools.cycle(self._urls):
             parameters = pika.URLParameters(url)
             parameters.heartbeat = HEARTBEAT
             parameters.socket_timeout = parameters.stack_timeout = parameters.blocked_connection_timeout = 2 * HEARTBEAT
-            # ValueError: what pika makes of a socket that is reset at once
+            # ValueError: pika raises it if the socket is reset at once
             with suppress(AMQPError, OSError, ValueError):
                 connection = pika.BlockingConnection(parameters)
                 print(f"connected to {parameters.host}:{parameters.port}", flush=True)
@@ -107,7 +108,7 @@ class Sender:
         raise AssertionError("there is no address")
 
     def _recover(self, connection: pika.BlockingConnection) -> None:
-        """Commit what was decided, roll back the rest."""
+        """Commit the branches in doubt that are decided, and roll the others back."""
         with Coordinator(connection) as coordinator:
             for xid in self._in_doubt(coordinator):
                 decided = xid in self._decisions
@@ -115,12 +116,12 @@ class Sender:
                 try:
                     (coordinator.commit if decided else coordinator.rollback)(xid)
                 except XAER_NOTA:
-                    pass  # it has ended while we asked
-                except XAHeuristic as error:  # stays until somebody forgets it: people have to know first
-                    print(f"{xid}: an operator was faster: {error}", flush=True)
+                    pass  # it has ended since the scan
+                except XAHeuristic as error:  # not forgotten here: an operator must see it first
+                    print(f"{xid}: an operator has decided: {error}", flush=True)
 
     def _in_doubt(self, coordinator: Coordinator) -> Iterator[Xid]:
-        """Ours: those that other transaction managers have under way are none of our business."""
+        """The branches in doubt of this transaction manager; branches of others must not be touched."""
         return (xid for xid in coordinator.recover() if xid.format_id == FORMAT_ID)
 
     def _send(self, connection: pika.BlockingConnection, count: int) -> None:
@@ -134,22 +135,24 @@ class Sender:
             xa.start(xid)
             xa.channel.basic_publish("", QUEUE, b"%d" % number, PERSISTENT)
             xa.end(xid)
-            xa.prepare(xid)  # raises unless dtx has promised that it can commit
+            xa.prepare(xid)  # raises unless dtx guarantees that it can commit
             self._decisions.commit(xid)
             try:
                 xa.commit(xid)
             except XAER_RMFAIL:
-                print(f"{xid}: decided, not done yet; recovery sees to it", flush=True)
+                print(f"{xid}: decided but not completed; recovery completes it", flush=True)
                 raise
             print(f"sent {number}", flush=True)
 
 
 def main() -> int:
-    """Run it."""
-    parser = argparse.ArgumentParser(prog="python examples/failover.py", description="Send numbers, whoever dies.")
-    parser.add_argument("urls", nargs="+", metavar="URL", help="of each dtx")
-    parser.add_argument("--decisions", type=Path, required=True, metavar="FILE", help="what was decided")
-    parser.add_argument("--count", type=int, default=100, help="how many numbers")
+    """Run the client."""
+    parser = argparse.ArgumentParser(
+        prog="python examples/failover.py", description="Send numbers, also after failures."
+    )
+    parser.add_argument("urls", nargs="+", metavar="URL", help="URL of each dtx")
+    parser.add_argument("--decisions", type=Path, required=True, metavar="FILE", help="log of decisions")
+    parser.add_argument("--count", type=int, default=100, help="count of numbers to send")
     words = parser.parse_args()
     Sender(words.urls, Decisions(words.decisions)).run(words.count)
     return 0

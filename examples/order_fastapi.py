@@ -2,7 +2,7 @@
 
     DATABASE=postgresql://… AMQP=amqp://guest:guest@127.0.0.1:5673/ TM_LOG=tm.db uvicorn examples.order_fastapi:app
 
-Each worker process has a transaction manager of its own, made in its lifespan; all share node and log.
+Each worker process makes its own transaction manager in its lifespan; all have the same node and log.
 """
 
 import os
@@ -20,7 +20,7 @@ from dtx.client.tm.asynchronous import AsyncDtxResource, AsyncPep249Resource, As
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Make table, queue and transaction manager."""
+    """Create table, queue and transaction manager."""
     database_url, amqp_url = os.environ["DATABASE"], os.environ["AMQP"]
     async with await psycopg.AsyncConnection.connect(database_url) as database:
         await database.execute("CREATE TABLE IF NOT EXISTS orders (id serial PRIMARY KEY, item text NOT NULL)")
@@ -51,7 +51,7 @@ async def place_order(request: Request, item: str) -> dict[str, int]:
             message = aio_pika.Message(str(number).encode(), delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
             await channel.default_exchange.publish(message, "shipping")
     except RolledBack as error:
-        raise HTTPException(503, "nothing has happened, try again") from error
+        raise HTTPException(503, "the order was rolled back, try again") from error
     except OutcomeUnknown as error:
-        raise HTTPException(500, f"do not repeat it, ask for {error.gtrid.decode()}") from error
+        raise HTTPException(500, f"the outcome of {error.gtrid.decode()} is not known, do not repeat it") from error
     return {"order": number}

@@ -1,9 +1,9 @@
-"""An order in a table and a message in a queue: both or neither.
+"""An order in a table and a message in a queue, in one transaction.
 
     python examples/order_psycopg.py postgresql://… amqp://guest:guest@127.0.0.1:5673/ tm.db
 
-PostgreSQL needs max_prepared_transactions > 0. Kill the program whenever you like and start it again: recovery, which
-runs in the background, completes what it left open.
+PostgreSQL needs max_prepared_transactions > 0. You can kill the program at any moment and start it again: recovery in
+the background completes its open transactions.
 """
 
 import sys
@@ -19,7 +19,7 @@ PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
 
 def place_order(tm: TransactionManager, item: str) -> int:
-    """Store an order and tell the warehouse; its number."""
+    """Store an order and send a message to the warehouse. Return the number of the order."""
     with tm.transaction() as tx:
         database: Any = tx.enlist("orders")
         (number,) = database.execute("INSERT INTO orders (item) VALUES (%s) RETURNING id", (item,)).fetchone()
@@ -28,7 +28,7 @@ def place_order(tm: TransactionManager, item: str) -> int:
 
 
 def main(database_url: str, amqp_url: str, log: str) -> None:
-    """Make table and queue, and place an order."""
+    """Create table and queue, and place an order."""
     with psycopg.connect(database_url) as database:
         database.execute("CREATE TABLE IF NOT EXISTS orders (id serial PRIMARY KEY, item text NOT NULL)")
     connection = pika.BlockingConnection(pika.URLParameters(amqp_url))

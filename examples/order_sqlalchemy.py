@@ -1,8 +1,8 @@
-"""The same with SQLAlchemy: the ORM works on the connection that takes part in the transaction.
+"""An order and a message in one transaction, with SQLAlchemy.
 
     python examples/order_sqlalchemy.py postgresql+psycopg://… amqp://guest:guest@127.0.0.1:5673/ tm.db
 
-A session works on the connection that takes part in the transaction, and never commits by itself.
+The session uses the connection that takes part in the transaction, and never commits by itself.
 """
 
 import sys
@@ -19,7 +19,7 @@ PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
 
 class Base(DeclarativeBase):
-    """Of all tables."""
+    """The base of all tables."""
 
 
 class Order(Base):
@@ -32,7 +32,7 @@ class Order(Base):
 
 
 def place_order(tm: TransactionManager, item: str) -> int:
-    """Store an order and tell the warehouse; its number."""
+    """Store an order and send a message to the warehouse. Return the number of the order."""
     with tm.transaction() as tx:
         with session(tx, "orders") as orders:
             order = Order(item=item)
@@ -44,7 +44,7 @@ def place_order(tm: TransactionManager, item: str) -> int:
 
 
 def main(database_url: str, amqp_url: str, log: str) -> None:
-    """Make table and queue, and place an order."""
+    """Create table and queue, and place an order."""
     engine = create_engine(database_url)
     Base.metadata.create_all(engine)
     engine.dispose()

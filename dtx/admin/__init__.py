@@ -1,1 +1,1 @@
-"""The operators' HTTP API: what is in doubt, why, what it holds, and the orders that decide it."""
+"""The operators' HTTP API: branches in doubt, their messages, and orders that decide about them."""

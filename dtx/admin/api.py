@@ -1,7 +1,7 @@
-"""The API as one application, whoever asks it: a server, or a command in its own process.
+"""The API as one ASGI application, used by the server and by commands in their own process.
 
-Its OpenAPI document is made of the routes, and told what they do not know: who asks, and how errors look. What machines
-ask is here, too: whether dtx lives, whether it serves, and its numbers.
+The OpenAPI document is made from the routes; the schemes of authentication and the format of errors are added here.
+The routes for monitoring are here, too: liveness, readiness and metrics.
 """
 
 import time
@@ -21,7 +21,7 @@ from dtx.manager.branches import BranchStats, branch_stats
 
 
 class ProblemForm(Form):
-    """Why something was not done (RFC 9457)."""
+    """The reason for an error (RFC 9457)."""
 
     type: str
     title: str
@@ -33,12 +33,12 @@ _PROBLEM: Final = f"#/components/schemas/{ProblemForm.__name__}"
 _RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     "default": {"description": "A problem.", "content": {problems.MEDIA_TYPE: {"schema": {"$ref": _PROBLEM}}}}
 }
-"""Of every route, besides what it answers where all is well."""
+"""Responses of every route, as well as its own ones."""
 _OPEN: Final[dict[str, Any]] = {"security": []}
-"""Of a route that everybody may ask."""
+"""For routes without authentication."""
 _SCHEMES: Final = {
-    "token": {"type": "http", "scheme": "bearer", "description": "A token of dtx token, or of /api/tokens."},
-    "user": {"type": "http", "scheme": "basic", "description": "A user of dtx user with a tag that lets it in."},
+    "token": {"type": "http", "scheme": "bearer", "description": "A token made by dtx token or /api/tokens."},
+    "user": {"type": "http", "scheme": "basic", "description": "A user, made by dtx user, with a tag for the API."},
 }
 
 
@@ -76,7 +76,7 @@ async def show_metrics(who: Asker, context: Context) -> Response:
 
 
 async def _count(context: ApiContext) -> None:
-    """Bring the gauges of ``context.metrics`` up to date; those of a standby, or of a dtx without a lease, are 0."""
+    """Update the gauges of ``context.metrics``. On a standby, or without the lease, they are 0."""
     metrics, active = context.metrics, context.active
     if active is not None and not active.lease_valid():
         active = None
@@ -104,12 +104,12 @@ async def _count(context: ApiContext) -> None:
 
 
 def api(context: ApiContext) -> FastAPI:
-    """The routes, and what they stand on."""
+    """The application with all routes, for *context*."""
     app = FastAPI(
         title="dtx",
         version=dtx.__version__,
-        summary="Branches in doubt: what is stuck, why, what it holds, and who decides.",
-        docs_url=None,  # a page that would fetch scripts from elsewhere
+        summary="Branches in doubt: states, causes, messages, and orders about them.",
+        docs_url=None,  # FastAPI's page would fetch scripts from another site
         redoc_url=None,
         openapi_url="/openapi.json",
         responses=_RESPONSES,
@@ -123,7 +123,7 @@ def api(context: ApiContext) -> FastAPI:
 
 
 def _describe(app: FastAPI) -> None:
-    """Let the document of *app* say that too."""
+    """Add authentication and errors to the OpenAPI document of *app*."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -134,5 +134,5 @@ def _describe(app: FastAPI) -> None:
             app.openapi_schema = found
         return app.openapi_schema
 
-    # FastAPI's own way to change the document
+    # This is how FastAPI's documentation changes the document.
     app.openapi = document  # type: ignore[method-assign]

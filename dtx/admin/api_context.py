@@ -1,5 +1,5 @@
-"""What the routes of API and pages stand on: the log as others read it, the manager where this dtx is the active one,
-tokens and trail; and how a route asks for it.
+"""The context of all routes of API and pages: the log, the manager of the active dtx, tokens and the audit log; and
+the parameters with which a route gets it.
 """
 
 import asyncio
@@ -29,16 +29,16 @@ from dtx.xa.model import Association
 
 _log = get_logger(part="admin")
 _PATIENCE = 30.0
-"""Seconds that a question to the log may take: what somebody asks about a long past must not keep the database busy."""
+"""Timeout of a query in seconds, so that a query over a long period does not load the database."""
 _T = TypeVar("_T")
 
 
 class ChannelFacts(Protocol):
-    """A client's channel, as far as operators see it."""
+    """The part of a client's channel that operators see."""
 
     @property
     def mode(self) -> Enum:
-        """What it was selected for: ``dtx``, ``tx``, ``confirm``, or ``plain``."""
+        """Its mode: ``dtx``, ``tx``, ``confirm``, or ``plain``."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -46,7 +46,7 @@ class ChannelFacts(Protocol):
 
     @property
     def ties(self) -> Iterable[tuple[BranchRuntime, Association]]:
-        """Branches that it is associated or suspended with."""
+        """Branches with an association to it, active or suspended."""
 
     @property
     def scan(self) -> Scan | None:
@@ -54,15 +54,15 @@ class ChannelFacts(Protocol):
 
 
 class Arrived(Protocol):
-    """How a client has come."""
+    """The socket of a client."""
 
     @property
     def address(self) -> str:
-        """Of its socket, host:port."""
+        """Its remote address, host:port."""
 
     @property
     def since(self) -> float:
-        """Seconds since the epoch."""
+        """Time of its start, seconds since the epoch."""
 
     @property
     def protocol(self) -> str:
@@ -74,7 +74,7 @@ class Arrived(Protocol):
 
 
 class Connected(Protocol):
-    """A client's connection, as far as operators see it."""
+    """The part of a client's connection that operators see."""
 
     @property
     def id(self) -> int:
@@ -86,25 +86,25 @@ class Connected(Protocol):
 
     @property
     def stage(self) -> Enum:
-        """Where it is in its life."""
+        """Its state."""
 
     @property
     def channels(self) -> Mapping[int, ChannelFacts]:
-        """By number."""
+        """Its channels by number."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Active:
-    """What only the active dtx has.
+    """The parts that only the active dtx has.
 
     Args:
-        manager: of the branches.
-        connections: asks for the clients, those that came first before others.
-        disconnect: ends a client's connection, for a reason that it is told.
-        lanes: asks for the lanes, by virtual host.
-        lease_valid: whether it is still the active one.
-        epoch: of its lease.
-        log_queue: how many log records wait for the database.
+        manager: manages the branches.
+        connections: returns the clients, the oldest connection first.
+        disconnect: closes a client's connection; the client gets the reason.
+        lanes: returns the connections to the broker for phase two, by virtual host.
+        lease_valid: whether this dtx is still the active one.
+        epoch: returns the epoch of its lease.
+        log_queue: returns the number of log records that wait for the database.
     """
 
     manager: TransactionManager
@@ -118,15 +118,15 @@ class Active:
 
 @dataclass(slots=True, kw_only=True)
 class ApiContext:
-    """What the routes stand on.
+    """The context of the routes.
 
     Args:
         url: of the log's database.
         rm: name of the resource manager.
-        gate: lets people in.
-        trail: tokens, and what was done.
-        metrics: numbers.
-        active: once this dtx is the active one.
+        gate: authenticates requests.
+        trail: tokens and the audit log.
+        metrics: the metrics.
+        active: set once this dtx is the active one.
     """
 
     url: str
@@ -138,22 +138,22 @@ class ApiContext:
     operators: Operators | None = field(default=None, init=False)
 
     def activate(self, active: Active) -> None:
-        """This dtx has the lease, and knows all branches."""
+        """Accept orders from now on: this dtx has the lease and has loaded all branches."""
         self.active = active
         self.operators = Operators(active.manager)
 
     def require_active(self) -> tuple[Active, Operators]:
-        """What only the active dtx has.
+        """The parts that only the active dtx has.
 
         Raises:
-            Problem: 503, another one is the active one.
+            Problem: 503, this dtx is not the active one.
         """
         if self.active is None or self.operators is None or not self.active.lease_valid():
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "this dtx is not the active one")
         return self.active, self.operators
 
     async def read(self, ask: Callable[[LogReader], _T]) -> _T:
-        """What the log says, as it is committed; the event loop goes on meanwhile."""
+        """Run *ask* with a reader of the log in a thread: it sees committed data and does not block the event loop."""
 
         def run() -> _T:
             with LogReader(self.url, patience=_PATIENCE) as log:
@@ -170,15 +170,15 @@ class ApiContext:
         detail: dict[str, Any],
         work: Callable[[], Awaitable[tuple[str, _T]]],
     ) -> _T:
-        """Do *work*, written down before it begins and when it has ended.
+        """Do *work* and record it in the audit log, before it begins and when it has ended.
 
         Args:
-            who: does it.
-            action: what it is.
-            subject: about what.
-            reason: why.
-            detail: what was asked for in particular.
-            work: returns how it ended, for the trail, and the answer.
+            who: the operator.
+            action: name of the action.
+            subject: the branch, user or other object of the action.
+            reason: the reason that the operator gave.
+            detail: parameters of the request.
+            work: returns the result for the audit log, and the answer.
         """
         failpoint.at(Point.AUDIT_BEFORE)
         number = await asyncio.to_thread(
@@ -206,31 +206,29 @@ class ApiContext:
         failpoint.at(Point.AUDIT_END_BEFORE)
         try:
             await asyncio.to_thread(self.trail.finish, number, result)
-        except LogError as error:  # it has happened, or not: whoever asked must hear that first of all
-            _log.warning(
-                "the end of an action could not be written down", line=number, result=result, reason=str(error)
-            )
+        except LogError as error:  # the action has its result, and the answer must tell it in any case
+            _log.warning("the result of an action could not be recorded", line=number, result=result, reason=str(error))
         failpoint.at(Point.AUDIT_ENDED)
 
 
 def context_of(request: Request) -> ApiContext:
-    """What the application stands on."""
+    """The context of the application that serves *request*."""
     context: ApiContext = request.app.state.context
     return context
 
 
 async def identify(request: Request) -> Identity:
-    """Who asks."""
+    """The operator that sent *request*."""
     return await context_of(request).gate.identify(request)
 
 
 Asker = Annotated[Identity, Depends(identify)]
 Context = Annotated[ApiContext, Depends(context_of)]
-Limit = Annotated[int, Query(ge=1, le=1000, description="How many at most.")]
-Vhost = Annotated[Name, Query(description="The virtual host: the same xid may be in two.")]
+Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number.")]
+Vhost = Annotated[Name, Query(description="Virtual host of the branch. Several may have the same xid.")]
 
 
 def page_of(found: list[_T], limit: int) -> tuple[list[_T], _T | None]:
-    """The first *limit* of *found*, and the last one of these where more follow: the next page begins behind it."""
+    """The first *limit* of *found*, and the last one of these if there is a next page, which begins after it."""
     shown = found[:limit]
     return shown, shown[-1] if len(found) > limit else None

@@ -1,6 +1,6 @@
-"""Which branches are meant: one filter for the API, its pages and the command line.
+"""The filter for branches of the API, its pages and the command line.
 
-It needs no manager and no web framework: commands that look into the database load it, too.
+It imports no manager and no web framework, because commands that only read the database load it, too.
 """
 
 from typing import Annotated
@@ -12,11 +12,11 @@ from dtx.log.pages import BranchFilter, gtrid_pattern
 from dtx.log.records import LogState
 
 Name = Annotated[str, Field(max_length=255, pattern=r"^[^\x00]*$")]
-"""Of a user, a virtual host, a queue; a NUL is nowhere in the database, and cannot be asked for."""
+"""The name of a user, a virtual host or a queue. The database cannot contain NUL, so it is refused."""
 
 
 class FilterForm(BaseModel):
-    """Which branches are meant; what is left out is every."""
+    """A filter for branches. Fields that are left out do not restrict it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -24,18 +24,18 @@ class FilterForm(BaseModel):
     vhost: Name | None = None
     owner: Name | None = None
     format_id: int | None = Field(default=None, ge=0, le=0xFFFFFFFF)
-    branch: list[UUID] = Field(default_factory=list, max_length=1000, description="Ids: one of these.")
+    branch: list[UUID] = Field(default_factory=list, max_length=1000, description="Only these ids.")
     gtrid: str | None = Field(default=None, max_length=260, description="order-*, or hex:6f72*")
-    queue: str | None = Field(default=None, description="Consumed from it, or publishes to it.")
+    queue: str | None = Field(default=None, description="Branches that consumed from this queue or publish to it.")
     exchange: str | None = None
-    older_than: float | None = Field(default=None, ge=0, le=1e9, description="Seconds since the start, at least.")
+    older_than: float | None = Field(default=None, ge=0, le=1e9, description="Minimum age in seconds.")
     stuck: bool | None = None
 
     def wanted(self, rm: str) -> BranchFilter:
-        """The same in terms of the log of *rm*.
+        """The filter for the log of *rm*.
 
         Raises:
-            ValueError: an unknown state, or a pattern that is none.
+            ValueError: a state is unknown, or a pattern is malformed.
         """
         return BranchFilter(
             rm=rm,

@@ -1,7 +1,7 @@
-r"""What the API says and takes, as models: the OpenAPI document is made of them.
+r"""Models of the requests and answers of the API; the OpenAPI document is made from them.
 
-Names and keys are octets on the wire. They are shown as text, what is no UTF-8 with ``\x..`` escapes; bodies and
-properties are in base64.
+Names and keys are bytes on the wire. They are shown as text, with ``\x..`` escapes for bytes that are no UTF-8. Bodies
+and properties are in base64.
 """
 
 from base64 import b64encode
@@ -29,16 +29,16 @@ from dtx.wire.amqp09.tables import MAX_SHORT
 from dtx.xa.model import Association
 
 MOST_TIES: Final = 1000
-"""Branches that are shown of one connection; ``GET /api/associations`` has all of them."""
+"""Branches in the answer about one connection at most; ``GET /api/associations`` lists all."""
 
 
 def moment(at: float | None) -> datetime | None:
-    """A time, in UTC."""
+    """Seconds since the epoch as a time in UTC."""
     return None if at is None else datetime.fromtimestamp(at, UTC)
 
 
 def seconds(moment: datetime | None) -> float | None:
-    """A time as seconds since the epoch."""
+    """A time in seconds since the epoch."""
     return None if moment is None else moment.astimezone(UTC).timestamp()
 
 
@@ -50,29 +50,29 @@ def _at(value: object) -> object:
     return moment(value) if isinstance(value, float | int) else value
 
 
-Reason = Annotated[str, Field(min_length=1, max_length=2000, description="Why; goes into journal and trail.")]
+Reason = Annotated[str, Field(min_length=1, max_length=2000, description="Reason, for journal and audit log.")]
 Shown = Annotated[str, BeforeValidator(_shown)]
-"""From octets."""
+"""Text made from bytes."""
 Moment = Annotated[datetime | None, BeforeValidator(_at)]
-"""From seconds since the epoch."""
+"""A time made from seconds since the epoch."""
 AsText = Annotated[str, BeforeValidator(str)]
-"""From whatever has a text form: an xid, an id."""
+"""The text form of an object, for example of an xid or id."""
 
 
 _ABSENT: Final = object()
 *_RESOURCES, _LAST_RESOURCE = (
-    "those of them in doubt" if name is QuotaResource.IN_DOUBT else name for name in QuotaResource
+    "branches in doubt" if name is QuotaResource.IN_DOUBT else name for name in QuotaResource
 )
 
 
 class Form(BaseModel):
-    """Base of all: what is not known is refused."""
+    """Base of all models. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @classmethod
     def of(cls, source: object, /, **more: object) -> Self:
-        """From *source*, which has the fields as attributes, but for those in *more* and those that may be left out."""
+        """From the attributes of *source* and from *more*, which overrides them. Optional fields may be missing."""
         if not more:
             return cls.model_validate(source, from_attributes=True)
         given = {name: found for name in cls.model_fields if (found := getattr(source, name, _ABSENT)) is not _ABSENT}
@@ -83,11 +83,11 @@ class BranchForm(Form):
     """A branch."""
 
     xid: AsText = Field(description="format:gtrid-hex:bqual-hex")
-    readable: str | None = Field(description="The xid where it is printable.")
+    readable: str | None = Field(description="The xid as text, if it is printable.")
     id: AsText
     vhost: str
     state: str
-    version: int = Field(description="Grows with every change; an order may name the one that it is about.")
+    version: int = Field(description="Grows with every change; an order may require it.")
     owner: str
     age: float | None = Field(default=None, description="Seconds since the branch was started.")
     started_at: Moment
@@ -96,20 +96,20 @@ class BranchForm(Form):
     publishes: int
     consumes: int
     bytes: int
-    stuck: str | None = Field(description="The broker's words, where phase two could not finish.")
-    outcome: str | None = Field(description="The heuristic outcome: the one there is, or there will be.")
-    queues: list[Shown] = Field(default_factory=list, description="Where it consumed.")
+    stuck: str | None = Field(description="The error because of which phase two is stuck.")
+    outcome: str | None = Field(description="The heuristic outcome, also while it is still being carried out.")
+    queues: list[Shown] = Field(default_factory=list, description="Queues that it consumed from.")
     destinations: list[Shown] = Field(
         default_factory=list,
-        description="Queues that it publishes to: without a broker all, with one those of the default exchange.",
+        description="Queues that it publishes to; with a broker, only those through the default exchange.",
     )
     exchanges: list[Shown] = Field(
-        default_factory=list, description="Where it publishes; empty is the default exchange."
+        default_factory=list, description="Exchanges that it publishes to; empty is the default exchange."
     )
 
     @classmethod
     def of_record(cls, record: BranchRecord, found: InDoubt | None = None) -> Self:
-        """From the log; *found* tells where it consumed and publishes."""
+        """From a row of the log; *found* has its queues and exchanges."""
         more: dict[str, Any] = {"readable": record.xid.readable}
         if found is not None:
             more |= {"age": found.age, "queues": found.queues}
@@ -118,10 +118,10 @@ class BranchForm(Form):
 
 
 class Page(Form):
-    """Branches, by the time of their start."""
+    """A page of branches."""
 
     branches: list[BranchForm]
-    cursor: str | None = Field(description="Of the next page; null on the last one.")
+    cursor: str | None = Field(description="Cursor of the next page; null on the last one.")
 
 
 class MessageForm(Form):
@@ -129,7 +129,7 @@ class MessageForm(Form):
 
     position: int
     kind: str
-    fate: str | None = Field(description="What became of it; null while that is open.")
+    fate: str | None = Field(description="Result of phase two for the message; null before.")
     exchange: Shown
     routing_key: Shown
     queue: Shown | None
@@ -137,14 +137,14 @@ class MessageForm(Form):
 
 
 class Contents(MessageForm):
-    """A message with its contents: to look at, or to keep before it is given up."""
+    """A message with its contents."""
 
     properties: str = Field(description="Content header from the property flags on, in base64.")
-    body: str = Field(description="In base64.")
+    body: str = Field(description="Body in base64.")
 
     @classmethod
     def exported(cls, work: WorkRow) -> Self:
-        """All of it."""
+        """From a row of the log."""
         return cls.of(work, bytes=len(work.body), **_contents(work.properties, work.body))
 
 
@@ -170,19 +170,19 @@ class JournalForm(Form):
 
     @classmethod
     def of_entry(cls, entry: JournalEntry) -> Self:
-        """From the log."""
+        """From a row of the journal."""
         return cls.of(entry, branch=entry.branch_id)
 
 
 class DetailForm(Form):
-    """One branch with everything that is known of it."""
+    """One branch with its messages and its journal."""
 
     branch: BranchForm
-    messages: list[MessageForm] = Field(description="A page of them, in the order of their positions.")
-    cursor: int | None = Field(description="For the next page of messages; null on the last one.")
-    decided_by: str | None = Field(description="Who decided it heuristically.")
+    messages: list[MessageForm] = Field(description="A page of messages, in the order of their positions.")
+    cursor: int | None = Field(description="Cursor of the next page of messages; null on the last one.")
+    decided_by: str | None = Field(description="Operator or policy that decided it heuristically.")
     decided_because: str | None
-    journal: list[JournalForm] = Field(description="The last 500 lines; the journal itself has all.")
+    journal: list[JournalForm] = Field(description="The last 500 lines; /api/journal has all.")
 
     @classmethod
     def of_detail(cls, detail: Detail, lines: list[JournalRow]) -> Self:
@@ -199,25 +199,25 @@ class DetailForm(Form):
 
 
 class StepForm(MessageForm):
-    """What happens to one message."""
+    """The effect of an order on one message."""
 
-    fate: str | None = Field(description="What becomes of it; null where it goes elsewhere when the branch goes on.")
+    fate: str | None = Field(description="Result for the message; null if it is redirected with the next retry.")
 
 
 class ForecastForm(Form):
-    """What an order would do, or has done."""
+    """The effect of an order."""
 
-    state: str = Field(description="Of the branch before.")
-    version: int = Field(description="Of the branch before.")
-    becomes: str = Field(description="Its state when all is done; unknown: it has left the log.")
+    state: str = Field(description="State of the branch before the order.")
+    version: int = Field(description="Version of the branch before the order.")
+    becomes: str = Field(description="State of the branch afterwards; unknown if it is no longer in the log.")
     outcome: str | None
-    told: str = Field(description="What the transaction manager is told when it asks for commit or rollback then.")
-    archived: int = Field(description="Undelivered messages; they are in the archive after the branch is forgotten.")
+    told: str = Field(description="Answer to a later commit or rollback of the transaction manager.")
+    archived: int = Field(description="Undelivered messages; they go to the archive when the branch is forgotten.")
     messages: list[StepForm]
 
     @classmethod
     def of_forecast(cls, forecast: Forecast) -> Self:
-        """From the operators' side of the manager."""
+        """From the manager's forecast."""
         return cls.of(forecast, messages=[StepForm.of(step) for step in forecast.steps])
 
 
@@ -227,12 +227,14 @@ class DoneForm(Form):
     dry_run: bool
     forecast: ForecastForm
     answer: str | None = Field(default=None, description="xa-ok, or the heuristic outcome; null for a dry run.")
-    state: str | None = Field(default=None, description="Of the branch now; null for a dry run.")
-    version: int | None = Field(default=None, description="Of the branch now; null where it is gone, or a dry run.")
+    state: str | None = Field(default=None, description="State of the branch now; null for a dry run.")
+    version: int | None = Field(
+        default=None, description="Version of the branch now; null for a dry run, or if it is no longer in the log."
+    )
 
     @classmethod
     def of_done(cls, done: Done) -> Self:
-        """What was done."""
+        """From the manager's result."""
         return cls.of(done, dry_run=False, forecast=ForecastForm.of_forecast(done.forecast))
 
 
@@ -240,28 +242,30 @@ class OrderForm(Form):
     """An order about one branch."""
 
     reason: Reason
-    version: int | None = Field(default=None, description="Refused (412) where the branch has another one by now.")
-    dry_run: bool = Field(default=False, description="Say what would happen, and do nothing.")
+    version: int | None = Field(
+        default=None, description="The order is refused (412) if the branch has another version."
+    )
+    dry_run: bool = Field(default=False, description="Show the effect and change nothing.")
 
 
 class DiscardForm(OrderForm):
-    """Messages that phase two is stuck with are given up."""
+    """An order to discard messages that phase two cannot publish."""
 
     positions: Annotated[list[int], Field(min_length=1, max_length=100_000)]
 
 
 def _short(name: str) -> str:
     if len(name.encode()) > MAX_SHORT:
-        raise ValueError(f"AMQP takes {MAX_SHORT} octets at most")
+        raise ValueError(f"AMQP permits at most {MAX_SHORT} bytes")
     return name
 
 
 Short = Annotated[str, Field(max_length=MAX_SHORT), AfterValidator(_short)]
-"""A name or key as AMQP carries it: octets are counted there, and not characters."""
+"""A name or key; AMQP limits its bytes, not its characters."""
 
 
 class RedirectForm(OrderForm):
-    """A message that phase two is stuck with goes elsewhere: to an exchange, or back to another queue."""
+    """An order to redirect a message that phase two cannot complete: to an exchange, or back to another queue."""
 
     position: int
     exchange: Short = ""
@@ -270,21 +274,23 @@ class RedirectForm(OrderForm):
 
 
 class BulkForm(Form):
-    """An order about many branches: a dry run first, then its *confirm* with the same filter."""
+    """An order about many branches: first the dry run, then the same order with the dry run's *confirm*."""
 
     action: Literal["commit", "rollback", "forget", "retry"]
     filter: FilterForm
     reason: Reason
     dry_run: bool = True
-    confirm: str | None = Field(default=None, description="From the dry run: the same branches in the same versions.")
+    confirm: str | None = Field(
+        default=None, description="Value from the dry run; it identifies branches and versions."
+    )
 
 
 class BulkResult(Form):
-    """How the order went for one branch."""
+    """The result of the order for one branch."""
 
     xid: str
     vhost: str
-    answer: str = Field(description="xa-…, or what stands against it.")
+    answer: str = Field(description="xa-…, or the reason why it was refused.")
     done: bool
 
 
@@ -298,63 +304,64 @@ class BulkAnswer(Form):
 
 
 class LaneForm(Form):
-    """Where phase two happens, in one virtual host of the broker."""
+    """The connection for phase two to one virtual host of the broker."""
 
     vhost: str
-    problem: str | None = Field(description="Why it is not working; null when it is.")
-    distrust: str | None = Field(description="Why receipts are not believed; null when they are.")
-    blocked: bool = Field(description="Whether the broker takes no publishes: a memory or disk alarm.")
-    channels: int = Field(description="How many units can be under way at a time.")
+    problem: str | None = Field(description="Why it does not work; null if it works.")
+    distrust: str | None = Field(description="Why receipts are not trusted; null if they are.")
+    blocked: bool = Field(description="Whether the broker blocks publishers, because of a memory or disk alarm.")
+    channels: int = Field(description="Number of units that can be under way at a time.")
     under_way: int = Field(description="Units that the broker is working on.")
     waiting: int = Field(description="Units that wait for a channel.")
 
 
 class LeaseForm(Form):
-    """Who is the active dtx of a resource manager."""
+    """The lease of a resource manager: its holder is the active dtx."""
 
     rm: str
     holder: str
     epoch: int
     taken_at: Moment
-    remaining: float | None = Field(description="Seconds until it runs out; null where it was given back.")
+    remaining: float | None = Field(description="Seconds until it expires; null if it was given back.")
 
     @classmethod
     def of_holder(cls, holder: LeaseHolder) -> Self:
-        """From the log."""
+        """From a row of the log."""
         return cls.of(holder, remaining=holder.remaining if holder.remaining > float("-inf") else None)
 
 
 class UsageForm(Form):
-    """What one user or one virtual host holds."""
+    """Usage of one user or one virtual host."""
 
     scope: str = Field(description="user or vhost.")
     name: str
     used: dict[str, int] = Field(description=f"{', '.join(_RESOURCES)} and {_LAST_RESOURCE}.".capitalize())
-    quota: dict[str, int] = Field(description="The most of each, where --quota says so.")
+    quota: dict[str, int] = Field(description="Limits of --quota.")
 
     @classmethod
     def of_usage(cls, usage: Usage) -> Self:
-        """As it is now."""
+        """From the manager's present values."""
         return cls.of(usage, quota=usage.limits)
 
 
 class StatusForm(Form):
-    """How dtx is."""
+    """The state of dtx."""
 
     rm: str
     active: bool
     draining: bool
-    branches: dict[str, int] = Field(description="How many, by state.")
+    branches: dict[str, int] = Field(description="Number of branches by state.")
     ages: dict[str, list[int]] = Field(
-        description="By state, how many are younger than each of age_bounds and not than the one before; then the rest."
+        description="Histogram by state: number of branches below each of age_bounds and not below the one before; the "
+        "last number is the rest."
     )
-    age_bounds: list[int] = Field(description="Seconds since the start.")
-    stuck: int = Field(description="Branches that phase two is stuck with.")
-    oldest_prepared_at: Moment = Field(description="When the branch was that has been so for the longest time.")
-    in_doubt_bytes: int = Field(description="Messages of branches that have voted.")
-    held_bytes: int = Field(description="Memory for messages of branches that have not voted.")
+    age_bounds: list[int] = Field(description="Bounds of ages, seconds since the start.")
+    stuck: int = Field(description="Branches whose phase two is stuck.")
+    oldest_prepared_at: Moment = Field(description="Time of prepare of the branch that has been prepared longest.")
+    in_doubt_bytes: int = Field(description="Bytes of messages of branches that have voted.")
+    held_bytes: int = Field(description="Bytes of memory for messages of branches that have not voted.")
     connections: int
-    usage: list[UsageForm] = Field(description="Of each user and virtual host that holds anything.")
+    usage: list[UsageForm] = Field(description="Users and virtual hosts with any usage.")
     lanes: list[LaneForm]
     leases: list[LeaseForm]
 
@@ -362,14 +369,14 @@ class StatusForm(Form):
 class ConnectionForm(Form):
     """A client's connection."""
 
-    id: int = Field(description="Its number in the logs.")
+    id: int = Field(description="Number of the connection in the logs.")
     user: str = Field(description="Empty during the handshake.")
     vhost: str
     protocol: str
-    address: str = Field(description="Of its socket, host:port.")
+    address: str = Field(description="Remote address, host:port.")
     tls: bool
     since: Moment
-    state: str = Field(description="running; detached: the client is gone, and branches still need its deliveries.")
+    state: str = Field(description="running; detached: the client has left, but branches need its deliveries.")
     channels: int
     selected: int = Field(description="Channels that selected distributed transactions.")
     associated: int = Field(description="Channels that work for a branch now.")
@@ -378,7 +385,7 @@ class ConnectionForm(Form):
 
     @classmethod
     async def of_clients(cls, clients: Iterable[tuple[Connected, Arrived]]) -> list[Self]:
-        """Clients, each as it is in one of several turns of the event loop."""
+        """From clients, each at one moment; other tasks run in between."""
         shown: list[Self] = []
         await finish(cls._fill(clients, shown))
         return shown
@@ -412,18 +419,18 @@ class ConnectionForm(Form):
 
 
 class ConnectionPage(Form):
-    """Connections, those that came first before others."""
+    """A page of connections, the oldest first."""
 
     connections: list[ConnectionForm]
-    cursor: int | None = Field(description="Of the next page; null on the last one.")
+    cursor: int | None = Field(description="Cursor of the next page; null on the last one.")
 
 
 class TieForm(Form):
-    """A branch that a channel works for, or has suspended."""
+    """An association of a channel with a branch."""
 
     xid: str
     readable: str | None
-    state: str = Field(description="Of the branch.")
+    state: str = Field(description="State of the branch.")
     association: str = Field(description="associated, or suspended")
 
 
@@ -434,11 +441,11 @@ class ScanForm(Form):
     channel: int
     user: str
     vhost: str
-    left: int = Field(description="How many xids it has still to hand out.")
+    left: int = Field(description="Number of xids that it has not returned yet.")
 
     @classmethod
     def of_scan(cls, client: Connected, channel: int, scan: Scan) -> Self:
-        """A scan as it is now."""
+        """From a scan."""
         return cls(connection=client.id, channel=channel, user=client.who.user, vhost=client.who.vhost, left=scan.left)
 
 
@@ -446,7 +453,7 @@ class ScanPage(Form):
     """Open recovery scans."""
 
     scans: list[ScanForm]
-    cursor: str | None = Field(description="Of the next page; null on the last one.")
+    cursor: str | None = Field(description="Cursor of the next page; null on the last one.")
 
 
 class ChannelForm(Form):
@@ -455,11 +462,13 @@ class ChannelForm(Form):
     number: int
     mode: str = Field(description="dtx, tx, confirm, or plain")
     branches: list[TieForm]
-    scan: int | None = Field(description="How many xids its recovery scan has still to hand out; null without one.")
+    scan: int | None = Field(
+        description="Number of xids that its recovery scan has not returned yet; null without one."
+    )
 
     @classmethod
     def of_channel(cls, number: int, channel: ChannelFacts, most: int) -> Self:
-        """A channel as it is now, with *most* branches at most."""
+        """From a channel, with *most* branches at most."""
         return cls(
             number=number,
             mode=channel.mode.value,
@@ -478,12 +487,12 @@ class ClientForm(Form):
 
     connection: ConnectionForm
     channels: list[ChannelForm] = Field(
-        description=f"With {MOST_TIES} branches together at most; GET /api/associations lists all."
+        description=f"Channels, together with at most {MOST_TIES} branches; GET /api/associations lists all."
     )
 
     @classmethod
     async def of_client(cls, client: Connected, arrival: Arrived) -> Self:
-        """A client as it is now."""
+        """From a client."""
         channels: list[ChannelForm] = []
         left = MOST_TIES
         for number, channel in sorted(client.channels.items()):
@@ -494,13 +503,13 @@ class ClientForm(Form):
 
 
 class DisconnectForm(Form):
-    """An order to end a client's connection."""
+    """An order to close a client's connection."""
 
     reason: Reason
 
 
 class PlaceForm(Form):
-    """Where a branch is worked on."""
+    """A channel with an association to a branch."""
 
     connection: int
     channel: int
@@ -508,7 +517,7 @@ class PlaceForm(Form):
 
 
 class AssociationForm(Form):
-    """A branch that has not voted: nobody but this dtx knows it."""
+    """A branch that has not voted; it exists only in the memory of this dtx."""
 
     id: str
     xid: str
@@ -527,7 +536,7 @@ class AssociationForm(Form):
 
     @classmethod
     def of_entry(cls, entry: BranchRuntime, places: list[PlaceForm]) -> Self:
-        """A branch as it is now."""
+        """From a branch and the channels with associations to it."""
         hows = list(entry.branch.associations.values())
         work = entry.work
         return cls(
@@ -549,39 +558,39 @@ class AssociationForm(Form):
 
 
 class AssociationPage(Form):
-    """Branches that have not voted, by the time of their start."""
+    """A page of branches that have not voted, by the time of their start."""
 
     associations: list[AssociationForm]
-    cursor: str | None = Field(description="Of the next page; null on the last one.")
+    cursor: str | None = Field(description="Cursor of the next page; null on the last one.")
 
 
 class PastQuery(Form):
-    """What is asked for; what is left out is every."""
+    """A filter for the past. Fields that are left out do not restrict it."""
 
     vhost: Name | None = None
     owner: Name | None = None
-    since: AwareDatetime | None = Field(default=None, description="Not before then.")
-    until: AwareDatetime | None = Field(default=None, description="Before then.")
-    limit: int = Field(default=100, ge=1, le=1000, description="How many at most.")
-    cursor: str | None = Field(default=None, max_length=100, description="From the page before.")
+    since: AwareDatetime | None = Field(default=None, description="At this time or later.")
+    until: AwareDatetime | None = Field(default=None, description="Before this time.")
+    limit: int = Field(default=100, ge=1, le=1000, description="Maximum number.")
+    cursor: str | None = Field(default=None, max_length=100, description="Cursor from the previous page.")
 
 
 class XidQuery(PastQuery):
-    """The same, perhaps of one branch, or of the branches of one global transaction."""
+    """The same, with an optional xid or global transaction."""
 
     xid: str | None = Field(default=None, max_length=300, description="format:gtrid-hex:bqual-hex")
-    gtrid: str | None = Field(default=None, max_length=128, description="In hexadecimal.")
+    gtrid: str | None = Field(default=None, max_length=128, description="gtrid in hexadecimal.")
 
 
 class JournalQuery(XidQuery):
-    """Which lines of the journal."""
+    """A filter for lines of the journal."""
 
     event: list[JournalEvent] = Field(default_factory=list, max_length=20)
     latest_first: bool = False
 
 
 class OutcomeQuery(XidQuery):
-    """Which outcomes."""
+    """A filter for outcomes."""
 
     event: list[JournalEvent] = Field(
         default_factory=list, max_length=4, description="committed, rolled-back, read-only or forgotten"
@@ -589,22 +598,24 @@ class OutcomeQuery(XidQuery):
 
 
 class AuditQuery(Form):
-    """Which lines of the trail."""
+    """A filter for lines of the audit log."""
 
     actor: str | None = Field(default=None, max_length=300)
     action: str | None = Field(default=None, max_length=100)
-    subject: str | None = Field(default=None, max_length=300, description="What it has within: an xid, a name.")
-    since: AwareDatetime | None = Field(default=None, description="Not before then.")
-    until: AwareDatetime | None = Field(default=None, description="Before then.")
-    limit: int = Field(default=100, ge=1, le=1000, description="How many at most.")
-    cursor: int | None = Field(default=None, ge=0, le=1 << 62, description="From the page before.")
+    subject: str | None = Field(
+        default=None, max_length=300, description="Text within the subject, for example an xid or a name."
+    )
+    since: AwareDatetime | None = Field(default=None, description="At this time or later.")
+    until: AwareDatetime | None = Field(default=None, description="Before this time.")
+    limit: int = Field(default=100, ge=1, le=1000, description="Maximum number.")
+    cursor: int | None = Field(default=None, ge=0, le=1 << 62, description="Cursor from the previous page.")
 
 
 class JournalPage(Form):
-    """Lines of the journal."""
+    """A page of lines of the journal."""
 
     lines: list[JournalForm]
-    cursor: str | None = Field(description="Of the next page; null on the last one.")
+    cursor: str | None = Field(description="Cursor of the next page; null on the last one.")
 
 
 class ArchivedForm(MessageForm):
@@ -619,28 +630,28 @@ class ArchivedForm(MessageForm):
 
     @classmethod
     def of_archived(cls, message: ArchivedMessage, **more: object) -> Self:
-        """From the archive; *more* has at least how many octets the body has."""
+        """From the archive; *more* has at least the number of bytes of the body."""
         return cls.of(message, readable=message.xid.readable, branch=message.branch_id, archived_at=message.at, **more)
 
 
 class ArchivedContents(Contents, ArchivedForm):
-    """The same with its contents."""
+    """An undelivered message of a forgotten branch, with its contents."""
 
     @classmethod
     def exported_from_archive(cls, message: ArchivedMessage) -> Self:
-        """All of it."""
+        """From the archive."""
         return cls.of_archived(message, bytes=len(message.body), **_contents(message.properties, message.body))
 
 
 class ArchivePage(Form):
-    """Messages of the archive, what came last first."""
+    """A page of messages of the archive, the latest first."""
 
     messages: list[ArchivedForm]
-    cursor: str | None = Field(description="Of the next page; null on the last one.")
+    cursor: str | None = Field(description="Cursor of the next page; null on the last one.")
 
 
 class AuditForm(Form):
-    """A line of the trail."""
+    """A line of the audit log."""
 
     id: int
     at: Moment
@@ -651,11 +662,11 @@ class AuditForm(Form):
     subject: str
     reason: str
     detail: str
-    result: str | None = Field(description="Null where dtx died before it was known.")
+    result: str | None = Field(description="null if dtx ended before the result was known.")
 
 
 class AuditPage(Form):
-    """Lines of the trail, the latest first."""
+    """A page of lines of the audit log, the latest first."""
 
     lines: list[AuditForm]
-    cursor: int | None = Field(description="Of the next page; null on the last one.")
+    cursor: int | None = Field(description="Cursor of the next page; null on the last one.")

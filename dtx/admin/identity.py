@@ -1,4 +1,4 @@
-"""Who asks: a token, or a user with a password; and what that permits."""
+"""Authentication of requests, by token or by user and password, and the role that it gives."""
 
 import asyncio
 import binascii
@@ -22,9 +22,9 @@ from dtx.telemetry import get_logger
 
 _CHALLENGE: Final = {"WWW-Authenticate": 'Basic realm="dtx", charset="UTF-8"'}
 _LETS_IN: Final = {tag: role for tag, (role, _) in reversed(TAGS.items()) if role is not None}
-"""The role of a user is that of its highest tag."""
+"""Tags and their roles, the highest first: the role of a user is that of its highest tag."""
 MOST_REFUSALS: Final = 10
-"""Refused sign-ins of one address that the trail lists in a minute."""
+"""Refused sign-ins from one address that the audit log lists in a minute."""
 MOST_ADDRESSES: Final = 100
 """Addresses whose refused sign-ins it lists in a minute."""
 _MOST_NAME: Final = 255
@@ -33,12 +33,12 @@ _log = get_logger(part="admin")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Somebody who has been let in.
+    """An authenticated operator.
 
     Args:
-        name: of the user; of a token with ``token:`` before it, since both may have one name.
-        role: what it may do.
-        address: where it asks from.
+        name: of the user; a token has the prefix ``token:``, because a user may have the same name.
+        role: its permissions.
+        address: its IP address.
     """
 
     name: str
@@ -46,14 +46,14 @@ class Identity:
     address: str
 
     def require(self, role: OperatorRole) -> None:
-        """Let only who has *role* go on.
+        """Check that the identity has *role*.
 
         Raises:
-            Problem: 403.
+            Problem: 403, it has not.
         """
         if not self.role.includes(role):
             raise Problem(
-                HTTPStatus.FORBIDDEN, f"{self.name} is {_with_article(self.role)}, that takes {_with_article(role)}"
+                HTTPStatus.FORBIDDEN, f"{self.name} is {_with_article(self.role)}, but this needs {_with_article(role)}"
             )
 
 
@@ -63,12 +63,12 @@ def _with_article(role: OperatorRole) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Badge:
-    """How somebody came in, to be looked at again with each request of a session.
+    """The credentials of a session, which are checked again with each request.
 
     Args:
-        identity: as it was then.
-        token: that was shown; ``None`` for a user with a password.
-        stored: the hash of that password: another password ends the sessions of the old one.
+        identity: at sign-in.
+        token: the token that was used; ``None`` for a user with a password.
+        stored: the stored hash of the password: a change of the password ends the session.
     """
 
     identity: Identity
@@ -77,7 +77,7 @@ class Badge:
 
 
 class Gate:
-    """Lets people in.
+    """Authenticates requests.
 
     Args:
         accounts: users with passwords.
@@ -90,11 +90,11 @@ class Gate:
         self._refusals = _Refusals(operators)
 
     async def identify(self, request: Request) -> Identity:
-        """Who asks.
+        """The identity of the sender of *request*.
 
         Raises:
-            Problem: 401.
-            LogUnavailable: the database does not say.
+            Problem: 401, no or wrong credentials; 403, the user has no tag for the API.
+            LogUnavailable: the database cannot be used.
         """
         address = request.client.host if request.client is not None else ""
         scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
@@ -107,11 +107,11 @@ class Gate:
                 raise Problem(HTTPStatus.UNAUTHORIZED, "a token or a user's password is needed", _CHALLENGE)
 
     async def by_token(self, secret: str, address: str) -> Badge:
-        """Whoever has that token.
+        """Authenticate by a token.
 
         Raises:
-            Problem: 401.
-            LogUnavailable: the database does not say.
+            Problem: 401, it is unknown or has expired.
+            LogUnavailable: the database cannot be used.
         """
         token = await asyncio.to_thread(self._operators.find_token, secret)
         if token is None:
@@ -121,11 +121,11 @@ class Gate:
         return Badge(identity=_holder(token, address), token=token)
 
     async def by_password(self, user: bytes, password: bytes, address: str) -> Badge:
-        """Whoever has that password. Wrong ones have to wait, as at the port for clients.
+        """Authenticate by user and password. Attempts after a wrong password are delayed, as at the port for clients.
 
         Raises:
-            Problem: 401; 403 where the user is no operator of any kind.
-            LogUnavailable: the database does not say.
+            Problem: 401, the login is refused; 403, the user has no tag for the API.
+            LogUnavailable: the database cannot be used.
         """
         try:
             account = await self._accounts.authenticate(user, password, loopback=_is_loopback(address), peer=address)
@@ -142,15 +142,15 @@ class Gate:
         return Badge(identity=identity, stored=self._stored(account.name))
 
     async def again(self, badge: Badge, address: str) -> Identity:
-        """Who that is now, and what it may do now.
+        """The present identity and role of a session.
 
         Args:
-            badge: from when it came in.
-            address: where it asks from now.
+            badge: from the sign-in.
+            address: IP address of this request.
 
         Raises:
-            Problem: 401, it is nobody any more.
-            LogUnavailable: the database does not say.
+            Problem: 401, the credentials are no longer valid.
+            LogUnavailable: the database cannot be used.
         """
         name = badge.identity.name
         if _is_loopback(address) == _is_loopback(badge.identity.address):
@@ -165,7 +165,7 @@ class Gate:
                 role = None if found is None else _role(found.tags)
                 if role is not None and badge.stored == self._stored(name):
                     return Identity(name=name, role=role, address=address)
-        raise Problem(HTTPStatus.UNAUTHORIZED, f"{name} may not come in any more")
+        raise Problem(HTTPStatus.UNAUTHORIZED, f"the sign-in of {name} is no longer valid")
 
     def _stored(self, name: str) -> str | None:
         found = self._accounts.users.users.get(name)
@@ -173,10 +173,10 @@ class Gate:
 
 
 class _Refusals:
-    """Writes refused sign-ins to the trail. Who tries many cannot fill it: those beyond the limits are counted.
+    """Records refused sign-ins in the audit log. Those beyond the limits are only counted, so that it cannot be filled.
 
     Args:
-        operators: has the trail.
+        operators: the audit log.
     """
 
     def __init__(self, operators: OperatorLog) -> None:
@@ -186,12 +186,12 @@ class _Refusals:
         self._left_out = 0
 
     async def add(self, name: str, address: str, what: str, problem: Problem) -> None:
-        """Somebody was refused; a trail that is out of reach does not change the answer.
+        """Record a refused sign-in; if the audit log cannot be written, only a warning is logged.
 
         Args:
-            name: as whom.
-            address: from where.
-            what: was shown: a password or a token.
+            name: name of the user.
+            address: IP address of the client.
+            what: ``password`` or ``token``.
             problem: the answer.
         """
         minute = int(time.monotonic() // 60)
@@ -207,7 +207,7 @@ class _Refusals:
         try:
             await asyncio.to_thread(self._write, name[:_MOST_NAME], address, what, detail, problem)
         except LogError as error:
-            _log.warning("a refused sign-in could not be written down", address=address, reason=str(error))
+            _log.warning("a refused sign-in could not be recorded", address=address, reason=str(error))
 
     def _write(self, name: str, address: str, what: str, detail: str, problem: Problem) -> None:
         number = self._operators.begin(
@@ -230,7 +230,7 @@ def _basic(credentials: str) -> tuple[bytes, bytes]:
     except (binascii.Error, ValueError):
         user, colon, password = b"", b"", b""
     if not colon:
-        raise Problem(HTTPStatus.UNAUTHORIZED, "basic credentials are user:password in base64", _CHALLENGE)
+        raise Problem(HTTPStatus.UNAUTHORIZED, "basic credentials must be user:password in base64", _CHALLENGE)
     return user, password
 
 

@@ -1,4 +1,4 @@
-"""Message properties as plain values for people and JSON. Total: what cannot be decoded is shown as it is."""
+"""Message properties as plain values for people and JSON. Properties that cannot be decoded are shown as hex."""
 
 import math
 import struct
@@ -20,7 +20,7 @@ def _integer(form: str) -> Callable[[bytes], object]:
 def _real(form: str) -> Callable[[bytes], object]:
     def decode(value: bytes) -> object:
         (number,) = struct.unpack(form, value)
-        # JSON has no word for NaN and infinity.
+        # JSON has no NaN and no infinity.
         return number if math.isfinite(number) else str(number)
 
     return decode
@@ -40,7 +40,7 @@ def _time(value: bytes) -> object:
 
 
 def decode_properties(raw: bytes) -> dict[str, object]:
-    """The properties that are set, by name; those that are malformed as ``{"undecodable": hex}``."""
+    """The properties that are set, by name; malformed properties as ``{"undecodable": preview}``. Never raises."""
     try:
         found = properties.read(raw)
         return {
@@ -65,7 +65,7 @@ def _table(data: bytes) -> dict[str, object]:
 
 
 def _array(data: bytes) -> Iterator[object]:
-    """The elements of an array; called for what :func:`tables.entries` has checked to its last octet."""
+    """The elements of an array that :func:`tables.entries` has checked completely."""
     position = 0
     while position < len(data):
         kind = data[position : position + 1]

@@ -1,4 +1,4 @@
-"""Errors as problem+json (RFC 9457): one mapping from what is raised inside to what a peer is told."""
+"""Errors as problem+json (RFC 9457): the mapping from exceptions to HTTP statuses and details."""
 
 from http import HTTPStatus
 from typing import Final
@@ -28,7 +28,7 @@ STATUS: Final = {
     ReplyCode.NOT_IMPLEMENTED: HTTPStatus.NOT_IMPLEMENTED,
     ReplyCode.INTERNAL_ERROR: HTTPStatus.SERVICE_UNAVAILABLE,
 }
-"""What an XaError becomes; 541 says that the outcome is not known, so it is to be asked for again."""
+"""The status for each code of XaError. 541 becomes 503: the outcome is not known, and the client should ask again."""
 
 
 class Problem(Exception):
@@ -36,7 +36,7 @@ class Problem(Exception):
 
     Args:
         status: of the answer.
-        detail: lower case, no full stop, for whoever asked.
+        detail: text for the client, lower case, no full stop.
         headers: of the answer.
     """
 
@@ -48,13 +48,13 @@ class Problem(Exception):
 
 
 def answer(status: HTTPStatus, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    """The problem as an answer."""
+    """The HTTP response for a problem."""
     content = {"type": "about:blank", "title": status.phrase, "status": status.value, "detail": detail}
     return JSONResponse(content, status.value, headers, MEDIA_TYPE)
 
 
 def as_problem(error: Exception) -> Problem:
-    """What a peer is told of *error*; what is unexpected is logged, and told as no more than that."""
+    """The problem for *error*. An unexpected error is logged; the client gets only "internal error"."""
     match error:
         case Problem():
             return error
@@ -75,7 +75,7 @@ def as_problem(error: Exception) -> Problem:
 
 
 def install(app: FastAPI) -> None:
-    """Let *app* answer every error so."""
+    """Let *app* answer every error with a problem."""
 
     async def handle(_: Request, error: Exception) -> JSONResponse:
         problem = as_problem(error)

@@ -1,6 +1,6 @@
-"""The routes about users and virtual hosts of a dtx without a broker, and about the tokens of operators.
+"""Routes for users and virtual hosts of a dtx without a broker, and for operators' tokens.
 
-They change tables that need no lease: a dtx that serves sees what has changed at the next login, or within seconds.
+They change tables that need no lease. A serving dtx sees changes at the next login, or within seconds.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ router = APIRouter(prefix="/api")
 
 
 class AccountChange(Form):
-    """What changes users may say why."""
+    """A change, with an optional reason."""
 
-    reason: Why = Field(default="", description="Why; goes into the trail.")
+    reason: Why = Field(default="", description="Reason, for the audit log.")
 
 
 class NamedForm(AccountChange):
-    """A user or virtual host that there is, or is to be."""
+    """The name of a user or virtual host."""
 
     name: Word
 
@@ -43,7 +43,7 @@ class PasswordForm(NamedForm):
     """A user's new password."""
 
     password: Annotated[str, Field(max_length=2048, repr=False)]
-    encoding: Literal["utf-8", "base64"] = Field(default="utf-8", description="base64: of what is no text.")
+    encoding: Literal["utf-8", "base64"] = Field(default="utf-8", description="base64 for passwords that are no text.")
 
     @model_validator(mode="after")
     def _octets(self) -> Self:
@@ -52,27 +52,27 @@ class PasswordForm(NamedForm):
 
     @property
     def octets(self) -> bytes:
-        """The password itself.
+        """The bytes of the password.
 
         Raises:
-            ValueError: it is not encoded so.
+            ValueError: it is not base64.
         """
         if self.encoding == "utf-8":
             return self.password.encode()
         try:
             return b64decode(self.password, validate=True)
         except binascii.Error:
-            raise ValueError("the password is not base64") from None  # and not what it is
+            raise ValueError("the password is not base64") from None  # the cause might quote the password
 
 
 class NewUser(PasswordForm):
-    """A user to make."""
+    """A user to create."""
 
     tags: list[TagWord] = Field(default_factory=list)
 
 
 class TagsForm(NamedForm):
-    """A user's tags from now on."""
+    """The new tags of a user."""
 
     tags: list[TagWord]
 
@@ -84,7 +84,7 @@ class VhostPlaceForm(NamedForm):
 
 
 class GrantForm(VhostPlaceForm):
-    """What a user may do in a virtual host: regular expressions. What is null stays as it was, at first nothing."""
+    """Permissions in a virtual host, as regular expressions. null changes nothing; at first nothing is permitted."""
 
     configure: Pattern = None
     write: Pattern = None
@@ -92,7 +92,7 @@ class GrantForm(VhostPlaceForm):
 
 
 class TopicGrantForm(VhostPlaceForm):
-    """With which routing keys a user may use a topic exchange: regular expressions. What is null stays as it was."""
+    """Routing keys that a user may use at a topic exchange, as regular expressions. null changes nothing."""
 
     exchange: Word
     write: Pattern = None
@@ -102,11 +102,11 @@ class TopicGrantForm(VhostPlaceForm):
 class TopicPlaceForm(VhostPlaceForm):
     """A user at a topic exchange."""
 
-    exchange: Word | None = Field(default=None, description="null: at all of them.")
+    exchange: Word | None = Field(default=None, description="null for all exchanges.")
 
 
 class PermissionForm(Form):
-    """What a user may do in a virtual host."""
+    """The permissions of a user in a virtual host."""
 
     vhost: str
     configure: str
@@ -115,7 +115,7 @@ class PermissionForm(Form):
 
 
 class TopicPermissionForm(Form):
-    """With which routing keys a user may use a topic exchange."""
+    """The routing keys that a user may use at a topic exchange, as regular expressions."""
 
     vhost: str
     exchange: str
@@ -133,7 +133,7 @@ class UserForm(Form):
 
     @classmethod
     def of_user(cls, user: User) -> Self:
-        """From the tables, without its password."""
+        """From the tables, without the password."""
         return cls(
             name=user.name,
             tags=sorted(user.tags),
@@ -146,21 +146,21 @@ class UserForm(Form):
 
 
 class ChangedForm(Form):
-    """It is so now."""
+    """The name of the changed user."""
 
     name: str
 
 
 class RemovedForm(ChangedForm):
-    """A user that is gone."""
+    """The answer to the removal of a user."""
 
-    branches: int = Field(description="In doubt, that it has started: only a coordinator of dtx can complete them now.")
+    branches: int = Field(description="Its branches in doubt. Now only users named by --coordinator can complete them.")
 
 
 class LiftedForm(ChangedForm):
-    """Topic permissions that are gone."""
+    """The answer to the removal of topic permissions."""
 
-    exchanges: int = Field(description="At how many exchanges.")
+    exchanges: int = Field(description="Number of exchanges.")
 
 
 class VhostForm(Form):
@@ -180,16 +180,16 @@ class TokenForm(Form):
 
 
 class NewToken(Form):
-    """A token to make."""
+    """A token to create."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
     role: RoleWord
-    seconds: float | None = Field(default=None, gt=0, le=1e9, description="Until it expires.")
-    reason: Why = Field(default="", description="Why; goes into the trail.")
+    seconds: float | None = Field(default=None, gt=0, le=1e9, description="Seconds until it expires; null for never.")
+    reason: Why = Field(default="", description="Reason, for the audit log.")
 
 
 class MadeToken(Form):
-    """A token that was made; its secret is told this once."""
+    """A new token. Only this answer contains its secret."""
 
     name: str
     role: str
@@ -240,7 +240,7 @@ async def _change(
     result: str,
     change: Callable[[AccountEditor], _T],
 ) -> _T:
-    """*change*, in the trail as everything that operators do; passwords are nowhere in it."""
+    """Make *change* and record it in the audit log, without passwords."""
 
     async def work() -> tuple[str, _T]:
         who.require(OperatorRole.COORDINATOR)

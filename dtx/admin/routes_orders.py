@@ -1,6 +1,6 @@
-"""The routes that give orders, each written to the trail before it begins, whether it is allowed or not; and policies.
+"""Routes for orders, and policies. The audit log records every order before it begins, permitted or not.
 
-What a policy decides goes the way of a person's order, trail and version included.
+The decision of a policy takes the same way as the order of an operator, with audit log and check of the version.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ from dtx.xa.codes import ReplyCode, XaError
 
 router = APIRouter(prefix="/api")
 MOST_AT_ONCE: Final = 1000
-"""Branches of one bulk order: what a person can look through, and what is done in a minute."""
+"""Branches of one bulk order: few enough to be read by a person, and to be completed within a minute."""
 _SIDE_BY_SIDE: Final = 16
 ACTOR: Final = "policy:"
-"""What the names of those who decide begin with; neither users nor tokens have a colon in theirs, but ``token:``."""
+"""Prefix of the actors of policies. Names of users have no colon; tokens have the prefix ``token:``."""
 
 
 @router.post("/branches/{xid}/discard", tags=["orders"])
@@ -115,7 +115,7 @@ async def decide_many(who: Asker, context: Context, form: forms.BulkForm) -> for
     """Run one order on all branches that a filter finds, at most 1000. Without *dry_run* it needs the dry run's
     answer.
 
-    Each branch is decided on its own, in the version that the dry run saw; what has changed since is left alone.
+    Each branch is decided on its own, in the version of the dry run. Branches that have changed since are left out.
     """
 
     async def work() -> tuple[str, forms.BulkAnswer]:
@@ -124,16 +124,18 @@ async def decide_many(who: Asker, context: Context, form: forms.BulkForm) -> for
         wanted = wanted_of(form.filter, context.rm)
         order = hashlib.sha256(f"{form.action} {form.filter.model_dump_json()}".encode()).hexdigest()[:16]
         if not form.dry_run and form.confirm is None:
-            raise Problem(HTTPStatus.PRECONDITION_REQUIRED, "the dry run comes first: the order needs its confirm")
+            raise Problem(HTTPStatus.PRECONDITION_REQUIRED, "a dry run is needed first: the order needs its confirm")
         if not form.dry_run and not str(form.confirm).startswith(order):
-            raise Problem(HTTPStatus.CONFLICT, "the order is not the one of the dry run: run that again")
+            raise Problem(HTTPStatus.CONFLICT, "the order is not the one of the dry run: run the dry run again")
         found = await context.read(lambda log: branch_page(log, wanted, limit=MOST_AT_ONCE + 1))
         if len(found) > MOST_AT_ONCE:
-            detail = f"more than {MOST_AT_ONCE} branches are meant: narrow the filter"
+            detail = f"more than {MOST_AT_ONCE} branches match: narrow the filter"
             raise Problem(HTTPStatus.CONFLICT, detail)
         confirm = order + _fingerprint(found)
         if not form.dry_run and form.confirm != confirm:
-            raise Problem(HTTPStatus.PRECONDITION_FAILED, "the branches are not those of the dry run: look again")
+            raise Problem(
+                HTTPStatus.PRECONDITION_FAILED, "the branches have changed since the dry run: run the dry run again"
+            )
         results = await _many(context, who, form, found)
         done = sum(result.done for result in results)
         said = "dry run" if form.dry_run else f"{done} of {len(results)} done"
@@ -198,7 +200,7 @@ async def close_connection(
 
 
 class _Log:
-    """Ages, as the context reads the log."""
+    """The ages of branches, read from the log through the context."""
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
@@ -214,12 +216,12 @@ class _Log:
 
 
 def police(context: ApiContext, policies: Sequence[Policy], alert_after: float) -> asyncio.Task[None]:
-    """Let *policies* look after the branches of the active dtx at *context*; the task ends when it is cancelled.
+    """Start the task that applies *policies* to the branches of the active dtx; cancel the task to end it.
 
     Args:
-        context: activated.
-        policies: what is decided.
-        alert_after: seconds after which a prepared branch is told of; 0 for never.
+        context: must be activated.
+        policies: the policies of the settings.
+        alert_after: age in seconds after which a prepared branch is reported; 0 for never.
     """
     active = context.active
     assert active is not None, "policies are for the active dtx"

@@ -1,8 +1,7 @@
-"""The routes that change nothing: branches and their messages, the past, clients, and how dtx is.
+"""Routes that change nothing: branches and their messages, journal, archive, audit log, clients, and the state of dtx.
 
-What has happened is in the journal, which tells how branches ended, too, in the archive, and in the trail of what
-operators did. An export is a stream: of each message there is a line of JSON, and then its body, as many octets as
-``bytes`` in that line says. It is kept before messages are given up, or looked at elsewhere.
+An export is a stream. Each message has a line of JSON, which is followed by its body; ``bytes`` in the line is the
+length of the body.
 """
 
 import asyncio
@@ -60,20 +59,20 @@ from dtx.xa.model import State
 from dtx.xa.xid import Xid
 
 LINES: Final = 500
-"""Of the journal, beside a branch: it has about three, but an xid can be used again and again."""
+"""Journal lines in the answer about a branch. A branch has about three, but an xid can be used many times."""
 LAST_POSITION: Final = 2**31 - 1
-"""Of a message in a branch."""
+"""The highest position of a message in a branch."""
 MessageCursor = Annotated[
     int | None,
-    Query(ge=0, le=LAST_POSITION, description="Of the answer before: messages behind that position."),
+    Query(ge=0, le=LAST_POSITION, description="Cursor from the previous answer: messages after this position."),
 ]
-Positions = Annotated[list[int], Query(description="These messages alone.", max_length=10_000)]
+Positions = Annotated[list[int], Query(description="Only these messages.", max_length=10_000)]
 Of = Annotated[str | None, Query(max_length=255)]
 MESSAGES_TYPE: Final = "application/vnd.dtx.messages"
 COUNT: Final = "x-dtx-messages"
-"""How many messages an export has: one that was cut short has fewer."""
+"""Header with the number of messages of an export; a stream that was broken off has fewer."""
 _KEPT: Final = 10_000
-"""Branches among which the first ones are looked for at a time."""
+"""Branches that are collected before the list is cut to the first ones."""
 router = APIRouter(prefix="/api")
 
 
@@ -81,7 +80,7 @@ def xid_of(words: str) -> Xid:
     """The xid in a path.
 
     Raises:
-        Problem: 400, it is none.
+        Problem: 400, it is malformed.
     """
     try:
         return Xid.parse(words)
@@ -90,10 +89,10 @@ def xid_of(words: str) -> Xid:
 
 
 def wanted_of(query: FilterForm, rm: str) -> BranchFilter:
-    """The filter in terms of the log of *rm*.
+    """The filter for the log of *rm*.
 
     Raises:
-        Problem: 400, an unknown state or a pattern that is none.
+        Problem: 400, a state is unknown, or a pattern is malformed.
     """
     try:
         return query.wanted(rm)
@@ -102,11 +101,13 @@ def wanted_of(query: FilterForm, rm: str) -> BranchFilter:
 
 
 class BranchQuery(FilterForm):
-    """A filter, and which page of what it finds."""
+    """A filter for branches, with order and page."""
 
     limit: Limit = 100
     cursor: Annotated[str, Field(max_length=600)] | None = None
-    sort: Sort = Field(default=Sort.STARTED, description="Branches equal in that come in the order of their start.")
+    sort: Sort = Field(
+        default=Sort.STARTED, description="Sort key; branches with equal keys are in the order of their start."
+    )
     descending: bool = False
 
 
@@ -136,7 +137,7 @@ async def show_branch(
     context: Context,
     xid: str,
     vhost: Vhost = "/",
-    limit: Annotated[int, Query(ge=1, le=1000, description="How many messages at most.")] = 100,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Maximum number of messages.")] = 100,
     cursor: MessageCursor = None,
 ) -> forms.DetailForm:
     """Show one branch with its journal and one page of its messages."""
@@ -165,12 +166,12 @@ async def view_message(who: Asker, context: Context, xid: str, position: int, vh
 async def message_contents(
     who: Identity, context: ApiContext, xid: str, position: int, vhost: str, *, action: Literal["view", "export"]
 ) -> forms.Contents:
-    """The same, written to the trail as *action*."""
+    """One message with its contents; the audit log records the request as *action*."""
     wanted = xid_of(xid)
 
     async def work() -> tuple[str, forms.Contents]:
         who.require(OperatorRole.OPERATOR)
-        # A number that no message can have is that of none; of the others, that one alone is read.
+        # The database cannot compare a number beyond the range of positions, so no message is read for one.
         only = Messages(after=position - 1, limit=1) if 0 <= position <= LAST_POSITION else Messages(limit=0)
         found = await context.read(lambda log: log.show(wanted, vhost=vhost, rm=context.rm, messages=only))
         if not found:
@@ -191,7 +192,7 @@ async def show_status(who: Asker, context: Context) -> forms.StatusForm:
 
 
 async def status(context: ApiContext) -> forms.StatusForm:
-    """The same, for whoever may see it."""
+    """The state of dtx, without a check of the role."""
     leases = await context.read(lambda log: log.leases())
     active = context.active
     lanes: Mapping[str, LaneNumbers] = {}
@@ -221,7 +222,7 @@ async def status(context: ApiContext) -> forms.StatusForm:
     "/branches/{xid}/export",
     tags=["branches"],
     response_class=StreamingResponse,
-    responses={200: {"content": {MESSAGES_TYPE: {}}, "description": "Lines of JSON, each with its body behind it."}},
+    responses={200: {"content": {MESSAGES_TYPE: {}}, "description": "Lines of JSON, each followed by a body."}},
 )
 async def export_branch(
     who: Asker,
@@ -241,7 +242,7 @@ async def export_branch(
         who.require(OperatorRole.OPERATOR)
         found = await context.read(export)
         if not found.branches:
-            where = "the archive has nothing of" if archived else "unknown xid"
+            where = "the archive has no messages of" if archived else "unknown xid"
             raise Problem(HTTPStatus.NOT_FOUND, f"{where} {xid}")
         return f"{found.count} messages", found.count
 
@@ -275,7 +276,7 @@ def _gtrid_of(words: str) -> bytes:
     try:
         return bytes.fromhex(words)
     except ValueError as error:
-        raise Problem(HTTPStatus.BAD_REQUEST, f"a gtrid is hexadecimal: {error}") from None
+        raise Problem(HTTPStatus.BAD_REQUEST, f"the gtrid must be hexadecimal: {error}") from None
 
 
 def _cursor_of(cursor: str | None) -> Cursor | None:
@@ -301,7 +302,7 @@ def _asked(rm: str, query: forms.XidQuery, events: tuple[JournalEvent, ...] = ()
 async def journal_page(
     context: ApiContext, asked: JournalFilter, *, cursor: str | None, limit: int, latest_first: bool
 ) -> forms.JournalPage:
-    """A page of the journal, for whoever may see it."""
+    """A page of the journal, without a check of the role."""
     after = _cursor_of(cursor)
     found = await context.read(
         lambda log: pages.journal_page(log, asked, after=after, latest_first=latest_first, limit=limit + 1)
@@ -341,7 +342,7 @@ async def list_outcomes(
     who.require(OperatorRole.VIEWER)
     strange = set(query.event) - set(pages.OUTCOMES)
     if strange:
-        raise Problem(HTTPStatus.BAD_REQUEST, f"{min(strange)} ends no branch: /api/journal has it")
+        raise Problem(HTTPStatus.BAD_REQUEST, f"{min(strange)} is no outcome: use /api/journal")
     asked = _asked(context.rm, query, tuple(query.event) or pages.OUTCOMES)
     return await journal_page(context, asked, cursor=query.cursor, limit=query.limit, latest_first=True)
 
@@ -370,7 +371,7 @@ async def view_archived(
 async def archived_contents(
     who: Identity, context: ApiContext, branch: UUID, position: int, *, action: Literal["view", "export"]
 ) -> forms.ArchivedContents:
-    """The same, written to the trail as *action*."""
+    """One archived message with its contents; the audit log records the request as *action*."""
 
     async def work() -> tuple[str, forms.ArchivedContents]:
         who.require(OperatorRole.OPERATOR)
@@ -432,10 +433,10 @@ async def show_connection(who: Asker, context: Context, number: int) -> forms.Cl
 
 
 def client_of(context: ApiContext, number: int) -> tuple[Connected, Arrived]:
-    """The client with that number.
+    """The client connection with that number.
 
     Raises:
-        Problem: 404, there is none.
+        Problem: 404, there is none; 503, this dtx is not the active one.
     """
     active, _ = context.require_active()
     for client, arrival in active.connections().items():
@@ -484,7 +485,7 @@ async def list_associations(
 def _places(entry: BranchRuntime) -> list[forms.PlaceForm]:
     found = []
     for channel, how in entry.branch.associations.items():
-        # To the core a channel is whatever can be told apart; here they are the servers' channels.
+        # The core accepts any hashable object as a channel; here they are the servers' channels.
         connection, number = cast("ChannelFacts", channel).place
         found.append(forms.PlaceForm(connection=connection, channel=number, association=how.value))
     return found

@@ -1,4 +1,4 @@
-"""Text that is safe to show: what comes from clients never reaches a terminal as control characters."""
+"""Text that is safe to show: control characters from clients are escaped before they reach a terminal or page."""
 
 import json
 from collections.abc import Mapping
@@ -11,19 +11,19 @@ _ELLIPSIS: Final = "…"
 
 
 def safe(text: str) -> str:
-    """*text* with everything that is not printable escaped: controls, bidirectional marks, lone surrogates."""
+    """*text* with all unprintable characters escaped: controls, bidirectional marks, lone surrogates."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
 def exact_name(name: bytes) -> str:
-    """A queue's, exchange's or key's octets as text that JSON can carry; what is no UTF-8 is shown as an escape."""
+    """The bytes of the name of a queue, exchange or key as text for JSON. Bytes that are no UTF-8 are escaped."""
     return name.decode("utf-8", "backslashreplace")
 
 
 def name_text(name: bytes) -> str:
-    """The same as safe text."""
+    """The same as :func:`exact_name`, made safe by :func:`safe`."""
     return safe(exact_name(name))
 
 
@@ -31,9 +31,9 @@ def preview(body: bytes, limit: int = 120, size: int | None = None) -> str:
     """The beginning of a message body for people: text where it is UTF-8, else hex. Never a control character.
 
     Args:
-        body: the body, or its first octets.
+        body: the body, or its first bytes.
         limit: characters of the answer, about.
-        size: octets of the whole body where *body* is only its beginning.
+        size: bytes of the whole body if *body* is only its beginning.
     """
     whole = len(body) if size is None else size
     head = body[: limit * 4]
@@ -46,7 +46,7 @@ def preview(body: bytes, limit: int = 120, size: int | None = None) -> str:
 
 
 def _text_of(head: bytes, *, cut: bool) -> str | None:
-    """*head* as text where it is some; where it was cut, up to three octets of a broken character are let go."""
+    """*head* as text, or ``None`` if it is none; if it was cut, up to three bytes of a broken character are dropped."""
     for dropped in range(4 if cut else 1):
         try:
             text = head[: len(head) - dropped].decode("utf-8")
@@ -71,7 +71,7 @@ def human_size(octets: int) -> str:
 
 
 def human_duration(seconds: float) -> str:
-    """The two largest units that say something: ``3d 4h``, ``5m 2s``, ``12s``, ``0.5s``."""
+    """A duration in its two largest units: ``3d 4h``, ``5m 2s``, ``12s``, ``0.5s``."""
     if seconds < 60:
         return f"{seconds:.3g}s" if seconds < 10 else f"{seconds:.0f}s"
     left = int(seconds)
@@ -93,5 +93,5 @@ def iso_time(at: float | None) -> str | None:
 
 
 def json_line(value: Mapping[str, object]) -> str:
-    """One JSON object on one line, ASCII alone, so that no terminal and no pipe can misread it."""
+    """A JSON object on one line, in ASCII only, so that no terminal and no pipe can misread it."""
     return json.dumps(value, ensure_ascii=True, separators=(", ", ": "))

@@ -1,15 +1,16 @@
-"""Serving API and pages: in the event loop of dtx itself, on a socket of its own; and what every request passes first.
+"""The HTTP server of API and pages, in the event loop of dtx, and the checks that every request passes first.
 
-A request is meant for this server, its size is bounded, nobody else's page sends it; and nothing unexpected gets out.
+The checks: the host name of the request is known, its size is limited, and no page of another site sends it. Unexpected
+errors are answered as "internal error" only.
 
-Browsers send basic credentials along with whatever a page makes them send. So a request that changes something must be
-one that no page of another origin can make without being asked for by name: its body is JSON, and its origin, where
-the browser tells it, is this server. The forms of our own pages (:mod:`dtx.admin.web`) are no JSON; there the browser
-must tell the origin, and they carry a mark of the session besides.
+Browsers send basic credentials with every request that a page makes. A request that changes something must therefore
+be one that a page of another origin cannot make without a CORS preflight: its body is JSON, and its origin, if the
+browser sends it, is this server. Forms of dtx's pages (:mod:`dtx.admin.web`) are not JSON; for them the browser must
+send the origin, and the form has a secret of the session.
 
-All of that compares what the browser tells with the name under which this server was asked. Whoever owns a name can
-let it lead to this machine (DNS rebinding), and a page of that name is then of the same origin. So only names that are
-known here are answered; an address is nobody's to redirect.
+These checks compare headers of the browser with the host name of the request. The owner of a domain can let its name
+resolve to this machine (DNS rebinding), and a page of that name then has the same origin. So only known names are
+answered. IP addresses are always answered, because no other site can redirect one.
 """
 
 import asyncio
@@ -42,26 +43,26 @@ from dtx.tls import TlsServer
 
 _log = get_logger(part="admin")
 _MOST_CONNECTIONS: Final = 400
-"""At the same time: those that have a request answered (see the guard), and as many that do not."""
+"""Simultaneous connections: those with a request under way (see ``Guard``), and as many without."""
 _MOST_OF_ADDRESS: Final = 100
-"""Connections of one address that have no request answered."""
+"""Connections from one address without a request under way."""
 _MOST_HEADERS: Final = 32 * 1024
-"""Octets of a request's head."""
+"""Bytes of the head of a request."""
 _REQUEST_SECONDS: Final = 30
-"""A whole request has arrived this long after its connection was made, or after the answer before it."""
+"""A request must be complete this long after the connection was made, or after the previous answer."""
 _STALL_SECONDS: Final = 60
-"""A client that takes nothing of an answer for this long is closed."""
+"""A connection whose client reads nothing of an answer for this long is closed."""
 _GOODBYE_SECONDS: Final = 5
 MOST_BODY: Final = 1 << 20
-"""Octets of a request: an order with the positions of all messages of a large branch."""
+"""Bytes of a request: enough for an order with the positions of all messages of a large branch."""
 MOST_REQUESTS: Final = 200
-"""At the same time; more are told 503."""
+"""Simultaneous requests; further ones get 503."""
 _OPEN: Final = frozenset({"/healthz", "/readyz"})
-"""They tell nothing; what asks them (balancers, Kubernetes) names hosts as it likes."""
+"""Answered for any host name: load balancers and Kubernetes use names of their own. The answers have no secrets."""
 _UNCOUNTED: Final = _OPEN | {"/metrics"}
-"""Answered however many other requests there are: an orchestrator restarts a dtx whose health it cannot read."""
+"""Not limited by ``MOST_REQUESTS``: an orchestrator restarts a dtx whose health it cannot read."""
 _CHANGING: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
-"""Of the others, no route takes more than GET, HEAD and OPTIONS: the rest is told 405."""
+"""Of the other methods, routes accept only GET, HEAD and OPTIONS; the rest gets 405."""
 _HEADERS: Final = (
     (b"cache-control", b"no-store"),
     (b"x-content-type-options", b"nosniff"),
@@ -69,15 +70,15 @@ _HEADERS: Final = (
     (b"referrer-policy", b"no-referrer"),
 )
 _HSTS: Final = (b"strict-transport-security", b"max-age=31536000")
-"""For a year, browsers ask this host by HTTPS alone (RFC 6797)."""
+"""Browsers use only HTTPS for this host for a year (RFC 6797)."""
 
 
 class Guard:
-    """The outermost application.
+    """The outermost ASGI application, which makes the checks.
 
     Args:
-        app: what is guarded.
-        names: of this server, besides addresses, localhost and the name of the machine.
+        app: the application behind it.
+        names: host names of this server, as well as addresses, localhost and the name of the machine.
     """
 
     def __init__(self, app: ASGIApp, names: Collection[str] = ()) -> None:
@@ -86,7 +87,7 @@ class Guard:
         self._requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Check a request and pass it on."""
         if scope["type"] != "http":
             return
         begun = False
@@ -98,14 +99,14 @@ class Guard:
             message = await receive()
             received += len(message.get("body", b""))
             if received > MOST_BODY:
-                refused = Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request has {MOST_BODY} octets at most")
+                refused = Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request may have at most {MOST_BODY} bytes")
                 raise refused
             return message
 
         async def hardened(message: Message) -> None:
             nonlocal begun
             if refused is not None and not begun:
-                return  # the application takes it for a body that cannot be parsed, and would say so
+                return  # the application would answer that the body cannot be parsed
             if message["type"] == "http.response.start":
                 begun = True
                 given = list(message.get("headers", ()))
@@ -118,13 +119,13 @@ class Guard:
         self._requests += counts
         try:
             if counts and self._requests > MOST_REQUESTS:
-                raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{MOST_REQUESTS} requests are being answered already")
+                raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{MOST_REQUESTS} requests are under way already")
             self._require_known_host(scope)
             _require_own_page(scope)
             await self._app(scope, bounded, hardened)
             if refused is not None and not begun:
                 raise refused
-        except Exception as error:  # the edge: nothing but documented errors comes out
+        except Exception as error:  # the edge: only documented errors leave it
             problem = as_problem(error)
             if begun:
                 raise
@@ -136,7 +137,7 @@ class Guard:
     def _require_known_host(self, scope: Scope) -> None:
         host = Headers(scope=scope).get("host", "")
         if scope["path"] not in _OPEN and not _is_address(name := _without_port(host)) and name not in self._names:
-            detail = f"this dtx is not known as {host[:260]!r}: --admin-host has to name it"
+            detail = f"{host[:260]!r} is not a known name of this dtx: add it to --admin-host"
             raise Problem(HTTPStatus.MISDIRECTED_REQUEST, detail)
 
 
@@ -161,44 +162,46 @@ def _require_own_page(scope: Scope) -> None:
     page = scope["path"].startswith(f"{PAGES}/")
     kind = "application/x-www-form-urlencoded" if page else "application/json"
     if headers.get("content-type", "").partition(";")[0].strip().lower() != kind:
-        raise Problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"what changes something is asked for as {kind}")
+        raise Problem(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"a request that changes something must have the content type {kind}"
+        )
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site not in {None, "none", "same-origin"}:
-        raise Problem(HTTPStatus.FORBIDDEN, "another site's page may not ask for that")
+        raise Problem(HTTPStatus.FORBIDDEN, "a page of another site may not send this request")
     if origin is not None and urlsplit(origin).netloc != headers.get("host", ""):
-        raise Problem(HTTPStatus.FORBIDDEN, "another origin's page may not ask for that")
+        raise Problem(HTTPStatus.FORBIDDEN, "a page of another origin may not send this request")
     if page and site is None and origin is None:
-        raise Problem(HTTPStatus.FORBIDDEN, "the browser does not tell which page asks for that")
+        raise Problem(HTTPStatus.FORBIDDEN, "the browser does not tell which page sends this request")
 
 
 def application(context: ApiContext, pulse: Pulse) -> FastAPI:
-    """The API, and the web pages."""
+    """The application with API and web pages."""
     app = api(context)
     app.mount(PAGES, website(context, pulse))
 
     @app.get("/", include_in_schema=False)
     async def show_pages() -> RedirectResponse:
-        """Whoever comes with a browser wants the pages."""
+        """Redirect browsers to the pages."""
         return RedirectResponse(f"{PAGES}/")
 
     return app
 
 
 class _Connection(H11Protocol):
-    """A connection with deadlines, which makes room for others while no whole request of it is here.
+    """A connection with deadlines. While it has no complete request, it may be closed in favour of others.
 
-    Of uvicorn's own limits, none bounds the time that a request takes to arrive, and the one for connections answers
-    503 to everybody while slow sockets use it up.
+    uvicorn has no limit for the time in which a request arrives. Its limit for connections answers 503 to all clients
+    while slow sockets use it up.
     """
 
     accepted: socket.socket | None = None
-    """Within a TLS handshake: the socket."""
+    """The socket, during the TLS handshake."""
     waits_since: float | None = None
     _deadline: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
 
     def shake_hands(self, accepted: socket.socket, address: str) -> None:
-        """The socket is accepted, and TLS begins: until :meth:`connection_made`."""
+        """Begin the TLS handshake of an accepted socket, which lasts until :meth:`connection_made`."""
         self.accepted = accepted
         self.source = source_of(address)
         self.waits_since = self.loop.time()
@@ -206,7 +209,7 @@ class _Connection(H11Protocol):
         self._make_room()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """The client may ask."""
+        """The client may send requests."""
         super().connection_made(transport)
         self.source = source_of(self.client[0] if self.client else "")
         self.accepted = self.waits_since = None
@@ -214,7 +217,7 @@ class _Connection(H11Protocol):
         self._make_room()
 
     def _make_room(self) -> None:
-        """Beyond a limit, the connection that has waited longest for a request is closed."""
+        """If a limit is exceeded, close the connection that has waited longest for a request."""
         others = [one for one in self.connections if isinstance(one, _Connection)]
         waiting = [one for one in others if one.waits_since is not None]  # this one does
         ours = [one for one in waiting if one.source == self.source]
@@ -235,35 +238,35 @@ class _Connection(H11Protocol):
         self._watch()
 
     def on_response_complete(self) -> None:
-        """An answer was sent: the next request may come."""
+        """An answer was sent; wait for the next request."""
         super().on_response_complete()
         self._watch()
 
     def pause_writing(self) -> None:
-        """The client takes no more for now."""
+        """The client does not read; begin its deadline."""
         super().pause_writing()
         self._stalled = self.loop.call_later(_STALL_SECONDS, self.give_up, "the client does not read")
 
     def resume_writing(self) -> None:
-        """The client takes data again."""
+        """The client reads again."""
         super().resume_writing()
         if self._stalled is not None:
             self._stalled.cancel()
 
     def _watch(self) -> None:
-        """Begin, or end, to wait for the rest of a request."""
+        """Start or stop the deadline for a complete request."""
         waits = self.conn.their_state in (h11.IDLE, h11.SEND_BODY) and not self.transport.is_closing()
         if waits and self.waits_since is None:
             self.waits_since = self.loop.time()
-            self._deadline = self.loop.call_later(_REQUEST_SECONDS, self.give_up, "no whole request has come")
+            self._deadline = self.loop.call_later(_REQUEST_SECONDS, self.give_up, "no complete request has arrived")
         elif not waits and self._deadline is not None:
             self.waits_since = None
             self._deadline.cancel()
 
     def give_up(self, reason: str) -> None:
-        """Close at once."""
+        """Close the connection at once."""
         _log.debug("operator's connection closed", peer=self.source, reason=reason)
-        self.connections.discard(self)  # counts no more, though connection_lost comes later
+        self.connections.discard(self)  # it no longer counts, although connection_lost is called later
         if self.accepted is None:
             self.transport.abort()
         else:
@@ -272,7 +275,7 @@ class _Connection(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Signals are the service's, and TLS is dtx's own: connections count within their handshake, too."""
+    """A server that leaves signals to the service, and TLS to dtx, so that connections count during the handshake."""
 
     _tls: TlsServer | None = None
 
@@ -297,10 +300,10 @@ class _Server(uvicorn.Server):
         self.server_state.connections.discard(cast("_Connection", connection))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no clients any more; what is being answered goes on for some seconds."""
+        """Accept no further clients; requests under way have a few seconds to finish."""
         if self._tls is not None:
             self._tls.close()
-            await asyncio.sleep(0)  # those within a handshake are dismissed
+            await asyncio.sleep(0)  # connections in their handshake are dismissed
         await super().shutdown(sockets)
 
     @contextlib.contextmanager
@@ -309,16 +312,18 @@ class _Server(uvicorn.Server):
 
 
 class AdminServer:
-    """Listens, and answers once it is told what about.
+    """Listens from its construction on, and answers once :meth:`begin` is called.
 
     Args:
-        host, port: address; port 0 lets the system choose.
-        names: under which it is reached, besides that address and those of the machine.
-        certificate, key: PEM files, for TLS.
-        proxies: addresses and networks whose X-Forwarded-For and X-Forwarded-Proto are believed.
+        host: address to listen on.
+        port: its port; 0 lets the system choose one.
+        names: further host names of this server.
+        certificate: PEM file, for TLS.
+        key: PEM file of its private key.
+        proxies: addresses and networks whose X-Forwarded-For and X-Forwarded-Proto are trusted.
 
     Raises:
-        OSError: the address is taken, or is none of this machine.
+        OSError: the address is in use, or does not belong to this machine.
     """
 
     def __init__(
@@ -340,7 +345,7 @@ class AdminServer:
         except OSError as error:
             self._socket.close()
             where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            reason = f"the operators' API cannot listen on {where} (--admin-listen names another, --no-admin none)"
+            reason = f"the operators' API cannot listen on {where} (change --admin-listen, or use --no-admin)"
             raise OSError(error.errno, f"{reason}: {error.strerror}") from None
         self._names = (host, *names)
         self._certificate = certificate
@@ -352,13 +357,13 @@ class AdminServer:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The URL of the API."""
         host, port = self._socket.getsockname()[:2]
         scheme = "http" if self._certificate is None else "https"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def begin(self, context: ApiContext) -> None:
-        """Answer from now on."""
+        """Answer requests from now on."""
         self._pulse = Pulse(context)
         self._pulse.begin()
         self._serve(Guard(application(context, self._pulse), self._names))
@@ -388,9 +393,9 @@ class AdminServer:
         )
 
     async def close(self) -> None:
-        """Finish what is being answered, and end."""
+        """Finish requests under way, then stop."""
         if self._pulse is not None:
-            await self._pulse.close()  # pages that watch would be waited for
+            await self._pulse.close()  # the shutdown would wait for pages with live updates
         if self._server is not None and self._task is not None:
             self._server.should_exit = True
             await asyncio.gather(self._task, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The command line: the command ``dtx``, and what it ends with. Commands parse, wire up and run."""
+"""The command ``dtx``: the list of its commands, and the exit code of a run."""
 
 import os
 import sys
@@ -17,17 +17,17 @@ _COMMANDS = {
     "vhost": ("dtx.cli.accounts", "vhost", "Virtual hosts of a dtx without a broker."),
     "branches": ("dtx.cli.branches", "branches", "List the branches whose outcome is open."),
     "show": ("dtx.cli.branches", "show", "Show all that is known about one xid."),
-    "commit": ("dtx.cli.orders", "commit", "Commit a prepared branch in the place of its transaction manager."),
-    "rollback": ("dtx.cli.orders", "rollback", "Roll back a prepared branch in the place of its transaction manager."),
+    "commit": ("dtx.cli.orders", "commit", "Commit a prepared branch instead of its transaction manager."),
+    "rollback": ("dtx.cli.orders", "rollback", "Roll back a prepared branch instead of its transaction manager."),
     "forget": ("dtx.cli.orders", "forget", "Forget a heuristic outcome."),
-    "retry": ("dtx.cli.orders", "retry", "Try again what a decided branch is stuck with."),
-    "redirect": ("dtx.cli.orders", "redirect", "Send a message that a branch is stuck with elsewhere."),
-    "discard": ("dtx.cli.orders", "discard", "Give up messages that a branch is stuck with."),
+    "retry": ("dtx.cli.orders", "retry", "Retry phase two of a branch that is stuck."),
+    "redirect": ("dtx.cli.orders", "redirect", "Send a message of a stuck branch to another exchange or queue."),
+    "discard": ("dtx.cli.orders", "discard", "Give up messages of a stuck branch."),
     "export": ("dtx.cli.export", "export", "Write the messages of a branch to files or stdout."),
     "bulk": ("dtx.cli.orders", "bulk", "Decide about all branches that a filter finds, after a dry run."),
-    "audit": ("dtx.cli.audit", "audit", "List what operators did, and why."),
+    "audit": ("dtx.cli.audit", "audit", "List the actions of operators and their reasons."),
     "token": ("dtx.cli.accounts", "token", "Tokens for the operators' API."),
-    "tm": ("dtx.cli.tm", "tm", "Recover what programs with dtx's transaction manager left open."),
+    "tm": ("dtx.cli.tm", "tm", "Recover transactions that programs with dtx's transaction manager left open."),
     "pipeline": (
         "dtx.cli.pipeline",
         "pipeline",
@@ -36,19 +36,19 @@ _COMMANDS = {
     "doctor": (
         "dtx.cli.doctor.command",
         "doctor",
-        "Check database, broker or users, and settings, and say what to fix.",
+        "Check the database, the broker or users, and the settings.",
     ),
 }
 
 _OTHER_NAMES = {"in-doubt": "branches", "users": "user", "vhosts": "vhost", "tokens": "token"}
-"""The same command by a second name."""
+"""Second names of commands."""
 
 
 class _Commands(click.Group):
-    """Loads a command's module when it is used: `dtx --help` and completion stay quick."""
+    """Loads the module of a command when the command is used, so that `dtx --help` and completion stay fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        """In the order in which people need them."""
+        """The names, in the order of ``_COMMANDS``."""
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
@@ -64,7 +64,7 @@ class _Commands(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. Whoever reads its output may have enough before the end: ``dtx branches --json | head``."""
+        """Run the command; a pipe that its reader closes early is no error: ``dtx branches --json | head``."""
         if ctx.obj is not None:
             ctx.obj()
         try:
@@ -96,11 +96,11 @@ def dtx() -> None:
 
 
 def run(arguments: Sequence[str] | None = None, *, before: Callable[[], None] | None = None) -> int:
-    """Run one command and return its exit code, the errors already said on stderr.
+    """Run one command, print its error on stderr, and return the exit code.
 
     Args:
-        arguments: of the command line; ``None``: those of this process.
-        before: called before a command runs, and not for help or the version.
+        arguments: of the command line; ``None`` for those of this process.
+        before: called before a command runs, but not for help or the version.
     """
     try:
         result: Any = dtx.main(args=arguments, prog_name="dtx", standalone_mode=False, obj=before)
@@ -122,7 +122,7 @@ def main() -> NoReturn:
 
 
 def _configure_logs() -> None:
-    """What the layers below have to say while a command runs; `serve` says it again as the settings want it."""
+    """Show warnings of the layers below while a command runs; `serve` configures the logs again from its settings."""
     from dtx.telemetry import configure
 
     configure("warning")

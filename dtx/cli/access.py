@@ -1,7 +1,7 @@
-"""Which of the operators' APIs a command asks, and with which token.
+"""The choice of the operators' API that a command asks, and of its token.
 
-It is the one that is named, that of the dtx that has the lease, or the one in this process (:mod:`dtx.cli.local_api`).
-Secrets are never words of the command line.
+The API is the one of ``--api``, else that of the dtx that has the lease, else the one in this process
+(:mod:`dtx.cli.local_api`). No option takes a secret: other users of the machine can read command lines.
 """
 
 import os
@@ -29,33 +29,33 @@ if TYPE_CHECKING:
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _MOST_TOKEN: Final = 4096
-"""Octets read of a token's file: a token has some fifty."""
+"""Bytes read at most from a token's file; a token has about fifty."""
 _TOKEN_SECONDS: Final = 6 * 3600.0
-"""As long as a large bulk order may take; nobody else gets to know the token, and it is revoked at the end."""
+"""Enough for a large bulk order. The token stays in this process and is revoked at the end."""
 
 HOW: Final = """\b
-Whom this asks:
-  --api URL (or DTX_API)      that API, and no database is needed
-  else, to look               the database, whether a dtx serves or not
-  else, to change something   the dtx that is active, at --admin-listen; where none is, the command does it itself
+The command asks:
+  --api URL (or DTX_API)      that API; no database is needed
+  else, to read               the database, whether a dtx serves or not
+  else, to change something   the active dtx, at --admin-listen; if there is none, the command does it itself
 
 \b
 The token for an API is the first of:
-  --token-file FILE           its first line (or DTX_TOKEN_FILE); with bash also <(secret-tool lookup service dtx)
+  --token-file FILE           its first line (or DTX_TOKEN_FILE); in bash also <(secret-tool lookup service dtx)
   DTX_TOKEN                   the token itself
-  --database                  whoever can open the database gets one for the moment
-  the terminal                asks for it
+  --database                  the command creates a temporary token in the database
+  the terminal                the command asks for the token
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiAccess:
-    """What the user said about the API.
+    """The user's options about the API.
 
     Args:
         api: its address; ``None`` for that of the settings.
-        ca: PEM file of whom to trust, for https.
-        token_file: where the token is.
+        ca: PEM file of the certificate authorities to trust for https; ``None`` for those of the system.
+        token_file: file whose first line is the token.
     """
 
     api: str | None
@@ -63,18 +63,18 @@ class ApiAccess:
     token_file: Path | None
 
     def trusted(self) -> ssl.SSLContext:
-        """For https; without a file, whom the system trusts.
+        """The TLS context for https.
 
         Raises:
-            CommandError: the file holds no certificate.
+            CommandError: the file cannot be read or has no certificate.
         """
         try:
             return ssl.create_default_context(cafile=self.ca)
         except (OSError, ssl.SSLError) as error:
-            raise CommandError(Exit.USAGE, f"--api-ca: {self.ca} holds no PEM certificate: {error}") from None
+            raise CommandError(Exit.USAGE, f"--api-ca: {self.ca} has no PEM certificate: {error}") from None
 
     def given_token(self) -> str | None:
-        """The token of file or environment.
+        """The token from the file, else from ``DTX_TOKEN``.
 
         Raises:
             CommandError: the file cannot be read, or is empty.
@@ -92,23 +92,33 @@ class ApiAccess:
 
 
 def with_access(function: _Function) -> _Function:
-    """Give a command ``--api``, ``--api-ca`` and ``--token-file``; it is called with ``access: Access``."""
+    """Give a command ``--api``, ``--api-ca`` and ``--token-file``; it is called with ``access: ApiAccess``."""
 
     @wraps(function)
     def run(*args: Any, api: str | None, api_ca: Path | None, token_file: Path | None, **kwargs: Any) -> Any:
         if api is not None and not api.startswith(("http://", "https://")):
-            raise click.BadParameter("an address begins with http:// or https://", param_hint="--api")
+            raise click.BadParameter("the address must begin with http:// or https://", param_hint="--api")
         base = None if api is None else api.rstrip("/")
         return function(*args, access=ApiAccess(api=base, ca=api_ca, token_file=token_file), **kwargs)
 
     path = click.Path(path_type=Path, dir_okay=False)
     command: _Function = with_options(
-        click.option("--api", envvar="DTX_API", metavar="URL", help="The API to ask; no database is needed then."),
         click.option(
-            "--api-ca", envvar="DTX_API_CA", type=path, metavar="FILE", help="PEM of whom to trust, for https."
+            "--api", envvar="DTX_API", metavar="URL", help="Address of the API to ask; no database is needed then."
         ),
         click.option(
-            "--token-file", envvar="DTX_TOKEN_FILE", type=path, metavar="FILE", help="Its first line is the token."
+            "--api-ca",
+            envvar="DTX_API_CA",
+            type=path,
+            metavar="FILE",
+            help="PEM file of certificate authorities to trust for https.",
+        ),
+        click.option(
+            "--token-file",
+            envvar="DTX_TOKEN_FILE",
+            type=path,
+            metavar="FILE",
+            help="File whose first line is the token.",
         ),
     )(run)
     return command
@@ -120,10 +130,10 @@ def reach(settings: Settings, access: ApiAccess, *, orders: bool, make: bool = F
 
     Args:
         settings: which dtx.
-        access: what the user said about its API.
-        orders: whether it will be asked to change something: that takes the active dtx, where there is one.
-        make: where there is no embedded PostgreSQL yet, make it with its tables, for what is wanted before the first
-            start. Whoever looks for branches must not find an empty one.
+        access: the user's options about its API.
+        orders: whether the command changes something; then the active dtx is asked, if there is one.
+        make: create the embedded PostgreSQL and its tables if it is missing, for changes before the first start.
+            Commands that read branches must not: an empty new database would look like "no branches".
 
     Raises:
         CommandError: no token, or no way to the API.
@@ -158,7 +168,7 @@ def _make_tables(url: str) -> None:
 
 
 def _address_of(settings: Settings) -> str:
-    """Where the API of the dtx with these settings is."""
+    """The address of the API of a dtx with these settings."""
     (listen,) = settings.admin_listen
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen.host, listen.host)  # noqa: S104 - what others bind to
     scheme = "http" if settings.admin_tls_cert is None else "https"
@@ -166,7 +176,7 @@ def _address_of(settings: Settings) -> str:
 
 
 def _holder(settings: Settings, url: str) -> str | None:
-    """What to say where the API of the dtx that has the lease does not answer; ``None`` where none has it."""
+    """A hint for the case that the API of the lease holder does not answer; ``None`` if no live dtx has the lease."""
     from dtx.log.reader import LogReader
 
     with LogReader(url) as log:
@@ -177,13 +187,13 @@ def _holder(settings: Settings, url: str) -> str | None:
     left = human_duration(max(lease.remaining, 0.1))
     return (
         f". {safe(lease.holder)} has the lease of {settings.rm} (epoch {lease.epoch}) for another {left}: name its "
-        "API with --api (with --no-admin it has none, and has to be stopped first), or, if that dtx is dead, ask again "
-        "when the lease has run out"
+        "API with --api (a dtx with --no-admin has none: stop it first), or, if that dtx is dead, try again "
+        "when the lease has expired"
     )
 
 
 def _token(settings: Settings, access: ApiAccess, stack: ExitStack) -> str:
-    """For an API that was named: the database may be out of reach."""
+    """The token for ``--api``, where the database may be out of reach."""
     given = access.given_token()
     if given is not None:
         return given
@@ -195,17 +205,18 @@ def _token(settings: Settings, access: ApiAccess, stack: ExitStack) -> str:
     except EmbeddedPostgresError:
         pass
     except LogError as error:
-        raise CommandError(Exit.DATABASE, f"no token was given, and none can be made: {error}") from None
+        raise CommandError(Exit.DATABASE, f"no token was given, and none can be created: {error}") from None
     if not sys.stdin.isatty():
         raise CommandError(
-            Exit.USAGE, f"a token for {access.api} is needed: --token-file, DTX_TOKEN, or --database, which makes one"
+            Exit.USAGE,
+            f"a token for {access.api} is needed: use --token-file, DTX_TOKEN, or --database, which creates one",
         )
     asked: str = click.prompt(f"token for {access.api}", hide_input=True, err=True)
     return asked.strip()
 
 
 def _lent(settings: Settings, url: str, stack: ExitStack) -> str:
-    """A token for the moment, made in the database."""
+    """A temporary token, created in the database and revoked when *stack* is closed."""
     from dtx.auth.operators import OperatorLog
     from dtx.auth.roles import OperatorRole
 
@@ -219,5 +230,5 @@ def _lent(settings: Settings, url: str, stack: ExitStack) -> str:
 def _revoke(log: "OperatorLog", name: str) -> None:
     from dtx.log.api import LogError
 
-    with suppress(LogError):  # the command has done what it was for; the token expires
+    with suppress(LogError):  # the command is done, and the token expires anyway
         log.revoke_token(name)

@@ -1,4 +1,4 @@
-"""``dtx user``, ``dtx vhost`` and ``dtx token``: who may connect to a dtx without a broker, what each may do where, and
+"""``dtx user``, ``dtx vhost`` and ``dtx token``: users, permissions and virtual hosts of a dtx without a broker, and
 tokens for the operators' API.
 """
 
@@ -22,42 +22,44 @@ from dtx.cli.output import show_list, show_table
 from dtx.config import Settings
 
 _MAX_LINE: Final = 64 * 1024
-"""Octets read from stdin in search of the end of a password."""
+"""Bytes read from stdin at most for the line with the password."""
 _TAG: Final = click.Choice([*map(str, Tag)])
 _WORDS: Final = ("configure", "write", "read")
 
 _ABOUT: Final = """\b
-The users of a dtx without a broker. Alongside one clients log in with the broker's users; these are operators then.
-A running dtx needs no restart: a login sees what has changed at once, open connections within a few seconds.
+These are the users of a dtx without a broker. With a broker, clients log in with the broker's users, and these users
+are operators. A running dtx needs no restart: changes count for new logins at once, for open connections within a few
+seconds.
 
 """
 _USER_EPILOG: Final = (
     """\b
 Examples:
   dtx user add alice                            asks for the password
-  dtx user add tm --password-stdin < secret     takes it from a file, without its end of line
+  dtx user add tm --password-stdin < secret     reads it from a file, without the end of line
   dtx user grant alice --all                    everything in the virtual host /
   dtx user grant alice --vhost shop --write '^orders$' --read '^orders\\.' --configure ''
   dtx user list
 
-A password is never an argument: other users of this machine can read those.
+A password is never an argument, because other users of this machine can read arguments.
 
 """
     + _ABOUT
     + """
 \b
-The first start makes user guest with password guest and all permissions in /; it can connect from this machine alone.
+The first start creates user guest with password guest and all permissions in /; it can connect only from this machine.
 
 """
     + HOW
 )
 _PERMISSIONS: Final = """\b
-A pattern is a regular expression that is searched in names of exchanges and queues: 'orders' is found in 'my.orders.1',
-'^orders$' is that name alone, '.*' is every name, '' is none. The default exchange counts as 'amq.default'.
+A pattern is a regular expression that is searched in names of exchanges and queues: 'orders' matches 'my.orders.1',
+'^orders$' only that name, '.*' every name, '' no name. The name of the default exchange is 'amq.default' here.
   configure  declare and delete
   write      publish to an exchange; bind a queue, or an exchange to another as destination
   read       consume from, get from and purge a queue; bind to an exchange as source
-What is not given stays as it was; at first nothing is permitted. Any permission, even '', lets the user enter.
+Options that are not given change nothing; at first nothing is permitted. Any permission, even '', lets the user open
+connections to the virtual host.
 
 \b
 Examples:
@@ -66,12 +68,12 @@ Examples:
 """
 
 _TOPICS: Final = """\b
-Who may use a topic exchange at all (dtx user grant) may use every routing key of it, unless topic permissions for this
-exchange say which. A pattern is a regular expression that is searched in the routing key; {username} and {vhost} in it
-stand for the names.
+A user that may use a topic exchange (dtx user grant) may use every routing key, unless it has topic permissions for
+this exchange. A pattern is a regular expression that is searched in the routing key; {username} and {vhost} in it are
+replaced by the names.
   write      publish with such routing keys
   read       bind and unbind with such routing keys
-What is not given stays as it was; at first nothing is permitted.
+Options that are not given change nothing; at first nothing is permitted.
 
 \b
 Examples:
@@ -95,7 +97,7 @@ Examples:
   dtx vhost rm shop
 
 \b
-A virtual host has exchanges, queues and branches of its own; a client names it when it opens its connection.
+A virtual host has its own exchanges, queues and branches; a client names it when it opens its connection.
 
 """
     + _ABOUT
@@ -109,8 +111,8 @@ Examples:
   dtx token list
   dtx token remove olga
 
-Whoever can open the database can make the first one. Commands take tokens by --token-file or DTX_TOKEN, others as
-'Authorization: Bearer TOKEN'.
+Access to the database is enough to create the first token. Commands read tokens from --token-file or DTX_TOKEN; other
+HTTP clients send 'Authorization: Bearer TOKEN'.
 
 """
     + HOW
@@ -118,31 +120,31 @@ Whoever can open the database can make the first one. Commands take tokens by --
 
 _name = click.argument("name")
 _vhost = click.option("--vhost", default="/", show_default=True, metavar="VHOST", help="In this virtual host.")
-_password_stdin = click.option("--password-stdin", is_flag=True, help="Read the password from stdin, do not ask.")
-_reason = click.option("--reason", default="", metavar="TEXT", help="Why; for the trail.")
+_password_stdin = click.option("--password-stdin", is_flag=True, help="Read the password from stdin; do not ask.")
+_reason = click.option("--reason", default="", metavar="TEXT", help="Reason, for the audit log.")
 _api = with_options(with_settings(*DATABASE_SETTINGS, *ADMIN_SETTINGS), with_access)
-"""Whom a command asks: it is called with ``settings`` first, and ``access``."""
+"""Options that tell which API a command asks; the command is called with ``settings`` first, and ``access``."""
 
 
 class _Subcommands(click.Group):
-    """A group that lists its commands in the order in which they are defined, which is that of their use."""
+    """A group that lists its commands in the order in which they are defined."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        """Names in that order."""
+        """Names in the order of definition."""
         return list(self.commands)
 
 
 @contextmanager
 def _reached(settings: Settings, access: ApiAccess, *, change: bool = True) -> Iterator[Api]:
-    """Whom such a command asks. Unlike branches these tables need no lease, where no dtx has it.
+    """The API for users, virtual hosts and tokens. Unlike orders about branches, these changes need no lease.
 
     Args:
         settings: which dtx.
-        access: what the user said about its API.
-        change: whether something is to be changed.
+        access: the user's options about its API.
+        change: whether the command changes something.
 
     Raises:
-        CommandError: no token, no way to the API, or the tables are not those of this dtx.
+        CommandError: no token, no way to the API, or the tables have another version than this dtx needs.
     """
     with reach(settings, access, orders=change, make=change) as api:
         api.require_tables()
@@ -152,9 +154,9 @@ def _reached(settings: Settings, access: ApiAccess, *, change: bool = True) -> I
 def _changing(
     group: click.Group, name: str, *options: Callable[[Any], Any], epilog: str | None = None
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """Make a command of *group* that changes something, for a reason.
+    """Make a command of *group* that changes something, with ``--reason``.
 
-    It is called with ``change``, which asks the API at a path for what it is given, and with the values of *options*.
+    It is called with ``change``, which posts its arguments to a path of the API, and with the values of *options*.
     """
 
     def decorate(function: Callable[..., None]) -> click.Command:
@@ -176,7 +178,7 @@ def _changing(
 def _listing(
     group: click.Group, path: str, empty: str
 ) -> Callable[[Callable[[list[dict[str, Any]]], None]], click.Command]:
-    """Make the command ``list`` of *group*, of a function that shows people what the API has at *path*."""
+    """Make the command ``list`` of *group* from a function that prints the list at *path* of the API for people."""
 
     def decorate(show: Callable[[list[dict[str, Any]]], None]) -> click.Command:
         @wraps(show)
@@ -194,7 +196,7 @@ def _listing(
 
 @click.group(cls=_Subcommands, epilog=_USER_EPILOG)
 def user() -> None:
-    """Users: passwords, and what each may do where."""
+    """Users: passwords and permissions in each virtual host."""
 
 
 @_changing(
@@ -211,12 +213,12 @@ def user() -> None:
     ),
 )
 def add_user(change: Any, name: str, password_stdin: bool, tags: tuple[str, ...]) -> None:
-    """Make a user. It may do nothing until 'dtx user grant'."""
+    """Create a user. It has no permissions until 'dtx user grant'."""
     change("/api/users", name=name, **_password(name, stdin=password_stdin), tags=tags)
-    click.echo(f"user {safe(name)} is there; 'dtx user grant' lets it into a virtual host")
+    click.echo(f"user {safe(name)} is created; 'dtx user grant' gives it permissions in a virtual host")
 
 
-@_listing(user, "/api/users", "there is no user yet; the first start of dtx without a broker makes guest")
+@_listing(user, "/api/users", "there is no user yet; the first start of dtx without a broker creates guest")
 def list_users(users: list[dict[str, Any]]) -> None:
     """List users with their permissions in each virtual host."""
     rows: list[tuple[str, ...]] = []
@@ -239,7 +241,7 @@ def list_users(users: list[dict[str, Any]]) -> None:
 
 @_changing(user, "passwd", _name, _password_stdin)
 def set_password(change: Any, name: str, password_stdin: bool) -> None:
-    """Change a password. It counts from the next login; open connections stay."""
+    """Change a password. It counts from the next login; open connections stay open."""
     change("/api/users/password", name=name, **_password(name, stdin=password_stdin))
     click.echo(f"user {safe(name)} has a new password")
 
@@ -249,18 +251,18 @@ def set_password(change: Any, name: str, password_stdin: bool) -> None:
     "grant",
     _name,
     _vhost,
-    click.option("--configure", metavar="PATTERN", help="What it may declare and delete."),
-    click.option("--write", metavar="PATTERN", help="Where it may publish."),
-    click.option("--read", metavar="PATTERN", help="What it may consume."),
-    click.option("--all", "everything", is_flag=True, help="The same as '.*' for those that are not given."),
+    click.option("--configure", metavar="PATTERN", help="Names that the user may declare and delete."),
+    click.option("--write", metavar="PATTERN", help="Names of exchanges that it may publish to."),
+    click.option("--read", metavar="PATTERN", help="Names of queues that it may consume from."),
+    click.option("--all", "everything", is_flag=True, help="'.*' for each of these options that is not given."),
     epilog=_PERMISSIONS,
 )
 def grant(change: Any, name: str, vhost: str, everything: bool, **patterns: str | None) -> None:
-    """Let a user into a virtual host, and say what it may do there."""
+    """Give a user permissions in a virtual host."""
     if everything:
         patterns = {word: ".*" if pattern is None else pattern for word, pattern in patterns.items()}
     if all(pattern is None for pattern in patterns.values()):
-        raise click.UsageError("say what is granted: --configure, --write, --read, or --all")
+        raise click.UsageError("no permission was given: use --configure, --write, --read, or --all")
     now = change("/api/users/grant", name=name, vhost=vhost, **patterns)
     click.echo(f"user {safe(name)} in {safe(vhost)}: {_words(now, _WORDS)}")
 
@@ -273,33 +275,33 @@ def grant(change: Any, name: str, vhost: str, everything: bool, **patterns: str 
     epilog=_TAGS_HELP,
 )
 def set_tags(change: Any, name: str, tags: tuple[str, ...]) -> None:
-    """Give a user these tags and no others; without any, take all away."""
+    """Replace the tags of a user; without TAG, remove all of them."""
     change("/api/users/tags", name=name, tags=tags)
     click.echo(f"tags of user {safe(name)}: {', '.join(sorted(set(tags))) or 'none'}")
 
 
 @_changing(user, "revoke", _name, _vhost)
 def revoke(change: Any, name: str, vhost: str) -> None:
-    """Take all permissions in a virtual host back.
+    """Revoke all permissions of a user in a virtual host.
 
-    The user may not enter it any more; its connections there are closed within a few seconds.
+    The user can no longer connect to it; its connections there are closed within a few seconds.
     """
     change("/api/users/revoke", name=name, vhost=vhost)
-    click.echo(f"user {safe(name)} may not enter {safe(vhost)}")
+    click.echo(f"user {safe(name)} has no permissions in {safe(vhost)} now")
 
 
 @_changing(user, "rm", _name)
 def remove_user(change: Any, name: str) -> None:
     """Remove a user with all its permissions.
 
-    Its connections are closed within a few seconds. Its branches in doubt stay: a --coordinator can complete them.
+    Its connections are closed within a few seconds. Its branches in doubt stay; a --coordinator can complete them.
     """
     owned = change("/api/users/remove", name=name)["branches"]
     click.echo(f"user {safe(name)} is removed")
     if owned:
         click.echo(
-            f"branches in doubt that it has started: {owned}; only users named by --coordinator can complete them, "
-            "'dtx branches' shows them",
+            f"branches in doubt that it has started: {owned}; only users named by --coordinator can complete them; "
+            "'dtx branches' lists them",
             err=True,
         )
 
@@ -310,14 +312,14 @@ def remove_user(change: Any, name: str) -> None:
     _name,
     click.argument("exchange"),
     _vhost,
-    click.option("--write", metavar="PATTERN", help="Routing keys with which it may publish."),
-    click.option("--read", metavar="PATTERN", help="Routing keys with which it may bind."),
+    click.option("--write", metavar="PATTERN", help="Routing keys that the user may publish with."),
+    click.option("--read", metavar="PATTERN", help="Routing keys that the user may bind with."),
     epilog=_TOPICS,
 )
 def grant_topic(change: Any, name: str, exchange: str, vhost: str, write: str | None, read: str | None) -> None:
-    """Say with which routing keys a user may use a topic exchange."""
+    """Limit the routing keys of a user at a topic exchange."""
     if write is None and read is None:
-        raise click.UsageError("say what is granted: --write, --read")
+        raise click.UsageError("no permission was given: use --write or --read")
     now = change("/api/users/grant-topic", name=name, vhost=vhost, exchange=exchange, write=write, read=read)
     words = _words(now, _WORDS[1:])
     click.echo(f"user {safe(name)} in {safe(vhost)}, topics of exchange {safe(exchange)}: {words}")
@@ -325,19 +327,21 @@ def grant_topic(change: Any, name: str, exchange: str, vhost: str, write: str | 
 
 @_changing(user, "revoke-topic", _name, click.argument("exchange", required=False), _vhost)
 def revoke_topic(change: Any, name: str, exchange: str | None, vhost: str) -> None:
-    """Lift what grant-topic has limited: every routing key will do again, at EXCHANGE or at all."""
+    """Revoke topic permissions. The user may use every routing key again, at EXCHANGE or at all exchanges."""
     count = change("/api/users/revoke-topic", name=name, vhost=vhost, exchange=exchange)["exchanges"]
     click.echo(f"user {safe(name)} may use every routing key again at {count} exchange{'s' if count != 1 else ''}")
 
 
 def _password(name: str, *, stdin: bool) -> dict[str, str]:
-    """The password as the API takes it, from the terminal or from the first line of stdin."""
+    """The password for the API, read from the terminal or from the first line of stdin."""
     if stdin:
         line = sys.stdin.buffer.readline(_MAX_LINE)
         octets = line.removesuffix(b"\n").removesuffix(b"\r")
         return {"password": b64encode(octets).decode(), "encoding": "base64"}
     if not sys.stdin.isatty():
-        raise CommandError(Exit.USAGE, "there is no terminal to ask for the password: use --password-stdin")
+        raise CommandError(
+            Exit.USAGE, "the password cannot be asked for, because stdin is no terminal: use --password-stdin"
+        )
     asked: str = click.prompt(f"password of {safe(name)}", hide_input=True, confirmation_prompt=True, err=True)
     return {"password": asked}
 
@@ -347,7 +351,7 @@ def _words(permission: dict[str, str], words: tuple[str, ...]) -> str:
 
 
 def _quoted(pattern: str) -> str:
-    """As it was given to grant; an empty one is seen, too."""
+    """The pattern in quotes, so that an empty one is visible."""
     return f"'{pattern}'"
 
 
@@ -358,12 +362,12 @@ def vhost() -> None:
 
 @_changing(vhost, "add", _name)
 def add_vhost(change: Any, name: str) -> None:
-    """Make a virtual host. Nobody may enter it until 'dtx user grant'."""
+    """Create a virtual host. No user can connect to it until 'dtx user grant'."""
     change("/api/vhosts", name=name)
-    click.echo(f"virtual host {safe(name)} is there; 'dtx user grant' lets users in")
+    click.echo(f"virtual host {safe(name)} is created; 'dtx user grant' gives users permissions in it")
 
 
-@_listing(vhost, "/api/vhosts", "there is no virtual host yet; the first start of dtx without a broker makes /")
+@_listing(vhost, "/api/vhosts", "there is no virtual host yet; the first start of dtx without a broker creates /")
 def list_vhosts(found: list[dict[str, Any]]) -> None:
     """List virtual hosts."""
     for each in found:
@@ -372,9 +376,9 @@ def list_vhosts(found: list[dict[str, Any]]) -> None:
 
 @_changing(vhost, "rm", _name)
 def remove_vhost(change: Any, name: str) -> None:
-    """Remove a virtual host that nothing is kept in.
+    """Remove an empty virtual host.
 
-    One that has branches in doubt, durable queues or durable exchanges stays.
+    It is refused while the virtual host has branches in doubt, durable queues or durable exchanges.
     """
     change("/api/vhosts/remove", name=name)
     click.echo(f"virtual host {safe(name)} is removed")
@@ -382,18 +386,21 @@ def remove_vhost(change: Any, name: str) -> None:
 
 @click.group(cls=_Subcommands, epilog=_TOKEN_EPILOG)
 def token() -> None:
-    """Tokens for the operators' API: a viewer looks, an operator decides about branches, a coordinator about many."""
+    """Tokens for the operators' API.
+
+    A viewer may look, an operator may decide about single branches, and a coordinator about many at once.
+    """
 
 
 @_changing(
     token,
     "add",
     _name,
-    click.option("--role", type=click.Choice([*map(str, OperatorRole)]), required=True, help="What it permits."),
-    click.option("--expires", callback=duration, metavar="DURATION", help="After this it permits nothing."),
+    click.option("--role", type=click.Choice([*map(str, OperatorRole)]), required=True, help="What the token permits."),
+    click.option("--expires", callback=duration, metavar="DURATION", help="Time until the token expires."),
 )
 def add_token(change: Any, name: str, role: str, expires: float | None) -> None:
-    """Make a token and print it; nobody can print it again."""
+    """Create a token and print it. It cannot be printed again."""
     click.echo(change("/api/tokens", name=name, role=role, seconds=expires)["secret"])
 
 
@@ -410,7 +417,7 @@ def list_tokens(found: list[dict[str, Any]]) -> None:
 @_name
 @_reason
 def remove_token(settings: Settings, name: str, reason: str, access: ApiAccess) -> int:
-    """Revoke a token: from now on it permits nothing."""
+    """Revoke a token at once."""
     with _reached(settings, access) as api:
         api.delete(f"/api/tokens/{quote(name, safe='')}", reason=reason)
     return Exit.OK

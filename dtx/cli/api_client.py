@@ -1,4 +1,4 @@
-"""Asking the operators' API: over HTTP, or another one that answers the same way (:mod:`dtx.cli.local_api`)."""
+"""Clients of the operators' API: the interface, and the one over HTTP. :mod:`dtx.cli.local_api` has another."""
 
 import getpass
 import json
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     import httpx
 
 _PATIENCE: Final = 90.0
-"""Seconds: an order is answered within half a minute, even where the broker does not."""
+"""Timeout in seconds: an order is answered within 30 s, even if the broker does not answer."""
 _COUNT: Final = "x-dtx-messages"
-"""Header that says how many messages an export has."""
+"""Header with the number of messages of an export."""
 HEADERS: Final = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 
 class RequestRefused(CommandError):
-    """The API does not do what it was asked for.
+    """The API refuses a request.
 
     Args:
-        status: of HTTP.
-        sentence: what it said.
+        status: HTTP status.
+        sentence: the reason that the API gave.
     """
 
     def __init__(self, status: int, sentence: str) -> None:
@@ -35,28 +35,28 @@ class RequestRefused(CommandError):
 
 
 class Api(ABC):
-    """An API. Use as a context manager. Each request raises ``RequestRefused`` if the API refuses it."""
+    """The operators' API, a context manager. Each request raises ``RequestRefused`` if the API refuses it."""
 
     away: str | None = None
-    """Why the broker cannot be used, within :meth:`orders` of an API in this process."""
+    """Within :meth:`orders` of an API in this process: the reason why the broker cannot be used."""
 
     @abstractmethod
     def _ask(self, method: str, target: str, body: object) -> Any:
-        """The answer, parsed; ``None`` where it is empty."""
+        """Send a request and return the parsed answer; ``None`` if it is empty."""
 
     @abstractmethod
     def export(
         self, xid: str, sink: Callable[[bytes], None], *, vhost: str, archived: bool, positions: tuple[int, ...]
     ) -> int:
-        """Give *sink* the messages of a branch piece by piece, as :mod:`dtx.admin.routes_read` sends them.
+        """Pass the messages of a branch to *sink* piece by piece, in the format of :mod:`dtx.admin.routes_read`.
 
         Returns:
-            How many messages it was said to have.
+            The number of messages that the API announced.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Ask no more."""
+        """Close the client."""
 
     def __enter__(self) -> Self:
         return self
@@ -66,26 +66,26 @@ class Api(ABC):
 
     @abstractmethod
     def require_tables(self) -> None:
-        """Raise CommandError where the tables are not those of this dtx."""
+        """Raise CommandError if the tables have another version than this dtx needs."""
 
     def orders(self) -> AbstractContextManager[Any]:
-        """It takes orders whenever it is asked."""
+        """A context in which the API takes orders: here, always."""
         return nullcontext()
 
     def get(self, path: str, **query: object) -> Any:
-        """What it says about *path*."""
+        """The answer to GET *path*."""
         return self._ask("GET", address(path, query), None)
 
     def post(self, path: str, body: object, **query: object) -> Any:
-        """What it answers to an order."""
+        """The answer to POST *path*."""
         return self._ask("POST", address(path, query), body)
 
     def delete(self, path: str, **query: object) -> None:
-        """Have something removed."""
+        """Remove *path*."""
         self._ask("DELETE", address(path, query), None)
 
     def pages(self, path: str, name: str, **query: object) -> Iterator[dict[str, Any]]:
-        """All that a list has under *name*, one page after the other."""
+        """All items that the list at *path* has under *name*, page by page."""
         cursor = None
         while True:
             page = self.get(path, **query, cursor=cursor)
@@ -96,13 +96,13 @@ class Api(ABC):
 
 
 class Remote(Api):
-    """Asks over HTTP.
+    """An API over HTTP.
 
     Args:
         base: address of the API.
-        token: asked for once, when the first request is made.
-        ca: whom to trust, for https.
-        hint: what to say where nobody answers.
+        token: called once, for the first request; returns the token.
+        ca: TLS context for https.
+        hint: appended to the error if the API does not answer.
     """
 
     def __init__(self, base: str, token: Callable[[], str], *, ca: ssl.SSLContext, hint: str = "") -> None:
@@ -112,8 +112,8 @@ class Remote(Api):
         self._token = token
         self._hint = hint
         self._known: str | None = None
-        # The token goes to the address that was given, and nowhere else: no proxy, no redirection. A connection is for
-        # one request: the server closes those that wait while somebody thinks.
+        # The token goes only to the given address: no proxy, no redirection. Each connection serves one request: the
+        # server closes connections that are idle while the user answers a question.
         self._client = httpx.Client(
             auth=self._authorize,
             headers=HEADERS,
@@ -130,11 +130,11 @@ class Remote(Api):
         return request
 
     def close(self) -> None:
-        """Ask no more."""
+        """Close the HTTP client."""
         self._client.close()
 
     def require_tables(self) -> None:
-        """They are the service's business."""
+        """Nothing to check: the service keeps its tables up to date."""
 
     def _ask(self, method: str, target: str, body: object) -> Any:
         with self._answering():
@@ -143,7 +143,7 @@ class Remote(Api):
     def export(
         self, xid: str, sink: Callable[[bytes], None], *, vhost: str, archived: bool, positions: tuple[int, ...]
     ) -> int:
-        """As for every API."""
+        """Pass the messages of a branch to *sink*, as :meth:`Api.export` does."""
         query: dict[str, object] = {"vhost": vhost, "archived": archived or None, "position": positions or None}
         target = self._base + address(branch_path(xid, "export"), query)
         with self._answering(), self._client.stream("GET", target) as response:
@@ -159,19 +159,19 @@ class Remote(Api):
         try:
             yield
         except BrokenPipeError:
-            raise  # whoever reads what is exported has enough
+            raise  # the reader of stdout has closed it
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             reason = str(error) or type(error).__name__
             raise CommandError(Exit.FAILED, f"the API at {self._base} does not answer: {reason}{self._hint}") from None
 
 
 def encoded(body: object) -> bytes | None:
-    """*body* as JSON."""
+    """*body* as JSON; ``None`` for none."""
     return None if body is None else json.dumps(body).encode()
 
 
 def accept(response: "httpx.Response") -> None:
-    """Raise ``RequestRefused`` in the words of the problem, unless all is well."""
+    """Raise ``RequestRefused`` with the detail of the problem document, unless the status is a success."""
     if response.is_success:
         return
     try:
@@ -182,10 +182,10 @@ def accept(response: "httpx.Response") -> None:
 
 
 def parsed(response: "httpx.Response") -> Any:
-    """What an answer says, if anything.
+    """The JSON value of an answer; ``None`` if it is empty.
 
     Raises:
-        Refused: it is a problem.
+        RequestRefused: the answer is an error.
         ValueError: it is no JSON.
     """
     accept(response)
@@ -193,18 +193,18 @@ def parsed(response: "httpx.Response") -> Any:
 
 
 def address(path: str, query: dict[str, object]) -> str:
-    """*path* with what of the query is not ``None``; lists are repeated."""
+    """*path* with the query, without parameters that are ``None``; a list becomes one parameter for each item."""
     given = {key: value for key, value in query.items() if value is not None}
     return f"{path}?{urlencode(given, doseq=True)}" if given else path
 
 
 def branch_path(xid: str, rest: str = "") -> str:
-    """Of a branch, or of what the API does with it."""
+    """The path of a branch, or of an action or list below it."""
     return f"/api/branches/{quote(xid, safe='')}" + (f"/{rest}" if rest else "")
 
 
 def user_name() -> str:
-    """Who sits at the terminal, for journal and trail."""
+    """The name of the operating system's user, for journal and audit log."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # an account without a name

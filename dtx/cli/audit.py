@@ -1,4 +1,4 @@
-"""``dtx audit``: what operators did, and why."""
+"""``dtx audit``: the audit log, which has the actions of operators and their reasons."""
 
 from itertools import islice
 from typing import Any, Final
@@ -20,11 +20,11 @@ Examples:
   dtx audit
   dtx audit --limit 1000 --json | jq -r 'select(.result == null)'
 
-Everything that was asked for is here, refused or not: orders, dry runs, messages that were viewed or exported, tokens.
-So are sign-ins that were refused: of one address ten a minute, and how many were left out before a line.
+The audit log has every request, refused or not: orders, dry runs, messages that were viewed or exported, tokens.
+It has refused sign-ins too: at most ten a minute from one address, with the number of those left out before a line.
 
-A line is written before its action begins, and completed when that has ended: one without a result was broken off, and
-the journal ('dtx show XID') says whether it has happened. Over an API it takes a coordinator's token.
+A line is written before its action begins, and completed when the action has ended. A line without a result was broken
+off; the journal ('dtx show XID') shows whether the action took place. An API requires a coordinator's token for it.
 
 """
     + HOW
@@ -34,11 +34,11 @@ the journal ('dtx show XID') says whether it has happened. Over an API it takes 
 @click.command("audit", cls=SettingsCommand, epilog=_EPILOG)
 @with_settings(*DATABASE_SETTINGS)
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=50, show_default=True, metavar="NUMBER", help="The latest so many."
+    "--limit", type=click.IntRange(min=1), default=50, show_default=True, metavar="NUMBER", help="Number of lines."
 )
-@click.option("--actor", metavar="NAME", help="Only what this user did; a token is token:NAME.")
-@click.option("--action", metavar="ACTION", help="Only such actions: rollback, bulk-rollback, view, sign-in ...")
-@click.option("--about", metavar="TEXT", help="Only what is about this, an xid for example.")
+@click.option("--actor", metavar="NAME", help="Only actions of this user; a token is token:NAME.")
+@click.option("--action", metavar="ACTION", help="Only this action: rollback, bulk-rollback, view, sign-in ...")
+@click.option("--about", metavar="TEXT", help="Only actions on this, for example an xid.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
 @with_access
 def audit(
@@ -50,7 +50,7 @@ def audit(
     as_json: bool,
     access: ApiAccess,
 ) -> int:
-    """List who did what and why, the latest first."""
+    """List the actions of operators and their reasons, the latest first."""
     wanted = {"actor": actor, "action": action, "subject": about}
     with reach(settings, access, orders=False) as api:
         lines = list(islice(api.pages("/api/audit", "lines", limit=min(limit, _PAGE), **wanted), limit))
@@ -73,4 +73,4 @@ def _show(lines: list[dict[str, Any]]) -> None:
         ]
         for line in lines
     )
-    show_table(("time", "who", "from", "action", "about", "reason", "result"), rows)
+    show_table(("time", "user", "from", "action", "subject", "reason", "result"), rows)

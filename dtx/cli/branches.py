@@ -1,6 +1,6 @@
 """``dtx branches`` and ``dtx show``: the branches whose outcome is open, and all that is known about one xid.
 
-Programs get exact values, as JSON; people see the same ones escaped.
+JSON has the exact values for programs; tables have the same values, escaped, for people.
 """
 
 import json
@@ -29,7 +29,7 @@ from dtx.xa.codes import XaError
 from dtx.xa.xid import Xid
 
 _TABLE_LIMIT: Final = 1000
-"""Branches in a table where no --limit is given: more is for programs."""
+"""Branches in a table without --limit; JSON has all of them."""
 _PAGE: Final = 1000
 _NAMES_SHOWN: Final = 5
 
@@ -56,7 +56,7 @@ An empty list is no error. Without --api the list is read from the database, whe
 @with_settings(*DATABASE_SETTINGS)
 @with_access
 @with_filter
-@click.option("--limit", type=click.IntRange(min=1), metavar="NUMBER", help="At most so many, the oldest first.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="NUMBER", help="At most this many, the oldest first.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
 def branches(settings: Settings, wanted: dict[str, Any], access: ApiAccess, limit: int | None, as_json: bool) -> int:
     """List the branches whose outcome is open, the oldest first."""
@@ -68,7 +68,7 @@ def branches(settings: Settings, wanted: dict[str, Any], access: ApiAccess, limi
 
 
 def xid_text(xid: Xid) -> Text:
-    """The xid as every command takes it, and as its maker may recognise it."""
+    """The xid in the form that commands take, and its readable form if it has one."""
     text = Text(str(xid))
     if xid.readable is not None:
         text.append(f" {xid.readable}", style="dim")
@@ -148,7 +148,7 @@ Examples:
   dtx show 1:6774:62 --vhost orders --json
 
 An xid is written format:gtrid-hex:bqual-hex, as 'dtx branches' prints it. The same xid may exist in several virtual
-hosts; all are shown. The exit code is 1 when neither the log nor the journal knows it.
+hosts; all are shown. The exit code is 1 if neither the log nor the journal has it.
 """
 
 
@@ -158,7 +158,7 @@ hosts; all are shown. The exit code is 1 when neither the log nor the journal kn
 @click.option("--vhost", metavar="VHOST", help="Only in this virtual host.")
 @click.option(
     "--messages", "limit", type=click.IntRange(min=0), default=50, metavar="NUMBER",
-    help="Show at most so many messages of a branch; default 50. JSON has them all.",
+    help="Show at most this many messages of a branch; default 50. JSON has all.",
 )  # fmt: skip
 @click.option(
     "--preview", "length", type=click.IntRange(min=8, max=100_000), default=120, metavar="CHARACTERS",
@@ -166,9 +166,9 @@ hosts; all are shown. The exit code is 1 when neither the log nor the journal kn
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line for each virtual host, for programs.")
 def show(settings: Settings, xid: str, vhost: str | None, limit: int, length: int, as_json: bool) -> int:
-    """Show the branch, its messages and its whole history: what is in the log now, and what the journal remembers.
+    """Show the branch, its messages and its whole history: its present state from the log, its events from the journal.
 
-    Properties and bodies are shown so that nothing in them can do harm to a terminal.
+    Control characters in properties and bodies are escaped, so that they cannot affect the terminal.
     """
     try:
         wanted = Xid.parse(xid)
@@ -326,7 +326,7 @@ def branch_value(branch: BranchRecord) -> dict[str, object]:
 
 
 def in_doubt_value(found: InDoubt) -> dict[str, object]:
-    """One line of ``dtx branches --json``. Ages are in seconds; names that are no UTF-8 are escaped."""
+    """One line of ``dtx branches --json``. Ages are in seconds; bytes of names that are no UTF-8 are escaped."""
     return {
         **xid_value(found.branch.xid),
         "rm": found.rm,
@@ -339,7 +339,7 @@ def in_doubt_value(found: InDoubt) -> dict[str, object]:
 
 
 def listed_value(form: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of a branch as the API says it; what it does not say is left out."""
+    """The same as :func:`in_doubt_value`, from a branch of the API; fields that the API does not have are left out."""
     return {
         **xid_value(Xid.parse(form["xid"])),
         **{name: form[name] for name in ("vhost", "state", "version", "outcome", "owner")},
@@ -396,8 +396,8 @@ def message_value(work: WorkRow, size: int, preview_length: int) -> dict[str, ob
     """One message as a JSON object.
 
     Args:
-        work: the message; its body may be cut to what the preview needs.
-        size: octets of the whole body.
+        work: the message; its body may be cut to the bytes that the preview needs.
+        size: bytes of the whole body.
         preview_length: characters of the preview.
     """
     value: dict[str, object] = {

@@ -1,4 +1,4 @@
-"""The database that a command means, and ``dtx migrate``: its tables, by hand. ``dtx serve`` migrates at its start."""
+"""The database of a command, and ``dtx migrate``, which changes the version of its tables."""
 
 import sys
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ from dtx.config import Settings
 _EPILOG: Final = """\b
 Examples:
   dtx migrate                      bring the tables to the newest version
-  dtx migrate current              say which version the tables have
+  dtx migrate current              show the version of the tables
   dtx migrate down                 one version back, after a question
-  dtx migrate down --to base --yes remove the tables with all that is in them
+  dtx migrate down --to base --yes remove the tables with all their contents
 
-'dtx serve' migrates at its start, as the same database user, which must own the tables. By hand it is needed before a
-start that must be quick. With an embedded PostgreSQL that is not running, it is started for the duration.
+'dtx serve' migrates when it starts, as the same database user, which must own the tables. Run this command before, if
+the start must be fast. An embedded PostgreSQL that is not running is started for this command.
 """
 
 
@@ -28,7 +28,7 @@ def database_url(settings: Settings) -> str:
     """The configured database, else the embedded PostgreSQL of the dtx that runs on the data directory.
 
     Raises:
-        EmbeddedPostgresError: nothing runs there.
+        EmbeddedPostgresError: no embedded PostgreSQL runs there.
     """
     if settings.database is not None:
         return settings.database.get_secret_value()
@@ -39,11 +39,12 @@ def database_url(settings: Settings) -> str:
 
 @contextmanager
 def database_at_hand(settings: Settings, *, make: bool = False) -> Iterator[str]:
-    """The database's URL; an embedded PostgreSQL that nobody runs is run meanwhile.
+    """The URL of the database; an embedded PostgreSQL that does not run is started for the context.
 
     Args:
         settings: which database.
-        make: where there is no embedded one yet, make it. Whoever looks for branches must not find an empty one.
+        make: create the embedded PostgreSQL if it is missing. Commands that read branches must not: an empty new
+            database would look like "no branches".
 
     Raises:
         EmbeddedPostgresError: it cannot run here, or there is none.
@@ -55,7 +56,7 @@ def database_at_hand(settings: Settings, *, make: bool = False) -> Iterator[str]
     except EmbeddedPostgresError:
         if not make and not has_cluster(settings.data_dir):
             raise
-        # Nobody runs it. Should it not start either, the error of that says more.
+        # It does not run. If it cannot be started, that error tells more.
         embedded = EmbeddedPostgres(settings.data_dir)
         url = embedded.start()
         try:
@@ -67,7 +68,7 @@ def database_at_hand(settings: Settings, *, make: bool = False) -> Iterator[str]
 
 
 def known_revisions() -> list[str]:
-    """All versions of the tables that this dtx knows, the newest first."""
+    """Versions of the tables that this dtx knows, the newest first."""
     from alembic.script import ScriptDirectory
 
     from dtx.db.migrate import script_location
@@ -81,11 +82,11 @@ def known_revisions() -> list[str]:
 @click.option("--to", metavar="VERSION", help="With down: this version, or 'base' for no tables at all.")
 @click.option("--yes", is_flag=True, help="With down: do not ask.")
 def migrate(settings: Settings, what: str, to: str | None, yes: bool) -> int:
-    """Bring the tables to the newest version (head), take them back (down), or show their version (current)."""
+    """Upgrade the tables to the newest version (head), downgrade them (down), or show their version (current)."""
     from dtx.db import migrate as log
 
     if to is not None and what != "down":
-        raise click.UsageError("--to goes with down")
+        raise click.UsageError("--to is for down only")
     with database_at_hand(settings, make=True) as url:
         match what:
             case "current":
@@ -108,7 +109,7 @@ def _refuse_while_served(url: str) -> None:
     with closing(connect_now(Dsn(url))) as connection:
         row = connection.execute("SELECT to_regclass('dtx.lease') IS NOT NULL").fetchone()
         if row is None or not row[0]:
-            raise CommandError(Exit.FAILED, "there are no tables to take back")
+            raise CommandError(Exit.FAILED, "there are no tables to downgrade")
         holders = connection.execute("SELECT holder FROM dtx.lease WHERE expires_at > clock_timestamp()").fetchall()
     if holders:
         names = ", ".join(safe(holder) for (holder,) in holders)
@@ -119,10 +120,10 @@ def _ask(current: str | None, to: str | None, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise CommandError(
-            Exit.USAGE, "taking tables back can lose what they hold: say --yes where nobody can be asked"
-        )
+        raise CommandError(Exit.USAGE, "a downgrade can lose data, and stdin is no terminal to ask on: use --yes")
     target = to or "one version back"
     click.confirm(
-        f"Take the tables from {current} to {target}? What only the newer ones hold is lost", abort=True, err=True
+        f"Downgrade the tables from {current} to {target}? Data that only the newer ones have is lost",
+        abort=True,
+        err=True,
     )

@@ -1,4 +1,4 @@
-"""Exit codes, and the one place where exceptions become a sentence on stderr."""
+"""Exit codes, and the translation of exceptions to an exit code and one sentence on stderr."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ from dtx.config import ConfigError, redact
 
 
 class Exit(IntEnum):
-    """What every command ends with."""
+    """Exit codes of the commands."""
 
     OK = 0
     FAILED = 1
@@ -42,8 +42,8 @@ class CommandError(Exception):
     """A command cannot go on.
 
     Args:
-        code: what the process ends with.
-        sentence: what is wrong and what to do, for people.
+        code: exit code of the process.
+        sentence: the fault and its remedy, for people.
     """
 
     def __init__(self, code: Exit, sentence: str) -> None:
@@ -58,7 +58,7 @@ def explain(error: BaseException) -> tuple[Exit, str]:
 
 
 def fail(error: BaseException) -> int:
-    """Say on stderr what went wrong; the traceback too where ``DTX_DEBUG`` is set. Returns the exit code."""
+    """Print the error on stderr, with its traceback where ``DTX_DEBUG`` is set, and return the exit code."""
     code, sentence = explain(error)
     if os.environ.get("DTX_DEBUG"):
         import traceback
@@ -91,7 +91,7 @@ _CODES: Final = (
     ("pika.exceptions", "AMQPError", Exit.BROKER),
     ("dtx.server.alongside.mode", "BrokerUnusable", Exit.BROKER),
 )
-"""Module and class of errors from below; the first that fits tells the code."""
+"""Module and class of errors of the layers below, and their codes; the first match counts."""
 
 
 def _code_of(error: BaseException) -> Exit:
@@ -107,7 +107,7 @@ def _code_of(error: BaseException) -> Exit:
         case OSError() if error.errno == errno.EADDRINUSE:
             return Exit.ADDRESS_IN_USE
     for module, name, code in _CODES:
-        # What was never loaded has raised nothing: `dtx show` of an unknown xid needs no AMQP codec to say so.
+        # A module that is not loaded cannot have raised the error, so it is not imported here: commands stay fast.
         kind = getattr(sys.modules.get(module), name, None)
         if kind is not None and isinstance(error, kind):
             return code

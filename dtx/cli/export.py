@@ -1,6 +1,6 @@
-"""``dtx export``: the messages of a branch, with properties and bodies, to keep or to look at.
+"""``dtx export``: writes the messages of a branch, with properties and bodies.
 
-They go to lines of JSON, or to two files for each in a directory of their own. Bodies go through, and are not held.
+The output is lines of JSON, or two files for each message in a new directory. Bodies are streamed, not kept in memory.
 """
 
 import json
@@ -18,30 +18,30 @@ from dtx.cli.options import DATABASE_SETTINGS, SettingsCommand, with_settings, w
 from dtx.config import Settings
 
 _MOST_HEAD: Final = 64 * 1024 * 1024
-"""Octets of what comes before a body: headers of a message may be as large as a frame, and larger in JSON."""
+"""Bytes of JSON before a body at most: headers of a message may be as large as a frame, and larger in JSON."""
 
 
 class ExportWriter(Protocol):
-    """Keeps messages, one after the other."""
+    """Writes messages, one after the other."""
 
     def begin(self, head: dict[str, Any]) -> None:
-        """A message comes."""
+        """Begin a message; *head* has everything but its body."""
 
     def body(self, piece: bytes) -> None:
-        """Some of its body."""
+        """Add a piece of the body."""
 
     def end(self) -> None:
-        """All of it has come."""
+        """Complete the message."""
 
     def abandon(self) -> None:
-        """The rest of it will not come."""
+        """Give up the message, whose rest will not arrive."""
 
 
 class Unframer:
-    """Cuts the stream of the API into messages (see :mod:`dtx.admin.routes_read`).
+    """Splits the stream of the API into messages (format: :mod:`dtx.admin.routes_read`).
 
     Args:
-        writer: gets them.
+        writer: gets the messages.
     """
 
     def __init__(self, writer: ExportWriter) -> None:
@@ -50,13 +50,13 @@ class Unframer:
         self._left = 0
         self._within = False
         self.count = 0
-        """Messages that have come whole."""
+        """Complete messages so far."""
 
     def feed(self, data: bytes) -> None:
-        """Some of the stream.
+        """Take the next bytes of the stream.
 
         Raises:
-            CommandError: it is none.
+            CommandError: the stream is no export of dtx.
         """
         rest = memoryview(data)
         while rest:
@@ -76,30 +76,30 @@ class Unframer:
         end = bytes(rest).find(b"\n")
         self._head += rest if end < 0 else rest[:end]
         if len(self._head) > _MOST_HEAD:
-            raise CommandError(Exit.FAILED, "what comes is no export of dtx")
+            raise CommandError(Exit.FAILED, "the answer is no export of dtx")
         if end < 0:
             return rest[len(rest) :]
         try:
             head = json.loads(self._head)
             self._left = int(head["bytes"])
         except (ValueError, KeyError, TypeError):
-            raise CommandError(Exit.FAILED, "what comes is no export of dtx") from None
+            raise CommandError(Exit.FAILED, "the answer is no export of dtx") from None
         self._head.clear()
         self._within = True
         self._writer.begin(head)
         return rest[end + 1 :]
 
     def close(self) -> None:
-        """The stream has ended; what has begun and not ended is given up."""
+        """End the stream and give up a message that is not complete."""
         if self._within:
             self._writer.abandon()
 
 
 class ExportLines:
-    """One JSON object a line, the body in base64.
+    """Writes one JSON object a line, with the body in base64.
 
     Args:
-        out: gets octets.
+        out: binary file.
     """
 
     def __init__(self, out: IO[bytes]) -> None:
@@ -111,7 +111,7 @@ class ExportLines:
         self._write(json.dumps(head, ensure_ascii=True).removesuffix("}").encode() + b', "body": "')
 
     def body(self, piece: bytes) -> None:
-        """Write what makes whole groups of base64."""
+        """Write whole groups of base64 and keep the rest for the next piece."""
         data = self._odd + piece
         whole = len(data) - len(data) % 3
         self._write(b64encode(data[:whole]))
@@ -123,7 +123,7 @@ class ExportLines:
         self._odd = b""
 
     def abandon(self) -> None:
-        """Leave the line as no JSON, so that nobody takes it for whole."""
+        """End the line as invalid JSON, so that it is not taken for a complete message."""
         self._write(b"\n")
 
     def _write(self, data: bytes) -> None:
@@ -137,15 +137,15 @@ class ExportLines:
 
 
 class ExportFiles:
-    """``NUMBER.json`` and ``NUMBER.body`` for each; durable when the next one begins, readable by nobody else.
+    """Writes ``NUMBER.json`` and ``NUMBER.body`` for each message, readable for this user only.
 
-    No name in it is one that a client chose.
+    A message is durable when the next one begins. No file name is one that a client chose.
 
     Args:
-        directory: made where missing.
+        directory: created if it is missing.
 
     Raises:
-        CommandError: it cannot be made, or has something in it.
+        CommandError: the directory cannot be created, or is not empty.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -161,13 +161,13 @@ class ExportFiles:
         self._file: IO[bytes] | None = None
 
     def begin(self, head: dict[str, Any]) -> None:
-        """Open the file of the body."""
+        """Open the file for the body."""
         self._number += 1
         self._head = head
         self._file = self._open("body")
 
     def body(self, piece: bytes) -> None:
-        """Write it."""
+        """Write a piece of the body."""
         assert self._file is not None
         try:
             self._file.write(piece)
@@ -175,7 +175,7 @@ class ExportFiles:
             raise _unwritable(self._path("body"), error) from None
 
     def end(self) -> None:
-        """Make it durable; what describes it comes last, so that who finds that finds the body."""
+        """Make the message durable. The ``.json`` file is written last: where it exists, the body is complete."""
         self._close()
         file = self._open("json")
         try:
@@ -191,7 +191,7 @@ class ExportFiles:
             os.close(descriptor)
 
     def abandon(self) -> None:
-        """Remove what is not whole."""
+        """Remove the incomplete body."""
         if self._file is not None:
             self._file.close()
         self._path("body").unlink(missing_ok=True)
@@ -228,11 +228,11 @@ Examples:
   dtx export 1:6774:62 --position 3 | jq -r .body | base64 -d
   dtx export 1:6774:62 --archived --to kept
 
-With --to each message becomes 000001.json, with where it was going and its properties, and 000001.body, the body as it
-is: in a directory that nobody else may read, safely on disk when the command ends. Without, each becomes a line of
-JSON on stdout, with its body in base64; "header" is the content header from the property flags on, in base64. Names are
-shown as text, what is no UTF-8 with escapes. Bodies of any size go through a few MiB of memory. That somebody has
-exported is written to the trail. The exit code is 1 when a message is missing at the end.
+With --to, each message becomes two files: 000001.json has its destination and properties, 000001.body its body. Only
+this user can read the directory, and the files are on disk when the command ends. Without --to, each message becomes a
+line of JSON on stdout, with its body in base64. "header" is the content header from the property flags on, in base64.
+Bytes of names that are no UTF-8 are escaped. Memory is limited to a few MiB, whatever the size of the bodies. The
+export is recorded in the audit log. The exit code is 1 if a message is missing at the end.
 
 """
     + HOW
@@ -243,10 +243,15 @@ exported is written to the trail. The exit code is 1 when a message is missing a
 @with_settings(*DATABASE_SETTINGS)
 @with_xid
 @click.option(
-    "--to", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="New directory; else stdout."
+    "--to", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="New directory; default: stdout."
 )
 @click.option(
-    "--position", "positions", multiple=True, type=click.IntRange(min=0), metavar="NUMBER", help="These alone."
+    "--position",
+    "positions",
+    multiple=True,
+    type=click.IntRange(min=0),
+    metavar="NUMBER",
+    help="Only this message; can be repeated.",
 )
 @click.option("--archived", is_flag=True, help="Export undelivered messages of a forgotten branch.")
 @with_access
@@ -259,7 +264,7 @@ def export(
     archived: bool,
     access: ApiAccess,
 ) -> int:
-    """Write the messages of a branch to files or to stdout, with properties and bodies. It decides nothing."""
+    """Write the messages of a branch, with properties and bodies, to files or to stdout. The branch does not change."""
     with reach(settings, access, orders=False) as api:
         writer: ExportWriter = ExportLines(sys.stdout.buffer) if to is None else ExportFiles(to)
         stream = Unframer(writer)
@@ -269,10 +274,10 @@ def export(
             stream.close()
     missing = expected - stream.count
     if missing:
-        raise CommandError(Exit.FAILED, f"{missing} of {expected} messages are missing: the branch has ended meanwhile")
-    if positions and expected < len(set(positions)):
         raise CommandError(
-            Exit.FAILED, f"{xid} has {expected} of the {len(set(positions))} messages that were asked for"
+            Exit.FAILED, f"{missing} of {expected} messages are missing, because the branch has ended during the export"
         )
+    if positions and expected < len(set(positions)):
+        raise CommandError(Exit.FAILED, f"{xid} has only {expected} of the {len(set(positions))} requested messages")
     click.echo(f"{stream.count} message{'' if stream.count == 1 else 's'}{'' if to is None else f' in {to}'}", err=True)
     return Exit.OK

@@ -1,6 +1,6 @@
-"""The operators' API in this process, on the database: to look takes no dtx, to give orders takes the lease.
+"""The operators' API in this process, on the database: reading needs no lease, orders take it.
 
-So a command does the same things, and they are written down the same way, whether a dtx runs or not.
+A command has the same effects and the same lines in journal and audit log, whether a dtx runs or not.
 """
 
 import asyncio
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 
 
 class _AtTheTerminal(Gate):
-    """Whoever can open the database may do everything."""
+    """Gives every request the role coordinator: a process that can open the database may do everything."""
 
     def __init__(self) -> None:
-        """It keeps no users."""
+        """Without users and tokens, unlike its base."""
 
     async def identify(self, request: "Request | None" = None) -> Identity:  # noqa: ARG002
-        """Whoever sits there."""
+        """The user of this process."""
         return Identity(name=user_name(), role=OperatorRole.COORDINATOR, address="command line")
 
 
 class LocalApi(Api):
-    """Answers as the API of a dtx does.
+    """The API of a dtx, run in this process.
 
     Args:
-        settings: of the dtx.
-        url: of the database.
+        settings: those of the dtx.
+        url: that of the database.
     """
 
     def __init__(self, settings: Settings, url: str) -> None:
@@ -60,15 +60,15 @@ class LocalApi(Api):
         self._runner = asyncio.Runner()
 
     def close(self) -> None:
-        """Ask no more."""
+        """Close the client and its event loop."""
         self._runner.run(self._client.aclose())
         self._runner.close()
 
     def require_tables(self) -> None:
-        """Nothing is written to tables of another version.
+        """Check the version of the tables.
 
         Raises:
-            CommandError: they are not those of this dtx.
+            CommandError: it is not the one that this dtx needs.
         """
         from dtx.cli.database import known_revisions
         from dtx.db import migrate
@@ -76,15 +76,15 @@ class LocalApi(Api):
         here, newest = migrate.current(self._url), known_revisions()[0]
         if here != newest:
             raise CommandError(
-                Exit.DATABASE, f"the tables are at version {here or 'none'}, this dtx wants {newest}: run 'dtx migrate'"
+                Exit.DATABASE, f"the tables are at version {here or 'none'}, this dtx needs {newest}: run 'dtx migrate'"
             )
 
     @contextmanager
     def orders(self) -> Iterator[None]:
-        """Take orders: under the lease, which others wait for until the end of this.
+        """Take the lease, so that the API takes orders, and give it back at the end of the context.
 
         Raises:
-            CommandError: another dtx has the lease, or the tables are not those of this dtx.
+            CommandError: another dtx has the lease, or the tables have another version than this dtx needs.
         """
         from dtx.server.offline_orders import alone
 
@@ -94,7 +94,7 @@ class LocalApi(Api):
             found = self._runner.run(stack.enter_async_context(alone(self._settings, self._url)))
         except LeaseHeld as error:
             raise CommandError(
-                Exit.FAILED, f"{error.holder} has just taken the lease: ask again, and its API will be asked"
+                Exit.FAILED, f"{error.holder} has just taken the lease: run the command again, which then asks its API"
             ) from None
         self.away = found.away
         log = found.log
@@ -120,7 +120,7 @@ class LocalApi(Api):
     def export(
         self, xid: str, sink: Callable[[bytes], None], *, vhost: str, archived: bool, positions: tuple[int, ...]
     ) -> int:
-        """As for every API; without the transport, which would hold the whole stream in memory."""
+        """Pass the messages of a branch to *sink*. It bypasses the transport, which keeps a whole answer in memory."""
         return self._runner.run(self._export(xid, sink, vhost, list(positions), archived=archived))
 
     async def _export(

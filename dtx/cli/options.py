@@ -1,6 +1,6 @@
-"""Options that several commands take: the settings as flags, which branches are meant, and why.
+"""Options that several commands take: settings as flags, the filter for branches, and the xid.
 
-There is one flag for each setting, taken from :class:`dtx.config.Settings`, so that they cannot disagree.
+The flag of a setting is made from its field in :class:`dtx.config.Settings`.
 """
 
 from collections.abc import Callable
@@ -42,14 +42,15 @@ _METAVARS: Final = {
 STATES: Final = (
     "taking", "prepared", "committing", "rolling-back", "heuristic-committing", "heuristic-rolling-back", "heuristic",
 )  # fmt: skip
-"""Of branches in the log: here, since a command line is parsed without loading the log."""
+"""States of branches in the log. They are repeated here because parsing a command line must not import the log."""
 _FILTER: Final = ("state", "vhost", "owner", "older_than", "format_id", "gtrid", "queue", "exchange", "stuck")
 ABOUT_FILTER: Final = """\b
 States: taking (consumed messages are being taken over, not yet a vote), prepared (waits for its transaction manager),
 committing and rolling-back (decided, under way), heuristic-committing and heuristic-rolling-back (the same, decided by
 an operator), heuristic (completed without its transaction manager, until forget).
---queue finds what publishes to a queue where the log knows that: without a broker always, with one through the default
-exchange. A gtrid is text, or octets as hex:6f72646572; either with * for any number of octets: 'order-*', 'hex:6f72*'.
+--queue finds branches that publish to a queue where the log knows the queue: always without a broker, and only through
+the default exchange with one. A gtrid is text, or bytes as hex:6f72646572; * matches any number of bytes: 'order-*',
+'hex:6f72*'.
 """
 
 
@@ -65,7 +66,7 @@ def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def duration(_ctx: click.Context, _param: click.Parameter, value: str | None) -> float | None:
-    """Callback of an option that takes a time span in the words that settings take."""
+    """Callback of an option whose value is a duration in the format of the settings; the result is in seconds."""
     try:
         return None if value is None else parse_duration(value)
     except ValueError as error:
@@ -73,7 +74,7 @@ def duration(_ctx: click.Context, _param: click.Parameter, value: str | None) ->
 
 
 class SettingOption(click.Option):
-    """A flag that stands for a setting; its value stays text, which the setting itself parses."""
+    """The flag of a setting; its value stays text, which :class:`dtx.config.Settings` parses."""
 
     def __init__(self, name: str) -> None:
         self.group: Final = group_of(name)
@@ -91,10 +92,10 @@ class SettingOption(click.Option):
 
 
 class SettingsCommand(click.Command):
-    """A command whose settings are listed under the headings of their groups, its own options before them."""
+    """A command whose help lists its own options first, then the settings under the headings of their groups."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, grouped."""
+        """Write the options by group."""
         groups: dict[str, list[tuple[str, str]]] = {"Options": []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -110,7 +111,7 @@ def with_settings(*names: str) -> Callable[[_Function], _Function]:
     """Give a command ``--config`` and the flags of these settings; it is called with ``settings: Settings`` first.
 
     Args:
-        names: settings that become flags; the others come from the environment and the file all the same.
+        names: settings that become flags; the others can still come from the environment and the file.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -132,7 +133,7 @@ def with_settings(*names: str) -> Callable[[_Function], _Function]:
 
 
 def _setting(name: str) -> Callable[[Any], Any]:
-    """As click's own decorators, which make no options of a class of ours without their words."""
+    """Like ``click.option``, which cannot build a ``SettingOption`` from the name of a setting alone."""
 
     def decorate(function: Any) -> Any:
         if not hasattr(function, "__click_params__"):
@@ -186,28 +187,28 @@ def _gtrid(_ctx: click.Context, _param: click.Parameter, value: str | None) -> s
     try:
         gtrid_pattern(value)
     except ValueError as error:
-        raise click.BadParameter(f"what follows hex: is hexadecimal, and *: {error}") from None
+        raise click.BadParameter(f"hexadecimal digits and * must follow hex: ({error})") from None
     return value
 
 
 _FILTER_OPTIONS: Final = (
     click.option(
         "--state", multiple=True, type=click.Choice(STATES),
-        help="Only in this state; can be repeated.",
+        help="Only branches in this state; can be repeated.",
     ),
-    click.option("--vhost", metavar="VHOST", help="Only in this virtual host."),
-    click.option("--owner", metavar="USER", help="Only those that this user started."),
-    click.option("--older-than", callback=duration, metavar="DURATION", help="Only those that are as old."),
-    click.option("--format-id", type=click.IntRange(0, 0xFFFFFFFF), metavar="NUMBER", help="Only with this format id."),
-    click.option("--gtrid", callback=_gtrid, metavar="PATTERN", help="Only of these global transactions: 'order-*'."),
-    click.option("--queue", metavar="QUEUE", help="Only those that consumed from it or publish to it."),
-    click.option("--exchange", metavar="EXCHANGE", help="Only those that publish to it; '' is the default exchange."),
-    click.option("--stuck/--not-stuck", default=None, help="Only those that phase two is stuck with, or is not."),
+    click.option("--vhost", metavar="VHOST", help="Only branches in this virtual host."),
+    click.option("--owner", metavar="USER", help="Only branches that this user started."),
+    click.option("--older-than", callback=duration, metavar="DURATION", help="Only branches at least this old."),
+    click.option("--format-id", type=click.IntRange(0, 0xFFFFFFFF), metavar="NUMBER", help="Only this format id."),
+    click.option("--gtrid", callback=_gtrid, metavar="PATTERN", help="Only these global transactions: 'order-*'."),
+    click.option("--queue", metavar="QUEUE", help="Only branches that consumed from this queue or publish to it."),
+    click.option("--exchange", metavar="EXCHANGE", help="Only branches that publish to it; '' is the default one."),
+    click.option("--stuck/--not-stuck", default=None, help="Only branches whose phase two is stuck, or is not."),
 )  # fmt: skip
 
 
 def with_filter(function: _Function) -> _Function:
-    """Give a command these flags; it is called with ``wanted``: a dictionary as the API's filter, of what was given."""
+    """Give a command these flags; it is called with ``wanted``, a dictionary of those that were given."""
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:

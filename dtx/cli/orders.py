@@ -1,6 +1,6 @@
-"""Orders about one branch, and ``dtx bulk``: one decision about all branches that a filter finds, each shown before.
+"""Orders about one branch, and ``dtx bulk``: the same order for all branches that a filter finds, after a dry run.
 
-Those about one are ``commit``, ``rollback``, ``forget``, ``retry``, ``discard`` and ``redirect``.
+The orders are ``commit``, ``rollback``, ``forget``, ``retry``, ``discard`` and ``redirect``.
 """
 
 import sys
@@ -33,34 +33,34 @@ from dtx.config import Settings
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 ORDER_SETTINGS: Final = (*DATABASE_SETTINGS, *BROKER_SETTINGS, *ADMIN_SETTINGS)
 _ROUND: Final = 250
-"""Branches of one request: a second of work, so that progress is seen and nobody waits in vain."""
+"""Branches of one request: about a second of work, so that progress is visible and no request times out."""
 _PAGE: Final = 1000
 _SHOWN: Final = 20
 
 _ABOUT: Final = {
-    "commit": """Commit a prepared branch heuristically, since its transaction manager will not decide.
+    "commit": """Commit a prepared branch heuristically, because its transaction manager will not decide.
 
-    What it published is seen at once, what it consumed is gone for good. The transaction manager is told xa-heurcom
-    when it comes after all, until the outcome is forgotten.""",
-    "rollback": """Roll a prepared branch back heuristically, since its transaction manager will not decide.
+    Its published messages become visible at once; its consumed messages are removed for good. Until the outcome is
+    forgotten, the transaction manager gets the answer xa-heurcom.""",
+    "rollback": """Roll a prepared branch back heuristically, because its transaction manager will not decide.
 
-    What it consumed returns to its queues. What it published is kept, seen by nobody, and goes to the archive with
-    forget. The transaction manager is told xa-heurrb when it comes after all, until the outcome is forgotten.""",
-    "forget": """Forget a heuristic outcome, once everybody who has to know it does.
+    Its consumed messages return to their queues. Its published messages are kept, invisible to clients, and go to the
+    archive with forget. Until the outcome is forgotten, the transaction manager gets the answer xa-heurrb.""",
+    "forget": """Forget a heuristic outcome that is no longer needed.
 
     Undelivered messages go to the archive; 'dtx export --archived' exports them.""",
-    "retry": """Try again what a decided branch is stuck with: it ends as it was decided.
+    "retry": """Retry phase two of a branch that is stuck; the branch then ends as it was decided.
 
-    For the time after the cause is mended: the exchange is back, the queue takes messages again.""",
-    "discard": """Give up messages that phase two of a branch is stuck with.
+    Use it when the cause is gone: the exchange is back, the queue accepts messages again.""",
+    "discard": """Give up messages of a branch whose phase two is stuck.
 
-    They are kept with the branch and go to the archive with forget. The outcome is mixed: the transaction manager is
-    told xa-heurmix, or xa-heurhaz where it is not known whether a message came in nevertheless. What is left of the
-    branch goes on with the next retry. 'dtx show' numbers the messages.""",
-    "redirect": """Send one message that phase two of a branch is stuck with elsewhere.
+    They are kept with the branch and go to the archive with forget. The outcome is mixed: the transaction manager gets
+    xa-heurmix, or xa-heurhaz if it is not known whether a message arrived. The next retry completes the rest of the
+    branch. 'dtx show' numbers the messages.""",
+    "redirect": """Send one message of a branch whose phase two is stuck to another exchange or queue.
 
-    It goes there with the next retry, and the branch ends as it was decided. A message that the branch publishes goes
-    to an exchange; one that is to be put back goes to another queue.""",
+    The next retry sends it there, and the branch ends as it was decided. A message that the branch publishes goes to an
+    exchange; a message that is put back goes to another queue.""",
 }
 _EXAMPLES: Final = {
     "commit": ('dtx commit 1:6774:62 --reason "the other side has committed, ticket 4711"',),
@@ -82,9 +82,9 @@ _EXAMPLES: Final = {
     ),
 }
 ALONE: Final = """
-Where no dtx runs, the command takes its lease for a moment and does it as the service would; a dtx that is started
-meanwhile stands by. Messages in a broker need --broker. If that does not answer, the decision is made durable, and the
-service does the rest when both are there. While another dtx has the lease nothing is decided past it.
+If no dtx runs, the command takes the lease for a moment and acts as the service would; a dtx that starts meanwhile
+stands by. Messages in a broker need --broker. If the broker does not answer, the decision is made durable, and the
+service completes it when both run again. While another dtx has the lease, only that dtx decides.
 
 """
 _BULK_EPILOG: Final = (
@@ -95,9 +95,9 @@ Examples:
   dtx bulk forget --state heuristic --owner orders --reason "accounts have been corrected" --yes
   dtx bulk retry --stuck --reason "the disk of the broker has room again"
 
-It always begins with a dry run of every branch, shows what comes of it, and asks. Then each branch is decided in the
-version that was shown: whatever has changed meanwhile is left alone and named. At least one filter is needed. It
-takes a coordinator's token.
+The command begins with a dry run of every branch, shows its results, and asks. Then each branch is decided in the
+version that was shown: branches that have changed since are not touched, but listed. At least one filter is needed.
+An API requires a coordinator's token.
 
 """
     + ABOUT_FILTER
@@ -110,10 +110,10 @@ takes a coordinator's token.
 
 
 class OrderLease:
-    """The right to give orders, which is given back while somebody thinks. Use as a context manager.
+    """A context manager for :meth:`Api.orders`, which can be left while the user is asked.
 
     Args:
-        api: takes them.
+        api: the API that takes the orders.
     """
 
     def __init__(self, api: Api) -> None:
@@ -128,27 +128,27 @@ class OrderLease:
         self.pause()
 
     def pause(self) -> None:
-        """Let others have it."""
+        """Leave the context: others can take the lease."""
         self._stack.close()
 
     def go_on(self) -> None:
-        """Take it, again."""
+        """Enter the context, at first or again."""
         self._stack.enter_context(self._api.orders())
 
 
 def ask(question: str) -> None:
-    """Return when it may be done.
+    """Ask the user to confirm.
 
     Args:
         question: without a question mark.
 
     Raises:
-        CommandError: nobody can be asked.
-        click.Abort: no.
+        CommandError: stdin is no terminal.
+        click.Abort: the answer is no.
     """
     if not sys.stdin.isatty():
         raise CommandError(
-            Exit.USAGE, "this is no terminal, so dtx cannot ask: use --yes, or try it first with --dry-run"
+            Exit.USAGE, "stdin is no terminal, so dtx cannot ask: use --yes, or try it first with --dry-run"
         )
     click.confirm(f"{question}?", abort=True, err=True)
 
@@ -157,18 +157,18 @@ def require_reason(reason: str | None, *, dry_run: bool) -> str:
     """The reason; a dry run needs none.
 
     Raises:
-        click.UsageError: it is missing.
+        click.UsageError: the reason is missing.
     """
     if not reason and not dry_run:
-        raise click.UsageError("--reason is needed: it is what the next one will want to know")
+        raise click.UsageError("--reason is needed: journal and audit log record it")
     return reason or "dry run"
 
 
 def with_order(function: _Function) -> _Function:
-    """Give a command what every order takes."""
+    """Give a command the options of every order."""
     command: _Function = with_options(
-        click.option("--reason", metavar="TEXT", help="Why; for journal and trail. Needed unless it is a dry run."),
-        click.option("--dry-run", is_flag=True, help="Say what would happen to each message, and do nothing."),
+        click.option("--reason", metavar="TEXT", help="Reason, for journal and audit log; not needed for a dry run."),
+        click.option("--dry-run", is_flag=True, help="Show what would happen to each message; change nothing."),
         click.option("--yes", is_flag=True, help="Do not ask."),
         click.option("--json", "as_json", is_flag=True, help="The answer as one JSON object, for programs."),
     )(function)
@@ -204,7 +204,7 @@ def _command(action: str, *parameters: Callable[[Any], Any]) -> click.Command:
                 lease.pause()
                 ask(f"{action} {xid}")
                 lease.go_on()
-            # What was shown is what is done, or nothing.
+            # The order names the version that was shown: the API refuses it if the branch has changed since.
             version = forecast["forecast"]["version"]
             done = _carry_out(api, action, xid, vhost, order | {"version": version}, forecast)
         _show(done, as_json=as_json)
@@ -212,7 +212,7 @@ def _command(action: str, *parameters: Callable[[Any], Any]) -> click.Command:
 
     command = with_options(
         with_settings(*ORDER_SETTINGS), with_xid, *parameters,
-        click.option("--version", type=int, metavar="NUMBER", help="Refuse where the branch has another one."),
+        click.option("--version", type=int, metavar="NUMBER", help="Refuse if the branch has another version."),
         with_order, with_access,
     )(run)  # fmt: skip
     return click.command(action, cls=SettingsCommand, help=_ABOUT[action], epilog=epilog)(command)
@@ -225,7 +225,7 @@ def _order(action: str, more: dict[str, Any]) -> dict[str, Any]:
         case "redirect":
             to_exchange = more["exchange"] is not None or more["routing_key"] is not None
             if to_exchange == (more["queue"] is not None):
-                raise click.UsageError("say where it goes: --exchange and --routing-key, or --queue")
+                raise click.UsageError("name the destination: --exchange and --routing-key, or --queue")
             if more["queue"] is not None:
                 return {"position": more["position"], "queue": more["queue"]}
             return {
@@ -271,14 +271,12 @@ def _show(answer: dict[str, Any], *, as_json: bool, err: bool = False) -> None:
     if forecast["told"].startswith("xa-"):
         click.echo(f"its transaction manager is told {forecast['told']}", err=err)
     if forecast["archived"]:
-        click.echo(f"{forecast['archived']} undelivered message(s) are kept for the archive", err=err)
+        click.echo(f"undelivered messages that are kept for the archive: {forecast['archived']}", err=err)
     if answer["dry_run"]:
         return
     if answer.get("left"):
-        click.echo(f"decided, and durable: the branch is {answer['state']}")
-        click.echo(
-            f"what is left needs the broker, and the service does it once both are there ({safe(answer['left'])})"
-        )
+        click.echo(f"the decision is durable: the branch is {answer['state']}")
+        click.echo(f"the rest needs the broker; the service completes it when both run again ({safe(answer['left'])})")
     else:
         click.echo(f"done: {answer['answer']}")
 
@@ -293,9 +291,9 @@ discard = _command(
 redirect = _command(
     "redirect",
     click.argument("position", type=click.IntRange(min=0)),
-    click.option("--exchange", metavar="EXCHANGE", help="Where a message that was published goes; '' is the default."),
+    click.option("--exchange", metavar="EXCHANGE", help="New exchange of a published message; '' is the default."),
     click.option("--routing-key", metavar="KEY", help="With --exchange."),
-    click.option("--queue", metavar="QUEUE", help="Where a message that was consumed is put back."),
+    click.option("--queue", metavar="QUEUE", help="Queue that a consumed message is put back into."),
 )
 
 
@@ -318,7 +316,7 @@ def bulk(
     """Decide about all branches that a filter finds: commit, rollback, forget or retry."""
     why = require_reason(reason, dry_run=dry_run)
     if not wanted:
-        raise click.UsageError("say which branches are meant: --gtrid, --older-than, --state ...")
+        raise click.UsageError("a filter is needed: --gtrid, --older-than, --state ...")
     with reach(settings, access, orders=True) as api, OrderLease(api) as lease:
         rounds = _rounds(api, action, wanted, why)
         forecast = _Forecast(action, as_json=as_json and dry_run)
@@ -341,18 +339,20 @@ def bulk(
                     results.add(each.carry_out())
                     results.under_way = 0
                     advance(expected)
-        finally:  # whoever stops it half-way must know how far it came
+        finally:  # a user that interrupts it must see how many are done
             results.show()
     return Exit.OK if not results.failed else Exit.FAILED
 
 
 @dataclass(frozen=True, slots=True)
 class Meant:
-    """A branch as it was listed: of a hundred thousand no more than that is kept.
+    """The identity and version of a listed branch: nothing else is kept in memory, since there may be 100,000.
 
     Args:
-        id, xid, vhost: which.
-        version: that it had then.
+        id: the branch.
+        xid: its xid.
+        vhost: its virtual host.
+        version: its version in the list.
     """
 
     id: str
@@ -362,19 +362,19 @@ class Meant:
 
     @classmethod
     def of(cls, listed: Mapping[str, Any]) -> "Meant":
-        """As the API lists it."""
+        """From a branch in a list of the API."""
         return cls(listed["id"], listed["xid"], listed["vhost"], listed["version"])
 
 
 class BulkRound:
-    """Some branches, which are decided together.
+    """Branches that are decided in one request.
 
     Args:
-        api: decides.
-        action: what.
-        wanted: the filter that found them.
+        api: the API that decides.
+        action: the order: ``commit``, ``rollback``, ``forget`` or ``retry``.
+        wanted: the filter that found the branches.
         why: the reason.
-        branches: which.
+        branches: the branches.
     """
 
     def __init__(self, api: Api, action: str, wanted: dict[str, Any], why: str, branches: list[Meant]) -> None:
@@ -384,10 +384,10 @@ class BulkRound:
         self._branches = branches
         self._confirm = ""
         self.count = len(branches)
-        """How many they are; after the dry run, how many are still meant."""
+        """Number of branches; after the dry run, number of those that the filter still finds."""
 
     def forecast(self) -> list[dict[str, Any]]:
-        """What the dry run says of each."""
+        """Make a dry run and return its result for each branch."""
         answer = self._post(dry_run=True)
         results: list[dict[str, Any]] = answer["results"]
         self._confirm, self.count = answer["confirm"], len(results)
@@ -402,7 +402,7 @@ class BulkRound:
         return answer
 
     def carry_out(self) -> Iterator[dict[str, Any]]:
-        """What became of each. What has changed since it was listed is left alone, and does not stop the others."""
+        """Decide, and return a result for each branch. Branches that have changed since the list are left out."""
         while self._branches:
             try:
                 yield from self._post(dry_run=False, confirm=self._confirm)["results"]
@@ -412,12 +412,12 @@ class BulkRound:
                     return
             else:
                 return
-            # Versions only grow: what has the old one after another dry run, had it in that.
+            # Versions only grow: a branch with its old version after this dry run had that version during it.
             self.forecast()
             found = self._api.get("/api/branches", **self._filter, branch=self._ids(), limit=_ROUND)["branches"]
             same = {branch["id"]: branch["version"] for branch in found}
             changed = [branch for branch in self._branches if same.get(branch.id) != branch.version]
-            yield from self._not_done(changed, "it has changed since it was shown")
+            yield from self._not_done(changed, "the branch has changed since it was shown")
             self._branches = [branch for branch in self._branches if branch not in changed]
             if changed and self._branches:
                 self.forecast()
@@ -440,7 +440,7 @@ def _rounds(api: Api, action: str, wanted: dict[str, Any], why: str) -> list[Bul
 
 @contextmanager
 def _progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal; nothing elsewhere."""
+    """A progress bar on stderr if that is a terminal; else nothing."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -454,7 +454,7 @@ def _progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
 
 
 class _Forecast:
-    """What the dry run says: of all branches in numbers, of the first ones in words; for programs, of each at once."""
+    """Results of the dry run: counts of all and the first ones in full; for programs, each one as it arrives."""
 
     def __init__(self, action: str, *, as_json: bool) -> None:
         self._action = action
@@ -464,11 +464,11 @@ class _Forecast:
 
     @property
     def count(self) -> int:
-        """How many branches are meant."""
+        """Number of branches so far."""
         return self._said.total()
 
     def add(self, results: Iterable[dict[str, Any]]) -> None:
-        """Of some branches."""
+        """Add results."""
         for each in results:
             self._said[_kind(each)] += 1
             if self._as_json:
@@ -477,36 +477,34 @@ class _Forecast:
                 self._first.append(each)
 
     def show(self) -> None:
-        """For people."""
+        """Print a summary for people."""
         if self._as_json:
             return
         if not self.count:
-            click.echo("no branch is meant", err=True)
+            click.echo("no branch matches the filter", err=True)
             return
         for each in self._first:
             click.echo(f"  {each['xid']}  {safe(each['vhost'])}  {safe(each['answer'])}", err=True)
         if self.count > len(self._first):
             click.echo(f"  and {self.count - len(self._first)} more: --dry-run --json lists them all", err=True)
         words = ", ".join(f"{count} {word}" for word, count in self._said.most_common())
-        click.echo(
-            f"{self._action} of {self.count} branches; told to their transaction managers then: {words}", err=True
-        )
+        click.echo(f"{self._action} of {self.count} branches; answers to their transaction managers: {words}", err=True)
 
 
 class _Results:
-    """What became of the branches, in the same way."""
+    """Results of the order: counts of all and the first failures in full; for programs, each one as it arrives."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
         self._first: list[dict[str, Any]] = []
         self._count = 0
         self.failed = 0
-        """How many were not decided."""
+        """Number of branches that were not decided."""
         self.under_way = 0
-        """How many have been asked for and not been heard of."""
+        """Number of branches in the request that has no answer yet."""
 
     def add(self, results: Iterable[dict[str, Any]]) -> None:
-        """Of some branches."""
+        """Add results."""
         for each in results:
             self._count += 1
             if self._as_json:
@@ -517,9 +515,9 @@ class _Results:
                     self._first.append(each)
 
     def show(self) -> None:
-        """For people."""
+        """Print a summary for people."""
         if self.under_way:
-            click.echo(f"up to {self.under_way} more were under way: 'dtx audit' says what became of them", err=True)
+            click.echo(f"up to {self.under_way} more were under way: 'dtx audit' shows their results", err=True)
         if self._as_json:
             return
         for each in self._first:
@@ -530,6 +528,6 @@ class _Results:
 
 
 def _kind(result: dict[str, Any]) -> str:
-    """What is the same for many: a sentence about one xid is not."""
+    """The part of a result that many branches share; a sentence about one xid is not counted separately."""
     answer = str(result["answer"])
-    return answer if answer.startswith("xa-") or answer == "404" else "cannot be decided so"
+    return answer if answer.startswith("xa-") or answer == "404" else "not possible"

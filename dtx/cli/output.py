@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _WIDTH_OF_A_FILE: Final = 1000
-"""Columns where nobody's window limits them: nothing is folded in a pipe."""
+"""Columns where stdout is no terminal, so that lines in a pipe are not folded."""
 
 
 def show_list(
     found: Collection[dict[str, Any]], show: Callable[[list[dict[str, Any]]], None], empty: str, *, as_json: bool
 ) -> None:
-    """Print all that was found.
+    """Print a list.
 
     Args:
         found: objects of the API.
         show: prints them for people.
-        empty: what people are told where there is none.
-        as_json: whether it is for programs.
+        empty: text for people where the list is empty.
+        as_json: print one JSON object a line, for programs.
     """
     if as_json:
         print_lines(found)
@@ -35,7 +35,7 @@ def show_list(
 
 
 def print_lines(found: Iterable[Mapping[str, object]]) -> None:
-    """One JSON object a line."""
+    """Print one JSON object a line."""
     for each in found:
         click.echo(json_line(each))
 
@@ -45,11 +45,11 @@ def show_table(
 ) -> None:
     """Print a table: as wide as the window on a terminal, unfolded elsewhere.
 
-    What does not fit is folded, never cut, since a cut xid is no xid.
+    Long cells are folded, never cut: a cut xid would be useless.
 
     Args:
         columns: headings.
-        rows: cells, never markup; what clients have named is escaped by then.
+        rows: cells, not interpreted as markup; the caller has escaped text that clients chose.
         numbers: columns that are aligned to the right.
         head: whether the headings are shown.
     """

@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _MOST_SHOWN: Final = 50
-"""Lines about what was not read; the report has them all."""
+"""Lines on stderr about sources that were not read; the report has all of them."""
 
 _FIRST: Final = """\b
 The first time:
   pip install 'dtx[pipeline]'
-  dtx pipeline example > pipeline.toml     then name your databases and logs in it
+  dtx pipeline example > pipeline.toml     then write your databases and logs into it
   dtx pipeline run                         archive, reconcile and report, one after the other
 
 """
 _EPILOG: Final = """\b
 Exit codes:
   0    done, and everything was read
-  1    an error: it did not finish
+  1    an error: the command did not finish
   2    wrong usage, or a mistake in pipeline.toml
-  3    finished, but something was not read: it is named on stderr and in the report
-  130  stopped by Ctrl-C; the next run goes on where this one was
+  3    finished, but some sources were not read: stderr and the report name them
+  130  stopped by Ctrl-C; the next run continues from there
 """
 
 
 class _Pipeline(click.Group):
-    """Says what to install where a library is missing: they are imported when a command needs them."""
+    """Names the package to install if a library is missing; libraries are imported when a command needs them."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -56,19 +56,19 @@ class _Pipeline(click.Group):
 
 @click.group(cls=_Pipeline, epilog=_FIRST + _EPILOG)
 def pipeline() -> None:
-    """Did every distributed transaction end the same way everywhere? Which did not, what is stuck, and whose is it?
+    """Find distributed transactions that did not end the same way everywhere, and transactions that are stuck.
 
     'archive' copies the journals of all databases into a lake, a Delta table, each line once. 'reconcile' gives every
-    global transaction a verdict, from the lake, from what every participant has in doubt and from the logs of the
-    transaction managers; it reads only what has changed. 'report' makes one HTML page of that.
+    global transaction a verdict, from the lake, from the branches in doubt of every participant and from the logs of
+    the transaction managers; it reads only changes. 'report' writes the verdicts to one HTML page.
 
-    Spark runs in this process unless --master or --remote say otherwise.
+    Spark runs in this process unless --master or --remote is given.
     """
 
 
 def _size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
     try:
-        # Spark's own form, 2g, is 2GiB
+        # Spark's form 2g means 2GiB.
         return None if value is None else parse_size(f"{value}iB" if value[-1:] in set("kmgKMG") else value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
@@ -85,7 +85,7 @@ def _settings(_ctx: click.Context, _param: click.Parameter, values: tuple[str, .
 
 
 def _with_spark(function: _Function) -> _Function:
-    """Give a command the options of a session; it is called with ``spark: SessionOptions``."""
+    """Give a command the options of a Spark session; it is called with ``spark: SessionOptions``."""
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -112,42 +112,42 @@ def _with_spark(function: _Function) -> _Function:
             "spark_memory",
             metavar="SIZE",
             callback=_size,
-            help="Java heap of this process; default: a quarter of the machine, 1 to 5 GiB. The rest is spilled.",
+            help="Java heap of this process; default: a quarter of the machine, 1 to 5 GiB. The rest goes to disk.",
         ),
         click.option(
             "--executor-memory",
             "spark_executor_memory",
             metavar="SIZE",
             callback=_size,
-            help="Of each executor of a cluster.",
+            help="Memory of each executor of a cluster.",
         ),
         click.option(
             "--partitions",
             "spark_partitions",
             type=click.IntRange(min=1),
             metavar="NUMBER",
-            help="Pieces of a shuffle; default by the size of the lake. More of them need less memory at a time.",
+            help="Partitions of a shuffle; default by the size of the lake. More of them need less memory at a time.",
         ),
         click.option(
             "--local-dir",
             "spark_local_dir",
             type=click.Path(path_type=Path, file_okay=False),
             metavar="DIR",
-            help="For what is spilled; default: the directory for temporary files.",
+            help="For data that does not fit into memory; default: the directory for temporary files.",
         ),
         click.option(
             "--keep-classes",
             "spark_keep_classes",
             is_flag=True,
             default=None,
-            help="Keep Java's classes in a file (185 MB), if there is none: later runs start Spark in half the time.",
+            help="Keep Java's classes in a file (185 MB), so that later starts of Spark take half the time.",
         ),
-        click.option("--ui", "spark_ui", is_flag=True, default=None, help="Serve Spark's own web pages."),
+        click.option("--ui", "spark_ui", is_flag=True, default=None, help="Serve Spark's web pages."),
         click.option(
             "--spark-log",
             "spark_log",
             type=click.Choice(("error", "warn", "info", "debug")),
-            help="From which level on Spark's log is shown; default error.",
+            help="Lowest level of Spark's log that is shown; default error.",
         ),
         click.option(
             "--set",
@@ -155,7 +155,7 @@ def _with_spark(function: _Function) -> _Function:
             multiple=True,
             metavar="NAME=VALUE",
             callback=_settings,
-            help="A setting of Spark's.",
+            help="A setting of Spark; can be repeated.",
         ),
     )(run)
     return command
@@ -168,13 +168,13 @@ _fleet = click.option(
     default=Path("pipeline.toml"),
     show_default=True,
     metavar="FILE",
-    help="What there is; 'dtx pipeline example' prints one.",
+    help="The databases and logs; 'dtx pipeline example' prints a file to start with.",
 )
 
 
 @contextmanager
 def _sentences() -> Iterator[None]:
-    """Errors of the pipeline and of Spark, as one sentence; what Spark has to say beside it, DTX_DEBUG=1 shows."""
+    """Turn errors of the pipeline and of Spark into one sentence; DTX_DEBUG=1 shows the rest of Spark's error."""
     try:
         yield
     except (click.ClickException, CommandError):
@@ -195,7 +195,7 @@ def _spark_sentence(error: Exception) -> str:
 
 
 def _finish(rows: Iterable["Quarantined"]) -> int:
-    """Say what was not read; the exit code."""
+    """Print the sources that were not read, and return the exit code."""
     from dtx.pipeline.quarantine import exit_code
 
     found = list(rows)
@@ -208,7 +208,7 @@ def _finish(rows: Iterable["Quarantined"]) -> int:
 
 @pipeline.command("example")
 def example() -> None:
-    """Print a pipeline.toml to begin with."""
+    """Print an example of pipeline.toml."""
     from dtx.pipeline.fleet import EXAMPLE
 
     click.echo(EXAMPLE, nl=False)
@@ -217,31 +217,30 @@ def example() -> None:
 @pipeline.command("archive", epilog=_EPILOG)
 @click.argument("names", nargs=-1, metavar="[DATABASE]...")
 @_fleet
-@click.option("--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
-@click.option(
-    "--again", is_flag=True, help="Read these journals from their beginning, and leave out what the lake has."
-)
+@click.option("--follow", is_flag=True, help="Continue with new lines until Ctrl-C.")
+@click.option("--again", is_flag=True, help="Read these journals from the beginning, and skip lines that the lake has.")
 @click.option(
     "--interval",
     default="10s",
     show_default=True,
     callback=duration,
     metavar="DURATION",
-    help="With --follow: between two looks.",
+    help="With --follow: time between two reads.",
 )
 def archive(names: tuple[str, ...], fleet_file: Path, follow: bool, again: bool, interval: float) -> int:
-    """Copy what the journals have new into the lake, a Delta table, each line exactly once. Needs no Spark.
+    """Copy new lines of the journals into the lake.
 
-    A run that was killed, at whatever moment, is made good by the next one. A database that cannot be read does not
-    stop the others: it is named at the end, with exit code 3, and read from where it was the next time. Small files are
-    joined, and files that the table has not named for a week are removed.
+    The lake is a Delta table, and gets each line exactly once. Spark is not needed. After a kill, at any moment,
+    the next run completes the work. A database that cannot be read does not stop the others: it is named at the
+    end, with exit code 3, and the next run continues with it. Small files are joined. Files that have not been part
+    of the table for a week are removed.
     """
     from dtx.pipeline import steps
     from dtx.pipeline.fleet import load
     from dtx.pipeline.session import SessionOptions
 
     if again and (follow or not names):
-        raise click.UsageError("--again needs the names of databases, and does not go with --follow")
+        raise click.UsageError("--again needs the names of databases, and excludes --follow")
     fleet = load(fleet_file)
     with _sentences(), steps.Steps(fleet, SessionOptions()) as run:
         return _finish(run.follow(names, interval) if follow else run.archive(names, again=again))
@@ -250,10 +249,10 @@ def archive(names: tuple[str, ...], fleet_file: Path, follow: bool, again: bool,
 @pipeline.command("migrate-lake", epilog=_EPILOG)
 @_fleet
 def migrate_lake(fleet_file: Path) -> int:
-    """Make a Delta table of a lake of Parquet files that an older dtx has written.
+    """Convert a lake of Parquet files to Delta.
 
-    All lines go into one commit; the old files are removed afterwards. The next 'archive' reads the journals once more
-    and leaves out what the lake has. A run that was killed is repeated.
+    An older dtx has written such a lake. All lines go into one commit; then the old files are removed. The next
+    'archive' reads the journals again and skips lines that the lake has. After a kill, run the command again.
     """
     from dtx.pipeline.fleet import load
     from dtx.pipeline.migration import migrate
@@ -262,7 +261,7 @@ def migrate_lake(fleet_file: Path) -> int:
     lake = load(fleet_file).lake
     with _sentences(), Progress(None, "migrate-lake") as progress:
         rows = migrate(lake, lambda rows: progress.note("copying", rows))
-    click.echo(f"{lake} is a Delta table of {rows:,} lines now: dtx pipeline archive goes on with it")
+    click.echo(f"{lake} is a Delta table of {rows:,} lines now: 'dtx pipeline archive' continues with it")
     return Exit.OK
 
 
@@ -271,13 +270,14 @@ def migrate_lake(fleet_file: Path) -> int:
 @click.option(
     "--keep", required=True, callback=duration, metavar="DURATION", help="For example 400d: older days are removed."
 )
-@click.option("--yes", is_flag=True, help="Do it; without, say what would be removed.")
+@click.option("--yes", is_flag=True, help="Remove; without it, only show what would be removed.")
 def retain(fleet_file: Path, keep: float, yes: bool) -> int:
-    """Remove what is older: lines of the lake, verdicts of settled transactions, their history, totals of runs.
+    """Remove old lines, verdicts and history.
 
-    What is still open stays, however old it is. The files of the tables stay for those who read an older version, a
-    week unless the table says otherwise (delta.deletedFileRetentionDuration); then 'archive' and 'reconcile' remove
-    them. Keep more than the journals do, or 'archive --follow' and clocks that are wrong bring lines once more.
+    These are lines of the lake, verdicts of settled transactions, their history, and totals of runs. Open
+    transactions stay, whatever their age. The files stay for readers of older versions of the table, for a week or
+    for delta.deletedFileRetentionDuration; then 'archive' and 'reconcile' remove them. Keep lines longer than the
+    journals do: otherwise 'archive --follow' and wrong clocks can add lines again.
     """
     from dtx.pipeline import steps
     from dtx.pipeline.fleet import load
@@ -286,17 +286,19 @@ def retain(fleet_file: Path, keep: float, yes: bool) -> int:
     try:
         before = (datetime.now(UTC) - timedelta(seconds=keep)).date()
     except OverflowError:
-        raise click.UsageError("--keep reaches back to before the first day there is") from None
+        raise click.UsageError("--keep reaches back too far: there is no such date") from None
     with _sentences(), steps.Steps(load(fleet_file), SessionOptions()) as run:
         found = run.retain(before, dry_run=not yes)
     what = ", ".join(f"{count:,} {name}" for name, count in found.items())
-    click.echo(f"removed {what}, of before {before}" if yes else f"would remove {what}, of before {before}: --yes")
+    click.echo(
+        f"removed {what}, from before {before}" if yes else f"would remove {what}, from before {before}; use --yes"
+    )
     return Exit.OK
 
 
 @pipeline.command("reconcile", epilog=_EPILOG)
 @_fleet
-@click.option("--full", is_flag=True, help="Read the whole lake again, instead of what has changed.")
+@click.option("--full", is_flag=True, help="Read the whole lake again, instead of only changes.")
 @click.option("--no-publish", is_flag=True, help="Do not write to the database that 'publish' names.")
 @_with_spark
 def reconcile(fleet_file: Path, full: bool, no_publish: bool, spark: "SessionOptions") -> int:
@@ -315,7 +317,7 @@ def reconcile(fleet_file: Path, full: bool, no_publish: bool, spark: "SessionOpt
 )
 @_with_spark
 def report(fleet_file: Path, to: Path | None, spark: "SessionOptions") -> int:
-    """Make a page and CSVs of the verdicts. The page needs no network and no other file."""
+    """Write the verdicts to an HTML page and CSV files. The page needs no network and no other file."""
     from dtx.pipeline import steps
     from dtx.pipeline.fleet import load
 
@@ -325,11 +327,11 @@ def report(fleet_file: Path, to: Path | None, spark: "SessionOptions") -> int:
 
 @pipeline.command("run", epilog=_EPILOG)
 @_fleet
-@click.option("--to", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Of the report.")
+@click.option("--to", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Directory of the report.")
 @click.option("--no-publish", is_flag=True, help="Do not write to the database that 'publish' names.")
 @_with_spark
 def run_all(fleet_file: Path, to: Path | None, no_publish: bool, spark: "SessionOptions") -> int:
-    """Archive, reconcile and report, one after the other: what a timer starts every night."""
+    """Archive, reconcile and report. A timer can start it every night."""
     from dtx.pipeline import steps
     from dtx.pipeline.fleet import load
 
@@ -339,7 +341,7 @@ def run_all(fleet_file: Path, to: Path | None, no_publish: bool, spark: "Session
         try:
             run.reconcile(full=False, to_publish=not no_publish)
         except steps.PublishingFailed as error:
-            failed = error  # the verdicts are there, and the report is of them
+            failed = error  # the verdicts are stored, so the report can be written
         code = _finish(run.report(to))
     if failed is not None:
         raise failed
@@ -350,14 +352,17 @@ def run_all(fleet_file: Path, to: Path | None, no_publish: bool, spark: "Session
 @click.argument("directory")
 @click.option("--transactions", type=click.IntRange(min=1), default=100_000, show_default=True, metavar="NUMBER")
 @click.option(
-    "--anomalies", type=click.IntRange(min=0), default=10, show_default=True, metavar="NUMBER", help="Of each kind."
+    "--anomalies",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    metavar="NUMBER",
+    help="Number of each kind.",
 )
-@click.option(
-    "--seed", type=int, default=0, show_default=True, metavar="NUMBER", help="Another one gives another fleet."
-)
+@click.option("--seed", type=int, default=0, show_default=True, metavar="NUMBER", help="Seed of the random fleet.")
 @_with_spark
 def generate(directory: str, transactions: int, anomalies: int, seed: int, spark: "SessionOptions") -> int:
-    """Write the journals of a fleet that never was, with anomalies that are known: DIRECTORY/truth has them."""
+    """Write journals of an invented fleet. Its anomalies are known: DIRECTORY/truth lists them."""
     from dtx.pipeline import generate as fleets
     from dtx.pipeline.progress import Progress
     from dtx.pipeline.session import open_session

@@ -1,4 +1,4 @@
-"""``dtx serve``: read the settings, then let the service run."""
+"""``dtx serve``: read the settings, then run the service."""
 
 import asyncio
 import os
@@ -18,11 +18,11 @@ Examples:
   dtx serve --config /etc/dtx.toml --coordinator tm
 
 Every setting can be given as a flag, as an environment variable (in square brackets) and as a key of a TOML file (the
-flag's name with _ for -). The first of these that names it wins: flag, environment, file, default. An unknown key is
-an error. Sizes: 65536, 64KiB, 1MiB. Durations: 30, 30s, 500ms, 5m, 2h, 90d; a bare number is in seconds.
+flag's name with _ for -). Flags override the environment, which overrides the file. An unknown key is an error.
+Sizes: 65536, 64KiB, 1MiB. Durations: 30, 30s, 500ms, 5m, 2h, 90d; a bare number is in seconds.
 
-The line "READY listen=..." on stdout says that clients can connect. SIGTERM stops gracefully: no new branches, commits
-under way are finished; a second signal stops at once, and loses nothing either.
+Clients can connect after the line "READY listen=..." on stdout. SIGTERM stops gracefully: dtx takes no new branches and
+finishes commits under way. A second signal stops at once; it loses nothing either.
 
 """
 
@@ -32,9 +32,9 @@ under way are finished; a second signal stops at once, and loses nothing either.
 def serve(settings: Settings) -> int:
     """Run dtx, in front of a broker or as one, until a signal stops it.
 
-    With --broker clients connect to dtx instead of to the broker and notice nothing, except that channels can now take
-    part in XA transactions (the AMQP classes dtx-demarcation and dtx-coordination). Without, dtx is the broker itself:
-    it keeps queues and messages in the database, and its users are those of `dtx user`.
+    With --broker, clients connect to dtx instead of the broker and need no change; their channels can take part in XA
+    transactions (the AMQP classes dtx-demarcation and dtx-coordination). Without it, dtx is the broker: it keeps
+    queues and messages in the database, and its users are those of `dtx user`.
     """
     _check_certificates(settings)
 
@@ -45,13 +45,13 @@ def serve(settings: Settings) -> int:
 
     configure(settings.log_level, settings.log_format)
     get_logger().debug("settings", **settings.redacted())
-    # At a failpoint what is said to be sent must be in the socket; uvloop writes at the end of a turn, asyncio at once.
+    # At a failpoint, bytes that were sent must be in the socket: asyncio writes at once, uvloop after the iteration.
     run = asyncio.run if failpoint.armed else uvloop.run
     return run(run_service(settings))
 
 
 def _check_certificates(settings: Settings) -> None:
-    """Say which file is wrong; OpenSSL does not."""
+    """Raise ConfigError with the name of the file that cannot be used; OpenSSL's errors do not name it."""
     authorities = (("tls_ca", settings.tls_ca), ("broker_ca", settings.broker_ca))
     pairs = (
         ("tls_cert", settings.tls_cert, settings.tls_key),
@@ -65,7 +65,7 @@ def _check_certificates(settings: Settings) -> None:
         if cert is not None and key is not None:
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             try:
-                # An encrypted key would be asked for on the terminal, where nobody sits.
+                # With a password given, OpenSSL does not prompt for one on the terminal.
                 context.load_cert_chain(cert, key, password="")
             except (ssl.SSLError, ValueError) as error:
                 raise ConfigError(
@@ -76,4 +76,4 @@ def _check_certificates(settings: Settings) -> None:
             try:
                 ssl.create_default_context(cafile=path)
             except ssl.SSLError as error:
-                raise ConfigError(f"{name}: {path} holds no PEM certificate: {error}") from None
+                raise ConfigError(f"{name}: {path} has no PEM certificate: {error}") from None

@@ -1,4 +1,4 @@
-"""``dtx tm``: recovery for programs that use the transaction manager of ``dtx.client.tm``, and a look at its log."""
+"""``dtx tm``: recovery for programs that use the transaction manager of ``dtx.client.tm``, and lists of its log."""
 
 import logging
 import os
@@ -30,55 +30,58 @@ Examples:
   dtx tm heuristics --config tm.toml --json
 
 \b
-The configuration has what the program gives its TransactionManager; the names must be the same:
+The file has the arguments that the program gives its TransactionManager; the names must be the same:
   node = "orders-1"
   log = "/var/lib/orders/tm.db"            # or postgresql://…
   [resources]
   queue = "amqp://orders:secret@127.0.0.1:5673/"
   orders = "postgresql://orders:secret@db/orders"
 
-Passwords belong in that file (mode 0600), not on a command line. Branches of other nodes are never touched.
+Write passwords in that file (mode 0600), not on a command line. Branches of other nodes are never changed.
 """
 
 
 @click.group(epilog=_EPILOG)
 def tm() -> None:
-    """The Python transaction manager: recover what died programs left open, look at its decisions."""
+    """The Python transaction manager: recover transactions of programs that died, list decisions and outcomes."""
 
 
 _with_manager = with_options(
     click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="TOML file, see 'dtx tm -h'."),
-    click.option("--node", metavar="NAME", help="Whose transactions."),
+    click.option("--node", metavar="NAME", help="Name of the node, as in the program."),
     click.option("--log", metavar="WHERE", help="The log of decisions: a SQLite file, or postgresql://…"),
     click.option(
         "--resource",
         "resources",
         metavar="NAME=URL",
         multiple=True,
-        help="amqp://… or postgresql://…, repeatable.",
+        help="amqp://… or postgresql://…; can be repeated.",
     ),
-    click.option("--format-id", type=int, help="Of its xids, where the program sets one of its own."),
+    click.option("--format-id", type=int, help="Format id of the xids, if the program sets one."),
 )
 
 
 @tm.command()
 @_with_manager
-@click.option("--watch", is_flag=True, help="Go on until Ctrl-C or SIGTERM.")
-@click.option("--every", default="60s", show_default=True, callback=duration, metavar="TIME", help="With --watch.")
+@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C or SIGTERM.")
+@click.option(
+    "--every", default="60s", show_default=True, callback=duration, metavar="TIME", help="With --watch: the interval."
+)
 @click.option(
     "--interval",
     default="60s",
     show_default=True,
     callback=duration,
     metavar="TIME",
-    help="Undecided branches that are younger are left alone.",
+    help="Younger undecided branches are not changed.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a round, for programs.")
 def recover(*, watch: bool, every: float, interval: float, as_json: bool, **given: Any) -> int:
-    """Complete what a node left open: commit what was decided, roll back what never will be.
+    """Complete open transactions of a node.
 
-    A branch is rolled back only when its process is dead, it is older than --interval, and the log of decisions has
-    taken that down. Ends with 1 when something could not be completed yet.
+    It commits those that were decided, and rolls the others back. A branch is rolled back only if its process is
+    dead, it is older than --interval, and the log of decisions has recorded the rollback. The exit code is 1 if a
+    branch could not be completed yet.
     """
     manager = _manager(interval=interval, **given)
     stopped = threading.Event()
@@ -105,7 +108,7 @@ def _round(manager: Any, *, as_json: bool, patient: bool) -> bool:
     except LogFailed as error:
         if not patient:
             raise CommandError(Exit.DATABASE, str(error)) from error
-        click.echo(f"dtx: {error}; it is tried again", err=True)
+        click.echo(f"dtx: {error}; the next round tries again", err=True)
         return False
     if as_json:
         click.echo(
@@ -133,7 +136,7 @@ def _round(manager: Any, *, as_json: bool, patient: bool) -> bool:
 @_with_manager
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
 def list_unfinished(*, as_json: bool, **given: Any) -> int:
-    """List decisions to commit whose branches are not all committed yet."""
+    """List unfinished decisions to commit. Their branches are not all committed yet."""
     manager = _manager(**given)
     try:
         rows = manager.log.unfinished(manager.node)
@@ -156,10 +159,10 @@ def list_unfinished(*, as_json: bool, **given: Any) -> int:
 
 @tm.command()
 @_with_manager
-@click.option("--unforgotten", is_flag=True, help="Only what its resource has not forgotten.")
+@click.option("--unforgotten", is_flag=True, help="Only outcomes that the resource has not forgotten.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
 def heuristics(*, unforgotten: bool, as_json: bool, **given: Any) -> int:
-    """List heuristic outcomes: branches that somebody completed in the place of the transaction manager."""
+    """List heuristic outcomes. Their branches were completed without the transaction manager."""
     manager = _manager(**given)
     try:
         found = manager.log.heuristics(unforgotten=unforgotten)
@@ -195,25 +198,27 @@ def _manager(
     format_id: int | None,
     interval: float = 60.0,
 ) -> Any:
-    """The transaction manager that files and flags describe; flags win."""
+    """The transaction manager that the file and the flags describe; flags override the file."""
     from dtx.client.tm import FORMAT_ID, LogFailed, Misuse, TransactionManager
 
-    logging.getLogger("pika").setLevel(logging.CRITICAL)  # what is refused, and what is out of reach, is in the report
+    logging.getLogger("pika").setLevel(logging.CRITICAL)  # the report has these errors
     settings = _read(config) if config is not None else {}
     urls: dict[str, str] = dict(settings.get("resources", {}))
     for word in resources:
         name, found, url = word.partition("=")
         if not found:
-            raise CommandError(Exit.USAGE, "--resource: say NAME=URL")  # it may have a password in it
+            raise CommandError(Exit.USAGE, "--resource must be NAME=URL")  # not quoted: it may have a password
         urls[name] = url
     node = node or settings.get("node")
     log = log or settings.get("log")
     if not node or not log:
-        raise CommandError(Exit.USAGE, "say whose log it is: --config FILE, or --node and --log (see 'dtx tm -h')")
+        raise CommandError(
+            Exit.USAGE, "name the node and its log: --config FILE, or --node and --log (see 'dtx tm -h')"
+        )
     if "://" in log and not log.startswith(_LOGS):
-        raise CommandError(Exit.USAGE, "the log is the path of a SQLite file, or postgresql://…")
+        raise CommandError(Exit.USAGE, "--log must be the path of a SQLite file, or postgresql://…")
     if not log.startswith(("postgresql://", "postgres://")) and not Path(log.removeprefix("sqlite://")).exists():
-        raise CommandError(Exit.FAILED, f"there is no log of decisions at {log}: is it the one that the program uses?")
+        raise CommandError(Exit.FAILED, f"there is no log of decisions at {log}: name the log that the program uses")
     try:
         return TransactionManager(
             node=node,
@@ -233,7 +238,7 @@ def _resource(name: str, url: str) -> Any:
     scheme = url.partition("://")[0]
     if scheme not in _SCHEMES:
         raise CommandError(Exit.USAGE, f"resource {name}: its URL must begin with amqp://, amqps:// or postgresql://")
-    # What the libraries say of a wrong one has parts of it, and so of its password.
+    # Errors of the libraries are not shown: they quote parts of the URL, which may have a password.
     if scheme.startswith("amqp"):
         import pika
 
@@ -242,7 +247,7 @@ def _resource(name: str, url: str) -> Any:
         try:
             pika.URLParameters(url)
         except ValueError:
-            raise CommandError(Exit.USAGE, f"resource {name}: its URL is not one of AMQP") from None
+            raise CommandError(Exit.USAGE, f"resource {name}: its URL is not a valid AMQP URL") from None
         return DtxResource(name, url)
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
@@ -252,7 +257,7 @@ def _resource(name: str, url: str) -> Any:
     try:
         conninfo_to_dict(url)
     except psycopg.Error:
-        raise CommandError(Exit.USAGE, f"resource {name}: its URL is not one of PostgreSQL") from None
+        raise CommandError(Exit.USAGE, f"resource {name}: its URL is not a valid PostgreSQL URL") from None
     return Pep249Resource(name, partial(psycopg.connect, url, connect_timeout=10))
 
 
@@ -271,5 +276,7 @@ def _read(path: Path) -> dict[str, Any]:
     urls = found.get("resources", {})
     texts = isinstance(urls, dict) and all(isinstance(url, str) for url in urls.values())
     if not texts or not all(isinstance(found.get(key, ""), str) for key in ("node", "log")):
-        raise CommandError(Exit.USAGE, f"{path}: node, log and the URLs of resources are texts")
+        raise CommandError(Exit.USAGE, f"{path}: node, log and the URLs of resources must be strings")
+    if type(found.get("format_id", 0)) is not int:
+        raise CommandError(Exit.USAGE, f"{path}: format_id must be a number")
     return found

@@ -1,9 +1,9 @@
-"""XA for programs that use pika: importing this package teaches pika the dtx classes.
+"""XA for programs that use pika. The import of this package registers the dtx classes with pika.
 
 - :class:`XAResource` and :class:`Coordinator`: for BlockingConnection.
 - :class:`AsyncXAResource` and :class:`AsyncCoordinator`: for AsyncioConnection.
 - :func:`submit` with :mod:`dtx.client.calls`: for every other callback channel of pika.
-- :mod:`dtx.client.tpc`: the two-phase methods of PEP 249, as psycopg has them.
+- :mod:`dtx.client.tpc`: the two-phase methods of PEP 249, as in psycopg.
 """
 
 from dtx.client import errors

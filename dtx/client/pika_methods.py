@@ -1,9 +1,9 @@
-"""The methods of classes 101 (dtx-demarcation) and 105 (dtx-coordination) as pika knows methods.
+"""The methods of classes 101 (dtx-demarcation) and 105 (dtx-coordination) in the form of pika's methods.
 
-They are made of the table of methods (:mod:`dtx.wire.amqp09.methods`). Importing this module registers them with pika,
-so that its frame decoder and its channels understand them. An xid is the ``bytes`` of its wire form here, as every
-longstr is; :class:`dtx.xa.xid.Xid` reads and writes it. A ticket is a field, and comes first. The answers are not
-``synchronous`` here, though the XML says so of every method: to pika the word means "wait for the answer".
+They are made from the table of methods (:mod:`dtx.wire.amqp09.methods`). The import of this module registers them with
+pika's frame decoder and channels. An xid is the ``bytes`` of its wire form here, like every longstr;
+:class:`dtx.xa.xid.Xid` reads and writes it. The ticket is the first field. The XML marks every method as
+``synchronous``, but answers are not marked here: in pika the word means "wait for the answer".
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _DEFAULTS: Final = {"H": 0, "I": 0, "bit": False, "long": b""}
 
 
 class DtxMethod(amqp_object.Method):  # type: ignore[misc]  # pika has no types
-    """Takes its arguments in the order of the XML or by name; without them, they are 0, false or empty."""
+    """A method. Arguments are given in the order of the XML or by name; missing ones are 0, false or empty."""
 
     INDEX: int
     NAME: str
@@ -43,14 +43,14 @@ class DtxMethod(amqp_object.Method):  # type: ignore[misc]  # pika has no types
         raise NotImplementedError
 
     def encode(self) -> list[bytes]:
-        """The arguments, for pika to join."""
+        """Return the encoded arguments; pika joins them."""
         return [self._pack(0, *(getattr(self, name) for name in self._defaults))[11:-1]]
 
     def decode(self, encoded: bytes, offset: int = 0) -> Self:
         """Read the arguments from *offset* to the end of *encoded*.
 
         Raises:
-            WireError: 502 when they are truncated or something comes after them.
+            WireError: 502, the arguments are truncated, or further bytes follow them.
         """
         values = self._unpack(bytes(4) + encoded[offset:])
         self.__dict__.update(zip(self._defaults, values, strict=True))
@@ -58,7 +58,7 @@ class DtxMethod(amqp_object.Method):  # type: ignore[misc]  # pika has no types
 
 
 class _RecoverOk(DtxMethod):
-    """A batch of a recovery scan; an empty one is its end. ``xids`` are wire forms."""
+    """A batch of a recovery scan; an empty batch ends it. ``xids`` are wire forms."""
 
     xids: list[bytes]
 
@@ -79,7 +79,7 @@ class _RecoverOk(DtxMethod):
         """The xids as values.
 
         Raises:
-            XaError: 502 when one of them is malformed.
+            XaError: 502, an xid is malformed.
         """
         return [Xid.from_wire(xid) for xid in self.xids]
 
@@ -89,12 +89,12 @@ def _camel(name: str) -> str:
 
 
 def _made(row: type[codec.Method]) -> type[DtxMethod]:
-    """The class of a row."""
+    """Make the class of a row of the table."""
     group, name = map(_camel, row.NAME.split("."))
     wire = [("ticket" if field == TICKET else field, "long" if kind == "xid" else kind) for field, kind in row.WIRE]
 
     def malformed(_: bytes) -> WireError:
-        return syntax_error(f"{group}.{name} is truncated or followed by something else")
+        return syntax_error(f"{group}.{name} is truncated or followed by further bytes")
 
     scope = codec.compiled(row.KEY, wire, lambda *values: values, malformed)
     return type(
@@ -115,7 +115,7 @@ def _made(row: type[codec.Method]) -> type[DtxMethod]:
 METHODS: Final[dict[int, type[DtxMethod]]] = {
     key: _made(row) for key, row in methods.METHODS.items() if key >> 16 in methods.DTX_CLASSES
 }
-"""Every method of both classes by class << 16 | method."""
+"""All methods of both classes, by class << 16 | method."""
 
 
 def _group(index: int) -> Any:
@@ -125,13 +125,13 @@ def _group(index: int) -> Any:
 
 
 DtxDemarcation: Final = _group(101)
-"""Class 101: which work belongs to which branch."""
+"""Class 101: the association of channels with branches."""
 DtxCoordination: Final = _group(105)
 """Class 105: the completion of branches."""
 
 
 def register() -> None:
-    """Make pika's frame decoder know :data:`METHODS`. Done on import; doing it again changes nothing."""
+    """Register :data:`METHODS` with pika's frame decoder. The import does it. A second call changes nothing."""
     spec.methods.update(METHODS)
 
 

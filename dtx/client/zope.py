@@ -256,7 +256,7 @@ class QueueDataManager:
             try:
                 self._end()
             except XAException as error:
-                _log.info("a branch that is rolled back anyway could not be ended: %s", error)
+                _log.info("a branch could not be ended before its rollback: %s", error)
             undone, self._branches = self._branches[kept:], self._branches[:kept]
             drive(rollback(self._plan(undone)))
             self._start()

@@ -1,1 +1,1 @@
-"""``python -m examples.demo``: money between a PostgreSQL table and a RabbitMQ queue, and a kill -9 in between."""
+"""``python -m examples.demo``: money between a PostgreSQL table and a queue, with kill -9 during transactions."""

@@ -1,9 +1,9 @@
 """A fleet with faults, and the pipeline that finds them: archive, reconcile, report.
 
-Two dtx, each with queues and a log of its own, and a transaction manager that has work in both. One dtx is killed on
-the way. Most transactions end as they should; some go wrong in ways that this program knows, because it sees to it.
-Then `dtx pipeline run` looks at journals, branches in doubt and the decisions of the transaction manager, and has to
-find those, and nothing else. The program ends with status 1 if it does not.
+There are two dtx, each with its own queues and log, and a transaction manager with work in both. One dtx is killed
+during a transaction. Most transactions end correctly; into others the program injects known faults. Then
+`dtx pipeline run` reads journals, branches in doubt and the decisions of the transaction manager. It must find exactly
+the injected faults; otherwise the program ends with status 1.
 """
 
 import argparse
@@ -39,12 +39,12 @@ ROLLED_BACK: Final = 6
 
 
 class Manager:
-    """One dtx: a process, and the words to talk to it.
+    """One dtx process.
 
     Args:
-        name: of the resource manager.
+        name: name of the resource manager.
         database: URL of its log.
-        directory: for its output.
+        directory: directory for its output.
     """
 
     def __init__(self, name: str, database: str, directory: Path) -> None:
@@ -55,7 +55,7 @@ class Manager:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Start it, and wait until it says READY."""
+        """Start it, and wait for its READY line."""
         log = self._directory / f"{self.name}.log"
         words = ["--listen", f"127.0.0.1:{self._port}", "--data-dir", str(self._directory / self.name)]
         with log.open("ab") as errors:
@@ -80,7 +80,7 @@ class Manager:
             self._process.communicate()
 
     def operate(self, *words: str, text: str | None = None) -> None:
-        """Do what an operator does at the command line."""
+        """Run a command of dtx, as an operator would."""
         done = subprocess.run(
             self._command(*words), input=text, capture_output=True, text=True, env=_environment(), check=False
         )
@@ -89,7 +89,7 @@ class Manager:
 
     @contextmanager
     def resource(self, user: str = USER) -> Iterator[XAResource]:
-        """A channel of *user*, ready for branches."""
+        """A channel of *user* that is selected for distributed transactions."""
         url = f"amqp://{user}:{user}@127.0.0.1:{self._port}/"
         connection = pika.BlockingConnection(pika.URLParameters(url))
         try:
@@ -108,7 +108,7 @@ class Manager:
 
 
 class Decisions:
-    """The transaction manager's log: what is in it is committed, or rolled back, whoever dies."""
+    """The log of the transaction manager, which has its decisions."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -132,12 +132,12 @@ class Fleet:
         self._count = 0
 
     def name(self, what: str) -> bytes:
-        """A gtrid."""
+        """Make a gtrid."""
         self._count += 1
         return f"{what}-{self._count}".encode()
 
     def vote(self, gtrid: bytes, *, other: str = USER) -> None:
-        """Work in both, and both promise that they can commit."""
+        """Work in both, and prepare both branches."""
         for manager, user in ((self.a, USER), (self.b, other)):
             with manager.resource(user) as resource:
                 xid = branch(gtrid, manager)
@@ -147,32 +147,32 @@ class Fleet:
                 resource.prepare(xid)
 
     def finish(self, gtrid: bytes, manager: Manager, decision: str, *, user: str = USER) -> None:
-        """Second phase."""
+        """Carry out the second phase of one branch."""
         with manager.resource(user) as resource:
             (resource.commit if decision == "commit" else resource.rollback)(branch(gtrid, manager))
 
     def whole(self, gtrid: bytes, decision: str, *, other: str = USER) -> None:
-        """A transaction as it should be."""
+        """Run a transaction without a fault."""
         self.vote(gtrid, other=other)
         self.log.write(gtrid, decision)
         self.finish(gtrid, self.a, decision)
         self.finish(gtrid, self.b, decision, user=other)
 
-    # -- what goes wrong ----------------------------------------------------------------------------------------------
+    # -- faults -------------------------------------------------------------------------------------------------------
 
     def orphan(self) -> None:
-        """Nobody ever decides."""
+        """The transaction manager never decides."""
         self.vote(self.name("orphan"))
 
     def unfinished(self) -> None:
-        """Decided, and one side is never told."""
+        """The decision is commit, but one branch never gets it."""
         gtrid = self.name("unfinished")
         self.vote(gtrid)
         self.log.write(gtrid, "commit", finished=False)
         self.finish(gtrid, self.a, "commit")
 
     def mixed(self) -> None:
-        """A transaction manager that tells one side this and the other side that."""
+        """The transaction manager commits one branch and rolls the other back."""
         gtrid = self.name("mixed")
         self.vote(gtrid)
         self.log.write(gtrid, "commit")
@@ -180,7 +180,7 @@ class Fleet:
         self.finish(gtrid, self.b, "rollback")
 
     def against_decision(self) -> None:
-        """Decided to commit, and rolled back everywhere."""
+        """The decision is commit, but both branches are rolled back."""
         gtrid = self.name("against")
         self.vote(gtrid)
         self.log.write(gtrid, "commit")
@@ -188,7 +188,7 @@ class Fleet:
         self.finish(gtrid, self.b, "rollback")
 
     def heuristic_damage(self) -> None:
-        """An operator commits what the transaction manager then rolls back."""
+        """An operator commits one branch, and the transaction manager then decides to roll back."""
         gtrid = self.name("damage")
         self.vote(gtrid)
         self.a.operate("commit", str(branch(gtrid, self.a)), "--reason", "it has waited too long", "--yes")
@@ -196,7 +196,7 @@ class Fleet:
         self.finish(gtrid, self.b, "rollback")
 
     def forgotten_early(self) -> None:
-        """An operator decides and forgets, while the other side still waits for the transaction manager."""
+        """An operator commits and forgets one branch while the other still waits for the transaction manager."""
         gtrid = self.name("forgotten")
         self.vote(gtrid)
         xid = str(branch(gtrid, self.a))
@@ -208,13 +208,13 @@ class Fleet:
         self.whole(self.name("owners"), "commit", other=OTHER)
 
     def xid_reused(self) -> None:
-        """The same xid, twice."""
+        """The same xid is used twice."""
         gtrid = self.name("reused")
         self.whole(gtrid, "commit")
         self.whole(gtrid, "commit")
 
     def killed(self) -> None:
-        """One dtx dies with kill -9 between decision and commit, and comes back. No harm is done."""
+        """Kill one dtx between decision and commit, and start it again. The transaction commits."""
         gtrid = self.name("killed")
         self.vote(gtrid)
         self.log.write(gtrid, "commit")
@@ -234,7 +234,7 @@ FAULTS: Final = {
     "owner-mismatch": (Fleet.owner_mismatch, 2),
     "xid-reused": (Fleet.xid_reused, 2),
 }
-"""What is injected, and how often."""
+"""Faults by their verdicts, and their numbers."""
 
 
 def branch(gtrid: bytes, manager: Manager) -> Xid:
@@ -243,17 +243,17 @@ def branch(gtrid: bytes, manager: Manager) -> Xid:
 
 
 def _environment() -> dict[str, str]:
-    """Nobody's own settings for dtx."""
+    """The environment without settings of dtx."""
     return {name: value for name, value in os.environ.items() if not name.startswith("DTX_")}
 
 
 def say(text: str) -> None:
-    """One step."""
+    """Print a step."""
     print(text, flush=True)
 
 
 def live(fleet: Fleet) -> None:
-    """What happens before anybody looks."""
+    """Run all transactions, with and without faults."""
     fleet.b.operate("user", "add", OTHER, "--password-stdin", text=f"{OTHER}\n")
     fleet.b.operate("user", "grant", OTHER, "--all")
     say(f"{COMMITTED} transactions commit and {ROLLED_BACK} roll back; then faults:")
@@ -272,14 +272,14 @@ def live(fleet: Fleet) -> None:
 
 
 def look(fleet: Fleet, words: Sequence[str]) -> Path:
-    """Run the pipeline, as anybody would; the directory of its report."""
+    """Run the pipeline and return the directory of its report."""
     databases = "".join(
         f'[[database]]\nname = "{manager.name}"\nurl = {json.dumps(manager.database)}\n\n'
         for manager in (fleet.a, fleet.b)
     )
     (fleet.directory / "pipeline.toml").write_text(
         'lake = "lake"\nresults = "results"\n'
-        'orphan_after = "1s"  # nobody waits an hour for a demonstration\nskew = "0s"  # one machine, one clock\n\n'
+        'orphan_after = "1s"  # instead of an hour\nskew = "0s"  # one machine, one clock\n\n'
         f'{databases}[[decisions]]\nname = "transfers"\nformat = "json"\npath = "decisions.jsonl"\n'
     )
     command = [
@@ -300,7 +300,7 @@ def look(fleet: Fleet, words: Sequence[str]) -> Path:
 
 
 def compare(fleet: Fleet, report: Path) -> bool:
-    """What was found beside what was injected; whether they are the same."""
+    """Print found and injected verdicts. Return whether they are the same."""
     with (report / "verdicts.csv").open(newline="") as file:
         found = Counter({row["verdict"]: int(row["transactions"]) for row in csv.DictReader(file)})
     say(f"\n{'verdict':<20}{'injected':>10}{'found':>10}")
@@ -312,7 +312,7 @@ def compare(fleet: Fleet, report: Path) -> bool:
 
 
 def run(directory: Path, words: Sequence[str]) -> bool:
-    """The whole story; whether everything was found, and nothing else."""
+    """Run the demo. Return whether exactly the injected faults were found."""
     with ExitStack() as stack:
         server = EmbeddedPostgres(directory / "postgres")
         stack.callback(server.stop)
@@ -331,25 +331,29 @@ def run(directory: Path, words: Sequence[str]) -> bool:
         report = look(fleet, words)
         same = compare(fleet, report)
         say(
-            f"\nEverything was found, and nothing else. The report: {report / 'report.html'}"
+            f"\nExactly the injected faults were found. The report: {report / 'report.html'}"
             if same
-            else "\nThey differ."
+            else "\nFound and injected verdicts differ."
         )
         return same
 
 
 def main() -> int:
-    """Run it; 0 when what was found is what was injected."""
+    """Run the demo. Return 0 if exactly the injected faults were found."""
     parser = argparse.ArgumentParser(prog="make pipeline-demo", description=__doc__)
-    parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="where lake, results and report stay")
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIRECTORY", help="keep lake, results and report in this directory"
+    )
     parser.add_argument("--open", action="store_true", help="open the report in a browser")
-    parser.add_argument("--spark", nargs=argparse.REMAINDER, default=[], help="words for dtx pipeline run, at the end")
+    parser.add_argument(
+        "--spark", nargs=argparse.REMAINDER, default=[], help="options for dtx pipeline run; must be last"
+    )
     given = parser.parse_args()
     telemetry.configure("error")
     directory = given.keep or Path(tempfile.mkdtemp(prefix="dtx-pipeline-"))
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        # under root PostgreSQL runs as another user, who has to be able to go through
+        # Under root, PostgreSQL runs as another user, which needs access to its data directory.
         directory.chmod(0o711)
         same = run(directory.absolute(), given.spark)
         if given.open and same:
@@ -357,7 +361,7 @@ def main() -> int:
 
             webbrowser.open((directory.absolute() / "results/report/report.html").as_uri())
         if not given.keep:
-            say(f"everything is in {directory}; remove it when you have seen it")
+            say(f"lake, results and report are in {directory}; remove it afterwards")
     except (DemoError, EmbeddedPostgresError, XAException, AMQPError) as error:
         print(f"demo: {error or type(error).__name__}", file=sys.stderr)
         return 1

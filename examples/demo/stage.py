@@ -1,4 +1,4 @@
-"""What the story in ``__main__`` stands on: a private PostgreSQL, ``dtx serve`` as a child, a broker if named."""
+"""The servers of the demo: a private PostgreSQL, ``dtx serve`` as a child process, and the broker of BROKER, if set."""
 
 import logging
 import os
@@ -22,11 +22,11 @@ from dtx.embedded.postgres import EmbeddedPostgres
 
 
 class DemoError(Exception):
-    """The demo cannot go on; one sentence says why."""
+    """The demo cannot continue; the message is one sentence."""
 
 
 class Stage:
-    """Everything that has to run, started and cleared away again. Use as a context manager."""
+    """A context manager that starts the servers and removes everything at its end."""
 
     def __init__(self) -> None:
         self.run = uuid.uuid4().hex[:8]
@@ -50,12 +50,12 @@ class Stage:
 
     @property
     def has_broker(self) -> bool:
-        """Whether the messages are in a RabbitMQ behind dtx; else they are in dtx itself."""
+        """Whether the messages are in RabbitMQ; otherwise they are in dtx."""
         return self._broker is not None
 
     @property
     def keeper(self) -> str:
-        """Who has the messages, for people."""
+        """The name of the server that has the messages."""
         return "RabbitMQ" if self.has_broker else "dtx"
 
     def _set_up(self) -> None:
@@ -63,7 +63,7 @@ class Stage:
             self._declare_queue()
             self._cleanup.callback(self._delete_queue)
         self.directory = Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="dtx-demo-")))
-        # Under root PostgreSQL runs as another user, who has to be able to go through.
+        # Under root, PostgreSQL runs as another user, which needs access to its data directory.
         self.directory.chmod(0o711)
         self.port = free_port()
         self.database_url = self._start_postgres()
@@ -77,17 +77,17 @@ class Stage:
             channel.queue_declare(self.queue, durable=True)
 
     def _start_postgres(self) -> str:
-        """The demo's own database server. dtx starts another one, for its log: the two know nothing of each other."""
+        """Start the database server of the demo. dtx starts another one for its log."""
         server = EmbeddedPostgres(self.directory / "bank")
         self._cleanup.callback(server.stop)
         with psycopg.connect(server.start(), autocommit=True) as database:
-            # Off by default, and nothing of dtx needs it: it is the demo's table that takes part in two-phase commit.
+            # Off by default. The table of the demo needs it for two-phase commit; dtx does not need it.
             database.execute("ALTER SYSTEM SET max_prepared_transactions = 10")
         server.stop()
         return server.start()
 
     def start_dtx(self) -> None:
-        """Start ``dtx serve`` and wait until it says READY. Nobody's own settings for dtx reach it."""
+        """Start ``dtx serve``, without settings from the environment, and wait for its READY line."""
         listen, log = f"127.0.0.1:{self.port}", self.directory / "dtx.log"
         words = ["serve", "--no-admin", "--listen", listen, "--data-dir", str(self.directory / "dtx")]
         if self._broker is not None:
@@ -124,13 +124,13 @@ class Stage:
 
     @property
     def dtx_url(self) -> str:
-        """Where a client finds dtx: the broker's URL with another host and port, and the same user."""
+        """The URL of dtx for clients: that of the broker with another host and port."""
         broker = urlsplit(self._broker or "amqp://guest:guest@127.0.0.1/")
         user, password = unquote(broker.username or "guest"), unquote(broker.password or "guest")
         return f"amqp://{quote(user, safe='')}:{quote(password, safe='')}@127.0.0.1:{self.port}{broker.path}"
 
     def channel_past_dtx(self) -> "_Channel":
-        """A channel to the broker, to look at the queue as anybody else sees it; to dtx where there is no broker."""
+        """A channel to the broker, without dtx in between; without a broker, a channel to dtx."""
         url = self._broker or self.dtx_url
         try:
             return _Channel(pika.BlockingConnection(pika.URLParameters(url)))
@@ -162,7 +162,7 @@ class _Channel:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on."""
+    """A free port of the loopback address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

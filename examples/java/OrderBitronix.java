@@ -14,7 +14,7 @@ import java.sql.Statement;
 import javax.transaction.xa.XAResource;
 
 /**
- * An order in a table of PostgreSQL and a message in a queue: both or neither, with Bitronix.
+ * An order in a table of PostgreSQL and a message in a queue, in one transaction, with Bitronix.
  *
  * <pre>
  *   make java
@@ -25,8 +25,8 @@ import javax.transaction.xa.XAResource;
  *       jdbc:postgresql://127.0.0.1/orders USER PASSWORD
  * </pre>
  *
- * <p>PostgreSQL needs max_prepared_transactions &gt; 0. Kill the program whenever you like and start it again with the
- * same directory: Bitronix completes what it left open before it begins anything new.
+ * <p>PostgreSQL needs max_prepared_transactions &gt; 0. You can kill the program at any moment and start it again with
+ * the same directory: Bitronix completes its open transactions before it begins a new one.
  */
 public final class OrderBitronix {
     private final BitronixTransactionManager manager;
@@ -41,7 +41,7 @@ public final class OrderBitronix {
 
     public static void main(String[] words) throws Exception {
         Configuration settings = TransactionManagerServices.getConfiguration();
-        settings.setServerId("shop-1"); // part of every xid: recovery touches no others
+        settings.setServerId("shop-1"); // part of every xid: recovery changes no other branches
         settings.setLogPart1Filename(words[0] + "/part1.tlog");
         settings.setLogPart2Filename(words[0] + "/part2.tlog");
         settings.setDisableJmx(true);
@@ -53,14 +53,14 @@ public final class OrderBitronix {
         orders.getDriverProperties().setProperty("user", words[3]);
         orders.getDriverProperties().setProperty("password", words[4]);
         orders.setMaxPoolSize(5);
-        orders.setAllowLocalTransactions(true); // for the table, which is made before
+        orders.setAllowLocalTransactions(true); // for the creation of the table
         orders.init();
 
         DtxConnectionFactory factory = new DtxConnectionFactory();
         factory.setUri(words[1]);
         try (DtxXAConnection messages = new DtxXAConnection(factory)) {
             messages.getChannel().queueDeclare("shipping", true, false, false, null);
-            EhCacheXAResourceProducer.registerXAResource("messages", messages.getXAResource()); // before it recovers
+            EhCacheXAResourceProducer.registerXAResource("messages", messages.getXAResource()); // before recovery
             BitronixTransactionManager manager = TransactionManagerServices.getTransactionManager();
             try {
                 OrderBitronix shop = new OrderBitronix(manager, orders, messages);
@@ -79,7 +79,7 @@ public final class OrderBitronix {
         }
     }
 
-    /** Store an order and tell the warehouse; its number. */
+    /** Store an order and send a message to the warehouse. Return the number of the order. */
     private int place(String item) throws Exception {
         manager.begin();
         try {

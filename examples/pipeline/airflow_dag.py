@@ -1,10 +1,10 @@
 """An Airflow 3 DAG that runs ``dtx pipeline run`` every night.
 
-Copy it into the DAG folder and change DTX and FLEET. Workers need ``dtx[pipeline]``, in a venv of its own,
-and the environment variables that pipeline.toml names.
+Copy it into the DAG folder and change DTX and FLEET. Workers need ``dtx[pipeline]`` in a separate venv, and the
+environment variables that pipeline.toml names.
 
-``run`` fails and is tried again where the pipeline did not finish (exit code 1). Where it finished, but something was
-not read (exit code 3), ``run`` succeeds and ``everything_read`` fails, once: what needs the verdicts follows ``run``.
+If the pipeline did not finish (exit code 1), ``run`` fails and is tried again. If it finished but some sources were not
+read (exit code 3), ``run`` succeeds and ``everything_read`` fails once. Tasks that need the verdicts follow ``run``.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -19,7 +19,7 @@ with DAG(
     "dtx_pipeline",
     schedule="0 2 * * *",
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
-    catchup=False,  # one run archives whatever the missed ones did not
+    catchup=False,  # one run archives everything that missed runs left
     max_active_runs=1,
 ):
     run = BashOperator(
@@ -29,7 +29,7 @@ with DAG(
         retry_delay=timedelta(minutes=10),
         execution_timeout=timedelta(hours=12),
     )
-    # the last line of the output of "run" is the exit code; the lines before it name what was not read
+    # The last line of the output of "run" is the exit code. The lines before name the sources that were not read.
     everything_read = BashOperator(
         task_id="everything_read",
         bash_command="exit {{ ti.xcom_pull(task_ids='run') }}",

@@ -3,9 +3,9 @@
     pip install dagster dagster-webserver 'dtx[pipeline]'
     dagster dev -f dagster_jobs.py
 
-Change FLEET and RESULTS. The environment has to have the variables that pipeline.toml names. Exit code 1 (it did not
-finish) fails the asset, which is tried again. Exit code 3 (finished, but something was not read) is a warning of the
-check ``everything_read``.
+Change FLEET and RESULTS. The environment must have the variables that pipeline.toml names. With exit code 1 (not
+finished) the asset fails and is tried again. With exit code 3 (finished, but some sources were not read) the check
+``everything_read`` warns.
 """
 
 import subprocess
@@ -35,7 +35,7 @@ def dtx_verdicts() -> dg.MaterializeResult:
         check_name="everything_read",
         passed=code == 0,
         severity=dg.AssetCheckSeverity.WARN,
-        description="The output of the run names what was not read." if code else None,
+        description="The output of the run names the sources that were not read." if code else None,
     )
     return dg.MaterializeResult(check_results=[everything_read])
 

@@ -92,7 +92,7 @@ async def test_bodies_that_could_not_be_read_are_asked_for_again(client: Client,
 async def test_deliveries_of_a_change_that_did_not_happen_come_again_though_reading_them_failed(
     client: Client, slow: SlowLog
 ) -> None:
-    """README: "if the database refuses it, the acknowledged messages come again"."""
+    """docs/explanation/limits: "If the database refuses the record, the acknowledged messages are delivered again"."""
     queue = await client.declare()
     await client.publish(*BODIES)
     sink = client.consume(queue)

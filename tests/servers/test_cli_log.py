@@ -412,8 +412,8 @@ def test_doctor_finds_nothing_wrong_with_a_good_database(three: Command) -> None
     assert {name: status for name, (status, _) in found.items() if status != "ok"} == {
         "in-doubt": "warning", "in-doubt.mode": "warning",
     }  # fmt: skip
-    assert found["in-doubt"][1].startswith("1 of 3 in doubt are stuck")
-    assert found["in-doubt.mode"][1].startswith("3 in doubt have their messages in a broker")
+    assert found["in-doubt"][1].startswith("1 of 3 branches in doubt are stuck")
+    assert found["in-doubt.mode"][1].startswith("the messages of 3 branches in doubt are in a broker")
     assert "no dtx is active as dtx; the last one was test-host:1" in found["lease"][1]
     assert {
         "database.reachable",
@@ -443,13 +443,13 @@ def test_doctor_fails_on_unsafe_settings_unless_they_are_wanted(postgres_url: st
 
 def test_doctor_tells_old_missing_and_newer_tables_apart(postgres_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     dtx = Command(postgres_url, capsys)
-    assert "are not there yet" in checks(dtx("doctor", "--json"))["database.migrations"][1]
+    assert "there are no tables yet" in checks(dtx("doctor", "--json"))["database.migrations"][1]
     dtx("migrate")
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("UPDATE dtx.alembic_version SET version_num = '9999'")
     answer = dtx("doctor", "--json")
     assert answer.code == 1
-    assert "made by a newer dtx" in checks(answer)["database.migrations"][1]
+    assert "of a newer dtx" in checks(answer)["database.migrations"][1]
 
 
 def test_doctor_says_that_a_database_is_away(capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,7 +85,7 @@ def test_the_user_of_standalone_is_made_once(services: dict[str, Any], migrated_
 
 
 def test_active_and_standby_differ_in_nothing_but_their_ports(services: dict[str, Any]) -> None:
-    """README: "several dtx with one --rm and one database: one is active, the others stand by"."""
+    """docs/operations/running: "One is active, and the others stand by"."""
     active, standby = services["standalone"], services["standby"]
     taken = [port for name in ("standalone", "standby", "postgres") for port in services[name]["ports"]]
     assert len({port.split(":")[1] for port in taken}) == len(taken)

@@ -124,7 +124,7 @@ class Visitor:
     def dry_run(self, reason: str) -> str:
         """What the dialogue says would happen."""
         self.page.locator("dialog #reason").fill(reason)
-        self.page.get_by_role("button", name="Dry run: what would happen?").click()
+        self.page.get_by_role("button", name="Dry run").click()
         self.page.locator("dialog .danger").wait_for()
         self.seen.append(self.page.content())
         return self.page.locator("dialog").inner_text()

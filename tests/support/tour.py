@@ -103,7 +103,7 @@ class Tour:
         assert scene.states() == {xid: "prepared"}
         self.shoot(olga, "dry run")
         olga.confirm()
-        assert "answered xa-heurrb" in olga.text()
+        assert "The answer is xa-heurrb" in olga.text()
         assert REASON in olga.text()
         assert scene.states() == {xid: "heuristic"}
         assert scene.bodies("in") == [b'{"order": "consumed"}']
@@ -121,7 +121,7 @@ class Tour:
         assert "404" in olga.dry_run("everybody knows")
         self.shoot(olga, "dry run of forget")
         olga.confirm()
-        assert "not in the log any more" in olga.text()
+        assert "no longer in the log" in olga.text()
         self.shoot(olga, "forgotten")
         with scene.coordinator() as coordinator, pytest.raises(XAER_NOTA, match="forgotten"):
             coordinator.commit(xid)
@@ -138,15 +138,14 @@ class Tour:
             person.choose(order)
             person.dry_run(f"says {order}")
         olga.confirm()
-        assert "answered xa-heurcom" in olga.text()
+        assert "The answer is xa-heurcom" in olga.text()
         self.shoot(olga, "the first one decides")
         otto.confirm()
         said = otto.page.locator("dialog").inner_text()
-        assert "Nothing was done: the branch is not as it was when you looked" in said
-        assert "the branch has changed" in said
+        assert "Nothing was done, because the branch has changed" in said
         assert "412" in said
         self.shoot(otto, "the second one is told so")
-        otto.follow("Look at it as it is now")
+        otto.follow("Show the branch")
         assert "says Commit heuristically" in otto.text()
         self.shoot(otto, "who was faster")
         with self.scene.coordinator() as coordinator:
@@ -159,7 +158,7 @@ class Tour:
         xid = self.orphan("order-4713")
         vera = self.visitor("vera")
         vera.open_branch(xid, self.scene.vhost)
-        assert "It takes an operator to decide" in vera.text()
+        assert "Orders need the role operator" in vera.text()
         assert vera.page.get_by_role("link", name="heuristically").count() == 0
         self.shoot(vera, "a viewer sees no orders")
         words = f"xid={xid}&vhost={self.scene.vhost}"
@@ -184,12 +183,12 @@ class Tour:
         for number in range(2):
             carla.page.get_by_label(f"Choose batch-{number}/queue").check()
         self.shoot(carla, "some are chosen")
-        carla.follow("Decide about the chosen ones", "button")
+        carla.follow("Decide about chosen branches", "button")
         carla.page.get_by_label("Reason").fill(REASON)
-        carla.follow("Dry run: what would happen?", "button")
-        assert "2 branches would be asked to rollback" in carla.text()
+        carla.follow("Dry run", "button")
+        assert "The order would run rollback on 2 branches" in carla.text()
         self.shoot(carla, "dry run of many")
-        carla.follow("Do it for 2 branches", "button")
+        carla.follow("Run rollback on 2 branches", "button")
         assert "2 of 2 done" in carla.text()
         self.shoot(carla, "many are decided")
         states = {xid.gtrid: state for xid, state in self.scene.states().items() if xid.gtrid.startswith(b"batch")}

@@ -1,1 +1,1 @@
-"""The operators' web pages, on the port of the API and over the same functions."""
+"""The operators' web pages, on the port of the API and with the same functions."""

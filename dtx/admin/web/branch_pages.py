@@ -1,6 +1,6 @@
-"""Pages about branches: those that are in doubt, found and put in order; one of them; and orders about one and many.
+"""Pages about branches: the list of those in doubt, the page of one branch, and orders about one and many branches.
 
-The page of one tells what has happened to it, what it holds, and what its transaction manager is told.
+The page of one branch shows its journal, its messages, and the answers to its transaction manager.
 """
 
 import asyncio
@@ -33,24 +33,24 @@ from dtx.xa.xid import Xid
 router = APIRouter()
 STATES: Final = tuple(str(state) for state in LogState)
 DEFAULT_EXCHANGE: Final = "(default)"
-"""What is typed for the exchange that has an empty name."""
+"""The text in forms for the default exchange, whose name is empty."""
 _PLAIN: Final = ("vhost", "owner", "format_id", "queue")
 NAMES: Final = ("q", "state", "older", "stuck", "exchange", "branch", *_PLAIN)
-"""The fields of a search."""
+"""Fields of a search."""
 PAGE: Final = 50
 ACTIONS: Final = ("rollback", "commit", "forget", "retry")
 _COLUMNS: Final = (Sort.STATE, Sort.STARTED, Sort.OWNER, Sort.MESSAGES, Sort.BYTES)
 MESSAGES: Final = 100
-"""Of a branch, on one page."""
+"""Messages of a branch on one page."""
 _PREVIEW: Final = 4_000
-"""Characters of a body."""
+"""Characters of a body in its preview."""
 _HEADLINES: Final = {
     "commit": "Commit heuristically",
     "rollback": "Roll back heuristically",
     "forget": "Forget the outcome",
-    "retry": "Try again",
-    "discard": "Give up a message",
-    "redirect": "Send a message elsewhere",
+    "retry": "Retry",
+    "discard": "Discard a message",
+    "redirect": "Redirect a message",
 }
 _OFFERED: Final = {
     "prepared": ("rollback", "commit"),
@@ -60,7 +60,7 @@ _OFFERED: Final = {
     "heuristic-rolling-back": ("retry",),
     "heuristic": ("forget",),
 }
-"""What there can be to do, by state; whether it can be done is judged by who does it."""
+"""Orders that the page offers, by state. The manager checks each order."""
 _TOLD: Final = {
     JournalEvent.PREPARED: "prepare: xa-ok",
     JournalEvent.READ_ONLY: "prepare: xa-rdonly",
@@ -70,14 +70,14 @@ _TOLD: Final = {
     JournalEvent.ROLLED_BACK: "rollback: xa-ok",
     JournalEvent.FORGOTTEN: "404 from now on",
 }
-"""What the transaction manager is told of it, by the line of the journal."""
+"""The answers to the transaction manager, by event of the journal."""
 
 Words = Annotated[str, Query(max_length=300)]
 Host = Annotated[str, Query(max_length=255)]
 
 
 def asked(given: QueryParams | Fields) -> dict[str, list[str]]:
-    """The fields of a search that say something, as they were typed."""
+    """The fields of a search that are not empty, as they were typed."""
     found: dict[str, list[str]] = {}
     for name in NAMES:
         values = given.getlist(name) if isinstance(given, QueryParams) else given.all(name)
@@ -88,10 +88,10 @@ def asked(given: QueryParams | Fields) -> dict[str, list[str]]:
 
 
 def filter_of(fields: Mapping[str, list[str]]) -> FilterForm:
-    """The filter that they mean.
+    """The filter of the fields of a search.
 
     Raises:
-        Problem: 422, one of them is not as it must be.
+        Problem: 422, a field is malformed.
     """
     values: dict[str, Any] = {name: fields[name][-1] for name in _PLAIN if name in fields}
     values["state"] = fields.get("state", [])
@@ -116,7 +116,7 @@ def _seconds(words: str) -> float:
 
 
 def _looked_for(words: str) -> dict[str, Any]:
-    """A whole xid means the branches of its transaction; text is looked for within the gtrid, patterns as they are."""
+    """A whole xid finds the branches of its transaction; text is searched within gtrids; patterns are used as typed."""
     if words.count(":") == 2:
         try:
             xid = Xid.parse(words)
@@ -130,7 +130,7 @@ def _looked_for(words: str) -> dict[str, Any]:
 
 @router.get("/branches")
 async def show_branches(request: Request, visit: Visitor) -> Response:
-    """Branches that have voted and are not completed."""
+    """The list of branches that have voted and are not completed."""
     given = request.query_params
     fields = asked(given)
     by, descending = given.get("sort") or Sort.STARTED, given.get("descending") == "yes"
@@ -173,28 +173,28 @@ async def show_branches(request: Request, visit: Visitor) -> Response:
 
 
 def _ordered(fields: dict[str, list[str]], by: Sort, now: str, descending: bool) -> str:
-    """The address of the same branches in the order *by*; backwards where they are in it."""
+    """The address of the same list in the order *by*; in descending order if *by* is its present order."""
     turn = by == now and not descending
     return address("branches", **fields, sort=by, descending="yes" if turn else None)
 
 
 @router.get("/bulk")
 async def ask_about_many(request: Request, visit: Visitor) -> Response:
-    """An order about all branches of a search: what is to be done, and why."""
+    """The form of an order about all branches of a search."""
     visit.who.require(OperatorRole.COORDINATOR)
     return _bulk_page(visit, asked(request.query_params))
 
 
 @router.post("/bulk")
 async def decide_many(request: Request, visit: Visitor) -> Response:
-    """Chosen branches; then the dry run; then, as that has said, the order itself."""
+    """The steps of an order about many branches: the chosen branches, the dry run, and the order itself."""
     form = await read_form(request, visit)
     fields = asked(form)
     stage, action, reason = form.one("stage"), form.one("action") or ACTIONS[0], form.one("reason")
     if stage == "choose":
         visit.who.require(OperatorRole.COORDINATOR)
         if "branch" not in fields:
-            raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "no branch is chosen: tick some of them, or search")
+            raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "no branch is chosen: choose some, or search")
         return _bulk_page(visit, {"branch": fields["branch"]}, action)
     try:
         order = build(
@@ -244,7 +244,7 @@ async def show_branch(
     vhost: Host = "/",
     start: Annotated[int, Query(alias="from", ge=0, le=routes_read.LAST_POSITION)] = 0,
 ) -> Response:
-    """The branch as it is now, and what has become of that xid before."""
+    """The page of a branch: its present state, and the journal of its xid."""
     wanted = routes_read.xid_of(xid)
     query = JournalQuery(xid=str(wanted), vhost=vhost, limit=routes_read.LINES)
     journal, detail = await asyncio.gather(
@@ -289,7 +289,7 @@ def _told(line: forms.JournalForm) -> str:
 
 
 def _asked_now(branch: forms.BranchForm) -> list[tuple[str, str]]:
-    """How the transaction manager's next call would be answered."""
+    """Calls of the transaction manager and the answers that they would get now."""
     outcome = None if branch.outcome is None else Heuristic(branch.outcome).flag.wire_name
 
     def said(word: str) -> str:
@@ -306,7 +306,7 @@ def _asked_now(branch: forms.BranchForm) -> list[tuple[str, str]]:
 
 @router.get("/message")
 async def show_message(visit: Visitor, xid: Words, position: int, vhost: Host = "/") -> Response:
-    """One message with its contents. Viewing them is recorded in the trail."""
+    """One message with its contents. Viewing it is recorded in the audit log."""
     found = await routes_read.view_message(visit.who, visit.context, xid, position, vhost)
     return contents_page(
         visit,
@@ -320,7 +320,7 @@ async def show_message(visit: Visitor, xid: Words, position: int, vhost: Host = 
 
 
 def contents_page(visit: Visit, found: forms.Contents, **context: object) -> Response:
-    """A message with its properties, and with the beginning of its body."""
+    """The page of a message, with its properties and the beginning of its body."""
     return visit.show(
         "message.html",
         message=found,
@@ -332,19 +332,19 @@ def contents_page(visit: Visit, found: forms.Contents, **context: object) -> Res
 
 @router.get("/message/body")
 async def download_body(visit: Visitor, xid: Words, position: int, vhost: Host = "/") -> Response:
-    """The body of a message, to keep as a file; browsers are told not to show it."""
+    """The body of a message, as a download."""
     found = await routes_read.message_contents(visit.who, visit.context, xid, position, vhost, action="export")
     return attachment(b64decode(found.body), f"message-{position}.bin")
 
 
 def attachment(body: bytes, name: str) -> Response:
-    """Octets that a browser keeps, whatever they are."""
+    """A response that browsers save as a file and never show, whatever it contains."""
     headers = {**HEADERS, "Content-Disposition": f'attachment; filename="{name}"', "Content-Security-Policy": "sandbox"}
     return Response(body, media_type="application/octet-stream", headers=headers)
 
 
 def plain(properties: dict[str, object]) -> list[tuple[str, str]]:
-    """Properties as lines; tables within them have their path before each name."""
+    """Properties as pairs of name and value; names within tables have their path before them."""
     found: list[tuple[str, str]] = []
 
     def put(name: str, value: object) -> None:
@@ -367,14 +367,14 @@ def plain(properties: dict[str, object]) -> list[tuple[str, str]]:
 async def ask_to_decide(
     visit: Visitor, xid: Words, action: Annotated[str, Query(max_length=20)], vhost: Host = "/", position: str = ""
 ) -> Response:
-    """The form of an order."""
+    """The form of an order about one branch."""
     visit.who.require(OperatorRole.OPERATOR)
     return await _decide_page(visit, xid, vhost, action, {"position": position})
 
 
 @router.post("/decide")
 async def decide(request: Request, visit: Visitor) -> Response:
-    """The dry run of an order, and then the order: about the version of the branch that the dry run saw."""
+    """The dry run of an order, and then the order, for the version of the branch in the dry run."""
     form = await read_form(request, visit)
     xid, vhost, action = form.one("xid"), form.one("vhost") or "/", form.one("action")
     given = form.given("reason", "version", "position", "exchange", "routing_key", "queue")
@@ -383,16 +383,16 @@ async def decide(request: Request, visit: Visitor) -> Response:
     dry_run = form.one("stage") != "do"
     order = repr((xid, vhost, action, form.all("position"), *map(form.one, ("exchange", "routing_key", "queue"))))
     try:
-        permitted = visit.who.role.includes(OperatorRole.OPERATOR)  # who is refused anyway hears of that
+        permitted = visit.who.role.includes(OperatorRole.OPERATOR)  # without the role, the answer is 403
         if permitted and not dry_run and not visit.session.take_dry_run(order, form.one("version")):
-            raise Problem(HTTPStatus.PRECONDITION_REQUIRED, "there was no dry run of this order: run that first")
+            raise Problem(HTTPStatus.PRECONDITION_REQUIRED, "there was no dry run of this order: run the dry run first")
         done = await _order(visit, xid, vhost, action, form, dry_run=dry_run)
     except (Problem, XaError) as error:
         return await _decide_page(visit, xid, vhost, action, given, problem=as_problem(error))
     if dry_run:
         visit.session.add_dry_run(order, str(done.forecast.version))
         return await _decide_page(visit, xid, vhost, action, given, forecast=done.forecast)
-    visit.session.notice = f"{_HEADLINES[action]}: done, answered {done.answer}."
+    visit.session.notice = f"{_HEADLINES[action]}: done. The answer is {done.answer}."
     return go_to(address("branch", xid=xid, vhost=vhost))
 
 
@@ -459,7 +459,7 @@ def _message(detail: forms.DetailForm | None, position: str) -> forms.MessageFor
 
 @router.get("/transaction")
 async def show_transaction(visit: Visitor, gtrid: Annotated[str, Query(max_length=128)], cursor: str = "") -> Response:
-    """What the journal has about all branches of one global transaction."""
+    """The journal of all branches of one global transaction."""
     query = PastQuery(cursor=cursor or None)
     found = await routes_read.show_transaction(visit.who, visit.context, gtrid, query)
     branches = sorted({(line.xid, line.vhost) for line in found.lines})

@@ -1,8 +1,7 @@
-"""What keeps pages up to date: one look at dtx for all who watch, and a line to each when something has changed.
+"""Live updates of pages: one query of the state of dtx for all open pages, and an event to each page.
 
-A page gets no contents from here. It is told which of the things that it may show have changed, and asks for itself
-again; so there is one way to make a page, and one place where it is judged who may see it. Throughput and latency are
-those of the counters that Prometheus reads, over the last minutes.
+Events have no contents. They tell a page which kinds of data have changed, and the page requests itself again. So
+permissions are checked in one place. Throughput and latency are computed from the counters that Prometheus reads.
 """
 
 import asyncio
@@ -26,18 +25,18 @@ from dtx.log.pages import JournalFilter
 from dtx.telemetry import Metrics, get_logger
 
 BEAT_SECONDS: Final = 2.0
-"""How old what a page shows may be."""
+"""Seconds between two queries of the state."""
 MOST_WATCHERS: Final = 100
-"""Of the 200 requests that the API answers at a time: pages that watch leave room for others."""
+"""Open pages at most. They count as requests under way, of which the API permits 200."""
 _SAMPLE_SECONDS: Final = 5.0
 _SAMPLES: Final = 121
-"""Ten minutes."""
+"""Samples of ten minutes."""
 _SHARE: Final = 20
-"""A look may take the twentieth part of the time: where it takes longer, beats are rarer."""
+"""Queries may take one twentieth of the time: if they take longer, there are fewer of them."""
 
 _log = get_logger(part="admin")
 SHOWN: Final = ("start", "prepare", "commit", "rollback", "forget", "recover")
-"""The calls that a page tells of."""
+"""Operations that the overview shows."""
 _CALLS: Final = "dtx_operations"
 _CALL_SECONDS: Final = "dtx_operation_seconds"
 WINDOW_SECONDS: Final = 60.0
@@ -48,9 +47,9 @@ class Sample:
     """The counters at one moment.
 
     Args:
-        at: seconds of a clock that only grows.
-        calls: how many there have been, by operation.
-        buckets: how many took so long at most, by operation and seconds.
+        at: seconds of a monotonic clock.
+        calls: number of calls by operation.
+        buckets: number of calls that took at most that long, by operation and seconds.
     """
 
     at: float
@@ -60,12 +59,13 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How one operation has gone in the last minute.
+    """Throughput and latency of one operation in the last minute.
 
     Args:
-        operation: which.
-        per_second: how many.
-        median, p99: seconds, as the next bound of the histogram; ``None`` where there was none.
+        operation: its name.
+        per_second: calls a second.
+        median: seconds, rounded up to the next bound of the histogram; ``None`` without calls.
+        p99: likewise, for 99 % of the calls.
     """
 
     operation: str
@@ -91,7 +91,7 @@ def take(metrics: Metrics, now: float) -> Sample:
 
 
 def rates(samples: Sequence[Sample]) -> list[Rate]:
-    """How each operation has gone in the last minute."""
+    """Throughput and latency of each operation in the last minute."""
     if len(samples) < 2:
         return [Rate(operation, 0.0, None, None) for operation in SHOWN]
     last = samples[-1]
@@ -129,13 +129,13 @@ def endings(samples: Sequence[Sample]) -> list[float]:
 
 
 def curve(values: Sequence[float], width: int, height: int, most: int) -> str:
-    """The points of a line for SVG, the latest value at the right end.
+    """The points of a line for SVG, with the latest value at the right end.
 
     Args:
         values: oldest first.
         width: of the picture.
-        height: likewise.
-        most: how many values fill it.
+        height: of the picture.
+        most: number of values that fill the width.
     """
     top = max([*values, 1.0])
     step = width / max(1, most - 1)
@@ -147,12 +147,12 @@ def curve(values: Sequence[float], width: int, height: int, most: int) -> str:
 
 @dataclass(slots=True)
 class Beat:
-    """What was seen last.
+    """The result of one query of the state.
 
     Args:
-        status: how dtx is.
-        marks: of things that change, what differs whenever they have.
-        at: when, by the clock that only grows.
+        status: the state of dtx.
+        marks: a digest for each kind of data, which differs after a change.
+        at: seconds of the monotonic clock.
     """
 
     status: StatusForm
@@ -161,10 +161,10 @@ class Beat:
 
 
 class Pulse:
-    """Looks, as long as anybody watches.
+    """Queries the state of dtx while any page is open.
 
     Args:
-        context: what is looked at.
+        context: the context of the API.
     """
 
     def __init__(self, context: ApiContext) -> None:
@@ -183,11 +183,11 @@ class Pulse:
         return list(self._samples)
 
     def begin(self) -> None:
-        """Go on until :meth:`close`."""
+        """Start; it runs until :meth:`close`."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name="dtx-pulse")
 
     async def close(self) -> None:
-        """Let all who watch go. Idempotent."""
+        """End all streams. Idempotent."""
         self._closed.set()
         async with self._news:
             self._news.notify_all()
@@ -195,10 +195,10 @@ class Pulse:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def look(self) -> Beat:
-        """How dtx is, as of a moment ago: all who ask share one look.
+        """The state of dtx, at most one second old: simultaneous callers share one query.
 
         Raises:
-            LogError: the database does not say.
+            LogError: the database cannot be used.
         """
         async with self._looking:
             if self._beat is None or time.monotonic() - self._beat.at >= BEAT_SECONDS / 2:
@@ -206,16 +206,16 @@ class Pulse:
             return self._beat
 
     def require_room(self) -> None:
-        """Before :meth:`watch`.
+        """Check the limit of open pages; call it before :meth:`watch`.
 
         Raises:
-            Problem: 503, too many watch.
+            Problem: 503, the limit is reached.
         """
         if self._watchers >= MOST_WATCHERS:
-            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{MOST_WATCHERS} pages are watching already")
+            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{MOST_WATCHERS} pages with live updates are open already")
 
     async def watch(self) -> AsyncIterator[bytes]:
-        """Server-sent events: one at once, and one whenever something has changed."""
+        """Server-sent events: one at once, and one after each further query; a comment if there is none for 10 s."""
         self._watchers += 1
         try:
             seen: Beat | None = None
@@ -242,8 +242,8 @@ class Pulse:
                     self._samples.append(take(self._context.metrics, now))
                 if self._watchers:
                     await self._tell()
-            except Exception as error:  # noqa: BLE001 - whatever one look failed of, pages are kept up to date by the next
-                _log.warning("pages could not be brought up to date", reason=str(error), kind=type(error).__name__)
+            except Exception as error:  # noqa: BLE001 - the next query updates the pages
+                _log.warning("live update of pages failed", reason=str(error), kind=type(error).__name__)
             wait = max(BEAT_SECONDS, _SHARE * (time.monotonic() - now))
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._closed.wait(), wait)

@@ -1,4 +1,4 @@
-"""Signing in and out, the files that pages need, and what keeps them up to date."""
+"""Sign-in and sign-out, static files, and the stream of live updates."""
 
 from collections.abc import AsyncIterator
 from http import HTTPStatus
@@ -28,12 +28,12 @@ from dtx.admin.web.rendering import HEADERS, PAGES, STATIC, address, go_to, rend
 router = APIRouter()
 _FOR_EVER: Final = "public, max-age=31536000, immutable"
 _CHECKED: Final = 5
-"""Every so many beats it is looked whether the session has ended; what is shown is asked for with each page anyway."""
+"""Beats between two checks of the session of a stream. The contents of pages are not in it: each request is checked."""
 
 
 @router.get("/static/{name}")
 async def show_file(name: str, v: str = "") -> Response:
-    """A file that pages need; open to everybody."""
+    """A static file; without authentication."""
     if name not in STATIC:
         raise Problem(HTTPStatus.NOT_FOUND, f"there is no file {name}")
     kept = _FOR_EVER if v == static_version(name) else "no-cache"
@@ -42,7 +42,7 @@ async def show_file(name: str, v: str = "") -> Response:
 
 @router.get("/sign-in")
 async def ask_who(request: Request, next_page: Annotated[str, Query(alias="next", max_length=4000)] = "") -> Response:
-    """The page to sign in on."""
+    """The sign-in page."""
     try:
         await visit_of(request)
     except SignInNeeded:
@@ -52,7 +52,7 @@ async def ask_who(request: Request, next_page: Annotated[str, Query(alias="next"
 
 @router.post("/sign-in")
 async def sign_in(request: Request) -> Response:
-    """A user with a password, or a token. Wrong passwords have to wait, as at the port for clients."""
+    """Sign in with user and password, or with a token. Attempts after a wrong password are delayed."""
     fields = await read_fields(request)
     name, password, wanted = fields.one("name"), fields.exactly("password"), fields.one("next")
     context, where = context_of(request), client_address(request)
@@ -62,7 +62,7 @@ async def sign_in(request: Request) -> Response:
         elif password:
             badge = await context.gate.by_token(password.strip(), where)
         else:
-            raise Problem(HTTPStatus.UNAUTHORIZED, "a name and a password are needed, or a token alone")
+            raise Problem(HTTPStatus.UNAUTHORIZED, "enter a name and a password, or only a token")
     except Problem as problem:
         return _sign_in_page(wanted, name=name, problem=problem)
 
@@ -89,7 +89,7 @@ def _sign_in_page(wanted: str, *, name: str = "", problem: Problem | None = None
 
 @router.post("/sign-out")
 async def sign_out(request: Request, visit: Visitor) -> Response:
-    """The session ends at once."""
+    """End the session at once."""
     await read_form(request, visit)
     sessions_of(request).end(request.cookies.get(COOKIE, ""))
     response = go_to(address("sign-in"))
@@ -111,7 +111,7 @@ def _set_cookie(request: Request, response: Response, secret: str, seconds: int)
 
 @router.get("/live")
 async def watch(request: Request, visit: Visitor) -> Response:
-    """What has changed, as it changes, as long as the session lasts; watching does not make it last."""
+    """The stream of live updates, until the session ends. The stream does not prolong the session."""
     visit.pulse.require_room()
     secret = request.cookies.get(COOKIE, "")
 

@@ -1,9 +1,8 @@
-"""A request for a page: which browser has signed in, who looks, what forms send, and how errors look.
+"""Requests for pages: sessions, fields of forms, and error pages.
 
-A session is known by 256 random bits in a cookie that scripts cannot read; only a hash of them is kept, in memory. So a
-restart of dtx signs everybody out, and nothing in the database lets anybody in. Who somebody is and what that permits
-is looked at again with each request (:meth:`~dtx.admin.identity.Gate.again`): a user that is removed, or a token that
-is revoked, is out at once.
+The secret of a session is 256 random bits in a cookie that scripts cannot read. dtx keeps only its hash, in memory. So
+a restart of dtx ends all sessions, and nothing in the database can be used to sign in. Each request checks the identity
+and role again (:meth:`~dtx.admin.identity.Gate.again`): removing a user or revoking a token ends its sessions at once.
 """
 
 import hashlib
@@ -29,32 +28,33 @@ from dtx.admin.web.rendering import PAGES, address, go_to, render
 
 COOKIE: Final = "dtx_session"
 PART: Final = "x-dtx-part"
-"""The header of requests by the script of a page, which shows a part of the answer."""
+"""Header of requests that the script of a page makes; it shows only a part of the answer."""
 LIVE: Final = "live"
-"""Its value where nobody has asked: the page keeps itself up to date."""
+"""Value of the header for live updates, which are not caused by the user."""
 MARK: Final = "mark"
-"""The field of every form that says whose page it is on."""
+"""Field of every form with the secret against forms of other sites."""
 _MOST_FIELDS: Final = 2_000
 IDLE_SECONDS: Final = 3600.0
-"""Without a request for this long a session ends; pages that keep themselves up to date do not count."""
+"""A session ends after this time without a request; live updates do not count."""
 LONGEST_SECONDS: Final = 12 * 3600.0
-"""However busy it is: a working day."""
+"""A session ends after this time in any case."""
 MOST_DRY_RUNS: Final = 20
-"""Of one session, to be followed by their orders: one in each of its windows."""
+"""Dry runs of one session whose orders have not followed yet: one in each window."""
 MOST_SESSIONS: Final = 1000
-"""At the same time, of about 1 KiB each; beyond it the one that was not used for longest ends."""
+"""Simultaneous sessions, about 1 KiB each; beyond it the least recently used one ends."""
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
 @dataclass(slots=True, kw_only=True)
 class WebSession:
-    """One browser that has signed in.
+    """The session of a browser.
 
     Args:
-        badge: as whom.
-        begun, used: seconds of the clock.
-        mark: that every form of its pages sends back, so that no other page can send one.
-        notice: what the next page says first.
+        badge: its credentials.
+        begun: time of the sign-in, seconds of the clock.
+        used: time of the last request, seconds of the clock.
+        mark: secret that every form of its pages sends back, so that pages of other sites cannot send forms.
+        notice: text at the top of the next page.
     """
 
     badge: Badge
@@ -65,21 +65,21 @@ class WebSession:
     _dry_runs: list[bytes] = field(default_factory=list, repr=False)
 
     def take_notice(self) -> str | None:
-        """What is to be said, once."""
+        """Return the notice and remove it."""
         notice, self.notice = self.notice, None
         return notice
 
     def add_dry_run(self, order: str, version: str) -> None:
-        """The dry run of an order has been shown.
+        """Remember that the dry run of an order was shown.
 
         Args:
-            order: what was asked for.
-            version: of the branch that the dry run saw.
+            order: the order.
+            version: version of the branch in the dry run.
         """
         self._dry_runs = [*self._dry_runs[-MOST_DRY_RUNS + 1 :], _hash(f"{version} {order}")]
 
     def take_dry_run(self, order: str, version: str) -> bool:
-        """Whether the dry run of just that was shown; once."""
+        """Whether the dry run of exactly this order was shown; true only once for each dry run."""
         key = _hash(f"{version} {order}")
         if key not in self._dry_runs:
             return False
@@ -88,19 +88,19 @@ class WebSession:
 
 
 class Sessions:
-    """All of them.
+    """All sessions.
 
     Args:
-        clock: seconds that only grow.
+        clock: returns seconds of a monotonic clock.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._sessions: OrderedDict[bytes, WebSession] = OrderedDict()
-        """By the hash of the cookie; what was used last comes last."""
+        """Sessions by the hash of the cookie; the least recently used one comes first."""
 
     def begin(self, badge: Badge) -> str:
-        """A new session; the text of its cookie is told this once."""
+        """Begin a session and return the text of its cookie, which is not stored."""
         secret = secrets.token_urlsafe(32)
         now = self._clock()
         self._sessions[_hash(secret)] = WebSession(badge=badge, begun=now, used=now)
@@ -129,7 +129,7 @@ class Sessions:
         return session
 
     def end(self, secret: str) -> None:
-        """Sign out. Idempotent."""
+        """End a session. Idempotent."""
         self._sessions.pop(_hash(secret), None)
 
 
@@ -138,20 +138,20 @@ def _hash(secret: str) -> bytes:
 
 
 class SignInNeeded(Exception):
-    """Nobody has signed in, or not any more."""
+    """The request has no valid session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """One request of somebody who has signed in.
+    """One request with a valid session.
 
     Args:
-        who: may do what its role permits.
+        who: the identity and role.
         session: of the browser.
-        context: what everything stands on.
-        pulse: what changes.
+        context: the context of the API.
+        pulse: the source of live updates.
         here: path and query.
-        part: whether a part of the answer is shown alone.
+        part: whether the script of a page shows only a part of the answer.
     """
 
     who: Identity
@@ -162,12 +162,12 @@ class Visit:
     part: bool = False
 
     def show(self, template: str, code: HTTPStatus = HTTPStatus.OK, /, **context: Any) -> Response:
-        """A page for this visitor."""
+        """The response with a page."""
         return render(template, {**frame(self), **context}, code)
 
 
 def frame(visit: Visit | None) -> dict[str, Any]:
-    """What every page has around it."""
+    """The values that the frame of every page needs."""
     if visit is None:
         return {"me": None, "mark": "", "notice": None, "here": "", "rm": "", "active": True, "live": None}
     return {
@@ -182,21 +182,21 @@ def frame(visit: Visit | None) -> dict[str, Any]:
 
 
 def sessions_of(request: Request) -> Sessions:
-    """Who has signed in."""
+    """The sessions of the application that serves *request*."""
     sessions: Sessions = request.app.state.sessions
     return sessions
 
 
 def client_address(request: Request) -> str:
-    """Where the browser is."""
+    """The IP address of the browser."""
     return request.client.host if request.client is not None else ""
 
 
 async def visit_of(request: Request) -> Visit:
-    """Who looks.
+    """Check the session of a request.
 
     Raises:
-        SignInNeeded: nobody that is known.
+        SignInNeeded: it has no valid session.
     """
     secret = request.cookies.get(COOKIE, "")
     sessions, context = sessions_of(request), context_of(request)
@@ -224,7 +224,7 @@ Visitor = Annotated[Visit, Depends(_visitor)]
 
 
 class Fields:
-    """What a form has sent.
+    """The fields of a form.
 
     Args:
         pairs: names and values.
@@ -236,53 +236,53 @@ class Fields:
             self._values.setdefault(name, []).append(value)
 
     def all(self, name: str) -> list[str]:
-        """Every value of that name that is not empty, without blanks around it."""
+        """All values of that name that are not empty, without blanks around them."""
         return [value.strip() for value in self._values.get(name, []) if value.strip()]
 
     def one(self, name: str) -> str:
-        """The last value of that name, without blanks around it; empty where there is none."""
+        """The last value of that name, without blanks around it; empty if there is none."""
         return self.exactly(name).strip()
 
     def exactly(self, name: str) -> str:
-        """The same as it was typed: a password."""
+        """The last value of that name as it was typed, for passwords."""
         return next(iter(reversed(self._values.get(name, []))), "")
 
     def given(self, *names: str) -> dict[str, Any]:
-        """Those of *names* that are not empty."""
+        """The values of those of *names* that are not empty."""
         return {name: self.one(name) for name in names if self.one(name)}
 
 
 async def read_fields(request: Request) -> Fields:
-    """What a form has sent.
+    """Read the fields of a form.
 
     Raises:
-        Problem: 400, it is none.
+        Problem: 400, the body is no form.
     """
     body = await request.body()
     try:
         pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="strict")
     except ValueError as error:
-        raise Problem(HTTPStatus.BAD_REQUEST, f"that is no form: {error}") from None
+        raise Problem(HTTPStatus.BAD_REQUEST, f"the body is no form: {error}") from None
     return Fields(pairs)
 
 
 async def read_form(request: Request, visit: Visit) -> Fields:
-    """What a form of one of our pages has sent.
+    """Read the fields of a form and check that a page of this session has sent it.
 
     Raises:
-        Problem: 400, it is none; 403, it is not of a page of this session.
+        Problem: 400, the body is no form; 403, the form is not of this session.
     """
     fields = await read_fields(request)
     if not secrets.compare_digest(fields.one(MARK).encode(), visit.session.mark.encode()):
-        raise Problem(HTTPStatus.FORBIDDEN, "the form is of another session: open the page again")
+        raise Problem(HTTPStatus.FORBIDDEN, "the form belongs to another session: open the page again")
     return fields
 
 
 def build(model: type[_Model], values: Mapping[str, Any]) -> _Model:
-    """A form of the API, from what people have typed.
+    """A form of the API, from values that were typed.
 
     Raises:
-        Problem: 422, it is not as it must be.
+        Problem: 422, a value is malformed.
     """
     try:
         return model.model_validate(values)
@@ -292,26 +292,26 @@ def build(model: type[_Model], values: Mapping[str, Any]) -> _Model:
 
 
 def to_sign_in(request: Request) -> Response:
-    """The way in, and from there to the page that was wanted."""
+    """Redirect to the sign-in page, and from there back to the requested page."""
     if request.method == "GET" and request.headers.get("sec-fetch-site") == "cross-site":
-        # The cookie does not come along from another site's link. Asked for by our own page, it does.
+        # Browsers do not send the cookie when a link of another site is followed. A reload by a page of dtx sends it.
         return render("again.html", frame(None))
     wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     return go_to(address("sign-in", next=wanted if request.method == "GET" else None))
 
 
 def local(wanted: str) -> str:
-    """*wanted* where it is one of our pages, else the first one: nobody is sent elsewhere."""
+    """*wanted* if it is a page of dtx, else the overview: the sign-in never redirects to another site."""
     plain = wanted.startswith(f"{PAGES}/") and "\\" not in wanted and wanted.isprintable()
     return quote(wanted, safe="/?&=%:+-._~!$'()*,;@") if plain else f"{PAGES}/"
 
 
 async def show_error(request: Request, error: Exception) -> Response:
-    """Every error as a page."""
+    """The page for an error."""
     problem = as_problem(error)
     try:
         visit: Visit | None = await visit_of(request)
-    except Exception:  # noqa: BLE001 - whoever it is, and whatever else is wrong: this is about the first error
+    except Exception:  # noqa: BLE001 - a second error must not hide the first one
         visit = None
     context = {**frame(visit), "status": problem.status, "detail": problem.detail}
     response = render("error.html", context, problem.status)

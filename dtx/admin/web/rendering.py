@@ -1,4 +1,4 @@
-"""Pages from templates: everything is escaped, and nothing is fetched from anywhere else."""
+"""Pages from templates: all values are escaped, and pages load nothing from other sites."""
 
 import hashlib
 from collections.abc import Mapping
@@ -18,14 +18,14 @@ from dtx.auth.roles import TAGS, OperatorRole
 from dtx.xa.xid import Xid
 
 PAGES: Final = "/console"
-"""Where the pages are, within the API's server. They bring their own headers."""
+"""The path of the pages within the API's server. Their answers have their own headers."""
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
 )
 HEADERS: Final = {
     "Content-Security-Policy": _POLICY,
-    # with no-referrer, browsers would not tell the origin of forms either
+    # With no-referrer, browsers would not send the origin of forms.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -38,23 +38,23 @@ STATIC: Final = {
 }
 _NOTHING: Final = "\N{EN DASH}"
 _LONG: Final = 28
-"""Hexadecimal digits of a part of an xid that lists show whole."""
+"""Longest part of an xid, in hexadecimal digits, that lists show whole."""
 
 
 @cache
 def static_content(name: str) -> bytes:
-    """What a file of :data:`STATIC` has in it."""
+    """The contents of a file of :data:`STATIC`."""
     return resources.files("dtx.admin.web").joinpath("static", name).read_bytes()
 
 
 @cache
 def static_version(name: str) -> str:
-    """Of a file, to be part of its address: it may be kept for ever."""
+    """The version of a file, for its address, so that browsers may cache it for ever."""
     return hashlib.sha256(static_content(name)).hexdigest()[:16]
 
 
 def address(page: str, **query: object) -> str:
-    """Where a page is. What is ``None`` or empty in the query is left out; a list is as many of the same name."""
+    """The address of a page. Empty values of the query are left out; a list becomes one parameter for each item."""
     given = {key: value for key, value in query.items() if value not in (None, "", [], ())}
     return f"{PAGES}/{page}" + (f"?{urlencode(given, doseq=True)}" if given else "")
 
@@ -68,7 +68,7 @@ def _when(at: datetime | None) -> Markup:
 
 
 def _ago(at: datetime | None) -> str:
-    """In whole seconds: the page has been under way for a part of one."""
+    """The age of *at* in whole seconds, because the page itself is a fraction of a second old."""
     return _NOTHING if at is None else human_duration(max(0, round((datetime.now(UTC) - at).total_seconds())))
 
 
@@ -83,7 +83,7 @@ def _latency(seconds: float | None) -> str:
 
 
 def _short(xid: str) -> str:
-    """An xid for lists: what is long has its middle left out."""
+    """An xid for lists, without the middle of long parts."""
     return ":".join(part if len(part) <= _LONG else f"{part[:16]}…{part[-8:]}" for part in xid.split(":"))
 
 
@@ -92,7 +92,7 @@ def _readable(xid: str) -> str | None:
 
 
 def _finalize(value: object) -> object:
-    """What clients have named never reaches a page as control characters or marks that turn text around."""
+    """Escape control characters and bidirectional marks, which may be in names that clients chose."""
     return safe(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
@@ -109,7 +109,7 @@ def _environment() -> Environment:
     found.filters.update(
         when=_when, ago=_ago, duration=_duration, latency=_latency, size=human_size, short=_short, readable=_readable
     )
-    # marked as ready for the page: its narrow space would be shown as what it is escaped with
+    # Markup, because _finalize would escape the narrow space.
     found.filters["number"] = lambda value: Markup("{}").format(f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}"))
     found.globals.update(
         address=address,
@@ -124,16 +124,16 @@ _environment_of_pages: Final = _environment()
 
 
 def render(template: str, context: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Response:
-    """A page.
+    """The response with a page.
 
     Args:
-        template: its file's name.
-        context: what it shows.
+        template: file name of the template.
+        context: values for the template.
         status: of the answer.
     """
     return HTMLResponse(_environment_of_pages.get_template(template).render(context), status.value, HEADERS)
 
 
 def go_to(where: str) -> Response:
-    """The browser is to look elsewhere, with a GET."""
+    """A redirect to *where*, which the browser follows with GET."""
     return RedirectResponse(where, HTTPStatus.SEE_OTHER, HEADERS)

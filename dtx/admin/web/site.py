@@ -1,8 +1,9 @@
-"""The web pages as one application within that of the API; and the pages that are about no one branch.
+"""The web pages as one application within that of the API, and the pages that do not show a branch.
 
-The overview: what is in doubt and for how long, what is done, and how dtx is. Clients: their connections, branches that
-have not voted, recovery scans that are open. Reconciliation: how the global transactions of the whole fleet stand, as
-the pipeline has found. Records: how branches ended, what nobody got, and who did what.
+- The overview: branches in doubt and their ages, throughput, the lease.
+- Connections: clients, branches that have not voted, open recovery scans.
+- Reconciliation: the verdicts of the pipeline about global transactions.
+- Outcomes, archive and audit log.
 """
 
 from base64 import b64decode
@@ -46,12 +47,12 @@ _WIDTH, _HEIGHT = 600, 80
 _POINTS = 120
 _PAGE = 50
 _OTHERS = 20
-"""Branches and scans on the page of connections: the API has them all."""
+"""Branches and scans on the page of connections at most; the API lists all."""
 
 
 @router.get("/")
 async def show_overview(visit: Visitor) -> Response:
-    """How dtx is, at one glance."""
+    """The overview."""
     visit.who.require(OperatorRole.VIEWER)
     status = (await visit.pulse.look()).status
     samples = visit.pulse.samples
@@ -75,12 +76,12 @@ async def show_overview(visit: Visitor) -> Response:
 
 
 def _given(request: Request, *names: str) -> dict[str, str]:
-    """What was typed into those fields of a search."""
+    """The values of those fields of a search that are not empty."""
     return {name: request.query_params[name].strip() for name in names if request.query_params.get(name, "").strip()}
 
 
 def _listed(page: str, given: dict[str, str], cursor: object, following: object) -> dict[str, Any]:
-    """What a list shows around itself: what it was searched for, and where its first and its next page are."""
+    """The values that the templates of lists share: the search, and the addresses of the first and the next page."""
     return {
         "given": given,
         "first": address(page, **given) if cursor else None,
@@ -90,7 +91,7 @@ def _listed(page: str, given: dict[str, str], cursor: object, following: object)
 
 @router.get("/connections")
 async def show_connections(request: Request, visit: Visitor, cursor: int = 0) -> Response:
-    """Who is connected, and what their channels work for."""
+    """Connections, branches that have not voted, and open recovery scans."""
     given: dict[str, Any] = _given(request, "user", "vhost")
     who, context = visit.who, visit.context
     found = await routes_read.list_connections(who, context, **given, cursor=cursor, limit=_PAGE)
@@ -118,7 +119,7 @@ async def show_connection(visit: Visitor, number: int) -> Response:
 
 @router.get("/connection/close")
 async def ask_to_close(visit: Visitor, number: int) -> Response:
-    """The form of that order."""
+    """The form that closes a connection."""
     visit.who.require(OperatorRole.OPERATOR)
     found = await routes_read.show_connection(visit.who, visit.context, number)
     return visit.show("close.html", connection=found.connection)
@@ -126,7 +127,7 @@ async def ask_to_close(visit: Visitor, number: int) -> Response:
 
 @router.post("/connection/close")
 async def close_connection(request: Request, visit: Visitor) -> Response:
-    """End a client's connection."""
+    """Close a client's connection."""
     form = await read_form(request, visit)
     order = build(DisconnectForm, {"reason": form.one("reason")})
     typed = form.one("number")
@@ -138,7 +139,7 @@ async def close_connection(request: Request, visit: Visitor) -> Response:
 
 @router.get("/reconciliation")
 async def show_reconciliation(request: Request, visit: Visitor) -> Response:
-    """The totals, and what somebody has to look at."""
+    """The totals, and the transactions that need attention."""
     visit.who.require(OperatorRole.VIEWER)
     given = _given(request, "verdict", "gtrid", "rm", "owner")
     cursor = request.query_params.get("cursor", "")
@@ -166,7 +167,7 @@ async def show_reconciliation(request: Request, visit: Visitor) -> Response:
 
 
 def _gtrid(words: str) -> bytes:
-    """A gtrid is typed in hexadecimal, or as it is where it is text."""
+    """The gtrid that was typed: hexadecimal, else text."""
     try:
         return bytes.fromhex(words)
     except ValueError:
@@ -182,7 +183,7 @@ def _cursor(text: str) -> Cursor:
 
 @router.get("/outcomes")
 async def show_outcomes(request: Request, visit: Visitor) -> Response:
-    """How branches ended; and heuristic outcomes, which are kept until they are forgotten."""
+    """Outcomes of branches, and heuristic outcomes that are not forgotten yet."""
     given = _given(request, "xid", "owner", "vhost", "event")
     query = build(
         OutcomeQuery,
@@ -224,7 +225,7 @@ async def show_archive(request: Request, visit: Visitor) -> Response:
 
 @router.get("/archive/message")
 async def show_archived(visit: Visitor, branch: UUID, position: int) -> Response:
-    """One of them with its contents. Viewing them is recorded in the trail."""
+    """One archived message with its contents. Viewing it is recorded in the audit log."""
     found = await routes_read.view_archived(visit.who, visit.context, branch, position)
     return contents_page(
         visit,
@@ -239,14 +240,14 @@ async def show_archived(visit: Visitor, branch: UUID, position: int) -> Response
 
 @router.get("/archive/body")
 async def download_archived(visit: Visitor, branch: UUID, position: int) -> Response:
-    """Its body, to keep as a file."""
+    """The body of an archived message, as a download."""
     found = await routes_read.archived_contents(visit.who, visit.context, branch, position, action="export")
     return attachment(b64decode(found.body), f"message-{position}.bin")
 
 
 @router.get("/audit")
 async def show_audit(request: Request, visit: Visitor, cursor: Annotated[str, Query(max_length=20)] = "") -> Response:
-    """Who did what, and why."""
+    """The audit log."""
     given = _given(request, "actor", "action", "subject")
     query = build(AuditQuery, {**given, "cursor": cursor or None, "limit": _PAGE})
     found = await routes_read.show_audit(visit.who, visit.context, query)
@@ -259,11 +260,11 @@ async def show_audit(request: Request, visit: Visitor, cursor: Annotated[str, Qu
 
 
 def website(context: ApiContext, pulse: Pulse) -> FastAPI:
-    """The pages.
+    """The application with all pages.
 
     Args:
-        context: what they stand on, as the API does.
-        pulse: keeps them up to date.
+        context: the context of the API.
+        pulse: the source of live updates.
     """
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     app.state.context = context

@@ -1,4 +1,4 @@
-"""``dtx doctor``: checks of the database, the broker and the settings, and what a check says."""
+"""``dtx doctor``: checks of the database, the broker and the settings. This module has the result of a check."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,9 +17,9 @@ class DoctorCheck:
     """One finding.
 
     Args:
-        name: what was looked at, for programs: ``broker.version``.
-        status: how it is.
-        sentence: what was found, and where it is not ok, what to do about it; no secrets.
+        name: name of the check, for programs: ``broker.version``.
+        status: how serious the finding is.
+        sentence: the finding and, if it is not ok, the remedy; without secrets.
     """
 
     name: str
@@ -28,15 +28,15 @@ class DoctorCheck:
 
 
 def ok(name: str, sentence: str) -> DoctorCheck:
-    """Nothing to do."""
+    """A finding that needs no action."""
     return DoctorCheck(name=name, status=Status.OK, sentence=sentence)
 
 
 def warning(name: str, sentence: str) -> DoctorCheck:
-    """It works, and something is worse than it could be."""
+    """A finding that does not prevent operation."""
     return DoctorCheck(name=name, status=Status.WARNING, sentence=sentence)
 
 
 def failed(name: str, sentence: str) -> DoctorCheck:
-    """It does not work, or not safely."""
+    """A finding that prevents operation, or makes it unsafe."""
     return DoctorCheck(name=name, status=Status.FAILED, sentence=sentence)

@@ -1,7 +1,7 @@
-"""Is the broker there, is it one that dtx works with, and may dtx's own user do there what phase two needs.
+"""Checks of the broker: whether it is reachable and supported, and whether dtx's user may do what phase two needs.
 
-The management API says whether there are alarms, and whether a receipt proves what it seems to prove. That verdict is
-the one of the service itself, so that ``dtx doctor`` and ``--replay auto`` cannot disagree.
+The management API shows alarms, and whether receipts are trusted. The service uses the same function for that, so
+``dtx doctor`` and ``--replay auto`` cannot disagree.
 """
 
 import asyncio
@@ -60,10 +60,10 @@ def _answer(question: Coroutine[Any, Any, _Answer]) -> _Answer:
 
 
 def check_management(settings: Settings, vhost: str, connection: Any) -> Generator[DoctorCheck, None, bool]:
-    """Alarms of the broker, and trust in receipts on *vhost*, as the service user sees them.
+    """Alarms of the broker, and whether receipts on *vhost* are trusted, as the service user sees it.
 
     Returns:
-        Whether the management API is that of the broker of *connection*.
+        Whether the management API belongs to the broker of *connection*.
     """
     management = management_of(settings)
     try:
@@ -79,8 +79,8 @@ def check_management(settings: Settings, vhost: str, connection: Any) -> Generat
     if _is_of_another_broker(management, vhost, connection):
         yield warning(
             "broker.management",
-            f"the management API at {management.url} ({name}) is another broker's: it does not see what is in this "
-            f"one; name the right address with --management; until then, {_CONSEQUENCE}",
+            f"the management API at {management.url} ({name}) belongs to another broker: it does not list the queues "
+            f"of this one; name the right address with --management; until then, {_CONSEQUENCE}",
         )
         return False
     yield ok("broker.management", f"the management API at {management.url} answers ({name})")
@@ -98,7 +98,7 @@ def check_management(settings: Settings, vhost: str, connection: Any) -> Generat
     if distrust is None:
         yield ok(
             "broker.receipts",
-            "receipts prove what happened: the broker is one node, and no queue and policy interferes",
+            "receipts are trusted: the broker is one node, and no queue or policy affects them",
         )
     else:
         hint = "; let its pattern leave out names that begin with 'dtx.'" if "dtx's own" in distrust else ""
@@ -107,17 +107,17 @@ def check_management(settings: Settings, vhost: str, connection: Any) -> Generat
 
 
 def _is_of_another_broker(management: Management, vhost: str, connection: Any) -> bool:
-    """Whether the API does not see a queue that is made in the broker of *connection*."""
+    """Whether the API does not list a queue that is declared in the broker of *connection*."""
     queue = f"dtx.doctor.{uuid4().hex}"
     try:
         channel = connection.channel()
         channel.queue_declare(queue, exclusive=True)
     except ChannelClosedByBroker:
-        return False  # a permission is missing, which is a finding of its own
+        return False  # a permission is missing: another check reports it
     try:
         return not _answer(management.has_queue(vhost, queue))
     except ManagementError:
-        return False  # it may not be asked for queues: the next question says so
+        return False  # the user may not list queues: the next check reports it
     finally:
         channel.queue_delete(queue)
         channel.close()
@@ -130,7 +130,7 @@ def _alarms(management: Management) -> Iterator[DoctorCheck]:
         if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
             yield warning(
                 "broker.alarms",
-                "an alarm for memory or disk space makes the broker block publishers, so commits wait: "
+                "the broker blocks publishers because of an alarm for memory or disk space, so commits wait: "
                 "'rabbitmqctl list_alarms' names it; free memory or disk space",
             )
 
@@ -144,8 +144,8 @@ _MAX_EXCHANGES: Final = 500
 
 
 def check_broker(settings: Settings) -> Iterator[DoctorCheck]:
-    """Everything that can be seen as the service user, on the vhost of the broker URL. Leaves nothing behind."""
-    assert settings.broker is not None, "without a broker that is check_standalone's"
+    """The checks as the service user, on the vhost of the broker URL. Queues that they declare are deleted."""
+    assert settings.broker is not None, "without a broker, check_standalone is used"
     # pika logs what it raises as well.
     logging.getLogger("pika").setLevel(logging.CRITICAL + 1)
     url = settings.broker.get_secret_value()
@@ -161,7 +161,7 @@ def check_broker(settings: Settings) -> Iterator[DoctorCheck]:
         yield ok("broker.reachable", f"the broker at {where} accepts user {user} on vhost {vhost}")
         yield from _version(connection)
         known = yield from check_management(settings, vhost, connection)
-        # These publish, and hang on a broker that blocks publishers: everything else has been said by then.
+        # The checks that publish come last, because they hang on a broker that blocks publishers.
         yield from _name(connection, settings, vhost)
         yield from _permissions(connection, user, vhost)
         yield from _exchanges(connection, user, vhost, management_of(settings) if known else None)
@@ -189,7 +189,7 @@ def _parameters(settings: Settings, url: str) -> pika.URLParameters:
 def _why_unreachable(error: BaseException, where: str, user: str, vhost: str) -> str:
     match error:
         case ProbableAuthenticationError():
-            return f"the broker at {where} refuses user {user}: correct name and password in the broker URL"
+            return f"the broker at {where} refuses user {user}: correct the name and password in the broker URL"
         case ProbableAccessDeniedError() if "not found" in str(error):
             return f"there is no vhost {vhost}: run 'rabbitmqctl add_vhost {vhost}', or correct the broker URL"
         case ProbableAccessDeniedError():
@@ -197,7 +197,7 @@ def _why_unreachable(error: BaseException, where: str, user: str, vhost: str) ->
                 f"user {user} may not use vhost {vhost}: run 'rabbitmqctl set_permissions -p {vhost} {user} .* .* .*'"
             )
         case ssl.SSLError():
-            return f"TLS with {where} failed ({error.reason}): give the authority of its certificate with --broker-ca"
+            return f"TLS with {where} failed ({error.reason}): name the authority of its certificate with --broker-ca"
         case AMQPConnectionError() if error.args and isinstance(error.args[0], BaseException):
             return _why_unreachable(error.args[0], where, user, vhost)
     reason = redact(str(getattr(error, "exception", None) or error) or type(error).__name__)
@@ -209,22 +209,26 @@ def _version(connection: Any) -> Iterator[DoctorCheck]:
     product, version = (_text(properties.get(key, "")) for key in ("product", "version"))
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if product != "RabbitMQ":
-        yield warning("broker.version", f"the broker calls itself {product or 'nothing'}: dtx is tested with RabbitMQ")
+        yield warning(
+            "broker.version", f"the broker gives {product or 'nothing'} as its product: dtx is tested with RabbitMQ"
+        )
     elif not numbers or numbers < _OLDEST:
         yield failed("broker.version", f"RabbitMQ {version} is too old: dtx needs 3.10 or newer")
     elif numbers[0] > _NEWEST_MAJOR:
-        yield warning("broker.version", f"RabbitMQ {version} is newer than those that dtx is tested with (3.10 to 4.x)")
+        yield warning(
+            "broker.version", f"RabbitMQ {version} is newer than the versions that dtx is tested with (3.10 to 4.x)"
+        )
     else:
         yield ok("broker.version", f"RabbitMQ {version}")
 
 
 def _name(connection: Any, settings: Settings, vhost: str) -> Iterator[DoctorCheck]:
-    """Whether another log uses the name of this resource manager here. Declares nothing that is not there."""
+    """Whether another log uses the name of this resource manager here. Nothing new is declared."""
     try:
         with LogReader(database_url(settings)) as reader:
             mine = {lease.log for lease in reader.leases() if lease.rm == settings.rm}
     except (LogError, EmbeddedPostgresError):
-        return  # what is wrong with the database has been said
+        return  # the checks of the database have reported it
     name = owner_exchange(settings.rm)
     try:
         connection.channel().exchange_declare(name, passive=True)
@@ -234,7 +238,7 @@ def _name(connection: Any, settings: Settings, vhost: str) -> Iterator[DoctorChe
     except ChannelClosedByBroker as error:
         if error.reply_code == _NOT_EQUIVALENT:
             yield failed("broker.name", name_taken(settings.rm, vhost))
-        return  # 404: no dtx of that name has been here
+        return  # 404: no dtx has used this name here
     yield ok("broker.name", f"resource manager {settings.rm} of vhost {vhost} belongs to this log")
 
 
@@ -242,21 +246,23 @@ def _permissions(connection: Any, user: str, vhost: str) -> Iterator[DoctorCheck
     fix = f"run 'rabbitmqctl set_permissions -p {vhost} {user} .* .* .*'"
     if refusal := _own_queue(connection):
         yield failed(
-            "broker.permissions", f"user {user} cannot make, fill and empty queues of its own ({refusal}): {fix}"
+            "broker.permissions", f"user {user} cannot declare queues, publish to them and read them ({refusal}): {fix}"
         )
     else:
-        yield ok("broker.permissions", f"user {user} can make, fill and empty queues of its own on vhost {vhost}")
+        yield ok(
+            "broker.permissions", f"user {user} can declare queues, publish to them and read them on vhost {vhost}"
+        )
     if refusal := _refused(connection, "", f"dtx.doctor.{uuid4().hex}", pika.BasicProperties()):
         yield failed("broker.put-back", f"user {user} cannot publish to the default exchange ({refusal}): {fix}")
     other = pika.BasicProperties(user_id=f"not-{user}"[:255])
     if refusal := _refused(connection, "", f"dtx.doctor.{uuid4().hex}", other):
         yield warning(
             "broker.impersonator",
-            f"user {user} has no tag 'impersonator', so messages with a user-id could not be committed ({refusal}): "
-            f"run 'rabbitmqctl set_user_tags {user} impersonator monitoring' (name the tags that it has as well)",
+            f"user {user} has no tag 'impersonator', so messages with a user-id cannot be committed ({refusal}): "
+            f"run 'rabbitmqctl set_user_tags {user} impersonator monitoring' (and repeat its present tags)",
         )
     else:
-        yield ok("broker.impersonator", f"user {user} may republish messages with the user-id of others")
+        yield ok("broker.impersonator", f"user {user} may publish messages with the user-id of other users")
 
 
 def _exchanges(connection: Any, user: str, vhost: str, management: Management | None) -> Iterator[DoctorCheck]:
@@ -276,7 +282,7 @@ def _exchanges(connection: Any, user: str, vhost: str, management: Management | 
             f"run 'rabbitmqctl set_permissions -p {vhost} {user} .* .* .*'",
         )
     else:
-        yield ok("broker.exchanges", f"user {user} may publish to all of {len(names)} exchanges that were tried")
+        yield ok("broker.exchanges", f"user {user} may publish to each of the {len(names)} exchanges that were tried")
 
 
 def _own_queue(connection: Any) -> str | None:
@@ -294,7 +300,7 @@ def _own_queue(connection: Any) -> str | None:
 
 
 def _refused(connection: Any, exchange: str, key: str, properties: Any) -> str | None:
-    """The broker's words against this publish, which is judged in an upstream transaction and then rolled back."""
+    """The error of the broker for this publish, made in a transaction that is rolled back; ``None`` if it accepts."""
     try:
         channel = connection.channel()
         channel.tx_select()

@@ -12,7 +12,7 @@ from dtx.cli.output import print_lines, show_table
 from dtx.config import Settings
 
 _STYLES = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILED: "bold red"}
-_EPILOG = """The exit code is 1 when a check failed, else 0; warnings do not count."""
+_EPILOG = """The exit code is 1 if a check failed, else 0; warnings do not count."""
 
 
 @click.command(cls=SettingsCommand, epilog=_EPILOG)
@@ -22,10 +22,10 @@ _EPILOG = """The exit code is 1 when a check failed, else 0; warnings do not cou
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line: check, status, sentence.")
 def doctor(settings: Settings, as_json: bool) -> int:
-    """Check the database, the broker and what dtx may do there, and say what to fix.
+    """Check the database, the broker and dtx's permissions there, and say what to fix.
 
-    Give it the settings of 'dtx serve'. Without --broker it looks at users and messages of dtx itself. It changes
-    nothing, and may run beside a dtx that serves.
+    Give it the settings of 'dtx serve'. Without --broker it checks the users and messages of dtx itself. It changes
+    nothing, and can run while dtx serves.
     """
     checks = list(run_checks(settings))
     if as_json:
@@ -41,7 +41,7 @@ def doctor(settings: Settings, as_json: bool) -> int:
 
 
 def run_checks(settings: Settings) -> Iterator[DoctorCheck]:
-    """All checks, in the order in which a reader wants to fix things."""
+    """Run all checks, in the order in which their findings should be fixed."""
     from dtx.cli.doctor.broker import check_broker
     from dtx.cli.doctor.database import check_database, check_ha, check_left_behind, check_standalone
 
@@ -59,10 +59,10 @@ def run_checks(settings: Settings) -> Iterator[DoctorCheck]:
 def _guarded(
     name: str, checks: Callable[[Settings], Iterator[DoctorCheck]], settings: Settings
 ) -> Iterator[DoctorCheck]:
-    """The checks of one side; what they did not foresee is a finding too, and keeps nobody from the other side."""
+    """Run one group of checks. An unexpected exception becomes a finding, so that the other groups still run."""
     try:
         for check in checks(settings):
-            # Sentences quote servers, and servers quote clients.
+            # Sentences quote servers, and servers quote text that clients chose.
             yield DoctorCheck(name=check.name, status=check.status, sentence=safe(check.sentence))
     except Exception as error:  # noqa: BLE001
         yield failed(name, f"the checks ended early: {safe(explain(error)[1])}")

@@ -1,8 +1,7 @@
-"""What the database tells: whether it can be used, whether another dtx would take over, and what a dtx keeps in it.
+"""Checks of the database: PostgreSQL and its tables, the lease and standbys, and the contents.
 
-Can PostgreSQL be reached, does it keep what it says it keeps, do its clock and its tables agree with this dtx? Who has
-the lease, who stands by, and how long would a failover take? Without a broker: who can log in from where, and are the
-tables of messages kept in shape?
+They cover access, durability, clock and version; the holder of the lease, standbys and the time of a failover; and
+without a broker, users, virtual hosts and dead rows in the tables of messages.
 """
 
 import time
@@ -30,22 +29,22 @@ _TIMEOUT_SECONDS: Final = 5
 _CLOCK_WARNING_SECONDS: Final = 1.0
 _SPARE_CONNECTIONS: Final = 10
 _HEARTBEATS: Final = 3
-"""Without that many, RabbitMQ has closed a connection: until then what was sent on it may still happen."""
+"""RabbitMQ closes a connection after this many missed heartbeats; until then it may still execute what was sent."""
 _SHORT_LEASE: Final = 5.0
-"""Seconds: a third of it is what a renewal gets, and a failover of PostgreSQL or a paused machine takes longer."""
+"""Seconds. A renewal has a third of the lease; a failover of PostgreSQL or a pause of the machine takes longer."""
 _LONG_TAKEOVER: Final = 120.0
 _RENEWALS: Final = 3
 _NAMES_SHOWN: Final = 5
 _MANY_DEAD_ROWS: Final = 1_000_000
 _MOSTLY_DEAD: Final = 4
-"""Dead rows for each that is alive: tables of queues turn over quickly, and vacuum needs its time."""
+"""Dead rows for each live row: rows of queues are replaced quickly, and vacuum runs only from time to time."""
 
 _Connection = psycopg.Connection[Any]
 _Question = Callable[[_Connection, Settings], Iterator[DoctorCheck]]
 
 
 def check_database(settings: Settings) -> Iterator[DoctorCheck]:
-    """Everything that can be seen as the user of the database URL. Writes nothing."""
+    """The checks as the user of the database URL. They write nothing."""
     if settings.database is None:
         from dtx.embedded.cluster import find_programs
 
@@ -77,12 +76,12 @@ def check_database(settings: Settings) -> Iterator[DoctorCheck]:
             try:
                 yield from check(connection, settings)
             except psycopg.Error as error:
-                yield failed(f"database.{check.__name__.removeprefix('_')}", f"a question failed: {dsn.explain(error)}")
+                yield failed(f"database.{check.__name__.removeprefix('_')}", f"the check failed: {dsn.explain(error)}")
     yield from _log(url, settings)
 
 
 def _server(dsn: Dsn, settings: Settings) -> Iterator[DoctorCheck]:
-    """What the service itself demands at its start."""
+    """The requirements that the service checks at its start."""
     for check in connections.examine(dsn):
         name, found = f"database.{check.name}", f"{check.name} is {check.found}"
         if check.fault is None:
@@ -102,10 +101,12 @@ def _capacity(connection: _Connection, _: Settings) -> Iterator[DoctorCheck]:
     if limit - used < _SPARE_CONNECTIONS:
         yield warning(
             "database.connections",
-            f"{used} of {limit} connections are in use, dtx needs about ten: raise max_connections",
+            f"{used} of {limit} connections are in use, and dtx needs about ten: raise max_connections",
         )
     if autovacuum == "off":
-        yield warning("database.autovacuum", "autovacuum is off, so the log's tables will grow without end: turn it on")
+        yield warning(
+            "database.autovacuum", "autovacuum is off, so the tables of the log grow without limit: turn it on"
+        )
 
 
 def _clock(connection: _Connection, _: Settings) -> Iterator[DoctorCheck]:
@@ -118,7 +119,7 @@ def _clock(connection: _Connection, _: Settings) -> Iterator[DoctorCheck]:
         yield warning(
             "clock",
             f"the clocks of this machine and of the database differ by {human_duration(difference)}, so times in the "
-            "journal mislead: synchronise both with NTP",
+            "journal are wrong: synchronise both with NTP",
         )
     else:
         yield ok("clock", f"the clocks of this machine and of the database agree within {max(difference, 0.001):.3f} s")
@@ -128,43 +129,41 @@ def _migrations(connection: _Connection, settings: Settings) -> Iterator[DoctorC
     here, known = migrate.current(database_url(settings)), known_revisions()
     newest = known[0]
     if here == newest:
-        yield ok("database.migrations", f"the tables are at version {here}, as this dtx wants them")
+        yield ok("database.migrations", f"the tables are at version {here}, which this dtx needs")
     elif here is None:
         (may,) = _row(connection, "SELECT has_database_privilege(current_database(), 'CREATE')")
         if may:
             yield warning(
-                "database.migrations", "the tables are not there yet: 'dtx migrate' or the first start makes them"
+                "database.migrations", "there are no tables yet: 'dtx migrate' or the first start creates them"
             )
         else:
             yield failed(
                 "database.migrations",
-                "the tables are not there, and this user may not make them: grant CREATE on the database",
+                "there are no tables, and this user may not create them: grant CREATE on the database",
             )
     elif here in known:
         yield warning(
             "database.migrations",
-            f"the tables are at version {here}, this dtx wants {newest}: 'dtx migrate' or a start",
+            f"the tables are at version {here}, this dtx needs {newest}: run 'dtx migrate', or start dtx",
         )
     else:
-        yield failed(
-            "database.migrations", f"the tables are at version {safe(here)}, made by a newer dtx: upgrade this one"
-        )
+        yield failed("database.migrations", f"the tables are at version {safe(here)} of a newer dtx: upgrade this one")
 
 
 def _log(url: str, settings: Settings) -> Iterator[DoctorCheck]:
-    """What waits."""
+    """Branches in doubt."""
     try:
         with LogReader(url) as log:
             sums = totals(log, BranchFilter(rm=settings.rm))
     except LogError:
-        # No tables: that has been said.
+        # There are no tables: another check has reported it.
         return
     count, stuck = sum(total.branches for total in sums), sum(total.stuck for total in sums)
     if stuck:
-        yield warning("in-doubt", f"{stuck} of {count} in doubt are stuck: 'dtx branches' shows what the broker says")
+        yield warning("in-doubt", f"{stuck} of {count} branches in doubt are stuck: 'dtx branches' shows the cause")
     elif count:
         oldest = human_duration(max(total.oldest for total in sums))
-        yield ok("in-doubt", f"{count} in doubt, the oldest was started {oldest} ago")
+        yield ok("in-doubt", f"branches in doubt: {count}; the oldest was started {oldest} ago")
     else:
         yield ok("in-doubt", "no branch is in doubt")
 
@@ -179,18 +178,18 @@ def _row(connection: _Connection, query: str, *parameters: object) -> tuple[Any,
 
 
 def check_ha(settings: Settings) -> Iterator[DoctorCheck]:
-    """Everything that can be seen in the settings and in the database. Writes nothing."""
+    """The checks of lease, standbys and failover time. They write nothing."""
     if settings.database is None:
         yield ok(
             "ha",
-            "the embedded PostgreSQL is this machine's: for a standby on another one, give both the same --database",
+            "only this machine can use the embedded PostgreSQL: for a standby on another one, use the same --database",
         )
     try:
         with LogReader(database_url(settings)) as log:
             leases = log.leases()
             waiting = log.standbys()
     except (LogError, EmbeddedPostgresError):
-        return  # what is wrong with the database has been said
+        return  # the checks of the database have reported it
     yield from _holder(settings, [lease for lease in leases if lease.rm == settings.rm], waiting, len(leases))
     yield from _times(settings)
 
@@ -208,7 +207,7 @@ def _holder(settings: Settings, mine: list[LeaseHolder], waiting: int, managers:
     elif settings.database is not None:
         yield ok(
             "ha.standby",
-            "no other dtx stands by: when this one dies, branches wait until it is started again; start a second one "
+            "there is no standby: if this dtx dies, branches wait until it is started again; start a second one "
             f"with the same --database and --rm {settings.rm}",
         )
 
@@ -221,17 +220,17 @@ def _nobody(settings: Settings, mine: list[LeaseHolder]) -> str:
 
 
 def _times(settings: Settings) -> Iterator[DoctorCheck]:
-    """How long a failover takes, and whether the lease outlives what is shorter than one."""
+    """The time of a failover, and whether the lease is long enough for a short pause of PostgreSQL or the machine."""
     lease = settings.lease_ttl
-    words = f"a standby serves within {human_duration(lease + 2)} of a kill"
+    words = f"a standby serves within {human_duration(lease + 2)} after a kill"
     open_units = _HEARTBEATS * settings.upstream_heartbeat if settings.broker is not None else 0.0
     if open_units:
-        words += f", and decides what was on its way to the broker within {human_duration(open_units)} more"
+        words += f", and completes units that were open in the broker within another {human_duration(open_units)}"
     if lease < _SHORT_LEASE:
         yield warning(
             "ha.lease",
-            f"--lease-ttl {human_duration(lease)} leaves a renewal {human_duration(lease / _RENEWALS)}: a pause of "
-            "PostgreSQL or of this machine hands over to the standby; 10s to 30s is usual",
+            f"--lease-ttl {human_duration(lease)} leaves {human_duration(lease / _RENEWALS)} for a renewal: a pause of "
+            "PostgreSQL or of this machine makes the standby take over; 10s to 30s is usual",
         )
     elif lease + open_units > _LONG_TAKEOVER:
         yield warning(
@@ -242,10 +241,10 @@ def _times(settings: Settings) -> Iterator[DoctorCheck]:
 
 
 def check_standalone(settings: Settings) -> Iterator[DoctorCheck]:
-    """Everything that can be seen in the settings and in the database. Writes nothing."""
+    """The checks of a dtx without a broker: users, virtual hosts and messages. They write nothing."""
     yield ok(
         "mode",
-        "no broker is given, so dtx is the broker and keeps the messages itself; in front of one, give "
+        "there is no --broker, so dtx is the broker and keeps the messages itself; to use a broker, give "
         "--broker amqp://user:password@host/",
     )
     remote = [str(address) for address in settings.listen if not address.is_loopback]
@@ -255,21 +254,21 @@ def check_standalone(settings: Settings) -> Iterator[DoctorCheck]:
         with LogReader(url) as log:
             stored = log.stored(settings.rm)
     except (LogError, EmbeddedPostgresError):
-        return  # what is wrong with the database has been said
+        return  # the checks of the database have reported it
     yield from _users(users, remote, settings)
     yield from _messages(stored)
-    # what was begun in the seconds before everybody was disconnected
+    # Clients can start branches in the seconds between the removal of a virtual host and their disconnection.
     lost = sorted(stored.vhosts - users.vhosts) if users.version else []
     if lost:
         yield warning(
             "vhosts",
-            f"queues or branches are kept in {_names(lost)}, and there is no such virtual host, so nobody gets them: "
+            f"there are queues or branches in {_names(lost)}, but no such virtual host, so clients cannot use them: "
             "run 'dtx vhost add' and 'dtx user grant'",
         )
 
 
 def check_left_behind(settings: Settings) -> Iterator[DoctorCheck]:
-    """In front of a broker: what a dtx without one has left in the database, and nobody gets."""
+    """With a broker: branches and queues that a dtx without a broker left in the database. Clients cannot use them."""
     try:
         with LogReader(database_url(settings)) as log:
             stored = log.stored(settings.rm)
@@ -278,51 +277,53 @@ def check_left_behind(settings: Settings) -> Iterator[DoctorCheck]:
     if stored.local:
         yield warning(
             "in-doubt.mode",
-            f"{stored.local} in doubt have their messages in the database, so dtx will not start with --broker: leave "
-            "it out and have them finished, or name another --rm",
+            f"the messages of {stored.local} branches in doubt are in the database, so dtx does not start with "
+            "--broker: complete them without --broker, or name another --rm",
         )
     elif stored.queues:
         yield warning(
             "messages",
-            f"{stored.queues} durable queues of a dtx without a broker are in the database; with --broker nobody gets "
-            "their messages",
+            f"{stored.queues} durable queues of a dtx without a broker are in the database; with --broker, clients "
+            "cannot consume their messages",
         )
 
 
 def _users(found: Snapshot, remote: list[str], settings: Settings) -> Iterator[DoctorCheck]:
     if not found.version:
-        yield ok("users", "the first start makes user guest with password guest, who can connect from this machine")
+        yield ok(
+            "users", "the first start creates user guest with password guest, which can connect only from this machine"
+        )
         return
     if not found.users:
-        yield failed("users", "there is no user, so nobody can log in: run 'dtx user add' and 'dtx user grant'")
+        yield failed("users", "there is no user, so no client can log in: run 'dtx user add' and 'dtx user grant'")
     elif remote and not found.users.keys() - LOOPBACK_USERS:
         yield warning(
             "users",
-            f"dtx listens on {', '.join(remote)}, and guest, who can connect from this machine alone, is the only "
-            "user: run 'dtx user add' and 'dtx user grant'",
+            f"dtx listens on {', '.join(remote)}, but the only user is guest, which can connect only from this "
+            "machine: run 'dtx user add' and 'dtx user grant'",
         )
     else:
         yield ok("users", f"users: {len(found.users)}; virtual hosts: {len(found.vhosts)}")
     guest = found.users.get(DEFAULT_USER)
     if guest is not None and is_password(DEFAULT_PASSWORD, guest.password_hash):
-        what = "user guest still has password guest, and everybody on this machine may be guest"
+        what = "user guest still has password guest, so every program on this machine can log in"
         if remote:
-            what += f"; what passes connections on to {', '.join(remote)} from this machine lets others be guest, too"
+            what += f", and so can clients of a proxy on this machine that connects to {', '.join(remote)}"
         note = f"{what}: run 'dtx user passwd guest', or 'dtx user rm guest'"
         yield warning("users.guest", note) if remote else ok("users.guest", note)
     homeless = [name for name, user in found.users.items() if not user.grants]
     if homeless:
-        yield warning("users.grants", f"{_names(homeless)} may enter no virtual host: run 'dtx user grant'")
+        yield warning("users.grants", f"{_names(homeless)} may not connect to any virtual host: run 'dtx user grant'")
     yield from _patterns(found)
     unknown = [name for name in settings.coordinator if name not in found.users]
     if unknown:
         yield warning(
-            "users.coordinator", f"--coordinator names {_names(unknown)}, and there is no such user: run 'dtx user add'"
+            "users.coordinator", f"--coordinator names {_names(unknown)}, but there is no such user: run 'dtx user add'"
         )
 
 
 def _patterns(found: Snapshot) -> Iterator[DoctorCheck]:
-    """Granting refuses a bad pattern; what was written into the table by hand has not been looked at."""
+    """Patterns that cannot be used. Granting refuses them; they are there if the table was changed by hand."""
     for name, user in found.users.items():
         for vhost, patterns in user.grants.items():
             for word, pattern in patterns._asdict().items():
@@ -340,16 +341,16 @@ def _messages(stored: Stored) -> Iterator[DoctorCheck]:
     if stored.brokered:
         yield warning(
             "in-doubt.mode",
-            f"{stored.brokered} in doubt have their messages in a broker, so dtx will not start without: give --broker "
-            "and have them finished, or name another --rm",
+            f"the messages of {stored.brokered} branches in doubt are in a broker, so dtx does not start without "
+            "--broker: complete them with --broker, or name another --rm",
         )
     size = human_size(stored.table_bytes)
     yield ok("messages", f"durable queues: {stored.queues}; messages: about {stored.live_rows}, {size} on disk")
     if stored.dead_rows > max(_MANY_DEAD_ROWS, _MOSTLY_DEAD * stored.live_rows):
         yield warning(
             "messages.vacuum",
-            f"the table of messages has {stored.dead_rows} dead rows: autovacuum does not keep up; see whether a long "
-            "transaction or a replication slot holds it back (pg_stat_activity, pg_replication_slots)",
+            f"the table of messages has {stored.dead_rows} dead rows: autovacuum is too slow; check whether a long "
+            "transaction or a replication slot blocks it (pg_stat_activity, pg_replication_slots)",
         )
 
 

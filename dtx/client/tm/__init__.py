@@ -27,8 +27,8 @@ after the decision, in the second phase               recovery commits the branc
 when a branch alone commits in one phase              the branch is committed or not, as its resource decides; the log
                                                       has no record of it. The program does not know the outcome: it
                                                       must look for the data that it wrote
-when all branches are told, before the log is         recovery asks once more, learns that the branches are not known
-                                                      any more, and finishes the decision
+when all branches are completed, before the log       recovery asks again; the branches are not known any more, so it
+                                                      finishes the decision
 while a heuristic outcome is recorded or forgotten    it is recorded first; recovery finds it again at the resource
 at any point of recovery                              the next round continues
 ====================================================  =================================================================

@@ -229,7 +229,7 @@ class AsyncTransactionManager(BaseTransactionManager["AsyncTransaction"]):
             try:
                 await self.recover()
             except Exception as error:  # noqa: BLE001 - recovery goes on whatever a driver raises
-                _log.warning("recovery failed, it is tried again: %s", error)
+                _log.warning("recovery failed and is tried again later: %s", error)
             await asyncio.sleep(self._recover_every)
 
 
@@ -249,7 +249,7 @@ class AsyncTransaction(BaseTransaction):
     async def commit(self) -> Outcome:
         """Commit the whole transaction or nothing of it, as :meth:`dtx.client.tm.Transaction.commit` does.
 
-        If the task is cancelled meanwhile, the cancellation takes effect after the end of the transaction.
+        If the task is cancelled during the call, the cancellation takes effect after the end of the transaction.
         """
         return await _to_its_end(self._committing())
 

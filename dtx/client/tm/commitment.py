@@ -14,8 +14,8 @@ their meaning here. It names Narayana and Bitronix where these differ:
     XAER_RMFAIL     asked again on a new connection, once; then left   the same
                     to recovery
     XAER_RMERR      left to recovery. X/Open reads it as "rolled       left to recovery
-                    back"; dtx says by it that the call was refused
-                    (403), and the branch is as it was
+                    back"; for dtx the call was refused (403), and
+                    the branch is unchanged
     PROTO, INVAL    left to recovery                                   left to recovery
 
 For a branch that ended recently, dtx adds the outcome to XAER_NOTA. This outcome takes precedence over the table.
@@ -191,7 +191,7 @@ def decide(plan: CommitPlan, voted: Sequence[EnlistedBranch]) -> Work[Outcome]:
     """
     row = plan.row(voted)
     stands = yield from plan.log(lambda log: log.decide(row))
-    reason = "recovery took the transaction for dead and rolled it back"
+    reason = "recovery treated the transaction as dead and rolled it back"
     if isinstance(stands, TransactionError):
         reason = f"the decision to commit could not be written: {stands}"
         # The decision may be in the log or not. The fence returns which, and prevents a write that is still pending.
@@ -407,7 +407,7 @@ def _commit_one_phase(plan: CommitPlan, branch: EnlistedBranch) -> Work[Outcome]
             raise RolledBack(f"{branch.resource.name} rolled back: {answer}", gtrid=plan.gtrid, causes=(answer,))
         case XAER_NOTA() | XAER_RMFAIL():
             raise OutcomeUnknown(
-                f"{branch.resource.name}, the only resource with work, did not say whether it committed: {answer}",
+                f"{branch.resource.name}, the only resource with work, did not report whether it committed: {answer}",
                 gtrid=plan.gtrid,
                 causes=(answer,),
             )
@@ -419,5 +419,5 @@ def _commit_one_phase(plan: CommitPlan, branch: EnlistedBranch) -> Work[Outcome]
 
 def _raise_damage(decided: str, plan: CommitPlan, completion: Completion) -> None:
     if completion.damage:
-        message = f"the transaction is {decided}, but somebody decided otherwise about a branch"
+        message = f"the transaction is {decided}, but a branch was completed otherwise"
         raise heuristic_error(message, plan.gtrid, completion.damage, len(plan.branches))

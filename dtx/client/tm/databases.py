@@ -1,4 +1,4 @@
-"""Where a log of decisions is: in a SQLite file, for processes of one machine, or in PostgreSQL, for several."""
+"""Logs of decisions in a SQLite file, for processes of one machine, and in PostgreSQL, for several machines."""
 
 import fcntl
 import os
@@ -18,9 +18,9 @@ from dtx.client.tm.decisions import DecisionLog, Statements, twice
 from dtx.client.tm.errors import LogFailed
 
 _BUSY: Final = 30.0
-"""Seconds to wait for another process that writes: each holds the file for one fsync."""
+"""Seconds to wait for the lock of another process that writes; each holds it for one fsync."""
 _AGAIN: Final = 0.01
-"""Seconds until it is tried again where SQLite itself does not wait."""
+"""Seconds until the next try where SQLite itself does not wait."""
 _SQLITE: Final = """
 CREATE TABLE IF NOT EXISTS decision (
     gtrid      BLOB PRIMARY KEY,
@@ -72,10 +72,10 @@ CREATE TABLE IF NOT EXISTS dtx_tm.heuristic (
 
 
 def open_log(where: str | Path | DecisionLog) -> DecisionLog:
-    """A log.
+    """Open a log.
 
     Args:
-        where: ``postgresql://…``, ``sqlite:///path`` or the path of a SQLite file; or a log itself.
+        where: ``postgresql://…``, ``sqlite:///path`` or the path of a SQLite file; or a log, which is returned.
 
     Raises:
         LogFailed: it cannot be opened.
@@ -89,16 +89,16 @@ def open_log(where: str | Path | DecisionLog) -> DecisionLog:
 
 
 class SqliteLog(DecisionLog):
-    """A log in a SQLite file, with ``synchronous=FULL``: a decision is on the disk before a branch is told.
+    """A log in a SQLite file, with ``synchronous=FULL``: a decision is on disk before any branch gets it.
 
     The file must be on a local disk: SQLite's locks do not work over network file systems. Beside it, a file
     ``….alive`` per living process shows the other processes which processes are alive.
 
     Args:
-        path: of the file; made where there is none. Its directory must be there.
+        path: path of the file, which is created if it is missing. Its directory must exist.
 
     Raises:
-        LogFailed: it cannot be opened, or is no such log.
+        LogFailed: the file cannot be opened, or is not such a log.
     """
 
     failure: ClassVar[type[Exception]] = sqlite3.Error
@@ -117,19 +117,19 @@ class SqliteLog(DecisionLog):
         if self._database is not None:
             return self._database
         if not self._path.parent.is_dir():
-            raise LogFailed(f"the directory of the log of decisions is not there: {self._path.parent}")
+            raise LogFailed(f"the directory of the log of decisions does not exist: {self._path.parent}")
         new = not self._path.exists()
         database = sqlite3.connect(self._path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
         try:
             self._write_ahead(database)
             database.execute("PRAGMA synchronous=FULL")
             if database.execute("PRAGMA synchronous").fetchone() != (2,):
-                raise LogFailed(f"SQLite does not take synchronous=FULL for {self._path}")
+                raise LogFailed(f"SQLite does not accept synchronous=FULL for {self._path}")
             database.executescript(_SQLITE)
         except BaseException:
             database.close()
             raise
-        if new:  # the file's name must survive as its content does
+        if new:  # the directory entry of the file must be durable, too
             directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 os.fsync(directory)
@@ -153,18 +153,18 @@ class SqliteLog(DecisionLog):
 
     @contextmanager
     def transaction(self) -> Iterator[Statements]:
-        """One transaction: one fsync."""
+        """A transaction, which costs one fsync."""
         with self._guarded() as database:
             database.execute("BEGIN IMMEDIATE")
             yield Statements(database, tables="", placeholder="?")
             database.execute("COMMIT")
 
     def when(self, at: datetime) -> str:
-        """ISO 8601."""
+        """Return *at* as ISO 8601."""
         return at.isoformat(timespec="microseconds")
 
     def claim(self, node: str, process: str) -> None:
-        """Hold a lock on a file that has the name of the process; the system lets go of it when the process ends."""
+        """Lock a file with the name of the process. The system releases the lock when the process ends."""
         path = self._claim_path(node, process)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -183,13 +183,13 @@ class SqliteLog(DecisionLog):
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise LogFailed(f"cannot look at {path}: {error.strerror}") from error
+            raise LogFailed(f"cannot open {path}: {error.strerror}") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         else:
-            path.unlink(missing_ok=True)  # no process takes a dead one's name
+            path.unlink(missing_ok=True)  # names of processes are random, so no other process uses this one
             return False
         finally:
             os.close(descriptor)
@@ -198,7 +198,7 @@ class SqliteLog(DecisionLog):
         return self._path.with_name(f"{self._path.name}-{node}.{process}.alive")
 
     def close(self) -> None:
-        """Write what waits, and let go of the claim."""
+        """Write the waiting entries, and release the claims."""
         try:
             self.flush()
         finally:
@@ -211,16 +211,16 @@ class SqliteLog(DecisionLog):
 
 
 class PostgresLog(DecisionLog):
-    """A log in the schema ``dtx_tm`` of a PostgreSQL database, over one connection that is made again when it is lost.
+    """A log in the schema ``dtx_tm`` of a PostgreSQL database. It uses one connection, and replaces a lost one.
 
-    Not through a pooler that shares sessions between transactions (PgBouncer's transaction mode): a lock of the session
-    shows that the process lives.
+    Do not use it through a pooler that shares sessions between transactions (PgBouncer's transaction mode): a lock of
+    the session shows that the process is alive.
 
     Args:
-        url: of the database; the schema is made where there is none.
+        url: URL of the database. The schema is created if it is missing.
 
     Raises:
-        LogFailed: it cannot be used, or the server does not write to disk what it commits (``fsync=off``).
+        LogFailed: the database cannot be used, or its commits are not durable (``fsync=off``).
     """
 
     failure: ClassVar[type[Exception]] = psycopg.Error
@@ -229,8 +229,8 @@ class PostgresLog(DecisionLog):
         super().__init__("in PostgreSQL")
         try:
             conninfo_to_dict(url)
-        except psycopg.Error:  # which repeats the password, if that is what is wrong
-            raise LogFailed("the log's URL is not one that PostgreSQL's client library understands") from None
+        except psycopg.Error:  # its text may have the password
+            raise LogFailed("the URL of the log is not one that PostgreSQL's client library can parse") from None
         self._url = url
         self._claims: set[int] = set()
         with self._session() as database:
@@ -240,7 +240,7 @@ class PostgresLog(DecisionLog):
                 database.execute(_POSTGRES)
 
     def __repr__(self) -> str:
-        return "PostgresLog(…)"  # the URL has a password in it
+        return "PostgresLog(…)"  # the URL may have a password
 
     def _connect(self) -> Any:
         if self._database is not None and not self._database.closed:
@@ -248,7 +248,7 @@ class PostgresLog(DecisionLog):
         database = psycopg.connect(self._url, application_name="dtx tm", connect_timeout=10)
         try:
             database.autocommit = True
-            # a server's or a role's defaults may be otherwise
+            # the defaults of the server or role may differ
             database.execute("SET synchronous_commit = on; SET default_transaction_isolation = 'read committed'")
             found = database.execute("SHOW fsync").fetchone()
             if found != ("on",):
@@ -263,26 +263,26 @@ class PostgresLog(DecisionLog):
 
     @contextmanager
     def _session(self) -> Iterator[psycopg.Connection]:
-        """The connection in a transaction."""
+        """Return the connection, in a transaction."""
         with self._guarded() as database, database.transaction():
             yield database
 
     @contextmanager
     def transaction(self) -> Iterator[Statements]:
-        """One transaction: one flush of PostgreSQL's log, and as few round trips as its queries leave."""
+        """A transaction. It costs one flush of PostgreSQL's log; statements without rows need no round trip."""
         with self._session() as database, database.pipeline() as pipeline:
             yield Statements(database, tables="dtx_tm.", placeholder="%s", sync=pipeline.sync)
 
     def lost(self, error: LogFailed) -> bool:
-        """Whether the server ended the connection, or could not be reached."""
+        """Return whether the server has closed the connection, or could not be reached."""
         return isinstance(error.__cause__, psycopg.OperationalError)
 
     def when(self, at: datetime) -> datetime:
-        """As it is."""
+        """Return *at* unchanged."""
         return at
 
     def claim(self, node: str, process: str) -> None:
-        """Hold an advisory lock of the session."""
+        """Take an advisory lock of the session."""
         key = _key(node, process)
         self._claims.add(key)
         with self._session() as database:
@@ -298,7 +298,7 @@ class PostgresLog(DecisionLog):
             return database.execute("SELECT pg_try_advisory_xact_lock(%s)", (key,)).fetchone() == (False,)
 
     def close(self) -> None:
-        """Write what waits, and let go of the claim."""
+        """Write the waiting entries, and release the claims."""
         try:
             self.flush()
         finally:

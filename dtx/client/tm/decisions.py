@@ -1,18 +1,18 @@
-"""The log of decisions: what must be durable before a branch is told, and how several writers share one fsync.
+"""The log of decisions: the records that must be durable before a branch gets its decision. Writers share an fsync.
 
-Theory of operation. Presumed abort: only the decision to commit is written before it is told, and what the log does not
-have is rolled back. A row's primary key is the gtrid, which makes it the one point where a transaction can be decided:
-recovery that wants to roll an orphan back first inserts ``rollback`` under the same key. Whoever comes second finds the
-row of the first. So a process that only seemed dead, because it was stopped for an hour or its clock was wrong, cannot
-commit what was rolled back behind its back; nor can a commit that is stuck in a lost connection come in afterwards.
+Theory of operation. Presumed abort: only a decision to commit is written before the branches get it, and transactions
+that are not in the log are rolled back. The primary key of a row is the gtrid, so each transaction has one decision.
+Before recovery rolls an orphan back, it inserts ``rollback`` under the same key; the second insert finds the row of the
+first. So a process that only seemed dead, because it was stopped or its clock was wrong, cannot commit a transaction
+that recovery rolled back. Nor can a commit that was delayed in a lost connection take effect afterwards.
 
     decision   gtrid (primary key), format_id, node, decision ('commit' or 'rollback'), at, finished (null: not yet),
                resources (JSON: the names of the resources with a branch that votes, which are the bquals),
-               recoveries (how often recovery took it up)
+               recoveries (number of recoveries of its branches)
     heuristic  gtrid, resource (together the primary key), outcome, decision, reason, at, forgotten (null: not yet)
 
-:class:`DecisionLog` has the statements, their order, and what a row means. :mod:`dtx.client.tm.databases` says how a
-database is reached, what a transaction is there, and how it writes times and the schema of a table.
+:class:`DecisionLog` has the statements and their order. :mod:`dtx.client.tm.databases` has connections, transactions,
+the form of times, and the tables of each database.
 """
 
 import json
@@ -36,7 +36,7 @@ _FINISHED_KEPT: Final = 200
 """The number of finished decisions that may wait for the next write. They need no fsync of their own."""
 _COLUMNS: Final = "gtrid, format_id, node, decision, at, finished, resources, recoveries"
 _KNOWN_AT_ONCE: Final = 400
-"""Keys in one query: SQLite has had a limit of 999 values."""
+"""Keys in one query: old versions of SQLite have a limit of 999 values."""
 
 
 class Decision(StrEnum):
@@ -84,9 +84,9 @@ class Statements:
 
     Args:
         database: the connection.
-        tables: what stands before the name of a table.
-        placeholder: what stands for a value.
-        sync: waits for what is on its way; with psycopg, statements without rows are until something else gives some.
+        tables: the text that replaces ``tm.``.
+        placeholder: the text that replaces ``%s``.
+        sync: a function that waits for pending statements. psycopg's pipeline delays statements without rows.
     """
 
     def __init__(
@@ -118,9 +118,9 @@ class Statements:
 
 
 def twice(method: Callable[Concatenate[_L, _P], _R]) -> Callable[Concatenate[_L, _P], _R]:
-    """Once more on a new connection where the connection was lost: the server may have restarted since the last call.
+    """Repeat a method once on a new connection if its connection was lost: the server may have restarted.
 
-    Nothing here does harm when it is done twice: a decision that came in the first time is found, and stands.
+    All methods of the log may be repeated: if the first call has written a decision, the second finds it.
     """
 
     @wraps(method)
@@ -138,8 +138,8 @@ def twice(method: Callable[Concatenate[_L, _P], _R]) -> Callable[Concatenate[_L,
 class DecisionLog(ABC):
     """A log of decisions in two tables of a database. Several threads may use it, and several processes of one node.
 
-    Every method raises :class:`~dtx.client.tm.errors.LogFailed` where the log cannot be used. After that of
-    :meth:`decide` or :meth:`fence` it is *not known* whether the row was written: :meth:`fence` finds out.
+    Every method raises :class:`~dtx.client.tm.errors.LogFailed` if the log cannot be used. After such an error of
+    :meth:`decide` or :meth:`fence` it is *not known* whether the row was written; :meth:`fence` finds out.
 
     Args:
         where: the database, for messages.
@@ -194,8 +194,9 @@ class DecisionLog(ABC):
         )
 
     def finish(self, gtrid: bytes) -> None:
-        """All branches are completed. It is written with the next decision, or by :meth:`flush`: if it is lost,
-        recovery asks the resources once more.
+        """Record that all branches are completed. It is written with the next decision, or by :meth:`flush`.
+
+        If the record is lost, recovery asks the resources again.
         """
         with self._queue:
             self._waiting.finished.append((gtrid, now()))
@@ -228,8 +229,8 @@ class DecisionLog(ABC):
 
     @twice
     def write(self, batch: Batch) -> None:
-        """Write *batch* in one transaction, durable when this returns; fill in what stands."""
-        # In the order of their keys, so that two processes never wait for each other.
+        """Write *batch* in one transaction, which is durable when this returns. Set ``stands`` of its entries."""
+        # In the order of the keys, so that two processes cannot deadlock.
         entries = sorted(batch.entries, key=lambda entry: entry.row.gtrid)
         stands: dict[bytes, Decision] = {}
         with self.transaction() as tm:
@@ -247,7 +248,7 @@ class DecisionLog(ABC):
                 marks = ", ".join(["%s"] * len(some))
                 query = f"SELECT gtrid, decision FROM tm.decision WHERE gtrid IN ({marks})"  # noqa: S608 - only marks
                 stands |= {bytes(gtrid): Decision(found) for gtrid, found in tm.rows(query, some)}
-        for entry in entries:  # only now is it durable
+        for entry in entries:  # after the commit
             entry.stands = stands[entry.row.gtrid]
 
     def _values(self, row: DecisionRow) -> tuple[object, ...]:
@@ -267,7 +268,7 @@ class DecisionLog(ABC):
 
     def _decisions(self, where: str, values: Sequence[object]) -> list[DecisionRow]:
         with self.transaction() as tm:
-            found = tm.rows(f"SELECT {_COLUMNS} FROM tm.decision {where}", values)  # noqa: S608 - our words
+            found = tm.rows(f"SELECT {_COLUMNS} FROM tm.decision {where}", values)  # noqa: S608 - constant text
         return [_decision(*row) for row in found]
 
     @twice
@@ -277,12 +278,15 @@ class DecisionLog(ABC):
 
     @twice
     def withdraw(self, gtrid: bytes) -> None:
-        """Remove a decision to roll back that turned out to be none of ours: the branch decided alone, in one phase."""
+        """Remove a decision to roll back whose branch was committed in one phase, by its resource alone."""
         self._change("DELETE FROM tm.decision WHERE gtrid = %s AND decision = 'rollback'", gtrid)
 
     @twice
     def prune(self, older: timedelta) -> int:
-        """Remove decisions that were finished so long ago; how many. Heuristic outcomes are kept."""
+        """Remove decisions that were finished longer ago than *older*, and return their number.
+
+        Heuristic outcomes are kept.
+        """
         before = self.when(now() - older)
         return self._change(
             "DELETE FROM tm.decision WHERE finished < %s OR (decision = 'rollback' AND at < %s)", before, before
@@ -292,7 +296,7 @@ class DecisionLog(ABC):
 
     @twice
     def record(self, report: HeuristicReport) -> None:
-        """Make a heuristic outcome durable; a second report of the same branch changes nothing."""
+        """Make a heuristic outcome durable. A second report of the same branch changes nothing."""
         values = report.gtrid, report.resource, report.outcome.value, report.decision, report.reason, self.when(now())
         self._change(
             "INSERT INTO tm.heuristic (gtrid, resource, outcome, decision, reason, at)"
@@ -310,7 +314,7 @@ class DecisionLog(ABC):
 
     @twice
     def heuristics(self, *, unforgotten: bool = False) -> list[tuple[HeuristicReport, datetime, datetime | None]]:
-        """Reports with the times at which they were recorded and forgotten, the oldest first."""
+        """Return reports with the times at which they were recorded and forgotten, the oldest first."""
         query = "SELECT gtrid, resource, outcome, decision, reason, at, forgotten FROM tm.heuristic"
         query += " WHERE forgotten IS NULL ORDER BY at" if unforgotten else " ORDER BY at"
         with self.transaction() as tm:
@@ -341,19 +345,19 @@ class DecisionLog(ABC):
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[Statements]:
-        """One transaction, durable when it is left; after any error its connection is not used again.
+        """A transaction, which is durable after its end. After any error its connection is not used again.
 
         Raises:
-            LogFailed: it failed. Whether it is durable all the same is not known.
+            LogFailed: it failed. It is not known whether it is durable.
         """
 
     @abstractmethod
     def _connect(self) -> Any:
-        """The connection, a new one where there is none."""
+        """Return the connection; open one if there is none."""
 
     @contextmanager
     def _guarded(self) -> Iterator[Any]:
-        """The connection, for one thread at a time; after any error it is not used again."""
+        """Return the connection, for one thread at a time. After any error it is not used again."""
         with self._writing:
             try:
                 yield self._connect()
@@ -368,15 +372,15 @@ class DecisionLog(ABC):
         database, self._database = self._database, None
         if database is not None:
             with suppress(self.failure):
-                database.close()  # rolls back what is open
+                database.close()  # rolls an open transaction back
 
-    def lost(self, error: LogFailed) -> bool:  # noqa: ARG002 - a file is no connection that is lost
-        """Whether a connection was lost, and trying once more on another one may do."""
+    def lost(self, error: LogFailed) -> bool:  # noqa: ARG002 - a file has no connection
+        """Return whether the connection was lost, so that a new one may succeed."""
         return False
 
     @abstractmethod
     def when(self, at: datetime) -> object:
-        """A time, as a value of a statement."""
+        """Return a time as a value for a statement."""
 
     def _change(self, statement: str, *values: object) -> int:
         with self.transaction() as tm:
@@ -384,7 +388,7 @@ class DecisionLog(ABC):
 
 
 def now() -> datetime:
-    """This moment, UTC."""
+    """Return the present time in UTC."""
     return datetime.now(UTC)
 
 
@@ -417,5 +421,5 @@ def _heuristic(
 
 
 def _time(found: datetime | str) -> datetime:
-    """A time, as a query found it: SQLite has ISO 8601."""
+    """Return a time from the result of a query; in SQLite it is ISO 8601."""
     return datetime.fromisoformat(found) if isinstance(found, str) else found

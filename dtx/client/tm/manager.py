@@ -175,7 +175,7 @@ class BaseTransactionManager(ABC, Generic[TX]):
             Misuse: another resource has the same name.
         """
         if self._resources.setdefault(resource.name, resource) is not resource:
-            raise Misuse(f"there are two resources called {resource.name}")
+            raise Misuse(f"there are two resources with the name {resource.name}")
         return resource
 
     def known(self, resource: Any) -> Any:
@@ -267,7 +267,7 @@ class BaseTransactionManager(ABC, Generic[TX]):
                 label = "committed" if ended.decision is Decision.COMMIT else "rolled-back"
                 if ended.unfinished:
                     resources = ", ".join(ended.unfinished)
-                    _log.warning("%s: %s could not be told of the %s yet", name, resources, ended.decision.value)
+                    _log.warning("%s: %s has not received the %s yet", name, resources, ended.decision.value)
             case HeuristicOutcome():
                 label = "heuristic"
                 _log.error("%s: %s", name, ended)
@@ -558,7 +558,7 @@ class TransactionManager(BaseTransactionManager["Transaction"]):
             try:
                 self.recover()
             except Exception as error:  # noqa: BLE001 - recovery goes on whatever a driver raises
-                _log.warning("recovery failed, it is tried again: %s", error)
+                _log.warning("recovery failed and is tried again later: %s", error)
             self._stop.wait(self._recover_every)
 
 

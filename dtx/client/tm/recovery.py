@@ -240,7 +240,7 @@ class RecoveryRound:
             xid = self.identity.xid(row.gtrid, name)
             resource = self.resources.get(name.partition("/")[0])
             if resource is None:
-                self.report.waiting[xid] = f"no resource is called {name.partition('/')[0]} here"
+                self.report.waiting[xid] = f"this transaction manager has no resource {name.partition('/')[0]}"
                 done = False
             elif not (yield from self._complete(resource, xid, Decision.COMMIT)):
                 done = False
@@ -320,8 +320,8 @@ class RecoveryRound:
             case Decision.COMMIT if not (young and elsewhere):
                 return ""
             case None if not young:
-                return f"its process {owner.process} lives" if elsewhere else ""
-        return f"{max(age, 0):.0f} s old, left alone until it is {self.interval:g} s old"
+                return f"its process {owner.process} is alive" if elsewhere else ""
+        return f"{max(age, 0):.0f} s old, not touched until it is {self.interval:g} s old"
 
     def _orphan(self, xid: Xid) -> DecisionRow:
         return DecisionRow(

@@ -39,7 +39,7 @@ def session(
         XAException: the database refuses, or is unreachable.
     """
     engine = _engine(tx.enlist(resource), dialect)
-    with engine.connect():  # the dialect asks for the server's version, and rolls back after that
+    with engine.connect():  # the dialect queries the version of the server, and then rolls back
         _replace(engine, "do_rollback", lambda _: tx.set_rollback_only(f"a session of {resource} was rolled back"))
     with Session(engine, **options) as made:
         yield made
@@ -47,8 +47,8 @@ def session(
 
 
 def _engine(connection: Any, dialect: str) -> Engine:
-    """An engine that has this connection alone, and never ends its transaction."""
-    # Otherwise psycopg's dialects begin a transaction of their own to look hstore up.
+    """Return an engine that uses only this connection, and never ends its transaction."""
+    # Otherwise psycopg's dialects begin another transaction to look hstore up.
     more = {"use_native_hstore": False} if dialect.startswith("postgresql") else {}
     engine = create_engine(
         f"{dialect}://", creator=lambda: connection, poolclass=StaticPool, pool_reset_on_return=None, **more

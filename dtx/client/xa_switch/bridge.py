@@ -1,9 +1,9 @@
-"""Between ``entry.c`` and :mod:`dtx.client.xa_switch.switch`: C's arguments in, C's outcomes out.
+"""Converts the arguments of ``entry.c`` for :mod:`dtx.client.xa_switch.switch`, and its results for ``entry.c``.
 
-Imported by the interpreter that the shared object starts, and by nothing else: ``_dtx_xa_switch`` is that object.
+Only the interpreter that the shared object starts imports this module: ``_dtx_xa_switch`` is in that object.
 
-An outcome stands for failure when it gets here, and its code is the last thing that is written: whatever is raised
-before leaves it as it is.
+``entry.c`` initializes each outcome to a failure. The code is written last, so that an exception before it leaves the
+failure in place.
 """
 
 import logging
@@ -31,7 +31,7 @@ _ACK, _REQUEUE = 0, 1
 
 
 def _entry(work: Callable[..., int]) -> Callable[..., int]:
-    """*work* is what C calls, with the thread first and an outcome for its code last."""
+    """Make *work* callable from C, with the number of the thread as first and the outcome as last argument."""
     names = list(signature(work).parameters)
     rmid = names.index("rmid") if "rmid" in names else None
 
@@ -40,7 +40,7 @@ def _entry(work: Callable[..., int]) -> Callable[..., int]:
         try:
             code = work(*given)
         except XAException as error:
-            if error.code == XA_OK:  # of no kind that has a number: not to be taken for success
+            if error.code == XA_OK:  # an exception without a code of its own must not become success
                 raise
             _say(outcome, str(error))
             code = error.code
@@ -65,7 +65,7 @@ def _say(outcome: Any, text: str) -> None:
 
 
 def _flags(flags: int) -> int:
-    """Where a long has 32 bit, TMASYNC is its sign."""
+    """*flags* as an unsigned number: where a C long has 32 bits, TMASYNC is its sign bit."""
     return flags & 0xFFFFFFFF if flags < 0 else flags
 
 
@@ -76,17 +76,17 @@ def _text(what: str, pointer: Any) -> bytes:
 
 
 def _xid(pointer: Any) -> Xid:
-    """X/Open 4.2: gtrid and bqual follow each other in data.
+    """Read an xid; gtrid and bqual follow each other in ``data`` (X/Open 4.2).
 
     Raises:
-        XAER_INVAL: there is none, or its lengths are not possible.
+        XAER_INVAL: it is null, or its lengths are not possible.
     """
     if pointer == ffi.NULL or pointer.formatID == NULL_FORMAT:
         raise XAER_INVAL("the xid is null")
     gtrid, bqual = pointer.gtrid_length, pointer.bqual_length
     if not (1 <= gtrid <= MAX_GTRID and 0 <= bqual <= MAX_BQUAL):
         raise XAER_INVAL(
-            f"an xid with a gtrid of {gtrid} and a bqual of {bqual} octets; 1 to 64 and 0 to 64 are possible"
+            f"an xid with a gtrid of {gtrid} and a bqual of {bqual} bytes; 1 to 64 and 0 to 64 are possible"
         )
     data = bytes(ffi.buffer(pointer.data, gtrid + bqual))
     try:
@@ -199,7 +199,7 @@ def _tell(message: Any, found: Taken) -> None:
 
 
 def _copy(field: Any, value: str | bytes | None) -> None:
-    octets = value.encode() if isinstance(value, str) else value or b""  # pika leaves octets where they are no UTF-8
+    octets = value.encode() if isinstance(value, str) else value or b""  # pika returns bytes if they are no UTF-8
     ffi.memmove(field, octets + b"\0", len(octets) + 1)
 
 
@@ -229,7 +229,7 @@ def _use(thread: int, used: int) -> int:
 
 
 def _quiet() -> None:
-    """What pika logs about lost connections is told by codes and dtx_reason; ``DTX_XA_LOG=DEBUG`` has it on stderr."""
+    """Keep pika's logs about lost connections off stderr, unless ``DTX_XA_LOG`` names a level such as DEBUG."""
     level = os.environ.get("DTX_XA_LOG", "").upper()
     if level in logging.getLevelNamesMapping():
         logging.basicConfig(level=level)

@@ -1,7 +1,7 @@
-"""Makes the shared object: ``python -m dtx.client.xa_switch.build --into build/xa_switch``, or ``make xa-switch``.
+"""Builds the shared object: ``python -m dtx.client.xa_switch.build --into build/xa_switch``, or ``make xa-switch``.
 
-It needs a C compiler, and the headers and the shared library of the Python that runs this. That Python's environment,
-with dtx in it, is what the object starts; ``DTX_PYTHON`` names another one where it is used.
+It needs a C compiler, and the headers and the shared library of the Python that runs this. The object starts this
+Python with its environment, which must have dtx; the variable ``DTX_PYTHON`` names another Python at run time.
 """
 
 import argparse
@@ -53,22 +53,22 @@ _TYPES: Final = """
 
 
 class Missing(Exception):
-    """Something that the build needs is not there; the message is a sentence."""
+    """Something that the build needs is missing; the message says how to install it."""
 
 
 def build(directory: Path, compiler: str) -> Path:
-    """Make the object and put the headers beside it.
+    """Build the object and copy the headers to its directory.
 
     Args:
-        directory: where to; made when it is not there.
-        compiler: a C compiler.
+        directory: for object and headers; created if it is missing.
+        compiler: command of a C compiler.
 
     Returns:
-        The object.
+        Path of the object.
 
     Raises:
-        Missing: what is needed is not there.
-        subprocess.CalledProcessError: the compiler failed, and has said why.
+        Missing: something that the build needs is missing.
+        subprocess.CalledProcessError: the compiler failed; stderr has its messages.
     """
     library = _python_library()
     if shutil.which(compiler) is None:
@@ -97,12 +97,12 @@ def _emit(source: Path) -> None:
     ffi.cdef(_TYPES)
     ffi.embedding_init_code("import dtx.client.xa_switch.bridge")
     ffi.set_source("_dtx_xa_switch", (_HERE / "entry.c").read_text())
-    with contextlib.redirect_stdout(io.StringIO()):  # it says what it does
+    with contextlib.redirect_stdout(io.StringIO()):  # cffi prints its progress
         ffi.emit_c_code(str(source))
 
 
 def _words() -> list[str]:
-    """The compiler's: nothing but what is marked is exported, and dlclose leaves the object where it is."""
+    """Options of the compiler: only marked symbols are exported, and dlclose does not unload the object."""
     include = sysconfig.get_path("include")
     if not (Path(include) / "Python.h").exists():
         raise Missing(
@@ -110,7 +110,7 @@ def _words() -> list[str]:
         )
     return [
         *("-O2", "-g", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter"),
-        # cffi's own parts of the source are not ours to mend
+        # cffi's parts of the source cause these warnings.
         *("-Wno-missing-field-initializers", "-Wno-cast-function-type", "-Wno-pedantic"),
         "-D_CFFI_NO_LIMITED_API",
         f"-DDTX_PROGRAM={json.dumps(sys.executable)}",
@@ -120,7 +120,7 @@ def _words() -> list[str]:
 
 
 def _python_library() -> list[str]:
-    """How to link with the library of this Python."""
+    """Options that link with the shared library of this Python."""
     if not sysconfig.get_config_var("Py_ENABLE_SHARED"):
         raise Missing(
             f"the XA switch needs Python as a shared library and {sys.executable} has none: use a Python that was"
@@ -134,7 +134,7 @@ def _python_library() -> list[str]:
 
 
 def main() -> int:
-    """The command; its exit status."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m dtx.client.xa_switch.build", description=__doc__)
     parser.add_argument(
         "--into", type=Path, default=Path("build/xa_switch"), help="directory of the object and its headers"

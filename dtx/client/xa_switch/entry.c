@@ -1,14 +1,14 @@
 /*
- * The entry points of the switch. They hand every call to Python (bridge.py) and decide nothing themselves.
+ * The entry points of the switch. They pass every call to Python (bridge.py) and decide nothing themselves.
  *
- * Theory of operation. 0 is XA_OK, and 0 is also what cffi leaves behind when Python cannot be started or a call is
- * broken off. So no entry point returns what Python returned: each has an outcome that stands for failure before the
- * call, and that only a call which ran to its end replaces. That failure is XAER_RMFAIL, the one code that tells a
- * transaction manager nothing about the branch: XAER_RMERR of xa_commit would say "it is rolled back". xa_open and
- * xa_close do not know it, theirs is XAER_RMERR.
+ * Theory of operation. XA_OK is 0. cffi returns 0 too if Python cannot be started or a call is broken off. So no entry
+ * point returns the value of the Python function. Each has an outcome that is initialized to a failure and that only a
+ * completed call replaces. The failure is XAER_RMFAIL, because it tells a transaction manager nothing about the branch:
+ * XAER_RMERR of xa_commit would mean "the work is rolled back". xa_open and xa_close may not return XAER_RMFAIL; their
+ * failure is XAER_RMERR.
  *
- * Python is started here and not by cffi, which would end the process of the transaction manager when that fails.
- * Nothing ends Python: this object is linked so that dlclose leaves it where it is (-z nodelete).
+ * This file starts Python itself: if the start failed in cffi, cffi would end the process of the transaction manager.
+ * Python is never ended: the object is linked with -z nodelete, so dlclose does not unload it.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -30,7 +30,7 @@ struct dtx_outcome {
 
 enum dtx_call { DTX_START, DTX_END, DTX_ROLLBACK, DTX_PREPARE, DTX_COMMIT, DTX_FORGET };
 
-/* Python's, in bridge.py. */
+/* Implemented in bridge.py. */
 static void dtx_py_open(uint64_t thread, char *info, int rmid, long flags, struct dtx_outcome *outcome);
 static void dtx_py_close(uint64_t thread, int rmid, long flags, struct dtx_outcome *outcome);
 static void dtx_py_branch(uint64_t thread, int call, XID *xid, int rmid, long flags, struct dtx_outcome *outcome);
@@ -45,27 +45,27 @@ static void dtx_py_header(uint64_t thread, uint64_t delivery_tag, char *name, ch
 static void dtx_py_settle(uint64_t thread, uint64_t delivery_tag, int how, struct dtx_outcome *outcome);
 static void dtx_py_use(uint64_t thread, int rmid, struct dtx_outcome *outcome);
 static void dtx_py_gone(uint64_t thread);
-static int cffi_start_python(void); /* cffi's: makes the functions above work */
+static int cffi_start_python(void); /* of cffi: connects the functions above with Python */
 
 /* -- Python -------------------------------------------------------------------------------------------------------- */
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t threads;
 static pid_t owner;                /* the process that Python runs in */
-static char broken[REASON] = "";   /* why it does not */
+static char broken[REASON] = "";   /* the reason why Python could not be started */
 static atomic_uint_fast64_t known; /* threads so far */
 
-static _Thread_local uint64_t thread;             /* this one's number; the system's own are given away again */
+static _Thread_local uint64_t thread;             /* number of this thread; the system reuses its own ids */
 static _Thread_local struct dtx_outcome outcome_; /* of its last call */
 
-/* A thread of control ends without xa_close: what it was doing cannot be ended by anybody else. */
+/* A thread of control ends, perhaps without xa_close: no other thread can end its associations. */
 static void thread_ends(void *number)
 {
     if (getpid() == owner && !broken[0])
         dtx_py_gone((uint64_t)(uintptr_t)number);
 }
 
-/* Modules of Python take its functions from the global scope, but whoever loads this object may keep it to himself. */
+/* Extension modules find Python's functions in the global scope, but a program may load this object with RTLD_LOCAL. */
 static void share_python(void)
 {
     Dl_info found;
@@ -80,7 +80,7 @@ static PyStatus start_interpreter(void)
     PyConfig_InitPythonConfig(&config);
     config.install_signal_handlers = 0;
     config.parse_argv = 0;
-    /* The program beside which pyvenv.cfg is: so Python finds the packages of the environment that has dtx. */
+    /* From the path of the program, Python finds pyvenv.cfg and so the packages of the environment that has dtx. */
     PyStatus status = PyConfig_SetBytesString(&config, &config.program_name, program && *program ? program : DTX_PROGRAM);
     if (!PyStatus_Exception(status))
         status = PyConfig_SetBytesString(&config, &config.executable, program && *program ? program : DTX_PROGRAM);
@@ -111,15 +111,15 @@ static void start(void)
         snprintf(broken, REASON, "the package dtx cannot be loaded by " DTX_PROGRAM " or DTX_PYTHON: see stderr");
 }
 
-/* Before each call: whether Python is there. The outcome is failure until Python says otherwise. */
+/* Prepares each call and returns whether Python can be used. The outcome is a failure until Python replaces it. */
 static int begun(int failure)
 {
     outcome_.code = failure;
-    snprintf(outcome_.reason, REASON, "the call was broken off inside: see stderr");
+    snprintf(outcome_.reason, REASON, "the call was broken off by an internal error: see stderr");
     (void)pthread_once(&once, start);
     if (getpid() != owner) {
         outcome_.code = XAER_PROTO;
-        snprintf(outcome_.reason, REASON, "this process was forked by one that had called xa_open: fork first");
+        snprintf(outcome_.reason, REASON, "this process was forked after xa_open: fork before xa_open");
         return 0;
     }
     if (broken[0]) {
@@ -130,7 +130,7 @@ static int begun(int failure)
         thread = atomic_fetch_add(&known, 1) + 1;
         if (pthread_setspecific(threads, (void *)(uintptr_t)thread) != 0) {
             thread = 0;
-            snprintf(outcome_.reason, REASON, "no memory is left");
+            snprintf(outcome_.reason, REASON, "no memory for thread-specific data");
             return 0;
         }
     }

@@ -1,18 +1,19 @@
-"""What a transaction manager hands over, as X/Open CAE C193 has it: numbers of ``xa.h``, flags, and open strings.
+"""The arguments of X/Open's calls (CAE specification C193): numbers of ``xa.h``, flags, and open strings.
 
 Numbers and flags are those of chapters 4.3 and 5 that only a C interface has. An open string is
 ``url=amqp://user:password@host:5673/vhost;coordination=amqp://...;answer-timeout=60``.
 Keys and values are separated by ``=``, pairs by ``;``. A ``;`` within a URL is written ``%3B``. An X/Open open string
-has 255 bytes at most; the switch takes longer ones where the transaction manager does.
+has at most 255 bytes; the switch accepts longer ones if the transaction manager does.
 
 ============================ ====================================================================================
-``url``                      where the program's work is done, and by which user. Required.
-``coordination``             where branches are prepared, committed, rolled back, forgotten and recovered, and by which
-                             user: the owner of the branches, or one that ``--coordinator`` names. The same virtual
-                             host. Without it: the connection of ``url``.
-``answer-timeout``           seconds to wait for each answer; then the call ends in XAER_RMFAIL. 60; 0: no limit.
-``transaction-timeout``      seconds from xa_start to xa_prepare, for branches that this string starts. 0: the server's
-                             own.
+``url``                      server and user for the program's work. Required.
+``coordination``             server and user to prepare, commit, roll back, forget and recover branches: their owner,
+                             or a user that ``--coordinator`` names. The virtual host must be that of ``url``. Default:
+                             the connection of ``url``.
+``answer-timeout``           seconds to wait for each answer; then the call ends in XAER_RMFAIL. Default: 60; 0 sets no
+                             limit.
+``transaction-timeout``      seconds from xa_start to xa_prepare, for branches that this string starts. 0, the default:
+                             the timeout of the server.
 ============================ ====================================================================================
 """
 
@@ -43,15 +44,15 @@ XA_OK: Final = 0
 XA_RDONLY: Final = 3
 XA_NOMIGRATE: Final = 9
 DTX_EMPTY: Final = 1
-"""Ours: the queue has no message."""
+"""Of dtx: the queue has no message."""
 DTX_TRUNCATED: Final = 2
-"""Ours: the buffer is too small."""
+"""Of dtx: the buffer is too small."""
 
 NULL_FORMAT: Final = -1
-"""The format identifier of an xid that is none."""
+"""The format identifier of the null xid."""
 
 ANSWER_SECONDS: Final = 60.0
-"""How long an answer is waited for, unless the string says otherwise."""
+"""The default of answer-timeout."""
 _KEYS: Final = ("url", "coordination", "answer-timeout", "transaction-timeout")
 _MOST_SECONDS: Final = 0xFFFFFFFF
 # No code reads from a connection between two calls, so heartbeats would have no answer. TCP options replace them.
@@ -59,7 +60,7 @@ _TCP: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_U
 
 
 class XAER_ASYNC(XAError, code=-2):  # noqa: N801 - X/Open's name
-    """An asynchronous call was asked for; the switch does not say TMUSEASYNC."""
+    """TMASYNC was set, but the switch does not have TMUSEASYNC."""
 
 
 class SwitchCall(IntEnum):
@@ -74,9 +75,9 @@ class SwitchCall(IntEnum):
 
 
 POSSIBLE: Final[dict[SwitchCall, frozenset[int]]] = {
-    # TMJOIN excludes TMRESUME; nothing here waits for other branches, so TMNOWAIT is met
+    # TMJOIN excludes TMRESUME. TMNOWAIT is permitted: these calls never wait for other branches.
     SwitchCall.START: frozenset(how | wait for how in (TMNOFLAGS, TMJOIN, TMRESUME) for wait in (TMNOFLAGS, TMNOWAIT)),
-    # one of the three has to be set, and TMMIGRATE belongs to TMSUSPEND
+    # Exactly one of the three must be set; TMMIGRATE requires TMSUSPEND.
     SwitchCall.END: frozenset({TMSUCCESS, TMFAIL, TMSUSPEND, TMSUSPEND | TMMIGRATE}),
     SwitchCall.ROLLBACK: frozenset({TMNOFLAGS}),
     SwitchCall.PREPARE: frozenset({TMNOFLAGS}),
@@ -87,16 +88,16 @@ POSSIBLE: Final[dict[SwitchCall, frozenset[int]]] = {
 
 
 def check_flags(call: str, flags: int, possible: frozenset[int]) -> None:
-    """Make sure that a call can be done with its flags.
+    """Check the flags of a call.
 
     Args:
         call: its name, for the message.
-        flags: what the transaction manager gave.
-        possible: the combinations without TMASYNC.
+        flags: the flags of the transaction manager.
+        possible: the permitted combinations.
 
     Raises:
-        XAER_ASYNC: TMASYNC is set, and the switch does not have TMUSEASYNC.
-        XAER_INVAL: none of these.
+        XAER_ASYNC: TMASYNC is set, but the switch does not have TMUSEASYNC.
+        XAER_INVAL: the combination is not permitted.
     """
     if flags & TMASYNC:
         raise XAER_ASYNC(f"{call}: asynchronous calls are not possible")
@@ -105,21 +106,19 @@ def check_flags(call: str, flags: int, possible: frozenset[int]) -> None:
 
 
 def no_such_flags(call: str, flags: int) -> NoReturn:
-    """Raises:
-    XAER_INVAL: always.
-    """
+    """Raise XAER_INVAL for *flags* of *call*."""
     raise XAER_INVAL(f"{call}: flags 0x{flags & 0xFFFFFFFF:08x} are not possible")
 
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """What an open string says.
+    """A parsed open string.
 
     Args:
         work: parameters of the connection for work.
-        coordination: of the one for outcomes; ``None``: the same.
-        answer_timeout: seconds, ``None``: no limit.
-        transaction_timeout: seconds, 0: the server's own.
+        coordination: parameters of the connection for outcomes; ``None`` for that of *work*.
+        answer_timeout: seconds; ``None`` sets no limit.
+        transaction_timeout: seconds; 0 for the timeout of the server.
     """
 
     work: Any
@@ -132,14 +131,14 @@ def parse(text: str) -> Info:
     """Read an open string.
 
     Raises:
-        XAER_INVAL: it cannot be read; passwords are not in the message.
+        XAER_INVAL: it is malformed; the message has no passwords.
     """
     values: dict[str, str] = {}
     for pair in filter(None, (part.strip() for part in text.split(";"))):
         key, equals, value = pair.partition("=")
         key = key.strip()
         if key not in _KEYS or not equals:
-            raise XAER_INVAL(f"open string: {key[:40]!r} is none of {', '.join(_KEYS)}")
+            raise XAER_INVAL(f"open string: unknown key {key[:40]!r}; known are {', '.join(_KEYS)}")
         if key in values:
             raise XAER_INVAL(f"open string: {key} is given twice")
         values[key] = value.strip()
@@ -148,21 +147,21 @@ def parse(text: str) -> Info:
     work = _parameters("url", values["url"])
     coordination = _parameters("coordination", values["coordination"]) if "coordination" in values else None
     if coordination is not None and coordination.virtual_host != work.virtual_host:
-        raise XAER_INVAL("open string: coordination is in another virtual host than url, which is another manager")
+        raise XAER_INVAL("open string: coordination and url must have the same virtual host")
     answer = _seconds("answer-timeout", values.get("answer-timeout"), ANSWER_SECONDS)
     timeout = _seconds("transaction-timeout", values.get("transaction-timeout"), 0)
     if timeout != int(timeout):
-        raise XAER_INVAL("open string: transaction-timeout is in whole seconds")
+        raise XAER_INVAL("open string: transaction-timeout must be whole seconds")
     return Info(work, coordination, answer or None, int(timeout))
 
 
 def _parameters(key: str, url: str) -> Any:
     try:
         if urlsplit(url).scheme not in {"amqp", "amqps"} or not urlsplit(url).hostname:
-            raise XAER_INVAL(f"open string: {key} is no amqp:// or amqps:// URL of a host")
+            raise XAER_INVAL(f"open string: {key} is no amqp:// or amqps:// URL with a host")
         parameters = pika.URLParameters(url)
     except (ArithmeticError, AttributeError, LookupError, SyntaxError, TypeError, ValueError, OSError):
-        raise XAER_INVAL(f"open string: {key} is no URL that pika can read") from None
+        raise XAER_INVAL(f"open string: pika cannot parse the URL of {key}") from None
     if parameters.heartbeat is None:
         parameters.heartbeat = 0
     if parameters.tcp_options is None:

@@ -1,7 +1,8 @@
-"""What a program does with messages within a branch: ``dtx_publish``, ``dtx_get``, ``dtx_ack``, ``dtx_reject``.
+"""Work with messages within a branch: ``dtx_publish``, ``dtx_get``, ``dtx_ack``, ``dtx_reject``.
 
-A branch has a channel of its own while a thread of control is associated with it. The server closes a channel over a
-refused call, and all associations of that channel end with it. So a refused start costs no other branch anything.
+A branch has its own channel while a thread of control is associated with it. The server closes a channel after a
+refused call, and all associations of that channel end. With one channel for each branch, other branches are not
+affected.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,17 +23,17 @@ from dtx.xa.xid import Xid
 
 _PERSISTENT: Final = 2
 _SHORT: Final = 255
-"""Octets of a short string, at most."""
+"""Bytes of a short string at most."""
 _MOST_PRIORITY: Final = 255
 
 
 class SwitchAssociation:
-    """A branch that a thread of control works for, or has suspended, and the channel that it works with.
+    """An association of a thread of control with a branch, active or suspended, and its channel.
 
     Args:
         xid: the branch.
-        resource: its channel, associated with it.
-        timeout: seconds to wait for answers of the channel, ``None``: no limit.
+        resource: the channel that is associated with it.
+        timeout: seconds to wait for answers on the channel; ``None`` sets no limit.
     """
 
     def __init__(self, xid: Xid, resource: XAResource, timeout: float | None) -> None:
@@ -41,25 +42,25 @@ class SwitchAssociation:
         self.timeout = timeout
         self.suspended = False
         self.unsettled: dict[int, Mapping[str, Any]] = {}
-        """Headers of the messages that were taken, and neither acknowledged nor given back, by delivery tag."""
+        """Headers of messages that are neither acknowledged nor rejected, by delivery tag."""
         self.waiting: dict[str, Any] = {}
-        """Messages that were taken and did not fit into the caller's buffer, by queue."""
+        """Messages that did not fit into the caller's buffer, by queue."""
 
     @property
     def channel(self) -> BlockingChannel:
-        """The channel."""
+        """The channel of the association."""
         return self.resource.channel
 
     @property
     def connection(self) -> BlockingConnection:
-        """Its connection."""
+        """The connection of the channel."""
         return self.channel.connection
 
     def lost(self, error: Exception) -> XAException:
-        """What a call gets whose channel has ended under it.
+        """The exception for a call whose channel or connection was lost.
 
-        Where the server closed the channel alone it is there still, and has marked the branch rollback-only. Where the
-        connection is gone nobody knows what the server has heard.
+        If the server has closed only the channel, it has marked the branch rollback-only. If the connection is lost,
+        it is not known what the server has received.
         """
         code = getattr(error, "reply_code", None)
         words = getattr(error, "reply_text", None) or getattr(error, "reason", None) or str(error)
@@ -70,15 +71,15 @@ class SwitchAssociation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """A message that was taken out of a queue; strings as they came, in UTF-8.
+    """A message from a queue; its strings are UTF-8.
 
     Args:
         tag: its delivery tag.
         redelivered: whether the server has delivered the message before.
-        exchange: it was published to.
-        routing_key: it was published with.
-        properties: pika's.
-        body: its octets.
+        exchange: the exchange that it was published to.
+        routing_key: the routing key that it was published with.
+        properties: its properties, as pika's class.
+        body: its bytes.
     """
 
     tag: int
@@ -90,18 +91,18 @@ class Taken:
 
 
 def short(what: str, value: bytes) -> str:
-    """A short string of AMQP that came from C.
+    """Decode a short string of AMQP from C.
 
     Raises:
-        XAER_INVAL: it is too long, or no UTF-8, which is all that pika sends.
+        XAER_INVAL: it is too long, or no UTF-8, which pika requires.
     """
     if len(value) > _SHORT:
-        raise XAER_INVAL(f"{what} of {len(value)} octets, {_SHORT} are possible")
+        raise XAER_INVAL(f"{what} of {len(value)} bytes, {_SHORT} are possible")
     return text(what, value)
 
 
 def text(what: str, value: bytes) -> str:
-    """A text that came from C.
+    """Decode a text from C.
 
     Raises:
         XAER_INVAL: it is no UTF-8.
@@ -120,7 +121,14 @@ def properties_of(
     timestamp: int = 0,
     headers: Mapping[str, str | int] | None = None,
 ) -> pika.BasicProperties:
-    """Properties to publish with.
+    """Make the properties of a message.
+
+    Args:
+        values: names and values of string properties.
+        priority: 0 for none.
+        transient: whether the message need not survive a restart of the broker.
+        timestamp: seconds since 1970; 0 for none.
+        headers: names and values.
 
     Raises:
         XAER_INVAL: a value is not possible.
@@ -141,11 +149,11 @@ def properties_of(
 def publish(
     mine: SwitchAssociation, exchange: str, routing_key: str, body: bytes, properties: pika.BasicProperties
 ) -> None:
-    """Publish; it is there for others when the branch commits.
+    """Publish a message. Consumers can get it when the branch commits.
 
     Raises:
-        XA_RBROLLBACK: the server refused, now or earlier.
-        XAER_RMFAIL: it is out of reach.
+        XA_RBROLLBACK: the server has refused this or an earlier call; the branch is rollback-only.
+        XAER_RMFAIL: the connection is lost.
     """
     with _working(mine):
         mine.channel.basic_publish(exchange, routing_key, body, properties)
@@ -160,11 +168,12 @@ def get(mine: SwitchAssociation, queue: str, size: int) -> Taken | int | None:
         size: the space of the caller for the body, in bytes.
 
     Returns:
-        The message; or its size, where there is no room: it waits for the next call. ``None``: there is none.
+        The message. If it does not fit, its size in bytes; the next call for the queue returns the same message.
+        ``None`` if the queue is empty.
 
     Raises:
-        XA_RBROLLBACK: the server refused, now or earlier.
-        XAER_RMFAIL: it is out of reach.
+        XA_RBROLLBACK: the server has refused this or an earlier call; the branch is rollback-only.
+        XAER_RMFAIL: the connection is lost.
     """
     found = mine.waiting.pop(queue, None)
     if found is None:
@@ -188,12 +197,12 @@ def get(mine: SwitchAssociation, queue: str, size: int) -> Taken | int | None:
 
 
 def header(mine: SwitchAssociation, tag: int, name: str) -> bytes | None:
-    """A header of a message that was taken in this branch and is not settled, as text; ``None``: it has no value.
+    """Return a header of an unsettled message of this branch as text; ``None`` if it is missing or has no value.
 
     Raises:
-        XAER_INVAL: the message is not there; the header is a table or an array.
+        XAER_INVAL: there is no such message, or the header is a table or an array.
     """
-    match _headers(mine, tag).get(name):  # what pika makes of values
+    match _headers(mine, tag).get(name):  # the Python types that pika decodes values to
         case None:
             return None
         case bool() as value:
@@ -212,16 +221,17 @@ def _headers(mine: SwitchAssociation, tag: int) -> Mapping[str, Any]:
     try:
         return mine.unsettled[tag]
     except KeyError:
-        raise XAER_INVAL(f"delivery tag {tag} is of no message that this thread has taken in {mine.xid}") from None
+        raise XAER_INVAL(f"this thread has no unsettled message with delivery tag {tag} in {mine.xid}") from None
 
 
 def settle(mine: SwitchAssociation, tag: int, *, ack: bool, requeue: bool) -> None:
-    """Acknowledge a message that was taken in this branch, or give it back.
+    """Acknowledge or reject a message of this branch.
 
     Raises:
-        XAER_INVAL: it was not, or is settled: the server would close the channel over it, and the branch with it.
-        XA_RBROLLBACK: the server refused something earlier.
-        XAER_RMFAIL: it is out of reach.
+        XAER_INVAL: the branch has no such unsettled message. The server would close the channel, and the branch with
+            it.
+        XA_RBROLLBACK: the server has refused an earlier call; the branch is rollback-only.
+        XAER_RMFAIL: the connection is lost.
     """
     _headers(mine, tag)
     with _working(mine):
@@ -233,7 +243,7 @@ def settle(mine: SwitchAssociation, tag: int, *, ack: bool, requeue: bool) -> No
 
 
 def give_back(mine: SwitchAssociation) -> None:
-    """What was taken and not acknowledged is for others, now that the branch has ended; raises nothing."""
+    """Requeue unsettled messages after the end of the branch. Raise nothing."""
     for tag in sorted(mine.unsettled):
         with suppress(XAException):
             settle(mine, tag, ack=False, requeue=True)
@@ -243,7 +253,7 @@ def give_back(mine: SwitchAssociation) -> None:
 
 @contextmanager
 def _working(mine: SwitchAssociation) -> Iterator[None]:
-    """Within it pika is asked for something on the channel of the branch."""
+    """A context for calls of pika on the channel of the branch; it translates their errors and sets the timeout."""
     if not mine.channel.is_open:
         raise mine.lost(closing_reason(mine.channel))
     alive(mine.connection)

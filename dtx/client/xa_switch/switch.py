@@ -1,20 +1,19 @@
 """The calls of the switch, for all threads of control of a process.
 
-A thread of control is a thread of the operating system, told from others by a number that ``entry.c`` gives it. Each
-has resource managers of its own, by the id that the transaction manager has chosen; no two threads share anything.
-:class:`Manager` is one of them: the states R1, T0, T1 and T2 of X/Open, chapter 6.
+A thread of control is a thread of the operating system; ``entry.c`` gives each a number. Each has its own resource
+managers, by the ids that the transaction manager has chosen. Threads share nothing. :class:`Manager` is one resource
+manager of a thread: the states R1, T0, T1 and T2 of X/Open, chapter 6.
 
-Theory of operation. What only the thread can know is decided here: whether it is associated, with what, and what is
-suspended. Everything about the branch (S0 to S5) is the server's to decide, for other threads and other processes work
-for it too, and its answers are given codes by :mod:`dtx.client.errors`. A call that would be refused for the thread's
-own state is refused before anything is sent.
+Theory of operation. This module decides only what the thread alone knows: its association and its suspended branches.
+The server decides everything about the branch (S0 to S5), because other threads and processes work for it too.
+:mod:`dtx.client.errors` maps its answers to codes. A call that the state of the thread forbids is refused before
+anything is sent.
 
-A connection is used by one thread alone, and made again when it was lost. Between two calls nobody reads from it, so
-before a call it is looked at: a connection that died meanwhile is noticed before anything is sent on it, and nothing is
-lost by taking a new one. One that dies under a call is another matter: then the outcome is not known, the call ends in
-XAER_RMFAIL, and the next one connects again.
+Only one thread uses a connection. A lost connection is replaced. Between two calls no code reads from it, so each call
+first checks it: if it died in the meantime, the call uses a new one, and nothing is lost. If it dies during a call, the
+outcome is not known: the call ends in XAER_RMFAIL, and the next call connects again.
 
-Every method of :class:`Switch` returns what the C function returns, or raises an XAException whose code that is.
+Every method of :class:`Switch` returns the result of the C function, or raises an XAException with its code.
 """
 
 from contextlib import suppress
@@ -115,7 +114,7 @@ class SwitchLink:
         return self._coordinator
 
     def close(self) -> None:
-        """Say farewell; raises nothing."""
+        """Close the connection with an AMQP close. Raise nothing."""
         connection, self._connection = self._connection, None
         self._coordinator = None
         if connection is not None and connection.is_open:
@@ -166,14 +165,14 @@ class Manager:
         return next((found for found in self._associations.values() if not found.suspended), None)
 
     def close(self) -> None:
-        """End both connections.
+        """Close both connections.
 
-        X/Open lets no thread close that is associated with a branch. A suspended one counts here, as in other switches
-        (Berkeley DB's): the work would be lost with the connection, and nobody would be told.
+        X/Open forbids it while the thread is associated with a branch. A suspended association counts here, as in
+        Berkeley DB's switch: otherwise its work would be lost with the connection, without an error.
 
         Raises:
-            XAER_PROTO: the thread is associated with a branch, or has one suspended: xa_end comes before xa_close. One
-                whose connection is lost is no association any more.
+            XAER_PROTO: the thread has an association, active or suspended: call xa_end before. An association whose
+                connection is lost does not count.
         """
         held = [found.xid for found in self._associations.values() if alive(found.connection)]
         if held:
@@ -183,7 +182,7 @@ class Manager:
             link.close()
 
     def drop(self) -> None:
-        """Drop both connections at once: the thread has ended, or the state of this object is not known."""
+        """Drop both connections at once, because the thread has ended or the state of this object is unknown."""
         self._associations.clear()
         self._scan = None
         for link in {self._work, self._outcomes}:
@@ -195,16 +194,16 @@ class Manager:
         """Associate the thread (T0 to T1, or T2 to T1).
 
         Raises:
-            XAER_PROTO: it is associated; or its own suspended branch is to be joined.
-            XARollback: the branch is rollback-only, and the thread is not associated with it.
-            XAException: as the server says.
+            XAER_PROTO: the thread is associated with a branch, or would join a branch that it has suspended.
+            XARollback: the branch is rollback-only; the thread is not associated with it.
+            XAException: the server's error.
         """
         busy = self.active
         if busy is not None:
             raise XAER_PROTO(f"xa_start of {xid} while this thread is associated with {busy.xid}")
         mine = self._associations.get(xid)
         if mine is not None and join:
-            raise XAER_PROTO(f"{xid} is suspended by this thread: it is resumed, not joined")
+            raise XAER_PROTO(f"{xid} is suspended by this thread: use TMRESUME instead of TMJOIN")
         if mine is not None and resume:
             return self._resume(mine)
         resource = self._take()
@@ -229,7 +228,7 @@ class Manager:
         return XA_OK
 
     def _limit(self, xid: Xid) -> None:
-        """The time-out of the open string; a start that failed is one that never was."""
+        """Set the timeout of the open string. If that fails, undo the start: a failed xa_start must have no effect."""
         try:
             self._outcomes.coordinator().set_timeout(xid, self._info.transaction_timeout)
         except XAException:
@@ -243,13 +242,13 @@ class Manager:
         """Dissociate the thread (T1 or T2 to T0), or suspend its association (T1 to T2).
 
         Returns:
-            XA_OK; XA_NOMIGRATE where it is suspended, and was to be resumed by another thread. ``xa.h`` says of it
-            "resumption must occur where suspension occurred". Transaction managers that heed TMNOMIGRATE do not ask.
+            XA_OK; XA_NOMIGRATE if TMMIGRATE was given: ``xa.h`` says "resumption must occur where suspension
+            occurred". Transaction managers that respect TMNOMIGRATE do not give it.
 
         Raises:
             XARollback: the branch is rollback-only; the thread is dissociated.
             XAER_PROTO: the thread is not associated with it, or has suspended it already.
-            XAER_RMFAIL: the server is gone; the thread is dissociated.
+            XAER_RMFAIL: the connection is lost; the thread is dissociated.
         """
         mine = self._associations.get(xid)
         if mine is None:
@@ -273,21 +272,21 @@ class Manager:
             self._leave(mine)
 
     def _leave(self, mine: SwitchAssociation) -> None:
-        give_back(mine)  # behind the end: within a branch it would wait until that is decided
+        give_back(mine)  # after the end: within the branch, messages would return only after its decision
         self._associations.pop(mine.xid)
         self._give_back(mine.resource)
 
     def _end_unknown(self, xid: Xid) -> int:
-        """No association of this thread: the server tells an xid that is not known from one that is others'."""
+        """End without an association: the server's answer distinguishes unknown xids from branches of other threads."""
         resource = self._take()
         try:
             resource.end(xid)
         finally:
             self._give_back(resource)
-        raise XAER_PROTO(f"this thread is not associated with {xid}")  # never: a fresh channel has no association
+        raise XAER_PROTO(f"this thread is not associated with {xid}")  # not reached: a free channel has no association
 
     def _on(self, mine: SwitchAssociation, *, resume: bool = False, fail: bool = False, suspend: bool = False) -> None:
-        """Resume or end, on the channel of the association."""
+        """Resume or end on the channel of the association."""
         alive(mine.connection)
         try:
             if resume:
@@ -305,7 +304,7 @@ class Manager:
             if resource.channel.is_open and resource.channel.connection is connection:
                 return resource
         resource = XAResource(open_channel(connection, self._work.timeout), timeout=self._work.timeout)
-        resource.select()  # not only start: on any other channel end is refused before the xid is looked at
+        resource.select()  # also needed for end: on other channels the server refuses end before it reads the xid
         return resource
 
     def _give_back(self, resource: XAResource) -> None:
@@ -322,7 +321,7 @@ class Manager:
         """Commit the branch: the second phase, or the only one. A repetition after a lost answer succeeds again.
 
         Raises:
-            XAException: as the server says.
+            XAException: the server's error.
         """
         try:
             self._outcomes.coordinator().commit(xid, one_phase=one_phase)
@@ -339,7 +338,7 @@ class Manager:
         """Roll the branch back. A repetition after a lost answer succeeds again.
 
         Raises:
-            XAException: as the server says.
+            XAException: the server's error.
         """
         try:
             self._outcomes.coordinator().rollback(xid)
@@ -356,18 +355,18 @@ class Manager:
         return XA_OK
 
     def recover(self, count: int, *, start: bool, end: bool) -> list[Xid]:
-        """The next branches of a scan: in doubt, or heuristically completed.
+        """Return the next branches of a scan: branches in doubt or heuristically completed.
 
-        The scan is the server's at its start, and is fetched whole then: nothing is left open at the server by a
-        transaction manager that never ends it.
+        The first call fetches the whole scan, so a transaction manager that never ends it leaves no scan open at the
+        server.
 
         Args:
-            count: how many, at most.
-            start: begin (again).
-            end: the scan is over after this.
+            count: maximum number of branches.
+            start: begin a scan, again if one is open.
+            end: end the scan after this call.
 
         Raises:
-            XAER_INVAL: no scan was begun.
+            XAER_INVAL: no scan is open.
         """
         if start:
             self._scan = None
@@ -380,7 +379,7 @@ class Manager:
 
 
 class Switch:
-    """All threads, and what each has opened."""
+    """The resource managers that each thread has opened."""
 
     def __init__(self) -> None:
         self._threads: dict[int, dict[int, Manager]] = {}
@@ -395,11 +394,11 @@ class Switch:
     # -- the resource manager ------------------------------------------------------------------------------------------
 
     def open(self, thread: int, text: str, rmid: int, flags: int) -> int:
-        """``xa_open`` (R0 to R1). Doing it again connects again where that is needed, and changes nothing else.
+        """``xa_open`` (R0 to R1). A repetition only replaces lost connections.
 
         Raises:
-            XAER_INVAL: the string cannot be read, or is another one than before.
-            XAER_RMERR: a connection is not to be had (xa_open knows no XAER_RMFAIL).
+            XAER_INVAL: the open string is malformed, or differs from the previous one.
+            XAER_RMERR: a connection could not be opened (xa_open may not return XAER_RMFAIL).
         """
         check_flags("xa_open", flags, frozenset({TMNOFLAGS}))
         info = parse(text)
@@ -419,7 +418,7 @@ class Switch:
         return XA_OK
 
     def close(self, thread: int, rmid: int, flags: int) -> int:
-        """``xa_close`` (R1 to R0). Doing it again, or before xa_open, changes nothing.
+        """``xa_close`` (R1 to R0). It has no effect if the resource manager is not open.
 
         Raises:
             XAER_PROTO: the thread is associated with a branch of this resource manager.
@@ -451,10 +450,10 @@ class Switch:
         """``xa_start``, ``xa_end``, ``xa_rollback``, ``xa_prepare``, ``xa_commit`` and ``xa_forget``.
 
         Raises:
-            XAER_ASYNC: TMASYNC.
-            XAER_INVAL: flags that the call does not know.
-            XAER_PROTO: the thread has not opened this resource manager; or is not in the state for the call.
-            XAException: as the server says.
+            XAER_ASYNC: TMASYNC is set.
+            XAER_INVAL: the call does not permit these flags.
+            XAER_PROTO: the thread has not opened this resource manager, or its state forbids the call.
+            XAException: the server's error.
         """
         name = f"xa_{call.name.lower()}"
         check_flags(name, flags, POSSIBLE[call])
@@ -475,10 +474,11 @@ class Switch:
                 return manager.forget(xid)
 
     def recover(self, thread: int, count: int, rmid: int, flags: int) -> list[Xid]:
-        """``xa_recover``: the next xids of a scan, *count* at most.
+        """``xa_recover``: the next xids of a scan, at most *count*.
 
         Raises:
-            XAER_INVAL: a count below 0, other flags, or no scan is open.
+            XAER_INVAL: *count* is negative, the call does not permit these flags, or no scan is open.
+            XAER_PROTO: the thread has not opened this resource manager.
         """
         if flags & ~(TMSTARTRSCAN | TMENDRSCAN):
             no_such_flags("xa_recover", flags)
@@ -488,24 +488,24 @@ class Switch:
         return manager.recover(count, start=bool(flags & TMSTARTRSCAN), end=bool(flags & TMENDRSCAN))
 
     def complete(self, thread: int, rmid: int, flags: int) -> int:
-        """``xa_complete``: there never is an asynchronous call.
+        """``xa_complete``: always an error, because the switch has no asynchronous calls.
 
         Raises:
-            XAER_INVAL: flags that the call does not know.
-            XAER_PROTO: always else.
+            XAER_INVAL: the call does not permit these flags.
+            XAER_PROTO: in all other cases.
         """
         if flags not in {TMNOFLAGS, TMNOWAIT}:
             no_such_flags("xa_complete", flags)
         self._opened(thread, rmid, "xa_complete")
-        raise XAER_PROTO("xa_complete: nothing was begun asynchronously")
+        raise XAER_PROTO("xa_complete: there is no asynchronous call")
 
     # -- work ----------------------------------------------------------------------------------------------------------
 
     def use(self, thread: int, rmid: int) -> int:
-        """``dtx_use``: whose branch the work of this thread is for.
+        """``dtx_use``: choose the resource manager for the work of this thread.
 
         Raises:
-            XAER_PROTO: the thread has not opened it.
+            XAER_PROTO: the thread has not opened this resource manager.
         """
         if rmid == ANY:
             self._used.pop(thread, None)
@@ -515,10 +515,10 @@ class Switch:
         return XA_OK
 
     def working(self, thread: int) -> tuple[int, SwitchAssociation]:
-        """The resource manager and the branch that the work of this thread is for.
+        """Return the resource manager and the branch for the work of this thread.
 
         Raises:
-            XAER_PROTO: there is none, or more than one.
+            XAER_PROTO: the thread is associated with no branch, or with several and :meth:`use` was not called.
         """
         managers = self._threads.get(thread, {})
         used = self._used.get(thread)
@@ -531,8 +531,6 @@ class Switch:
             case [(rmid, SwitchAssociation() as active)]:
                 return rmid, active
             case []:
-                raise XAER_PROTO(
-                    "this thread is not associated with a branch: work belongs between xa_start and xa_end"
-                )
+                raise XAER_PROTO("this thread is not associated with a branch: call xa_start before the work")
             case _:
-                raise XAER_PROTO("this thread is associated with several branches: dtx_use says which one is meant")
+                raise XAER_PROTO("this thread is associated with several branches: choose one with dtx_use")

@@ -106,7 +106,7 @@ def test_a_name_that_somebody_else_lets_lead_here_is_not_answered(shared: Standa
     boss = Operator(shared.service.admin_url)
     refused = boss.ask("GET", path, headers={"Host": "evil.example:15673"})
     assert (refused.status, refused.headers["content-type"]) == (421, "application/problem+json")
-    assert refused.body["detail"] == "this dtx is not known as 'evil.example:15673': --admin-host has to name it"
+    assert refused.body["detail"] == "'evil.example:15673' is not a known name of this dtx: add it to --admin-host"
     assert boss.ask("GET", path, headers={"Host": "dtx.example:15673"}).status in {200, 404}
     assert boss.ask("GET", "/healthz", headers={"Host": "evil.example"}).status == 200
 

@@ -83,7 +83,7 @@ def test_many_are_decided_after_a_dry_run(scene: Scene, running: bool) -> None:
     (left,) = prepared(scene, [b"invoice"])
     words = ("bulk", "rollback", "--gtrid", "order-*", *words_of(scene, running))
     dry = scene.service.run(*words, "--dry-run")
-    assert "rollback of 120 branches; told to their transaction managers then: 120 xa-heurrb" in dry.stderr
+    assert "rollback of 120 branches; answers to their transaction managers: 120 xa-heurrb" in dry.stderr
     assert set(scene.states().values()) == {"prepared"}
     unanswered = scene.service.run(*words, "--reason", "x", check=False)
     assert (unanswered.returncode, set(scene.states().values())) == (2, {"prepared"})
@@ -186,5 +186,5 @@ def test_a_bulk_order_takes_a_coordinator(alone: StandaloneStage) -> None:
     words = ("bulk", "rollback", "--gtrid", "order-*", "--reason", "x", "--yes", "--api", alone.service.admin_url)
     with DtxService(env={"DTX_TOKEN": token}, start=False) as far:
         said = far.run(*words, check=False)
-    assert (said.returncode, "that takes a coordinator" in said.stderr) == (1, True)
+    assert (said.returncode, "but this needs a coordinator" in said.stderr) == (1, True)
     assert set(alone.states().values()) == {"prepared"}

@@ -120,7 +120,7 @@ def test_many_are_decided_as_the_dry_run_said_or_not_at_all(alone: Scene) -> Non
     changed = coordinator.ask("POST", "/api/bulk", {**order, "dry_run": False, "confirm": said["confirm"]})
     assert (changed.status, changed.body["detail"]) == (
         412,
-        "the branches are not those of the dry run: look again",
+        "the branches have changed since the dry run: run the dry run again",
     )
     assert set(alone.states().values()) == {"prepared"}
     said = coordinator.ask("POST", "/api/bulk", order).body
@@ -135,7 +135,7 @@ def test_many_are_decided_as_the_dry_run_said_or_not_at_all(alone: Scene) -> Non
     [
         ({"action": "commit"}, 409, "the order is not the one of the dry run"),
         ({"filter": {"state": ["prepared"], "owner": "guest"}}, 409, "the order is not the one of the dry run"),
-        ({"confirm": None}, 428, "the dry run comes first"),
+        ({"confirm": None}, 428, "a dry run is needed first"),
     ],
     ids=["action", "filter", "confirm"],
 )

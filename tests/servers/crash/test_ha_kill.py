@@ -9,7 +9,7 @@ ATTEMPTS = 3
 
 
 def test_a_standby_serves_two_seconds_after_the_lease_has_run_out(pair_with: Callable[..., Pair]) -> None:
-    """README: "--lease-ttl: a standby takes over this long after the active dtx was last heard of"."""
+    """docs/reference/settings: "A standby takes over this long after the last renewal of the lease"."""
     took = []
     for _ in range(ATTEMPTS):
         pair = pair_with()

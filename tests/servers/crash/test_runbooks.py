@@ -1,4 +1,4 @@
-"""README's runbooks, each in the situation that it is for: every command is run, and ends as it is said to."""
+"""docs/operations/runbooks: every command is run in the situation that it is for, and ends as the page says."""
 
 import json
 import os

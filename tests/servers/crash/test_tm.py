@@ -249,7 +249,7 @@ def test_a_decision_that_only_seems_orphaned_cannot_commit_after_its_roll_back(w
         parts = tx.gtrid
         row = tm.plan(parts, []).row([])
         assert other.log.fence(row) is Decision.ROLLBACK
-        with pytest.raises(RolledBack, match="took the transaction for dead"):
+        with pytest.raises(RolledBack, match="treated the transaction as dead"):
             tx.commit()
     assert agreed(world) == set()
 

@@ -169,8 +169,8 @@ def test_what_is_behind_a_failure_is_told(modules: Path) -> None:
         ("", "url is missing"),
         ("url=http://127.0.0.1/", "no amqp:// or amqps:// URL"),
         ("url=amqp://h/;url=amqp://h/", "url is given twice"),
-        ("url=amqp://h:port/", "open string: url is no URL"),
-        ("uri=amqp://h/", "is none of url, coordination"),
+        ("url=amqp://h:port/", "open string: pika cannot parse the URL of url"),
+        ("uri=amqp://h/", "known are url, coordination"),
     ],
 )
 def test_an_open_string_that_cannot_be_read_is_refused(info: str, words: str) -> None:

@@ -48,15 +48,15 @@ def test_a_semicolon_of_a_password_is_escaped() -> None:
     [
         ("", "url is missing"),
         ("coordination=amqp://h/", "url is missing"),
-        ("url", "is none of"),
-        ("URL=amqp://h/", "is none of"),
+        ("url", "unknown key"),
+        ("URL=amqp://h/", "unknown key"),
         ("url=amqp://h/;url=amqp://h/", "given twice"),
         ("url=http://h/", "no amqp:// or amqps:// URL"),
         ("url=amqp:///", "no amqp:// or amqps:// URL"),
-        ("url=amqp://[::1/", "no URL that pika can read"),
-        ("url=amqp://h:99999/", "no URL that pika can read"),
-        ("url=amqp://h/?heartbeat=x", "no URL that pika can read"),
-        (f"url={URL};coordination=amqp://other/", "another virtual host"),
+        ("url=amqp://[::1/", "pika cannot parse the URL"),
+        ("url=amqp://h:99999/", "pika cannot parse the URL"),
+        ("url=amqp://h/?heartbeat=x", "pika cannot parse the URL"),
+        (f"url={URL};coordination=amqp://other/", "the same virtual host"),
         (f"url={URL};answer-timeout=soon", "not a number of seconds"),
         (f"url={URL};answer-timeout=-1", "not a number of seconds"),
         (f"url={URL};answer-timeout=nan", "not a number of seconds"),
@@ -91,7 +91,7 @@ def test_flags_are_possible_or_named(call: SwitchCall, flags: int) -> None:
 
 def test_strings_that_amqp_cannot_carry_are_refused() -> None:
     assert messages.short("queue", "ü".encode()) == "ü"
-    with pytest.raises(XAER_INVAL, match="256 octets, 255 are possible"):
+    with pytest.raises(XAER_INVAL, match="256 bytes, 255 are possible"):
         messages.short("queue", b"q" * 256)
     with pytest.raises(XAER_INVAL, match="not UTF-8"):
         messages.short("queue", b"\xff")
@@ -125,7 +125,7 @@ def test_messages_are_persistent_unless_they_are_not_to_be() -> None:
 def test_a_header_is_told_as_text(value: object, expected: bytes | None) -> None:
     mine: Any = SimpleNamespace(unsettled={1: {"colour": value}}, xid="")
     assert messages.header(mine, 1, "colour") == expected
-    with pytest.raises(XAER_INVAL, match="of no message"):
+    with pytest.raises(XAER_INVAL, match="no unsettled message"):
         messages.header(mine, 2, "colour")
 
 

@@ -230,4 +230,4 @@ def test_a_channel_closed_within_its_branch_takes_no_further_work(
 def test_work_belongs_between_start_and_end(driver: Driver, queue: str) -> None:
     for words in (("publish", "-", queue, "x"), ("get", queue, 10), ("ack", 1), ("reject", 1, 0)):
         assert driver.code("a", *words) == XAER_PROTO
-    assert "between xa_start and xa_end" in driver.reason("a")
+    assert "call xa_start before the work" in driver.reason("a")

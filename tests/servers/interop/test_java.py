@@ -320,7 +320,7 @@ def test_a_client_that_reads_no_stream_is_refused(program: Program, service: Dtx
     program("nio", "connect", service.url(), "nio")
     said = program.say("nio", "start", a_xid(), NO_FLAGS)
     assert said.startswith(f"xa {XAER_RMFAIL} 0 ")
-    assert "needs plain sockets: leave useNio() and netty() out" in said
+    assert "needs plain sockets: do not call useNio() or netty()" in said
 
 
 @pytest.mark.parametrize("call", [("start", NO_FLAGS), ("commit",), ("recover", START_SCAN)], ids=lambda call: call[0])

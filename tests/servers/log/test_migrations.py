@@ -67,6 +67,16 @@ def test_upgrade_head_equals_the_metadata(migrated_postgres_url: str, monkeypatc
     assert differences == []
 
 
+def test_the_view_equals_the_metadata(migrated_postgres_url: str) -> None:
+    found = query(
+        migrated_postgres_url,
+        "SELECT column_name, data_type FROM information_schema.columns "
+        "WHERE table_schema = 'dtx' AND table_name = 'in_doubt' ORDER BY ordinal_position",
+    )
+    dialect = PGDialect()  # type: ignore[no-untyped-call]
+    assert found == [(column.name, column.type.compile(dialect).lower()) for column in tables.in_doubt.columns]
+
+
 def test_constraints_and_storage_equal_the_metadata(migrated_postgres_url: str) -> None:
     """Constraints repeat the core's invariants."""
     found = dict(

@@ -1,4 +1,4 @@
-"""The programs in ``examples`` do what README says of them."""
+"""The programs in ``examples`` do what docs/how-to/python says of them."""
 
 import json
 import os

@@ -135,7 +135,7 @@ def test_who_lives_is_known_to_all(log: DecisionLog, where: str) -> None:
 
 
 def test_a_log_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LogFailed, match="the directory of the log of decisions is not there"):
+    with pytest.raises(LogFailed, match="the directory of the log of decisions does not exist"):
         open_log(tmp_path / "nowhere" / "tm.db")
     strange = tmp_path / "letter.txt"
     strange.write_text("Dear Sir or Madam, " * 100)

@@ -71,7 +71,7 @@ def test_an_orphan_is_rolled_back_when_it_is_old_enough(world: World, name: str)
         xid = tm.identity.xid(dead, name)
         prepared_elsewhere(world, name, xid)
         report = tm.recover()
-        assert "left alone" in report.waiting[xid]
+        assert "not touched" in report.waiting[xid]
         assert tm.log.read(dead) is None
     with world.manager(interval=60.0) as tm:
         assert tm.recover().rolled_back == [xid]
@@ -97,7 +97,7 @@ def test_a_transaction_of_a_process_that_lives_is_left_to_it(world: World) -> No
         tx = left_at(owner, CommitPoint.VOTED)
         report = other.recover()
         assert not report.rolled_back
-        assert all("lives" in why for why in report.waiting.values())
+        assert all("is alive" in why for why in report.waiting.values())
         assert len(report.waiting) == 4
         assert len(owner.recover().rolled_back) == 4  # its own: it knows that the transaction does not run any more
         assert owner.log.read(tx.gtrid) is not None
@@ -303,7 +303,7 @@ def test_the_log_in_postgresql_does_the_same(world: World) -> None:
             with owner.transaction() as tx:
                 write(tx, "one", *ALL)
             left_at(owner, CommitPoint.VOTED)
-            assert all("lives" in why for why in other.recover().waiting.values())
+            assert all("is alive" in why for why in other.recover().waiting.values())
             with world.server.connection() as connection:  # the log's connections are lost, and made again
                 connection.execute(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dtx tm'"

@@ -14,5 +14,5 @@ def test_a_name_that_amqp_cannot_carry_is_no_place_for_a_message(name: str) -> N
     """It counts octets, and not letters; the branch could not be completed any more."""
     given = {"reason": "moved", "position": 1}
     assert getattr(RedirectForm.model_validate({**given, name: LONGEST}), name) == LONGEST
-    with pytest.raises(ValidationError, match="255 octets at most"):
+    with pytest.raises(ValidationError, match="AMQP permits at most 255 bytes"):
         RedirectForm.model_validate({**given, name: LONGEST + "a"})

@@ -29,9 +29,10 @@ def log(tmp_path: Path) -> Path:
     [
         ("node = ", "is not TOML"),
         ('nodes = "n"', "unknown nodes"),
-        ("node = 7", "are texts"),
-        ("resources = 7", "are texts"),
-        ('node = "n"', "say whose log it is"),
+        ("node = 7", "must be strings"),
+        ('format_id = "7"', "format_id must be a number"),
+        ("resources = 7", "must be strings"),
+        ('node = "n"', "name the node and its log"),
         ('node = "a b"\nlog = "LOG"', "node name"),
         ('node = "n"\nlog = "/nowhere/tm.db"', "there is no log of decisions"),
         ('node = "n"\nlog = "LOG"\n[resources]\nq = "http://x"', "must begin with amqp://"),
@@ -57,9 +58,12 @@ SECRET = "s3cr%et"
     [
         (("--log", f"postgresql://n:{SECRET}@127.0.0.1:1/x"), "not one that PostgreSQL"),
         (("--log", f"postgresql+psycopg://n:{SECRET}@127.0.0.1:1/x"), "the path of a SQLite file, or postgresql://"),
-        (("--log", "LOG", "--resource", f"q=postgresql://n:{SECRET}@127.0.0.1:1/x"), "resource q: its URL is not one"),
-        (("--log", "LOG", "--resource", f"q=amqp://n:{SECRET}/5@127.0.0.1:1/"), "resource q: its URL is not one"),
-        (("--log", "LOG", "--resource", f"amqp://n:{SECRET}@127.0.0.1:1/"), "say NAME=URL"),
+        (
+            ("--log", "LOG", "--resource", f"q=postgresql://n:{SECRET}@127.0.0.1:1/x"),
+            "resource q: its URL is not a valid",
+        ),
+        (("--log", "LOG", "--resource", f"q=amqp://n:{SECRET}/5@127.0.0.1:1/"), "resource q: its URL is not a valid"),
+        (("--log", "LOG", "--resource", f"amqp://n:{SECRET}@127.0.0.1:1/"), "must be NAME=URL"),
     ],
     ids=["log", "log of another kind", "database", "queue", "without a name"],
 )
@@ -77,7 +81,7 @@ def test_what_is_wrong_with_a_url_is_said_without_its_password(
 def test_a_decision_of_a_resource_that_is_not_named_waits(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--node", "n", "--log", str(log)]
     assert run(["tm", "recover", *words]) == Exit.FAILED
-    assert "no resource is called gone here" in capsys.readouterr().out
+    assert "this transaction manager has no resource gone" in capsys.readouterr().out
     assert run(["tm", "list", *words]) == Exit.OK
     assert "n.p.a.1  commit at" in capsys.readouterr().out
     assert run(["tm", "heuristics", *words]) == Exit.OK

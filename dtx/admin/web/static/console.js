@@ -1,4 +1,4 @@
-// Every page works without this. It keeps pages up to date, copies, and shows orders in a dialogue.
+// Every page works without this script. It updates pages, copies text, and shows orders in a dialogue.
 "use strict";
 
 const say = (text) => {
@@ -21,7 +21,7 @@ document.addEventListener("click", async (event) => {
     say("Copied");
     button.firstChild.textContent = "Copied";
   } catch {
-    say("The browser does not let this page copy");
+    say("The browser does not permit copying");
     button.firstChild.textContent = "Not copied";
   }
   setTimeout(() => { button.firstChild.textContent = "Copy"; }, 2000);
@@ -32,7 +32,7 @@ document.addEventListener("change", (event) => {
   for (const box of document.querySelectorAll("td.tick input")) box.checked = event.target.checked;
 });
 
-// -- orders in a dialogue: the same pages, their middle alone
+// -- orders in a dialogue, which shows the main part of their pages
 
 const dialog = document.createElement("dialog");
 dialog.setAttribute("aria-labelledby", "headline");
@@ -85,19 +85,19 @@ dialog.addEventListener("submit", async (event) => {
     const answer = await fetch(form.getAttribute("action"), { method: "POST", body: data, headers: { Accept: "text/html", "X-Dtx-Part": "dialog" } });
     if (answer.redirected) { location.assign(answer.url); return; }
     if (present(await answer.text())) return;
-    say("The order was not taken: open the page again");
+    say("The order was not accepted: open the page again");
   } catch {
-    say("dtx does not answer: nothing is known about the order, look at the branch again");
+    say("dtx does not answer: it is not known whether the order was carried out, open the branch again");
     const note = document.createElement("p");
     note.className = "note bad";
     note.setAttribute("role", "alert");
-    note.textContent = "dtx does not answer. Whether the order was carried out is not known: look at the branch again.";
+    note.textContent = "dtx does not answer. It is not known whether the order was carried out: open the branch again.";
     form.prepend(note);
   }
   for (const button of buttons) button.disabled = false;
 });
 
-// -- keeping up to date
+// -- live updates
 
 const watched = document.body.dataset.live;
 const mark = document.getElementById("live-mark");
@@ -114,7 +114,7 @@ const tell = (text, good) => {
   mark.classList.toggle("off", !good);
 };
 
-// What somebody is doing on the page stays as it is: ticks, open details, focus, marked text.
+// An update does not change ticks, open details, focus and selected text.
 const exchange = (old, fresh) => {
   const selection = getSelection();
   if (!selection.isCollapsed && old.contains(selection.anchorNode)) return;
@@ -138,7 +138,7 @@ const refresh = async () => {
     const answer = await fetch(location.href, { headers: { Accept: "text/html", "X-Dtx-Part": "live" } });
     if (answer.redirected) { stop(); tell("signed out: reload to sign in", false); say("Signed out"); return; }
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-    if (paused) return; // asked before the pause, answered after it
+    if (paused) return; // the request was sent before the pause
     for (const old of document.querySelectorAll("[data-region]")) {
       const fresh = page.getElementById(old.id);
       if (!fresh) continue;
@@ -165,7 +165,7 @@ const start = () => {
   source = new EventSource(document.body.dataset.events);
   source.addEventListener("beat", (event) => {
     const now = JSON.parse(event.data)[watched];
-    const changed = seen !== now; // the first time too: it may have changed since the page was made
+    const changed = seen !== now; // true for the first event too: data may have changed since the page was loaded
     seen = now;
     tell("live", true);
     if (changed) refresh();
@@ -181,10 +181,10 @@ if (watched && window.EventSource) {
   mark.hidden = pause.hidden = false;
   pause.addEventListener("click", () => {
     paused = !paused;
-    pause.textContent = paused ? "Go on" : "Pause";
+    pause.textContent = paused ? "Resume" : "Pause";
     if (paused) { stop(); tell("paused", false); } else { start(); refresh(); }
   });
-  // A browser has few connections to one place: pages that nobody sees do not keep one.
+  // A browser has few connections to one host, so hidden pages close theirs.
   document.addEventListener("visibilitychange", () => { if (document.hidden) stop(); else { start(); refresh(); } });
   start();
 }

@@ -63,7 +63,7 @@ def test_a_page_stands_still_when_it_is_told_to(tour: Tour, site: StandaloneStag
     other = tour.visitor("carla", "branches?q=still-*")
     expect(other.page.get_by_role("link", name="still-1/b")).to_be_visible()
     assert carla.page.get_by_role("link", name="still-1/b").count() == 0
-    carla.page.get_by_role("button", name="Go on").click()
+    carla.page.get_by_role("button", name="Resume").click()
     expect(carla.page.get_by_role("link", name="still-1/b")).to_be_visible(timeout=30_000)
 
 
@@ -91,7 +91,7 @@ def test_what_was_asked_for_before_the_pause_changes_nothing_after_it(tour: Tour
     site.wait_for(lambda: carla.page.evaluate("() => !busy"), "the end of that refresh")
     expect(carla.page.locator("#live-word")).to_have_text("paused")
     assert carla.page.get_by_role("link", name="late-1/b").count() == 0
-    carla.page.get_by_role("button", name="Go on").click()
+    carla.page.get_by_role("button", name="Resume").click()
     expect(carla.page.get_by_role("link", name="late-1/b")).to_be_visible(timeout=30_000)
     carla.require_peace()
 
@@ -164,7 +164,7 @@ def test_a_standby_shows_what_the_log_has_and_takes_no_orders(site: StandaloneSt
     assert "prepared" in visitor.text()
     visitor.choose("Commit heuristically")
     visitor.page.locator("dialog #reason").fill("try")
-    visitor.page.get_by_role("button", name="Dry run: what would happen?").click()
+    visitor.page.get_by_role("button", name="Dry run").click()
     expect(visitor.page.locator("dialog [role=alert]")).to_contain_text("this dtx is not the active one")
     assert visitor.open("connections").status == 503
     assert site.states()[Xid(7, b"standby", b"b")] == "prepared"

@@ -91,14 +91,14 @@ def test_pages_of_branches_follow_each_other(tour: Tour, site: StandaloneStage) 
     assert (len(seen), set(seen)) == (120, made)
     carla.follow("First page")
     assert rows(carla) == seen[:50]
-    carla.follow("Decide about all that match")
+    carla.follow("Decide about all matching branches")
     assert "page-*" in carla.text()
     carla.page.get_by_label("Reason").fill(REASON)
-    carla.follow("Dry run: what would happen?", "button")
-    assert "120 branches would be asked to rollback" in carla.text()
+    carla.follow("Dry run", "button")
+    assert "The order would run rollback on 120 branches" in carla.text()
     prepared(site, b"page-late")
-    carla.follow("Do it for 120 branches", "button")
-    expect(carla.page.get_by_role("alert")).to_contain_text("the branches are not those of the dry run")
+    carla.follow("Run rollback on 120 branches", "button")
+    expect(carla.page.get_by_role("alert")).to_contain_text("the branches have changed since the dry run")
     assert {state for xid, state in site.states().items() if xid.gtrid.startswith(b"page")} == {"prepared"}
 
 
@@ -113,7 +113,7 @@ def test_a_branch_of_many_messages_is_shown_in_pieces(tour: Tour, site: Standalo
     assert olga.page.locator("#live-messages tbody tr").count() == 50
     expect(olga.page.locator("#live-messages caption")).to_have_text("Messages 200 to 249")
     assert olga.page.get_by_role("link", name="Next messages").count() == 0
-    olga.follow("Before")
+    olga.follow("Previous messages")
     expect(olga.page.locator("#live-messages tbody td").first).to_have_text("100")
 
 
@@ -164,14 +164,14 @@ def test_orders_work_without_any_script(site: StandaloneStage, people: None, bro
     assert not olga.page.locator("#live-mark").is_visible()
     olga.follow("Commit heuristically")
     olga.page.get_by_label("Reason").fill(REASON)
-    olga.follow("Dry run: what would happen?", "button")
+    olga.follow("Dry run", "button")
     assert "xa-heurcom" in olga.text()
     assert site.states()[xid] == "prepared"
     olga.follow("Commit heuristically", "button")
-    assert "answered xa-heurcom" in olga.text()
+    assert "The answer is xa-heurcom" in olga.text()
     assert site.states()[xid] == "heuristic"
     olga.page.reload()
-    assert "answered xa-heurcom" not in olga.text(), "it is said once"
+    assert "The answer is xa-heurcom" not in olga.text(), "it is said once"
 
 
 def test_an_order_needs_a_reason_and_a_branch_that_can_be_ordered_so(tour: Tour, site: StandaloneStage) -> None:
@@ -179,12 +179,12 @@ def test_an_order_needs_a_reason_and_a_branch_that_can_be_ordered_so(tour: Tour,
     olga = tour.visitor("olga")
     olga.open(f"decide?xid={xid}&action=rollback")
     olga.page.locator("#reason").evaluate("(area) => { area.required = false; area.value = '   '; }")
-    olga.follow("Dry run: what would happen?", "button")
+    olga.follow("Dry run", "button")
     expect(olga.page.get_by_role("alert")).to_contain_text("422")
     assert olga.open(f"decide?xid={xid}&action=destroy").status == 422
     olga.open(f"decide?xid={xid}&action=forget")
     olga.page.get_by_label("Reason").fill(REASON)
-    olga.follow("Dry run: what would happen?", "button")
+    olga.follow("Dry run", "button")
     expect(olga.page.get_by_role("alert")).to_contain_text("forget is illegal in state prepared")
     assert site.states()[xid] == "prepared"
 
@@ -224,13 +224,13 @@ def test_what_phase_two_is_stuck_with_is_sent_elsewhere_or_given_up(
         assert "xa-ok" in olga.dry_run(REASON)
         assert olga.page.get_by_label("Routing key").input_value() == "spare"
         olga.confirm()
-        olga.choose("Try again")
+        olga.choose("Retry")
         olga.dry_run(REASON)
         olga.confirm()
         assert (stage.bodies("out"), stage.bodies("spare")) == ([b"a"], [b"b"])
         second = stuck(stage)
         olga.open_branch(second, stage.vhost)
-        olga.page.get_by_role("link", name="Give up message 1").click()
+        olga.page.get_by_role("link", name="Discard message 1").click()
         assert "xa-heurmix" in olga.dry_run(REASON)
         olga.confirm()
         assert "mixed" in olga.text()

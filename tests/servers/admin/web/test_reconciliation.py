@@ -62,7 +62,7 @@ def published(site: StandaloneStage) -> Iterator[StandaloneStage]:
 
 def test_nothing_has_been_reconciled(tour: Tour) -> None:
     carla = tour.visitor("carla", "reconciliation")
-    assert "Nothing has been reconciled yet" in carla.text()
+    assert "There are no results yet" in carla.text()
 
 
 def test_totals_are_shown_and_verdicts_are_found(tour: Tour, published: StandaloneStage) -> None:

@@ -11,11 +11,11 @@ import java.util.List;
 import javax.transaction.xa.Xid;
 
 /**
- * An answer of the classes 101 and 105, on its way through a client that does not know them.
+ * An answer of the classes 101 and 105, wrapped for a client that does not know them.
  *
- * <p>The RabbitMQ client reads the methods of AMQP 0-9-1 and closes the connection over any other. So the frame handler
- * puts the octets of such an answer into a method that it does know: {@code connection.secure}, whose only argument is
- * a string of any length, and which nobody looks at on a channel but whoever waits for the answer.
+ * <p>The RabbitMQ client reads only the methods of AMQP 0-9-1 and closes the connection after any other. So the frame
+ * handler wraps the bytes of such an answer in a method that the client knows: {@code connection.secure}. Its only
+ * argument is a string of any length, and on a channel only the caller that waits for the answer reads it.
  */
 final class DtxAnswer {
     private static final int SECURE = 10 << 16 | 20;
@@ -27,7 +27,7 @@ final class DtxAnswer {
         this.payload = ByteBuffer.wrap(payload);
     }
 
-    /** {@code frame} itself, or, if it is an answer of dtx's, one that the client can read. */
+    /** {@code frame} itself; if it is an answer of dtx, the wrapped frame. */
     static Frame readable(Frame frame) {
         if (frame == null || frame.type != AMQP.FRAME_METHOD) {
             return frame;
@@ -45,7 +45,7 @@ final class DtxAnswer {
     /**
      * The answer to {@code request}.
      *
-     * @throws DtxXAException XAER_RMERR: it is none
+     * @throws DtxXAException XAER_RMERR: the command is no answer to it
      */
     static DtxAnswer in(Command command, DtxMethod request) throws DtxXAException {
         if (command.getMethod() instanceof AMQP.Connection.Secure) {
@@ -59,13 +59,13 @@ final class DtxAnswer {
                 DtxXAException.XAER_RMERR, request.describe() + " was answered by " + command.getMethod());
     }
 
-    /** xa-ok, xa-rdonly or another of the text's flags. */
+    /** xa-ok, xa-rdonly or another flag of the specification; -1 if the answer has none. */
     int flags() {
         return payload.remaining() >= 6 ? payload.getShort(4) & 0xffff : -1;
     }
 
     /**
-     * The xids of recover-ok: the entry {@code xids} of a field table, each wire form behind its length octet.
+     * The xids of recover-ok: the entry {@code xids} of a field table, each wire form after an octet with its length.
      *
      * @throws DtxXAException XAER_RMERR: malformed
      */

@@ -14,10 +14,10 @@ import java.security.KeyManagementException;
 import java.security.NoSuchAlgorithmException;
 
 /**
- * The RabbitMQ client's factory, for connections to dtx: set host, user, TLS and so on as usual.
+ * The factory of the RabbitMQ client, for connections to dtx. Set host, user, TLS and so on as usual.
  *
- * <p>Automatic recovery is off and stays off: a channel that came back by itself would have lost its branch, and nobody
- * would know. {@link DtxXAConnection} connects again where that is right.
+ * <p>Automatic recovery is off and cannot be switched on: a recovered channel would have lost its branch without an
+ * error. {@link DtxXAConnection} connects again where that is safe.
  */
 public class DtxConnectionFactory extends ConnectionFactory {
     /** A factory with the client's defaults, without automatic recovery. */
@@ -27,8 +27,8 @@ public class DtxConnectionFactory extends ConnectionFactory {
     }
 
     /**
-     * As the client does it, but for {@code amqp://host/}: that is the virtual host {@code /} here, as for dtx's clients
-     * in other languages. The client would ask for one whose name is empty, and there is none.
+     * Like the client's method, except that {@code amqp://host/} means the virtual host {@code /}, as for dtx's clients
+     * in other languages. The client would use a virtual host with an empty name, which does not exist.
      */
     @Override
     public void setUri(URI uri) throws URISyntaxException, NoSuchAlgorithmException, KeyManagementException {
@@ -39,29 +39,29 @@ public class DtxConnectionFactory extends ConnectionFactory {
     }
 
     /**
-     * @throws IllegalArgumentException it was to be switched on
+     * @throws IllegalArgumentException {@code automaticRecovery} is true
      */
     @Override
     public void setAutomaticRecoveryEnabled(boolean automaticRecovery) {
         if (automaticRecovery) {
-            throw new IllegalArgumentException("a channel that was recovered has lost its branch: leave it off");
+            throw new IllegalArgumentException("recovery must stay off: a recovered channel has lost its branch");
         }
     }
 
     /**
-     * @throws IOException the client was told to use NIO, or Netty as its later versions can: answers of dtx are mapped
-     *     where frames are read from a stream
+     * @throws IOException the client is configured for NIO, or for Netty in later versions: answers of dtx can only be
+     *     wrapped where frames are read from a stream
      */
     @Override
     protected synchronized FrameHandlerFactory createFrameHandlerFactory() throws IOException {
         FrameHandlerFactory plain = super.createFrameHandlerFactory();
         if (!(plain instanceof SocketFrameHandlerFactory)) {
-            throw new IOException("a connection to dtx needs plain sockets: leave useNio() and netty() out");
+            throw new IOException("a connection to dtx needs plain sockets: do not call useNio() or netty()");
         }
         return (address, name) -> mapped(plain.create(address, name));
     }
 
-    /** A proxy, since later versions of the client ask more of a frame handler than this one knows of. */
+    /** A proxy, because the interface of frame handlers has more methods in later versions of the client. */
     private static FrameHandler mapped(FrameHandler plain) {
         return (FrameHandler) Proxy.newProxyInstance(
                 FrameHandler.class.getClassLoader(),

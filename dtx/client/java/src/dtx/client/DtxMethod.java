@@ -9,10 +9,9 @@ import java.io.IOException;
 import javax.transaction.xa.Xid;
 
 /**
- * A request of the classes dtx-demarcation (101) and dtx-coordination (105), for the RabbitMQ client to send.
+ * A request of the classes dtx-demarcation (101) and dtx-coordination (105) that the RabbitMQ client can send.
  *
- * <p>Their arguments are all the same but for the end: ticket, xid, then bits or a number. {@code get-timeout} has no
- * ticket, {@code recover} no xid.
+ * <p>The arguments are ticket, xid, then bits or a number. {@code get-timeout} has no ticket, {@code recover} no xid.
  */
 final class DtxMethod extends Method {
     static final int DEMARCATION = 101;
@@ -66,7 +65,7 @@ final class DtxMethod extends Method {
         return branch(COORDINATION, 40, "prepare", xid, writer -> { });
     }
 
-    /** {@code endscan} is a long in the text, not a bit. */
+    /** {@code endscan} is a long in the specification, not a bit. */
     static DtxMethod recover(boolean startscan, boolean endscan) {
         return new DtxMethod(COORDINATION, 50, "recover", null, writer -> {
             writer.writeShort(0);
@@ -92,17 +91,17 @@ final class DtxMethod extends Method {
         });
     }
 
-    /** For messages: {@code commit of 1:6774:62}. */
+    /** Text for messages: {@code commit of 1:6774:62}. */
     String describe() {
         return xid == null ? name : name + " of " + DtxXid.text(xid);
     }
 
-    /** Whether it is one after which X/Open lets a transaction manager read XAER_RMERR as "it is rolled back". */
+    /** Whether X/Open lets a transaction manager read XAER_RMERR of this request as "the work is rolled back". */
     boolean isSecondPhase() {
         return classId == COORDINATION && (methodId == 10 || methodId == 20 || methodId == 60);
     }
 
-    /** Class and method of its answer, as the first four octets of the payload have them. */
+    /** Class and method of its answer, as in the first four octets of the payload. */
     int answer() {
         return classId << 16 | methodId + 1;
     }

@@ -17,19 +17,19 @@ import javax.transaction.xa.XAException;
 import javax.transaction.xa.XAResource;
 
 /**
- * A connection to dtx that takes part in XA transactions: a channel to work with, and the resource that a transaction
- * manager drives.
+ * A connection to dtx that takes part in XA transactions: a channel for work, and the resource for the transaction
+ * manager.
  *
- * <p>Between {@code start} and {@code end} of its resource, what is published and acknowledged on {@link #getChannel()}
- * belongs to the branch. Outside of these, work on that channel is not transactional. When the channel is closed within
- * a branch, there is no other one before {@code end}: work on it would take effect at once, outside the branch.
+ * <p>Between {@code start} and {@code end} of the resource, messages that are published and acknowledged on
+ * {@link #getChannel()} belong to the branch. Otherwise work on that channel is not transactional. If the channel is
+ * closed within a branch, there is no new one before {@code end}: its work would take effect at once, outside it.
  *
- * <p>It connects when it is needed first, and again when the connection was lost: dtx may be restarted at any time, and
- * a branch that was prepared is still there. The channel is another one then, so ask for it with each transaction and
- * begin consumers anew. A call whose answer was lost raises XAER_RMFAIL, and may be repeated.
+ * <p>It connects at the first use, and again after the connection was lost: dtx may be restarted at any time, and
+ * prepared branches survive that. The channel is a new one then, so get it in each transaction, and start consumers
+ * again. A call whose answer was lost raises XAER_RMFAIL and may be repeated.
  *
- * <p>Threads: as a JDBC connection, one transaction at a time. What a resource does for the second phase and for
- * recovery has a channel of its own, so another thread may commit and recover meanwhile.
+ * <p>Threads: like a JDBC connection, one transaction at a time. Calls for the second phase and for recovery have their
+ * own channel, so another thread may commit and recover at the same time.
  */
 public final class DtxXAConnection implements AutoCloseable {
     private static final int CHANNEL_ERROR = 504;
@@ -45,7 +45,7 @@ public final class DtxXAConnection implements AutoCloseable {
     private volatile boolean closed;
 
     /**
-     * @param factory says where dtx is, and who connects; it is not asked before the first use
+     * @param factory address of dtx, user and options; it connects at the first use
      */
     public DtxXAConnection(DtxConnectionFactory factory) {
         this.factory = factory;
@@ -54,7 +54,7 @@ public final class DtxXAConnection implements AutoCloseable {
         }
     }
 
-    /** Some connection of this process to {@code resourceManager} that was not closed; {@code null}: there is none. */
+    /** Any connection of this process to {@code resourceManager} that is not closed; {@code null} if there is none. */
     static DtxXAConnection named(String resourceManager) {
         synchronized (KNOWN) {
             for (DtxXAConnection one : KNOWN) {
@@ -67,18 +67,18 @@ public final class DtxXAConnection implements AutoCloseable {
     }
 
     /**
-     * The channel for work. Never close it; after a channel exception outside a branch the next call opens another one.
+     * The channel for work. Never close it. After a channel exception outside a branch, the next call opens a new one.
      *
-     * @return an open channel that uses distributed transactions
+     * @return an open channel that is selected for distributed transactions
      * @throws IOException the channel was closed within a branch that has not been ended; or dtx is out of reach, the
-     *     server is something else, or the user may not use transactions
+     *     server is not dtx, or the user may not use transactions
      */
     public synchronized Channel getChannel() throws IOException {
         if (work == null || !work.isOpen()) {
             if (associated != null) {
                 throw new IOException(
                         "the channel was closed within branch " + associated
-                                + ", whose work is undone: end the branch first");
+                                + ", whose work is rolled back: end the branch first");
             }
             Channel fresh = open();
             try {
@@ -95,15 +95,15 @@ public final class DtxXAConnection implements AutoCloseable {
     /**
      * The resource to enlist in transactions on this connection; always the same one.
      *
-     * <p>It is serializable, for managers that write resources to their logs: what is read from a log completes branches
-     * through any connection of its process to the same address and virtual host as the same user. The log has no
-     * password.
+     * <p>It is serializable, for transaction managers that write resources to their logs. A resource from a log
+     * completes branches through any connection of its process with the same address, virtual host and user. The log
+     * has no password.
      */
     public XAResource getXAResource() {
         return resource;
     }
 
-    /** Close the connection. Prepared branches stay; a branch that is being worked for is rolled back. */
+    /** Close the connection. Prepared branches stay; an associated branch is rolled back. */
     @Override
     public synchronized void close() {
         closed = true;
@@ -112,46 +112,46 @@ public final class DtxXAConnection implements AutoCloseable {
         }
     }
 
-    /** The resource manager at the other end and who asks it: where this is equal, so is what the other can do. */
+    /** User, address and virtual host: connections with the same value can complete the same branches. */
     String resourceManager() {
         return factory.getUsername() + "@" + factory.getHost() + ":" + factory.getPort() + "/" + factory.getVirtualHost();
     }
 
-    /** The channel for work while it is open, else {@code null}: no new one. */
+    /** The channel for work if it is open, else {@code null}. It opens no channel. */
     synchronized Channel workNow() {
         return work != null && work.isOpen() ? work : null;
     }
 
-    /** The branch that the channel for work is associated with, be it closed by now; {@code null}: none. */
+    /** The branch that the channel for work is associated with, even if it was closed since; {@code null} if none. */
     synchronized DtxXid associated() {
         return associated;
     }
 
-    /** From now on, and until this is called again, the channel for work is associated with {@code branch}. */
+    /** Set the branch that the channel for work is associated with; {@code null} for none. */
     synchronized void associate(DtxXid branch) {
         associated = branch;
     }
 
-    /** A call on the channel for work. */
+    /** Make a call on the channel for work. */
     DtxAnswer demarcate(Channel channel, DtxMethod request) throws DtxXAException {
         return call(channel, request);
     }
 
-    /** A call on the channel of its own that the second phase and recovery have. */
+    /** Make a call on the channel for the second phase and recovery. */
     DtxAnswer coordinate(DtxMethod request) throws DtxXAException {
         synchronized (coordinating) {
             return call(coordination(request), request);
         }
     }
 
-    /** Whether the channel that a recovery scan belongs to is still the one of the next call. */
+    /** Whether the next call would use the channel of a recovery scan, so that the scan can go on. */
     boolean scanLives(Object channel) {
         synchronized (coordinating) {
             return channel != null && channel == coordination && coordination.isOpen();
         }
     }
 
-    /** That channel. */
+    /** The channel of recovery scans. */
     Object scanChannel() {
         synchronized (coordinating) {
             return coordination;
@@ -216,14 +216,14 @@ public final class DtxXAConnection implements AutoCloseable {
         try {
             answer = channel.rpc(request);
         } catch (IOException | ShutdownSignalException failed) {
-            // Whatever the channel may hear later belongs to a call that was given up: nobody else may take it.
+            // A late answer on this channel belongs to this call: another call must not get it.
             abandon(channel);
             throw translated(request, failed);
         }
         return DtxAnswer.in(answer, request);
     }
 
-    /** Close a channel that is not to be used any more. */
+    /** Close a channel after a failed call. */
     static void abandon(Channel channel) {
         if (channel.isOpen()) {
             try {
@@ -234,7 +234,7 @@ public final class DtxXAConnection implements AutoCloseable {
         }
     }
 
-    /** The exception that stands for a channel exception, or for a connection that was lost. */
+    /** The XA exception for a channel exception or a lost connection. */
     private static DtxXAException translated(DtxMethod request, Exception failed) {
         for (Throwable cause = failed; cause != null; cause = cause.getCause()) {
             if (cause instanceof ShutdownSignalException) {
@@ -255,7 +255,7 @@ public final class DtxXAConnection implements AutoCloseable {
         return outOfReach(request, failed);
     }
 
-    /** There is no connection, so nothing was sent: this call has changed no outcome. */
+    /** The exception for a call that was not sent, because there is no connection. It has changed no outcome. */
     static DtxXAException notAsked(DtxMethod request, IOException unreachable) {
         return new DtxXAException(
                 XAException.XAER_RMFAIL, request.describe() + ": " + unreachable.getMessage(), 0, unreachable);
@@ -284,7 +284,7 @@ public final class DtxXAConnection implements AutoCloseable {
             case AMQP.NOT_ALLOWED:
                 return XAException.XAER_DUPID;
             case AMQP.INTERNAL_ERROR:
-                // X/Open's xa_commit says of XAER_RMERR that the work is rolled back; here it is decided still.
+                // XAER_RMERR of X/Open's xa_commit means that the work is rolled back; here the decision stands.
                 return request.isSecondPhase() ? XAException.XAER_RMFAIL : XAException.XAER_RMERR;
             default:
                 return XAException.XAER_RMERR;

@@ -5,11 +5,11 @@ import java.util.regex.Pattern;
 import java.util.stream.Stream;
 import javax.transaction.xa.XAException;
 
-/** What an XA call raises: X/Open's code, and the words of the server or what went wrong on the way to it. */
+/** The exception of an XA call: X/Open's code, and the server's error or the error of the connection. */
 public final class DtxXAException extends XAException {
     private static final long serialVersionUID = 1L;
 
-    /** A field of the reply text, or the sentence in which servers of dtx 0.1 said the same. */
+    /** The field of the reply text with the outcome, or the sentence of servers of dtx 0.1. */
     private static final Pattern ENDING =
             Pattern.compile("NOT_FOUND - (?:(?:[a-z]+=[^; ]+; )*?ended=([^; ]+); |unknown xid, completed: ([^ ]+) at ).*");
 
@@ -32,19 +32,19 @@ public final class DtxXAException extends XAException {
         initCause(cause);
     }
 
-    /** The server's answer to a call. */
+    /** The exception for the server's channel exception. */
     static DtxXAException answered(int errorCode, String call, String replyText, int replyCode, Throwable cause) {
         Matcher found = ENDING.matcher(replyText);
         String ending = !found.matches() ? null : found.group(1) != null ? found.group(1) : found.group(2);
         return new DtxXAException(errorCode, call + ": " + replyText, replyCode, ending, cause);
     }
 
-    /** The AMQP reply code of the channel exception behind it; 0: there was none. */
+    /** The AMQP reply code of the channel exception that caused it; 0 if there was none. */
     public int getReplyCode() {
         return replyCode;
     }
 
-    /** How the branch ended ("committed", "rolled-back", ...), where the xid is unknown and the server says so; or null. */
+    /** The outcome of an unknown xid ("committed", "rolled-back", ...), if the server knows it; else null. */
     String getEnding() {
         return errorCode == XAER_NOTA ? ending : null;
     }
@@ -54,7 +54,7 @@ public final class DtxXAException extends XAException {
                 .orElse("XA " + number);
     }
 
-    /** What dtx raises: X/Open's number, and the flag of an answer that stands for it; 0: none does. */
+    /** The codes that dtx raises: X/Open's number, and the flag in answers; 0 if no flag means the code. */
     enum Code {
         XA_RBROLLBACK(XAException.XA_RBROLLBACK, 1),
         XA_RBTIMEOUT(XAException.XA_RBTIMEOUT, 2),

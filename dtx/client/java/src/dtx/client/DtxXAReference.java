@@ -6,13 +6,13 @@ import javax.transaction.xa.XAResource;
 import javax.transaction.xa.Xid;
 
 /**
- * A {@link DtxXAResource} in the log of a transaction manager: names user, address and virtual host, and no password.
+ * A {@link DtxXAResource} in the log of a transaction manager. It has user, address and virtual host, but no password.
  *
- * <p>Narayana writes resources to its log, and asks them after a crash for what it had begun. Without that it keeps a
- * transaction for ever whose branch was committed before the crash: a recovery scan does not have that branch any more.
+ * <p>Narayana writes resources to its log, and uses them after a crash to complete its transactions. Without them it
+ * would keep a transaction for ever if its branch was committed before the crash: recovery scans do not list it.
  *
- * <p>Each call goes to a {@link DtxXAConnection} of this process that names the same; where there is none, the call may
- * be repeated later (XAER_RMFAIL).
+ * <p>Each call uses a {@link DtxXAConnection} of this process with the same values. If there is none, the call raises
+ * XAER_RMFAIL and may be repeated later.
  */
 final class DtxXAReference implements XAResource, Serializable {
     private static final long serialVersionUID = 1L;
@@ -61,15 +61,15 @@ final class DtxXAReference implements XAResource, Serializable {
         return resource("recover").recover(flags);
     }
 
-    /** Work needs a channel, and so the resource of a connection. */
+    /** Work needs the resource of a connection, which has a channel. */
     @Override
     public void start(Xid xid, int flags) throws XAException {
-        throw new DtxXAException(XAException.XAER_PROTO, "start: a resource from a log completes branches and no more");
+        throw new DtxXAException(XAException.XAER_PROTO, "start: a resource from a log can only complete branches");
     }
 
     @Override
     public void end(Xid xid, int flags) throws XAException {
-        throw new DtxXAException(XAException.XAER_PROTO, "end: a resource from a log completes branches and no more");
+        throw new DtxXAException(XAException.XAER_PROTO, "end: a resource from a log can only complete branches");
     }
 
     @Override

@@ -11,14 +11,14 @@ import javax.transaction.xa.XAException;
 import javax.transaction.xa.XAResource;
 import javax.transaction.xa.Xid;
 
-/** What a transaction manager drives; see {@link DtxXAConnection#getXAResource()}. */
+/** The resource for a transaction manager; see {@link DtxXAConnection#getXAResource()}. */
 final class DtxXAResource implements XAResource, Serializable {
     private static final long serialVersionUID = 1L;
     private static final int RDONLY = 7;
     private static final int OK = 8;
 
     private final transient DtxXAConnection connection;
-    private transient Channel worked; // on which a branch was started last
+    private transient Channel worked; // the channel on which a branch was started last
     private int timeout;
     private boolean scanning;
 
@@ -26,7 +26,7 @@ final class DtxXAResource implements XAResource, Serializable {
         this.connection = connection;
     }
 
-    /** What a log has in its place. */
+    /** The object that a log stores instead. */
     private Object writeReplace() {
         return new DtxXAReference(connection.resourceManager());
     }
@@ -61,7 +61,7 @@ final class DtxXAResource implements XAResource, Serializable {
         }
     }
 
-    /** The transaction manager takes a start that failed for one that never was: so must the channel. */
+    /** Undo a start: a failed start must leave the channel without an association. */
     private void leave(Channel channel, Xid xid) {
         worked = null;
         connection.associate(null);
@@ -69,7 +69,7 @@ final class DtxXAResource implements XAResource, Serializable {
             connection.demarcate(channel, DtxMethod.end(xid, true, false));
             connection.coordinate(DtxMethod.rollback(xid));
         } catch (XAException lost) {
-            DtxXAConnection.abandon(channel); // with its channel the branch goes, or can only be rolled back
+            DtxXAConnection.abandon(channel); // without the channel, the branch is rolled back or rollback-only
         }
     }
 
@@ -82,16 +82,16 @@ final class DtxXAResource implements XAResource, Serializable {
         }
         DtxXid busy = connection.associated();
         if (busy != null && busy.equals(xid)) {
-            connection.associate(null); // whatever the answer: the manager takes the branch for ended
+            connection.associate(null); // the transaction manager treats the branch as ended, whatever the answer is
         }
         Channel channel = connection.workNow();
         if (channel != worked) {
             throw new DtxXAException(
-                    XAException.XA_RBROLLBACK, request.describe() + ": its channel was closed, so its work is undone");
+                    XAException.XA_RBROLLBACK, request.describe() + ": the channel was closed, its work is rolled back");
         }
-        // Other branches may be suspended, or be ended out of order: only the server knows what is left.
+        // Other branches may be suspended, or be ended out of order: only the server knows the remaining associations.
         DtxAnswer answer = connection.demarcate(channel, request);
-        // X/Open: with TMFAIL "marked rollback-only" is what was asked for; JTA's managers take it either way.
+        // X/Open: TMFAIL asks for "marked rollback-only", so that answer is a success; managers of JTA accept both.
         outcome(answer, request, flags == TMFAIL);
     }
 
@@ -107,7 +107,7 @@ final class DtxXAResource implements XAResource, Serializable {
         try {
             outcome(connection.coordinate(request), request, false);
         } catch (DtxXAException unknown) {
-            String ending = unknown.getEnding(); // known where the answer to an earlier call was lost
+            String ending = unknown.getEnding(); // set if the answer to an earlier call was lost
             if (!"committed".equals(ending)) {
                 throw "rolled-back".equals(ending) && onePhase ? raised(XAException.XA_RBROLLBACK, request) : unknown;
             }
@@ -132,10 +132,10 @@ final class DtxXAResource implements XAResource, Serializable {
     }
 
     /**
-     * Every branch in doubt or heuristically completed that the user may control, with the start of the scan.
+     * With TMSTARTRSCAN, all branches in doubt or heuristically completed that the user may complete.
      *
-     * <p>The server's answers are pages of a snapshot; they are all fetched at once, so that nothing is left behind by
-     * managers that never go on with a scan, or never end one. Later calls of the same scan have nothing to add.
+     * <p>The server's answers are pages of a snapshot. The first call fetches all of them, because some transaction
+     * managers never continue or end a scan. Later calls of the same scan return nothing.
      */
     @Override
     public synchronized Xid[] recover(int flags) throws XAException {
@@ -159,7 +159,7 @@ final class DtxXAResource implements XAResource, Serializable {
         Set<Xid> found = new LinkedHashSet<>();
         Object channel = null;
         while (true) {
-            // A scan belongs to its channel: where that was replaced in between, the new one is scanned from the start.
+            // A scan belongs to its channel: if the channel was replaced, the scan begins again.
             boolean begun = connection.scanLives(channel);
             List<Xid> page = connection.coordinate(DtxMethod.recover(!begun, false)).xids();
             channel = connection.scanChannel();
@@ -171,13 +171,13 @@ final class DtxXAResource implements XAResource, Serializable {
         }
     }
 
-    /** Whether both speak for one user of one virtual host of one dtx, so that one may join the other's branches. */
+    /** Whether both have the same user, address and virtual host, so that one may join branches of the other. */
     @Override
     public boolean isSameRM(XAResource other) {
         return connection.resourceManager().equals(resourceManager(other));
     }
 
-    /** What {@code other} is a resource of; {@code null}: not dtx. */
+    /** The resource manager of {@code other}; {@code null} if it is not dtx. */
     static String resourceManager(XAResource other) {
         if (other instanceof DtxXAReference) {
             return ((DtxXAReference) other).resourceManager();
@@ -191,8 +191,8 @@ final class DtxXAResource implements XAResource, Serializable {
     }
 
     /**
-     * Of branches that are started from now on, from their start to their prepare; 0 is the server's own default, and more
-     * than its --max-timeout is cut down to that.
+     * Set the time from start to prepare for branches that are started from now on. 0 is the default of the server;
+     * higher values than its --max-timeout are reduced to that.
      */
     @Override
     public synchronized boolean setTransactionTimeout(int seconds) throws XAException {
@@ -218,7 +218,7 @@ final class DtxXAResource implements XAResource, Serializable {
         throw new DtxXAException(XAException.XAER_INVAL, call + ": flags 0x" + Integer.toHexString(flags));
     }
 
-    /** xa-ok and xa-rdonly are returned, every other answer is raised; xa-rb* is what a rollback was asked for. */
+    /** Return xa-ok and xa-rdonly, raise every other flag. For a rollback, xa-rb* is a success. */
     private static int outcome(DtxAnswer answer, DtxMethod request, boolean rollback) throws DtxXAException {
         int flags = answer.flags();
         if (flags == OK || flags == RDONLY) {

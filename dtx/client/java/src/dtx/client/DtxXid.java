@@ -3,9 +3,9 @@ package dtx.client;
 import java.util.Arrays;
 import javax.transaction.xa.Xid;
 
-/** A branch identifier as dtx tells it in a recovery scan. Equal to any other of the same three parts. */
+/** An xid, as recovery scans of dtx return it. It equals any other Xid with the same three parts. */
 public final class DtxXid implements Xid {
-    /** Octets of a global transaction identifier or of a branch qualifier, at most. */
+    /** Bytes of a gtrid or bqual at most. */
     private static final int MAX_PART = 64;
 
     private static final int HEAD = 6;
@@ -16,16 +16,16 @@ public final class DtxXid implements Xid {
     private final byte[] bqual;
 
     /**
-     * @param formatId the number that says how the other two are made; unsigned, -1 is 4294967295
-     * @param gtrid 1 to 64 octets, the same in all branches of a transaction
-     * @param bqual 0 to 64 octets
-     * @throws IllegalArgumentException a length is none of these
+     * @param formatId the format of gtrid and bqual; unsigned, so -1 is 4294967295
+     * @param gtrid global transaction identifier, 1 to 64 bytes, the same in all branches of a transaction
+     * @param bqual branch qualifier, 0 to 64 bytes
+     * @throws IllegalArgumentException a length is not possible
      */
     public DtxXid(int formatId, byte[] gtrid, byte[] bqual) {
         if (gtrid.length < 1 || gtrid.length > MAX_PART || bqual.length > MAX_PART) {
             throw new IllegalArgumentException(
                     "an xid with a gtrid of " + gtrid.length + " and a bqual of " + bqual.length
-                            + " octets; 1 to 64, and 0 to 64, are possible");
+                            + " bytes; 1 to 64, and 0 to 64, are possible");
         }
         this.formatId = formatId;
         this.gtrid = gtrid.clone();
@@ -60,7 +60,7 @@ public final class DtxXid implements Xid {
         return 31 * (31 * formatId + Arrays.hashCode(gtrid)) + Arrays.hashCode(bqual);
     }
 
-    /** As {@code dtx in-doubt} prints it: format id, gtrid and bqual in hexadecimal. */
+    /** The text form, as {@code dtx branches} prints it: format id, and gtrid and bqual in hexadecimal. */
     @Override
     public String toString() {
         return text(this);
@@ -81,7 +81,7 @@ public final class DtxXid implements Xid {
         for (int position = 0; position < 4; position++) {
             wire[position] = (byte) (formatId >>> 24 - 8 * position);
         }
-        // a length beyond what an octet can say would become another one: 255 is refused by the server (502)
+        // A length above 255 does not fit into its octet; the server refuses 255 (502).
         wire[4] = (byte) Math.min(gtrid.length, 255);
         wire[5] = (byte) Math.min(bqual.length, 255);
         System.arraycopy(gtrid, 0, wire, HEAD, gtrid.length);
@@ -90,11 +90,11 @@ public final class DtxXid implements Xid {
     }
 
     /**
-     * @throws IllegalArgumentException these octets are no wire form
+     * @throws IllegalArgumentException these bytes are no wire form
      */
     static DtxXid fromWire(byte[] wire, int from, int length) {
         if (length < HEAD || HEAD + (wire[from + 4] & 0xff) + (wire[from + 5] & 0xff) != length) {
-            throw new IllegalArgumentException("a malformed xid of " + length + " octets");
+            throw new IllegalArgumentException("a malformed xid of " + length + " bytes");
         }
         int formatId = 0;
         for (int position = 0; position < 4; position++) {
