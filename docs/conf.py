@@ -7,11 +7,10 @@ import dtx
 project = "dtx"
 author = "the dtx authors"
 version = release = dtx.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click", "sphinxcontrib.mermaid"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"]
 html_theme = "furo"
 html_title = "dtx"
 myst_enable_extensions = ["deflist"]
-myst_fence_as_directive = ["mermaid"]
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"

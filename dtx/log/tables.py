@@ -19,8 +19,11 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    DateTime,
     Index,
     Integer,
+    Interval,
+    MetaData,
     PrimaryKeyConstraint,
     Table,
     Text,
@@ -376,3 +379,28 @@ verdict: Final = Table(
     Index("verdict_last_at_idx", "last_at", "gtrid"),
     Index("verdict_verdict_idx", "verdict", "last_at", "gtrid"),
 )
+
+
+# Migrations are compared with the tables alone, so it has a metadata of its own. A test compares its columns.
+in_doubt: Final = Table(
+    "in_doubt",
+    MetaData(schema=SCHEMA),
+    Column("xid", Text, doc="the xid, as `format:gtrid-hex:bqual-hex`"),
+    Column("rm", Text, doc="the resource manager (`--rm`)"),
+    Column("vhost", Text, doc="the virtual host"),
+    Column("state", Text, doc=f"the state: {', '.join(f'`{state}`' for state in LogState)}"),
+    Column("owner", Text, doc="the user that started the branch"),
+    Column("age", Interval, doc="the time since the start of the branch"),
+    Column("publishes", Integer, doc="the number of messages that it publishes"),
+    Column("consumes", Integer, doc="the number of messages that it consumes"),
+    Column("bytes", BigInteger, doc="the size of all these messages in bytes"),
+    Column("stuck", Text, doc="the reason why phase two does not continue; null if it is not stuck"),
+    Column("outcome", Text, doc=f"the heuristic outcome: {', '.join(f'`{each}`' for each in Heuristic)}; null if none"),
+    Column("queues", Text, doc="the queues of the messages that it consumes, separated by a comma and a space"),
+    Column("exchanges", Text, doc="the exchanges that it publishes to, in the same form; the default one is empty"),
+    Column("started_at", DateTime(timezone=True), doc="the time of its start"),
+    Column("prepared_at", DateTime(timezone=True), doc="the time of its vote; null if it has not voted"),
+    Column("decided_at", DateTime(timezone=True), doc="the time of the decision; null if there is none"),
+    Column("branch_id", Uuid, doc="the id of the branch in the tables of dtx"),
+)
+"""The view for people with psql: the branches that are in the log."""

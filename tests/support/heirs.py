@@ -22,7 +22,7 @@ from tests.support.service import DtxService
 LEASE: Final = 2.0
 """Seconds: ``--lease-ttl`` of every stage."""
 FENCED: Final = 5
-"""README: "5 another dtx took over the lease"."""
+"""docs/operations/running: "5: another dtx took over the lease"."""
 
 
 class Pair:

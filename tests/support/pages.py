@@ -5,41 +5,33 @@
 
 import json
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
 from prometheus_client import Metric
+from sqlalchemy.dialects import postgresql
 
 from dtx.admin.api import api
+from dtx.admin.problems import STATUS
+from dtx.client.errors import raised_by_reply_code
 from dtx.config.settings import Settings, group_of
+from dtx.log.tables import in_doubt
 from dtx.pipeline.verdicts import RULES
+from dtx.server.amqp10.nodes import amqp_error
 from dtx.telemetry import Metrics
+from dtx.xa.codes import ReplyCode, XaError
 from tests.support.diagram import answers_table, state_diagram
+from tests.support.errors import Code, Source
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
+_ROOMS: Final = ("admin", "manager", "server", "store", "wire", "xa")
+"""Packages that make errors for clients and operators."""
 _UNITS: Final = ((1 << 20, "MiB"), (1 << 10, "KiB"))
 _SIZES: Final = ("_bytes", "frame_max")
 _DURATIONS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 _SECONDS: Final = ("_after", "_timeout", "_retention", "_ttl", "_deadline", "_heartbeat")
-_INTRODUCTION: Final = """\
-Dark states are in the log. An operation that does not change the state has no arrow; the table below has its answer.
-The text in brackets says what the branch holds (`local`: messages of standalone mode), or that it has no other channel.
-
-Some events do not come from a client:
-
-- `taken`, `not-taken`, `taken-in-part`: the result of taking the consumed messages from the broker.
-- `applied`, `put-back`: phase two is complete.
-- `timeout`, `channel-lost`, `doom` (a failure before the vote), `expire` (the end of `--tombstone-ttl`).
-- Orders of operators: `heuristic-commit`, `heuristic-rollback`, and `discard` or `discard-last` for messages that phase
-  two cannot publish."""
-_LEGEND: Final = """\
-- Flags are written without their `xa-`. `heur…` is the recorded outcome. A number is the reply code of a channel
-  exception.
-- Demarcation is answered so if the channel's association is the one that the operation requires. Otherwise the answer
-  is 503.
-- Prepare, commit, rollback and forget get 503 while a channel is associated or suspended.
-- 541 is possible in every state: the log or the broker has failed, and the outcome is not known yet."""
 
 
 def embed(text: str, name: str, content: str) -> str:
@@ -54,11 +46,6 @@ def embed(text: str, name: str, content: str) -> str:
     if not found or not ended:
         raise ValueError(f"no block between {begin} and {end}")
     return f"{before}{begin}\n\n{content}\n\n{end}{after}"
-
-
-def states_and_answers() -> str:
-    """The transition table as a diagram and as a table of answers."""
-    return f"{_INTRODUCTION}\n\n```mermaid\n{state_diagram()}\n```\n\n{_LEGEND}\n\n{answers_table()}"
 
 
 def settings_table() -> str:
@@ -146,6 +133,37 @@ def routes_table() -> str:
     return "\n".join(lines)
 
 
+def codes_table() -> str:
+    """What each reply code of an :class:`~dtx.xa.codes.XaError` is elsewhere."""
+    lines = ["| code | name | client of dtx | AMQP 1.0 | HTTP |", "| --- | --- | --- | --- | --- |"]
+    for code in ReplyCode:
+        raised = {raised_by_reply_code(call, code) for call in ("prepare", "commit")}
+        client = ", ".join(f"`{each.__name__}` ({each.code})" for each in sorted(raised, key=lambda each: -each.code))
+        condition = amqp_error(XaError(code, "")).condition
+        lines.append(f"| {code.value} | {code.name} | {client} | `{condition}` | {STATUS[code].value} |")
+    return "\n".join(lines)
+
+
+def view_table() -> str:
+    """The columns of the view for people with psql."""
+    lines = ["| column | type | |", "| --- | --- | --- |"]
+    for column in in_doubt.columns:
+        kind = column.type.compile(postgresql.dialect()).lower()  # type: ignore[no-untyped-call]
+        lines.append(f"| `{column.name}` | {kind} | {column.doc} |")
+    return "\n".join(lines)
+
+
+@cache
+def _errors() -> dict[str, dict[Code, list[str]]]:
+    source = DOCS.parent / "dtx"
+    files = [path for room in _ROOMS for path in sorted((source / room).rglob("*.py"))]
+    return Source({str(path): path.read_text(encoding="utf-8") for path in files}).errors()
+
+
+def _texts_table(texts: list[str]) -> str:
+    return "\n".join(["| text |", "| --- |", *(f"| `{text}` |" for text in texts)])
+
+
 def results_table() -> str:
     """The last result of each part of ``make evidence``, and the machines that they were made on."""
     results = [json.loads(path.read_text()) for path in sorted((DOCS / "evidence").glob("*.json"))]
@@ -163,12 +181,20 @@ def _number(value: object) -> str:
 
 
 BLOCKS: Final[dict[str, tuple[str, Callable[[], str]]]] = {
-    "state-diagram": ("reference/states.md", states_and_answers),
+    "state-diagram": ("reference/states.svg", state_diagram),
+    "answers": ("reference/states.md", answers_table),
     "settings": ("reference/settings.md", settings_table),
     "metrics": ("reference/metrics.md", metrics_table),
     "verdicts": ("reference/verdicts.md", verdicts_table),
     "http-api": ("reference/http-api.md", routes_table),
     "results": ("evidence/index.md", results_table),
+    "in_doubt": ("reference/sql.md", view_table),
+    "error-codes": ("reference/errors.md", codes_table),
+    **{
+        f"{kind}.{code.name}": ("reference/errors.md", partial(_texts_table, texts))
+        for kind, codes in _errors().items()
+        for code, texts in codes.items()
+    },
 }
 """By the name of their markers: the page, and what makes the block."""
 

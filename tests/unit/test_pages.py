@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from dtx.xa.codes import ReplyCode
+from tests.support.errors import Source
 from tests.support.pages import BLOCKS, DOCS, embed
 
 BEGIN, END = "<!-- name -->", "<!-- /name -->"
@@ -40,3 +42,29 @@ def test_a_block_is_replaced_and_the_text_around_it_kept() -> None:
 def test_a_text_without_both_markers_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no block between"):
         embed(text, "name", "new")
+
+
+MODULE = """
+def refused(reason: str, xid: Xid) -> XaError:
+    return XaError(ReplyCode.NOT_ALLOWED, f"{reason} (xid {xid})")
+
+def begin(self, xids):
+    reason = self._limit(len(xids))
+    if reason is None and xids[0] in self.known:
+        raise refused(f"known, in state {self.state.value}", xids[0])
+    code = self.refusal()
+    if code is ReplyCode.NOT_FOUND:
+        raise XaError(code, "unknown xid" if xids else self.text)
+    raise XaError(ReplyCode.RESOURCE_ERROR, reason)
+
+def _limit(self, count: int) -> str | None:
+    return f"{len(xids)} branches are too many" if count > 1 else None
+"""
+
+
+def test_texts_of_errors_are_found_behind_variables_parameters_and_functions() -> None:
+    assert Source({"module": MODULE}).errors()["ReplyCode"] == {
+        ReplyCode.NOT_FOUND: ["unknown xid"],
+        ReplyCode.RESOURCE_ERROR: ["{length} branches are too many"],
+        ReplyCode.NOT_ALLOWED: ["known, in state {state} (xid {xid})"],
+    }

@@ -109,7 +109,7 @@ def _compare(
 
 
 def _strange_copies(queue: str, taken: Taken) -> Iterator[str]:
-    """README: "messages of that branch may be repeated (never lost), each with the same x-dtx-id header"."""
+    """docs/explanation/guarantees: "may be repeated. […] Each copy has the same x-dtx-id header"."""
     copies: dict[bytes, set[str]] = {}
     for (body, _, _), identity in zip(taken, ids(taken), strict=True):
         if identity or queue in TARGETS:

@@ -129,7 +129,7 @@ class Row:
 
     @property
     def may_repeat(self) -> bool:
-        """Whether messages may be repeated: what README says under "Guarantees"."""
+        """Whether messages may be repeated: the exceptions of "Exactly once" in docs/explanation/guarantees."""
         return self.case.mode == "alongside" and self.condition not in (Condition.DTX, Condition.POSTGRES)
 
     @property

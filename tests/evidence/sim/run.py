@@ -100,7 +100,7 @@ def shape_of(seed: int) -> Shape:
     broker = seed % 4 != 3
     exact = not broker or random.random() < 0.6
     replay = random.choice(("auto", "auto", "receipts", "always")) if broker else "auto"
-    refusing = not exact and random.random() < 0.4 and replay != "receipts"  # README, "Limits": not with these
+    refusing = not exact and random.random() < 0.4 and replay != "receipts"  # docs/explanation/limits: not with these
     return Shape(
         broker=broker,
         replay=replay,
