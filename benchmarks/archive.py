@@ -59,7 +59,7 @@ class Totals(NamedTuple):
 
     lines: int
     bytes: int
-    crossed: int
+    note_crossed_close: int
 
 
 class Seen(NamedTuple):
@@ -99,8 +99,8 @@ def fill(url: str, lines: int) -> Totals:
 def in_lake(lake: Path) -> Totals:
     """Return the totals of a lake, read without Spark."""
     table = DeltaTable(lake).to_pyarrow_table(columns=["bytes", "publishes"])
-    crossed = pc.sum(pc.multiply(table["bytes"], pc.cast(table["publishes"], "int64")))
-    return Totals(table.num_rows, pc.sum(table["bytes"]).as_py(), crossed.as_py())
+    note_crossed_close = pc.sum(pc.multiply(table["bytes"], pc.cast(table["publishes"], "int64")))
+    return Totals(table.num_rows, pc.sum(table["bytes"]).as_py(), note_crossed_close.as_py())
 
 
 def archive(fleet: Path) -> Seen:

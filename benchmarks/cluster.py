@@ -31,7 +31,7 @@ from benchmarks.source import digest, fill, server
 from benchmarks.support.report import Table, machine
 from dtx.pipeline.archive import archive
 from dtx.pipeline.generate import FleetPlan, generate, write
-from dtx.pipeline.java import find_java, quiet_home
+from dtx.pipeline.java import find_java, make_java_home
 from dtx.pipeline.lake import read_lake
 from dtx.pipeline.reconcile import current, run
 from dtx.pipeline.session import SessionOptions, open_session
@@ -125,7 +125,7 @@ def environment() -> Iterator[dict[str, str]]:
     python = sys.executable
     yield {
         **os.environ,
-        "JAVA_HOME": str(quiet_home(find_java())),
+        "JAVA_HOME": str(make_java_home(find_java())),
         "SPARK_HOME": str(_HOME),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": python,

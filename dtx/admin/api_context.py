@@ -14,7 +14,7 @@ from fastapi import Depends, Query, Request
 
 from dtx import failpoint
 from dtx.admin.branch_filter import Name
-from dtx.admin.identity import Gate, Identity
+from dtx.admin.identity import Authenticator, Identity
 from dtx.admin.problems import Problem, as_problem
 from dtx.auth.operators import OperatorLog
 from dtx.failpoint import Point
@@ -131,7 +131,7 @@ class ApiContext:
 
     url: str
     rm: str
-    gate: Gate
+    gate: Authenticator
     trail: OperatorLog
     metrics: Metrics
     active: Active | None = None

@@ -62,7 +62,7 @@ def _with_article(role: OperatorRole) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Badge:
+class ApiCredentials:
     """The credentials of a session, which are checked again with each request.
 
     Args:
@@ -76,7 +76,7 @@ class Badge:
     stored: str | None = field(default=None, repr=False)
 
 
-class Gate:
+class Authenticator:
     """Authenticates requests.
 
     Args:
@@ -106,7 +106,7 @@ class Gate:
             case _:
                 raise Problem(HTTPStatus.UNAUTHORIZED, "a token or a user's password is needed", _CHALLENGE)
 
-    async def by_token(self, secret: str, address: str) -> Badge:
+    async def by_token(self, secret: str, address: str) -> ApiCredentials:
         """Authenticate by a token.
 
         Raises:
@@ -118,9 +118,9 @@ class Gate:
             problem = Problem(HTTPStatus.UNAUTHORIZED, "no such token, or it has expired", _CHALLENGE)
             await self._refusals.add("unknown", address, "token", problem)
             raise problem
-        return Badge(identity=_holder(token, address), token=token)
+        return ApiCredentials(identity=_holder(token, address), token=token)
 
-    async def by_password(self, user: bytes, password: bytes, address: str) -> Badge:
+    async def by_password(self, user: bytes, password: bytes, address: str) -> ApiCredentials:
         """Authenticate by user and password. Attempts after a wrong password are delayed, as at the port for clients.
 
         Raises:
@@ -139,9 +139,9 @@ class Gate:
             await self._refusals.add(account.name, address, "password", problem)
             raise problem
         identity = Identity(name=account.name, role=role, address=address)
-        return Badge(identity=identity, stored=self._stored(account.name))
+        return ApiCredentials(identity=identity, stored=self._stored(account.name))
 
-    async def again(self, badge: Badge, address: str) -> Identity:
+    async def again(self, badge: ApiCredentials, address: str) -> Identity:
         """The present identity and role of a session.
 
         Args:

@@ -215,7 +215,7 @@ class _Log:
         return await self._context.read(lambda log: reader.prepared_longer(log, self._context.rm, seconds, limit=limit))
 
 
-def police(context: ApiContext, policies: Sequence[Policy], alert_after: float) -> asyncio.Task[None]:
+def start_policies(context: ApiContext, policies: Sequence[Policy], alert_after: float) -> asyncio.Task[None]:
     """Start the task that applies *policies* to the branches of the active dtx; cancel the task to end it.
 
     Args:

@@ -34,7 +34,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from dtx.admin.api import api
 from dtx.admin.api_context import ApiContext
 from dtx.admin.problems import Problem, answer, as_problem
-from dtx.admin.web.live_updates import Pulse
+from dtx.admin.web.live_updates import LiveUpdates
 from dtx.admin.web.rendering import PAGES
 from dtx.admin.web.site import website
 from dtx.auth.login_throttle import source_of
@@ -174,7 +174,7 @@ def _require_own_page(scope: Scope) -> None:
         raise Problem(HTTPStatus.FORBIDDEN, "the browser does not tell which page sends this request")
 
 
-def application(context: ApiContext, pulse: Pulse) -> FastAPI:
+def application(context: ApiContext, pulse: LiveUpdates) -> FastAPI:
     """The application with API and web pages."""
     app = api(context)
     app.mount(PAGES, website(context, pulse))
@@ -351,7 +351,7 @@ class AdminServer:
         self._certificate = certificate
         self._key = key
         self._proxies = list(proxies)
-        self._pulse: Pulse | None = None
+        self._pulse: LiveUpdates | None = None
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -364,7 +364,7 @@ class AdminServer:
 
     def begin(self, context: ApiContext) -> None:
         """Answer requests from now on."""
-        self._pulse = Pulse(context)
+        self._pulse = LiveUpdates(context)
         self._pulse.begin()
         self._serve(Guard(application(context, self._pulse), self._names))
 

@@ -65,7 +65,7 @@ def _decoy() -> str:
     return f"$argon2id$v={ARGON2_VERSION}${costs}${salt}${digest}"
 
 
-def _be_nice() -> None:
+def _lower_priority() -> None:
     if sys.platform == "linux":  # other systems have no priority for a thread
         with suppress(OSError):  # not essential
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), max(_NICE, os.getpriority(os.PRIO_PROCESS, 0)))
@@ -77,7 +77,7 @@ class Verifier:
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
         self._answers: dict[bool, OrderedDict[bytes, None]] = {True: OrderedDict(), False: OrderedDict()}
-        self._threads = ThreadPoolExecutor(WORKERS, thread_name_prefix="password", initializer=_be_nice)
+        self._threads = ThreadPoolExecutor(WORKERS, thread_name_prefix="password", initializer=_lower_priority)
         self._turns = Turns(WORKERS)
         self._decoy = _decoy()
 

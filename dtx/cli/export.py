@@ -37,7 +37,7 @@ class ExportWriter(Protocol):
         """Give up the message, whose rest will not arrive."""
 
 
-class Unframer:
+class ExportParser:
     """Splits the stream of the API into messages (format: :mod:`dtx.admin.routes_read`).
 
     Args:
@@ -267,7 +267,7 @@ def export(
     """Write the messages of a branch, with properties and bodies, to files or to stdout. The branch does not change."""
     with reach(settings, access, orders=False) as api:
         writer: ExportWriter = ExportLines(sys.stdout.buffer) if to is None else ExportFiles(to)
-        stream = Unframer(writer)
+        stream = ExportParser(writer)
         try:
             expected = api.export(xid, stream.feed, vhost=vhost, archived=archived, positions=positions)
         finally:

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from dtx.admin.api import api
 from dtx.admin.api_context import Active, ApiContext
-from dtx.admin.identity import Gate, Identity
+from dtx.admin.identity import Authenticator, Identity
 from dtx.admin.problems import Problem, as_problem
 from dtx.admin.routes_read import COUNT, Positions, export_branch
 from dtx.auth.operators import OperatorLog
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fastapi import Request
 
 
-class _AtTheTerminal(Gate):
+class _LocalAuthenticator(Authenticator):
     """Gives every request the role coordinator: a process that can open the database may do everything."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class LocalApi(Api):
         self._settings = settings
         self._url = url
         trail = OperatorLog(url, settings.rm)
-        self._gate = _AtTheTerminal()
+        self._gate = _LocalAuthenticator()
         self._context = ApiContext(url=url, rm=settings.rm, gate=self._gate, trail=trail, metrics=Metrics())
         transport = httpx.ASGITransport(api(self._context), client=("command line", 0))
         self._client = httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=HEADERS)

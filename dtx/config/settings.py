@@ -35,6 +35,7 @@ from dtx.config.values import (
     parse_listen,
     parse_size,
     redact,
+    single_hosts,
     split_list,
     url_of,
 )
@@ -65,7 +66,9 @@ def default_data_dir() -> Path:
 Size = Annotated[int, BeforeValidator(parse_size)]
 Duration = Annotated[float, BeforeValidator(parse_duration)]
 WholeSeconds = Annotated[int, BeforeValidator(parse_duration)]
-BrokerUrl = Annotated[SecretStr, BeforeValidator(url_of(("amqp", "amqps"), "amqp://user:password@127.0.0.1:5672/"))]
+BrokerUrl = Annotated[
+    SecretStr, BeforeValidator(url_of(("amqp", "amqps"), "amqp://user:password@127.0.0.1:5672/", hosts=True))
+]
 ManagementUrl = Annotated[SecretStr, BeforeValidator(url_of(("http", "https"), "http://127.0.0.1:15672"))]
 DatabaseUrl = Annotated[
     SecretStr, BeforeValidator(url_of(("postgresql", "postgres"), "postgresql://user:password@127.0.0.1:5432/dtx"))
@@ -137,7 +140,8 @@ class Settings(BaseSettings):
         None,
         _Group.BROKER,
         "The broker behind dtx, amqp:// or amqps://, with the credentials of dtx itself (clients use their own "
-        "credentials and vhosts). Without it dtx is the broker, and the messages are in the database. "
+        "credentials and vhosts). It may name several nodes of a cluster: amqp://user:password@one:5672,two:5672/. "
+        "Without it dtx is the broker, and the messages are in the database. "
         "That user needs the tag 'impersonator' to republish messages whose user-id is set. "
         "Give a password in the environment or the file rather than in a flag.",
     )
@@ -498,11 +502,12 @@ class Settings(BaseSettings):
                 "give --admin-tls-cert and --admin-tls-key, or name the proxy with TLS as --admin-proxy"
             )
         if self.broker is not None and not _is_amqps(self.broker):
-            broker = urlsplit(self.broker.get_secret_value())
-            address = Address(broker.hostname or "localhost", broker.port or 5672)
-            if not address.is_loopback:
+            hosts = [urlsplit(url) for url in single_hosts(self.broker.get_secret_value())]
+            addresses = [Address(host.hostname or "localhost", host.port or 5672) for host in hosts]
+            far = ", ".join(str(address) for address in addresses if not address.is_loopback)
+            if far:
                 found["broker"] = (
-                    f"passwords and messages are readable on the way to {address}: give --broker an amqps:// URL"
+                    f"passwords and messages are readable on the way to {far}: give --broker an amqps:// URL"
                 )
         management = urlsplit(self.management_url or "")
         if management.scheme == "http":
@@ -518,7 +523,7 @@ class Settings(BaseSettings):
         """The management API's base URL with credentials, or ``None`` without a broker."""
         if self.broker is None:
             return None
-        broker = urlsplit(self.broker.get_secret_value())
+        broker = urlsplit(single_hosts(self.broker.get_secret_value())[0])
         user = broker.netloc.rpartition("@")[0] or "guest:guest"
         if self.management is None:
             host = f"[{broker.hostname}]" if ":" in (broker.hostname or "") else broker.hostname

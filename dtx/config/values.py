@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
@@ -119,15 +119,22 @@ def split_list(value: object) -> tuple[object, ...]:
     )
 
 
-def url_of(schemes: tuple[str, ...], example: str) -> "Callable[[object], SecretStr]":
-    """A parser for URLs with one of *schemes*. It raises ValueError with *example*, never with the URL."""
+def url_of(schemes: tuple[str, ...], example: str, *, hosts: bool = False) -> "Callable[[object], SecretStr]":
+    """A parser for URLs with one of *schemes*. It raises ValueError with *example*, never with the URL.
+
+    Args:
+        schemes: those that are allowed.
+        example: of a URL.
+        hosts: whether the URL may name several hosts.
+    """
     from pydantic import SecretStr
 
     def check(value: object) -> SecretStr:
         text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
         try:
-            parts = urlsplit(text)
-            _ = parts.port
+            each = [urlsplit(one) for one in (single_hosts(text) if hosts else (text,))]
+            _ = [one.port for one in each]
+            parts = next((one for one in each if not one.hostname), each[0])
         except ValueError:
             parts = None
         if parts is None or "@" in parts.path + parts.query + parts.fragment:
@@ -139,6 +146,13 @@ def url_of(schemes: tuple[str, ...], example: str) -> "Callable[[object], Secret
         return SecretStr(text)
 
     return check
+
+
+def single_hosts(url: str) -> list[str]:
+    """*url* once for each of the hosts that it names: ``amqp://user:password@one:5672,two:5672/``."""
+    parts = urlsplit(url)
+    user, at, hosts = parts.netloc.rpartition("@")
+    return [urlunsplit(parts._replace(netloc=f"{user}{at}{host}")) for host in hosts.split(",")]
 
 
 def broker_vhost(url: str) -> str:

@@ -178,25 +178,25 @@ async def _within(
     try:
         await asyncio.wait((task,), timeout=seconds)
     except BaseException:
-        _have_buried(task)  # it may have a connection by now
+        _cancel_in_background(task)  # it may have a connection by now
         raise
     if not task.done():
-        _have_buried(task)
+        _cancel_in_background(task)
         where = place.get("hostaddr") or place.get("host") or "the database"
         raise TimeoutError(f"{where}: no answer within {seconds:.3g} seconds")
     return task.result()
 
 
-def _have_buried(attempt: "asyncio.Task[psycopg.AsyncConnection]") -> None:
-    burial = asyncio.ensure_future(bury(attempt))
-    _burials.add(burial)
-    burial.add_done_callback(_burials.discard)
+def _cancel_in_background(attempt: "asyncio.Task[psycopg.AsyncConnection]") -> None:
+    burial = asyncio.ensure_future(cancel_attempt(attempt))
+    _cancelling.add(burial)
+    burial.add_done_callback(_cancelling.discard)
 
 
-_burials: Final[set["asyncio.Task[None]"]] = set()
+_cancelling: Final[set["asyncio.Task[None]"]] = set()
 
 
-async def bury(attempt: "asyncio.Task[Any]") -> None:
+async def cancel_attempt(attempt: "asyncio.Task[Any]") -> None:
     """Cancel an attempt that no caller waits for, and close a connection that it may have made.
 
     After a first cancellation, psycopg asks the server to cancel the statement and waits for its answer. It waits for

@@ -28,7 +28,7 @@ from uuid import UUID, uuid4
 import psycopg
 
 from dtx import failpoint
-from dtx.db.connections import Dsn, application_name, bury, connect, session_settings
+from dtx.db.connections import Dsn, application_name, cancel_attempt, connect, session_settings
 from dtx.failpoint import Point
 from dtx.log.api import LeaseHeld, LeaseLost, LogError, LogUnavailable
 from dtx.telemetry import get_logger
@@ -316,7 +316,7 @@ class Lease:
 
 async def _bury(attempt: "asyncio.Task[_T]", connection: psycopg.AsyncConnection | None) -> None:
     """Cancel an attempt whose result is no longer needed, and close its connection."""
-    await bury(attempt)
+    await cancel_attempt(attempt)
     if connection is not None:
         await connection.close()
 

@@ -152,7 +152,7 @@ class WriteQueue:
             if len(self._queue) >= self.enough:
                 self._wake()
         elif self._patience is None:
-            self._patience = self._loop.call_later(_PATIENCE, self._lose_patience)
+            self._patience = self._loop.call_later(_PATIENCE, self._flush_patient)
 
     def put_back(self, group: Sequence[Pending]) -> None:
         """Queue the records of *group*, in their order, before all others."""
@@ -210,7 +210,7 @@ class WriteQueue:
             self._at_leisure.clear()
             self._wake()
 
-    def _lose_patience(self) -> None:
+    def _flush_patient(self) -> None:
         self._patience = None
         self._wake()
 

@@ -360,7 +360,7 @@ class Writer:
     async def _send(self) -> None:
         """Send the next group, then answer for the committed one while PostgreSQL writes."""
         if not self._under_way and self._last_size > 1 and len(self._waiting) < _ENOUGH:
-            await self._have_company()
+            await self._wait_for_more()
             if not self._may_send():
                 return
         assert self._session is not None
@@ -389,7 +389,7 @@ class Writer:
             failpoint.at(Point.LOG_SENT)
         self._tell()
 
-    async def _have_company(self) -> None:
+    async def _wait_for_more(self) -> None:
         """Answer for the committed group, and give its callers some turns to send more records."""
         self._tell()
         for _ in range(_COMPANY):

@@ -182,7 +182,7 @@ class BranchPersistence(ABC):
         """The 541 for a failed write of *record*; makes the entry uncertain, unless the write was a plain note."""
         # With a lost lease nothing was written, but the state in memory may be outdated.
         if not isinstance(record, NoteWrite) or record.change is not None:
-            entry.lost_track()
+            entry.mark_uncertain()
         return log_failed(error, what, entry.xid)
 
     async def reread(self, entry: BranchRuntime) -> bool:

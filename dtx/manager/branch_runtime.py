@@ -301,7 +301,7 @@ class BranchRuntime:
         assert self._activity is _IDLE, f"{self._activity} -> RUNNING (xid {self.xid})"
         self._activity = _RUNNING
 
-    def lost_track(self) -> None:
+    def mark_uncertain(self) -> None:
         """Note that a write of the running operation has an unknown outcome."""
         self._move(Activity.FAILING, Activity.RUNNING, Activity.FAILING)
 

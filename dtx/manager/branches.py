@@ -372,7 +372,7 @@ class Branches:
 
 def _let_work_go(entry: BranchRuntime) -> None:
     if entry.work is not None:
-        entry.work.let_go()
+        entry.work.shut_down()
         entry.work = None
 
 

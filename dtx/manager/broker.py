@@ -123,7 +123,8 @@ class BrokerEffects:
         found = {
             item.position: Fate.UNSURE for item in rows if entry.may_repeat and item.kind is kind and item.fate is None
         }
-        found |= {item.position: Fate.PUT_BACK for item in rows if item.is_open and item.position in entry.settled}
+        done = Fate.PUT_BACK if kind is WorkKind.CONSUME else Fate.PUBLISHED
+        found |= {item.position: done for item in rows if item.is_open and item.position in entry.settled}
         return tuple(found.items())
 
     async def _give_back(self, entry: BranchRuntime, phase: PhaseTwo, returned: Sequence[Returned]) -> None:

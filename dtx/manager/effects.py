@@ -128,7 +128,7 @@ class Effects:
         """Stop answering requests without a task; their writes go on."""
         self._closed = True
 
-    async def know_what_was_taken(self, entry: BranchRuntime, reply: Reply) -> None:
+    async def resolve_take(self, entry: BranchRuntime, reply: Reply) -> None:
         """Find out the outcome of an interrupted take before any decision is based on it."""
         await self._patiently(entry, self.broker.take(entry), reply)
 

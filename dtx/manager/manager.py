@@ -317,7 +317,7 @@ class TransactionManager:
         try:
             if entry.cached is None:  # untaken messages must not be put back, so their positions are needed
                 entry.cached = await self._effects.broker.read_work(entry)
-            await self._effects.know_what_was_taken(entry, reply)
+            await self._effects.resolve_take(entry, reply)
         except BaseException:
             self._branches.through(entry)
             raise
@@ -351,7 +351,7 @@ class TransactionManager:
         entry.branch, _ = step(entry.branch, SetTimeout(seconds=wanted), self._clock())
 
     async def _quiet(self, who: Who, xid: Xid, operation: Operation) -> BranchRuntime:
-        entry = await self._branches.find(who, xid, operation, _nobody)
+        entry = await self._branches.find(who, xid, operation, _ignore_answer)
         assert entry is not None, "only a completion is answered before it is found"
         return entry
 
@@ -439,5 +439,5 @@ def _not_told(error: Exception) -> None:
     _log.error("branches were not notified of the loss of their channel", exc_info=error)
 
 
-def _nobody(answer: XaFlag | XaError) -> None:
+def _ignore_answer(answer: XaFlag | XaError) -> None:
     """The reply of operations without a client."""

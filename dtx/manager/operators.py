@@ -224,7 +224,7 @@ class Operators:
             # The messages were read meanwhile: if the branch has not changed, decide; otherwise check again.
             if entry.record is record and entry.idle:
                 vote = self._manager.vote(entry)
-                return _weigh(_Case(order=order, entry=entry, record=record, work=work, vote=vote))
+                return _evaluate(_Case(order=order, entry=entry, record=record, work=work, vote=vote))
 
     async def _work(self, entry: BranchRuntime, record: BranchRecord) -> Sequence[WorkRow]:
         try:
@@ -269,7 +269,7 @@ def _require_version(order: Order, record: BranchRecord) -> None:
         )
 
 
-def _weigh(case: _Case) -> _Judgement:
+def _evaluate(case: _Case) -> _Judgement:
     match case.order.action:
         case OperatorAction.COMMIT | OperatorAction.ROLLBACK:
             return _complete(case)

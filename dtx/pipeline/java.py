@@ -91,7 +91,7 @@ def class_archive(java: Java) -> Path:
     return place / "dtx" / f"spark-{__version__}-java-{java.version}.jsa"
 
 
-def quiet_home(java: Java) -> Path:
+def make_java_home(java: Java) -> Path:
     """Make a ``JAVA_HOME`` for Spark's launcher whose ``bin/java`` runs *java* without the module of ``_LEFT_OUT``.
 
     The directory is removed when this process ends. Its file ``pid`` has the process id: see :func:`running`.
@@ -118,7 +118,7 @@ def quiet_home(java: Java) -> Path:
 
 
 def running(environment: Mapping[str, str] = os.environ) -> int | None:
-    """Return the process id of the first Java of :func:`quiet_home`; ``None`` where this process started none.
+    """Return the process id of the first Java of :func:`make_java_home`; ``None`` where this process started none.
 
     Args:
         environment: has ``JAVA_HOME``.

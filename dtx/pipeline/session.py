@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.pipeline.java import JavaMissing, class_archive, find_java, quiet_home
+from dtx.pipeline.java import JavaMissing, class_archive, find_java, make_java_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -224,7 +224,7 @@ def make_session(options: SessionOptions) -> "SparkSession":
 
 def _prepare_environment(*, local: bool) -> None:
     """Set the variables that Spark's launcher and Python workers read; all but ``JAVA_HOME`` keep an earlier value."""
-    os.environ["JAVA_HOME"] = str(quiet_home(find_java()))
+    os.environ["JAVA_HOME"] = str(make_java_home(find_java()))
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # the machine's own name may not resolve

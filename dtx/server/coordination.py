@@ -11,7 +11,7 @@ from typing import Final, assert_never
 from dtx.manager import TransactionManager, Who
 from dtx.manager.scan import Scan
 from dtx.server import tracing
-from dtx.server.failpoints import replying
+from dtx.server.failpoints import around_reply
 from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09 import methods, recovery
 from dtx.wire.amqp09.codec import packer
@@ -86,7 +86,7 @@ class CoordinationHandler:
             case _:
                 assert_never(call)
 
-    def let_go(self) -> None:
+    def shut_down(self) -> None:
         """Free the open scan when the channel closes: a long scan must not wait for the garbage collector."""
         self._scan = None
 
@@ -121,10 +121,10 @@ class CoordinationHandler:
                 return
             answered = True
             if isinstance(answer, XaError):
-                finish(replying(answer))
+                finish(around_reply(answer))
                 said = str(answer.code.value)
             else:
-                finish(replying(ok(self._number, answer)))
+                finish(around_reply(ok(self._number, answer)))
                 said = answer.wire_name
             self._metrics.operation_done(operation, said, time.monotonic() - started)
             if span is not None:
@@ -136,12 +136,12 @@ class CoordinationHandler:
         try:
             frame = await work
         except XaError as error:
-            finish(replying(error))
+            finish(around_reply(error))
         except Exception:  # noqa: BLE001 - logged; the client gets "internal error" only
             _log.exception("call failed", connection=self._connection)
             finish(XaError(ReplyCode.INTERNAL_ERROR, "internal error"))
         else:
-            finish(replying(frame))
+            finish(around_reply(frame))
 
     async def _get_timeout(self, xid: Xid, who: Who) -> bytes:
         return methods.DtxGetTimeoutOk(await self._manager.get_timeout(who, xid)).frame(self._number)

@@ -6,7 +6,7 @@ from typing import Final, cast
 from dtx.manager import TransactionManager, Who
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.server import tracing
-from dtx.server.failpoints import replying
+from dtx.server.failpoints import around_reply
 from dtx.telemetry import Metrics
 from dtx.telemetry.traces import Traces
 from dtx.wire.amqp09 import methods
@@ -97,7 +97,7 @@ class DemarcationHandler:
             if operation is not Operation.SUSPEND or flag is not _OK:
                 self._branches.pop(call.xid, None)
         self._metrics.operation_done("start" if starting else "end", flag.wire_name, 0.0)
-        return replying((_start_ok if starting else _end_ok)(self._number, flag))
+        return around_reply((_start_ok if starting else _end_ok)(self._number, flag))
 
     def _operation(self, call: methods.DtxStart | methods.DtxEnd) -> Operation:
         if isinstance(call, methods.DtxStart):

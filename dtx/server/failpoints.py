@@ -18,7 +18,7 @@ _EXCEPTION: Final = (Point.REPLY_EXCEPTION_BEFORE, Point.REPLY_EXCEPTION_SENT)
 _Reply = TypeVar("_Reply", bytes, XaError)
 
 
-def replying(answer: _Reply) -> _Reply:
+def around_reply(answer: _Reply) -> _Reply:
     """Run the failpoints of *answer*, which is sent in this turn of the event loop.
 
     Args:
@@ -34,7 +34,7 @@ def replying(answer: _Reply) -> _Reply:
     return answer
 
 
-def saying(key: int) -> None:
+def around_answer(key: int) -> None:
     """Run the failpoints of the method *key* for the equivalent answer of another protocol."""
     if failpoint.armed:
         before, sent = _AROUND[key]

@@ -28,7 +28,7 @@ _BROKER_AWAY_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alone:
+class ActiveDtx:
     """The active dtx of one command.
 
     Args:
@@ -49,7 +49,7 @@ def _kept(settings: Settings, url: str) -> Keep:
 
 
 @asynccontextmanager
-async def alone(settings: Settings, url: str) -> AsyncIterator[Alone]:
+async def alone(settings: Settings, url: str) -> AsyncIterator[ActiveDtx]:
     """Be the active dtx in the block.
 
     Args:
@@ -86,5 +86,5 @@ async def alone(settings: Settings, url: str) -> AsyncIterator[Alone]:
             manager, _, _ = await open_alongside(settings, broker, log, limits, metrics, stack)
         else:
             manager, _ = await open_standalone(settings, url, log, limits, metrics, stack)
-        yield Alone(manager=manager, log=log, away=away)
+        yield ActiveDtx(manager=manager, log=log, away=away)
         await manager.drain(settings.drain_timeout if away is None else 0.0)

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 
 from dtx.admin.api_context import Active, ApiContext
-from dtx.admin.identity import Gate
-from dtx.admin.routes_orders import police
+from dtx.admin.identity import Authenticator
+from dtx.admin.routes_orders import start_policies
 from dtx.admin.server import AdminServer
 from dtx.auth.accounts import Accounts
 from dtx.auth.operators import OperatorLog
@@ -65,7 +65,9 @@ class OperatorService:
         accounts = Accounts(database, rm)
         self._stack.push_async_callback(accounts.close)
         trail = OperatorLog(database, rm)
-        self._context = ApiContext(url=database, rm=rm, gate=Gate(accounts, trail), trail=trail, metrics=self._metrics)
+        self._context = ApiContext(
+            url=database, rm=rm, gate=Authenticator(accounts, trail), trail=trail, metrics=self._metrics
+        )
         if self._server is not None:
             self._server.begin(self._context)
 
@@ -98,7 +100,7 @@ class OperatorService:
         )
         settings = self._settings
         if settings.policy or settings.alert_after:
-            watching = police(self._context, settings.policy, settings.alert_after)
+            watching = start_policies(self._context, settings.policy, settings.alert_after)
             self._stack.push_async_callback(_end, watching)
 
 

@@ -255,9 +255,9 @@ class HeldWork:
                 holder.release(back)
         self.items.clear()
         self.publishes = self.consumes = self.bytes = 0
-        self.let_go()
+        self.shut_down()
 
-    def let_go(self) -> None:
+    def shut_down(self) -> None:
         """Return the memory to the budget: the messages are in the log, or dropped."""
         self.budget.charge(-self._charged)
         self._charged = 0

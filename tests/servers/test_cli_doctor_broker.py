@@ -41,7 +41,11 @@ def look(node: RabbitNode, url: str, **more: object) -> dict[str, DoctorCheck]:
 
 def test_a_well_prepared_service_user_passes_every_check(rabbitmq: RabbitNode, add_user: AddUser) -> None:
     found = look(rabbitmq, add_user())
-    assert {check.status for check in found.values()} == {Status.OK}, found
+    if rabbitmq.api("GET", "/api/overview")["rabbitmq_version"].startswith(("3.10.", "4.0.")):
+        assert found["broker.version"].status is Status.OK
+    else:  # an image of a container
+        assert "is not one of the versions" in found["broker.version"].sentence
+    assert {check.status for name, check in found.items() if name != "broker.version"} == {Status.OK}, found
     assert set(found) == {
         "broker.reachable", "broker.version", "broker.permissions", "broker.impersonator", "broker.exchanges",
         "broker.management", "broker.receipts",

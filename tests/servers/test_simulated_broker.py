@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import pytest
 
+from dtx.config.values import Address
 from dtx.server.alongside.channel_barrier import FLOW
 from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.identity import BrokerIdentity, NameTaken, consumers_of, declare_lock, hold_lock
@@ -96,7 +97,7 @@ def simulate(scenario: Scenario) -> None:
                 broker.crash()
                 broker.start()
 
-            rig = Rig(Broker(host=HOST, port=PORT, user="guest", password="guest"), restart)
+            rig = Rig(Broker(hosts=(Address(HOST, PORT),), user="guest", password="guest"), restart)
 
             async def run(rig: Rig = rig) -> None:
                 await scenario(rig)

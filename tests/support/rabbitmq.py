@@ -46,6 +46,7 @@ class RabbitNode(QueueAccess):
         tls: directory with ``server.pem``, ``server.key`` and ``ca.pem``; the node then listens for amqps too.
         in_memory: its files are in memory, if there is room.
         version: its major version; ``None``: that of the option ``--rabbitmq``.
+        joins: a node that runs; this one becomes a member of its cluster.
     """
 
     def __init__(
@@ -55,14 +56,17 @@ class RabbitNode(QueueAccess):
         tls: Path | None = None,
         in_memory: bool = False,
         version: str | None = None,
+        joins: "RabbitNode | None" = None,
     ) -> None:
+        self._joins = joins
+        self._cookie: str = secrets.token_hex(20) if joins is None else joins._cookie
         self.version = version or chosen()
         self.name = f"dtx-{secrets.token_hex(4)}"
         self.port = free_port()
         self.management_port = free_port()
         self.tls_port = free_port() if tls is not None else 0
         self._distribution_port = free_port()
-        self._epmd_port = free_port()
+        self._epmd_port: int = free_port() if joins is None else joins._epmd_port
         self._config = {**DEFAULTS, **(config or {})}
         self._tls = tls
         self._in_memory = in_memory
@@ -85,12 +89,16 @@ class RabbitNode(QueueAccess):
             self._create_container()
             self._stack.callback(_docker, "rm", "--force", "--volumes", self.name)
         else:
-            epmd = self._start_epmd()
+            epmd = self._start_epmd() if self._joins is None else None
             if epmd is not None:
                 self._stack.callback(end, epmd)
             self._stack.callback(self._kill)
         try:
             self.start()
+            if self._joins is not None:
+                for words in (("stop_app",), ("join_cluster", f"{self._joins.name}@localhost"), ("start_app",)):
+                    self.ctl(*words)
+                wait_until(self._serves, seconds=START_SECONDS, what=f"{self.name} in its cluster")
         except BaseException:
             self._stack.close()
             raise
@@ -403,6 +411,9 @@ class RabbitNode(QueueAccess):
             (self.directory / name).write_text(text)
         (self.directory / "mnesia").mkdir()
         (self.directory / "home").mkdir()
+        cookie = self.directory / "home/.erlang.cookie"
+        cookie.write_text(self._cookie)
+        cookie.chmod(0o400)
 
     def _env(self) -> dict[str, str]:
         directory = self.directory

@@ -118,8 +118,8 @@ def test_the_dashboard_is_one_that_grafana_loads() -> None:
         assert letters == sorted(set(letters))
         assert panel["title"]
     for one, other in combinations([panel["gridPos"] for panel in panels], 2):
-        apart = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
-        assert apart or one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+        write_separately = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        assert write_separately or one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
 
 
 def promtool(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -146,7 +146,7 @@ def curve(values: Sequence[float], width: int, height: int, most: int) -> str:
 
 
 @dataclass(slots=True)
-class Beat:
+class StatusSnapshot:
     """The result of one query of the state.
 
     Args:
@@ -160,7 +160,7 @@ class Beat:
     at: float = field(default_factory=time.monotonic)
 
 
-class Pulse:
+class LiveUpdates:
     """Queries the state of dtx while any page is open.
 
     Args:
@@ -171,7 +171,7 @@ class Pulse:
         self._context = context
         self._samples: deque[Sample] = deque(maxlen=_SAMPLES)
         self._watchers = 0
-        self._beat: Beat | None = None
+        self._beat: StatusSnapshot | None = None
         self._looking = asyncio.Lock()
         self._news = asyncio.Condition()
         self._closed = asyncio.Event()
@@ -194,7 +194,7 @@ class Pulse:
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def look(self) -> Beat:
+    async def look(self) -> StatusSnapshot:
         """The state of dtx, at most one second old: simultaneous callers share one query.
 
         Raises:
@@ -218,7 +218,7 @@ class Pulse:
         """Server-sent events: one at once, and one after each further query; a comment if there is none for 10 s."""
         self._watchers += 1
         try:
-            seen: Beat | None = None
+            seen: StatusSnapshot | None = None
             while not self._closed.is_set():
                 beat = self._beat
                 if beat is not None and beat is not seen:
@@ -253,7 +253,7 @@ class Pulse:
         async with self._news:
             self._news.notify_all()
 
-    async def _see(self) -> Beat:
+    async def _see(self) -> StatusSnapshot:
         context = self._context
         found = await status(context)
         lines = await context.read(
@@ -267,7 +267,7 @@ class Pulse:
             "journal": _digest(journal),
             "audit": _digest([(line.id, line.result) for line in audit]),
         }
-        return Beat(found, marks)
+        return StatusSnapshot(found, marks)
 
 
 def _digest(*values: object) -> str:

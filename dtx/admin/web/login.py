@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from dtx.admin.api_context import context_of
-from dtx.admin.identity import Badge
+from dtx.admin.identity import ApiCredentials
 from dtx.admin.problems import Problem
 from dtx.admin.web.page_request import (
     COOKIE,
@@ -66,7 +66,7 @@ async def sign_in(request: Request) -> Response:
     except Problem as problem:
         return _sign_in_page(wanted, name=name, problem=problem)
 
-    async def work() -> tuple[str, Badge]:
+    async def work() -> tuple[str, ApiCredentials]:
         return f"signed in as {badge.identity.role}", badge
 
     await context.audited(badge.identity, "sign-in", "web pages", "", {}, work)

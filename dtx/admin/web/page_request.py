@@ -2,7 +2,8 @@
 
 The secret of a session is 256 random bits in a cookie that scripts cannot read. dtx keeps only its hash, in memory. So
 a restart of dtx ends all sessions, and nothing in the database can be used to sign in. Each request checks the identity
-and role again (:meth:`~dtx.admin.identity.Gate.again`): removing a user or revoking a token ends its sessions at once.
+and role again (:meth:`~dtx.admin.identity.Authenticator.again`). So removing a user or revoking a token ends its
+sessions at once.
 """
 
 import hashlib
@@ -21,9 +22,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from dtx.admin.api_context import ApiContext, context_of
-from dtx.admin.identity import Badge, Identity
+from dtx.admin.identity import ApiCredentials, Identity
 from dtx.admin.problems import Problem, as_problem
-from dtx.admin.web.live_updates import Pulse
+from dtx.admin.web.live_updates import LiveUpdates
 from dtx.admin.web.rendering import PAGES, address, go_to, render
 
 COOKIE: Final = "dtx_session"
@@ -57,7 +58,7 @@ class WebSession:
         notice: text at the top of the next page.
     """
 
-    badge: Badge
+    badge: ApiCredentials
     begun: float
     used: float
     mark: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
@@ -99,7 +100,7 @@ class Sessions:
         self._sessions: OrderedDict[bytes, WebSession] = OrderedDict()
         """Sessions by the hash of the cookie; the least recently used one comes first."""
 
-    def begin(self, badge: Badge) -> str:
+    def begin(self, badge: ApiCredentials) -> str:
         """Begin a session and return the text of its cookie, which is not stored."""
         secret = secrets.token_urlsafe(32)
         now = self._clock()
@@ -157,7 +158,7 @@ class Visit:
     who: Identity
     session: WebSession
     context: ApiContext
-    pulse: Pulse
+    pulse: LiveUpdates
     here: str
     part: bool = False
 

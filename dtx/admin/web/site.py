@@ -22,7 +22,7 @@ from dtx.admin.forms import AuditQuery, DisconnectForm, OutcomeQuery, XidQuery
 from dtx.admin.problems import Problem
 from dtx.admin.web import branch_pages, login
 from dtx.admin.web.branch_pages import attachment, contents_page
-from dtx.admin.web.live_updates import Pulse, curve, endings, rates
+from dtx.admin.web.live_updates import LiveUpdates, curve, endings, rates
 from dtx.admin.web.page_request import (
     Sessions,
     SignInNeeded,
@@ -259,7 +259,7 @@ async def show_audit(request: Request, visit: Visitor, cursor: Annotated[str, Qu
     )
 
 
-def website(context: ApiContext, pulse: Pulse) -> FastAPI:
+def website(context: ApiContext, pulse: LiveUpdates) -> FastAPI:
     """The application with all pages.
 
     Args:

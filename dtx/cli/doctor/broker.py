@@ -28,6 +28,7 @@ from pika.exceptions import (
 from dtx.cli.database import database_url
 from dtx.cli.doctor import DoctorCheck, failed, ok, warning
 from dtx.config import Settings, broker_vhost, redact
+from dtx.config.values import single_hosts
 from dtx.embedded.postgres import EmbeddedPostgresError
 from dtx.log.api import LogError
 from dtx.log.reader import LogReader
@@ -71,8 +72,8 @@ def check_management(settings: Settings, vhost: str, connection: Any) -> Generat
     except ManagementError as error:
         yield warning(
             "broker.management",
-            f"{error}: enable the plugin rabbitmq_management, give user {management.user} the tag monitoring, or name "
-            f"the address with --management; until then, {_CONSEQUENCE}",
+            f"{error}: run 'rabbitmq-plugins enable rabbitmq_management' at the broker, give user {management.user} "
+            f"the tag monitoring, or name the address with --management; until then, {_CONSEQUENCE}",
         )
         return False
     name = overview.get("cluster_name")
@@ -136,7 +137,8 @@ def _alarms(management: Management) -> Iterator[DoctorCheck]:
 
 
 _OLDEST: Final = (3, 10)
-_NEWEST_MAJOR: Final = 4
+_TESTED: Final = ((3, 10), (4, 0))
+"""Versions that the project's tests run."""
 _TIMEOUT_SECONDS: Final = 5.0
 _NOT_EQUIVALENT: Final = 406
 _PREDECLARED: Final = ("amq.direct", "amq.fanout", "amq.topic", "amq.headers")
@@ -148,17 +150,25 @@ def check_broker(settings: Settings) -> Iterator[DoctorCheck]:
     assert settings.broker is not None, "without a broker, check_standalone is used"
     # pika logs what it raises as well.
     logging.getLogger("pika").setLevel(logging.CRITICAL + 1)
-    url = settings.broker.get_secret_value()
-    parts = urlsplit(url)
-    user, vhost = unquote(parts.username or "guest"), broker_vhost(url)
-    where = f"{parts.hostname}:{parts.port or (5671 if parts.scheme == 'amqps' else 5672)}"
-    try:
-        connection = pika.BlockingConnection(_parameters(settings, url))
-    except (AMQPError, OSError, ValueError) as error:
-        yield failed("broker.reachable", _why_unreachable(error, where, user, vhost))
+    connection: pika.BlockingConnection | None = None
+    urls = single_hosts(settings.broker.get_secret_value())
+    user, vhost = unquote(urlsplit(urls[0]).username or "guest"), broker_vhost(urls[0])
+    for url in urls:
+        parts = urlsplit(url)
+        where = f"{parts.hostname}:{parts.port or (5671 if parts.scheme == 'amqps' else 5672)}"
+        try:
+            found = pika.BlockingConnection(_parameters(settings, url))
+        except (AMQPError, OSError, ValueError) as error:
+            yield failed("broker.reachable", _why_unreachable(error, where, user, vhost))
+            continue
+        yield ok("broker.reachable", f"the broker at {where} accepts user {user} on vhost {vhost}")
+        if connection is None:
+            connection = found
+        else:
+            found.close()
+    if connection is None:
         return
     try:
-        yield ok("broker.reachable", f"the broker at {where} accepts user {user} on vhost {vhost}")
         yield from _version(connection)
         known = yield from check_management(settings, vhost, connection)
         # The checks that publish come last, because they hang on a broker that blocks publishers.
@@ -214,9 +224,10 @@ def _version(connection: Any) -> Iterator[DoctorCheck]:
         )
     elif not numbers or numbers < _OLDEST:
         yield failed("broker.version", f"RabbitMQ {version} is too old: dtx needs 3.10 or newer")
-    elif numbers[0] > _NEWEST_MAJOR:
+    elif numbers not in _TESTED:
+        tested = " and ".join(".".join(map(str, each)) for each in _TESTED)
         yield warning(
-            "broker.version", f"RabbitMQ {version} is newer than the versions that dtx is tested with (3.10 to 4.x)"
+            "broker.version", f"RabbitMQ {version} is not one of the versions that dtx is tested with: {tested}"
         )
     else:
         yield ok("broker.version", f"RabbitMQ {version}")

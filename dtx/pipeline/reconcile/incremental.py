@@ -29,7 +29,14 @@ from dtx.pipeline.reconcile.folded_rows import (
     rows_of_observations,
     with_format_ids,
 )
-from dtx.pipeline.reconcile.judged_rows import TYPE, VERDICT_COLUMNS, ages, evidence_of, is_finding, judged_of
+from dtx.pipeline.reconcile.judged_rows import (
+    TYPE,
+    VERDICT_COLUMNS,
+    evidence_of,
+    is_finding,
+    judge_rows,
+    may_change_with_time,
+)
 from dtx.pipeline.reconcile.state import (
     FORM,
     OPEN,
@@ -166,7 +173,7 @@ def run(
         say(f"judging {count:,} transactions again")
     remembered = _remembered(kept, read, rules.asked)
     rows = rows.unionByName(decided).unionByName(remembered.select(*told.columns))
-    judged = judged_of(with_format_ids(rows), rules)
+    judged = judge_rows(with_format_ids(rows), rules)
     plain, found_files = _judged(state.verdicts, judged, number)
     added = plain
     if found_files or any(file.partition != OPEN for file in replaced):
@@ -278,7 +285,7 @@ def _judged(table: Table, judged: DataFrame, number: int) -> "tuple[list[AddActi
         sf.array().cast(TYPE).alias("evidence"),
         "lines",
         "facts",
-        sf.when(ages(judged), sf.lit(OPEN)).otherwise(_month()).alias("settled"),
+        sf.when(may_change_with_time(judged), sf.lit(OPEN)).otherwise(_month()).alias("settled"),
         (~is_finding()).alias("plain"),
     )
     added = table.write(found, f"run-{number}", further=["plain"])
@@ -380,7 +387,7 @@ def _with_evidence(
     spark: SparkSession, findings: DataFrame, lines: Lines, observations: DataFrame, decisions: DataFrame
 ) -> DataFrame:
     """Add evidence and the partition column to the stored *findings*."""
-    settled = sf.when(ages(findings), sf.lit(OPEN)).otherwise(_month()).alias("settled")
+    settled = sf.when(may_change_with_time(findings), sf.lit(OPEN)).otherwise(_month()).alias("settled")
     edges = findings.agg(sf.min("first_at").alias("first"), sf.max("last_at").alias("last"), sf.count("*").alias("n"))
     row = edges.first()
     assert row is not None

@@ -147,16 +147,16 @@ def verdicts_of(
     rows = (
         rows_of_events(events).unionByName(rows_of_observations(observations)).unionByName(rows_of_decisions(decisions))
     )
-    judged = judged_of(with_format_ids(rows), rules).select(*VERDICT_COLUMNS)
+    judged = judge_rows(with_format_ids(rows), rules).select(*VERDICT_COLUMNS)
     wanted = judged.where(is_finding())
     return with_evidence(judged, wanted, events, observations, decisions)
 
 
-def ages(transactions: DataFrame) -> Column:
+def may_change_with_time(transactions: DataFrame) -> Column:
     """Return whether the verdict may change with time alone: the transaction is open, or not finished yet.
 
     Args:
-        transactions: the result of :func:`judged_of`.
+        transactions: the result of :func:`judge_rows`.
     """
     waits = sf.exists(
         transactions["facts"],
@@ -173,7 +173,7 @@ def is_finding(column: str = "verdict") -> Column:
     return ~sf.col(column).isin(*(str(verdict) for verdict in sorted(PLAIN)))
 
 
-def judged_of(rows: DataFrame, rules: Rules) -> DataFrame:
+def judge_rows(rows: DataFrame, rules: Rules) -> DataFrame:
     """Return verdicts without evidence, each with the folded rows that the next run needs (``facts``).
 
     Args:

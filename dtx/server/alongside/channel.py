@@ -19,7 +19,7 @@ from dtx.server.alongside.queries import Preview
 from dtx.server.alongside.unsettled_deliveries import ANSWERS, Tally
 from dtx.server.coordination import CoordinationHandler
 from dtx.store.rabbitmq.consume_channel import ConsumeChannel, Keeper
-from dtx.store.rabbitmq.upstream import Declares
+from dtx.store.rabbitmq.upstream import ExclusiveDeclarations
 from dtx.store.slices import advance, finish
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import closes, methods
@@ -77,7 +77,7 @@ class ChannelOwner(ProxiedClient, Keeper):
         """Use an upstream channel number that has become free."""
 
 
-class Drain:
+class ClosingChannel:
     """Closes an upstream channel and discards its remaining frames.
 
     Args:
@@ -95,7 +95,7 @@ class Drain:
     def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:  # noqa: ARG002
         """See :class:`Handler`."""
         if key == methods.ChannelClose.KEY:
-            self._upstream.crossed(self._number)
+            self._upstream.note_crossed_close(self._number)
         elif key == methods.ChannelCloseOk.KEY:
             self._upstream.free(self._number)
             if self._done is not None:
@@ -135,7 +135,7 @@ class ProxyChannel:
         self.tally: Tally | None = None
         """Its consumers and unsettled deliveries; ``None`` before the first basic.consume or basic.get."""
         self.last_queue = b""
-        self._declares = Declares(session.upstream.exclusive)
+        self._declares = ExclusiveDeclarations(session.upstream.exclusive)
         self.coordination: CoordinationHandler | None = None
         """Created by the first call of dtx-coordination."""
         self._coordinates = False
@@ -276,7 +276,7 @@ class ProxyChannel:
         """See :class:`Handler`; also called for frames that the proxy must inspect."""
         if key == methods.ChannelClose.KEY:
             if self.phase is ProxyPhase.CLOSING:
-                self.session.upstream.crossed(self.upstream_number)
+                self.session.upstream.note_crossed_close(self.upstream_number)
                 return
             self._drop_fence()
             self._leave(ProxyPhase.CLOSED_BY_BROKER, with_channel(buffer[start:end], self.number))
@@ -329,7 +329,7 @@ class ProxyChannel:
         self.session.to_client(methods.ChannelCloseOk().frame(self.number))
         self.session.forget(self)
 
-    def let_go(self) -> None:
+    def shut_down(self) -> None:
         """Release the channel after the client or its connection has gone; nothing more is delivered to the client."""
         self._drop_fence()
         handler = self.session.upstream.handlers.get(self.upstream_number, self)
@@ -338,8 +338,8 @@ class ProxyChannel:
                 self.close_upstream()
             self.phase = ProxyPhase.GONE
 
-    def lose_branches(self) -> None:
-        """End all associations of the channel; called after :meth:`let_go`."""
+    def end_associations(self) -> None:
+        """End all associations of the channel; called after :meth:`shut_down`."""
 
     # -- dtx methods
 
@@ -484,7 +484,7 @@ class ProxyChannel:
 
     def close_upstream(self) -> None:
         """Close the channel at the broker."""
-        Drain(self.session, self.upstream_number)
+        ClosingChannel(self.session, self.upstream_number)
 
 
 async def _finished(work: Iterator[None]) -> bytes:

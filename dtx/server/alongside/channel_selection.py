@@ -3,7 +3,7 @@
 import asyncio
 from typing import Final
 
-from dtx.server.alongside.channel import ChannelOwner, Drain, ProxyChannel, ProxyPhase
+from dtx.server.alongside.channel import ChannelOwner, ClosingChannel, ProxyChannel, ProxyPhase
 from dtx.server.alongside.lock import declare_lock
 from dtx.server.alongside.selected_channel import SelectedChannel
 from dtx.store.rabbitmq.consume_channel import ConsumeChannel
@@ -59,7 +59,7 @@ class ChannelSelection:
         except UpstreamLost as error:
             raise XaError(ReplyCode.INTERNAL_ERROR, f"select failed: {error}") from error
         if not self._is_current(channel):
-            Drain(session, publishing.number)
+            ClosingChannel(session, publishing.number)
             if taking.gone is None:  # otherwise it is being closed for the client
                 taking.detach()
             return None

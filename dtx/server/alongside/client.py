@@ -139,13 +139,13 @@ class ProxiedClient(BaseClient):
         return self._transport is not None and self._transport.unsent > 0
 
     def _excuse(self) -> None:
-        self.engine.excuse()
+        self.engine.mark_alive()
 
     def _tick(self) -> None:
         """Send and check heartbeats."""
         loop = asyncio.get_running_loop()
         if self._holding:
-            self.engine.excuse()
+            self.engine.mark_alive()
         at, silent = self.engine.tick(loop.time())
         self.flush()
         if silent:

@@ -16,7 +16,7 @@ from dtx.server.amqp10.nodes import Home
 from dtx.server.limits import SessionLimits
 from dtx.server.listener import AcceptedConnection, NewSession
 from dtx.store.rabbitmq.identity import BrokerIdentity, NameTaken
-from dtx.store.rabbitmq.management import Management
+from dtx.store.rabbitmq.management import Management, ManagementError
 from dtx.store.rabbitmq.phase_two import Lane, LaneSettings
 from dtx.store.rabbitmq.service import Broker, BrokerLoginRefused, ServiceConnection
 from dtx.store.rabbitmq.store import RabbitStore
@@ -116,11 +116,19 @@ async def open_alongside(
     """
     identity = BrokerIdentity(rm=settings.rm, log=log.id, instance=log.instance)
     await _claim_name(broker, identity, vhost_of(settings))
+    management = _management_of(settings, broker)
+    if settings.replay == "auto":
+        await _warn_without(management)
     loaded = asyncio.Event()  # before that, dtx does not know which receipts of its predecessor it needs
     store = RabbitStore(
         broker,
         _lane_settings(
-            settings, broker, identity, lambda: loaded.is_set() and log.lease_valid, lambda: manager.is_empty, metrics
+            settings,
+            management,
+            identity,
+            lambda: loaded.is_set() and log.lease_valid,
+            lambda: manager.is_empty,
+            metrics,
         ),
     )
     stack.push_async_callback(store.close)
@@ -162,15 +170,33 @@ async def _claim_name(broker: Broker, identity: BrokerIdentity, vhost: str) -> N
         connection.close()
 
 
+def _management_of(settings: Settings, broker: Broker) -> Management | None:
+    url = settings.management_url
+    return None if url is None else Management.from_url(url, user=broker.user, password=broker.password)
+
+
+async def _warn_without(management: Management | None) -> None:
+    """Warn at the start, and not only after a crash, that a crash may repeat messages."""
+    reason = "no management API is configured (--management)"
+    if management is not None:
+        try:
+            await management.cluster()
+        except ManagementError as error:
+            reason = str(error)
+        else:
+            return
+    remedy = "run 'rabbitmq-plugins enable rabbitmq_management' at the broker, then 'dtx doctor'"
+    _log.warning("messages may be repeated after a crash", reason=reason, remedy=remedy)
+
+
 def _lane_settings(
     settings: Settings,
-    broker: Broker,
+    management: Management | None,
     identity: BrokerIdentity,
     active: Callable[[], bool],
     finished: Callable[[], bool],
     metrics: Metrics,
 ) -> LaneSettings:
-    url = settings.management_url
     return LaneSettings(
         identity=identity,
         channels=settings.lanes,
@@ -180,5 +206,5 @@ def _lane_settings(
         active=active,
         finished=finished,
         found=lambda outcome: metrics.unit_findings[outcome].inc(),
-        management=None if url is None else Management.from_url(url, user=broker.user, password=broker.password),
+        management=management,
     )

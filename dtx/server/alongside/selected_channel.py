@@ -12,10 +12,10 @@ from typing import Final, get_args
 from dtx.log.records import WorkRow
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.server.alongside import queries
-from dtx.server.alongside.channel import Drain, ProxyChannel, ProxyPhase
+from dtx.server.alongside.channel import ClosingChannel, ProxyChannel, ProxyPhase
 from dtx.server.alongside.channel_barrier import ChannelBarrier, depends_on_publishes
 from dtx.server.demarcation import DemarcationHandler
-from dtx.server.failpoints import replying
+from dtx.server.failpoints import around_reply
 from dtx.server.limits import MAX_UNSETTLED
 from dtx.store.rabbitmq.capture import check_consume, check_publish, check_settle, check_size
 from dtx.store.rabbitmq.consume_channel import REPLY_TO, ConsumeChannel
@@ -405,7 +405,7 @@ class SelectedChannel(ProxyChannel):
 
     def select(self) -> None:
         """Answer a repeated select: "must use this method at least once"."""
-        self.session.to_client(replying(methods.DtxSelectOk().frame(self.number)))
+        self.session.to_client(around_reply(methods.DtxSelectOk().frame(self.number)))
 
     def demarcate(self, call: methods.DtxStart | methods.DtxEnd) -> None:
         """Run start or end.
@@ -443,7 +443,7 @@ class SelectedChannel(ProxyChannel):
 
     def _close(self) -> None:
         self._stop_work()
-        self.lose_branches()
+        self.end_associations()
         self._leave(ProxyPhase.CLOSING)
         if self._taking.holds:  # T stays open for the branches
             self._taking.detach()
@@ -453,7 +453,7 @@ class SelectedChannel(ProxyChannel):
         else:
             then = self._taking.close
         if self._publishes:
-            self._end_publishing(lambda: Drain(self.session, self._publishing, then))
+            self._end_publishing(lambda: ClosingChannel(self.session, self._publishing, then))
         else:
             then()
 
@@ -483,7 +483,7 @@ class SelectedChannel(ProxyChannel):
         if self.phase is not ProxyPhase.OPEN:
             return
         self._stop_work()
-        self.lose_branches()
+        self.end_associations()
         self.engine.close(frame)  # no effect if the client or the engine has closed it
         self.session.flush()
         self._leave(ProxyPhase.REFUSED)
@@ -494,10 +494,10 @@ class SelectedChannel(ProxyChannel):
     def close_upstream(self) -> None:
         """Close P, and close T when no branch needs it."""
         if self._publishes and not self.session.upstream.is_lost:
-            self._end_publishing(lambda: Drain(self.session, self._publishing))
+            self._end_publishing(lambda: ClosingChannel(self.session, self._publishing))
         self._taking.detach()
 
-    def let_go(self) -> None:
+    def shut_down(self) -> None:
         """See :class:`ProxyChannel`."""
         self._stop_work()
         if self.phase is not ProxyPhase.REFUSED:
@@ -510,7 +510,7 @@ class SelectedChannel(ProxyChannel):
         self.published.drop()  # a closed channel gives no answer, so waiting calls would never end
         self._asked.drop()
 
-    def lose_branches(self) -> None:
+    def end_associations(self) -> None:
         """See :class:`ProxyChannel`. Associations end with the channel; idle branches stay."""
         self._demarcation.lose()
 

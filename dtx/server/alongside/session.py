@@ -14,11 +14,11 @@ from typing import Final
 from dtx.config.rules import QuotaResource
 from dtx.manager import TransactionManager, Who
 from dtx.server.alongside.broker_handshake import BrokerHandshake
-from dtx.server.alongside.channel import ChannelOwner, Drain, ProxyChannel
+from dtx.server.alongside.channel import ChannelOwner, ClosingChannel, ProxyChannel
 from dtx.server.alongside.channel_selection import ChannelSelection
 from dtx.server.alongside.pass_through import ChannelZero, ProxyUpstream
 from dtx.server.client_session import ClientTransport
-from dtx.server.failpoints import replying
+from dtx.server.failpoints import around_reply
 from dtx.server.limits import MAX_UNSENT, SessionLimits
 from dtx.store.rabbitmq.consume_channel import ConsumeChannel
 from dtx.store.rabbitmq.store import RabbitStore
@@ -95,7 +95,7 @@ class ProxySession(ChannelOwner):
         self._slices = Slices(self.refuse)
         """Data of the client that is not yet handled."""
         self._slow = False
-        self._goodbye: methods.ConnectionClose | None = None
+        self._pending_close: methods.ConnectionClose | None = None
         """The client's connection.close, until it is passed on or answered."""
         self._detached = False
         """The client has gone; branches may still need the connection to the broker."""
@@ -307,7 +307,7 @@ class ProxySession(ChannelOwner):
         if self._late_opens:
             self._late_opens.popleft().release()
             self.go_on()
-        self._say_goodbye()
+        self._answer_close()
 
     def forget(self, channel: ProxyChannel) -> None:
         """See :class:`ChannelOwner`."""
@@ -336,21 +336,21 @@ class ProxySession(ChannelOwner):
         self._unwatch(channel)
         self.channels[channel.number] = selected
         self.metrics.selected_channels.inc()
-        return replying(methods.DtxSelectOk().frame(channel.number))
+        return around_reply(methods.DtxSelectOk().frame(channel.number))
 
     def held_lost(self, branch: object, reason: str) -> None:
         """See :class:`Keeper`: *branch* can only be rolled back."""
         self.manager.doom(branch, f"deliveries that it consumed went back to the broker: {reason}")  # type: ignore[arg-type]
 
-    def taking_ended(self) -> None:
+    def consume_channel_ended(self) -> None:
         """See :class:`Keeper`: the connection may be able to end."""
         if not self.upstream.is_lost:
-            self._say_goodbye()
+            self._answer_close()
             self._end_if_done()
 
-    def taking_rests(self) -> None:
+    def consume_channel_idle(self) -> None:
         """See :class:`Keeper`: the client's close may be answered."""
-        self._say_goodbye()
+        self._answer_close()
 
     # -- flow control
 
@@ -398,12 +398,12 @@ class ProxySession(ChannelOwner):
         if self._admitted is None:
             self._confirm_close()
         else:
-            self._goodbye = close
-            self._say_goodbye()
+            self._pending_close = close
+            self._answer_close()
 
-    def _say_goodbye(self) -> None:
+    def _answer_close(self) -> None:
         """Answer the client's close, or pass it on, as soon as upstream channels allow that."""
-        if self._goodbye is None:
+        if self._pending_close is None:
             return
         takings = self._takings()
         selected = any(channel.mode is ChannelMode.DTX for channel in self.channels.values())
@@ -412,7 +412,7 @@ class ProxySession(ChannelOwner):
             takings = self._takings()
         if not all(taking.rests for taking in takings) or (takings and self._drains()):
             return
-        close, self._goodbye = self._goodbye, None
+        close, self._pending_close = self._pending_close, None
         if takings or self.upstream.is_lost:
             self._confirm_close()
         else:
@@ -428,11 +428,11 @@ class ProxySession(ChannelOwner):
 
     def _drains(self) -> bool:
         """Whether the broker has not yet confirmed the close of an upstream channel."""
-        return any(isinstance(handler, Drain) for handler in self.upstream.handlers.values())
+        return any(isinstance(handler, ClosingChannel) for handler in self.upstream.handlers.values())
 
     def client_gone(self) -> None:
         """See :class:`ClientSession`."""
-        self._transport = self._goodbye = None
+        self._transport = self._pending_close = None
         self._slices.then(self._detach)  # after everything that the client has sent
 
     def _detach(self) -> None:
@@ -466,14 +466,14 @@ class ProxySession(ChannelOwner):
     def _lose_branches(self, channels: Sequence[ProxyChannel]) -> Iterator[None]:
         for channel in channels:
             try:
-                channel.lose_branches()
+                channel.end_associations()
             except Exception:  # noqa: BLE001 - logged; the associations of the other channels must end
                 _log.exception("channel failed", connection=self.id, channel=channel.number)
             yield
 
     def _let_go(self, channel: ProxyChannel) -> None:
         self._discount(channel)
-        channel.let_go()
+        channel.shut_down()
 
     def _end_if_done(self) -> None:
         if not self._detached:

@@ -41,6 +41,7 @@ from dtx.wire.amqp10.endpoint import (
     Begun,
     Closed,
     Delivered,
+    DeliveryLost,
     Detached,
     Disposed,
     Dropped,
@@ -49,7 +50,6 @@ from dtx.wire.amqp10.endpoint import (
     Event,
     Flowed,
     LoginAsked,
-    Missed,
     Opened,
     Writable,
 )
@@ -274,7 +274,7 @@ class Amqp10Connection(ClientConnection):
 
     def _on(self, event: Event) -> None:
         match event:
-            case Delivered() | Flowed() | Disposed() | Dropped() | Missed() | Writable():
+            case Delivered() | Flowed() | Disposed() | Dropped() | DeliveryLost() | Writable():
                 self._on_work(event)
             case LoginAsked():
                 self.hold_client(event)
@@ -307,7 +307,7 @@ class Amqp10Connection(ClientConnection):
         self.slices.then(end)
         self.slices.then(self.soon)
 
-    def _on_work(self, event: Delivered | Flowed | Disposed | Dropped | Missed | Writable) -> None:
+    def _on_work(self, event: Delivered | Flowed | Disposed | Dropped | DeliveryLost | Writable) -> None:
         match event:
             case Delivered():
                 self._on_delivered(event)
@@ -322,7 +322,7 @@ class Amqp10Connection(ClientConnection):
                 self._on_disposed(event)
             case Writable():
                 self._resume()
-            case Missed():
+            case DeliveryLost():
                 self.transactions.miss(event.txn_id)
             case Dropped():
                 shell = self._links.get((event.session, event.link))
@@ -384,7 +384,7 @@ class Amqp10Connection(ClientConnection):
 
     def recheck(self) -> None:
         """Close the connection if its user was deleted or may not enter the vhost any more."""
-        reason = self.nodes.barred() if self.stage is Stage.RUNNING else None
+        reason = self.nodes.ban_reason() if self.stage is Stage.RUNNING else None
         if reason is not None:
             self.fail(AmqpError(Condition.CONNECTION_FORCED, reason))
 
@@ -434,7 +434,7 @@ class Amqp10Connection(ClientConnection):
             if self.stage is Stage.RUNNING:
                 self._links[place] = shell
             else:
-                shell.let_go()
+                shell.shut_down()
 
     def detach(self, shell: Incoming | OutgoingLink, error: AmqpError) -> None:
         """End a link because of *error*."""
@@ -457,9 +457,9 @@ class Amqp10Connection(ClientConnection):
     def _forget(self, place: tuple[int, int], *, by_client: bool = False) -> None:
         shell = self._links.pop(place, None)
         if isinstance(shell, Incoming):
-            shell.let_go(by_client=by_client)
+            shell.shut_down(by_client=by_client)
         elif shell is not None:
-            shell.let_go()
+            shell.shut_down()
         if shell is not None and not self._resuming:
             self._resuming = True
             self.soon(self._resume)  # its waiting output has kept other links from sending
@@ -551,7 +551,7 @@ class Amqp10Connection(ClientConnection):
             self._tick_timer.cancel()
         now = time.monotonic()
         if self._holding:
-            self._engine.excuse(now)
+            self._engine.mark_alive(now)
         next_at: float | None = None
 
         def work() -> Iterable[Event]:
@@ -613,10 +613,10 @@ class Amqp10Connection(ClientConnection):
         self._discount_sessions(len(self._sessions))
         self._sessions.clear()
         self.slices.run(self._forget_all(self._links))
-        self.behind_all(lambda: self.nodes.leave(then))  # the transactions of control links end before
+        self.after_all(lambda: self.nodes.leave(then))  # the transactions of control links end before
 
     def _gone(self) -> None:
         self._charge(0)
         if self._tick_timer is not None:
             self._tick_timer.cancel()
-        self.behind_all(lambda: self.nodes.end(self._over))
+        self.after_all(lambda: self.nodes.end(self._over))

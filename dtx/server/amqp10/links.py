@@ -13,8 +13,8 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from dtx.server.amqp10.addresses import COPY, MOVE, Address, ExchangeAddress, check_terminus, parse
 from dtx.server.amqp10.mapping import from_basic, to_basic
-from dtx.server.amqp10.nodes import Destination, Handed, Origin, amqp_error, kills
-from dtx.server.amqp10.transactions import Retired, TransactionHome, Transactions, TransactionWork, spoil
+from dtx.server.amqp10.nodes import Destination, Handed, Origin, amqp_error, discards
+from dtx.server.amqp10.transactions import Retired, TransactionHome, Transactions, TransactionWork, doom_unreported
 from dtx.server.connection import Outbox
 from dtx.server.limits import MAX_UNACKED
 from dtx.store.work import HeldPublish
@@ -113,7 +113,7 @@ class _Shell:
 class Control(_Shell):
     """A link to the coordinator."""
 
-    def let_go(self) -> None:
+    def shut_down(self) -> None:
         """Lose the transactions of the link, because it is closed."""
         self._connection.transactions.lose(self._connection.coordination.control_closed(self.place))
 
@@ -184,7 +184,7 @@ class Incoming(_Shell):
         elif transaction is None:
             self._connection.detach(self, error)
         else:
-            spoil(transaction, self._connection.transactions.work(transaction), error.reason)
+            doom_unreported(transaction, self._connection.transactions.work(transaction), error.reason)
         if number is not None and error.condition in _FATAL and not self._varies:
             self._connection.detach(self, error)
 
@@ -221,13 +221,13 @@ class Incoming(_Shell):
         error = verdict.result()
         if error is None and number is not None and self._cut_off:
             # "must inform the controller of the presumptive terminal outcome before it can successfully discharge"
-            spoil(transaction, work, "a link ended before its client got the outcome of a message")
+            doom_unreported(transaction, work, "a link ended before its client got the outcome of a message")
         elif error is None:
             self._answer(number, provisional(transaction, ACCEPTED))
         else:
             work.withdraw(message)
             if number is None or not self._open:  # no outcome can be sent
-                spoil(transaction, work, error.reason)
+                doom_unreported(transaction, work, error.reason)
             else:
                 self._refuse(number, error, transaction)
         self._connection.pump()
@@ -251,7 +251,7 @@ class Incoming(_Shell):
 
     # -- the end
 
-    def let_go(self, *, by_client: bool = False) -> None:
+    def shut_down(self, *, by_client: bool = False) -> None:
         """Close the node, because the link is closed. Messages that were received are still published.
 
         Args:
@@ -313,11 +313,11 @@ class OutgoingLink(_Shell):
             not self._connection.outbox.has_room
             or self.session.connection.backlog > _MAX_BACKLOG
             or len(self.unsettled) + len(self.retired) >= MAX_UNACKED
-            or self._is_vain
+            or self._only_rolls_back
         )
 
     @property
-    def _is_vain(self) -> bool:
+    def _only_rolls_back(self) -> bool:
         """Whether messages would only return, because their transaction can only be rolled back."""
         return self._acquires is not None and not self._acquires.work.is_active
 
@@ -357,7 +357,7 @@ class OutgoingLink(_Shell):
                 self._acquired[number] = acquires
         elif acquires is not None:
             acquires.work.retire(self, number, taken, ACCEPTED, settled=True, kind=Kind.ACQUISITION)
-            if self._is_vain:
+            if self._only_rolls_back:
                 self._connection.soon(self._end_drain)
         else:
             self.node.accept((taken,))
@@ -404,7 +404,7 @@ class OutgoingLink(_Shell):
 
     def _end_drain(self) -> None:
         """End a drain at once if nothing more can be sent before the discharge: the client may wait for its end."""
-        if self._open and self._is_vain and self._link.drain:
+        if self._open and self._only_rolls_back and self._link.drain:
             self.drained()
 
     def acquire_no_more(self, work: TransactionWork) -> None:
@@ -550,7 +550,7 @@ class OutgoingLink(_Shell):
             return
         if isinstance(outcome, Accepted):
             self.node.accept(taken)
-        elif kills(outcome):
+        elif discards(outcome):
             self.node.reject(taken)
         else:
             self.node.requeue(taken)
@@ -572,7 +572,7 @@ class OutgoingLink(_Shell):
 
     # -- the end
 
-    def let_go(self) -> None:
+    def shut_down(self) -> None:
         """Close the link. Unsettled messages return to the queue. Idempotent."""
         if not self._open:
             return
@@ -694,7 +694,7 @@ class Attaching:
                 source=source, target=target, sender_settles=modes.snd_settle_mode, receiver_settles=second
             )
         except AmqpError:  # the attach does not fit into the client's frames
-            shell.let_go()
+            shell.shut_down()
             raise
 
 

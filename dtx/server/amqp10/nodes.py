@@ -168,7 +168,7 @@ class Destination(Protocol):
         """The link is closed. Messages that were sent are still published."""
 
 
-def kills(outcome: Outcome) -> bool:
+def discards(outcome: Outcome) -> bool:
     """Whether *outcome* makes a dead letter of a message, or drops it."""
     return isinstance(outcome, Rejected) or (isinstance(outcome, Modified) and outcome.undeliverable_here)
 
@@ -314,7 +314,7 @@ class Nodes(Protocol):
             AmqpError: the virtual host does not exist, or the user may not enter it.
         """
 
-    def barred(self) -> str | None:
+    def ban_reason(self) -> str | None:
         """The reason why the client may not stay connected; ``None`` if it may."""
 
     def coordinate(self) -> Awaitable[None] | None:

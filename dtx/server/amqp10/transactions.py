@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.server.amqp10.nodes import Home, Nodes, Origin, amqp_error, failure_of, rolled_back
-from dtx.server.failpoints import saying
+from dtx.server.failpoints import around_answer
 from dtx.store.work import HeldPublish
 from dtx.wire.amqp09.methods import DtxCommitOk, DtxEndOk, DtxRollbackOk, DtxStartOk
 from dtx.wire.amqp10.coordination import (
@@ -27,10 +27,10 @@ from dtx.wire.amqp10.coordination import (
     CoordinationEngine,
     CoordinatorAnswer,
     DeclareAsked,
+    DeliveryResult,
     DischargeAsked,
     PromoteAsked,
     Terminate,
-    TransactionFate,
 )
 from dtx.wire.amqp10.coordination import Work as Kind
 from dtx.wire.amqp10.errors import AmqpError, Condition
@@ -55,7 +55,7 @@ class TransactionHome(Home, Protocol):
     def say(self, answer: CoordinatorAnswer | Terminate) -> None:
         """Answer a control link."""
 
-    def behind_all(self, act: Callable[[], None]) -> None:
+    def after_all(self, act: Callable[[], None]) -> None:
         """Call *act* when all long work so far is done."""
 
 
@@ -211,7 +211,7 @@ class TransactionWork:
 
         The manager waits for the log. A branch that has committed nevertheless is not known any more.
         """
-        self._connection.manager.ask(self._connection.who, xid, Operation.ROLLBACK, _nobody)
+        self._connection.manager.ask(self._connection.who, xid, Operation.ROLLBACK, _ignore_answer)
 
     def end(self, *, fail: bool) -> XaFlag | None:
         """End the association.
@@ -391,10 +391,10 @@ class TransactionWork:
         connection = self._connection
         connection.manager.channel_lost(self, [self.entry])
         if self.local:
-            connection.manager.ask(connection.who, self.xid, Operation.ROLLBACK, _nobody)
+            connection.manager.ask(connection.who, self.xid, Operation.ROLLBACK, _ignore_answer)
 
 
-def spoil(transaction: Amqp10Transaction, work: TransactionWork, reason: str) -> None:
+def doom_unreported(transaction: Amqp10Transaction, work: TransactionWork, reason: str) -> None:
     """Doom a transaction whose client does not get the outcome of a message.
 
     For a message that was sent settled: "it MUST NOT allow the successful discharge" (4.4.4.1). Otherwise, "the
@@ -425,19 +425,19 @@ def _revert(retired: Retired) -> None:
     link = retired.link
     link.retired.pop(retired.number, None)
     match FATES[retired.kind, retired.settled or not link.is_open, False]:
-        case TransactionFate.RETURN:
+        case DeliveryResult.RETURN:
             link.give_back(retired.number, retired.taken, settled=retired.settled)
         case _ if retired.later is not None:
             link.apply((retired.taken,), retired.later)
             if not retired.settled:
                 link.settle((retired.number,), retired.later)
-        case TransactionFate.DEFAULT:
+        case DeliveryResult.DEFAULT:
             link.apply_default(retired.taken)
         case _:
             link.unsettled[retired.number] = retired.taken
 
 
-def _nobody(answer: XaFlag | XaError) -> None:
+def _ignore_answer(answer: XaFlag | XaError) -> None:
     """Ignore the answer."""
 
 
@@ -483,7 +483,7 @@ class Transactions:
         """Doom a transaction that lost a message whose sender gets no outcome."""
         transaction = self._coordination.live(txn_id)
         if transaction is not None:
-            spoil(transaction, self._works[txn_id], "a message came to a link that had ended")
+            doom_unreported(transaction, self._works[txn_id], "a message came to a link that had ended")
 
     @property
     def ties(self) -> Sequence[tuple[BranchRuntime, Association]]:
@@ -527,7 +527,7 @@ class Transactions:
             return
         txn_id = token_bytes(_ID)
         self._works[txn_id] = work
-        saying(DtxStartOk.KEY)
+        around_answer(DtxStartOk.KEY)
         self._connection.say(self._coordination.declared(asked, txn_id))
 
     def _refuse(self, asked: DeclareAsked, error: AmqpError | XaError) -> None:
@@ -572,7 +572,7 @@ class Transactions:
             self._discharge(discharge)
 
     def _promoted(self, asked: PromoteAsked) -> CoordinatorAnswer:
-        saying(DtxStartOk.KEY)
+        around_answer(DtxStartOk.KEY)
         return self._coordination.promoted(asked)
 
     def _promotion_refused(
@@ -657,13 +657,13 @@ class Transactions:
             if work.local and (failure is None or failure.condition in _ROLLED_BACK):
                 work.give_up()
         if not work.local:
-            saying(DtxEndOk.KEY)
+            around_answer(DtxEndOk.KEY)
         else:
-            saying(DtxCommitOk.KEY if asked.commit and failure is None else DtxRollbackOk.KEY)
+            around_answer(DtxCommitOk.KEY if asked.commit and failure is None else DtxRollbackOk.KEY)
         # A discharge with fail=true always succeeds (4.3).
         answer = self._coordination.discharged(asked, failure if asked.commit else None)
         # After the returns: links return messages to their queue when these wait for no session window any more.
-        self._connection.behind_all(lambda: self._say_late(answer, control))
+        self._connection.after_all(lambda: self._say_late(answer, control))
 
     # -- the end
 

@@ -28,10 +28,10 @@ class ChannelOrder:
 
     __slots__ = ("_announce", "_client", "_let_go", "engine", "number")
 
-    def __init__(self, client: Client, engine: ChannelEngine, let_go: Callable[[], None]) -> None:
+    def __init__(self, client: Client, engine: ChannelEngine, shut_down: Callable[[], None]) -> None:
         self._client = client
         self._announce = client.outbox.announce
-        self._let_go = let_go
+        self._let_go = shut_down
         self.engine = engine
         self.number = engine.number
 

@@ -7,7 +7,7 @@ from typing import Any, Final, cast, get_args
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.scan import Scan
 from dtx.server.coordination import CoordinationHandler
-from dtx.server.failpoints import replying
+from dtx.server.failpoints import around_reply
 from dtx.server.standalone.answer_order import ChannelOrder
 from dtx.server.standalone.channel_consumers import ChannelConsumers
 from dtx.server.standalone.client import Client
@@ -35,7 +35,7 @@ class StandaloneChannel:
     def __init__(self, client: Client, engine: ChannelEngine) -> None:
         self.number = engine.number
         self.engine = engine
-        self.order = ChannelOrder(client, engine, self.let_go)
+        self.order = ChannelOrder(client, engine, self.shut_down)
         self.consuming = ChannelConsumers(client, self.order)
         self._client = client
         self._publisher = PublisherChannel(client, self.order)
@@ -135,7 +135,7 @@ class StandaloneChannel:
             self.engine.become(ChannelMode.DTX)
             self._context = DistributedContext(self._client, self.order, self._publisher)
             self._client.parts.metrics.selected_channels.inc()
-        self.order.send(replying(methods.DtxSelectOk().frame(self.number)))
+        self.order.send(around_reply(methods.DtxSelectOk().frame(self.number)))
 
     def _demarcate(self, event: MethodReceived) -> None:
         said: Any = event.method
@@ -150,13 +150,13 @@ class StandaloneChannel:
 
     # -- the end
 
-    def let_go(self) -> None:
+    def shut_down(self) -> None:
         """End the channel: stop its deliveries, and return its unsettled messages. Idempotent."""
         if not self._has_let_go:
             self._has_let_go = True
-            self.consuming.let_go()
-            self._context.let_go()
-            self._coordination.let_go()
+            self.consuming.shut_down()
+            self._context.shut_down()
+            self._coordination.shut_down()
             if self.mode is ChannelMode.DTX:
                 self._client.parts.metrics.selected_channels.dec()
 

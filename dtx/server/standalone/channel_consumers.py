@@ -250,7 +250,7 @@ class ChannelConsumers:
             del self.consumers[consumer.tag]
             self._leave(consumer)
         if self._asking and self._asking[0] == asked.consumer_tag:
-            self._ask_no_more()
+            self._stop_replies()
         if not asked.no_wait:
             self._order.send(BasicCancelOk(asked.consumer_tag).frame(self._order.number))
 
@@ -282,7 +282,7 @@ class ChannelConsumers:
         if not asked.no_wait:
             self._order.send(BasicConsumeOk(tag).frame(self._order.number))
 
-    def _ask_no_more(self) -> None:
+    def _stop_replies(self) -> None:
         if self._asking is not None:
             self._client.parts.direct.leave(self._client.who.vhost, self._asking[1])
             self._asking = None
@@ -379,13 +379,13 @@ class ChannelConsumers:
         self._order.send(ChannelFlowOk(active).frame(self._order.number))
         self.resume()
 
-    def let_go(self) -> None:
+    def shut_down(self) -> None:
         """End the channel's consumers, and return unsettled messages to their queues."""
         if self._getting is not None:
             getter, queue = self._getting
             self._getting = None
             queue.index.cancel_get(getter)
-        self._ask_no_more()
+        self._stop_replies()
         self._active = False
         self._client.slices.run(self._let_go())
 

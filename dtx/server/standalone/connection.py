@@ -221,7 +221,7 @@ class StandaloneConnection(ClientConnection):
             case ChannelFailed():
                 channel = self.channels[event.channel]
                 channel.order.refused(event.error)
-                channel.let_go()
+                channel.shut_down()
             case ChannelClosed():
                 self._forget(self.channels[event.channel])
             case _:
@@ -363,7 +363,7 @@ class StandaloneConnection(ClientConnection):
     def _close_channel(self, channel: StandaloneChannel) -> None:
         """The client closes a channel. close-ok is sent when its earlier writes are durable."""
         self.writes.flush()
-        channel.let_go()
+        channel.shut_down()
         self.slices.then(lambda: self.writes.then(lambda: self._confirm_close_of(channel)))
 
     def _confirm_close_of(self, channel: StandaloneChannel) -> None:
@@ -384,12 +384,12 @@ class StandaloneConnection(ClientConnection):
     # -- pace
 
     def _excuse(self) -> None:
-        self._engine.excuse()
+        self._engine.mark_alive()
 
     def _tick(self) -> None:
         """Send a heartbeat when it is due, and check that the client sends."""
         if self._holding:
-            self._engine.excuse()
+            self._engine.mark_alive()
         deadline, events = self._engine.tick(now := time.monotonic())
         self.outbox.announce()
         if deadline is not None:
@@ -470,7 +470,7 @@ class StandaloneConnection(ClientConnection):
             self._confirm_close()
         else:
             self._leave(Stage.LEAVING)
-            self.behind_all(lambda: self.writes.then(self._confirm_close))
+            self.after_all(lambda: self.writes.then(self._confirm_close))
 
     def _confirm_close(self) -> None:
         self._engine.close_ok()
@@ -486,7 +486,7 @@ class StandaloneConnection(ClientConnection):
             self.channels.clear()
             self.slices.run(self._let_go(channels))
             remaining = remove_own(self._parts.broker, self.manager, self.client.vhost, self.client)
-            self.behind_all(lambda: self.slices.run(remaining))
+            self.after_all(lambda: self.slices.run(remaining))
         if stage is Stage.ENDED:
             self._engine.end()
 
@@ -494,7 +494,7 @@ class StandaloneConnection(ClientConnection):
         for channel in channels:
             self._discount_channel()
             try:
-                channel.let_go()
+                channel.shut_down()
             except Exception:  # noqa: BLE001 - the other channels must still end their associations
                 _log.exception("channel failed", connection=self.id, channel=channel.number)
             yield
@@ -504,4 +504,4 @@ class StandaloneConnection(ClientConnection):
             if timer is not None:
                 timer.cancel()
         self.manager.disk.leave(self._disk_has_room)
-        self.behind_all(super()._gone)
+        self.after_all(super()._gone)

@@ -65,7 +65,7 @@ class Context(Protocol):
             XaError: the transaction exceeds its limits.
         """
 
-    def let_go(self) -> None:
+    def shut_down(self) -> None:
         """End the context with its channel. Undecided messages return to their queues."""
 
 
@@ -155,7 +155,7 @@ class PublisherChannel:
         """Answer the publish *number*, which a full queue refuses. Only confirms can report it."""
         self.confirm(number, safe=False)
 
-    def say_confirms(self) -> None:
+    def send_confirms(self) -> None:
         """Send the confirms that are recorded so far."""
         self._client.outbox.announce()
 
@@ -187,7 +187,7 @@ class ImmediateContext:
         publisher.unrouted(message)
         if number:  # "once the exchange verifies a message won't route to any queue"
             publisher.confirm(number, safe=True)
-            publisher.say_confirms()
+            publisher.send_confirms()
 
     def settle(self, deliveries: Settled, how: Settlement) -> None:
         """Settle the deliveries."""
@@ -211,7 +211,7 @@ class ImmediateContext:
             yield from give_back_slowly(deliveries, how, self._client.now)
         self._order.finish()
 
-    def let_go(self) -> None:
+    def shut_down(self) -> None:
         """Nothing is held in this context."""
 
 
@@ -291,7 +291,7 @@ class LocalContext:
 
         if not routed and not acked:
             written(None)
-        elif not self._client.writes.apart(routed, acked, written):
+        elif not self._client.writes.write_separately(routed, acked, written):
             self._settled = settled  # given back when the channel ends, which is now
             done(XaError(ReplyCode.PRECONDITION_FAILED, "a queue is full (reject-publish): nothing was committed"))
 
@@ -322,7 +322,7 @@ class LocalContext:
         self._client.budget.charge(-self._octets)
         self._octets = 0
 
-    def let_go(self) -> None:
+    def shut_down(self) -> None:
         """Roll back the transaction. Acknowledged messages return to their queues."""
         returning = return_slowly([delivery for _, delivery, _ in self._settled], self._client.now)
         next(returning)  # suspends the queues until all messages have returned

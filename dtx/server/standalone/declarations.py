@@ -186,7 +186,7 @@ class Declarations:
         # The default exchange binds each queue by its name, so there a routing key is a queue name.
         for name in (asked.queue, b"" if asked.exchange else asked.routing_key):
             if name:
-                self._demand_sight(name)
+                self._check_visible(name)
         facts = binding_facts(self._client.vhost, asked.exchange, asked.queue, asked.routing_key, asked.arguments)
         answer = BindingQueryOk(
             facts.exchange_not_found,
@@ -197,7 +197,7 @@ class Declarations:
         )
         self._order.send(answer.frame(self._order.number))
 
-    def _demand_sight(self, queue: bytes) -> None:
+    def _check_visible(self, queue: bytes) -> None:
         """Check that the account has any permission on *queue*; otherwise it may not learn whether that exists.
 
         Raises:

@@ -179,6 +179,6 @@ class DistributedContext:
         self._client.manager.doom(entry, reason)
         raise XaError(ReplyCode.RESOURCE_ERROR, f"{reason}; the branch is rolled back (xid {entry.xid})")
 
-    def let_go(self) -> None:
+    def shut_down(self) -> None:
         """End the channel's associations. Idle branches stay."""
         self._demarcation.lose()

@@ -17,7 +17,7 @@ from dtx.manager import Who
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.server.amqp10.addresses import Address, ExchangeAddress, QueueAddress, of_queue, route, subscription
 from dtx.server.amqp10.mapping import Content, modified
-from dtx.server.amqp10.nodes import DEFAULT_VHOST, Handed, Home, NodeSender, Receiver, Working, kills, named_vhost
+from dtx.server.amqp10.nodes import DEFAULT_VHOST, Handed, Home, NodeSender, Receiver, Working, discards, named_vhost
 from dtx.server.client_session import ClientTransport
 from dtx.server.limits import demand_fan_out
 from dtx.server.standalone.access import Access
@@ -148,7 +148,7 @@ class StandaloneNodes:
     def _disk_has_room(self) -> None:
         self.home.release_client(self.home.manager.disk)
 
-    def barred(self) -> str | None:
+    def ban_reason(self) -> str | None:
         """See :class:`Nodes`."""
         account = self._account
         if account is None or not self._running:
@@ -330,7 +330,7 @@ class Publications:
                 number, AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, "a queue is full (reject-publish)")
             )
 
-    def say_confirms(self) -> None:
+    def send_confirms(self) -> None:
         """Answer the messages that are known to be durable."""
         accepted, self._accepted = self._accepted, []
         if accepted:
@@ -406,7 +406,7 @@ class QueueOrigin:
         self._open = True
         self._rejected: list[Rejection] = []
         """Those whose dead letters are not published yet."""
-        self._burial: Future[None]
+        self._dead_letter_task: Future[None]
         """Done when they are published; set by the first rejection."""
         self._modifying = 0
         """Changes of messages that are not durable yet; the callbacks below wait for them."""
@@ -552,7 +552,7 @@ class QueueOrigin:
     def postpone(self, taken: object, work: Working, held: HeldWork, decided: Decided, outcome: Outcome) -> None:
         """See :class:`Origin`: the branch consumes a rejected message, and publishes its dead letter."""
         delivery = cast("QueueDelivery", taken)
-        if not kills(outcome):
+        if not discards(outcome):
             if not held.fits(0):
                 raise XaError(ReplyCode.RESOURCE_ERROR, held.excess(0))
             delivery.queue.hold(delivery)
@@ -561,9 +561,9 @@ class QueueOrigin:
         self.keep(delivery, work, held, partial(decided, False))
         if delivery.queue.arguments.dead_letter_exchange is not None:
             if not self._rejected:
-                self._burial = self._nodes.home.manager.spawn(self._bury())
+                self._dead_letter_task = self._nodes.home.manager.spawn(self._bury())
             self._rejected.append((delivery, work, outcome))
-            work.wait_for(self._burial)
+            work.wait_for(self._dead_letter_task)
 
     @staticmethod
     def _decided(delivery: QueueDelivery, decided: Decided, committed: bool) -> None:
@@ -575,7 +575,7 @@ class QueueOrigin:
         reason = "the rejected messages could not be read"
         try:
             while self._rejected:
-                await self._bury_some()
+                await self._publish_some()
         except LogError as error:
             reason = f"{reason}: {error}"
         finally:
@@ -583,7 +583,7 @@ class QueueOrigin:
                 work.doom(reason)
             self._rejected.clear()
 
-    async def _bury_some(self) -> None:
+    async def _publish_some(self) -> None:
         rejected: dict[Slot, Rejection] = {}
         for rejection in self._rejected:
             if rejection[0].slot in rejected:

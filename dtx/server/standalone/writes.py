@@ -27,7 +27,7 @@ class Publisher(Protocol):
     def refused(self, number: int) -> None:
         """A full queue refuses the publish *number*."""
 
-    def say_confirms(self) -> None:
+    def send_confirms(self) -> None:
         """Send the answers: all publishes of a record have been reported."""
 
 
@@ -105,7 +105,7 @@ class Writes:
                 if index not in gone:
                     publisher.written(name, error)
             for publisher in dict.fromkeys(publisher for publisher, _ in publishers):
-                publisher.say_confirms()
+                publisher.send_confirms()
             self._go_on()
 
         number = self._begin(octets)
@@ -114,7 +114,7 @@ class Writes:
             publisher, name = publishers[index]
             publisher.refused(name)
 
-    def apart(self, publishes: Sequence[HeldPublish], acked: Sequence[QueueDelivery], done: Done) -> bool:
+    def write_separately(self, publishes: Sequence[HeldPublish], acked: Sequence[QueueDelivery], done: Done) -> bool:
         """Write these as a separate record, after all earlier ones: tx.commit.
 
         Returns:

@@ -59,24 +59,24 @@ class StoredBranches:
         self._hidden: OrderedDict[Slot, StoredMessage] = OrderedDict()
         self._stored: dict[Slot, Hidden] = {}
         # For queues with x-expires: positions of messages of branches that have voted. Such a queue does not expire.
-        self._promised: dict[int, set[int]] = {}
+        self._expected_messages: dict[int, set[int]] = {}
 
     def awaits(self, queue: int) -> bool:
         """Whether a branch that has voted has messages for *queue*: then the queue must not expire."""
-        return queue in self._promised
+        return queue in self._expected_messages
 
-    def _promise(self, slot: Slot) -> None:
-        self._promised.setdefault(slot.queue, set()).add(slot.position)
+    def _expect_message(self, slot: Slot) -> None:
+        self._expected_messages.setdefault(slot.queue, set()).add(slot.position)
 
     def _settle(self, published: Sequence[Slot], now: float) -> None:
         """Drop the promises of a branch that has ended."""
-        for slot in published if self._promised else ():
-            positions = self._promised.get(slot.queue)
+        for slot in published if self._expected_messages else ():
+            positions = self._expected_messages.get(slot.queue)
             if positions is None:
                 continue
             positions.discard(slot.position)
             if not positions:
-                del self._promised[slot.queue]
+                del self._expected_messages[slot.queue]
                 entry = self._registry.find(slot.queue)
                 if entry is not None:
                     entry.index.touch(now)
@@ -85,7 +85,7 @@ class StoredBranches:
         """Note the details of a message that a voted branch has put."""
         entry = self._registry.find(slot.queue)
         if entry is not None and entry.spec.settings.expires is not None:
-            self._promise(slot)
+            self._expect_message(slot)
         if hidden != _PLAIN:
             self._stored[slot] = hidden
 
@@ -163,7 +163,7 @@ class StoredBranches:
         expiring = {entry.spec.id for entry in found if entry is not None and entry.spec.settings.expires is not None}
         for slot in published:
             if slot.queue in expiring:
-                self._promise(slot)
+                self._expect_message(slot)
 
     def _let_go(self, message: StoredMessage) -> None:
         self._contents.remove(message)

@@ -158,7 +158,7 @@ class QueueIndex:
         self._mark = 0
         self._limits = QueueLimits(arguments)
         # Whether the index keeps details of messages, which it must forget when they are settled.
-        self._detailed = arguments.max_priority > 0 or self._limits.weighs
+        self._detailed = arguments.max_priority > 0 or self._limits.limits_bytes
         # Messages that this dispatch has sent without acknowledgement.
         self._automatic: list[int] = []
         self._preferred = 0

@@ -337,14 +337,14 @@ class QueueLimits:
         self._incoming = self._incoming_octets = 0
 
     @property
-    def weighs(self) -> bool:
+    def limits_bytes(self) -> bool:
         """Whether the queue has a limit for the bytes of bodies."""
         return self._max_octets is not None
 
     def restore(self, expiries: Mapping[int, float], octets: Mapping[int, int]) -> None:
         """Add messages that have been ready since before a restart."""
         self.expiries.update(expiries)
-        if self.weighs:
+        if self.limits_bytes:
             self._sizes.update(octets)
             self._octets += sum(octets.values())
 

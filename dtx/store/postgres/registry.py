@@ -36,7 +36,7 @@ class QueueEntry:
     keeps_blind: bool
 
     @property
-    def buries_refused(self) -> bool:
+    def dead_letters_refused(self) -> bool:
         """Whether messages that it refuses become dead letters."""
         settings = self.spec.settings
         return settings.overflow is Overflow.REJECT_PUBLISH_DLX and settings.dead_letter_exchange is not None

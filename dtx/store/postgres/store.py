@@ -385,7 +385,7 @@ class PostgresStore(StoredBranches):
             if registry.some_refuse and not self._admit(entries, len(publish.body)):
                 refused.append(number)
                 if not whole:
-                    puts += self._buried(entries, publish, now)
+                    puts += self._refused_letters(entries, publish, now)
                 continue
             facts = traits(publish.properties)
             shared = registry.share(publish.body, len(entries))
@@ -406,11 +406,11 @@ class PostgresStore(StoredBranches):
         self._recorder.submit(Change(puts=[message for _, message in puts], drops=drops), written)
         return refused
 
-    def _buried(self, entries: Sequence[QueueEntry], publish: HeldPublish, now: float) -> list[Put]:
+    def _refused_letters(self, entries: Sequence[QueueEntry], publish: HeldPublish, now: float) -> list[Put]:
         """The dead letters of a publish that some of *entries* refuse (reject-publish-dlx)."""
         letters: list[Put] = []
         for entry in entries:
-            if entry.buries_refused and not entry.index.fits(1, len(publish.body)):
+            if entry.dead_letters_refused and not entry.index.fits(1, len(publish.body)):
                 message = self._registry.stored(entry, publish, traits(publish.properties), now)
                 letters += self._letters.address(entry.spec, message, Reason.MAXLEN)
         return letters

@@ -56,7 +56,7 @@ def check_publish(lane: Lane, own_user: str, exchange: bytes, routing_key: bytes
 
 def _check_user(lane: Lane, own_user: str, view: BasicProperties) -> None:
     user = view.user_id
-    if user is not None and not lane.impersonates and user != own_user.encode():
+    if user is not None and not lane.may_set_user_id and user != own_user.encode():
         raise XaError(
             ReplyCode.PRECONDITION_FAILED,
             "dtx's own user at the broker lacks the tag 'impersonator': it cannot publish a message with a user-id",

@@ -20,7 +20,7 @@ from dtx.log.records import Unit
 from dtx.store.api import UnitOutcome
 from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.identity import hold_lock
-from dtx.store.rabbitmq.upstream import Declares, Upstream, UpstreamLost
+from dtx.store.rabbitmq.upstream import ExclusiveDeclarations, Upstream, UpstreamLost
 from dtx.store.work import Budget, Delivery
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import content, methods
@@ -72,10 +72,10 @@ class Keeper(Protocol):
     def held_lost(self, branch: object, reason: str) -> None:
         """Deliveries that *branch* holds went back to the broker with their channel."""
 
-    def taking_ended(self) -> None:
+    def consume_channel_ended(self) -> None:
         """A consume channel has ended."""
 
-    def taking_rests(self) -> None:
+    def consume_channel_idle(self) -> None:
         """A consume channel whose client channel is gone only holds deliveries for branches."""
 
     def hold_client(self, reason: object) -> None:
@@ -179,7 +179,7 @@ class ConsumeChannel:
         """Consumers of the last queue, while the broker has not sent its name yet."""
         self._declaring: deque[list[_Consumer] | None] = deque()
         """The same for each queue.declare that is not answered."""
-        self._declares = Declares(upstream.exclusive)
+        self._declares = ExclusiveDeclarations(upstream.exclusive)
         self._delivery: Delivery | None = None
         self._left: int | None = None
         """Bytes of the current message that are still missing; ``None`` if its content is ignored."""
@@ -587,7 +587,7 @@ class ConsumeChannel:
         self._flush()
         self._close_if_idle()
         if self.owner is None and self.rests:
-            self._keeper.taking_rests()
+            self._keeper.consume_channel_idle()
 
     # -- from the broker
 
@@ -752,7 +752,7 @@ class ConsumeChannel:
 
     def _closed(self, close: ChannelClose) -> None:
         if self.gone is not None:
-            self.upstream.crossed(self.number)
+            self.upstream.note_crossed_close(self.number)
             return
         self.upstream.write(methods.ChannelCloseOk().frame(self.number))
         self.upstream.free(self.number)
@@ -793,7 +793,7 @@ class ConsumeChannel:
         self._kept = 0
         for branch in branches.values():
             self._keeper.held_lost(branch, reason)
-        self._keeper.taking_ended()
+        self._keeper.consume_channel_ended()
 
 
 def _tell(done: "asyncio.Future[UnitOutcome | None]", outcome: UnitOutcome | None) -> None:

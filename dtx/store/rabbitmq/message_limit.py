@@ -5,6 +5,7 @@ from contextlib import closing
 from typing import Final
 from urllib.parse import quote
 
+from dtx.config.values import Address
 from dtx.store.rabbitmq.service import Broker
 from dtx.telemetry import get_logger
 from dtx.wire.amqp10.composite import encode
@@ -19,23 +20,24 @@ _SECONDS: Final = 5.0
 _MOST_READ: Final = 1 << 16
 
 
-async def announced_limit(broker: Broker, vhost: str, queue: bytes) -> int | None:
+async def announced_limit(broker: Broker, host: Address, vhost: str, queue: bytes) -> int | None:
     """The largest message in bytes that the broker takes; ``None`` if it does not say so.
 
     Args:
         broker: with the credentials of dtx.
+        host: the one of its hosts to ask.
         vhost: a virtual host that dtx may open.
         queue: a queue of it that dtx may publish to.
     """
     try:
         async with asyncio.timeout(_SECONDS):
-            return await _attach(broker, vhost, queue)
+            return await _attach(broker, host, vhost, queue)
     except (OSError, AmqpError, ValueError) as error:
         _log.info("the broker does not announce its largest message", vhost=vhost, reason=str(error) or "timed out")
         return None
 
 
-async def _attach(broker: Broker, vhost: str, queue: bytes) -> int | None:
+async def _attach(broker: Broker, host: Address, vhost: str, queue: bytes) -> int | None:
     loop = asyncio.get_running_loop()
     engine = Connection(EndpointSettings(container_id="dtx"), loop.time(), client=True)
     engine.open(hostname=f"vhost:{vhost}")
@@ -44,7 +46,7 @@ async def _attach(broker: Broker, vhost: str, queue: bytes) -> int | None:
     link = session.new_link("dtx message limit", Role.SENDER)
     link.attach(source=Source(), target=Target(address=f"/queues/{quote(queue, safe='')}"))
     login = SaslInit(mechanism="PLAIN", initial_response=f"\0{broker.user}\0{broker.password}".encode())
-    reader, writer = await asyncio.open_connection(broker.host, broker.port, ssl=broker.tls)
+    reader, writer = await asyncio.open_connection(host.host, host.port, ssl=broker.tls)
     with closing(writer):
         writer.writelines((SASL_HEADER, frame(SASL, 0, encode(login)), *engine.data_to_send(loop.time())))
         read = b""

@@ -8,13 +8,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 from uuid import UUID, uuid4
 
 from dtx import failpoint
 from dtx.failpoint import Point
-from dtx.log.records import EXCLUSIVE, Unit, WorkRow
+from dtx.log.records import EXCLUSIVE, Unit, WorkKind, WorkRow
 from dtx.store.api import Applied, PhaseTwo, Refused, Returned, UnitOutcome, UnitProgress
 from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.identity import BrokerIdentity, NameTaken, consumers_of, declare_lock, hold_lock
@@ -24,7 +24,7 @@ from dtx.store.rabbitmq.message_limit import announced_limit
 from dtx.store.rabbitmq.receipts import Receipts
 from dtx.store.rabbitmq.service import Broker, BrokerLoginRefused, ServiceConnection
 from dtx.store.rabbitmq.trust import Replay, Trust
-from dtx.store.rabbitmq.upstream import OwnChannel, UpstreamChannelClosed, UpstreamLost, words
+from dtx.store.rabbitmq.upstream import OwnChannel, Step, UpstreamChannelClosed, UpstreamLost, words
 from dtx.store.slices import finish
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import methods, properties
@@ -44,6 +44,12 @@ _TURN: Final = 2.0
 """Seconds of one generation of receipts."""
 _USE: Final = 3600.0
 """Seconds after which the receipt queues are declared again, so that the broker does not delete them as unused."""
+_RECEIPTS_PATIENCE: Final = 10.0
+"""Seconds for the declaration of the receipt queues: a node that hangs may be noticed after a minute."""
+_CLUSTER_PATIENCE: Final = 2.0
+"""The same in a cluster, where receipts are not trusted anyway."""
+_RETRY_RECEIPTS: Final = 15.0
+"""Seconds between two attempts to use the receipt queues of a node that was down."""
 _FAREWELL: Final = 2.0
 """Seconds for the deletion of the receipt queues at the end."""
 _TRUST: Final = 60.0
@@ -59,6 +65,8 @@ _POISON: Final = 5
 _MOST_UNDER_WAY: Final = 256 << 20
 """Bytes of messages in the pending units of all lanes: four branches of the largest default size. Each byte takes
 memory up to three times: as read from the log, in its frame, and in the socket's buffer."""
+_REFUSED_PAUSES: Final = (0.25, 0.5, 1.0, 2.0)
+"""Seconds before a message is published again that a queue did not take: a quorum queue may elect a leader."""
 _GROWTH: Final = 8
 """A lane opens at most this multiple of its channels while others hang, for example on a queue without a leader."""
 
@@ -116,7 +124,7 @@ class Lane:
         """Largest frame in bytes that the broker accepts."""
         self.max_message_bytes = settings.max_message_bytes or _MOST_BYTES
         """Body of the largest message that the broker takes."""
-        self.impersonates = False
+        self.may_set_user_id = False
         """Whether dtx's user may publish messages with another user's user-id."""
         self.problem: str | None = "not connected yet"
         """Why the lane is not working; ``None`` when it is."""
@@ -242,24 +250,44 @@ class Lane:
         await control.declare(declare_lock(lock))
         failpoint.at(Point.LANE_LOCK_AFTER)
         connection.lock = lock
-        await self.receipts.declare(control)
-        await self.receipts.recognise(connection)
-        self.impersonates = await self._may_impersonate(connection)
+        await self._open_receipts(connection)
+        self.may_set_user_id = await self._may_impersonate(connection)
         self.max_message_bytes = await self._message_limit(connection)
         self._connection = connection
         self._control = control
         self.frame_max = connection.engine.agreed.frame_max
+        await self._trust.judge()
         for _ in range(self.settings.channels):
             await self._open_channel(connection)
-        await self._trust.judge()
         failpoint.at(Point.LANE_READY)
         self.problem = None
         self._up.set()
 
+    async def _open_receipts(self, connection: ServiceConnection) -> None:
+        """Declare the receipt queues, and find their marker.
+
+        In a cluster, the node that has them may be down. Then the lane works without receipts until it is back.
+        """
+        declaring = await OwnChannel(connection).open()
+        try:
+            async with asyncio.timeout(_RECEIPTS_PATIENCE if len(self.broker.hosts) == 1 else _CLUSTER_PATIENCE):
+                await self.receipts.declare(declaring)
+                await self.receipts.find_or_set_marker(connection)
+                await declaring.close()
+        except TimeoutError:
+            declaring.abandon()
+            self.receipts.problem = "the node of the receipt queues does not answer"
+        except UpstreamChannelClosed as closed:
+            if closed.close.reply_code != ReplyCode.NOT_FOUND:
+                raise
+            self.receipts.problem = f"the node of the receipt queues is down: {closed}"
+        else:
+            self.receipts.problem = None
+
     async def _may_impersonate(self, connection: ServiceConnection) -> bool:
         channel = await self._tx_channel(connection)
         stranger = properties.build({properties.Property.USER_ID: b"dtx somebody else"})
-        probe = messages.probe(channel.number, b"", self.receipts.queues[0], 0, stranger)
+        probe = messages.probe(channel.number, b"", connection.lock.encode(), 0, stranger)
         try:
             await channel.send_raw(probe, methods.TxRollbackOk)
         except UpstreamChannelClosed:
@@ -271,7 +299,9 @@ class Lane:
         asked = self.settings.max_message_bytes
         if connection.version < (4,):
             return asked or _MOST_BYTES_BEFORE_4
-        announced = await announced_limit(self.broker, self.vhost, self.receipts.queues[0])
+        announced = await announced_limit(
+            self.broker, connection.host or self.broker.hosts[0], self.vhost, self.receipts.queues[0]
+        )
         if announced:  # nodes of a cluster may differ, and the next connection may be to another one
             self._announced = min(self._announced or announced, announced)
         return min(asked or self._announced, self._announced) if self._announced else asked or _MOST_BYTES
@@ -281,8 +311,8 @@ class Lane:
 
     async def _open_channel(self, connection: ServiceConnection) -> None:
         channel = await OwnChannel(connection).open()
-        frames = hold_lock(channel.number, connection.lock) + methods.TxSelect().frame(channel.number)
-        await channel.send_raw(frames, methods.TxSelectOk)
+        mode = methods.TxSelect() if self.leaves_receipts else methods.ConfirmSelect()
+        await channel.set_mode(mode, hold_lock(channel.number, connection.lock))
         if connection is self._connection:
             self._opened += 1
         self._give(channel)
@@ -295,20 +325,20 @@ class Lane:
         loop = asyncio.get_running_loop()
         declared = loop.time()
         while not connection.is_lost:
-            self._look_out(canary)
+            self._probe_alarm(canary)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_TURN):
                     await asyncio.shield(connection.gone)
-            if not connection.gone.done() and self.settings.active():
+            if not connection.gone.done() and self.settings.active() and self.receipts.problem is None:
                 await self.receipts.turn(control)
-            if loop.time() - declared > _USE:
-                await self.receipts.declare(control)
+            if loop.time() - declared > (_USE if self.receipts.problem is None else _RETRY_RECEIPTS):
+                await self._open_receipts(connection)
                 await self.receipts.renew_inherited(connection)
                 declared = loop.time()
             await self._trust.judge(since=loop.time() - _TRUST)
         raise UpstreamLost("the connection to the broker is gone")
 
-    def _look_out(self, canary: OwnChannel) -> None:
+    def _probe_alarm(self, canary: OwnChannel) -> None:
         """Publish a message, and roll it back: RabbitMQ reports an alarm only to connections that publish during it.
 
         RabbitMQ does not read from such a connection until the alarm is over. So dtx detects alarms on its own
@@ -316,7 +346,7 @@ class Lane:
         """
         if canary.closed is None and not canary.busy:
             canary.send_raw(
-                messages.probe(canary.number, b"", self.receipts.queues[0], 0, _EMPTY), methods.TxRollbackOk
+                messages.probe(canary.number, b"", canary.upstream.lock.encode(), 0, _EMPTY), methods.TxRollbackOk
             )
 
     async def management(self) -> Management:
@@ -498,6 +528,9 @@ class Lane:
         suspected = False  # its connection was lost once. Units that shared it may be the cause, so it is sent alone
         losses = 0
         progress = phase.progress
+        settled: set[int] = set()
+        returned: list[Returned] = []
+        pauses = iter(_REFUSED_PAUSES)
         while True:
             if progress is UnitProgress.SENT:
                 outcome = await self.resolve(unit)
@@ -511,37 +544,51 @@ class Lane:
             share = self.settings.room.share(None if suspected else phase.size)
             try:
                 await share.take()
-                if progress is not UnitProgress.UNSENT or unit.lock != channel.upstream.lock:
+                is_new = progress is not UnitProgress.UNSENT or unit.lock != channel.upstream.lock
+                if is_new or unit.receipt is not channel.is_tx:
                     # The log must have lock and nonce of a unit before it is sent.
-                    unit = self.next_unit()
+                    unit = replace(self.next_unit(), receipt=channel.is_tx)
                     progress = UnitProgress.UNSENT
                     await phase.assign(unit)
-                work = await phase.work()  # not earlier: units that wait for a channel or memory hold no bodies
+                # not earlier: units that wait for a channel or memory hold no bodies
+                work = [item for item in await phase.work() if item.position not in settled]
             except BaseException:
                 share.release()
                 self._give(channel)
                 raise
             try:
-                if channel.closed is not None or unit.lock != channel.upstream.lock:
+                if channel.closed is not None or unit.lock != channel.upstream.lock or not self._suits(channel):
                     self._give(channel)
                     continue
-                return await self._send(channel, unit, phase.branch_id, build, work, header, share)
+                refused = await self._send(channel, unit, phase.branch_id, build, work, header, share, returned)
+                if not refused:
+                    return Applied(returned=tuple(returned))
+                _at_refusal()
+                kind = WorkKind.PUBLISH if header == messages.ID else WorkKind.CONSUME
+                positions = [item.position for item in work if item.kind is kind]
+                settled.update(positions)
+                settled.difference_update(positions[index] for index in refused)
+                pause = next(pauses, None)
+                if pause is None:
+                    reason = f"a queue did not take {len(refused)} of {len(refused) + len(settled)} message(s)"
+                    return Refused(reason=reason, settled=tuple(sorted(settled)), partial=phase.repeated)
+                await asyncio.sleep(pause)
             except UpstreamLost:
                 failpoint.at(Point.UNIT_LOST)
                 progress = UnitProgress.SENT
                 losses += suspected
                 suspected = True
             except UpstreamChannelClosed as closed:
-                failpoint.at(Point.UNIT_REFUSED)
-                # A close at a publish discards the whole unit. A close at tx.commit ("partial tx completion") does not.
-                return Refused(
-                    reason=words(closed.close), partial=phase.repeated or closed.close.failed == methods.TxCommit.KEY
-                )
+                _at_refusal()
+                # In tx mode, a close at a publish discards the whole unit; one at tx.commit ("partial tx completion")
+                # does not.
+                partly = closed.close.failed == methods.TxCommit.KEY if channel.is_tx else len(work) > 1
+                return Refused(reason=words(closed.close), partial=phase.repeated or partly)
             except WireError as error:  # nothing was sent
                 reason = f"a message cannot be encoded for AMQP: {error.reason}"
                 return Refused(reason=reason, partial=phase.repeated)
             finally:
-                work = ()
+                work = []
                 share.release()
 
     async def _send(
@@ -553,7 +600,15 @@ class Lane:
         work: Sequence[WorkRow],
         header: bytes,
         share: Share,
-    ) -> Applied:
+        returned: list[Returned],
+    ) -> Sequence[int]:
+        """Send the messages of *work*, add those that no queue takes to *returned*, and return those that were refused.
+
+        A unit without a receipt is published in confirm mode. RabbitMQ (3.10 to 4.3) answers tx.commit with commit-ok
+        although a quorum queue has refused a message, if the queue is full (reject-publish) or has no leader when the
+        channel publishes to it first; the message is lost. A channel keeps what it knows of a queue, so the channel of
+        a refused message ends.
+        """
         number = channel.number
         upstream = channel.upstream
         frames: list[bytes] = []
@@ -563,38 +618,50 @@ class Lane:
         except BaseException:
             self._give(channel)
             raise
-        receipt = b""
-        if unit.receipt:
-            receipt = messages.receipt(number, self.receipts.use(unit), messages.receipt_body(branch_id, unit))
-        steps = (
-            (frames, Point.UNIT_PUBLISHED),
-            ((receipt,), Point.UNIT_RECEIPTED),
-            ((methods.TxCommit().frame(number),), Point.UNIT_SENT),
-        )
         failpoint.at(Point.UNIT_BEFORE)
         overdue = asyncio.get_running_loop().call_later(self.settings.deadline, self._overdue, channel, share)
+        refused: Sequence[int] = ()
+        published: Step = (frames, Point.UNIT_PUBLISHED)
         try:
-            await channel.send_steps(steps, methods.TxCommitOk)
+            if unit.receipt:
+                body = messages.receipt_body(branch_id, unit)
+                receipt = messages.receipt(number, self.receipts.use(unit), body)
+                steps = (
+                    published,
+                    ((receipt,), Point.UNIT_RECEIPTED),
+                    ((methods.TxCommit().frame(number),), Point.UNIT_SENT),
+                )
+                await channel.send_steps(steps, methods.TxCommitOk)
+            else:
+                refused = await channel.send_confirmed(published)
         except UpstreamChannelClosed:
             self._replace(channel)
             raise
         finally:
             overdue.cancel()
         failpoint.at(Point.UNIT_COMMITTED)
-        returned = tuple(_returned(channel, header)) if channel.returned else ()
-        self._give(channel)
-        return Applied(returned=returned)
+        if channel.returned:
+            returned += _returned(channel, header)
+        if refused:
+            self._end(channel)
+        else:
+            self._give(channel)
+        return refused
 
     # -- channels
+
+    def _suits(self, channel: OwnChannel) -> bool:
+        """Whether *channel* has the mode that units have now."""
+        return channel.is_tx is self.leaves_receipts
 
     async def _take_channel(self) -> OwnChannel:
         while True:
             await self._connected()
             while self._free:
                 channel = self._free.pop()
-                if channel.closed is None and channel.upstream is self._connection:
+                if channel.closed is None and channel.upstream is self._connection and self._suits(channel):
                     return channel
-                self._replace(channel)
+                self._end(channel)
             waiter: asyncio.Future[OwnChannel] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             lost = self._connection.gone if self._connection is not None else None
@@ -604,8 +671,8 @@ class Lane:
             waiter.cancel()
 
     def _give(self, channel: OwnChannel) -> None:
-        if channel.closed is not None or channel.upstream is not self._connection:
-            self._replace(channel)
+        if channel.closed is not None or channel.upstream is not self._connection or not self._suits(channel):
+            self._end(channel)
             return
         while self._waiters:
             waiter = self._waiters.popleft()
@@ -614,30 +681,44 @@ class Lane:
                 return
         self._free.append(channel)
 
+    def _end(self, channel: OwnChannel) -> None:
+        """Open another channel, then close *channel*: the broker deletes the lock with its last holder."""
+        ends = channel.closed is None and channel.upstream is self._connection
+        self._opened -= ends
+        self._replace(channel, ends=ends)
+
     def _overdue(self, channel: OwnChannel, share: Share) -> None:
         """A unit hangs, for example on a queue without a leader: others get a new channel and its memory."""
         _log.warning("a unit has not been answered in time", vhost=self.vhost, seconds=self.settings.deadline)
         share.release()
         self._replace(channel)
 
-    def _replace(self, channel: OwnChannel) -> None:
+    def _replace(self, channel: OwnChannel, *, ends: bool = False) -> None:
         connection = self._connection
         if connection is None or channel.upstream is not connection or connection.is_lost:
             return
         if channel.closed is not None:
             self._opened -= 1
         if self._opened < self.settings.channels * _GROWTH:
-            task = asyncio.get_running_loop().create_task(self._open_another(connection))
+            task = asyncio.get_running_loop().create_task(self._open_another(connection, channel if ends else None))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
+        elif ends:
+            channel.abandon()
 
-    async def _open_another(self, connection: ServiceConnection) -> None:
+    async def _open_another(self, connection: ServiceConnection, former: OwnChannel | None) -> None:
         try:
             await self._open_channel(connection)
         except (UpstreamChannelClosed, UpstreamLost, XaError) as error:
             _log.warning("a channel of the lane could not be opened", vhost=self.vhost, reason=str(error))
             if not self._opened:
                 connection.abort("no channel of the lane is left")  # otherwise commits would wait for ever
+        if former is not None:
+            former.abandon()
+
+
+def _at_refusal() -> None:
+    failpoint.at(Point.UNIT_REFUSED)
 
 
 def _returned(channel: OwnChannel, header: bytes) -> list[Returned]:

@@ -65,6 +65,8 @@ class Receipts:
     def __init__(self, identity: BrokerIdentity) -> None:
         self._stem: Final = identity.stem
         self.queues: Final = receipt_queues(self._stem)
+        self.problem: str | None = None
+        """Why no receipt can be left or found; ``None`` if one can."""
         self.incarnation: str | None = None
         self._proposed: str | None = None
         """A marker that may be in the queues, and that no unit relies on yet."""
@@ -124,8 +126,11 @@ class Receipts:
         """
         for stem in [stem for stem, units in self._inherited.items() if not units]:
             async with self._scanning:
-                for queue in receipt_queues(stem):
-                    await channel.call(methods.QueueDelete(queue))
+                with suppress(UpstreamChannelClosed):  # the node that has them is down: the broker deletes them unused
+                    deleting = await OwnChannel(channel.upstream).open()
+                    for queue in receipt_queues(stem):
+                        await deleting.call(methods.QueueDelete(queue))
+                    await deleting.close()
             del self._inherited[stem]
         if self._used[self._current]:  # else one unit that hangs would keep the receipts of all later ones
             free = (generation for generation, used in enumerate(self._used) if not used)
@@ -200,7 +205,7 @@ class Receipts:
             for queue in self.queues:
                 await channel.call(methods.QueueDelete(queue))
 
-    async def recognise(self, upstream: Upstream) -> None:
+    async def find_or_set_marker(self, upstream: Upstream) -> None:
         """Find the marker that is in every queue. Without one, set a new marker: receipts may have been lost before.
 
         Raises:
@@ -273,10 +278,14 @@ class Receipts:
                     break
                 await asyncio.sleep(_RETRY)
             waiting = -1
-            while waiting:
-                # A message that is there when the consumer begins is delivered before the answer, or is counted in it.
-                waiting = (await channel.declare(methods.QueueDeclare(queue, passive=True))).message_count
-            await channel.close()  # the messages return to their places
+            try:
+                while waiting:
+                    # A message that is there when the consumer begins is delivered before the answer, or is counted.
+                    waiting = (await channel.declare(methods.QueueDeclare(queue, passive=True))).message_count
+                await channel.close()  # the messages return to their places
+            except asyncio.CancelledError:
+                channel.abandon()  # its consumer would keep all others out
+                raise
         return ReceiptScan(frozenset(nonces), frozenset(set.intersection(*markers)))
 
     async def _consume_alone(
@@ -293,6 +302,9 @@ class Receipts:
             if closed.close.reply_code != _IN_USE:
                 raise
             return None
+        except asyncio.CancelledError:
+            channel.abandon()
+            raise
         return channel
 
 

@@ -3,12 +3,13 @@
 import asyncio
 import ssl
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, cast
 from urllib.parse import unquote, urlsplit
 
 import dtx
+from dtx.config.values import Address, single_hosts
 from dtx.store.rabbitmq.upstream import EventHandler, Upstream, UpstreamLost, words
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import events, handshake, methods, tables
@@ -29,59 +30,77 @@ class Broker:
     """The address of the broker, and the credentials of dtx there.
 
     Args:
-        host, port: address.
+        hosts: its addresses; several for the nodes of a cluster.
         user, password: of dtx.
         tls: for ``amqps://``.
         heartbeat: seconds between heartbeats, on every upstream connection.
         connect_timeout: seconds.
     """
 
-    host: str
-    port: int
+    hosts: tuple[Address, ...]
     user: str
     password: str
     tls: ssl.SSLContext | None = None
     heartbeat: int = 10
     connect_timeout: float = 10.0
+    _failures: list[Address] = field(default_factory=list, compare=False)
+    """The host that failed last, if one did: the others are tried before it."""
 
     @classmethod
     def from_url(cls, url: str, *, ca: Path | None = None, heartbeat: int = 10) -> "Broker":
-        """Read ``amqp[s]://user:password@host:port``. Missing parts get the defaults of RabbitMQ.
+        """Read ``amqp[s]://user:password@host:port[,host:port…]``. Missing parts get the defaults of RabbitMQ.
 
         Args:
             url: the URL.
             ca: file with the certificate authority; ``None`` for those of the system.
             heartbeat: seconds.
         """
-        parts = urlsplit(url)
+        hosts = [urlsplit(one) for one in single_hosts(url)]
+        parts = hosts[0]
         secure = parts.scheme == "amqps"
+        port = 5671 if secure else 5672
         return cls(
-            host=parts.hostname or "127.0.0.1",
-            port=parts.port or (5671 if secure else 5672),
+            hosts=tuple(Address(host.hostname or "127.0.0.1", host.port or port) for host in hosts),
             user=unquote(parts.username) if parts.username else "guest",
             password=unquote(parts.password) if parts.password else "guest",
             tls=ssl.create_default_context(cafile=ca) if secure else None,
             heartbeat=heartbeat,
         )
 
-    async def connect(self, protocol: Upstream) -> None:
-        """Open a socket to the broker for *protocol*.
+    async def connect(self, protocol: Upstream) -> Address:
+        """Open a socket to the broker for *protocol*, at the first of its hosts that answers.
+
+        Returns:
+            The host.
 
         Raises:
-            OSError: it cannot be reached (TimeoutError included).
+            OSError: none can be reached (TimeoutError included); the error of the last one.
         """
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(self.connect_timeout):
-            await loop.create_connection(
-                lambda: protocol,
-                self.host,
-                self.port,
-                ssl=self.tls,
-                server_hostname=self.host if self.tls is not None else None,
-            )
+        error: OSError = ConnectionError("the broker has no host")
+        for host in sorted(self.hosts, key=lambda host: host in self._failures):
+            try:
+                async with asyncio.timeout(self.connect_timeout):
+                    await loop.create_connection(
+                        lambda: protocol,
+                        host.host,
+                        host.port,
+                        ssl=self.tls,
+                        server_hostname=host.host if self.tls is not None else None,
+                    )
+            except OSError as failure:
+                self.failed(host)
+                error = failure
+            else:
+                return host
+        raise error
+
+    def failed(self, host: Address) -> None:
+        """Try *host* after the others from now on: it does not answer, or its node ended the connection."""
+        self._failures[:] = (host,)
 
     def __str__(self) -> str:
-        return f"{'amqps' if self.tls else 'amqp'}://{self.host}:{self.port}"
+        return f"{'amqps' if self.tls else 'amqp'}://{','.join(map(str, self.hosts))}"
 
 
 class BrokerLoginRefused(Exception):
@@ -112,6 +131,8 @@ class ServiceConnection(Upstream):
         self._step: asyncio.Future[Exception | None] | None = None
         """Done when this step of the handshake is complete, or has failed."""
         self._agreed = methods.ConnectionTuneOk(channel_max=0, frame_max=0, heartbeat=0)
+        self.host: Address | None = None
+        """The host of the broker that it is connected to."""
         self.version: tuple[int, ...] = ()
         """The version of the broker, for example (4, 0, 5); empty if it does not say so."""
         self.gone = asyncio.get_running_loop().create_future()
@@ -134,7 +155,7 @@ class ServiceConnection(Upstream):
             OSError, UpstreamLost: the broker cannot be reached, or the connection is lost.
             BrokerLoginRefused: wrong credentials.
         """
-        await self._broker.connect(self)
+        self.host = await self._broker.connect(self)
         self.engine.start()
         await self._take_step()
 
@@ -161,6 +182,8 @@ class ServiceConnection(Upstream):
             if error is not None:
                 raise error
         except BaseException:
+            if self.host is not None:
+                self._broker.failed(self.host)
             self.abort("login failed")
             raise
 

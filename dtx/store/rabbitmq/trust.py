@@ -75,15 +75,18 @@ class Trust:
 
     async def _judge_now(self) -> None:
         before = self.distrust
-        match self._replay:
-            case "always":
-                self.distrust = "replay is set to always"
-            case "receipts":
-                self.distrust = await self._ask_cluster()
-            case "auto":
-                self.distrust = await self._ask_management()
+        self.distrust = self._receipts.problem or await self._reason()
         if self.distrust is not None and self.distrust != before:
             _log.warning("receipts are not trusted", vhost=self._vhost, reason=self.distrust)
+
+    async def _reason(self) -> str | None:
+        match self._replay:
+            case "always":
+                return "replay is set to always"
+            case "receipts":
+                return await self._ask_cluster()
+            case "auto":
+                return await self._ask_management()
 
     async def _ask_cluster(self) -> str | None:
         """Trust receipts without proof, except in a cluster, as far as the management API shows one."""

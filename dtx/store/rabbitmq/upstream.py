@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
 from dtx import failpoint
@@ -18,7 +19,7 @@ from dtx.store.slices import Slices
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import events, methods
 from dtx.wire.amqp09.channel import ChannelEngine
-from dtx.wire.amqp09.codec import Method
+from dtx.wire.amqp09.codec import ChannelMode, Method
 from dtx.wire.amqp09.connection import ConnectionEngine
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.events import ChannelEvent, ContentReceived, MethodReceived
@@ -90,7 +91,7 @@ class ExclusiveQueues:
         self._names.pop(queue, None)
 
 
-class Declares:
+class ExclusiveDeclarations:
     """Follows declarations of one channel, to know the exclusive queues of its connection.
 
     Args:
@@ -244,14 +245,14 @@ class Upstream(asyncio.BaseProtocol):
             return
         self._unread_for.discard(reason)
         if not self._unread_for and self._transport is not None and not self.is_lost:
-            self.engine.excuse()
+            self.engine.mark_alive()
             self._transport.resume_reading()
 
     def start_heartbeats(self) -> None:
         """Send heartbeats, and abort the connection if those of the broker are missing."""
         loop = asyncio.get_running_loop()
         if self._unread_for:
-            self.engine.excuse()
+            self.engine.mark_alive()
         at, silent = self.engine.tick(loop.time())
         self.flush()
         if silent:
@@ -289,7 +290,7 @@ class Upstream(asyncio.BaseProtocol):
             "(a selected channel needs two, and a connection that selects two more)",
         )
 
-    def crossed(self, number: int) -> None:
+    def note_crossed_close(self, number: int) -> None:
         """Note that the broker has closed a channel before it has read dtx's own close, which it still confirms.
 
         After that confirmation, :meth:`free` confirms the broker's close: at close-ok RabbitMQ ends a channel, and
@@ -338,6 +339,17 @@ class EventHandler(ABC):
         """The connection is gone."""
 
 
+@dataclass(frozen=True, slots=True)
+class AllConfirmed:
+    """The broker has reported the outcome of all publishes of :meth:`OwnChannel.send_confirmed`.
+
+    Args:
+        refused: the indexes of those that it did not take (basic.nack), ascending.
+    """
+
+    refused: tuple[int, ...]
+
+
 class OwnChannel(EventHandler):
     """A channel that dtx itself uses. Requests are answered in order, so answers are matched by order.
 
@@ -352,7 +364,13 @@ class OwnChannel(EventHandler):
         """Messages that the broker has returned since this was last emptied."""
         self.on_delivery: Callable[[ContentReceived], None] | None = None
         """Takes the messages of consumers on this channel."""
-        self._waiting: deque[tuple[tuple[type[Method | ChannelEvent], ...], asyncio.Future[Any]]] = deque()
+        self._waiting: deque[tuple[tuple[type[Method | ChannelEvent | AllConfirmed], ...], asyncio.Future[Any]]] = (
+            deque()
+        )
+        self.is_tx = False
+        self._published = 0
+        self._unconfirmed: list[int] = []
+        self._refused: list[int] = []
 
     @property
     def busy(self) -> bool:
@@ -369,8 +387,20 @@ class OwnChannel(EventHandler):
         self.upstream.flush()
         await opened
         if mode is not None:
-            await self.call(mode)
+            await self.set_mode(mode)
         return self
+
+    async def set_mode(self, mode: Method, before: bytes = b"") -> None:
+        """Send the frames *before*, and *mode*: tx.select or confirm.select.
+
+        Raises:
+            UpstreamChannelClosed, UpstreamLost.
+        """
+        assert mode.ANSWER is not None, mode.NAME
+        await self.send_raw(before + mode.frame(self.number), mode.ANSWER)
+        self.is_tx = isinstance(mode, methods.TxSelect)
+        if not self.is_tx:
+            self.engine.become(ChannelMode.CONFIRM)
 
     def send_raw(self, frames: bytes, *answers: type[Method]) -> "asyncio.Future[Answer]":
         """Send whole frames for this channel.
@@ -391,7 +421,37 @@ class OwnChannel(EventHandler):
             self.upstream.write_steps(*steps)
         return future
 
-    def _expect(self, *answers: type[Method | ChannelEvent]) -> "asyncio.Future[Any]":
+    async def send_confirmed(self, step: Step) -> tuple[int, ...]:
+        """Publish messages on a channel in confirm mode, and wait for the outcome of all. One call at a time.
+
+        Args:
+            step: the frames of each message, and the failpoint at which they are sent.
+
+        Returns:
+            The indexes of the messages that the broker did not take.
+
+        Raises:
+            UpstreamChannelClosed, UpstreamLost: the outcome of those without an answer is not known.
+        """
+        first = self._published + 1
+        self._published += len(step[0])
+        self._unconfirmed, self._refused = list(range(first, self._published + 1)), []
+        outcome = self._expect(AllConfirmed)
+        if not outcome.done():
+            self.upstream.write_steps(step)
+        refused: AllConfirmed = await outcome
+        return tuple(number - first for number in refused.refused)
+
+    def _confirmed(self, confirm: methods.BasicAck | methods.BasicNack) -> None:
+        tag = confirm.delivery_tag
+        found = [each for each in self._unconfirmed if each == tag or (confirm.multiple and each <= tag)]
+        if isinstance(confirm, methods.BasicNack):
+            self._refused += found
+        self._unconfirmed = [each for each in self._unconfirmed if each not in found]
+        if found and not self._unconfirmed:
+            self._answer(AllConfirmed(tuple(sorted(self._refused))))
+
+    def _expect(self, *answers: type[Method | ChannelEvent | AllConfirmed]) -> "asyncio.Future[Any]":
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self.closed is not None or self.upstream.is_lost:
             future.set_exception(self.closed or UpstreamLost("the connection to the broker is gone"))
@@ -424,6 +484,8 @@ class OwnChannel(EventHandler):
                     self.on_delivery(event)
             case MethodReceived(method=methods.BasicCancel()):
                 self.upstream.abort("a queue of dtx's own was deleted")
+            case MethodReceived(method=(methods.BasicAck() | methods.BasicNack()) as confirm):
+                self._confirmed(confirm)
             case ContentReceived() | MethodReceived():
                 self._answer(event.method, event)
             case events.ChannelClosing():
@@ -436,11 +498,11 @@ class OwnChannel(EventHandler):
             case _:
                 self._answer(event, event)
 
-    def _answer(self, what: Method | ChannelEvent, event: ChannelEvent) -> None:
+    def _answer(self, what: Method | ChannelEvent | AllConfirmed, event: ChannelEvent | None = None) -> None:
         if self._waiting and isinstance(what, self._waiting[0][0]):
             _, future = self._waiting.popleft()
             if not future.done():
-                future.set_result(event)
+                future.set_result(what if event is None else event)
 
     def _fail(self, error: BaseException) -> None:
         if self.closed is None:
@@ -463,6 +525,11 @@ class OwnChannel(EventHandler):
         """
         if self.closed is None:
             closed = self._expect(events.ChannelClosed)
+            self.abandon()
+            await closed
+
+    def abandon(self) -> None:
+        """Send channel.close, and do not wait for the answer."""
+        if self.closed is None:
             self.engine.close(ChannelClose(200, b"done").frame(self.number))
             self.upstream.flush()
-            await closed

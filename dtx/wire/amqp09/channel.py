@@ -485,7 +485,7 @@ class ChannelEngine:
         """Send whole frames, after the confirms that are due. After a close, nothing is sent."""
         if self.state is _IS_OPEN or self.state is EndpointState.OPENING:
             if self in self._shared.confirming:
-                self.say_confirms()
+                self.send_confirms()
             self._shared.out.append(frame)
 
     def send_content(self, frame: bytes, properties: bytes, body: bytes) -> int:
@@ -503,7 +503,7 @@ class ChannelEngine:
             return 0
         shared, confirms = self._shared, self._confirms
         if self in shared.confirming:
-            self.say_confirms()
+            self.send_confirms()
         shared.out.append(content.message(frame, self.number, properties, body, shared.frame_max))
         if confirms is None or shared.end is PeerEnd.SERVER:
             return 0
@@ -521,7 +521,7 @@ class ChannelEngine:
             self._confirms.settle(number, safe)
             self._shared.confirming[self] = None
 
-    def say_confirms(self) -> None:
+    def send_confirms(self) -> None:
         """Send the confirms that are due."""
         del self._shared.confirming[self]
         if self._confirms is not None and self.state is EndpointState.OPEN:

@@ -561,7 +561,7 @@ class ConnectionEngine:
 
     def _say_confirms(self) -> None:
         for channel in list(self._shared.confirming):
-            channel.say_confirms()
+            channel.send_confirms()
 
     def tick(self, now: float) -> tuple[float | None, list[EngineEvent]]:
         """Send and check heartbeats (AMQP 0-9-1, 4.2.7). A late call counts as one half interval.
@@ -588,7 +588,7 @@ class ConnectionEngine:
                 return None, [PeerSilent()]
         return self._look_at, []
 
-    def excuse(self) -> None:
+    def mark_alive(self) -> None:
         """Count the peer as alive, although no data arrives: the shell does not read, or other code does."""
         self._heard = True
 

@@ -725,8 +725,8 @@ def watched(sender: Sender) -> frozenset[int]:
 
 def unwatched(sender: Sender) -> frozenset[int]:
     """Return the keys of the methods of *sender* that brokers know and no proxy reads."""
-    apart = Fact.WATCHED | Fact.LOCAL
-    return frozenset(key for key, row in METHODS.items() if not row.FACTS & apart and row.SENT_BY & sender)
+    write_separately = Fact.WATCHED | Fact.LOCAL
+    return frozenset(key for key, row in METHODS.items() if not row.FACTS & write_separately and row.SENT_BY & sender)
 
 
 DTX_CLASSES: Final = frozenset((DtxSelect.KEY >> 16, DtxCommit.KEY >> 16))

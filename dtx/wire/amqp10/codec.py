@@ -71,12 +71,12 @@ class CodecRoom:
         self.depth += 1
 
 
-STUMBLES: Final = (IndexError, error, UnicodeDecodeError)
+READ_ERRORS: Final = (IndexError, error, UnicodeDecodeError)
 """The exceptions of a reader other than AmqpError: for truncated data, and for malformed text."""
 
 
-def stumbled(what: str) -> AmqpError:
-    """Return the error for one of :data:`STUMBLES`."""
+def read_error(what: str) -> AmqpError:
+    """Return the error for one of :data:`READ_ERRORS`."""
     return malformed(f"{what} is truncated, or has malformed text")
 
 
@@ -89,8 +89,8 @@ def reading(what: str) -> Iterator[None]:
     """Turn the exceptions of a reader into AmqpError decode-error. *what* names the value."""
     try:
         yield
-    except STUMBLES as cause:
-        raise stumbled(what) from cause
+    except READ_ERRORS as cause:
+        raise read_error(what) from cause
 
 
 def read(buffer: Buffer, position: int, end: int) -> tuple[Value, int]:

@@ -342,8 +342,8 @@ def read_kind(buffer: Buffer, position: int, kind: Kind, name: str) -> Any:
         raise malformed(f"{name} is no {kind.name}")
     try:
         found, _ = reader(buffer, position + 1, CodecRoom())
-    except codec.STUMBLES as cause:
-        raise codec.stumbled(name) from cause
+    except codec.READ_ERRORS as cause:
+        raise codec.read_error(name) from cause
     return found
 
 
@@ -356,8 +356,8 @@ def read_list(buffer: Buffer, position: int, cls: type[C]) -> C:
     found: C
     try:
         found, _ = cls.layout.read(buffer, position, CodecRoom())
-    except codec.STUMBLES as cause:
-        raise codec.stumbled(cls.layout.name) from cause
+    except codec.READ_ERRORS as cause:
+        raise codec.read_error(cls.layout.name) from cause
     return found
 
 
@@ -384,8 +384,8 @@ def decode(buffer: Buffer, position: int, end: int, classes: frozenset[type]) ->
         if layout is None or layout.cls not in classes:
             raise malformed(f"descriptor {described_by!r} is not expected here")
         found, position = layout.read(buffer, position, room)
-    except codec.STUMBLES as cause:
-        raise codec.stumbled("a described list") from cause
+    except codec.READ_ERRORS as cause:
+        raise codec.read_error("a described list") from cause
     if position > end:
         raise malformed(f"{layout.name} is longer than its frame")
     return found, position

@@ -14,7 +14,7 @@ from dtx.wire.amqp09.frames import Protocol
 from dtx.wire.amqp10.composite import Composite, encode
 from dtx.wire.amqp10.endpoint import (
     AMQP,
-    DEAF,
+    CLOSING_STATES,
     EMPTY_FRAME,
     FRAME_EFFORT,
     MAX_EARLY,
@@ -143,7 +143,7 @@ class Connection(Carrier):
             The latest time for the next call, ``None`` for no further call; and the events.
         """
         deadlines = []
-        if not self.over and self.settings.idle_seconds is not None and self.state not in DEAF:
+        if not self.over and self.settings.idle_seconds is not None and self.state not in CLOSING_STATES:
             if now - self._received_at >= self.settings.idle_seconds:
                 self._fail(AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, "nothing came before the idle time-out"))
             else:
@@ -180,7 +180,7 @@ class Connection(Carrier):
                 self._take(unread)
         return self._told()
 
-    def excuse(self, now: float) -> None:
+    def mark_alive(self, now: float) -> None:
         """Count the peer as alive at *now*, although no data arrives: the shell does not read."""
         self._received_at = now
 
@@ -301,7 +301,7 @@ class Connection(Carrier):
         Raises:
             AmqpError: frame-size-too-small if open does not fit the peer's frames.
         """
-        if self.state in DEAF:
+        if self.state in CLOSING_STATES:
             return
         following = step(self.state, Amqp10Step.SEND_OPEN, _CONNECTION)
         idle = self.settings.idle_seconds
@@ -335,7 +335,7 @@ class Connection(Carrier):
         """
         if self._phase is not _Phase.FRAMES:
             self._phase = _Phase.OVER
-        if self._phase is _Phase.OVER or self.state in DEAF:
+        if self._phase is _Phase.OVER or self.state in CLOSING_STATES:
             return
         if self.state in (Amqp10State.UNUSED, Amqp10State.OPEN_RECEIVED, Amqp10State.UNANSWERED):
             self.open()
@@ -393,7 +393,7 @@ class Connection(Carrier):
                 self._on_open(performative)
             case Close():
                 self._on_close(performative)
-            case _ if self.state in DEAF:
+            case _ if self.state in CLOSING_STATES:
                 return
             case _ if self.state not in (Amqp10State.OPEN, Amqp10State.OPEN_RECEIVED):
                 raise AmqpError(Condition.ILLEGAL_STATE, f"{performative.layout.name} before open, or after close")
@@ -408,7 +408,7 @@ class Connection(Carrier):
                     session.on_end(performative)
                     if session.state is Amqp10State.CLOSED:
                         self.forget(session.channel)
-                elif session.state not in DEAF:
+                elif session.state not in CLOSING_STATES:
                     session.on_frame(performative, view[position:end] if position < end else _NOTHING)
                 elif isinstance(performative, Transfer):
                     session.miss(performative.state)
@@ -424,11 +424,11 @@ class Connection(Carrier):
             if idle < MIN_IDLE_SECONDS:
                 raise AmqpError(Condition.NOT_ALLOWED, f"an idle time-out of {opened.idle_time_out} ms is too short")
             self._beat = idle / 2
-        if self.state not in DEAF:
+        if self.state not in CLOSING_STATES:
             self.tell(Opened(open=opened))
 
     def _on_close(self, close: Close) -> None:
-        told_already = self.state in DEAF
+        told_already = self.state in CLOSING_STATES
         self.state = step(self.state, Amqp10Step.RECEIVE_CLOSE, _CONNECTION)
         self._release()
         if not told_already:
@@ -467,7 +467,7 @@ class Connection(Carrier):
 
     def _fail(self, error: AmqpError) -> None:
         """Close the connection because of an error of the peer. After a close, errors are ignored."""
-        if self.state in DEAF:
+        if self.state in CLOSING_STATES:
             return
         if self._phase is not _Phase.FRAMES:
             self._end_of_stream(error)

@@ -475,7 +475,7 @@ class Work(Enum):
     """It was sent in the transaction."""
 
 
-class TransactionFate(Enum):
+class DeliveryResult(Enum):
     """What happens to a delivery at the end of its transaction."""
 
     APPLY = auto()
@@ -488,15 +488,15 @@ class TransactionFate(Enum):
     """Its acquisition is rolled back."""
 
 
-FATES: Final[dict[tuple[Work, bool, bool], TransactionFate]] = {
-    (Work.RETIREMENT, True, True): TransactionFate.APPLY,
-    (Work.RETIREMENT, True, False): TransactionFate.DEFAULT,
-    (Work.RETIREMENT, False, True): TransactionFate.APPLY,
-    (Work.RETIREMENT, False, False): TransactionFate.KEEP,
-    (Work.ACQUISITION, True, True): TransactionFate.APPLY,
-    (Work.ACQUISITION, True, False): TransactionFate.RETURN,
-    (Work.ACQUISITION, False, True): TransactionFate.APPLY,
-    (Work.ACQUISITION, False, False): TransactionFate.RETURN,
+FATES: Final[dict[tuple[Work, bool, bool], DeliveryResult]] = {
+    (Work.RETIREMENT, True, True): DeliveryResult.APPLY,
+    (Work.RETIREMENT, True, False): DeliveryResult.DEFAULT,
+    (Work.RETIREMENT, False, True): DeliveryResult.APPLY,
+    (Work.RETIREMENT, False, False): DeliveryResult.KEEP,
+    (Work.ACQUISITION, True, True): DeliveryResult.APPLY,
+    (Work.ACQUISITION, True, False): DeliveryResult.RETURN,
+    (Work.ACQUISITION, False, True): DeliveryResult.APPLY,
+    (Work.ACQUISITION, False, False): DeliveryResult.RETURN,
 }
 """The fates by kind of work, whether the delivery is settled, and whether the transaction is committed (4.4.4)."""
 

@@ -235,7 +235,7 @@ TRANSITIONS: Final[dict[tuple[Amqp10State, Amqp10Step], Amqp10State]] = {
 
 SENDING: Final = frozenset((Amqp10State.OPEN_SENT, Amqp10State.OPEN))
 """The states in which this end may send more than a close."""
-DEAF: Final = frozenset((Amqp10State.PIPELINED, Amqp10State.CLOSE_SENT, Amqp10State.CLOSED))
+CLOSING_STATES: Final = frozenset((Amqp10State.PIPELINED, Amqp10State.CLOSE_SENT, Amqp10State.CLOSED))
 """The states in which this end ignores all but the peer's open and close."""
 
 
@@ -357,7 +357,7 @@ class Dropped:
 
 
 @value
-class Missed:
+class DeliveryLost:
     """A complete or partial delivery of a transaction is lost, because this end has ended its link or its session. The
     peer does not learn its outcome.
 
@@ -433,7 +433,7 @@ Event = (
     | Writable
     | Delivered
     | Dropped
-    | Missed
+    | DeliveryLost
     | Disposed
     | Detached
     | Ended

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from dtx.wire.amqp10.composite import Composite, encode
 from dtx.wire.amqp10.endpoint import (
     AMQP,
-    DEAF,
+    CLOSING_STATES,
     HEAD,
     MAX_TAG,
     MIN_MAX_FRAME,
@@ -228,7 +228,7 @@ class Link:
         Raises:
             AmqpError: frame-size-too-small if attach does not fit the peer's frames. The link must then be refused.
         """
-        if self.state in DEAF or not self._session.sending:
+        if self.state in CLOSING_STATES or not self._session.sending:
             return
         following = step(self.state, Amqp10Step.SEND_OPEN, f"link {self.name!r}")
         self._session.send(
@@ -358,7 +358,7 @@ class Link:
         Raises:
             AmqpError: frame-size-too-small if attach, which must go first, does not fit the peer's frames.
         """
-        if self.state in DEAF or not self._session.sending:
+        if self.state in CLOSING_STATES or not self._session.sending:
             return
         if self.state in (Amqp10State.OPEN_RECEIVED, Amqp10State.UNANSWERED):
             self.attach(source=None, target=None)
@@ -485,7 +485,7 @@ class Link:
 
     def on_detach(self, detach: Detach) -> None:
         """Handle the peer's detach."""
-        told_already = self.state in DEAF
+        told_already = self.state in CLOSING_STATES
         self.state = step(self.state, Amqp10Step.RECEIVE_CLOSE, f"link {self.name!r}")
         self._remote_closed = detach.closed
         self._session.release_link(self)

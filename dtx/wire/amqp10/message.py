@@ -175,8 +175,8 @@ def split(view: memoryview) -> list[Part]:
             if len(parts) > MAX_SECTIONS:
                 raise malformed(f"more than {MAX_SECTIONS} sections")
             before, start = section, end
-    except codec.STUMBLES as cause:
-        raise codec.stumbled("a message") from cause
+    except codec.READ_ERRORS as cause:
+        raise codec.read_error("a message") from cause
     return parts
 
 

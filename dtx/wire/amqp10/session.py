@@ -8,17 +8,17 @@ from typing import Any, Final
 
 from dtx.wire.amqp10.composite import Composite
 from dtx.wire.amqp10.endpoint import (
-    DEAF,
+    CLOSING_STATES,
     DISPOSED_AT_ONCE,
     MAX_NAME,
     SENDING,
     Amqp10State,
     Amqp10Step,
     Begun,
+    DeliveryLost,
     Disposed,
     Ended,
     Event,
-    Missed,
     Writable,
     serial_add,
     serial_distance,
@@ -93,7 +93,7 @@ class Session:
 
     def begin(self) -> None:
         """Send begin."""
-        if self.state in DEAF or not self.connection.sending:
+        if self.state in CLOSING_STATES or not self.connection.sending:
             return
         following = step(self.state, Amqp10Step.SEND_OPEN, f"session {self.channel}")
         self.send(
@@ -190,7 +190,7 @@ class Session:
 
     def end(self, error: Error | None = None) -> None:
         """End the session, or answer the peer's end."""
-        if self.state in DEAF or not self.connection.sending:
+        if self.state in CLOSING_STATES or not self.connection.sending:
             return
         if self.state in (Amqp10State.OPEN_RECEIVED, Amqp10State.UNANSWERED):
             self.begin()
@@ -282,7 +282,7 @@ class Session:
         if link.state is not Amqp10State.PIPELINED:  # the peer's attach, which is to come, must find it
             self.connection.release_name(link)
         handle = link.remote_handle
-        is_free = link.state not in DEAF or link.state is Amqp10State.CLOSED
+        is_free = link.state not in CLOSING_STATES or link.state is Amqp10State.CLOSED
         if is_free and handle is not None and self._by_remote.get(handle) is link:
             del self._by_remote[handle]
         if link.state is Amqp10State.CLOSED:
@@ -332,7 +332,7 @@ class Session:
 
     def on_end(self, end: End) -> None:
         """Handle the peer's end."""
-        told_already = self.state in DEAF
+        told_already = self.state in CLOSING_STATES
         self.state = step(self.state, Amqp10Step.RECEIVE_CLOSE, f"session {self.channel}")
         self.release()
         if not told_already:
@@ -373,7 +373,7 @@ class Session:
         """Report a transfer with *states* that is lost, because this end has ended its link or the session."""
         for state in states:
             if isinstance(state, TransactionalState):
-                self.tell(Missed(session=self.channel, txn_id=state.txn_id))
+                self.tell(DeliveryLost(session=self.channel, txn_id=state.txn_id))
 
     def _attached(self, handle: int) -> Link:
         link = self._by_remote.get(handle)
@@ -427,7 +427,7 @@ class Session:
                 self.send_flow()
             return
         link = self._attached(flow.handle)
-        if link.state not in DEAF:
+        if link.state not in CLOSING_STATES:
             try:
                 link.on_flow(flow)
             except AmqpError as error:
@@ -439,7 +439,7 @@ class Session:
         self._window -= 1
         self._next_incoming = serial_add(self._next_incoming or 0, 1)
         link = self._attached(transfer.handle)
-        if link.state in DEAF:
+        if link.state in CLOSING_STATES:
             self.miss(transfer.state)
         else:
             try:

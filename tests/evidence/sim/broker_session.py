@@ -180,6 +180,9 @@ class BrokerChannel:
         self.broker = connection.broker
         self.number = number
         self.tx = False
+        self._confirms = 0
+        """Publishes since confirm.select; 0: it was not sent."""
+        self._confirming = False
         self.closing = False
         self.unacked: dict[int, tuple[Queue, Message]] = {}
         self.consumers: dict[bytes, Queue] = {}
@@ -299,6 +302,10 @@ class BrokerChannel:
     def _tx_select(self, _: Any) -> None:
         self.tx = True
         self._send(spec.Tx.SelectOk())
+
+    def _confirm_select(self, _: Any) -> None:
+        self._confirming = True
+        self._send(spec.Confirm.SelectOk())
 
     def _tx_rollback(self, _: Any) -> None:
         self._published.clear()
@@ -482,6 +489,8 @@ class BrokerChannel:
             self._publish = None
             if self.tx:
                 self._published.append(publish)
+            elif self._confirming:
+                self._confirm(publish)
             else:
                 self._route(publish, [])
 
@@ -503,6 +512,25 @@ class BrokerChannel:
         done.append((queue, message))
         self.broker.feed([queue])
         return True
+
+    def _confirm(self, publish: _Publish) -> None:
+        """Take a message at once, and tell when it is on the disk; a queue may refuse it."""
+        self._confirms += 1
+        taken: list[tuple[Queue, Message]] = []
+        accepted = self._route(publish, taken)
+        self.broker.refusals += not accepted
+        if accepted and self.broker.on_apply is not None:
+            self.broker.on_apply(self.connection, 1)
+        unit = Unsynced(taken, [])
+        self.broker.unsynced.append(unit)
+        tag = self._confirms
+        answer = spec.Basic.Ack(tag, False) if accepted else spec.Basic.Nack(tag, False, False)
+        self.broker.process.call(self.broker.network.delay(), self._confirmed, unit, answer)
+
+    def _confirmed(self, unit: Unsynced, answer: Any) -> None:
+        self.broker.unsynced.remove(unit)
+        if not self._ended:
+            self._send(answer)
 
     # -- commit
 
@@ -543,6 +571,7 @@ class BrokerChannel:
         spec.Channel.CloseOk.INDEX: _close_ok,
         spec.Channel.Flow.INDEX: _flow,
         spec.Basic.Qos.INDEX: _qos,
+        spec.Confirm.Select.INDEX: _confirm_select,
         spec.Tx.Select.INDEX: _tx_select,
         spec.Tx.Rollback.INDEX: _tx_rollback,
         spec.Tx.Commit.INDEX: _tx_commit,

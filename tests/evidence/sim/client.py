@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 from typing import Final, cast
 
+from dtx.config.values import Address
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
 from dtx.store.rabbitmq.upstream import OwnChannel, UpstreamChannelClosed, UpstreamLost
 from dtx.wire.amqp09 import methods, properties, tables
@@ -85,7 +86,7 @@ class Client:
         self.close()
         self._next += 1
         host = self._hosts[self._next % len(self._hosts)]
-        broker = Broker(host=host, port=PORT, user="guest", password="guest", heartbeat=10)
+        broker = Broker(hosts=(Address(host, PORT),), user="guest", password="guest", heartbeat=10)
         connection = _Connection(broker, "sim", self._frame_max)
         async with asyncio.timeout(PATIENCE):
             await connection.login("/")

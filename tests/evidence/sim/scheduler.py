@@ -269,7 +269,7 @@ class SimLoop(asyncio.BaseEventLoop):
         if (not process.ready or process.paused) and process in self._runnable:
             self._runnable.remove(process)
 
-    def bury(self) -> None:
+    def cancel_attempt(self) -> None:
         """Let go of everything that will never run, without a word. Idempotent."""
         if self.is_closed():
             return
@@ -316,4 +316,4 @@ def scheduler(random: Random, step: float = _STEP) -> Iterator[SimLoop]:
     try:
         yield loop
     finally:
-        loop.bury()
+        loop.cancel_attempt()

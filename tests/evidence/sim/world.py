@@ -109,7 +109,7 @@ def simulated(
             change.start()
         yield
     finally:
-        loop.bury()
+        loop.cancel_attempt()
         for change in reversed(patches):
             change.stop()
         structlog.configure(**configured)

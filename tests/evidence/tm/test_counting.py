@@ -27,7 +27,7 @@ def test_what_agrees_is_right() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("doom_unreported", "words"),
     [
         (lambda found: found["q2"].discard("all-1-4"), "db1 and q2 differ"),
         (lambda found: found["db1"].add("all-1-5"), "db1 and db2 differ"),
@@ -37,9 +37,9 @@ def test_what_agrees_is_right() -> None:
         (lambda found: found["q1"].add("db1-1-2"), "q1 has what does not belong there"),
     ],
 )
-def test_what_does_not_agree_is_named(spoil: Callable[[Found], object], words: str) -> None:
+def test_what_does_not_agree_is_named(doom_unreported: Callable[[Found], object], words: str) -> None:
     tally, found = agreeing()
-    spoil(found)
+    doom_unreported(found)
     compare(tally, found)
     assert any(words in wrong for wrong in tally.wrong), tally.wrong
     assert "| sums agree, each message once | no |" in table(tally, 1)

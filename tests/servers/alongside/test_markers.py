@@ -45,7 +45,7 @@ async def connected(rabbitmq: RabbitNode) -> ServiceConnection:
 async def made(connection: ServiceConnection, identity: BrokerIdentity) -> Receipts:
     receipts = Receipts(identity)
     await receipts.declare(await OwnChannel(connection).open())
-    await receipts.recognise(connection)
+    await receipts.find_or_set_marker(connection)
     return receipts
 
 
@@ -149,7 +149,7 @@ async def test_receipts_before_the_marker_are_purged_too(rabbitmq: RabbitNode) -
     control, units = await OwnChannel(connection).open(), await tx(connection)
     await receipts.declare(control)
     stray = await leave(receipts, units)
-    await receipts.recognise(connection)
+    await receipts.find_or_set_marker(connection)
     for _ in range(2):
         await leave(receipts, units)
         await receipts.turn(control)

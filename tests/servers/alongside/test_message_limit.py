@@ -45,14 +45,15 @@ async def test_older_brokers_announce_no_limit(rabbitmq: RabbitNode) -> None:
 
 async def test_a_server_that_refuses_the_login_announces_nothing(strict: RabbitNode) -> None:
     broker = Broker.from_url(strict.url(password="wrong"))
-    assert await announced_limit(broker, "/", b"q") is None
+    assert await announced_limit(broker, broker.hosts[0], "/", b"q") is None
 
 
 async def test_links_of_amqp_1_0_announce_it(dtx_service: ServiceFactory, strict: RabbitNode) -> None:
     service = dtx_service(broker=strict.url())
     with connected(service.url()) as connection:
         connection.channel().queue_declare("announced", durable=True)
-    assert await announced_limit(Broker.from_url(service.url()), "/", b"announced") == MOST
+    broker = Broker.from_url(service.url())
+    assert await announced_limit(broker, broker.hosts[0], "/", b"announced") == MOST
 
 
 def test_a_message_that_cannot_be_committed_is_refused_when_it_is_published(

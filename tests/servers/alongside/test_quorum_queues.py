@@ -1,12 +1,15 @@
 """Branches on quorum queues: the same answers, and the same messages, as on classic ones."""
 
 import secrets
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pika
 import pytest
+from pika.exceptions import NackError
 
-from dtx.client import XAResource
+from dtx.client import XAER_RMFAIL, XAResource
 from dtx.xa.codes import XaFlag
 from tests.conftest import ServiceFactory
 from tests.support.client import bodies, connected, new_xid
@@ -55,3 +58,39 @@ def test_a_branch_on_a_quorum_queue_ends_as_its_transaction_manager_decides(
         assert list(xa.recover()) == [xid]
         assert (xa.commit if commit else xa.rollback)(xid) is XaFlag.OK
     assert bodies(rabbitmq, quorum_queue) == ([b"two", b"three"] if commit else [b"two", b"one"])
+
+
+def test_a_full_quorum_queue_that_refuses_loses_no_message(dtx_service: ServiceFactory, rabbitmq: RabbitNode) -> None:
+    """RabbitMQ answers tx.commit with commit-ok and drops the message; a confirm would be a nack."""
+    service = dtx_service("--management", rabbitmq.management_url)
+    full, free = (f"{name}-{secrets.token_hex(6)}" for name in ("full", "free"))
+    limits = {"x-queue-type": "quorum", "x-max-length": 1, "x-overflow": "reject-publish"}
+    with rabbitmq.channel() as channel:
+        channel.queue_declare(full, durable=True, arguments=limits)
+        channel.queue_declare(free, durable=True)
+        channel.confirm_delivery()
+        with suppress(NackError):
+            for _ in range(20):
+                channel.basic_publish("", full, b"in the way", PERSISTENT)
+                time.sleep(0.1)
+    there = rabbitmq.count(full)
+    xid = new_xid()
+    with connected(service.url()) as connection:
+        channel = connection.channel()
+        xa = XAResource(channel)
+        xa.start(xid)
+        for queue in (free, full, free):
+            channel.basic_publish("", queue, b"kept", PERSISTENT)
+        xa.end(xid)
+        assert xa.prepare(xid) is XaFlag.OK
+        with pytest.raises(XAER_RMFAIL, match=r"a queue did not take 1 of 3 message\(s\)"):
+            xa.commit(xid)
+    assert (rabbitmq.count(full), rabbitmq.count(free)) == (there, 2)
+    with rabbitmq.channel() as channel:
+        channel.queue_purge(full)
+    service.restart()
+    with connected(service.url()) as connection:
+        xa = XAResource(connection.channel())
+        assert list(xa.recover()) == [xid]
+        assert xa.commit(xid) is XaFlag.OK
+    assert (bodies(rabbitmq, full), rabbitmq.count(free)) == ([b"kept"], 2)

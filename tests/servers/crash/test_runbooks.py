@@ -103,7 +103,7 @@ def test_a_branch_is_stuck(rabbitmq: RabbitNode, postgres: PostgresServer) -> No
 
 def test_a_branch_is_stuck_and_nobody_knows_what_came_in(rabbitmq: RabbitNode, postgres: PostgresServer) -> None:
     """A full queue refuses at tx.commit, behind which the others may have taken theirs: the outcome is a hazard."""
-    with Stage(rabbitmq, postgres, options=ADMIN) as stage:
+    with Stage(rabbitmq, postgres, replay="receipts", options=ADMIN) as stage:
         stage.declare("out")
         stage.declare("full", **{"x-max-length": 1, "x-overflow": "reject-publish"})
         stage.fill("full", b"in the way")

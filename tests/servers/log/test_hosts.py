@@ -96,7 +96,7 @@ async def test_a_connection_that_is_made_when_nobody_wants_it_any_more_is_closed
     waiting = asyncio.create_task(connections._within(5.0, one(), {}))
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    await asyncio.gather(*connections._burials)
+    await asyncio.gather(*connections._cancelling)
     assert made[0].closed
 
 

@@ -61,7 +61,7 @@ def test_everybody_in_doubt_is_observed(
         connection.tpc_begin(connection.xid(1, "g3", "database"))
         connection.execute("SELECT pg_current_xact_id()")
         connection.tpc_prepare()
-    with mariadb() if SERVER else _nobody() as url:
+    with mariadb() if SERVER else _ignore_answer() as url:
         participants = [
             Participant(kind=ParticipantKind.DTX, name="queues", url=migrated_postgres_url),
             Participant(kind=ParticipantKind.POSTGRESQL, name="orders", url=two_phase.url),
@@ -98,7 +98,7 @@ def test_everybody_in_doubt_is_observed(
     assert not any("pw1" in str(one) or "pw2" in str(one) for one in wrong)
 
 
-class _nobody:  # noqa: N801 - a context manager
+class _ignore_answer:  # noqa: N801 - a context manager
     def __enter__(self) -> str:
         return ""
 

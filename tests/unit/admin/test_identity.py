@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dtx.admin.identity import MOST_ADDRESSES, MOST_REFUSALS, Gate
+from dtx.admin.identity import MOST_ADDRESSES, MOST_REFUSALS, Authenticator
 from dtx.admin.problems import Problem
 from dtx.log.api import LogUnavailable
 
@@ -42,7 +42,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-async def refused(gate: Gate, address: str) -> None:
+async def refused(gate: Authenticator, address: str) -> None:
     with pytest.raises(Problem) as raised:
         await gate.by_token("dtx_made-up", address)
     assert raised.value.status is HTTPStatus.UNAUTHORIZED
@@ -50,7 +50,7 @@ async def refused(gate: Gate, address: str) -> None:
 
 async def test_refusals_beyond_the_limits_are_counted(clock: list[float]) -> None:
     trail: Any = Trail()
-    gate = Gate(None, trail)  # type: ignore[arg-type]  # no user is asked for
+    gate = Authenticator(None, trail)  # type: ignore[arg-type]  # no user is asked for
     for _ in range(MOST_REFUSALS + 5):
         await refused(gate, "10.0.0.1")
     assert [line["address"] for line in trail.lines] == ["10.0.0.1"] * MOST_REFUSALS
@@ -67,5 +67,5 @@ async def test_refusals_beyond_the_limits_are_counted(clock: list[float]) -> Non
 @pytest.mark.usefixtures("clock")
 async def test_a_trail_that_is_away_changes_no_answer() -> None:
     trail: Any = Trail(away=True)
-    await refused(Gate(None, trail), "10.0.0.1")  # type: ignore[arg-type]
+    await refused(Authenticator(None, trail), "10.0.0.1")  # type: ignore[arg-type]
     assert trail.lines == []

@@ -2,12 +2,12 @@
 
 import pytest
 
-from dtx.admin.identity import Badge, Identity
+from dtx.admin.identity import ApiCredentials, Identity
 from dtx.admin.web import page_request
 from dtx.admin.web.page_request import IDLE_SECONDS, LONGEST_SECONDS, MOST_DRY_RUNS, Sessions
 from dtx.auth.roles import OperatorRole
 
-BADGE = Badge(
+BADGE = ApiCredentials(
     identity=Identity(name="olga", role=OperatorRole.OPERATOR, address="127.0.0.1"), stored="$argon2id$secret"
 )
 

@@ -13,7 +13,7 @@ from tests.support.client import new_xid
 Move = Callable[[BranchRuntime], None]
 MOVES: dict[str, Move] = {
     "claim": BranchRuntime.claim,
-    "lost_track": BranchRuntime.lost_track,
+    "mark_uncertain": BranchRuntime.mark_uncertain,
     "reread": BranchRuntime.reread,
     "known": BranchRuntime.known,
     "done": BranchRuntime.done,
@@ -21,9 +21,9 @@ MOVES: dict[str, Move] = {
 WAYS: dict[str, tuple[str, ...]] = {
     "idle": (),
     "running": ("claim",),
-    "failing": ("claim", "lost_track"),
-    "uncertain": ("claim", "lost_track", "done"),
-    "rereading": ("claim", "lost_track", "done", "reread"),
+    "failing": ("claim", "mark_uncertain"),
+    "uncertain": ("claim", "mark_uncertain", "done"),
+    "rereading": ("claim", "mark_uncertain", "done", "reread"),
 }
 """How a branch comes into each state of affairs."""
 SEEN = {
@@ -36,8 +36,8 @@ SEEN = {
 LEADS = {
     ("idle", "claim"): "running",
     ("running", "done"): "idle",
-    ("running", "lost_track"): "failing",
-    ("failing", "lost_track"): "failing",
+    ("running", "mark_uncertain"): "failing",
+    ("failing", "mark_uncertain"): "failing",
     ("failing", "done"): "uncertain",
     ("uncertain", "reread"): "rereading",
     ("rereading", "known"): "running",

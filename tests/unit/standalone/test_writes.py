@@ -82,7 +82,7 @@ class Listening:
     def refused(self, number: int) -> None:
         self.heard.append((number, "refused"))
 
-    def say_confirms(self) -> None:
+    def send_confirms(self) -> None:
         self.heard.append("told")
 
 
@@ -196,7 +196,9 @@ def test_with_nothing_under_way_nobody_waits(rig: Rig) -> None:
 def test_a_transaction_is_a_record_of_its_own_behind_what_came_before(rig: Rig) -> None:
     heard: list[LogError | None] = []
     rig.publish(1, b"a")
-    assert rig.writes.apart([HeldPublish(b"", b"q", False, b"\x00\x00", b"t", queues=(1,))], [], heard.append)
+    assert rig.writes.write_separately(
+        [HeldPublish(b"", b"q", False, b"\x00\x00", b"t", queues=(1,))], [], heard.append
+    )
     assert [bodies for bodies, _, _ in rig.broker.records] == [[b"a"], [b"t"]]
     rig.broker.records[1][2](None)
     assert heard == [None]
@@ -206,7 +208,7 @@ def test_a_transaction_that_a_queue_refuses_leaves_nothing_behind(rig: Rig) -> N
     rig.broker.refuses.add(b"t")
     heard: list[LogError | None] = []
     message = HeldPublish(b"", b"q", False, b"\x00\x00", b"t", queues=(1,))
-    assert not rig.writes.apart([message], [], heard.append)
+    assert not rig.writes.write_separately([message], [], heard.append)
     assert (heard, rig.budget.used, rig.writes.idle) == ([], 0, True)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from dtx.store.rabbitmq import upstream
-from dtx.store.rabbitmq.upstream import Declares, ExclusiveQueues
+from dtx.store.rabbitmq.upstream import ExclusiveDeclarations, ExclusiveQueues
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.tables import put_long, put_short
 
@@ -20,11 +20,13 @@ def queues() -> ExclusiveQueues:
 
 
 @pytest.fixture
-def channel(queues: ExclusiveQueues) -> Declares:
-    return Declares(queues)
+def channel(queues: ExclusiveQueues) -> ExclusiveDeclarations:
+    return ExclusiveDeclarations(queues)
 
 
-def test_a_queue_is_exclusive_when_the_broker_has_declared_it(queues: ExclusiveQueues, channel: Declares) -> None:
+def test_a_queue_is_exclusive_when_the_broker_has_declared_it(
+    queues: ExclusiveQueues, channel: ExclusiveDeclarations
+) -> None:
     """It may refuse that: then the queue is somebody else's."""
     channel.asked(declare(b"durable", 0))
     channel.asked(declare(b"", EXCLUSIVE))
@@ -36,7 +38,9 @@ def test_a_queue_is_exclusive_when_the_broker_has_declared_it(queues: ExclusiveQ
 
 
 @pytest.mark.parametrize("bits", [EXCLUSIVE | PASSIVE, EXCLUSIVE | NO_WAIT, 0, NO_WAIT, PASSIVE])
-def test_a_queue_that_may_be_anybodys_is_not_exclusive(queues: ExclusiveQueues, channel: Declares, bits: int) -> None:
+def test_a_queue_that_may_be_anybodys_is_not_exclusive(
+    queues: ExclusiveQueues, channel: ExclusiveDeclarations, bits: int
+) -> None:
     """Passive says nothing of it, and whether one without an answer was declared is not known."""
     channel.asked(declare(b"q", bits))
     if not bits & NO_WAIT:
@@ -45,7 +49,9 @@ def test_a_queue_that_may_be_anybodys_is_not_exclusive(queues: ExclusiveQueues, 
 
 
 @pytest.mark.parametrize("bits", [EXCLUSIVE, PASSIVE])
-def test_a_queue_stays_exclusive_when_declared_again(queues: ExclusiveQueues, channel: Declares, bits: int) -> None:
+def test_a_queue_stays_exclusive_when_declared_again(
+    queues: ExclusiveQueues, channel: ExclusiveDeclarations, bits: int
+) -> None:
     queues.add(b"q")
     channel.asked(declare(b"q", bits))
     channel.answered(b"q")
@@ -54,14 +60,14 @@ def test_a_queue_stays_exclusive_when_declared_again(queues: ExclusiveQueues, ch
 
 @pytest.mark.parametrize("bits", [0, NO_WAIT])
 def test_a_queue_that_is_declared_for_all_is_exclusive_no_more(
-    queues: ExclusiveQueues, channel: Declares, bits: int
+    queues: ExclusiveQueues, channel: ExclusiveDeclarations, bits: int
 ) -> None:
     queues.add(b"q")
     channel.asked(declare(b"q", bits))
     assert b"q" not in queues
 
 
-def test_a_deleted_queue_is_not_exclusive(queues: ExclusiveQueues, channel: Declares) -> None:
+def test_a_deleted_queue_is_not_exclusive(queues: ExclusiveQueues, channel: ExclusiveDeclarations) -> None:
     """Its name may be another one's from then on; without a name it is the last one of the channel."""
     for name in (b"q", b"r", b"s"):
         queues.add(name)
@@ -70,7 +76,7 @@ def test_a_deleted_queue_is_not_exclusive(queues: ExclusiveQueues, channel: Decl
     assert [name in queues for name in (b"q", b"r", b"s")] == [False, False, True]
 
 
-def test_what_the_broker_will_refuse_changes_nothing(queues: ExclusiveQueues, channel: Declares) -> None:
+def test_what_the_broker_will_refuse_changes_nothing(queues: ExclusiveQueues, channel: ExclusiveDeclarations) -> None:
     channel.asked(declare(b"q", EXCLUSIVE)[:-1])
     channel.deleted(methods.QueueDelete(b"q").encode()[:-1], b"")
     channel.answered(b"q")

@@ -146,7 +146,7 @@ def test_what_dtx_cannot_read_is_given_back_like_everything_else(raw: bytes) -> 
     for key, frame in [(methods.BasicGetOk.KEY, method_frame(1, method)), (HEADER, header_frame(1, 60, 0, raw))]:
         taking.frame(key, frame, 0, len(frame))
     (found,) = taking.select(methods.BasicAck.decode(methods.BasicAck(7).encode()))
-    lane: Any = SimpleNamespace(frame_max=1 << 17, impersonates=True, broker=SimpleNamespace(user="guest"))
+    lane: Any = SimpleNamespace(frame_max=1 << 17, may_set_user_id=True, broker=SimpleNamespace(user="guest"))
     with pytest.raises(XaError, match="cannot be put back") as refused:
         check_consume(lane, found)
     assert refused.value.code is ReplyCode.RESOURCE_ERROR
@@ -322,7 +322,7 @@ async def test_a_unit_is_in_doubt_where_the_broker_closes_its_channel_at_the_com
     upstream, taking = consuming(max_kept=1000)
     lost = list[object]()
     upstream.held_lost = lambda branch, _reason: lost.append(branch)
-    upstream.taking_ended = lambda: None
+    upstream.consume_channel_ended = lambda: None
     taking.owner = SimpleNamespace(forward=lambda *_: None, upstream_closed=lambda _: None)
     deliver(taking, 1, EMPTY)
     held = taking.select(methods.BasicAck(1))

@@ -123,7 +123,7 @@ class BrokerNodes:
         self._running = True
         return Who(user, vhost)
 
-    def barred(self) -> str | None:
+    def ban_reason(self) -> str | None:
         """See :class:`Nodes`: always ``None``, because the broker ends such a connection."""
         return None
 
@@ -139,9 +139,9 @@ class BrokerNodes:
         """See :class:`Nodes`: has the same requirements as a select."""
         if not self._may_work:
             raise XaError(ReplyCode.ACCESS_REFUSED, "transactions need a login with a user name, not with a token")
-        return None if self.upstream.lock else self._lock_up()
+        return None if self.upstream.lock else self._declare_lock()
 
-    async def _lock_up(self) -> None:
+    async def _declare_lock(self) -> None:
         await self._broker.lane.ready(_LANE_PATIENCE)
         try:
             side = await declare_lock(self.upstream, self.store, self.home.who, "a transaction")
@@ -257,11 +257,11 @@ class BrokerNodes:
         """See :class:`Keeper`."""
         cast("Working", branch).doom(f"deliveries that it consumed went back to the broker: {reason}")
 
-    def taking_ended(self) -> None:
+    def consume_channel_ended(self) -> None:
         """See :class:`Keeper`."""
         self._go_if_done()
 
-    def taking_rests(self) -> None:
+    def consume_channel_idle(self) -> None:
         """See :class:`Keeper`."""
         self._go_if_done()
 

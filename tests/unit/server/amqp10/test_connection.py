@@ -84,15 +84,15 @@ async def test_a_link_that_breaks_when_its_client_goes_keeps_no_other_from_being
     session = await client.begin()
     links = [await client.sender(session, "q", name) for name in ("first", "second", "third")]
     gone: list[int] = []
-    let_go = Incoming.let_go
+    shut_down = Incoming.shut_down
 
     def break_once(shell: Incoming, **options: Any) -> None:
         gone.append(shell.place[1])
-        let_go(shell, **options)
+        shut_down(shell, **options)
         if len(gone) == 1:
             raise RuntimeError("a mistake of ours")
 
-    monkeypatch.setattr(Incoming, "let_go", break_once)
+    monkeypatch.setattr(Incoming, "shut_down", break_once)
     client.server.client_gone()
     async with asyncio.timeout(10):
         await client.server.ended
@@ -112,10 +112,10 @@ async def test_a_connection_is_over_behind_the_transactions_of_its_links(
     await client.sender(session, "q")
     await client.declare(session, await client.control(session))
     order: list[str] = []
-    let_go = Incoming.let_go
+    shut_down = Incoming.shut_down
 
     def slow(shell: Incoming, **options: Any) -> None:
-        let_go(shell, **options)
+        shut_down(shell, **options)
         time.sleep(2 * SLICE_SECONDS)
 
     def noted(of: Any, name: str) -> None:
@@ -127,7 +127,7 @@ async def test_a_connection_is_over_behind_the_transactions_of_its_links(
 
         monkeypatch.setattr(of, name, called)
 
-    monkeypatch.setattr(Incoming, "let_go", slow)
+    monkeypatch.setattr(Incoming, "shut_down", slow)
     noted(TransactionWork, "part")
     noted(client.server.nodes, "leave")
     noted(client.server.nodes, "end")

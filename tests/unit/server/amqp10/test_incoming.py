@@ -138,7 +138,7 @@ async def test_a_message_that_is_judged_good_behind_the_end_of_its_link_is_heard
 ) -> None:
     """4.4.1: it "must inform the controller … before it can successfully discharge", unless that has ended the link."""
     place, shell = posting(settled=settled)
-    shell.let_go(by_client=by_client)
+    shell.shut_down(by_client=by_client)
     place.verdict.set_result(None)
     await judged(place)
     spoiled = not settled and not by_client

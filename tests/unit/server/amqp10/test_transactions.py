@@ -59,7 +59,7 @@ class Place:
         self.attached: object = self
         """What is attached where the control link was."""
 
-    def behind_all(self, act: Callable[[], None]) -> None:
+    def after_all(self, act: Callable[[], None]) -> None:
         self.slices.then(act)
 
     def shell(self, _: object) -> object:

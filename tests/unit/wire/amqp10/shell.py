@@ -8,6 +8,7 @@ from dtx.wire.amqp10.endpoint import (
     Begun,
     Closed,
     Delivered,
+    DeliveryLost,
     Detached,
     Disposed,
     Dropped,
@@ -15,7 +16,6 @@ from dtx.wire.amqp10.endpoint import (
     Event,
     Flowed,
     LoginAsked,
-    Missed,
     Opened,
     Writable,
 )
@@ -60,7 +60,7 @@ class Shell:
                     (session.begin if isinstance(event, Begun) else session.end)()
             case Attached() | Detached() | Delivered() | Flowed():
                 self._answer_link(event)
-            case Writable() | Dropped() | Missed() | Disposed():
+            case Writable() | Dropped() | DeliveryLost() | Disposed():
                 pass
             case _:
                 assert_never(event)

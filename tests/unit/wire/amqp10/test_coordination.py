@@ -13,12 +13,12 @@ from dtx.wire.amqp10.coordination import (
     CoordinationEngine,
     CoordinatorAnswer,
     DeclareAsked,
+    DeliveryResult,
     DischargeAsked,
     Phase,
     PromoteAsked,
     Rejects,
     Terminate,
-    TransactionFate,
     Work,
     WorkRefused,
     default_outcome,
@@ -408,10 +408,10 @@ def test_what_an_end_does_to_deliveries_is_said_for_every_case() -> None:
     """
     flags = (False, True)
     assert set(FATES) == {(work, settled, done) for work in Work for settled in flags for done in flags}
-    assert {fate for (_, _, done), fate in FATES.items() if done} == {TransactionFate.APPLY}
-    assert FATES[Work.RETIREMENT, True, False] is TransactionFate.DEFAULT
-    assert FATES[Work.RETIREMENT, False, False] is TransactionFate.KEEP
-    assert FATES[Work.ACQUISITION, True, False] is FATES[Work.ACQUISITION, False, False] is TransactionFate.RETURN
+    assert {fate for (_, _, done), fate in FATES.items() if done} == {DeliveryResult.APPLY}
+    assert FATES[Work.RETIREMENT, True, False] is DeliveryResult.DEFAULT
+    assert FATES[Work.RETIREMENT, False, False] is DeliveryResult.KEEP
+    assert FATES[Work.ACQUISITION, True, False] is FATES[Work.ACQUISITION, False, False] is DeliveryResult.RETURN
 
 
 def test_the_default_outcome_is_the_sources_or_released() -> None:

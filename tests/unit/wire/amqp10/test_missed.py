@@ -2,17 +2,17 @@
 
 import pytest
 
-from dtx.wire.amqp10.endpoint import Event, Missed
+from dtx.wire.amqp10.endpoint import DeliveryLost, Event
 from dtx.wire.amqp10.performatives import ACCEPTED, Detach, Error, TransactionalState, Transfer
 from tests.unit.wire.amqp10.peer import sender, transfer
 
 STATE = TransactionalState(txn_id=b"t")
-MISSED = Missed(session=0, txn_id=b"t")
+MISSED = DeliveryLost(session=0, txn_id=b"t")
 ERROR = Error(condition="x")
 
 
 def missed(events: list[Event]) -> list[Event]:
-    return [event for event in events if isinstance(event, Missed)]
+    return [event for event in events if isinstance(event, DeliveryLost)]
 
 
 def test_a_transfer_that_ends_its_link_is_missed_and_so_is_what_comes_behind_it() -> None:
