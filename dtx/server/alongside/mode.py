@@ -181,7 +181,7 @@ async def _warn_without(management: Management | None) -> None:
     if management is not None:
         try:
             await management.cluster()
-        except ManagementError as error:
+        except (ManagementError, LookupError, TypeError, AttributeError) as error:
             reason = str(error)
         else:
             return

@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 
 from dtx import failpoint
 from dtx.failpoint import Point
-from dtx.log.records import EXCLUSIVE, Unit, WorkKind, WorkRow
+from dtx.log.records import EXCLUSIVE, Unit, WorkRow
 from dtx.store.api import Applied, PhaseTwo, Refused, Returned, UnitOutcome, UnitProgress
 from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.identity import BrokerIdentity, NameTaken, consumers_of, declare_lock, hold_lock
@@ -44,10 +44,6 @@ _TURN: Final = 2.0
 """Seconds of one generation of receipts."""
 _USE: Final = 3600.0
 """Seconds after which the receipt queues are declared again, so that the broker does not delete them as unused."""
-_RECEIPTS_PATIENCE: Final = 10.0
-"""Seconds for the declaration of the receipt queues: a node that hangs may be noticed after a minute."""
-_CLUSTER_PATIENCE: Final = 2.0
-"""The same in a cluster, where receipts are not trusted anyway."""
 _RETRY_RECEIPTS: Final = 15.0
 """Seconds between two attempts to use the receipt queues of a node that was down."""
 _FAREWELL: Final = 2.0
@@ -65,8 +61,7 @@ _POISON: Final = 5
 _MOST_UNDER_WAY: Final = 256 << 20
 """Bytes of messages in the pending units of all lanes: four branches of the largest default size. Each byte takes
 memory up to three times: as read from the log, in its frame, and in the socket's buffer."""
-_REFUSED_PAUSES: Final = (0.25, 0.5, 1.0, 2.0)
-"""Seconds before a message is published again that a queue did not take: a quorum queue may elect a leader."""
+_PUBLISH: Final = methods.BasicPublish.KEY
 _GROWTH: Final = 8
 """A lane opens at most this multiple of its channels while others hang, for example on a queue without a leader."""
 
@@ -218,6 +213,8 @@ class Lane:
                 self.problem = f"the lane failed: {type(error).__name__}"
                 _log.exception("lane failed", vhost=self.vhost)
             finally:
+                if connection is not None and connection.host is not None:
+                    self.broker.failed(connection.host)
                 self._up.clear()
                 self._connection = self._control = None
                 self._free.clear()
@@ -266,17 +263,16 @@ class Lane:
     async def _open_receipts(self, connection: ServiceConnection) -> None:
         """Declare the receipt queues, and find their marker.
 
-        In a cluster, the node that has them may be down. Then the lane works without receipts until it is back.
+        In a cluster receipts are not trusted, and the node that has them may be down. Then the lane works without them.
         """
+        if len(self.broker.hosts) > 1:
+            self.receipts.problem = "--broker names several nodes"
+            return
         declaring = await OwnChannel(connection).open()
         try:
-            async with asyncio.timeout(_RECEIPTS_PATIENCE if len(self.broker.hosts) == 1 else _CLUSTER_PATIENCE):
-                await self.receipts.declare(declaring)
-                await self.receipts.find_or_set_marker(connection)
-                await declaring.close()
-        except TimeoutError:
-            declaring.abandon()
-            self.receipts.problem = "the node of the receipt queues does not answer"
+            await self.receipts.declare(declaring)
+            await self.receipts.find_or_set_marker(connection)
+            await declaring.close()
         except UpstreamChannelClosed as closed:
             if closed.close.reply_code != ReplyCode.NOT_FOUND:
                 raise
@@ -528,9 +524,6 @@ class Lane:
         suspected = False  # its connection was lost once. Units that shared it may be the cause, so it is sent alone
         losses = 0
         progress = phase.progress
-        settled: set[int] = set()
-        returned: list[Returned] = []
-        pauses = iter(_REFUSED_PAUSES)
         while True:
             if progress is UnitProgress.SENT:
                 outcome = await self.resolve(unit)
@@ -551,7 +544,7 @@ class Lane:
                     progress = UnitProgress.UNSENT
                     await phase.assign(unit)
                 # not earlier: units that wait for a channel or memory hold no bodies
-                work = [item for item in await phase.work() if item.position not in settled]
+                work = await phase.work()
             except BaseException:
                 share.release()
                 self._give(channel)
@@ -560,19 +553,12 @@ class Lane:
                 if channel.closed is not None or unit.lock != channel.upstream.lock or not self._suits(channel):
                     self._give(channel)
                     continue
-                refused = await self._send(channel, unit, phase.branch_id, build, work, header, share, returned)
+                refused, returned = await self._send(channel, unit, phase.branch_id, build, work, header, share)
                 if not refused:
-                    return Applied(returned=tuple(returned))
+                    return Applied(returned=returned)
                 _at_refusal()
-                kind = WorkKind.PUBLISH if header == messages.ID else WorkKind.CONSUME
-                positions = [item.position for item in work if item.kind is kind]
-                settled.update(positions)
-                settled.difference_update(positions[index] for index in refused)
-                pause = next(pauses, None)
-                if pause is None:
-                    reason = f"a queue did not take {len(refused)} of {len(refused) + len(settled)} message(s)"
-                    return Refused(reason=reason, settled=tuple(sorted(settled)), partial=phase.repeated)
-                await asyncio.sleep(pause)
+                # A nack is about one queue: others may have taken the message.
+                return Refused(reason=f"a queue did not take {len(refused)} of the messages", partial=True)
             except UpstreamLost:
                 failpoint.at(Point.UNIT_LOST)
                 progress = UnitProgress.SENT
@@ -582,13 +568,14 @@ class Lane:
                 _at_refusal()
                 # In tx mode, a close at a publish discards the whole unit; one at tx.commit ("partial tx completion")
                 # does not.
-                partly = closed.close.failed == methods.TxCommit.KEY if channel.is_tx else len(work) > 1
+                failed = closed.close.failed
+                partly = failed == methods.TxCommit.KEY if channel.is_tx else failed != _PUBLISH or len(work) > 1
                 return Refused(reason=words(closed.close), partial=phase.repeated or partly)
             except WireError as error:  # nothing was sent
                 reason = f"a message cannot be encoded for AMQP: {error.reason}"
                 return Refused(reason=reason, partial=phase.repeated)
             finally:
-                work = []
+                work = ()
                 share.release()
 
     async def _send(
@@ -600,9 +587,8 @@ class Lane:
         work: Sequence[WorkRow],
         header: bytes,
         share: Share,
-        returned: list[Returned],
-    ) -> Sequence[int]:
-        """Send the messages of *work*, add those that no queue takes to *returned*, and return those that were refused.
+    ) -> tuple[Sequence[int], tuple[Returned, ...]]:
+        """Send the messages of *work*. Returns the indexes of those that a queue refused, and those without a queue.
 
         A unit without a receipt is published in confirm mode. RabbitMQ (3.10 to 4.3) answers tx.commit with commit-ok
         although a quorum queue has refused a message, if the queue is full (reject-publish) or has no leader when the
@@ -640,13 +626,12 @@ class Lane:
         finally:
             overdue.cancel()
         failpoint.at(Point.UNIT_COMMITTED)
-        if channel.returned:
-            returned += _returned(channel, header)
+        returned = tuple(_returned(channel, header)) if channel.returned else ()
         if refused:
             self._end(channel)
         else:
             self._give(channel)
-        return refused
+        return refused, returned
 
     # -- channels
 

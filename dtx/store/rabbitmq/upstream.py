@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Final, Protocol, cast
 
 from dtx import failpoint
@@ -369,7 +370,7 @@ class OwnChannel(EventHandler):
         )
         self.is_tx = False
         self._published = 0
-        self._unconfirmed: list[int] = []
+        self._unconfirmed: dict[int, None] = {}
         self._refused: list[int] = []
 
     @property
@@ -433,9 +434,11 @@ class OwnChannel(EventHandler):
         Raises:
             UpstreamChannelClosed, UpstreamLost: the outcome of those without an answer is not known.
         """
+        if not step[0]:
+            return ()
         first = self._published + 1
         self._published += len(step[0])
-        self._unconfirmed, self._refused = list(range(first, self._published + 1)), []
+        self._unconfirmed, self._refused = dict.fromkeys(range(first, self._published + 1)), []
         outcome = self._expect(AllConfirmed)
         if not outcome.done():
             self.upstream.write_steps(step)
@@ -443,11 +446,15 @@ class OwnChannel(EventHandler):
         return tuple(number - first for number in refused.refused)
 
     def _confirmed(self, confirm: methods.BasicAck | methods.BasicNack) -> None:
-        tag = confirm.delivery_tag
-        found = [each for each in self._unconfirmed if each == tag or (confirm.multiple and each <= tag)]
+        tag, unconfirmed = confirm.delivery_tag, self._unconfirmed
+        if confirm.multiple:
+            found = list(takewhile(lambda each: each <= tag, unconfirmed))  # the numbers ascend
+        else:
+            found = [tag] if tag in unconfirmed else []
+        for each in found:
+            del unconfirmed[each]
         if isinstance(confirm, methods.BasicNack):
             self._refused += found
-        self._unconfirmed = [each for each in self._unconfirmed if each not in found]
         if found and not self._unconfirmed:
             self._answer(AllConfirmed(tuple(sorted(self._refused))))
 

@@ -83,7 +83,7 @@ def test_a_full_quorum_queue_that_refuses_loses_no_message(dtx_service: ServiceF
             channel.basic_publish("", queue, b"kept", PERSISTENT)
         xa.end(xid)
         assert xa.prepare(xid) is XaFlag.OK
-        with pytest.raises(XAER_RMFAIL, match=r"a queue did not take 1 of 3 message\(s\)"):
+        with pytest.raises(XAER_RMFAIL, match="a queue did not take 1 of the messages"):
             xa.commit(xid)
     assert (rabbitmq.count(full), rabbitmq.count(free)) == (there, 2)
     with rabbitmq.channel() as channel:
@@ -93,4 +93,4 @@ def test_a_full_quorum_queue_that_refuses_loses_no_message(dtx_service: ServiceF
         xa = XAResource(connection.channel())
         assert list(xa.recover()) == [xid]
         assert xa.commit(xid) is XaFlag.OK
-    assert (bodies(rabbitmq, full), rabbitmq.count(free)) == ([b"kept"], 2)
+    assert bodies(rabbitmq, full) == [b"kept"]

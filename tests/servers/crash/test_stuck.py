@@ -71,7 +71,7 @@ def test_a_queue_that_refuses_keeps_the_branch_committing_until_there_is_room(st
         xa, xid = work(connection.channel(), publish={"free": [b"a"], "full": [b"b"]})
         assert xa.prepare(xid) is XaFlag.OK
     with stage.coordinator() as coordinator:
-        with pytest.raises(XAER_RMFAIL, match="a queue did not take 1 of 2"):
+        with pytest.raises(XAER_RMFAIL, match="a queue did not take 1 of"):
             coordinator.commit(xid)
         assert stuck_line(stage)[0] == "committing"
         assert stage.bodies("full") == [b"in the way"]
