@@ -295,9 +295,8 @@ class Lane:
         asked = self.settings.max_message_bytes
         if connection.version < (4,):
             return asked or _MOST_BYTES_BEFORE_4
-        announced = await announced_limit(
-            self.broker, connection.host or self.broker.hosts[0], self.vhost, self.receipts.queues[0]
-        )
+        host = connection.host or self.broker.hosts[0]
+        announced = await announced_limit(self.broker, host, self.vhost, connection.lock.encode())
         if announced:  # nodes of a cluster may differ, and the next connection may be to another one
             self._announced = min(self._announced or announced, announced)
         return min(asked or self._announced, self._announced) if self._announced else asked or _MOST_BYTES
