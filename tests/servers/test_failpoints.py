@@ -117,7 +117,7 @@ def test_a_branch_passes_its_points_in_the_order_in_which_it_becomes_durable(
     file = tmp_path / "trace"
     committed, rolled_back = BOTH_ENDS["standalone" if broker is None else "alongside"]
     with (
-        ArmedService("--trace", str(file), broker=broker, database=database) as service,
+        ArmedService("--trace", str(file), broker=broker, database=database, options=("--replay", "receipts")) as service,
         connected(service.url()) as connection,
         connected(service.url()) as other,
         _queues(other.channel()) as (source, target),
