@@ -116,8 +116,9 @@ def test_a_branch_passes_its_points_in_the_order_in_which_it_becomes_durable(
     """Prepared means durable: an answer stands behind the write that it promises, a send behind the write before it."""
     file = tmp_path / "trace"
     committed, rolled_back = BOTH_ENDS["standalone" if broker is None else "alongside"]
+    armed = ArmedService("--trace", str(file), broker=broker, database=database, options=("--replay", "receipts"))
     with (
-        ArmedService("--trace", str(file), broker=broker, database=database, options=("--replay", "receipts")) as service,
+        armed as service,
         connected(service.url()) as connection,
         connected(service.url()) as other,
         _queues(other.channel()) as (source, target),
