@@ -131,7 +131,8 @@ class EmbeddedPostgres:
 
     def _wait_until_ready(self, url: str) -> None:
         deadline = time.monotonic() + self._start_timeout
-        recovers = (self._cluster / "recovery.signal").exists()
+        # A standby stays in recovery until it is promoted: nothing to wait for.
+        recovers = (self._cluster / "recovery.signal").exists() and not (self._cluster / "standby.signal").exists()
         if recovers:
             log.info("waiting for PostgreSQL to recover from a backup", data_dir=str(self.data_dir))
         while True:
@@ -143,7 +144,7 @@ class EmbeddedPostgres:
             if is_ready(self._cluster) and self.pid is not None:
                 try:
                     with psycopg.connect(url, connect_timeout=10) as connection:
-                        recovers = connection.execute("SELECT pg_is_in_recovery()").fetchone() == (True,)
+                        recovers = recovers and connection.execute("SELECT pg_is_in_recovery()").fetchone() == (True,)
                 except psycopg.OperationalError as error:
                     if time.monotonic() > deadline:
                         raise EmbeddedPostgresError(f"the embedded PostgreSQL refuses dtx: {error}") from error
