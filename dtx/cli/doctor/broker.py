@@ -89,21 +89,21 @@ def check_management(settings: Settings, vhost: str, connection: Any) -> Generat
     sample = BrokerIdentity(rm=settings.rm, log=uuid4(), instance=uuid4())
     names = [name.decode() for name in receipt_queues(sample.stem)]
     try:
-        distrust = _answer(management.distrust(vhost, names))
+        doubts = _answer(management.doubts(vhost, names))
     except ManagementError as error:
         yield warning(
             "broker.receipts",
             f"{error}: give user {management.user} the tags monitoring and policymaker; until then, {_CONSEQUENCE}",
         )
         return True
-    if distrust is None:
+    if (reason := doubts.of_all or doubts.of_publishes) is None:
         yield ok(
             "broker.receipts",
             "receipts are trusted: the broker is one node, and no queue or policy affects them",
         )
     else:
-        hint = "; let its pattern leave out names that begin with 'dtx.'" if "dtx's own" in distrust else ""
-        yield warning("broker.receipts", f"{distrust}, so {_CONSEQUENCE}{hint}")
+        hint = "; let its pattern leave out names that begin with 'dtx.'" if "dtx's own" in reason else ""
+        yield warning("broker.receipts", f"{reason}, so {_CONSEQUENCE}{hint}")
     return True
 
 

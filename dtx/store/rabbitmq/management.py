@@ -22,6 +22,20 @@ _LIMITING: Final = frozenset({"message-ttl", "max-length", "max-length-bytes", "
 _REFUSING: Final = frozenset({"reject-publish", "reject-publish-dlx"})
 
 
+@dataclass(frozen=True, slots=True)
+class Doubts:
+    """Why receipts prove less than they say; ``None`` for no doubt.
+
+    Args:
+        of_all: no receipt proves anything.
+        of_publishes: the receipt of a unit that publishes does not prove that it happened in full. One that only
+            acknowledges is not concerned.
+    """
+
+    of_all: str | None = None
+    of_publishes: str | None = None
+
+
 class ManagementError(Exception):
     """The management API gave no answer. The message has the reason and no secret.
 
@@ -114,33 +128,40 @@ class Management:
         nodes = await self.get("nodes?columns=name,running")
         return None if len(nodes) == 1 else f"the broker has {len(nodes)} nodes"
 
-    async def distrust(self, vhost: str, receipt_queues: list[str]) -> str | None:
-        """Why a receipt in *vhost* does not prove that its unit happened in full; ``None`` when it does.
+    async def doubts(self, vhost: str, receipt_queues: list[str]) -> Doubts:
+        """Why a receipt in *vhost* does not prove that its unit happened in full.
+
+        RabbitMQ (3.10 to 4.3) answers tx.commit with commit-ok although a quorum queue has refused the message, for
+        example while it has no leader. So a unit that may publish to such a queue leaves no receipt.
 
         Raises:
             ManagementError: as :meth:`get`.
         """
         if (cluster := await self.cluster()) is not None:
-            return cluster
+            return Doubts(of_all=cluster)
         where = quote(vhost, safe="")
         queues = await self.get(f"queues/{where}?columns=name,type,arguments,effective_policy_definition")
         policies = [*await self.get(f"policies/{where}"), *await self.get(f"operator-policies/{where}")]
         mine = set(receipt_queues)
+        refusal = None
         for queue in queues:
             policy, arguments = queue.get("effective_policy_definition") or {}, _arguments(queue)
             if queue["name"] in mine:
                 arguments.pop("expires", None)  # set by dtx
                 if eaten := sorted(_LIMITING & (policy.keys() | arguments.keys())):
-                    return f"a policy with {', '.join(eaten)} applies to dtx's own queue {queue['name']}"
+                    reason = f"a policy with {', '.join(eaten)} applies to dtx's own queue {queue['name']}"
+                    return Doubts(of_all=reason)
             elif (overflow := arguments.get("overflow", policy.get("overflow"))) in _REFUSING:
-                return f"queue {queue['name']!r} refuses messages when it is full (overflow {overflow})"
+                refusal = f"queue {queue['name']!r} refuses messages when it is full (overflow {overflow})"
+            elif "quorum" in (queue.get("type"), arguments.get("queue-type")):
+                refusal = refusal or f"queue {queue['name']!r} is a quorum queue, which may refuse a message"
         for policy in policies:
             definition = policy.get("definition") or {}
             if definition.get("overflow") in _REFUSING:
-                return f"policy {policy['name']!r} lets queues refuse messages (overflow {definition['overflow']})"
+                refusal = f"policy {policy['name']!r} lets queues refuse messages (overflow {definition['overflow']})"
             if _LIMITING & definition.keys() and any(_matches(policy, name) for name in mine):
-                return f"policy {policy['name']!r} applies to dtx's own queues"
-        return None
+                return Doubts(of_all=f"policy {policy['name']!r} applies to dtx's own queues")
+        return Doubts(of_publishes=refusal)
 
 
 def _arguments(queue: dict[str, Any]) -> dict[str, Any]:

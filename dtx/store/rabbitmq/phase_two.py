@@ -21,7 +21,7 @@ from dtx.store.rabbitmq.identity import BrokerIdentity, NameTaken, consumers_of,
 from dtx.store.rabbitmq.management import Management, ManagementError
 from dtx.store.rabbitmq.memory_quota import MemoryQuota, Share
 from dtx.store.rabbitmq.message_limit import announced_limit
-from dtx.store.rabbitmq.receipts import Receipts
+from dtx.store.rabbitmq.receipts import Receipts, ReceiptScan
 from dtx.store.rabbitmq.service import Broker, BrokerLoginRefused, ServiceConnection
 from dtx.store.rabbitmq.trust import Replay, Trust
 from dtx.store.rabbitmq.upstream import OwnChannel, Step, UpstreamChannelClosed, UpstreamLost, words
@@ -136,7 +136,11 @@ class Lane:
         self._calls = 0
         self._task = asyncio.create_task(self._run(), name=f"dtx-lane-{vhost}")
         self._locks: dict[str, asyncio.Task[None]] = {}
-        self._trust = Trust(vhost, settings.replay, settings.management, self.receipts, lambda: self._control)
+        self._trust = Trust(
+            vhost, settings.replay, settings.management, self.receipts, lambda: self._control, len(broker.hosts)
+        )
+        self._receipts_problem: str | None = "the receipt queues have not been declared"
+        """Why no receipt can be left on this connection; ``None`` if one can."""
 
     # -- connection
 
@@ -148,7 +152,8 @@ class Lane:
     @property
     def distrust(self) -> str | None:
         """Why receipts are not trusted; ``None`` when they are."""
-        return self._trust.distrust
+        doubts = self._trust.doubts
+        return doubts.of_all or self._receipts_problem or doubts.of_publishes
 
     @property
     def open_receipts(self) -> int:
@@ -247,13 +252,13 @@ class Lane:
         await control.declare(declare_lock(lock))
         failpoint.at(Point.LANE_LOCK_AFTER)
         connection.lock = lock
-        await self._open_receipts(connection)
         self.may_set_user_id = await self._may_impersonate(connection)
         self.max_message_bytes = await self._message_limit(connection)
         self._connection = connection
         self._control = control
         self.frame_max = connection.engine.agreed.frame_max
         await self._trust.judge()
+        await self._open_receipts(connection)
         for _ in range(self.settings.channels):
             await self._open_channel(connection)
         failpoint.at(Point.LANE_READY)
@@ -261,12 +266,12 @@ class Lane:
         self._up.set()
 
     async def _open_receipts(self, connection: ServiceConnection) -> None:
-        """Declare the receipt queues, and find their marker.
+        """Declare the receipt queues, and find their marker, if receipts are trusted.
 
-        In a cluster receipts are not trusted, and the node that has them may be down. Then the lane works without them.
+        Nothing is asked otherwise: in a cluster, the node that has these queues may be down or hang.
         """
-        if len(self.broker.hosts) > 1:
-            self.receipts.problem = "--broker names several nodes"
+        if self._trust.doubts.of_all is not None:
+            self._receipts_problem = "the receipt queues have not been declared on this connection"
             return
         declaring = await OwnChannel(connection).open()
         try:
@@ -276,9 +281,10 @@ class Lane:
         except UpstreamChannelClosed as closed:
             if closed.close.reply_code != ReplyCode.NOT_FOUND:
                 raise
-            self.receipts.problem = f"the node of the receipt queues is down: {closed}"
+            self._receipts_problem = f"the node of the receipt queues is down: {closed}"
         else:
-            self.receipts.problem = None
+            self._receipts_problem = None
+        await self.receipts.renew_inherited(connection)
 
     async def _may_impersonate(self, connection: ServiceConnection) -> bool:
         channel = await self._tx_channel(connection)
@@ -316,7 +322,6 @@ class Lane:
         control = self._control
         assert control is not None
         canary = await self._tx_channel(connection)
-        await self.receipts.renew_inherited(connection)  # connections may never last an hour
         loop = asyncio.get_running_loop()
         declared = loop.time()
         while not connection.is_lost:
@@ -324,13 +329,14 @@ class Lane:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_TURN):
                     await asyncio.shield(connection.gone)
-            if not connection.gone.done() and self.settings.active() and self.receipts.problem is None:
-                await self.receipts.turn(control)
-            if loop.time() - declared > (_USE if self.receipts.problem is None else _RETRY_RECEIPTS):
-                await self._open_receipts(connection)
-                await self.receipts.renew_inherited(connection)
-                declared = loop.time()
             await self._trust.judge(since=loop.time() - _TRUST)
+            if self._trust.doubts.of_all is not None or connection.gone.done():
+                continue
+            if loop.time() - declared > (_USE if self._receipts_problem is None else _RETRY_RECEIPTS):
+                await self._open_receipts(connection)
+                declared = loop.time()
+            if self.trusts_receipts and self.settings.active():
+                await self.receipts.turn(control)
         raise UpstreamLost("the connection to the broker is gone")
 
     def _probe_alarm(self, canary: OwnChannel) -> None:
@@ -373,13 +379,23 @@ class Lane:
     # -- units
 
     @property
-    def leaves_receipts(self) -> bool:
-        """Whether a unit that is made now leaves a receipt.
+    def trusts_receipts(self) -> bool:
+        """Whether a unit that is made now, and only acknowledges, leaves a receipt.
 
         It leaves none while receipts are not trusted. Once they are trusted again, dtx could not tell such a receipt
         from a valid one.
         """
+        return self._trust.doubts.of_all is None and self._receipts_problem is None
+
+    @property
+    def leaves_receipts(self) -> bool:
+        """Whether a unit of the lane, which publishes, leaves a receipt."""
         return self.distrust is None
+
+    def _doubt(self, unit: Unit) -> str | None:
+        """Why a receipt of *unit*, or its absence, proves nothing."""
+        doubts = self._trust.doubts
+        return doubts.of_all or (None if unit.number else doubts.of_publishes)
 
     def next_unit(self) -> Unit:
         """The unit that phase two of a branch would use now; without a lock while the lane is not ready.
@@ -417,8 +433,13 @@ class Lane:
                 if unit.lock != connection.lock:
                     await self._until_free(unit.lock)
                 failpoint.at(Point.RESOLVE_FREE)
-                found = await self.receipts.left_by(unit.lock, connection)
-                await self._trust.judge()  # a policy of the last minute may have removed the receipt
+                found = ReceiptScan()
+                if unit.receipt:
+                    if self._trust.doubts.of_all is not None:
+                        await self._trust.judge()  # the API may have been away for a moment
+                    if self._trust.doubts.of_all is None:
+                        found = await self.receipts.left_by(unit.lock, connection)
+                        await self._trust.judge()  # a policy of the last minute may have removed the receipt
                 failpoint.at(Point.RESOLVE_READ)
             except UpstreamLost:
                 continue
@@ -429,7 +450,8 @@ class Lane:
                 self.problem = f"receipts cannot be read: {closed}"
                 _log.error("receipts cannot be read", vhost=self.vhost, reason=str(closed))
                 return UnitOutcome.UNKNOWN
-            if self.distrust is None and unit.receipt:
+            doubt = self._doubt(unit)
+            if doubt is None and unit.receipt:
                 if unit.nonce in found.nonces:
                     return UnitOutcome.HAPPENED
                 if unit.incarnation in found.markers:
@@ -441,7 +463,7 @@ class Lane:
                 "the outcome of a unit cannot be found out",
                 vhost=self.vhost,
                 lock=unit.lock,
-                reason=self.distrust or reason,
+                reason=doubt or reason,
             )
             return UnitOutcome.UNKNOWN
 

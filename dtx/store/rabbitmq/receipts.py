@@ -51,8 +51,8 @@ class ReceiptScan:
             the queue is deleted or crashes, or a policy drops the oldest messages.
     """
 
-    nonces: frozenset[UUID]
-    markers: frozenset[str]
+    nonces: frozenset[UUID] = frozenset()
+    markers: frozenset[str] = frozenset()
 
 
 class Receipts:
@@ -65,8 +65,6 @@ class Receipts:
     def __init__(self, identity: BrokerIdentity) -> None:
         self._stem: Final = identity.stem
         self.queues: Final = receipt_queues(self._stem)
-        self.problem: str | None = None
-        """Why no receipt can be left or found; ``None`` if one can."""
         self.incarnation: str | None = None
         self._proposed: str | None = None
         """A marker that may be in the queues, and that no unit relies on yet."""
@@ -126,11 +124,15 @@ class Receipts:
         """
         for stem in [stem for stem, units in self._inherited.items() if not units]:
             async with self._scanning:
-                with suppress(UpstreamChannelClosed):  # the node that has them is down: the broker deletes them unused
+                try:
                     deleting = await OwnChannel(channel.upstream).open()
                     for queue in receipt_queues(stem):
                         await deleting.call(methods.QueueDelete(queue))
                     await deleting.close()
+                except UpstreamChannelClosed as closed:
+                    if closed.close.reply_code != 404:
+                        continue
+                    # the node that has them is down: the broker deletes them unused
             del self._inherited[stem]
         if self._used[self._current]:  # else one unit that hangs would keep the receipts of all later ones
             free = (generation for generation, used in enumerate(self._used) if not used)
@@ -244,9 +246,7 @@ class Receipts:
                 except UpstreamChannelClosed as closed:
                     if closed.close.reply_code != 404 or queues == self.queues:
                         raise
-                    known = ReceiptScan(
-                        frozenset(), frozenset()
-                    )  # a queue of the predecessor is gone, and its marker with it
+                    known = ReceiptScan()  # a queue of the predecessor is gone, and its marker with it
                 self._scans[lock] = known
                 while len(self._scans) > _KEEP_SCANS:
                     self._scans.popitem(last=False)

@@ -59,7 +59,7 @@ class RabbitStore:
             return {}
         lane = self.lane(vhost)
         # During an alarm a publish would block the connection of the client: then the acks have no receipt.
-        receipts = lane.leaves_receipts and not lane.blocked
+        receipts = lane.trusts_receipts and not lane.blocked
         return {
             holder: Unit(
                 number=number,

@@ -1,7 +1,8 @@
 """Whether receipts can be trusted.
 
 A receipt proves that its unit happened only if nothing but dtx removes receipts, and no queue may refuse a part of a
-unit. Only the management API of this broker shows that.
+unit. Only the management API of this broker shows that. Acknowledgements are not refused: their receipts prove it even
+where queues may refuse messages.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Literal
 
-from dtx.store.rabbitmq.management import Management, ManagementError
+from dtx.store.rabbitmq.management import Doubts, Management, ManagementError
 from dtx.store.rabbitmq.receipts import Receipts
 from dtx.store.rabbitmq.upstream import OwnChannel, UpstreamChannelClosed, UpstreamLost
 from dtx.telemetry import get_logger
@@ -33,6 +34,7 @@ class Trust:
         management: the API; ``None`` when there is none.
         receipts: those of the lane.
         control: returns the lane's channel for requests; ``None`` while it is not connected.
+        nodes: that ``--broker`` names.
     """
 
     def __init__(
@@ -42,14 +44,16 @@ class Trust:
         management: Management | None,
         receipts: Receipts,
         control: Callable[[], OwnChannel | None],
+        nodes: int,
     ) -> None:
-        self.distrust: str | None = "receipts have not been judged yet"
-        """Why receipts are not trusted; ``None`` when they are."""
+        self.doubts = Doubts(of_all="receipts have not been judged yet")
+        """Why receipts are not trusted."""
         self._vhost: Final = vhost
         self._replay: Final = replay
         self._management: Final = management
         self._receipts: Final = receipts
         self._control: Final = control
+        self._nodes: Final = nodes
         self._cluster: str | None = None
         self._judging = asyncio.Lock()
         self._judged = float("-inf")
@@ -57,7 +61,7 @@ class Trust:
         """The lock by which the management API last proved to belong to this broker."""
 
     async def judge(self, *, since: float | None = None) -> None:
-        """Update :attr:`distrust`, unless an update began at *since* or later.
+        """Update :attr:`doubts`, unless an update began at *since* or later.
 
         Args:
             since: a time of the event loop in seconds; ``None`` means now.
@@ -74,17 +78,23 @@ class Trust:
                 self._judged = began
 
     async def _judge_now(self) -> None:
-        before = self.distrust
-        self.distrust = self._receipts.problem or await self._reason()
-        if self.distrust is not None and self.distrust != before:
-            _log.warning("receipts are not trusted", vhost=self._vhost, reason=self.distrust)
+        before = self.doubts
+        self.doubts = await self._ask()
+        if self.doubts == before:
+            return
+        if (reason := self.doubts.of_all) is not None:
+            _log.warning("receipts are not trusted", vhost=self._vhost, reason=reason)
+        elif (reason := self.doubts.of_publishes) is not None:
+            _log.info("receipts are not trusted for units that publish", vhost=self._vhost, reason=reason)
 
-    async def _reason(self) -> str | None:
+    async def _ask(self) -> Doubts:
+        if self._nodes > 1:
+            return Doubts(of_all="--broker names several nodes")
         match self._replay:
             case "always":
-                return "replay is set to always"
+                return Doubts(of_all="replay is set to always")
             case "receipts":
-                return await self._ask_cluster()
+                return Doubts(of_all=await self._ask_cluster())
             case "auto":
                 return await self._ask_management()
 
@@ -95,25 +105,25 @@ class Trust:
                 self._cluster = await self._management.cluster()
         return self._cluster
 
-    async def _ask_management(self) -> str | None:
+    async def _ask_management(self) -> Doubts:
         management = self._management
         if management is None:
-            return "no management API is configured"
-        pauses = iter(_PAUSES if self.distrust is None else ())
+            return Doubts(of_all="no management API is configured")
+        pauses = iter(_PAUSES if self.doubts.of_all is None else ())
         while True:
             try:
                 if await self._is_of_another_broker(management):
-                    return (
-                        f"the management API at {management.url} is another broker's: it does not see dtx's connection"
-                    )
-                return await management.distrust(self._vhost, [queue.decode() for queue in self._receipts.watched])
+                    reason = f"the management API at {management.url} belongs to another broker"
+                    return Doubts(of_all=f"{reason}: it does not see dtx's connection")
+                return await management.doubts(self._vhost, [queue.decode() for queue in self._receipts.watched])
             except ManagementError as error:
                 pause = next(pauses, None)
                 if pause is None:
-                    return str(error)
+                    return Doubts(of_all=str(error))
                 await asyncio.sleep(pause)
             except (LookupError, TypeError, AttributeError) as error:
-                return f"the answer of the management API was not understood: {type(error).__name__} {error}"
+                what = f"{type(error).__name__} {error}"
+                return Doubts(of_all=f"the answer of the management API was not understood: {what}")
 
     async def recognised_management(self) -> Management:
         """The management API, after a check that it belongs to this broker.

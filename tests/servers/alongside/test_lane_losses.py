@@ -10,6 +10,7 @@ import pytest
 from dtx.failpoint import Point
 from dtx.log.records import Unit, WorkKind, WorkRow
 from dtx.store.api import Applied, PhaseTwo, Refused, UnitProgress
+from dtx.store.rabbitmq.management import Doubts
 from dtx.store.rabbitmq.phase_two import Lane, LaneSettings
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
 from dtx.store.rabbitmq.upstream import Step, Upstream
@@ -189,7 +190,7 @@ async def test_that_a_unit_may_be_repeated_is_known_whatever_comes_next(
     """It happened, leaves no receipt, and its answer is lost; then the messages cannot be read any more."""
     with fresh_queue(rabbitmq) as queue:
         Cutter(monkeypatch, b"one", lambda attempt: attempt == 1)
-        lane._trust.distrust = "a queue refuses"
+        lane._trust.doubts = Doubts(of_publishes="a queue refuses")
         once = phase(lane, WorkKind.PUBLISH, queue, b"one")
         assert not once.unit.receipt
         work = once.work

@@ -9,10 +9,11 @@ import pika
 import pytest
 from pika.exceptions import NackError
 
-from dtx.client import XAER_RMFAIL, XAResource
+from dtx.client import XAER_RMFAIL, XAResource, Xid
 from dtx.xa.codes import XaFlag
 from tests.conftest import ServiceFactory
 from tests.support.client import bodies, connected, new_xid
+from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
@@ -94,3 +95,33 @@ def test_a_full_quorum_queue_that_refuses_loses_no_message(dtx_service: ServiceF
         assert list(xa.recover()) == [xid]
         assert xa.commit(xid) is XaFlag.OK
     assert bodies(rabbitmq, full) == [b"kept"]
+
+
+def test_a_quorum_queue_without_a_leader_loses_no_message(
+    dtx_service: ServiceFactory, rabbitmq: RabbitNode, quorum_queue: str
+) -> None:
+    """RabbitMQ answers tx.commit with commit-ok and drops the message, until the queue has a leader again."""
+    service = dtx_service("--management", rabbitmq.management_url)
+    server = f'{{list_to_atom("%2F_{quorum_queue}"), node()}}'
+    xid = new_xid()
+    with connected(service.url()) as connection:
+        channel = connection.channel()
+        xa = XAResource(channel)
+        xa.start(xid)
+        channel.basic_publish("", quorum_queue, b"three", PERSISTENT)
+        xa.end(xid)
+        assert xa.prepare(xid) is XaFlag.OK
+        rabbitmq.ctl("eval", f"ok = ra:stop_server(quorum_queues, {server}).")
+        try:
+            with pytest.raises(XAER_RMFAIL):
+                xa.commit(xid)
+        finally:
+            rabbitmq.ctl("eval", f"ok = ra:restart_server(quorum_queues, {server}).")
+    wait_until(lambda: _commits(service.url(), xid), what="a commit once the queue has a leader")
+    assert bodies(rabbitmq, quorum_queue) == [b"one", b"two", b"three"]
+
+
+def _commits(url: str, xid: Xid) -> bool:
+    with connected(url) as connection, suppress(XAER_RMFAIL):
+        return XAResource(connection.channel()).commit(xid) is XaFlag.OK
+    return False

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dtx.store.rabbitmq.management import Management, ManagementError
+from dtx.store.rabbitmq.management import Doubts, Management, ManagementError
 from dtx.store.rabbitmq.receipts import Receipts
 from dtx.store.rabbitmq.trust import Replay, Trust
 from tests.support.branches import new_identity
@@ -35,47 +35,61 @@ def api(*, nodes: int = 1, queues: list[Any] | None = None, policies: list[Any] 
 
 
 @pytest.mark.parametrize(
-    ("answers", "why"),
+    ("answers", "of_all", "of_publishes"),
     [
-        (api(), None),
-        (api(queues=[{"name": "q", "arguments": {"x-max-length": 1}}]), None),
-        (api(nodes=2), "the broker has 2 nodes"),
-        (api(nodes=0), "the broker has 0 nodes"),
-        (api(queues=[{"name": "q", "arguments": {"x-overflow": "reject-publish"}}]), "queue 'q' refuses"),
-        (api(queues=[{"name": "q", "effective_policy_definition": REFUSES}]), "queue 'q' refuses"),
-        (api(queues=[{"name": OURS, "arguments": {"x-message-ttl": 1}}]), f"queue {OURS}"),
-        (api(queues=[{"name": OURS, "arguments": {"x-expires": 1}}]), None),
-        (api(queues=[{"name": OURS, "effective_policy_definition": {"expires": 1}}]), f"queue {OURS}"),
-        (api(policies=[{"name": "p", "pattern": "^x", "definition": REFUSES}]), "policy 'p' lets queues refuse"),
+        (api(), None, None),
+        (api(queues=[{"name": "q", "arguments": {"x-max-length": 1}}]), None, None),
+        (api(nodes=2), "the broker has 2 nodes", None),
+        (api(nodes=0), "the broker has 0 nodes", None),
+        (api(queues=[{"name": "q", "arguments": {"x-overflow": "reject-publish"}}]), None, "queue 'q' refuses"),
+        (api(queues=[{"name": "q", "effective_policy_definition": REFUSES}]), None, "queue 'q' refuses"),
+        (api(queues=[{"name": "q", "type": "quorum"}]), None, "queue 'q' is a quorum queue"),
+        (api(queues=[{"name": "q", "arguments": {"x-queue-type": "quorum"}}]), None, "queue 'q' is a quorum queue"),
+        (api(queues=[{"name": "q", "type": "stream"}, {"name": "c", "type": "classic"}]), None, None),
+        (api(queues=[{"name": OURS, "arguments": {"x-message-ttl": 1}}]), f"queue {OURS}", None),
+        (api(queues=[{"name": "q", "type": "quorum"}, {"name": OURS, "arguments": {"x-message-ttl": 1}}]), OURS, None),
+        (api(queues=[{"name": OURS, "arguments": {"x-expires": 1}}]), None, None),
+        (api(queues=[{"name": OURS, "effective_policy_definition": {"expires": 1}}]), f"queue {OURS}", None),
+        (api(policies=[{"name": "p", "pattern": "^x", "definition": REFUSES}]), None, "policy 'p' lets queues refuse"),
         (
-            api(policies=[{"name": "p", "pattern": ".*", "definition": {"max-length": 1}}]),
+            api(policies=[{"name": "p", "pattern": ".*", "definition": {"max-length": 1, **REFUSES}}]),
             "applies to dtx's own queues",
+            None,
         ),
-        (api(policies=[{"name": "p", "pattern": "^x", "definition": {"max-length": 1}}]), None),
+        (api(policies=[{"name": "p", "pattern": "^x", "definition": {"max-length": 1}}]), None, None),
     ],
 )
-async def test_receipts_are_trusted_where_nothing_can_refuse(answers: Answers, why: str | None) -> None:
+async def test_receipts_are_trusted_where_nothing_can_refuse(
+    answers: Answers, of_all: str | None, of_publishes: str | None
+) -> None:
     """The unit: a receipt proves that tx.commit was processed, not that every queue accepted."""
-    said = await answers.distrust("/", [OURS])
-    assert said is None if why is None else why in str(said)
+    doubts = await answers.doubts("/", [OURS])
+    for expected, found in ((of_all, doubts.of_all), (of_publishes, doubts.of_publishes)):
+        assert found is None if expected is None else expected in str(found)
+
+
+async def test_the_nodes_of_a_cluster_are_enough_for_distrust() -> None:
+    trust = Trust("/", "receipts", None, Receipts(new_identity("t")), lambda: None, 2)
+    await trust.judge()
+    assert trust.doubts == Doubts(of_all="--broker names several nodes")
 
 
 @pytest.mark.parametrize(("replay", "nodes", "why"), [("receipts", 1, None), ("receipts", 3, "the broker has 3 nodes")])
 async def test_no_setting_makes_receipts_of_a_cluster_trusted(replay: Replay, nodes: int, why: str | None) -> None:
     """A partition can lose a receipt whose acknowledgements have happened: the message would be lost."""
-    trust = Trust("/", replay, api(nodes=nodes), Receipts(new_identity("t")), lambda: None)
+    trust = Trust("/", replay, api(nodes=nodes), Receipts(new_identity("t")), lambda: None, 1)
     await trust.judge()
-    assert trust.distrust == why
+    assert trust.doubts.of_all == why
 
 
 async def test_receipts_can_be_trusted_without_a_management_api() -> None:
-    trust = Trust("/", "receipts", None, Receipts(new_identity("t")), lambda: None)
+    trust = Trust("/", "receipts", None, Receipts(new_identity("t")), lambda: None, 1)
     await trust.judge()
-    assert trust.distrust is None
+    assert trust.doubts.of_all is None
 
 
 async def test_a_cluster_that_was_seen_stays_one_while_nothing_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    trust = Trust("/", "receipts", api(nodes=3), Receipts(new_identity("t")), lambda: None)
+    trust = Trust("/", "receipts", api(nodes=3), Receipts(new_identity("t")), lambda: None, 1)
     await trust.judge()
 
     async def away(_self: Management, _path: str) -> Any:
@@ -83,7 +97,7 @@ async def test_a_cluster_that_was_seen_stays_one_while_nothing_can_be_asked(monk
 
     monkeypatch.setattr(Answers, "get", away)
     await trust.judge()
-    assert trust.distrust == "the broker has 3 nodes"
+    assert trust.doubts.of_all == "the broker has 3 nodes"
 
 
 @pytest.mark.parametrize(("failures", "asked", "why"), [(2, 3, None), (9, 3, "away")], ids=["for a moment", "for long"])
@@ -93,21 +107,21 @@ async def test_a_management_api_that_is_away_for_a_moment_costs_no_trust(
     """Without trust a unit whose outcome is open is applied again."""
     monkeypatch.setattr("dtx.store.rabbitmq.trust._PAUSES", (0, 0))
     lane: Any = SimpleNamespace(upstream=SimpleNamespace(lock="lock"))
-    trust = Trust("/", "auto", api(), Receipts(new_identity("t")), lambda: lane)
+    trust = Trust("/", "auto", api(), Receipts(new_identity("t")), lambda: lane, 1)
     tries = 0
 
     async def seen(_self: Management, _vhost: str, _queue: str) -> bool:
         nonlocal tries
         tries += 1
-        if trust.distrust is None and tries <= failures:
+        if trust.doubts.of_all is None and tries <= failures:
             raise ManagementError("away")
         return True
 
     monkeypatch.setattr(Management, "has_queue", seen)
     await trust.judge()
-    assert trust.distrust is None
+    assert trust.doubts.of_all is None
     tries = 0
     await trust.judge()
-    assert (tries, trust.distrust) == (asked, why)
+    assert (tries, trust.doubts.of_all) == (asked, why)
     await trust.judge()
-    assert trust.distrust is None
+    assert trust.doubts.of_all is None
