@@ -527,11 +527,21 @@ class Lane:
         )
 
     async def _missing(self, queues: Iterable[bytes]) -> set[bytes]:
-        """The *queues* that do not exist: a receipt does not show which messages the broker returned to a dead dtx."""
+        """The *queues* that do not exist: a receipt does not show which messages the broker returned to a dead dtx.
+
+        So does a queue that dtx may not look at. RabbitMQ 4.2.6 and 4.3.0 demand the configure permission for that. Its
+        messages are put back once more by the next rollback: a repetition, and no loss.
+        """
         while True:
             connection = await self._connected()
             with suppress(UpstreamLost):
-                return {queue for queue in queues if await consumers_of(queue, connection) is None}
+                return {queue for queue in queues if not await self._has(queue, connection)}
+
+    async def _has(self, queue: bytes, connection: ServiceConnection) -> bool:
+        try:
+            return await consumers_of(queue, connection) is not None
+        except UpstreamChannelClosed:
+            return False
 
     async def _finish(self, phase: PhaseTwo, build: Build, header: bytes) -> Applied | Refused:
         self._calls += 1

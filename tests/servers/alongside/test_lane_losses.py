@@ -10,10 +10,11 @@ import pytest
 from dtx.failpoint import Point
 from dtx.log.records import Unit, WorkKind, WorkRow
 from dtx.store.api import Applied, PhaseTwo, Refused, UnitProgress
+from dtx.store.rabbitmq.identity import consumers_of
 from dtx.store.rabbitmq.management import Doubts
 from dtx.store.rabbitmq.phase_two import Lane, LaneSettings
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
-from dtx.store.rabbitmq.upstream import Step, Upstream
+from dtx.store.rabbitmq.upstream import Step, Upstream, UpstreamChannelClosed
 from dtx.wire.amqp09 import methods
 from dtx.xa.codes import ReplyCode, XaError
 from tests.support.branches import new_identity
@@ -207,3 +208,22 @@ async def test_that_a_unit_may_be_repeated_is_known_whatever_comes_next(
             await lane.apply(once)
         assert once.repeated
         assert bodies(rabbitmq, queue) == [b"one"]
+
+
+async def test_a_queue_that_dtx_may_not_look_at_gets_its_message_once_more(
+    lane: Lane, rabbitmq: RabbitNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RabbitMQ 4.2.6 refuses passive declarations (403): the message may have been returned to a lost connection."""
+    with fresh_queue(rabbitmq) as queue:
+
+        async def refuse(name: bytes, upstream: Upstream) -> int | None:
+            if name == queue.encode():
+                raise UpstreamChannelClosed(methods.ChannelClose(403, b"ACCESS_REFUSED"))
+            return await consumers_of(name, upstream)
+
+        with monkeypatch.context() as until_refused:
+            until_refused.setattr("dtx.store.rabbitmq.phase_two.consumers_of", refuse)
+            Cutter(until_refused, b"one", lambda attempt: attempt == 1)
+            assert isinstance(await lane.put_back(phase(lane, WorkKind.CONSUME, queue, b"one")), Refused)
+        assert isinstance(await lane.put_back(phase(lane, WorkKind.CONSUME, queue, b"one")), Applied)
+        assert bodies(rabbitmq, queue) == [b"one", b"one"]

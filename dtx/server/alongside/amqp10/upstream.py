@@ -159,7 +159,19 @@ class BrokerAccess:
         return self._known.get(queue, 0.0) > asyncio.get_running_loop().time()
 
     async def _find_exchange(self, exchange: bytes) -> None:
-        await self._ask(methods.ExchangeDeclare(exchange, b"", passive=True))
+        await self._find(methods.ExchangeDeclare(exchange, b"", passive=True))
+
+    async def _find(self, declare: methods.ExchangeDeclare | methods.QueueDeclare) -> None:
+        """Send a passive declaration.
+
+        RabbitMQ 4.2.6 and 4.3.0 refuse it without the configure permission, later versions without any permission. Then
+        the first use of the queue or exchange shows whether it exists.
+        """
+        try:
+            await self._ask(declare)
+        except UpstreamChannelClosed as closed:
+            if closed.close.reply_code != ReplyCode.ACCESS_REFUSED:
+                raise
 
     async def find_queue(self, queue: bytes) -> None:
         """Check that a queue exists.
@@ -167,7 +179,7 @@ class BrokerAccess:
         Raises:
             UpstreamChannelClosed: 404, it does not exist; 405, it is exclusive to another connection.
         """
-        await self._ask(methods.QueueDeclare(queue, passive=True))
+        await self._find(methods.QueueDeclare(queue, passive=True))
 
     async def find_target(self, queue: bytes) -> None:
         """Refuse a target queue that does not exist; clients may publish to exclusive queues of other connections.
