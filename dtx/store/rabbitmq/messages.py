@@ -8,10 +8,12 @@ from typing import Final
 from uuid import UUID
 
 from dtx.log.records import Unit, WorkKind, WorkRow
-from dtx.wire.amqp09 import content, methods, properties
+from dtx.wire.amqp09 import content, methods, properties, tables
 from dtx.wire.amqp09.codec import packer
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.methods import MANDATORY
+from dtx.wire.amqp09.properties import BasicProperties
+from dtx.wire.amqp09.tables import Entry
 
 _OURS: Final = b"x-dtx-"
 ID: Final = b"x-dtx-id"
@@ -20,8 +22,11 @@ _EXCHANGE: Final = b"x-dtx-original-exchange"
 _KEY: Final = b"x-dtx-original-routing-key"
 _STREAM_OFFSET: Final = b"x-stream-offset"
 _REDELIVERED: Final = b"x-dtx-redelivered"
+_X_DEATH: Final = b"x-death"
+_DEATHS: Final = b"x-dtx-death"
 _COPIES: Final = {b"CC": b"x-dtx-cc", b"BCC": b"x-dtx-bcc"}
 _publish: Final = packer(methods.BasicPublish)
+_MAX_COUNT: Final = (1 << 63) - 1
 _TRANSIENT: Final = properties.build({properties.Property.DELIVERY_MODE: b"\x01"})
 
 
@@ -110,7 +115,35 @@ def _marked(branch_id: UUID, item: WorkRow) -> bytes:
     if view.header(ID) is None:
         values[ID] = (b"S", here)
     values[_REDELIVERED] = (b"t", bytes(((item.flags or 0) & 1,)))
+    if _X_DEATH in raw and (deaths := _deaths(view)):
+        values[_DEATHS] = (b"A", deaths)
     return properties.set_headers(raw, values)
+
+
+def _deaths(view: BasicProperties) -> bytes:
+    """The array ``x-dtx-death``: all that ``x-death`` has counted since the message was published first.
+
+    RabbitMQ 4 begins ``x-death`` anew when a message is put back, older versions continue it. The time of the first
+    death tells which: if it is the same, the greater count includes the other.
+    """
+    found: dict[tuple[bytes, ...], tuple[int, dict[bytes, Entry]]] = {}
+    for name in (_DEATHS, _X_DEATH):
+        header = view.header(name)
+        for item in tables.items(header.value) if header is not None and header.kind == b"A" else ():
+            fields = {entry.key: entry for entry in tables.entries(item.value)} if item.kind == b"F" else {}
+            if not {b"queue", b"reason", b"time", b"count"} <= fields.keys() or fields[b"count"].kind != b"l":
+                continue  # written by a client
+            kind = fields[b"queue"].value, fields[b"reason"].value
+            count = max(int.from_bytes(fields[b"count"].value, "big", signed=True), 0)
+            before, known = found.pop(kind, (0, fields))
+            is_same = known[b"time"].value == fields[b"time"].value
+            found[kind] = max(before, count) if is_same else min(before + count, _MAX_COUNT), fields
+    parts = []
+    for count, fields in found.values():
+        raw = tables.entry(b"count", b"l", count.to_bytes(8, "big", signed=True))
+        table = raw + b"".join(entry.raw for key, entry in fields.items() if key != b"count")
+        parts.append(b"F" + tables.put_long(table))
+    return b"".join(parts)
 
 
 def returned_position(raw: bytes, header: bytes) -> int | None:

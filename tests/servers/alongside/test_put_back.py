@@ -12,6 +12,7 @@ from dtx.client import XAResource, Xid
 from dtx.xa.codes import XaFlag
 from tests.conftest import ServiceFactory
 from tests.support.client import connected, new_xid
+from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
 from tests.support.service import DtxService
 
@@ -62,6 +63,39 @@ def put_back(service: DtxService, queue: str) -> Xid:
         assert channel.basic_get(queue)[0] is None
         assert xa.rollback(xid) is XaFlag.OK
     return xid
+
+
+@pytest.fixture
+def retries(rabbitmq: RabbitNode) -> Iterator[str]:
+    """A queue whose rejected messages come back after a second, with one message."""
+    work, later = (f"{name}-{secrets.token_hex(4)}" for name in ("work", "later"))
+    with rabbitmq.channel() as channel:
+        for queue, other, more in ((work, later, {}), (later, work, {"x-message-ttl": 1100})):
+            arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": other, **more}
+            channel.queue_declare(queue, arguments=arguments)
+        channel.confirm_delivery()
+        channel.basic_publish("", work, b"one")
+        yield work
+        for queue in (work, later):
+            channel.queue_delete(queue)
+
+
+def test_the_history_of_dead_letters_survives_put_backs(
+    dtx_service: ServiceFactory, rabbitmq: RabbitNode, retries: str
+) -> None:
+    """RabbitMQ 4 begins x-death anew when a message is put back: a retry counter would never reach its limit."""
+    service = dtx_service()
+    for _ in range(3):
+        with rabbitmq.channel() as channel:
+            method, _, _ = channel.basic_get(retries)
+            assert method is not None
+            channel.basic_reject(method.delivery_tag, requeue=False)
+        wait_until(lambda: rabbitmq.count(retries) == 1, what="the message to come back")
+        put_back(service, retries)
+    _, headers = look(rabbitmq, retries)
+    counts = {(death["queue"], death["reason"]): death["count"] for death in headers["x-dtx-death"]}
+    assert counts[retries, "rejected"] == 3
+    assert sorted(counts.values()) == [3, 3]
 
 
 def look(rabbitmq: RabbitNode, queue: str) -> tuple[pika.BasicProperties, dict[str, Any]]:

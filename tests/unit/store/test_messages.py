@@ -40,3 +40,23 @@ def test_a_message_that_is_put_back_keeps_what_was_written_on_it() -> None:
     found = headers(*messages.put_back_frames(1, 4096, uuid4(), [work]))
     assert found["x-dtx-id"] == found["x-dtx-original-exchange"] == "theirs"
     assert found["x-dtx-put-back"] != "theirs"
+
+
+def test_a_history_of_deaths_that_a_client_made_up_does_no_harm() -> None:
+    """Counts of any type and size come back as they are, or not at all."""
+
+    def death(queue: bytes, kind: bytes, count: bytes, at: int = 2) -> bytes:
+        table = tables.entry(b"queue", b"S", queue) + tables.entry(b"reason", b"S", b"rejected")
+        table += tables.entry(b"time", b"T", at.to_bytes(8, "big")) + tables.entry(b"count", kind, count)
+        return b"F" + tables.put_long(table)
+
+    most, least = (1 << 63).to_bytes(8, "big", signed=False), (1).to_bytes(8, "big")
+    made = [death(b"a", b"l", b"\x7f" + b"\xff" * 7), death(b"b", b"l", most), death(b"c", b"S", b"9" * 300), b"t\1"]
+    entries = [
+        tables.entry(b"x-death", b"A", b"".join(made)),
+        tables.entry(b"x-dtx-death", b"A", death(b"a", b"l", least, at=1)),
+    ]
+    raw = properties.build({properties.Property.HEADERS: b"".join(entries)})
+    found = headers(*messages.put_back_frames(1, 4096, uuid4(), [a_consume(properties=raw)]))["x-dtx-death"]
+    assert isinstance(found, list)
+    assert [(each["queue"], each["count"]) for each in found] == [("a", (1 << 63) - 1), ("b", 0)]
