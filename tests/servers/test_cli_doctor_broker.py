@@ -127,6 +127,22 @@ def test_queues_that_refuse_messages_are_named(rabbitmq: RabbitNode, add_user: A
     assert "full" in check.sentence
 
 
+def test_quorum_queues_that_drop_messages_are_named(rabbitmq: RabbitNode, add_user: AddUser, vhost: str) -> None:
+    """RabbitMQ 4 drops a message of a quorum queue after 20 returns, unless the queue has a dead-letter exchange."""
+    with rabbitmq.channel(vhost) as channel:
+        for name, more in (
+            ("drops", {"x-delivery-limit": 3}),
+            ("moves", {"x-delivery-limit": 3, "x-dead-letter-exchange": ""}),
+            ("default", {}),
+        ):
+            channel.queue_declare(name, durable=True, arguments={"x-queue-type": "quorum", **more})
+    check = look(rabbitmq, add_user())["broker.delivery-limit"]
+    assert check.status is Status.WARNING
+    assert f"{1 if rabbitmq.version.startswith('3') else 2} quorum queue(s)" in check.sentence
+    assert "'drops' after 3" in check.sentence
+    assert "'moves'" not in check.sentence
+
+
 def test_a_name_that_belongs_to_another_log_is_noticed(
     rabbitmq: RabbitNode, add_user: AddUser, vhost: str, postgres: PostgresServer
 ) -> None:

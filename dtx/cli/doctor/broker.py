@@ -86,6 +86,7 @@ def check_management(settings: Settings, vhost: str, connection: Any) -> Generat
         return False
     yield ok("broker.management", f"the management API at {management.url} answers ({name})")
     yield from _alarms(management)
+    yield from _delivery_limits(management, vhost, _numbers(connection))
     sample = BrokerIdentity(rm=settings.rm, log=uuid4(), instance=uuid4())
     names = [name.decode() for name in receipt_queues(sample.stem)]
     try:
@@ -134,6 +135,22 @@ def _alarms(management: Management) -> Iterator[DoctorCheck]:
                 "the broker blocks publishers because of an alarm for memory or disk space, so commits wait: "
                 "'rabbitmqctl list_alarms' names it; free memory or disk space",
             )
+
+
+def _delivery_limits(management: Management, vhost: str, version: tuple[int, ...]) -> Iterator[DoctorCheck]:
+    try:
+        dropping = _answer(management.dropping(vhost, 20 if version >= (4,) else None))
+    except (ManagementError, LookupError, TypeError, AttributeError):
+        return  # the check of the receipts asks the same, and reports it
+    if not dropping:
+        return
+    shown = ", ".join(f"{name!r} after {limit}" for name, limit in sorted(dropping.items())[:3])
+    counted = "" if version >= (4, 3) else "each rollback before prepare and "
+    yield warning(
+        "broker.delivery-limit",
+        f"{len(dropping)} quorum queue(s) drop a message after a number of returns ({shown}); {counted}each end of the "
+        "consumer's channel is one: give these queues a dead-letter exchange, or the policy delivery-limit -1",
+    )
 
 
 _OLDEST: Final = (3, 10)
@@ -214,10 +231,18 @@ def _why_unreachable(error: BaseException, where: str, user: str, vhost: str) ->
     return f"no broker answers at {where} ({reason}): start it, or correct the broker URL"
 
 
+def _properties(connection: Any) -> dict[str, Any]:
+    return connection._impl.server_properties or {}  # noqa: SLF001
+
+
+def _numbers(connection: Any) -> tuple[int, ...]:
+    """Major and minor number of the broker's version; empty if it gives none."""
+    return tuple(int(part) for part in re.findall(r"\d+", _text(_properties(connection).get("version", "")))[:2])
+
+
 def _version(connection: Any) -> Iterator[DoctorCheck]:
-    properties = connection._impl.server_properties or {}  # noqa: SLF001
-    product, version = (_text(properties.get(key, "")) for key in ("product", "version"))
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    product, version = (_text(_properties(connection).get(key, "")) for key in ("product", "version"))
+    numbers = _numbers(connection)
     if product != "RabbitMQ":
         yield warning(
             "broker.version", f"the broker gives {product or 'nothing'} as its product: dtx is tested with RabbitMQ"

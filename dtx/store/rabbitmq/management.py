@@ -153,7 +153,7 @@ class Management:
                     return Doubts(of_all=reason)
             elif (overflow := arguments.get("overflow", policy.get("overflow"))) in _REFUSING:
                 refusal = f"queue {queue['name']!r} refuses messages when it is full (overflow {overflow})"
-            elif "quorum" in (queue.get("type"), arguments.get("queue-type")):
+            elif _is_quorum(queue):
                 refusal = refusal or f"queue {queue['name']!r} is a quorum queue, which may refuse a message"
         for policy in policies:
             definition = policy.get("definition") or {}
@@ -163,10 +163,35 @@ class Management:
                 return Doubts(of_all=f"policy {policy['name']!r} applies to dtx's own queues")
         return Doubts(of_publishes=refusal)
 
+    async def dropping(self, vhost: str, default_limit: int | None) -> dict[str, int]:
+        """The quorum queues of *vhost* that drop a message after a number of returns, each with that number.
+
+        Args:
+            vhost: of the queues.
+            default_limit: of a queue without a delivery limit; ``None``: no limit.
+
+        Raises:
+            ManagementError: as :meth:`get`.
+        """
+        columns = "name,type,arguments,effective_policy_definition"
+        found = {}
+        for queue in await self.get(f"queues/{quote(vhost, safe='')}?columns={columns}"):
+            policy, arguments = queue.get("effective_policy_definition") or {}, _arguments(queue)
+            key = "delivery-limit"
+            limits = [each[key] for each in (policy, arguments) if isinstance(each.get(key), int) and each[key] >= 0]
+            limit = min(limits) if limits else None if key in policy | arguments else default_limit
+            if _is_quorum(queue) and limit is not None and "dead-letter-exchange" not in policy | arguments:
+                found[queue["name"]] = limit
+        return found
+
 
 def _arguments(queue: dict[str, Any]) -> dict[str, Any]:
     arguments = queue.get("arguments") or {}
     return {key.removeprefix("x-"): value for key, value in arguments.items()}
+
+
+def _is_quorum(queue: dict[str, Any]) -> bool:
+    return "quorum" in (queue.get("type"), _arguments(queue).get("queue-type"))
 
 
 def _matches(policy: dict[str, Any], name: str) -> bool:
