@@ -87,6 +87,20 @@ class Delivery:
     exclusive: bool = field(default=False, kw_only=True)
     stream: bool = field(default=False, kw_only=True)
 
+    def to_row(self, position: int, unit: int) -> WorkRow:
+        """Its row in the log; *unit* takes it."""
+        return WorkRow(
+            position=position,
+            kind=WorkKind.CONSUME,
+            exchange=self.exchange,
+            routing_key=self.routing_key,
+            queue=self.queue,
+            flags=int(self.redelivered) | (EXCLUSIVE if self.exclusive else 0),
+            properties=self.properties,
+            body=self.body or b"",
+            unit=unit,
+        )
+
 
 class Holder(Hashable, Protocol):
     """A channel on which deliveries are held for branches."""
@@ -287,17 +301,5 @@ class HeldWork:
                     )
                 )
             else:
-                rows.append(
-                    WorkRow(
-                        position=position,
-                        kind=WorkKind.CONSUME,
-                        exchange=item.exchange,
-                        routing_key=item.routing_key,
-                        queue=item.queue,
-                        flags=int(item.redelivered) | (EXCLUSIVE if item.exclusive else 0),
-                        properties=item.properties,
-                        body=item.body or b"",
-                        unit=units[item.holder],
-                    )
-                )
+                rows.append(item.to_row(position, units[item.holder]))
         return tuple(rows)

@@ -1,6 +1,7 @@
 """dtx-demarcation.select: turns a proxied channel into a selected channel."""
 
 import asyncio
+from functools import partial
 from typing import Final
 
 from dtx.server.alongside.channel import ChannelOwner, ClosingChannel, ProxyChannel, ProxyPhase
@@ -52,6 +53,7 @@ class ChannelSelection:
                 session.budget,
                 channel.last_queue,
                 session,
+                replace=partial(session.store.replace, session.who.vhost),
             )
             taking.owner = channel  # until select-ok, it passes earlier frames on to the client
             await taking.start_tx()

@@ -7,7 +7,7 @@ everything that is sent goes through one queue, which waits for commit-ok.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -117,6 +117,7 @@ class _Settlement:
 class _Held:
     delivery: Delivery
     branch: object
+    """``None`` when its branch has ended, and it is about to be returned."""
     released: Callable[[], None] | None
 
 
@@ -136,6 +137,8 @@ class ConsumeChannel:
         budget: memory that all clients share.
         last_queue: the queue that the client declared last on this channel.
         keeper: the client connection.
+        replace: tries to replace a delivery that is returned by a copy (see
+            :meth:`~dtx.store.rabbitmq.phase_two.Lane.replace`); ``None``: deliveries are just returned.
     """
 
     def __init__(
@@ -146,6 +149,8 @@ class ConsumeChannel:
         budget: Budget,
         last_queue: bytes,
         keeper: Keeper,
+        *,
+        replace: Callable[[Delivery], Awaitable[bool]] | None = None,
     ) -> None:
         self.upstream = upstream
         self.number = number
@@ -162,6 +167,8 @@ class ConsumeChannel:
         self._sorted = True
         """Whether the tags in ``_open`` ascend."""
         self._held: dict[int, _Held] = {}
+        self._replace = replace
+        self._returning: set[asyncio.Task[None]] = set()
         self._queue: deque[_Frames | _Settlement | _UnitRequest] = deque()
         self._waiting = 0
         self._committing = False
@@ -464,10 +471,34 @@ class ConsumeChannel:
     def release(self, deliveries: Sequence[Delivery]) -> None:
         """Give held deliveries back. Deliveries that were taken, or lost with the channel, are skipped."""
         held = [self._held[delivery.tag] for delivery in deliveries if delivery.tag in self._held]
-        self.nack([each.delivery for each in held if each.released is None], requeue=True)
+        back: list[Delivery] = []
+        often: list[Delivery] = []
+        for each in held:
+            if each.released is not None:
+                continue
+            if self._replace is not None and messages.returns(each.delivery.properties):
+                each.branch = None
+                often.append(each.delivery)
+            else:
+                back.append(each.delivery)
+        self.nack(back, requeue=True)
+        if often:
+            task = asyncio.get_running_loop().create_task(self._return_often(often))
+            self._returning.add(task)
+            task.add_done_callback(self._returning.discard)
         for each in held:
             if each.released is not None and self.unhold(each.delivery):
                 each.released()
+        self._close_if_idle()
+
+    async def _return_often(self, deliveries: Sequence[Delivery]) -> None:
+        """Return held deliveries that a quorum queue has got back before, or replace them by copies."""
+        assert self._replace is not None
+        for delivery in deliveries:
+            if await self._replace(delivery):
+                self.ack([delivery])
+            else:
+                self.nack([delivery], requeue=True)
         self._close_if_idle()
 
     def take(
@@ -784,7 +815,9 @@ class ConsumeChannel:
                 _tell(item.done, UnitOutcome.NEVER)
         self._queue.clear()
         self._nothing_waits()
-        branches = {id(held.branch): held.branch for held in self._held.values()}
+        branches = {id(held.branch): held.branch for held in self._held.values() if held.branch is not None}
+        for task in self._returning:
+            task.cancel()
         self._acts.clear()
         self._is_whole()
         self._open.clear()

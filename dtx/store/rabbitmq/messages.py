@@ -23,6 +23,7 @@ _KEY: Final = b"x-dtx-original-routing-key"
 _STREAM_OFFSET: Final = b"x-stream-offset"
 _REDELIVERED: Final = b"x-dtx-redelivered"
 _X_DEATH: Final = b"x-death"
+_RETURNS: Final = b"x-delivery-count"
 _DEATHS: Final = b"x-dtx-death"
 _COPIES: Final = {b"CC": b"x-dtx-cc", b"BCC": b"x-dtx-bcc"}
 _publish: Final = packer(methods.BasicPublish)
@@ -39,6 +40,17 @@ def from_stream(raw: bytes) -> bool:
         return _STREAM_OFFSET in raw and properties.has_header(raw, _STREAM_OFFSET)
     except WireError:  # brokers forward properties that they do not read; where they add a header, they have read them
         return False
+
+
+def returns(raw: bytes) -> int:
+    """How often the message with these properties was returned to its quorum queue."""
+    if _RETURNS not in raw:
+        return 0
+    try:
+        entry = properties.read(raw).header(_RETURNS)
+    except WireError:  # a broker that has added the header has read the properties
+        return 0
+    return int.from_bytes(entry.value, "big") if entry is not None and entry.kind == b"l" else 0
 
 
 def message_id(branch_id: UUID, position: int) -> bytes:
@@ -105,6 +117,8 @@ def put_back_frames(channel: int, frame_max: int, branch_id: UUID, work: Iterabl
 
 def _marked(branch_id: UUID, item: WorkRow) -> bytes:
     raw = properties.rename_headers(item.properties, _COPIES)
+    if _RETURNS in raw:  # the queue counts anew
+        raw = properties.remove_headers(raw, (_RETURNS,))
     view = properties.read(raw)
     here = message_id(branch_id, item.position)
     values = {PUT_BACK: (b"S", here)}

@@ -17,6 +17,7 @@ from dtx.failpoint import Point
 from dtx.log.records import EXCLUSIVE, Unit, WorkRow
 from dtx.store.api import Applied, PhaseTwo, Refused, Returned, UnitOutcome, UnitProgress
 from dtx.store.rabbitmq import messages
+from dtx.store.rabbitmq.delivery_limit import DeliveryLimits, publish_copy
 from dtx.store.rabbitmq.identity import BrokerIdentity, NameTaken, consumers_of, declare_lock, hold_lock
 from dtx.store.rabbitmq.management import Management, ManagementError
 from dtx.store.rabbitmq.memory_quota import MemoryQuota, Share
@@ -26,6 +27,7 @@ from dtx.store.rabbitmq.service import Broker, BrokerLoginRefused, ServiceConnec
 from dtx.store.rabbitmq.trust import Replay, Trust
 from dtx.store.rabbitmq.upstream import OwnChannel, Step, UpstreamChannelClosed, UpstreamLost, words
 from dtx.store.slices import finish
+from dtx.store.work import Delivery
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import methods, properties
 from dtx.wire.amqp09.errors import HardCode, WireError
@@ -139,6 +141,7 @@ class Lane:
         self._trust = Trust(
             vhost, settings.replay, settings.management, self.receipts, lambda: self._control, len(broker.hosts)
         )
+        self._delivery_limits = DeliveryLimits(vhost, self.management)
         self._receipts_problem: str | None = "the receipt queues have not been declared"
         """Why no receipt can be left on this connection; ``None`` if one can."""
 
@@ -542,6 +545,33 @@ class Lane:
             return await consumers_of(queue, connection) is not None
         except UpstreamChannelClosed:
             return False
+
+    async def replace(self, delivery: Delivery) -> bool:
+        """Replace a message that a rollback returns by a copy, if its queue may soon drop it.
+
+        Args:
+            delivery: unsettled.
+
+        Returns:
+            Whether the queue has a copy. Then the delivery can be acknowledged; otherwise it must be returned.
+        """
+        connection = self._connection
+        if delivery.body is None or connection is None or not self._up.is_set():
+            return False
+        if not await self._delivery_limits.is_near(delivery, connection.version):
+            return False
+        replaced = False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.deadline):
+                channel = await self._take_channel()
+                try:
+                    replaced = not channel.is_tx and await publish_copy(channel, delivery)
+                finally:
+                    if replaced or channel.is_tx:
+                        self._give(channel)
+                    else:
+                        self._end(channel)
+        return replaced
 
     async def _finish(self, phase: PhaseTwo, build: Build, header: bytes) -> Applied | Refused:
         self._calls += 1

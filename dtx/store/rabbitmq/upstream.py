@@ -422,11 +422,11 @@ class OwnChannel(EventHandler):
             self.upstream.write_steps(*steps)
         return future
 
-    async def send_confirmed(self, step: Step) -> tuple[int, ...]:
+    async def send_confirmed(self, step: tuple[Sequence[bytes], Point | None]) -> tuple[int, ...]:
         """Publish messages on a channel in confirm mode, and wait for the outcome of all. One call at a time.
 
         Args:
-            step: the frames of each message, and the failpoint at which they are sent.
+            step: the frames of each message, and the failpoint at which they are sent, if they have one.
 
         Returns:
             The indexes of the messages that the broker did not take.
@@ -434,14 +434,18 @@ class OwnChannel(EventHandler):
         Raises:
             UpstreamChannelClosed, UpstreamLost: the outcome of those without an answer is not known.
         """
-        if not step[0]:
+        frames, point = step
+        if not frames:
             return ()
         first = self._published + 1
-        self._published += len(step[0])
+        self._published += len(frames)
         self._unconfirmed, self._refused = dict.fromkeys(range(first, self._published + 1)), []
         outcome = self._expect(AllConfirmed)
         if not outcome.done():
-            self.upstream.write_steps(step)
+            if point is None:
+                self.upstream.write(b"".join(frames))
+            else:
+                self.upstream.write_steps((frames, point))
         refused: AllConfirmed = await outcome
         return tuple(number - first for number in refused.refused)
 
