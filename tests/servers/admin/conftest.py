@@ -17,7 +17,6 @@ from tests.support.service import ADMIN
 
 @pytest.fixture(params=MODES)
 def scene(request: pytest.FixtureRequest, postgres: PostgresServer) -> Iterator[Scene]:
-    """Dtx in either mode."""
     with ExitStack() as stack:
         if request.param == "standalone":
             yield stack.enter_context(StandaloneStage(postgres, options=ADMIN))
@@ -28,20 +27,19 @@ def scene(request: pytest.FixtureRequest, postgres: PostgresServer) -> Iterator[
 
 @pytest.fixture
 def alone(postgres: PostgresServer) -> Iterator[StandaloneStage]:
-    """Dtx without a broker."""
     with StandaloneStage(postgres, options=ADMIN) as stage:
         yield stage
 
 
 @pytest.fixture(scope="module")
 def shared(postgres: PostgresServer) -> Iterator[StandaloneStage]:
-    """As ``alone``, for tests that leave nothing behind; operators know it as ``dtx.example`` too."""
+    """As ``alone``, for tests that change nothing that stays. Its API also answers to the host name ``dtx.example``."""
     with StandaloneStage(postgres, options=(*ADMIN, "--admin-host", "dtx.example")) as stage:
         yield stage
 
 
 def somebody(scene: Scene, role: OperatorRole) -> Operator:
-    """Whoever has a new token for *role*."""
+    """An operator with a new token for *role*."""
     trail = OperatorLog(scene.database, "dtx")
     number = len(trail.tokens())
     secret = trail.make_token(f"{role} {number}", role, "test")

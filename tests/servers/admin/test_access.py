@@ -1,4 +1,4 @@
-"""Who comes in at the operators' API, from where, and what nobody gets to see."""
+"""Access to the operators' API: credentials, roles, origins and host names, and secrets that it never shows."""
 
 import json
 import socket
@@ -94,7 +94,7 @@ def test_a_token_ends_when_it_is_revoked_or_expires(alone: StandaloneStage) -> N
     ],
 )
 def test_a_page_of_somebody_else_orders_nothing(shared: StandaloneStage, headers: dict[str, str], status: int) -> None:
-    """CSRF: browsers send basic credentials with whatever a page makes them send."""
+    """CSRF: browsers add basic credentials to every request that a page makes them send."""
     body = {"reason": "because"}
     answer = Operator(shared.service.admin_url).ask("POST", f"/api/branches/{new_xid()}/commit", body, headers=headers)
     assert answer.status == status
@@ -102,7 +102,7 @@ def test_a_page_of_somebody_else_orders_nothing(shared: StandaloneStage, headers
 
 @pytest.mark.parametrize("path", ["/api/status", "/metrics", "/openapi.json", "/", "/console/sign-in", "/nothing"])
 def test_a_name_that_somebody_else_lets_lead_here_is_not_answered(shared: StandaloneStage, path: str) -> None:
-    """DNS rebinding: a page of evil.example would be of the same origin as dtx."""
+    """DNS rebinding: a page of evil.example would have the same origin as dtx."""
     boss = Operator(shared.service.admin_url)
     refused = boss.ask("GET", path, headers={"Host": "evil.example:15673"})
     assert (refused.status, refused.headers["content-type"]) == (421, "application/problem+json")

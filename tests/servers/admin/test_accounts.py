@@ -1,4 +1,4 @@
-"""Users and virtual hosts at the operators' API, and at the command line by the same rules as everything else."""
+"""Users and virtual hosts at the operators' API, and at the command line, which has the same rules."""
 
 import io
 import json
@@ -22,19 +22,19 @@ SECRET = "s3cret-w0rd"
 
 @pytest.fixture(scope="module")
 def dtx(postgres: PostgresServer) -> Iterator[StandaloneStage]:
-    """Without a broker, for all tests here."""
+    """A dtx without a broker, for all tests of this module."""
     with StandaloneStage(postgres, options=ADMIN) as stage:
         yield stage
 
 
 @pytest.fixture
 def boss(dtx: StandaloneStage) -> Operator:
-    """Guest has the tag administrator."""
+    """The user guest, who has the tag administrator."""
     return Operator(dtx.service.admin_url)
 
 
 def change(boss: Operator, what: str, **form: object) -> object:
-    """A change that must succeed; what is answered."""
+    """Make a change that must succeed, and return the answer."""
     answer = boss.ask("POST", f"/api/{what}", form)
     assert answer.status in {200, 201}, answer
     return answer.body
@@ -115,7 +115,7 @@ def test_what_cannot_be_done_is_a_problem(
 
 
 class Person:
-    """Somebody at the command line beside a dtx."""
+    """A user of the command line on the machine of a dtx."""
 
     def __init__(
         self, dtx: StandaloneStage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -126,7 +126,7 @@ class Person:
         self.err = ""
 
     def __call__(self, *words: str, code: int = 0, typed: str = "") -> str:
-        """What a command says; it must end with *code*."""
+        """Run a command, which must end with *code*, and return its output."""
         self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed.encode())))
         self._capsys.readouterr()
         ended = run([*words, *self._where])
@@ -163,7 +163,7 @@ def test_the_command_line_asks_a_dtx_that_serves_and_else_the_database(
 def test_while_a_dtx_has_the_lease_nothing_is_changed_past_it(
     postgres: PostgresServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have no API, or one that this machine does not reach."""
+    """The dtx may have no API, or one that this machine cannot reach."""
     with StandaloneStage(postgres) as silent:
         silent.service.admin_url = "http://127.0.0.1:1"
         person = Person(silent, capsys, monkeypatch)

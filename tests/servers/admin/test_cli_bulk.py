@@ -1,4 +1,4 @@
-"""Many branches at the command line: listed and filtered, decided after a dry run, and what has changed left alone."""
+"""Many branches at the command line: listed, filtered, and decided after a dry run; changed branches are skipped."""
 
 import json
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from tests.support.service import DtxService
 
 
 def prepared(scene: Scene, names: list[bytes]) -> list[Xid]:
-    """Branches of these global transactions, all published and prepared."""
+    """One branch for each of these global transactions; each has published one message and is prepared."""
     scene.declare("out")
     xids = [Xid(77, name, b"q") for name in names]
     with scene.connected() as connection:
@@ -39,7 +39,7 @@ def listed(said: str) -> list[str]:
 def test_branches_are_filtered_alike_from_database_and_api(
     alone: StandaloneStage, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """List and filter: state, age, owner, vhost, format id, gtrid prefix or wildcard, queue, exchange."""
+    """List and filter by state, age, owner, vhost, format id, gtrid prefix or wildcard, queue, exchange."""
 
     def branches(*words: str) -> str:
         assert run(["branches", "--database", alone.database, *words]) == 0
@@ -78,7 +78,7 @@ def words_of(scene: Scene, running: bool) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("running", [True, False], ids=["a dtx is asked", "no dtx runs"])
 def test_many_are_decided_after_a_dry_run(scene: Scene, running: bool) -> None:
-    """Bulk by filter with dry run first."""
+    """An order for all branches of a filter needs a dry run first."""
     xids = prepared(scene, [b"order-%d" % number for number in range(120)])
     (left,) = prepared(scene, [b"invoice"])
     words = ("bulk", "rollback", "--gtrid", "order-*", *words_of(scene, running))
@@ -120,7 +120,7 @@ def test_what_has_changed_since_it_was_shown_is_left_alone(alone: StandaloneStag
         chosen = BulkRound(api, "rollback", {"gtrid": "order-*"}, "x", found)
         assert len(chosen.forecast()) == chosen.count == 4
         with alone.coordinator() as coordinator:
-            coordinator.commit(xids[0])  # its transaction manager comes after all
+            coordinator.commit(xids[0])  # its transaction manager decides it after all
         alone.service.run("commit", str(xids[2]), "--reason", "x", "--yes", "--api", alone.service.admin_url)
         results = {result["xid"]: result["done"] for result in chosen.carry_out()}
     assert results == {str(xids[0]): False, str(xids[1]): True, str(xids[2]): False, str(xids[3]): True}
@@ -129,7 +129,7 @@ def test_what_has_changed_since_it_was_shown_is_left_alone(alone: StandaloneStag
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How far the bar on a terminal has come."""
+    """The steps of the progress bar on a terminal."""
     steps: list[int] = []
 
     class Bar:
@@ -157,7 +157,7 @@ def test_how_far_it_has_come_is_shown_on_a_terminal(
     prepared(alone, [b"order-%d" % number for number in range(101)])
     where = ["--database", alone.database, "--api", alone.service.admin_url]
     assert run(["bulk", "commit", "--gtrid", "order-*", "--reason", "x", "--yes", *where]) == 0
-    assert counted == [1] * 101 + [100, 1, 100, 1]  # looking, the dry run, the order
+    assert counted == [1] * 101 + [100, 1, 100, 1]  # the listing, the dry run, the order
 
 
 def test_whoever_stops_it_is_told_how_far_it_came(

@@ -1,4 +1,4 @@
-"""``dtx export``: messages with properties and bodies, to files and lines, from a branch or from the archive."""
+"""``dtx export``: messages of a branch or of the archive with properties and bodies, as files or as lines."""
 
 import base64
 import hashlib
@@ -59,7 +59,7 @@ def test_messages_are_exported_as_lines_with_properties_and_bodies(scene: Scene)
 
 
 def test_files_are_private_whole_and_named_by_nobody_else(alone: StandaloneStage, tmp_path: Path) -> None:
-    """Safe file names; 0600."""
+    """File names that no message can choose; files have mode 0600, their directory 0700."""
     hostile = pika.BasicProperties(message_id="../../etc/passwd", headers={"x": "\x1b[2J/../.."})
     xid = holding(alone, [b"a", b"", b"c" * 70_000], hostile)
     kept = tmp_path / "deep" / "kept"
@@ -86,14 +86,14 @@ def test_a_directory_that_cannot_be_written_is_one_sentence(alone: StandaloneSta
 
 @pytest.fixture
 def patient(postgres: PostgresServer) -> Iterator[StandaloneStage]:
-    """Dtx with a lease that outlives the disk's trouble with large branches."""
+    """A dtx with a lease long enough for a disk that is slow with large branches."""
     with StandaloneStage(postgres, options=(*ADMIN, "--lease-ttl", "30")) as stage:
         yield stage
 
 
 @pytest.mark.parametrize("way", ["database", "api"])
 def test_large_bodies_go_through_little_memory(patient: StandaloneStage, tmp_path: Path, way: str) -> None:
-    """Big bodies streamed: what two of them take more than a small one is a part of one."""
+    """Large bodies are streamed: an export of two takes less than half a body more memory than one of a byte."""
     bodies = [bytes([number]) * LARGE for number in range(2)]
     large, small = holding(patient, bodies), holding(patient, [b"a"])
     where = [] if way == "database" else ["--api", patient.service.admin_url]
@@ -107,7 +107,7 @@ def test_large_bodies_go_through_little_memory(patient: StandaloneStage, tmp_pat
 
 
 def peak_memory(command: list[str], directory: Path) -> int:
-    """Octets that *command* had resident at most."""
+    """The largest resident memory of *command*, bytes."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     program = (
         "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True);"

@@ -1,4 +1,4 @@
-"""Operators' decisions at the command line: by the API of a running dtx, or without one."""
+"""Operators' decisions at the command line: through the API of a running dtx, or without a running dtx."""
 
 import asyncio
 import json
@@ -28,13 +28,13 @@ from tests.support.service import ADMIN, DtxService
 
 
 def words_of(scene: Scene) -> list[str]:
-    """What a command must know to do without a running dtx."""
+    """The options that a command needs without a running dtx."""
     words = ["--vhost", scene.vhost]
     return [*words, "--broker", scene.service.broker or "", *scene.options[:2]] if isinstance(scene, Stage) else words
 
 
 def refused(scene: Scene, *words: str) -> subprocess.CompletedProcess[str]:
-    """A command that ends with one sentence on stderr."""
+    """Run a command that must fail with one line on stderr and nothing on stdout."""
     done = scene.service.run(*words, check=False)
     assert done.returncode != 0, done.stdout
     assert (done.stdout, done.stderr.count("\n")) == ("", 1)
@@ -71,14 +71,14 @@ def test_a_command_asks_before_it_decides_and_wants_a_reason(scene: Scene) -> No
     words = [str(xid), "--vhost", scene.vhost, "--api", scene.service.admin_url]
     assert scene.service.run("commit", *words, check=False).returncode == 2
     for more in ((), ("--json",)):
-        unanswered = scene.service.run("commit", *words, "--reason", "x", *more, check=False)  # nobody at the terminal
+        unanswered = scene.service.run("commit", *words, "--reason", "x", *more, check=False)  # there is no terminal
         assert (unanswered.returncode, scene.states()) == (2, {xid: "prepared"})
         assert "stdin is no terminal, so dtx cannot ask: use --yes" in unanswered.stderr
     assert "done: xa-heurcom" in scene.service.run("commit", *words, "--reason", "x", "--yes").stdout
 
 
 def test_a_changed_branch_is_left_alone(scene: Scene) -> None:
-    """Optimistic version: two operators cannot decide twice."""
+    """An order names the version of the branch, so that two operators cannot both decide."""
     xid = orphan(scene)
     words = [str(xid), "--vhost", scene.vhost, "--api", scene.service.admin_url, "--reason", "x", "--yes"]
     said = refused(scene, "commit", *words, "--version", "7").stderr
@@ -87,7 +87,7 @@ def test_a_changed_branch_is_left_alone(scene: Scene) -> None:
 
 
 def test_no_order_is_carried_out_beside_an_active_dtx(scene: Scene) -> None:
-    """Refused while an active lease exists, with its holder and what to do."""
+    """Orders are refused while another dtx has the lease. The message names it and says what to do."""
     xid = orphan(scene)
     port = free_port()
     words = [str(xid), *words_of(scene), "--admin-listen", f"127.0.0.1:{port}", "--reason", "x", "--yes"]
@@ -108,12 +108,12 @@ def test_the_lease_of_a_dtx_that_was_killed_here_is_not_waited_for(alone: Standa
     service.kill9()
     done = service.run("commit", str(xid), "--reason", "the machine is lost", "--yes")
     assert "done: xa-heurcom" in done.stdout
-    with psycopg.connect(alone.database) as connection:  # or the command would drop what the service keeps
+    with psycopg.connect(alone.database) as connection:  # otherwise the command deletes lines that the service keeps
         assert connection.execute("SELECT retention_days, audit_days FROM dtx.lease").fetchone() == (777, 778)
 
 
 async def test_a_dtx_that_starts_meanwhile_stands_by(alone: StandaloneStage) -> None:
-    """A command without a service has a lease of its own, and gives it back."""
+    """A command without a service takes the lease itself, and releases it."""
     xid = orphan(alone)
     alone.service.kill9()
 
@@ -135,7 +135,7 @@ def stage(rabbitmq: RabbitNode, postgres: PostgresServer) -> Stage:
 
 
 def test_without_the_broker_a_decision_is_durable_and_the_service_does_the_rest(stage: Stage) -> None:
-    """Whatever needs the broker is left for the service."""
+    """The service does later what needs the broker."""
     with stage:
         xid = orphan(stage)
         assert stage.service.stop() == 0
@@ -207,7 +207,7 @@ def test_a_stuck_message_is_kept_and_discarded_at_the_command_line(stage: Stage,
 
 
 def test_a_token_comes_from_file_or_environment_and_its_role_counts(alone: StandaloneStage, tmp_path: Path) -> None:
-    """No secrets in the process list."""
+    """A token is never an argument, so the process list shows no secret."""
     xid = orphan(alone)
     trail = OperatorLog(alone.database, "dtx")
     file = tmp_path / "token"

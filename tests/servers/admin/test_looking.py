@@ -1,4 +1,4 @@
-"""What operators see over HTTP besides branches: clients, scans, status, outcomes, archive, trail; page by page."""
+"""What else operators read over HTTP, page by page: clients, scans, status, outcomes, messages and the audit trail."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ from tests.support.raw import session
 
 
 def pages(ask: Callable[..., Any], path: str, of: str, **query: object) -> list[Any]:
-    """What all pages of one entry have."""
+    """The items of all pages of *path*, which has one item a page."""
     found: list[Any] = []
     cursor = None
     while True:
@@ -30,7 +30,7 @@ def pages(ask: Callable[..., Any], path: str, of: str, **query: object) -> list[
 
 
 def test_a_client_is_seen_with_what_its_channels_work_for(scene: Scene) -> None:
-    """Connections and associations: who, from where, since when, which branch on which channel."""
+    """Connections and associations: user, address, channels, and the branches of each channel."""
     viewer = somebody(scene, OperatorRole.VIEWER)
     one, other = new_xid(), new_xid()
     with scene.connected() as connection, scene.connected():
@@ -54,7 +54,7 @@ def test_a_client_is_seen_with_what_its_channels_work_for(scene: Scene) -> None:
         assert ties == [[(str(one), "suspended"), (str(other), "associated")], [(str(other), "associated")], []]
         assert [channel["mode"] for channel in seen["channels"]] == ["dtx", "dtx", "confirm"]
         found = pages(viewer.get, "/api/associations", "associations", vhost=scene.vhost, state="active")
-        branches = {branch["xid"]: branch for branch in found}  # both may have begun in one millisecond
+        branches = {branch["xid"]: branch for branch in found}  # both may have begun in the same millisecond
         assert branches.keys() == {str(one), str(other)}
         joined = branches[str(other)]
         assert [place["channel"] for place in joined["channels"]] == [1, 2]
@@ -126,7 +126,7 @@ def test_an_open_scan_is_seen_until_it_is_ended(alone: StandaloneStage) -> None:
 
 
 def prepare(xa: XAResource, xid: Xid) -> None:
-    """A branch that has voted, and would publish one message."""
+    """Prepare a branch that publishes one message."""
     xa.start(xid)
     xa.channel.basic_publish("", "nowhere", b"x")
     xa.end(xid)
@@ -166,7 +166,7 @@ def test_status_tells_states_ages_memory_lanes_and_leases(scene: Scene) -> None:
 
 
 def test_outcomes_are_found_by_xid_time_and_kind(alone: StandaloneStage) -> None:
-    """Completed outcomes (outcome memory)."""
+    """Outcomes of completed branches, which dtx remembers."""
     viewer = somebody(alone, OperatorRole.VIEWER)
     xids = [new_xid() for _ in range(3)]
     with alone.connected() as connection:

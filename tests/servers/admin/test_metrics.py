@@ -1,4 +1,4 @@
-"""The numbers at /metrics are those of what has happened, in both modes."""
+"""The metrics at /metrics show the current state and what has happened, in both modes."""
 
 import socket
 
@@ -18,7 +18,7 @@ Numbers = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def numbers(operator: Operator) -> Numbers:
-    """Everything at /metrics, by name and labels."""
+    """All samples at /metrics, by name and labels."""
     text = operator.get("/metrics").decode()
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
@@ -28,7 +28,7 @@ def numbers(operator: Operator) -> Numbers:
 
 
 def number(found: Numbers, name: str, /, **labels: str) -> float:
-    """One of them."""
+    """The sample with this name and these labels."""
     return found[name, frozenset(labels.items())]
 
 
@@ -40,7 +40,7 @@ def test_branches_memory_lanes_and_lease_are_as_they_are_now(scene: Scene) -> No
         xa = XAResource(channel)
         xa.start(new_xid())
         channel.basic_publish("", "out", bytes(5000))
-        channel.queue_declare("out", durable=True, passive=True)  # when that is answered, the publish has come in
+        channel.queue_declare("out", durable=True, passive=True)  # its answer shows that dtx has the publish
         found = numbers(viewer)
         assert number(found, "dtx_held_bytes") >= 5000
         assert number(found, "dtx_branches", state="active") == 1
@@ -84,7 +84,7 @@ def test_what_has_happened_is_counted_once(scene: Scene) -> None:
 def test_a_unit_whose_answer_was_lost_is_counted_by_what_became_of_it(
     shared_rabbitmq: RabbitNode, postgres: PostgresServer
 ) -> None:
-    """Receipts: what a dtx that comes back finds out about units of the one before it."""
+    """After a restart dtx finds out from receipts which earlier units were committed."""
     with Stage(shared_rabbitmq, postgres, options=ADMIN) as stage:
         xid = orphan(stage)
         with stage.coordinator() as coordinator:

@@ -1,4 +1,4 @@
-"""Operators' decisions over HTTP, in both modes: done, told, kept until forget, archived, and written down."""
+"""Operators' decisions over HTTP, in both modes: carried out, reported, kept until forget, archived and audited."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +15,7 @@ from tests.support.service import ADMIN
 
 
 def test_an_orphan_is_found_looked_at_rolled_back_told_and_forgotten(scene: Scene) -> None:
-    """Show: found, inspected, dry-run, heuristically rolled back with reason, TM told xa-heurrb, forgotten."""
+    """A branch is found, inspected, rolled back with a reason after a dry run, answered xa-heurrb, and forgotten."""
     xid = orphan(scene)
     operator = somebody(scene, OperatorRole.OPERATOR)
     (found,) = operator.get("/api/branches", state="prepared", queue="in", exchange="")["branches"]
@@ -73,7 +73,7 @@ def test_a_heuristic_commit_is_seen_at_once_and_outlives_a_kill(scene: Scene) ->
 
 
 def test_of_two_operators_who_race_for_one_branch_one_is_told_so(scene: Scene) -> None:
-    """Show: two operators racing on one branch (one gets a clear conflict)."""
+    """Two operators decide one branch at the same time: one of them gets a conflict (412)."""
     xid = orphan(scene)
     operators = [somebody(scene, OperatorRole.OPERATOR) for _ in range(2)]
     version = operators[0].branch(xid, scene.vhost)["branch"]["version"]
@@ -92,7 +92,7 @@ def test_of_two_operators_who_race_for_one_branch_one_is_told_so(scene: Scene) -
 
 
 def test_a_viewer_looks_and_does_not_decide(scene: Scene) -> None:
-    """Show: a viewer who tries to decide gets 403."""
+    """A viewer who tries to decide gets 403."""
     xid = orphan(scene)
     viewer = somebody(scene, OperatorRole.VIEWER)
     assert viewer.branch(xid, scene.vhost)["branch"]["state"] == "prepared"
@@ -157,7 +157,7 @@ def stage(shared_rabbitmq: RabbitNode, postgres: PostgresServer) -> Stage:
 
 
 def stuck(stage: Stage) -> Xid:
-    """A committed branch that has a message for an exchange that is gone."""
+    """A committed branch with a message for an exchange that was deleted."""
     for queue in ("out", "spare"):
         stage.declare(queue)
     with stage.node.channel(stage.vhost) as direct:
@@ -176,7 +176,7 @@ def stuck(stage: Stage) -> Xid:
 
 
 def found_stuck(operator: Operator, xid: Xid) -> str:
-    """The broker's words about the branch."""
+    """The broker's message why the branch is stuck."""
     (found,) = operator.get("/api/branches", stuck=True)["branches"]
     assert found["xid"] == str(xid)
     return str(found["stuck"])
@@ -198,7 +198,7 @@ def test_a_stuck_message_is_exported_and_sent_elsewhere(stage: Stage) -> None:
 
 
 def test_a_stuck_message_is_given_up_and_the_outcome_is_mixed(stage: Stage) -> None:
-    """Mixed outcome records which message went which way."""
+    """A mixed outcome records the fate of each message."""
     with stage:
         xid = stuck(stage)
         operator = somebody(stage, OperatorRole.OPERATOR)
@@ -217,7 +217,7 @@ def test_a_stuck_message_is_given_up_and_the_outcome_is_mixed(stage: Stage) -> N
 
 
 def test_a_decision_whose_work_a_kill_stopped_goes_on_and_is_done_once(stage: Stage) -> None:
-    """Decision first durable, then the work, restart continues it."""
+    """The decision is durable before its work begins, and a restart continues the work."""
     with stage:
         xid = orphan(stage)
         operator = somebody(stage, OperatorRole.OPERATOR)

@@ -1,4 +1,4 @@
-"""Policies on real servers: what is old is decided as an operator would, everything else is left alone."""
+"""Policies on real servers: they decide old branches as an operator would, and no other branches."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,7 +18,7 @@ MEANT, NOT_MEANT = 4711, 4712
 
 
 def policy(vhost: str) -> tuple[str, ...]:
-    """What the service is told."""
+    """The options of the service."""
     return "--policy", f"orphans rollback format={MEANT} vhost={vhost} after=2s", "--alert-after", "1s", *ADMIN
 
 
@@ -72,15 +72,15 @@ def test_an_old_branch_of_the_kind_that_is_meant_is_rolled_back_and_no_other(pol
 
 
 def test_a_vote_that_the_database_takes_for_older_than_it_was_seen_is_not_decided_early(policed: Scene) -> None:
-    """A clock that jumps must not fire them all; a row that says 1970 stands for a clock that was wrong."""
+    """A clock that jumps must not make all branches due. The row says 1970, as if a clock had been wrong."""
     for queue in ("in", "out"):
         policed.declare(queue)
-    # A longer policy on the same log: its age counts from when it was seen.
     xid = orphan(policed, NOT_MEANT)
     with psycopg.connect(policed.database) as connection:
         connection.execute("UPDATE dtx.branch SET prepared_at = 'epoch'")
         ((before,),) = connection.execute("SELECT extract(epoch FROM clock_timestamp())").fetchall()
     policed.service.kill9()
+    # The restarted dtx has a policy of 4 s, and decides nothing in the 4 s after its first check.
     late = f"late commit format={NOT_MEANT} vhost={policed.vhost} after=4s"
     policed.service.options = (*policed.service.options, "--policy", late)
     policed.service.start()

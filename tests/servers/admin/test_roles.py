@@ -1,4 +1,4 @@
-"""What each role may do at the operators' API: every route, from the document that the API gives of itself."""
+"""What each role may do at the operators' API: every route of its OpenAPI document."""
 
 import json
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ ROUTES: Final[dict[str, tuple[OperatorRole | None, object]]] = {
     "POST /api/vhosts": (COORDINATOR, {**NAMED, "name": "made"}),
     "POST /api/vhosts/remove": (COORDINATOR, NAMED),
 }
-"""Who may, and a body that would do; every change among them is written to the trail, allowed or not."""
+"""The role that each route needs, and a valid body. Every change is written to the audit trail, allowed or not."""
 _PLACES: Final = {
     "{xid}": "1:61:",
     "{position}": "0",
@@ -71,14 +71,14 @@ _PLACES: Final = {
 
 @pytest.fixture(scope="module")
 def dtx(postgres: PostgresServer) -> Iterator[StandaloneStage]:
-    """Without a broker, for all tests here."""
+    """A dtx without a broker, for all tests of this module."""
     with StandaloneStage(postgres, options=ADMIN) as stage:
         yield stage
 
 
 @pytest.fixture(scope="module")
 def people(dtx: StandaloneStage) -> dict[OperatorRole, Operator]:
-    """Somebody of every role."""
+    """One operator of each role."""
     trail = OperatorLog(dtx.database, "dtx")
     return {
         role: Operator(dtx.service.admin_url, token=trail.make_token(str(role), role, "test")) for role in OperatorRole
@@ -87,7 +87,7 @@ def people(dtx: StandaloneStage) -> dict[OperatorRole, Operator]:
 
 @pytest.fixture(scope="module")
 def document(dtx: StandaloneStage) -> dict[str, Any]:
-    """What the API says of itself."""
+    """The OpenAPI document of the API."""
     found: dict[str, Any] = Operator(dtx.service.admin_url, user="").get("/openapi.json")
     return found
 
@@ -129,7 +129,7 @@ def test_no_secret_is_in_the_trail_of_all_that(dtx: StandaloneStage) -> None:
 
 
 def test_the_document_is_what_openapi_wants(document: dict[str, Any]) -> None:
-    """References lead somewhere, parameters in paths are described, ids differ; errors and credentials are told."""
+    """References resolve, path parameters are described, ids are unique, errors and credentials are documented."""
     assert document["openapi"].startswith("3.1")
     ids, references = [], set()
     for path, methods in document["paths"].items():
@@ -141,7 +141,7 @@ def test_the_document_is_what_openapi_wants(document: dict[str, Any]) -> None:
             assert operation["description"]
             problem = operation["responses"]["default"]["content"]
             assert problem == {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemForm"}}}
-            assert "422" not in operation["responses"], "errors look all the same"
+            assert "422" not in operation["responses"], "all errors have the same form"
             role, _ = ROUTES[f"{method.upper()} {path}"]
             assert operation.get("security", document["security"]) == (
                 [] if role is None else [{"token": []}, {"user": []}]

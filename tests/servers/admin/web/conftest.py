@@ -1,4 +1,4 @@
-"""People with browsers in front of a running dtx."""
+"""Users with browsers and a running dtx."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from tests.support.tour import Tour
 
 @pytest.fixture(scope="module")
 def site(postgres: PostgresServer) -> Iterator[StandaloneStage]:
-    """Dtx without a broker, for all tests of a module."""
+    """A dtx without a broker, for all tests of a module."""
     with StandaloneStage(postgres, options=ADMIN) as stage:
         yield stage
 
@@ -26,5 +26,5 @@ def people(site: StandaloneStage) -> None:
 
 @pytest.fixture
 def tour(site: StandaloneStage, people: None, browser: Browser) -> Tour:
-    """Somebody who walks through its pages."""
+    """A tour through its pages."""
     return Tour(site, browser)

@@ -1,4 +1,4 @@
-"""Who comes in at the web pages, for how long, and what no page of anybody else can do."""
+"""Sign-in to the web pages, the length of sessions, and what pages of other sites cannot do."""
 
 import http.client
 import re
@@ -28,7 +28,7 @@ FORM = "application/x-www-form-urlencoded"
 
 @dataclass(slots=True)
 class Answer:
-    """What a page answered."""
+    """The answer to a request."""
 
     status: int
     headers: dict[str, str]
@@ -36,7 +36,7 @@ class Answer:
 
 
 def ask(url: str, path: str, fields: dict[str, str] | str | None = None, *, method: str = "", **headers: str) -> Answer:
-    """One request, as no browser would send it; redirects are not followed."""
+    """Send one request with any headers, as a browser would not. Redirects are not followed."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=60)
@@ -54,7 +54,7 @@ def ask(url: str, path: str, fields: dict[str, str] | str | None = None, *, meth
 
 
 def sign_in(url: str, name: str, password: str) -> str:
-    """The cookie of somebody who has signed in."""
+    """Sign in, and return the cookie of the session."""
     answer = ask(url, "/console/sign-in", {"name": name, "password": password})
     assert answer.status == 303, answer.text
     (cookie,) = SimpleCookie(answer.headers["set-cookie"]).values()
@@ -62,7 +62,7 @@ def sign_in(url: str, name: str, password: str) -> str:
 
 
 def mark_of(text: str) -> str:
-    """The mark in the forms of a page."""
+    """The mark of the session in the forms of a page."""
     found = re.search(r'name="mark" value="([^"]+)"', text)
     assert found is not None
     return found[1]
@@ -89,14 +89,14 @@ PAGES = {
     "transaction?gtrid=61": OperatorRole.VIEWER,
     "live": OperatorRole.VIEWER,
 }
-"""Who may look at which."""
+"""The role that each page needs."""
 FORMS = {
     "decide": OperatorRole.OPERATOR,
     "bulk": OperatorRole.COORDINATOR,
     "connection/close": OperatorRole.OPERATOR,
     "sign-out": OperatorRole.VIEWER,
 }
-"""Who may send which."""
+"""The role that each form needs."""
 
 
 def test_every_page_and_every_form_is_here() -> None:
@@ -118,7 +118,7 @@ def test_nobody_looks_without_signing_in(site: StandaloneStage, page: str) -> No
 
 
 def test_an_order_without_its_dry_run_is_refused(site: StandaloneStage) -> None:
-    """The dry run is the server's to demand: a form can say anything."""
+    """The server checks that there was a dry run, as a client can send any form."""
     url = site.service.admin_url
     cookie = sign_in(url, "guest", "guest")
     xid = orphan(site)
@@ -155,7 +155,7 @@ def test_the_cookie_is_for_the_pages_alone_and_no_script_reads_it(site: Standalo
     answer = ask(site.service.admin_url, "/console/sign-in", {"name": "guest", "password": "guest"})
     words = {word.strip().lower() for word in answer.headers["set-cookie"].split(";")}
     assert {"httponly", "samesite=strict", "path=/console"} <= words
-    assert "secure" not in words, "without TLS it would not be sent at all"
+    assert "secure" not in words, "without TLS browsers do not send a secure cookie"
     assert len(next(iter(SimpleCookie(answer.headers["set-cookie"]).values())).value) >= 43
 
 
@@ -251,14 +251,14 @@ def test_a_session_ends_with_the_user_the_password_the_tag_and_the_token(site: S
     editor.set_tags("temp", ["monitoring"])
     cookie = sign_in(url, "temp", "second")
     editor.set_tags("temp", ["administrator"])
-    assert ask(url, "/console/audit", Cookie=cookie).status == 200, "a new role counts at once"
+    assert ask(url, "/console/audit", Cookie=cookie).status == 200, "a new role applies at once"
     editor.remove_user("temp")
     assert ask(url, "/console/", Cookie=cookie).status == 303
     cookie = sign_in(url, "", trail.make_token("visitor", OperatorRole.VIEWER, "test"))
     assert ask(url, "/console/", Cookie=cookie).status == 200
     trail.revoke_token("visitor")
     trail.make_token("visitor", OperatorRole.VIEWER, "test")
-    assert ask(url, "/console/", Cookie=cookie).status == 303, "another token of the same name is another one"
+    assert ask(url, "/console/", Cookie=cookie).status == 303, "a session ends with its token"
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_a_session_ends_with_the_user_the_password_the_tag_and_the_token(site: S
     ],
 )
 def test_a_page_of_somebody_else_sends_no_form(site: StandaloneStage, headers: dict[str, str], status: int) -> None:
-    """CSRF: that a browser shows its origin is demanded of every form, the one to sign in included."""
+    """CSRF: every form needs the origin of dtx, the sign-in form as well."""
     fields = {"name": "guest", "password": "guest"}
     answer = ask(site.service.admin_url, "/console/sign-in", fields, **headers)
     assert (answer.status, "set-cookie" in answer.headers) == (status, status == 303)
@@ -299,7 +299,7 @@ def test_pages_and_forms_are_refused_to_whom_they_are_not_for(site: StandaloneSt
     cookie = sign_in(url, name, PASSWORDS[name])
     mark = mark_of(ask(url, "/console/", Cookie=cookie).text)
     for page, role in PAGES.items():
-        if page != "live":  # it does not end
+        if page != "live":  # its answer does not end
             status = ask(url, f"/console/{page}", Cookie=cookie).status
             assert (status == 403) != having.includes(role), (page, status)
             assert status < 500
@@ -325,7 +325,7 @@ def test_a_form_without_the_mark_of_the_session_does_nothing(site: StandaloneSta
 
 
 def test_a_link_from_elsewhere_finds_who_has_signed_in(site: StandaloneStage, people: None, browser: Browser) -> None:
-    """The cookie does not come along from another site's link; the page asks for itself once more, and then it does."""
+    """Browsers do not send the cookie with a link of another site. The page reloads itself, which sends the cookie."""
     carla = browser.visitor(site.service.admin_url).enter("carla", PASSWORDS["carla"])
     elsewhere = site.service.admin_url.replace("127.0.0.1", "localhost")
     carla.page.goto(f"{elsewhere}/healthz")

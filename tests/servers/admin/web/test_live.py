@@ -1,4 +1,4 @@
-"""Pages that keep themselves up to date, and what that costs nobody else."""
+"""Pages that update themselves, and the limits of these updates."""
 
 import http.client
 from contextlib import closing
@@ -17,7 +17,7 @@ from tests.support.tour import Tour
 
 
 def at_port(options: tuple[str, ...], port: int | None) -> tuple[str, ...]:
-    """The words of a command line, with an API where it can be found again."""
+    """The *options*, with the API at a fixed *port*."""
     return tuple(f"127.0.0.1:{port}" if word == ADMIN[-1] else word for word in options)
 
 
@@ -70,7 +70,7 @@ def test_a_page_stands_still_when_it_is_told_to(tour: Tour, site: StandaloneStag
 def test_what_was_asked_for_before_the_pause_changes_nothing_after_it(tour: Tour, site: StandaloneStage) -> None:
     carla = tour.visitor("carla", "branches?q=late-*")
     expect(carla.page.locator("#live-word")).to_have_text("live")
-    # the refresh of the first beat would be answered with the branch, before the pause
+    # otherwise the refresh of the first beat could show the branch before the pause
     site.wait_for(lambda: carla.page.evaluate("() => seen !== undefined && !busy"), "the end of the first refresh")
     held: list[Route] = []
 
@@ -97,7 +97,7 @@ def test_what_was_asked_for_before_the_pause_changes_nothing_after_it(tour: Tour
 
 
 def test_a_page_outlives_a_restart_and_says_that_it_is_signed_out(postgres: PostgresServer, tour: Tour) -> None:
-    """Sessions are in memory: a restart signs out, and the page says so instead of going on."""
+    """Sessions are in memory, so a restart ends them. The page shows that instead of old data."""
     with StandaloneStage(postgres, options=ADMIN) as own:
         port = urlsplit(own.service.admin_url).port
         own.service.options = at_port(own.service.options, port)

@@ -1,4 +1,4 @@
-"""Every page and every action, as somebody with a browser meets them."""
+"""Every page and every action in a browser."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def prepared(site: StandaloneStage, gtrid: bytes, *bodies: bytes, bqual: bytes =
 
 
 def rows(visitor: Visitor) -> list[str]:
-    """The names of the branches in the list."""
+    """The names of the listed branches."""
     return [text.strip() for text in visitor.page.locator("#live-list tbody th a").all_inner_texts()]
 
 
@@ -171,7 +171,7 @@ def test_orders_work_without_any_script(site: StandaloneStage, people: None, bro
     assert "The answer is xa-heurcom" in olga.text()
     assert site.states()[xid] == "heuristic"
     olga.page.reload()
-    assert "The answer is xa-heurcom" not in olga.text(), "it is said once"
+    assert "The answer is xa-heurcom" not in olga.text(), "the answer is shown once"
 
 
 def test_an_order_needs_a_reason_and_a_branch_that_can_be_ordered_so(tour: Tour, site: StandaloneStage) -> None:
@@ -209,7 +209,7 @@ def test_a_connection_is_looked_at_and_closed(tour: Tour, site: StandaloneStage)
 def test_what_phase_two_is_stuck_with_is_sent_elsewhere_or_given_up(
     shared_rabbitmq: RabbitNode, postgres: PostgresServer, browser: Browser
 ) -> None:
-    """Stuck branches show the broker's words and their messages, which can be redirected, retried or discarded."""
+    """A stuck branch shows the broker's message and its own messages, which can be redirected, retried or discarded."""
     with Stage(shared_rabbitmq, postgres, options=ADMIN) as stage:
         tour = Tour(stage, browser)
         tour.populate()
@@ -240,7 +240,7 @@ def test_what_phase_two_is_stuck_with_is_sent_elsewhere_or_given_up(
 
 @pytest.fixture(scope="module")
 def long_xid(site: StandaloneStage) -> Xid:
-    """A branch whose name is as long as one can be."""
+    """A branch with the longest possible xid."""
     return prepared(site, b"x" * 64, bqual=bytes(range(64)))
 
 
@@ -248,7 +248,7 @@ def long_xid(site: StandaloneStage) -> Xid:
 def test_every_page_fits_and_everything_has_a_name(
     site: StandaloneStage, people: None, browser: Browser, long_xid: Xid, width: int, scheme: str
 ) -> None:
-    """400 px to 4k, light and dark: nothing beyond the window; names, headings, captions, contrast (WCAG AA)."""
+    """400 px to 4k, light and dark: nothing is outside the window; names, headings, captions, contrast (WCAG AA)."""
     carla = browser.visitor(site.service.admin_url, width=width, scheme="dark" if scheme == "dark" else "light")
     carla.enter("carla", PASSWORDS["carla"])
     audits = {}
@@ -258,7 +258,7 @@ def test_every_page_fits_and_everything_has_a_name(
         dark = carla.page.evaluate("() => getComputedStyle(document.body).backgroundColor") == "rgb(16, 22, 28)"
         assert dark is (scheme == "dark"), page
     scrolling = {page: found.pop("scrolls") for page, found in audits.items()}
-    assert not any(scrolling.values()) or width == 400, f"a table may be wider than a telephone only: {scrolling}"
+    assert not any(scrolling.values()) or width == 400, f"only at 400 px a table may be too wide: {scrolling}"
     nothing: dict[str, object] = {
         "beyond": [],
         "nameless": [],

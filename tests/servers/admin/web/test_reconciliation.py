@@ -1,4 +1,4 @@
-"""What the pipeline has published, as somebody with a browser sees it."""
+"""Results of the pipeline in a browser."""
 
 import json
 from collections.abc import Iterator
@@ -50,8 +50,8 @@ def published(site: StandaloneStage) -> Iterator[StandaloneStage]:
         for number in range(70):
             put(connection, b"mixed-%02d" % number)
         put(connection, b"orphan", verdict="orphan", findings=["orphan"], since="2026-01-01Z", owners=["bob"])
-        # two that differ in nothing but their format, of which one has none
-        # what is null of a line need not be written
+        # the gtrid "orphan" has two verdicts, one without a format id
+        # the null fields of a line may be missing
         few = json.dumps([{"source": "bank", "rm": "bank", "bqual": "", "event": "observed: prepared"}])
         put(connection, b"seen", verdict="in-doubt", findings=["in-doubt"], rms=["bank"], evidence=few)
         put(connection, b"orphan", format_id=None, verdict="orphan", findings=["orphan"], decision="commit", tm="tm1")
@@ -100,7 +100,7 @@ def test_totals_are_shown_and_verdicts_are_found(tour: Tour, published: Standalo
 
 
 def test_every_verdict_is_on_one_page(published: StandaloneStage) -> None:
-    """Whatever a page ends with: also between two that only differ in what has no format."""
+    """Also if a page ends between two verdicts of one gtrid, one of which has no format id."""
     seen = []
     with LogReader(published.database) as log:
         run = last_reconciliation(log)
