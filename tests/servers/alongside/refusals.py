@@ -1,4 +1,4 @@
-"""What a branch refuses to consume."""
+"""Messages that a branch refuses to consume."""
 
 import pytest
 from pika.adapters.blocking_connection import BlockingConnection
@@ -9,7 +9,7 @@ from tests.support.client import new_xid
 
 
 def is_not_consumed(connection: BlockingConnection, queue: str, *, code: int, match: str) -> Xid:
-    """Have the first message of *queue* refused when it is acknowledged in a branch, which is there yet."""
+    """Acknowledge the first message of *queue* in a branch, which must be refused; return the branch, which remains."""
     channel = connection.channel()
     xa, xid = XAResource(channel), new_xid()
     xa.start(xid)

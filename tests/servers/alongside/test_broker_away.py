@@ -1,4 +1,4 @@
-"""The broker is away: what goes on, and what says so."""
+"""The broker is away: what still works, and which connections are closed."""
 
 from collections.abc import Callable
 
@@ -38,7 +38,7 @@ def test_a_connection_that_only_coordinates_outlives_the_broker(
         assert coordinator.prepare(xid) is XaFlag.OK
         assert list(coordinator.recover()) == [xid]
         with pytest.raises(XAER_RMFAIL):
-            coordinator.commit(xid)  # told after --unit-deadline that it goes on
+            coordinator.commit(xid)  # the answer after --unit-deadline; the commit goes on
         own_rabbitmq.start()
         while list(coordinator.recover()):
             coordination.process_data_events(0.1)
@@ -48,7 +48,7 @@ def test_a_connection_that_only_coordinates_outlives_the_broker(
 def test_a_connection_that_did_more_is_closed_when_the_broker_dies(
     dtx_service: ServiceFactory, own_rabbitmq: RabbitNode
 ) -> None:
-    """An application learns of its broker's death as it would without dtx."""
+    """The connection of an application is closed, as without dtx."""
     service = dtx_service(broker=own_rabbitmq.url())
     with connected(service.url()) as connection:
         connection.channel().queue_declare("any", durable=True)
@@ -60,9 +60,9 @@ def test_a_connection_that_did_more_is_closed_when_the_broker_dies(
 def test_nothing_is_said_behind_the_end_of_a_connection(
     dtx_service: ServiceFactory, rabbitmq: RabbitNode, proxy: Callable[[str, int], Proxy]
 ) -> None:
-    """An end that waits for the broker's judgement of a publish is not refused: it is never answered.
+    """A dtx.end that waits for the broker's check of a publish gets no answer when the broker is lost.
 
-    A client whose broker has died is to hear that, and not that it has made a mistake (503).
+    The client gets 320, and not 503 as after a mistake of its own.
     """
     network = proxy("127.0.0.1", rabbitmq.port)
     service = dtx_service(broker=rabbitmq.url().replace(f":{rabbitmq.port}", f":{network.port}"))
@@ -79,4 +79,4 @@ def test_nothing_is_said_behind_the_end_of_a_connection(
         with pytest.raises(ConnectionEnded, match="320 "):
             client.read()
         with pytest.raises(ConnectionEnded, match="the server"):
-            client.read()  # it is not confirmed, so all that follows is the end of the socket
+            client.read()  # the client sends no close-ok, so only the end of the socket follows

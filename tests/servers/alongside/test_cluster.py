@@ -1,4 +1,4 @@
-"""A cluster of three nodes: the death of one stops nobody for long, whatever it had of dtx."""
+"""A cluster of three nodes: soon after the death of any node, branches succeed again."""
 
 import time
 from collections.abc import Iterator
@@ -18,13 +18,13 @@ from tests.support.service import DtxService
 
 QUEUE = "cluster-orders"
 LONGEST = 15.0
-"""Seconds without a commit after the death of a node."""
+"""The longest time without a commit after the death of a node, seconds."""
 QUORUM = {"x-queue-type": "quorum"}
 
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[list[RabbitNode]]:
-    """Three nodes; a quorum queue is on all of them."""
+    """Three nodes, with a quorum queue on all of them."""
     if find_rabbitmq(chosen()).kind is Kind.DOCKER:
         pytest.skip("containers make no cluster: install rabbitmq-server")
     with ExitStack() as stack:
@@ -37,7 +37,7 @@ def nodes() -> Iterator[list[RabbitNode]]:
 
 @pytest.fixture
 def service(dtx_service: ServiceFactory, nodes: list[RabbitNode]) -> DtxService:
-    """dtx, which may connect to each of them."""
+    """A dtx that may connect to each node."""
     hosts = ",".join(f"127.0.0.1:{node.port}" for node in nodes)
     return dtx_service("--management", nodes[2].management_url, broker=f"amqp://guest:guest@{hosts}/")
 
@@ -59,7 +59,7 @@ def committed(service: DtxService, xid: Xid) -> None:
 
 
 def seconds_until_a_commit(service: DtxService) -> float:
-    """How long it takes until a whole branch succeeds, and no request fails any more."""
+    """The time until a whole branch succeeds without an error, seconds."""
     began = time.monotonic()
     while True:
         try:
@@ -72,7 +72,7 @@ def seconds_until_a_commit(service: DtxService) -> float:
 
 
 def test_the_death_of_any_node_stops_no_branch_for_long(service: DtxService, nodes: list[RabbitNode]) -> None:
-    """The first one has the connections, locks and receipts of dtx."""
+    """The first node has the connections, locks and receipts of dtx."""
     bodies: list[bytes] = []
     for number, node in enumerate(nodes):
         xid = prepared(service, b"prepared %d" % number)

@@ -1,4 +1,4 @@
-"""Headers that are nested deeper than dtx reads: a broker takes them, and their messages must not get lost."""
+"""The broker accepts headers that are nested deeper than dtx reads. Messages with them are not lost."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ from tests.support.service import DtxService
 
 
 def deep() -> dict[str, Any]:
-    """Tables within each other, two more than dtx reads."""
+    """Nested tables, two levels deeper than dtx reads."""
     headers: dict[str, Any] = {"end": 1}
     for _ in range(MAX_DEPTH + 2):
         headers = {"in": headers}
@@ -27,12 +27,11 @@ def deep() -> dict[str, Any]:
 
 @pytest.fixture
 def service(dtx_service: ServiceFactory) -> DtxService:
-    """In front of the broker."""
     return dtx_service()
 
 
 def put(rabbitmq: RabbitNode, queue: str) -> None:
-    """A message with such headers, past dtx, and a plain one behind it."""
+    """Publish a message with such headers and then a plain one, directly to the broker."""
     with rabbitmq.channel() as channel:
         channel.confirm_delivery()
         channel.basic_publish("", queue, b"deep", pika.BasicProperties(headers=deep(), delivery_mode=2))
@@ -58,13 +57,13 @@ def test_what_a_client_that_is_cut_off_leaves_returns_to_its_queue(
         assert bodies(rabbitmq, queue) == [b"deep", b"plain"]
         with connected(service.url()) as connection:
             coordinator = XAResource(connection.channel())
-            coordinator.rollback(first)  # its channel went with the connection: else 503
+            coordinator.rollback(first)  # 503 if its channel were still associated
 
 
 def test_such_a_message_cannot_be_consumed_in_a_branch_but_outside_of_one(
     service: DtxService, rabbitmq: RabbitNode
 ) -> None:
-    """It could not be put back where the branch is rolled back."""
+    """After a rollback of the branch, dtx could not put it back."""
     with fresh_queue(rabbitmq) as queue:
         put(rabbitmq, queue)
         with connected(service.url()) as connection:

@@ -1,4 +1,4 @@
-"""Memory for contents: what is still coming in counts as well, and what nobody can use any more is not kept."""
+"""Memory for contents: incomplete contents count as well, and contents without a use are not kept."""
 
 from collections.abc import Callable, Iterator
 
@@ -19,15 +19,15 @@ from tests.support.raw import RawClient, body_frames
 MIB = 1 << 20
 HELD = 24 * MIB
 LARGE = 16 * MIB
-"""More than the sockets between a broker, dtx and a client that does not read can take."""
+"""More than fits in the sockets between a broker, dtx and a client that does not read."""
 PROPERTIES = len(b"".join(PERSISTENT.encode()))
-"""They count, too."""
+"""The size of the properties, which count as well."""
 _BASIC = methods.BasicPublish.KEY >> 16
 
 
 @pytest.fixture(scope="module")
 def stage(shared_rabbitmq: RabbitNode, postgres: PostgresServer) -> Iterator[Stage]:
-    """A dtx with little room."""
+    """A dtx that may hold little."""
     with Stage(shared_rabbitmq, postgres, options=["--max-held-bytes", str(HELD)]) as made:
         made.declare("in")
         made.declare("out")
@@ -43,7 +43,7 @@ def client(stage: Stage, *channels: int) -> RawClient:
 
 
 def fits(observer: RawClient, size: int) -> bool:
-    """Whether a branch may hold a message of that size now; it is rolled back."""
+    """Whether a branch may hold a message of *size* bytes now. The branch is rolled back."""
     xid = new_xid()
     observer.ask(1, DtxStart(xid=xid))
     method, header = methods.BasicPublish(b"", b"out").encode(), header_frame(1, _BASIC, size, b"\x00\x00")
@@ -59,12 +59,12 @@ def fits(observer: RawClient, size: int) -> bool:
 
 
 def room(observer: RawClient, size: int) -> Callable[[], bool]:
-    """Whether *size* octets are free, and no more."""
+    """A check whether exactly *size* bytes are free."""
     return lambda: fits(observer, size) and not fits(observer, size + 1)
 
 
 def test_a_delivery_counts_from_its_first_octet_to_the_end_of_its_connection(stage: Stage) -> None:
-    """Many large ones at a time would each have found room, and together there would be none."""
+    """Otherwise many large deliveries at the same time would each fit, but exceed the limit together."""
     stage.fill("in", bytes(LARGE))
     with client(stage, 1) as observer, client(stage, 1) as slow:
         assert room(observer, HELD)()
@@ -79,7 +79,7 @@ def test_a_delivery_counts_from_its_first_octet_to_the_end_of_its_connection(sta
 
 
 def test_a_delivery_that_is_complete_counts_once(stage: Stage) -> None:
-    """It was counted when it began; in a branch, and given back, it counts no more than that."""
+    """It is counted when it begins, and not again in a branch. After the rollback it no longer counts."""
     stage.fill("in", bytes(LARGE))
     with client(stage, 1) as observer, client(stage, 1) as consumer:
         xid = new_xid()
@@ -94,7 +94,7 @@ def test_a_delivery_that_is_complete_counts_once(stage: Stage) -> None:
 
 
 def test_what_is_published_in_a_branch_that_is_lost_is_not_kept(stage: Stage) -> None:
-    """It can only be rolled back: its messages count nowhere, so they may not be anywhere either."""
+    """The branch can only be rolled back. Its messages count towards no limit, so dtx does not keep them."""
     channels = (2, 3, 4)
     with client(stage, 1, *channels) as publisher:
         xid = doomed(publisher, channels)
@@ -104,7 +104,7 @@ def test_what_is_published_in_a_branch_that_is_lost_is_not_kept(stage: Stage) ->
             frames = body_frames(channel, bytes(size - 1), publisher.frame_max)
             method = methods.BasicPublish(b"", b"out").frame(channel)
             publisher.send_raw(b"".join((method, header_frame(channel, _BASIC, size, b"\x00\x00"), *frames)))
-        publisher.ask(1, DtxGetTimeout(xid=xid))  # answered behind all of that
+        publisher.ask(1, DtxGetTimeout(xid=xid))  # its answer comes after all that was sent
         assert resident(stage.service.pid) - before < 60 * MIB
         for channel in channels:
             publisher.send_raw(b"".join(body_frames(channel, b"x", publisher.frame_max)))
@@ -114,7 +114,7 @@ def test_what_is_published_in_a_branch_that_is_lost_is_not_kept(stage: Stage) ->
 
 
 def doomed(publisher: RawClient, channels: tuple[int, ...]) -> Xid:
-    """A branch that can only be rolled back, with which *channels* are associated; channel 1 was, too."""
+    """A branch that can only be rolled back. *channels* are associated with it, and channel 1 was."""
     xid = new_xid()
     publisher.ask(1, DtxStart(xid=xid))
     for channel in channels:

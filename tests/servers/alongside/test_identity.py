@@ -1,4 +1,4 @@
-"""Names of dtx's own queues: two logs never share one, though their resource managers have the same name."""
+"""Names of dtx's own queues: two logs never share a queue, even if their resource managers have the same name."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,7 +17,7 @@ Start = Callable[..., DtxService]
 
 @pytest.fixture
 def start(rabbitmq: RabbitNode, postgres: PostgresServer) -> Iterator[Start]:
-    """Starts a dtx called ``bank`` with a log of its own, on a virtual host."""
+    """Starts a dtx with the resource manager ``bank`` on a virtual host, with a new log or the log in *database*."""
     with ExitStack() as stack:
 
         def make(vhost: str, database: str | None = None, *, wait: bool = True) -> DtxService:
@@ -35,7 +35,7 @@ def start(rabbitmq: RabbitNode, postgres: PostgresServer) -> Iterator[Start]:
 
 @contextmanager
 def selected(service: DtxService, vhost: str) -> Iterator[None]:
-    """A connection with a selected channel, to which an empty branch belonged."""
+    """A connection with a selected channel that has had an empty branch."""
     with connected(service.url(vhost=vhost)) as connection:
         xa, xid = XAResource(connection.channel()), new_xid()
         xa.start(xid)
@@ -58,7 +58,7 @@ def test_a_second_log_of_the_same_name_is_refused_at_the_start(start: Start, vho
 
 
 def test_a_second_log_of_the_same_name_is_refused_in_each_vhost(start: Start, rabbitmq: RabbitNode, vhost: str) -> None:
-    """A virtual host that is used later than the start."""
+    """The second dtx starts in another virtual host, and is refused when it uses this one."""
     with selected(start(vhost), vhost):
         pass
     home = rabbitmq.add_vhost()
@@ -80,7 +80,7 @@ def test_a_restart_has_the_name_and_leaves_no_queue_behind(start: Start, rabbitm
 
 
 def test_receipt_queues_stay_while_the_log_has_a_branch(start: Start, rabbitmq: RabbitNode, vhost: str) -> None:
-    """A unit that is logged and was not sent yet may need them at the next start."""
+    """After the next start, a unit that is logged but not sent may need them."""
     service = start(vhost)
     with connected(service.url(vhost=vhost)) as connection:
         channel = connection.channel()

@@ -1,4 +1,4 @@
-"""What the broker has judged good is believed for ten seconds on a connection, and no longer."""
+"""If the broker accepts a publish, the result is valid on the connection for ten seconds. Then dtx asks again."""
 
 import secrets
 
@@ -13,7 +13,7 @@ from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
 
 PATIENCE = 90
-"""Seconds: ten for dtx, as many for what the broker itself remembers, and a busy machine."""
+"""Seconds: ten for dtx, ten for the broker's own cache, and more for a busy machine."""
 
 
 def refused(connection: BlockingConnection, exchange: str) -> int:

@@ -1,4 +1,4 @@
-"""Phase two of many large branches at once: their messages are in memory a few at a time."""
+"""Phase two of many large branches at the same time: only a limited part of their messages is in memory."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -20,16 +20,16 @@ COUNT = 20
 
 
 class InMemory:
-    """Counts the messages that have been read for phase two and are not through."""
+    """Counts the bytes of messages that phase two has read and not finished."""
 
     def __init__(self, queue: str) -> None:
         self._queue = queue.encode()
         self.now = 0
-        """Octets in memory."""
+        """Bytes in memory."""
         self.most = 0
 
     async def reaches(self, size: int) -> None:
-        """Wait until at least so many octets have been read."""
+        """Wait until at least *size* bytes are in memory."""
         async with asyncio.timeout(30):
             while self.now < size:
                 await asyncio.sleep(0.01)
@@ -61,7 +61,7 @@ class InMemory:
             ]
 
         async def assign(_unit: Unit) -> None:
-            """The log of this test forgets."""
+            """The log of this test stores nothing."""
 
         phase = PhaseTwo(
             branch_id=uuid4(),
@@ -98,7 +98,7 @@ async def test_units_that_are_under_way_hold_no_more_than_the_limit_and_a_larger
 async def test_all_room_is_free_again_however_units_end(
     rabbitmq: RabbitNode, proxy: Callable[[str, int], Proxy]
 ) -> None:
-    """Applied, refused, late, lost with their connection, or given up at the end: neither a leak nor a gain."""
+    """Units are applied, refused, late, lost with their connection or cancelled: the quota stays exact."""
     between = proxy("127.0.0.1", rabbitmq.port)
     room = MemoryQuota(LIMIT)
     settings = LaneSettings(identity=new_identity("room"), replay="always", room=room, deadline=0.2)
@@ -112,7 +112,7 @@ async def test_all_room_is_free_again_however_units_end(
             await asyncio.wait(good, return_when=asyncio.FIRST_COMPLETED)
             between.stall()
             late = [asyncio.create_task(load.apply(store, LIMIT)) for _ in range(3)]
-            await load.reaches(3 * LIMIT)  # each had its room when the one before was late
+            await load.reaches(3 * LIMIT)  # each got its room when the one before was late
             between.resume()
             await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
             between.cut()

@@ -1,4 +1,4 @@
-"""Whoever waits for a lane whose broker was away has it as soon as the broker is back."""
+"""A caller that waits for a lane gets it as soon as the broker is back."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,9 +18,9 @@ from tests.support.rabbitmq import RabbitNode
 async def test_a_lane_does_not_pause_while_somebody_waits_for_it(
     rabbitmq: RabbitNode, proxy: Callable[[str, int], Proxy], monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
-    """The first select behind the broker's return: before it the lane had come to pause for longer than a select waits.
+    """While the broker was away, the pause of the lane became longer than a select waits.
 
-    Asked *before* the broker is back, and *behind* that, when the lane is in the midst of its pause.
+    The caller asks *before* the broker is back, or *behind* its return, during the pause of the lane.
     """
     monkeypatch.setattr(lanes, "_BACKOFF", (3600.0,))
     network = proxy("127.0.0.1", rabbitmq.port)

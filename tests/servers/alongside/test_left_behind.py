@@ -1,4 +1,4 @@
-"""Clients that have left branches behind: their connections to the broker live on, and count."""
+"""Clients that disconnect and leave branches: their connections to the broker stay open, and count."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ def queue(rabbitmq: RabbitNode) -> Iterator[str]:
 
 
 def leave_a_branch(service: DtxService, queue: str, xid: Xid) -> None:
-    """A client of AMQP 0-9 consumes in a branch, and goes."""
+    """A client of AMQP 0-9 consumes in a branch and disconnects."""
     with session(service.url()) as leaver:
         leaver.open(1, select=True)
         leaver.ask(1, DtxStart(xid=xid))
@@ -36,7 +36,7 @@ def leave_a_branch(service: DtxService, queue: str, xid: Xid) -> None:
 
 
 def leave_a_transaction(service: DtxService, queue: str, xid: Xid) -> None:
-    """So does one of AMQP 1.0."""
+    """The same with AMQP 1.0."""
     with Raw(service) as leaver:
         session = leaver.opened().begin()
         leaver.receiver(session, queue)
@@ -57,7 +57,7 @@ def test_whoever_leaves_branches_behind_has_as_many_connections_as_others(
     limit: tuple[str, str],
     leave: Callable[[DtxService, str, Xid], None],
 ) -> None:
-    """The limits bound the sockets of dtx: a client may not have more of them by closing its own."""
+    """The limits bound the sockets of dtx. A client does not get more of them if it closes its own."""
     service = dtx_service(*limit, "--default-timeout", "0")
     xid = new_xid()
     leave(service, queue, xid)

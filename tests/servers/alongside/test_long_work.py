@@ -1,6 +1,6 @@
-"""No request holds the event loop for more than 50 ms when dtx runs beside RabbitMQ, whatever its size.
+"""Alongside RabbitMQ, no request holds the event loop for more than 50 ms, whatever its size.
 
-Each limit is driven to its maximum; see the same of standalone mode.
+The tests use each limit up to its maximum, as those of standalone mode do.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ PATIENCE: Final = 120.0
 BRANCH_MESSAGES: Final = 10_000
 """The default of --max-branch-messages."""
 MANY: Final = 20_000
-"""Deliveries, frames and consumers, for which RabbitMQ sets no limit."""
+"""A number of deliveries, frames or consumers, which RabbitMQ does not limit."""
 TX_SELECT: Final = methods.TxSelect().encode()
 RECOVER: Final = methods.BasicRecover.HEAD + b"\x01"
 CLOSE: Final = methods.ChannelClose(200, b"").encode()
@@ -38,7 +38,7 @@ CLOSE: Final = methods.ChannelClose(200, b"").encode()
 
 @pytest.fixture(scope="module")
 def watched(shared_rabbitmq: RabbitNode, postgres: PostgresServer) -> Iterator[WatchedService]:
-    """A service of its own: nobody else is to be measured."""
+    """A service of its own, so that only these tests are measured."""
     database = postgres.create_database()
     with WatchedService(broker=shared_rabbitmq.url(), database=database) as running:
         yield running
@@ -75,7 +75,7 @@ def filled(shared_rabbitmq: RabbitNode, queue: bytes) -> bytes:
 
 
 def settled(peer: RawClient, queue: bytes) -> int:
-    """Messages that are ready, once all that was said before is done."""
+    """The number of ready messages, after all earlier methods."""
     return int.from_bytes(
         ask(peer, methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)[-8:-4], "big"
     )
@@ -139,7 +139,7 @@ def test_a_body_comes_in_very_many_frames(peer: RawClient, queue: bytes, how: st
 
 
 def test_frames_that_wait_behind_a_call_are_little_work_together(peer: RawClient, queue: bytes) -> None:
-    """A select takes its time; what waits behind it is done afterwards."""
+    """Frames behind a select wait for it, and are handled afterwards."""
     one = message(1, queue, b"")
     peer.send_raw(methods.DtxSelect().frame(1), one * (MANY // 2))
     ask(peer, methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
@@ -263,7 +263,7 @@ def overfull(shared_rabbitmq: RabbitNode, queue: bytes) -> bytes:
 
 @pytest.mark.parametrize("how", ["ack", "close", "disconnect"])
 def test_a_channel_has_as_many_unsettled_deliveries_as_may_be(peer: RawClient, overfull: bytes, how: str) -> None:
-    """One is held by a branch, so that each of the others is settled by a method of its own."""
+    """A branch holds one delivery, so each of the others is settled by its own method."""
     peer.open(2)
     peer.say(2, methods.BasicGet(overfull, no_ack=True).encode())
     peer.wait(methods.BasicGetOk.KEY, channel=2)
@@ -344,7 +344,7 @@ def test_a_channel_has_very_many_consumers(peer: RawClient, queue: bytes, mode: 
 def test_the_broker_leaves_the_largest_branch(
     shared_rabbitmq: RabbitNode, postgres: PostgresServer, filled: bytes
 ) -> None:
-    """It takes the deliveries with it: the branch can only be rolled back."""
+    """The deliveries are lost with the connection to the broker: the branch can only be rolled back."""
     database = postgres.create_database()
     url = shared_rabbitmq.url()
     with Proxy("127.0.0.1", int(url.rpartition(":")[2].partition("/")[0])) as between:

@@ -1,4 +1,4 @@
-"""The marker of a receipt queue: it tells that the broker has forgotten nothing, so dtx must never lose it itself."""
+"""The marker of a receipt queue shows that the broker has lost no receipts, so dtx must never lose the marker."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from tests.support.rabbitmq import RabbitNode
 
 
 class Purging(OwnChannel):
-    """A channel that stops when the first queue has been purged."""
+    """A channel whose calls stop after the first purge of a queue, until the connection is lost."""
 
     purged: asyncio.Event
 
@@ -54,7 +54,7 @@ def commit(channel: OwnChannel) -> bytes:
 
 
 async def leave(receipts: Receipts, channel: OwnChannel) -> Unit:
-    """A unit that happened, and left its receipt; the log has it."""
+    """A unit that was committed and left its receipt. The log knows the outcome."""
     unit = Unit(number=0, lock="", nonce=uuid4(), incarnation=receipts.incarnation)
     frames = messages.receipt(channel.number, receipts.use(unit), messages.receipt_body(uuid4(), unit))
     await channel.send_raw(frames + commit(channel), methods.TxCommitOk)
@@ -71,14 +71,14 @@ async def tx(connection: ServiceConnection) -> OwnChannel:
 async def test_a_purge_that_is_cut_off_hides_no_marker_from_whoever_comes_next(
     rabbitmq: RabbitNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker has not restarted, and must not seem to have forgotten receipts; it may see the end of a connection
+    """The broker has not restarted, so it must not seem to have lost receipts. It may notice the end of a connection
     later than dtx does.
     """
     identity = new_identity("markers")
     first = await connected(rabbitmq)
     receipts = await made(first, identity)
     control = await OwnChannel(first).open()
-    await receipts.turn(control)  # what a predecessor may have left is gone
+    await receipts.turn(control)  # removes what a predecessor may have left
     await leave(receipts, await tx(first))
     with monkeypatch.context() as patched:
         patched.setattr(Purging, "purged", asyncio.Event(), raising=False)
@@ -88,7 +88,7 @@ async def test_a_purge_that_is_cut_off_hides_no_marker_from_whoever_comes_next(
             await Purging.purged.wait()
     second = await connected(rabbitmq)
     successor = asyncio.create_task(made(second, identity))
-    assert not (await asyncio.wait([successor], timeout=1))[0], "it has looked while the marker was not there"
+    assert not (await asyncio.wait([successor], timeout=1))[0], "it looked while the marker was missing"
     first.abort("cut off by the test")
     async with asyncio.timeout(30):
         assert (await successor).incarnation == receipts.incarnation
@@ -103,7 +103,7 @@ async def turn_on(receipts: Receipts, control: OwnChannel) -> None:
 
 
 async def test_what_another_connection_looks_at_is_purged_later(rabbitmq: RabbitNode) -> None:
-    """A scan holds what it looks at, so a purge would leave the receipts there, and lose the marker's place."""
+    """A scan holds the messages that it reads. A purge would leave these receipts, and move the marker."""
     identity = new_identity("markers")
     connection = await connected(rabbitmq)
     receipts = await made(connection, identity)
@@ -142,7 +142,7 @@ async def test_what_is_not_needed_any_more_is_purged_and_the_marker_stays(rabbit
 
 
 async def test_receipts_before_the_marker_are_purged_too(rabbitmq: RabbitNode) -> None:
-    """The marker came behind them: it is not the first message, and is replaced."""
+    """The marker is behind them: it is not the first message, so it is replaced."""
     identity = new_identity("markers")
     connection = await connected(rabbitmq)
     receipts = Receipts(identity)
@@ -163,7 +163,7 @@ async def test_receipts_before_the_marker_are_purged_too(rabbitmq: RabbitNode) -
 async def test_receipts_of_a_predecessor_are_read_and_deleted_when_the_log_has_them(
     rabbitmq: RabbitNode, lock: str
 ) -> None:
-    """An older version named its queues by the resource manager alone: what is in them is honoured once."""
+    """An older version named its queues after the resource manager only. Their receipts count once."""
     identity = new_identity("markers")
     predecessor = replace(identity, instance=uuid4())
     lock = lock.format(rm=identity.rm, stem=predecessor.stem)
@@ -214,7 +214,7 @@ async def test_queues_of_a_predecessor_whose_unit_is_open_stay_while_they_are_re
     successor.expect(unit)
     async with asyncio.timeout(30):
         while await consumers_of(receipt_queues(closed_one.stem)[0], connection) is not None:
-            for _ in range(4):  # asking for the other one's queue keeps that one too
+            for _ in range(4):  # a check renews the checked queue too, so it must be rare
                 await asyncio.sleep(0.6)
                 await successor.renew_inherited(connection)
     assert [await consumers_of(queue, connection) for queue in receipt_queues(open_one.stem)] == [0] * GENERATIONS

@@ -1,4 +1,4 @@
-"""The largest message: what the broker takes is asked of it, and more is refused before a branch votes."""
+"""The largest message: dtx asks the broker for its limit, and refuses a larger message before the branch votes."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ MOST = 1 << 20
 
 @pytest.fixture(scope="module")
 def strict(needs_rabbitmq4: None) -> Iterator[RabbitNode]:
-    """A node of version 4 that takes messages of a MiB."""
+    """A node of version 4 that accepts messages up to 1 MiB."""
     with RabbitNode(config={"max_message_size": str(MOST)}, version="4", in_memory=True) as node:
         yield node
 

@@ -1,4 +1,4 @@
-"""Rollback of a prepared branch that consumed: its messages are put back, each into its queue and nowhere else."""
+"""Rollback of a prepared branch that consumed: each message is put back into its own queue only."""
 
 import secrets
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ class Place:
 
 @pytest.fixture
 def place(rabbitmq: RabbitNode) -> Iterator[Place]:
-    """With one message in each queue."""
+    """A place with one message in each queue."""
     mark = secrets.token_hex(4)
     place = Place(f"x-{mark}", f"q-{mark}", f"c-{mark}")
     with rabbitmq.channel() as channel:
@@ -132,10 +132,10 @@ def test_a_message_is_put_back_where_it_was_and_nobody_else_gets_a_copy(
 def test_a_message_that_is_put_back_again_keeps_what_it_was_at_first(
     dtx_service: ServiceFactory, rabbitmq: RabbitNode, place: Place
 ) -> None:
-    """The default exchange, by which it came back, tells nobody anything; its id is that of the message."""
+    """Headers name the first exchange, not the default exchange that put it back. The x-dtx-id is still the same."""
     service = dtx_service()
     put_back(service, place.queue)
-    _, first = look(rabbitmq, place.queue)  # from now on the broker calls it redelivered
+    _, first = look(rabbitmq, place.queue)  # from now on the broker marks it as redelivered
     put_back(service, place.queue)
     _, second = look(rabbitmq, place.queue)
     assert first.pop("x-dtx-put-back") != second.pop("x-dtx-put-back")

@@ -1,4 +1,4 @@
-"""exchange.query, binding.query and class execution in front of a broker that has none of them."""
+"""exchange.query, binding.query and class execution alongside a broker that has none of them."""
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +44,7 @@ def peer(service: DtxService, rabbitmq: RabbitNode) -> Iterator[RawClient]:
 
 @dataclass(frozen=True)
 class Names:
-    """An exchange, the queue that is bound to it by ``k`` with a=1, and one that is bound to nothing of that kind."""
+    """An exchange, a queue that is bound to it by ``k`` with a=1, and another queue, bound by ``l`` with a=true."""
 
     exchange: str
     queue: str
@@ -53,7 +53,7 @@ class Names:
 
 @pytest.fixture(scope="module")
 def there(shared_rabbitmq: RabbitNode) -> Iterator[Names]:
-    """What is asked for."""
+    """The exchange and the queues that most tests ask for."""
     shared_rabbitmq.mend()
     mark = secrets.token_hex(4)
     names = Names(f"x-{mark}", f"q-{mark}", f"p-{mark}")
@@ -72,7 +72,7 @@ def there(shared_rabbitmq: RabbitNode) -> Iterator[Names]:
 
 
 def octets(method: DtxMethod) -> bytes:
-    """A method as its payload."""
+    """The payload of a method frame."""
     return bytes(method.INDEX.to_bytes(4, "big") + b"".join(method.encode()))
 
 
@@ -98,14 +98,14 @@ def read_description(peer: RawClient, channel: int = 1) -> Exchange.QueryOk:
 
 
 def bits(peer: RawClient, query: bytes, channel: int = 1) -> list[str]:
-    """Ask for a binding; the names of the bits that are set."""
+    """Ask for a binding, and return the names of the bits that are set."""
     peer.say(channel, query)
     answer = Binding.QueryOk().decode(peer.wait(methods.BindingQueryOk.KEY, channel=channel).payload[4:])
     return [name for name, value in vars(answer).items() if value]
 
 
 def mark(peer: RawClient, channel: int = 1) -> int:
-    """execution.flush: the mark of the answer."""
+    """Send execution.flush, and return the mark of the answer."""
     peer.say(channel, FLUSH)
     return read_mark(peer, channel)
 
@@ -116,7 +116,7 @@ def read_mark(peer: RawClient, channel: int = 1) -> int:
 
 
 def refusal(peer: RawClient, *payloads: bytes, channel: int = 1) -> methods.ChannelClose:
-    """How the channel ends; it is opened again, by which the connection shows that it lives on."""
+    """The channel.close of the server. Then the channel is opened again, as the connection must stay open."""
     peer.say(channel, *payloads)
     close = peer.channel_end(channel)
     peer.say(channel, methods.ChannelCloseOk().encode())
@@ -128,7 +128,7 @@ def refusal(peer: RawClient, *payloads: bytes, channel: int = 1) -> methods.Chan
 
 
 def test_an_exchange_is_described(peer: RawClient, there: Names) -> None:
-    """query-ok: "The type of the exchange", "the durability", "not known", "arguments"; with every bit of them."""
+    """query-ok: "The type of the exchange", "the durability", "not known", "arguments"; these are complete."""
     found = described(peer, there.exchange)
     assert (found.kind, found.durable, found.not_found) == (b"headers", True, False)
     number, truth = (5).to_bytes(8, "big"), b"\x01"
@@ -161,7 +161,7 @@ def test_the_default_exchange_is_implied(peer: RawClient) -> None:
 
 @pytest.mark.parametrize("name", [".", "..", "a/b", "%2F", "\u00fc?x=1#y"])
 def test_a_name_is_a_name_and_no_path(peer: RawClient, rabbitmq: RabbitNode, name: str) -> None:
-    """Whatever a client calls its exchange, nothing else of the management API is asked for."""
+    """No name of an exchange makes dtx ask the management API for anything else."""
     with rabbitmq.channel() as channel:
         channel.exchange_declare(name, "topic")
         peer.say(1, exchange_query(name))
@@ -194,7 +194,7 @@ def test_a_name_is_a_name_and_no_path(peer: RawClient, rabbitmq: RabbitNode, nam
             ["queue_not_matched", "key_not_matched", "args_not_matched"],
         ),
         (lambda n: binding_query(n.exchange, n.queue, "l"), ["key_not_matched"]),
-        (lambda n: binding_query(n.exchange, n.other, "l", K), ["args_not_matched"]),  # a is true there, and not 1
+        (lambda n: binding_query(n.exchange, n.other, "l", K), ["args_not_matched"]),  # there a is true, not 1
         (lambda n: binding_query("", n.queue), []),
         (lambda n: binding_query("", n.queue, n.queue), []),
         (lambda n: binding_query("", n.queue, "k"), ["key_not_matched"]),
@@ -207,14 +207,14 @@ def test_a_name_is_a_name_and_no_path(peer: RawClient, rabbitmq: RabbitNode, nam
 def test_a_binding_is_searched_for(
     peer: RawClient, there: Names, query: Callable[[Names], bytes], expected: Sequence[str]
 ) -> None:
-    """query-ok has a bit for everything that is not there, and none where the binding of interest is."""
+    """query-ok sets a bit for each part that does not exist, and no bit if the binding exists."""
     assert bits(peer, query(there)) == expected
 
 
 # -- tickets
 
 QUERIES = [octets(Exchange.Query(b"", 1)), octets(Binding.Query(ticket=1))]
-"""With ticket 1, which is what RabbitMQ gives to everybody."""
+"""Queries with ticket 1, which RabbitMQ gives to every client."""
 BOTH_CHANNELS = pytest.mark.parametrize("selected", [False, True], ids=["a channel that passes", "a selected channel"])
 
 
@@ -233,7 +233,7 @@ def test_a_ticket_that_the_channel_was_not_given_is_refused(peer: RawClient, sel
 @BOTH_CHANNELS
 @pytest.mark.parametrize("first", [False, True], ids=["after", "before"])
 def test_the_ticket_of_access_request_will_do(peer: RawClient, selected: bool, first: bool) -> None:
-    """Asked for before the channel is selected, or after."""
+    """The ticket is requested before or after the channel is selected."""
     request = methods.AccessRequest.HEAD + b"\x05realm\x1f"
     selects = [DtxSelect().encode()] if selected else []
     peer.say(1, *([request, *selects] if first else [*selects, request]))
@@ -251,7 +251,7 @@ def test_the_ticket_of_access_request_will_do(peer: RawClient, selected: bool, f
 @pytest.mark.parametrize("selected", [False, True], ids=["a channel that passes", "a selected channel"])
 @pytest.mark.parametrize("number", [1, 1022], ids=["the first channel", "the last channel"])
 def test_a_query_has_its_place_between_other_methods(service: DtxService, selected: bool, number: int) -> None:
-    """What was sent before a query has been done, what is sent behind it has not; answers come in that order."""
+    """Earlier methods are done before a query, later ones after it. Answers come in the same order."""
     name = f"order-{secrets.token_hex(4)}".encode()
     declare = methods.ExchangeDeclare.HEAD + b"\x00\x00" + tables.put_short(name)
     declare += b"\x05topic\x00\x00\x00\x00\x00"
@@ -287,7 +287,7 @@ def test_a_query_has_its_place_between_other_methods(service: DtxService, select
 
 
 def test_a_query_may_come_within_a_branch_and_between_messages(peer: RawClient, there: Names) -> None:
-    """It is no work of the branch, and what is published before and behind it is."""
+    """The query is no work of the branch. The messages before and after it are."""
     xid = new_xid()
     peer.say(1, DtxSelect().encode(), DtxStart(xid=xid).encode())
     peer.send_raw(message(1, there.queue.encode(), b"one"))
@@ -299,7 +299,7 @@ def test_a_query_may_come_within_a_branch_and_between_messages(peer: RawClient, 
 
 
 def test_a_query_behind_a_method_that_fails_is_not_answered(peer: RawClient, there: Names) -> None:
-    """The channel has been closed by then; the connection goes on."""
+    """The channel is closed by then. The connection stays open."""
     declare = methods.QueueDeclare.HEAD + b"\x00\x00\x04nope\x01\x00\x00\x00\x00"
     assert refusal(peer, declare, exchange_query(there.exchange), exchange_query("")).reply_code == 404
     assert described(peer, there.exchange).kind == b"headers"
@@ -307,7 +307,7 @@ def test_a_query_behind_a_method_that_fails_is_not_answered(peer: RawClient, the
 
 @pytest.mark.parametrize("selected", [False, True], ids=["a channel that passes", "a selected channel"])
 def test_a_client_may_close_its_channel_behind_a_query(peer: RawClient, there: Names, selected: bool) -> None:
-    """It waits no longer for the answer, and nothing is sent on a closed channel: the broker would drop the rest."""
+    """It does not wait for the answer. dtx sends nothing on a closed channel: the broker would close the connection."""
     if selected:
         peer.say(1, DtxSelect().encode())
         peer.wait(DtxSelectOk.KEY)
@@ -319,7 +319,7 @@ def test_a_client_may_close_its_channel_behind_a_query(peer: RawClient, there: N
     assert described(peer, there.exchange).kind == b"headers"
 
 
-# -- who may ask
+# -- permissions
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_who_may_not_see_does_not_learn(
     write: str,
     code: int,
 ) -> None:
-    """An answer would tell of what is hidden from the user; the refusal is the same whether it is there or not."""
+    """An answer would reveal what the user may not read. The refusal is the same, whether it exists or not."""
     user = f"user-{secrets.token_hex(4)}"
     rabbitmq.add_user(user, configure="^$", write=write, read=read)
     try:
@@ -371,7 +371,7 @@ def test_who_may_not_see_does_not_learn(
 def test_without_a_management_api_that_can_tell_the_refusal_says_what_to_do(
     dtx_service: ServiceFactory, rabbitmq: RabbitNode, trouble: str
 ) -> None:
-    """540, with the setting to look at; the connection, and the order of its methods, are not harmed."""
+    """540, with the name of the setting. The connection stays open, and the order of its methods stays correct."""
     with ExitStack() as stack:
         match trouble:
             case "no administrator":
@@ -392,7 +392,7 @@ def test_without_a_management_api_that_can_tell_the_refusal_says_what_to_do(
                 assert b"--management" in close.reply_text
                 assert b"administrator" in close.reply_text
                 assert words.encode() in close.reply_text
-                assert b"http" not in close.reply_text  # where it is, is no business of clients
+                assert b"http" not in close.reply_text  # clients do not learn the URL
             assert mark(peer) == 0
             assert described(peer, "").kind == b"direct"
 
@@ -416,7 +416,7 @@ def test_a_flush_is_answered_when_all_has_been_done(peer: RawClient, rabbitmq: R
 
 
 def test_a_selected_channel_counts_each_command_once(peer: RawClient, there: Names) -> None:
-    """Those too that wait for what went before them: a message, then a get."""
+    """Also commands that wait for earlier ones: a message, then a get."""
     peer.say(1, DtxSelect().encode())
     peer.send_raw(message(1, there.other.encode(), b"one"))
     get = methods.BasicGet(there.other.encode()).encode()
@@ -432,7 +432,7 @@ def test_a_selected_channel_counts_each_command_once(peer: RawClient, there: Nam
 
 
 def test_a_channel_whose_commands_passed_unseen_cannot_be_counted(peer: RawClient) -> None:
-    """A wrong mark would be worse than none."""
+    """The mark would be wrong, so dtx gives none."""
     qos = methods.BasicQos.HEAD + bytes(7)
     close = refusal(peer, qos, FLUSH)
     assert close.reply_code == 540
@@ -440,7 +440,7 @@ def test_a_channel_whose_commands_passed_unseen_cannot_be_counted(peer: RawClien
 
 
 def test_who_speaks_amqp_0_9_may_flush_at_any_time(service: DtxService) -> None:
-    """The class belongs to that protocol, so there nothing passes uncounted."""
+    """The class belongs to AMQP 0-9, so dtx counts all commands of these connections."""
     with RawClient(service.url()) as peer:
         peer.send_raw(Protocol.AMQP_0_9.value)
         peer.wait(methods.ConnectionStart.KEY)
@@ -455,7 +455,7 @@ def test_who_speaks_amqp_0_9_may_flush_at_any_time(service: DtxService) -> None:
         assert mark(peer) == 2
 
 
-# -- what is never to be seen by the broker
+# -- methods that must not reach the broker
 
 
 @pytest.mark.parametrize(
@@ -468,7 +468,7 @@ def test_who_speaks_amqp_0_9_may_flush_at_any_time(service: DtxService) -> None:
     ],
 )
 def test_methods_that_no_client_sends_close_the_channel_alone(peer: RawClient, payload: bytes, code: int) -> None:
-    """RabbitMQ would drop the connection with all its channels."""
+    """RabbitMQ would close the connection with all its channels."""
     peer.open(2)
     assert refusal(peer, payload).reply_code == code
     assert described(peer, "", channel=2).kind == b"direct"
@@ -500,7 +500,7 @@ def test_malformed_queries_end_the_connection_with_502(peer: RawClient, payload:
 
 
 def test_exchange_bind_passes(peer: RawClient, there: Names) -> None:
-    """It has the number of exchange.query."""
+    """exchange.bind has the method number of exchange.query."""
     bind = methods.ExchangeBind.HEAD + b"\x00\x00" + tables.put_short(b"amq.direct")
     bind += tables.put_short(there.exchange.encode()) + b"\x01m" + b"\x00" + tables.put_long(K)
     peer.say(1, bind)
@@ -509,6 +509,6 @@ def test_exchange_bind_passes(peer: RawClient, there: Names) -> None:
 
 
 def test_contents_are_no_commands() -> None:
-    """Header and body frames have types where methods have a class."""
+    """In the key of header and body frames, the frame type has the place of the class."""
     assert not any(map(queries.is_command, (2, 3, methods.ChannelFlow.KEY, methods.ExecutionFlush.KEY)))
     assert queries.is_command(methods.BasicPublish.KEY)

@@ -33,7 +33,7 @@ def test_a_mandatory_message_that_no_queue_takes_comes_back_at_commit(dtx_servic
 
 
 def test_a_publisher_that_has_left_does_not_stop_the_commit(dtx_service: ServiceFactory) -> None:
-    """Whoever is not there any more cannot be told; the branch is committed all the same."""
+    """The message cannot be returned, because its publisher has disconnected. The branch is committed."""
     service = dtx_service()
     xid = new_xid()
     with connected(service.url()) as connection:

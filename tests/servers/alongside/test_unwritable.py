@@ -1,4 +1,4 @@
-"""A message that cannot be written as AMQP has it: it is refused, and costs the lane nothing."""
+"""A message that cannot be encoded as AMQP is refused, and the lane still works."""
 
 from collections.abc import Sequence
 from uuid import uuid4
@@ -27,7 +27,7 @@ async def test_a_unit_that_cannot_be_written_is_refused_and_its_channel_serves_o
         ]
 
     async def assign(unit: Unit) -> None:
-        """Nobody asks for it again."""
+        """The log of this test stores nothing."""
 
     try:
         await lane.ready(60)

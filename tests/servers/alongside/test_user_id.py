@@ -1,4 +1,4 @@
-"""Messages that say whose they are, where dtx's own user at the broker may not speak for others."""
+"""Messages with a user-id, when dtx's own user at the broker does not have the tag impersonator."""
 
 import secrets
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def plain_user(rabbitmq: RabbitNode) -> Iterator[str]:
 def test_a_message_of_a_user_is_not_consumed_in_a_branch_that_could_not_give_it_back(
     dtx_service: ServiceFactory, rabbitmq: RabbitNode, plain_user: str
 ) -> None:
-    """The broker takes a user-id from nobody else but an impersonator: put back, it would be stuck for ever."""
+    """The broker accepts another user's user-id only from an impersonator, so the message could not be put back."""
     service = dtx_service("--replay", "always", broker=plain_user)
     with fresh_queue(rabbitmq) as queue, connected(service.url()) as connection:
         with rabbitmq.channel() as channel:
