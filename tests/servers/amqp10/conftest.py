@@ -1,4 +1,4 @@
-"""One dtx in each mode for clients of AMQP 1.0, which leave it alive."""
+"""One dtx in each mode for clients of AMQP 1.0. No test stops it."""
 
 from collections.abc import Iterator
 from typing import cast
@@ -16,13 +16,12 @@ __all__ = ["channel", "client", "queue"]
 
 @pytest.fixture(scope="package", params=MODES)
 def mode(request: pytest.FixtureRequest) -> Mode:
-    """What keeps the messages: clients see no difference, but where a test says so."""
+    """What stores the messages. Clients see no difference, except where a test says so."""
     return cast("Mode", request.param)
 
 
 @pytest.fixture(scope="package")
 def service(mode: Mode, request: pytest.FixtureRequest, postgres: PostgresServer) -> Iterator[DtxService]:
-    """The service."""
     node: RabbitNode | None = request.getfixturevalue("shared_rabbitmq") if mode == "alongside" else None
     database = postgres.create_database()
     options = () if node is None else ("--management", node.management_url)
@@ -33,7 +32,7 @@ def service(mode: Mode, request: pytest.FixtureRequest, postgres: PostgresServer
 
 @pytest.fixture(scope="package")
 def small(postgres: PostgresServer) -> Iterator[DtxService]:
-    """One without a broker whose branches hold little; its users and its tables may be changed."""
+    """A dtx without a broker, with two messages a branch at most. Tests may change its users and its tables."""
     database = postgres.create_database()
     with DtxService(database=database, options=("--max-branch-messages", "2")) as running:
         yield running

@@ -1,4 +1,4 @@
-"""A client made of the engine's other end: it says exactly what a test wants said, one frame at a time."""
+"""A client on the same engine as the server: it sends exactly what a test wants, frame by frame."""
 
 import socket
 import ssl
@@ -59,13 +59,13 @@ class Raw:
     """A connection. Use as a context manager.
 
     Args:
-        service: what to connect to.
-        hostname: of open.
-        user: who, and
-        password: with what.
-        mechanism: of SASL.
-        response: to that, where it is not PLAIN.
-        tls: for a server that speaks it.
+        service: the server.
+        hostname: the field of open.
+        user: the user for PLAIN.
+        password: the user's password.
+        mechanism: the SASL mechanism.
+        response: the initial response of a mechanism other than PLAIN.
+        tls: the context, if the server uses TLS.
         settings: of this end.
     """
 
@@ -123,21 +123,21 @@ class Raw:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.socket.close()
 
-    # -- to and fro
+    # -- sending and receiving
 
     def flush(self) -> None:
-        """Send what the engine has."""
+        """Send the output of the engine."""
         self.socket.sendall(b"".join(self.engine.data_to_send(0.0)))
 
     def received(self, data: bytes) -> list[Event]:
-        """What *data* means."""
+        """The events of *data*."""
         events = self.engine.receive(data, 0.0)
         while self.engine.behind:
             events += self.engine.receive(b"", 0.0)
         return events
 
     def expect(self, kind: type[E], condition: Callable[[E], bool] = lambda _: True) -> E:
-        """Wait for an event; others wait for whoever asks for them."""
+        """Wait for an event of this kind. Other events are kept for later calls."""
         self.flush()
         limit = time.monotonic() + SECONDS
         while time.monotonic() < limit:
@@ -153,7 +153,7 @@ class Raw:
         raise AssertionError(f"no {kind.__name__}")
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Take what the server says until *condition* holds."""
+        """Receive from the server until *condition* holds."""
         self.flush()
         while not condition():
             data = self.socket.recv(1 << 16)
@@ -179,7 +179,7 @@ class Raw:
         return self
 
     def begin(self) -> Session:
-        """A session."""
+        """Begin a session."""
         session = self.engine.new_session()
         session.begin()
         self.expect(Begun)
@@ -205,7 +205,7 @@ class Raw:
         return link, source
 
     def control(self, session: Session, name: str = "control", *, rejects: bool = True) -> Link:
-        """A control link."""
+        """A link to the coordinator, with credit; *rejects* adds the outcome rejected to its source."""
         link = session.new_link(name, Role.SENDER)
         outcomes = ("amqp:accepted:list", "amqp:rejected:list") if rejects else ("amqp:accepted:list",)
         link.attach(source=Source(outcomes=outcomes), target=Coordinator(capabilities=("amqp:local-transactions",)))
@@ -213,31 +213,31 @@ class Raw:
         return link
 
     def ask(self, session: Session, control: Link, request: Declare | Discharge) -> DeliveryState | None:
-        """Send a request to the coordinator; the outcome."""
+        """Send a request to the coordinator, and return the outcome."""
         number = control.send(b"request", message.value(request))
         return self.outcome(session, number)
 
     def declare(self, session: Session, control: Link, global_id: bytes | None = None) -> bytes:
-        """A transaction; its id."""
+        """Declare a transaction, and return its id."""
         outcome = self.ask(session, control, Declare(global_id=global_id))
         assert isinstance(outcome, Declared), outcome
         return outcome.txn_id
 
     def promote(self, session: Session, control: Link, txn_id: bytes, xid: bytes) -> DeliveryState | None:
-        """Let a local transaction work for the branch *xid*; the outcome."""
+        """Promote a local transaction to the branch *xid*, and return the outcome."""
         return self.ask(session, control, Declare(global_id=Described(PROMOTE, [txn_id, xid])))
 
     def discharge(self, session: Session, control: Link, txn_id: bytes, *, fail: bool = False) -> DeliveryState | None:
-        """End a transaction; the outcome."""
+        """Discharge a transaction, and return the outcome."""
         return self.ask(session, control, Discharge(txn_id=txn_id, fail=fail))
 
     def post(self, link: Link, body: bytes, txn_id: bytes | None = None, *, settled: bool = False) -> int | None:
-        """Send a message, in a transaction or not; its delivery id."""
+        """Send a message, in a transaction or not, and return its delivery id."""
         state = None if txn_id is None else TransactionalState(txn_id=txn_id)
         return link.send(b"post", message.data(body), state=state, settled=settled)
 
     def outcome(self, session: Session, number: int | None) -> DeliveryState | None:
-        """What the server says of a delivery that was sent."""
+        """Wait for the server's state of a delivery that was sent."""
         event = self.expect(
             Disposed,
             lambda event: (
@@ -253,7 +253,7 @@ class Raw:
         return self.expect(Delivered)
 
     def detached(self, link: Link) -> Error | None:
-        """Why the server has detached a link."""
+        """Wait until the server detaches a link, and return its error."""
         return self.expect(Detached, lambda event: event.link == link.handle).error
 
 

@@ -1,4 +1,4 @@
-"""Messages that are acquired in a transaction: they, and what became of them, are decided by its discharge."""
+"""Messages that are acquired in a transaction: its discharge decides the acquisition and the outcome."""
 
 from collections.abc import Iterator
 
@@ -31,13 +31,13 @@ from tests.support.service import DtxService
 
 @pytest.fixture
 def raw(service: DtxService) -> Iterator[Raw]:
-    """A connection that says what it is told to say."""
+    """A connection that sends exactly what a test wants."""
     with Raw(service) as open_connection:
         yield open_connection.opened()
 
 
 def put(channel: BlockingChannel, queue: str, *bodies: bytes) -> None:
-    """Messages that survive a crash."""
+    """Publish persistent messages."""
     confirming = channel.connection.channel()
     confirming.confirm_delivery()
     for each in bodies:
@@ -53,7 +53,7 @@ def settled_link(raw: Raw, session: Session, queue: str) -> Link:
 
 
 def condition(state: object) -> str:
-    """Why something was rejected."""
+    """The error condition of a rejected outcome."""
     assert isinstance(state, Rejected), state
     assert state.error is not None
     return state.error.condition
@@ -117,7 +117,7 @@ def test_an_acquisition_without_an_outcome_is_decided_by_the_discharge(
     link.grant(1, properties={"txn-id": txn_id})
     got = raw.take()
     assert raw.discharge(session, control, txn_id, fail=fail) == ACCEPTED
-    if not fail:  # it is the client's, as if it had been acquired in none
+    if not fail:  # the client has it, as if acquired outside a transaction
         assert take_all(channel, queue) == []
         session.dispose(Role.RECEIVER, [got.delivery_id], ACCEPTED, settled=True)
         raw.close()
@@ -239,7 +239,7 @@ def test_what_goes_leaves_nothing_acquired(
 
 @pytest.mark.parametrize("drain", [False, True])
 def test_nothing_is_sent_in_a_transaction_that_can_only_be_rolled_back(small: DtxService, drain: bool) -> None:
-    """It would be sent, and return to its queue, and be sent again."""
+    """Otherwise a message would be sent, return to its queue and be sent again, without end."""
     with Raw(small) as raw, connected(small.url()) as connection:
         channel = connection.channel()
         channel.queue_declare("shared", durable=True)
@@ -255,7 +255,7 @@ def test_nothing_is_sent_in_a_transaction_that_can_only_be_rolled_back(small: Dt
         assert condition(raw.discharge(session, control, txn_id)) == "amqp:transaction:rollback"
         if drain:
             link.grant(6)
-        # and then they come outside of any transaction, as there is credit
+        # then they are sent outside any transaction, as there is credit
         assert sorted(body(raw.take()) for _ in range(6)) == [b"%d" % number for number in range(6)]
         raw.close()
         assert take_all(channel, "shared") == []
@@ -335,7 +335,7 @@ def test_a_crash_leaves_nothing_acquired(postgres: PostgresServer) -> None:
 
 @pytest.mark.parametrize("in_transaction", [False, True])
 def test_a_drain_is_answered_once(raw: Raw, channel: BlockingChannel, queue: str, in_transaction: bool) -> None:
-    """2.6.7: a second answer would be taken for that to the next drain, though its messages are still to come."""
+    """2.6.7: the client would take a second answer for that to the next drain, whose messages it has not received."""
     put(channel, queue, b"0", b"1", b"2")
     session = raw.begin()
     control = raw.control(session)

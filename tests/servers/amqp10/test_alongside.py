@@ -1,4 +1,4 @@
-"""What a broker brings along for clients of AMQP 1.0: its permissions, and its queues."""
+"""Clients of AMQP 1.0 alongside a broker: its permissions and its queues."""
 
 import secrets
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ CLERK = "clerk-1.0"
 
 @pytest.fixture
 def clerk(rabbitmq: RabbitNode) -> Iterator[str]:
-    """A user who may use what begins with ``mine``, and no lock."""
+    """A user who may use names that begin with ``mine``, write to ``amq.topic``, and use no lock."""
     rabbitmq.add_user(CLERK, configure="^mine", write="^(mine|amq.topic)", read="^mine")
     yield CLERK
     rabbitmq.delete_user(CLERK)
@@ -45,7 +45,7 @@ def clerk(rabbitmq: RabbitNode) -> Iterator[str]:
 
 @pytest.fixture
 def mine(channel: BlockingChannel) -> Iterator[str]:
-    """A queue of the clerk's."""
+    """A queue that the clerk may use."""
     name = f"mine-{secrets.token_hex(6)}"
     channel.queue_declare(name, durable=True)
     yield name
@@ -53,12 +53,12 @@ def mine(channel: BlockingChannel) -> Iterator[str]:
 
 
 def ready(channel: BlockingChannel, queue: str) -> int:
-    """Messages that nobody has taken."""
+    """The number of ready messages."""
     return int(channel.queue_declare(queue, passive=True).method.message_count)
 
 
 def refused(raw: Raw, session: Session, role: Role, address: str | None, *, credit: int = 0) -> str:
-    """Why a link is not for the client."""
+    """The error condition with which a link is refused."""
     link = session.new_link(f"{role}-{address}", role)
     target = Target(address=address) if address else ToCoordinator(capabilities=())
     link.attach(
@@ -73,7 +73,7 @@ def refused(raw: Raw, session: Session, role: Role, address: str | None, *, cred
 
 
 def condition(state: DeliveryState | None) -> str:
-    """Why a message was rejected, in a transaction or not."""
+    """The error condition of a rejected message, in a transaction or not."""
     outcome = state.outcome if isinstance(state, TransactionalState) else state
     assert isinstance(outcome, Rejected), state
     assert isinstance(outcome.error, Error)
@@ -81,7 +81,7 @@ def condition(state: DeliveryState | None) -> str:
 
 
 def test_the_broker_says_what_a_client_may(service: DtxService, clerk: str, mine: str, queue: str) -> None:
-    """403 of the broker: at the attach where that can be known, else when the link gets credit."""
+    """Refusals of the broker are reported at the attach if dtx knows them then, else when the link gets credit."""
     with Raw(service, user=clerk, password=clerk) as raw:
         session = raw.opened().begin()
         raw.receiver(session, mine, name="may")
@@ -110,7 +110,7 @@ def test_a_wrong_vhost_is_refused_with_the_brokers_words(service: DtxService, ra
 def test_one_message_that_is_refused_harms_no_other(
     service: DtxService, rabbitmq: RabbitNode, clerk: str, channel: BlockingChannel, queue: str
 ) -> None:
-    """Topic permissions are judged for each message; a publish that is refused would cost its whole channel."""
+    """The broker checks topic permissions for each message, and a refused publish closes its whole channel."""
     rabbitmq.set_topic_permissions(clerk, "amq.topic", write="^ok")
     channel.queue_bind(queue, "amq.topic", "#")
     with Raw(service, user=clerk, password=clerk) as raw:
@@ -131,7 +131,7 @@ def test_one_message_that_is_refused_harms_no_other(
 def test_of_equal_messages_those_that_no_queue_takes_are_released(
     service: DtxService, channel: BlockingChannel, queue: str
 ) -> None:
-    """A broker's return names no number: the subject, and what else a sender says, tells which one it was."""
+    """A broker's return has no delivery number. dtx finds the message by its subject and other fields."""
     channel.queue_bind(queue, "amq.direct", queue)
     with Raw(service) as raw:
         session = raw.opened().begin()
@@ -158,7 +158,7 @@ def test_a_full_queue_rejects_what_is_sent_without_a_transaction(service: DtxSer
 
 
 def test_a_message_for_a_queue_that_is_gone_is_refused_in_a_transaction(service: DtxService) -> None:
-    """A broker routes when the branch commits; that the queue is not there can be known before."""
+    """The broker routes when the branch commits, but dtx finds out earlier that the queue does not exist."""
     with Raw(service) as raw:
         session = raw.opened().begin()
         control, sender = raw.control(session), raw.sender(session, None)
@@ -171,7 +171,7 @@ def test_a_message_for_a_queue_that_is_gone_is_refused_in_a_transaction(service:
 
 
 def test_a_reply_goes_to_the_queue_of_another_connection(service: DtxService) -> None:
-    """To consume from it is for its connection alone."""
+    """Only its own connection may consume from it."""
     with Raw(service) as asking, Raw(service) as answering:
         near, far = asking.opened().begin(), answering.opened().begin()
         _, source = asking.receiver(near, None, dynamic=True)
@@ -201,7 +201,7 @@ def test_what_was_sent_settled_is_there_when_the_client_says_goodbye(
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_a_link_takes_no_more_than_its_credit(service: DtxService, channel: BlockingChannel, kind: str) -> None:
-    """2.6.7; to settle a delivery is no credit, though a broker's prefetch would say so."""
+    """2.6.7: a settled delivery gives no credit, unlike with the prefetch of a broker."""
     name = f"credit-{secrets.token_hex(6)}"
     channel.queue_declare(name, durable=True, arguments={"x-queue-type": kind})
     channel.confirm_delivery()
@@ -213,7 +213,7 @@ def test_a_link_takes_no_more_than_its_credit(service: DtxService, channel: Bloc
         taken = [raw.take() for _ in range(40)]
         for delivery in taken[:30]:
             session.dispose(Role.RECEIVER, [delivery.delivery_id], ACCEPTED, settled=True)
-        link.grant(1)  # what is settled and what is granted may come apart, or together
+        link.grant(1)  # settlements and credit may arrive together or separately
         last = raw.take()
         assert [int(body(delivery)) for delivery in (*taken, last)] == list(range(41))
         wait_until(lambda: ready(channel, name) == 60 - 41)
@@ -223,14 +223,14 @@ def test_a_link_takes_no_more_than_its_credit(service: DtxService, channel: Bloc
         raw.until(lambda: link.credit == 0)
         session.dispose(Role.RECEIVER, [delivery.delivery_id for delivery in rest], ACCEPTED, settled=True)
         raw.detach(session, link)
-        wait_until(lambda: ready(channel, name) == 11)  # ten of the first ones, and the last of those
+        wait_until(lambda: ready(channel, name) == 11)  # ten of the first 40, and the one after them
     channel.queue_delete(name)
 
 
 def test_a_branch_outlives_the_client_that_worked_for_it(
     service: DtxService, channel: BlockingChannel, queue: str
 ) -> None:
-    """What it consumed stays with the connection to the broker until the vote."""
+    """The consumed messages stay on the connection to the broker until the vote."""
     xid = new_xid()
     channel.basic_publish("", queue, b"old", BasicProperties(delivery_mode=2))
     with Raw(service) as raw:
@@ -253,7 +253,7 @@ def test_a_branch_outlives_the_client_that_worked_for_it(
 
 
 def test_a_rollback_ends_though_the_links_own_queue_is_gone(service: DtxService, channel: BlockingChannel) -> None:
-    """The queue of a subscription is exclusive: what it held goes with it."""
+    """The queue of a subscription is exclusive: its messages are deleted with it."""
     xid = new_xid()
     with Raw(service) as raw:
         session = raw.opened().begin()
@@ -292,7 +292,7 @@ def test_an_idle_branch_that_is_rolled_back_returns_what_its_client_has_left(
 
 
 def test_who_changes_his_mind_at_once_harms_nothing(service: DtxService, channel: BlockingChannel, queue: str) -> None:
-    """RabbitMQ 3.10 ends the whole connection (541) for a cancel that comes before it has answered consume."""
+    """RabbitMQ 3.10 closes the whole connection (541) if a cancel arrives before it has answered the consume."""
     for number in range(20):
         channel.basic_publish("", queue, b"%d" % number)
     with Raw(service) as raw:

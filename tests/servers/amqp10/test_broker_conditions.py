@@ -1,4 +1,4 @@
-"""A broker that takes no publishes for a while, and streams, for clients of AMQP 1.0."""
+"""Memory alarms and streams of a broker, for clients of AMQP 1.0."""
 
 import contextlib
 import secrets
@@ -36,12 +36,12 @@ from tests.support.rabbitmq import RabbitNode
 from tests.support.service import DtxService
 
 FIRST: Final = {"offset": Described(Symbol("rabbitmq:stream-offset-spec"), "first")}
-"""For tests that do not wait until the broker has begun to read."""
+"""Reads from the start, for tests that do not wait until the broker has begun to read."""
 
 
 @contextlib.contextmanager
 def alarm(service: DtxService, node: RabbitNode) -> Iterator[None]:
-    """A memory alarm that dtx knows of."""
+    """A memory alarm of the broker that dtx has noticed."""
 
     def told() -> int:
         return service.log_path.read_bytes().count(b"the broker takes no publishes")
@@ -61,7 +61,7 @@ def test_a_posting_waits_for_the_end_of_a_memory_alarm(
 ) -> None:
     with Raw(service) as raw, Raw(service) as other:
         session = raw.opened().begin()
-        raw.control(session)  # dtx hears of alarms where it has something to publish
+        raw.control(session)  # dtx learns of alarms on connections that publish
         link = raw.sender(session, queue)
         assert raw.outcome(session, raw.post(link, b"before")) == ACCEPTED
         consuming = other.opened().begin()
@@ -69,7 +69,7 @@ def test_a_posting_waits_for_the_end_of_a_memory_alarm(
             waiting = raw.post(link, b"meanwhile")
             raw.flush()
             other.receiver(consuming, queue, credit=10)
-            taken = other.take()  # who does not publish is not held up
+            taken = other.take()  # a client that does not publish is not blocked
             consuming.dispose(Role.RECEIVER, [taken.delivery_id], ACCEPTED, settled=False)
             other.until(lambda: taken.delivery_id not in consuming.incoming)
             assert body(taken) == b"before"
@@ -119,8 +119,8 @@ def test_a_transaction_that_consumes_needs_no_publish(
 def test_a_session_that_ends_during_a_memory_alarm_gives_back_what_its_transactions_had(
     service: DtxService, rabbitmq: RabbitNode, channel: BlockingChannel, queue: str
 ) -> None:
-    """Its end is answered at once. What the broker does not read before the alarm is over, it reads then: each message
-    is back once, and nobody hears of what was posted.
+    """The end is answered at once. The broker reads the rest after the alarm: each message is back once, and nothing
+    of what was posted is published.
     """
     for name in (b"one", b"two", b"three"):
         channel.basic_publish("", queue, name, BasicProperties(delivery_mode=2))
@@ -153,7 +153,7 @@ def test_a_session_that_ends_during_a_memory_alarm_gives_back_what_its_transacti
 def test_a_session_that_ends_has_no_message_delivered_to_it_once_more(
     service: DtxService, channel: BlockingChannel
 ) -> None:
-    """What its transaction gives back is not for its own links, which end with it: each delivery in vain counts."""
+    """Its links get no message that its transaction gives back: each delivery would raise x-delivery-count."""
     queue = f"amqp10-{secrets.token_hex(6)}"
     channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "quorum"})
     channel.basic_publish("", queue, b"one", BasicProperties(delivery_mode=2))
@@ -176,7 +176,6 @@ def test_a_session_that_ends_has_no_message_delivered_to_it_once_more(
 
 @pytest.fixture
 def stream(channel: BlockingChannel) -> Iterator[str]:
-    """A stream."""
     name = f"amqp10-{secrets.token_hex(6)}"
     channel.queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
     yield name
@@ -185,7 +184,7 @@ def stream(channel: BlockingChannel) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def bare(postgres: PostgresServer, shared_rabbitmq: RabbitNode) -> Iterator[DtxService]:
-    """A service that knows of no management API: what type a queue has, it finds out by itself."""
+    """A service without a management API: it finds out the type of a queue by itself."""
     database = postgres.create_database()
     with DtxService(broker=shared_rabbitmq.url(), database=database) as running:
         yield running
@@ -194,7 +193,7 @@ def bare(postgres: PostgresServer, shared_rabbitmq: RabbitNode) -> Iterator[DtxS
 
 @pytest.fixture(params=["management", "bare"])
 def reader(request: pytest.FixtureRequest) -> DtxService:
-    """A service beside a broker, with and without its management API."""
+    """A service alongside a broker, with and without its management API."""
     return cast("DtxService", request.getfixturevalue("service" if request.param == "management" else "bare"))
 
 
@@ -215,7 +214,7 @@ def test_who_reads_a_stream_misses_nothing_however_small_its_credit(reader: DtxS
 
 @only_alongside
 def test_no_outcome_means_anything_to_a_stream(service: DtxService, stream: str) -> None:
-    """A nack of such a delivery would end the whole connection (540)."""
+    """The broker closes the whole connection (540) on a nack of a delivery of a stream."""
     outcomes: tuple[Outcome, ...] = (RELEASED, Rejected(), Modified(delivery_failed=True), ACCEPTED)
     with Raw(service) as raw:
         session = raw.opened().begin()
@@ -274,7 +273,7 @@ def test_nothing_of_a_stream_is_acquired_in_a_transaction(service: DtxService, s
 
 @only_alongside
 def test_a_stream_is_drained_and_read_on(reader: DtxService, stream: str) -> None:
-    """A drain would ask with basic.get, for which the broker ends the whole connection (540)."""
+    """A drain must not use basic.get, on which the broker closes the whole connection (540)."""
     with Raw(reader) as raw:
         session = raw.opened().begin()
         link, _ = raw.receiver(session, stream, credit=0, filter=FIRST)
@@ -341,7 +340,7 @@ def test_a_link_hears_that_its_stream_was_deleted(service: DtxService, channel: 
 def test_who_may_not_read_a_stream_is_refused_when_it_attaches(
     reader: DtxService, stream: str, shared_rabbitmq: RabbitNode
 ) -> None:
-    """2.6.3: the answer to such an attach has no source, and a detach with the reason comes behind it."""
+    """2.6.3: the answer to such an attach has no source, and a detach with the reason follows."""
     user = f"reader-{secrets.token_hex(4)}"
     shared_rabbitmq.add_user(user, read="nothing")
     with Raw(reader, user=user, password=user) as raw:
@@ -359,7 +358,7 @@ def test_who_may_not_read_a_stream_is_refused_when_it_attaches(
 
 @only_alongside
 def test_what_a_stream_sends_before_its_link_has_credit_waits(reader: DtxService, stream: str) -> None:
-    """What the broker sends behind its answer may be there before the client has its own."""
+    """Deliveries of the broker may arrive before dtx has answered the attach of the client."""
     with Raw(reader) as raw:
         session = raw.opened().begin()
         to = raw.sender(session, stream)
@@ -377,7 +376,7 @@ def test_what_a_stream_sends_before_its_link_has_credit_waits(reader: DtxService
 def test_a_queue_that_takes_the_place_of_a_stream_loses_nothing(
     reader: DtxService, channel: BlockingChannel, stream: str
 ) -> None:
-    """Its type was found a moment ago: what a reader of a stream acknowledges, a queue would take for consumed."""
+    """The name counts as a stream for a moment. dtx acknowledges messages of a stream; a queue would lose them."""
     with Raw(reader) as raw:
         session = raw.opened().begin()
         link, _ = raw.receiver(session, stream)

@@ -11,7 +11,7 @@ from tests.support.rabbitmq import RabbitNode
 
 
 def test_the_client_hears_of_the_death_of_its_broker(dtx_service: ServiceFactory, own_rabbitmq: RabbitNode) -> None:
-    """And what has voted is there when the broker is."""
+    """A prepared branch is committed when the broker is back."""
     service = dtx_service(broker=own_rabbitmq.url())
     xid = new_xid()
     with own_rabbitmq.channel() as direct:

@@ -1,4 +1,4 @@
-"""What a broker has sent for a client of AMQP 1.0 that does not take it."""
+"""Messages that a broker has sent for a client of AMQP 1.0 that does not receive them."""
 
 from dtx.wire.amqp10.performatives import ACCEPTED, Role
 from tests.conftest import ServiceFactory
@@ -13,7 +13,7 @@ KEPT = 1 << 20
 
 
 def test_what_there_is_no_memory_for_stays_in_its_queue(dtx_service: ServiceFactory, rabbitmq: RabbitNode) -> None:
-    """A client with much credit that opens no window: dtx keeps what it may keep, and no prefetch of large messages."""
+    """A client has much credit and no window: dtx keeps what it may, and does not prefetch more large messages."""
     service = dtx_service("--max-kept-bytes", str(KEPT), broker=rabbitmq.url())
     with connected(service.url()) as connection:
         channel = connection.channel()

@@ -1,4 +1,4 @@
-"""What the text says of transactions where no other test here shows it; ``CLAUSES.md`` says which test shows what."""
+"""Clauses about transactions that no other test here shows. ``CLAUSES.md`` names the tests of each clause."""
 
 from collections.abc import Iterator
 
@@ -35,14 +35,14 @@ from tests.support.users import StandaloneUsers
 
 @pytest.fixture
 def raw(service: DtxService) -> Iterator[Raw]:
-    """A connection that says what it is told to say."""
+    """A connection that sends exactly what a test wants."""
     with Raw(service) as open_connection:
         yield open_connection.opened()
 
 
 @pytest.fixture
 def own(small: DtxService) -> Iterator[DtxService]:
-    """A service that holds little, with an empty queue, and whose database may be spoiled."""
+    """A service with low limits and an empty queue. Tests may damage its database."""
     with connected(small.url()) as connection:
         connection.channel().queue_declare("q", durable=True)
     yield small
@@ -51,7 +51,7 @@ def own(small: DtxService) -> Iterator[DtxService]:
 
 
 def condition(state: object) -> str:
-    """Why something was rejected, in a transaction or not."""
+    """The error condition of a rejected outcome, in a transaction or not."""
     outcome = state.outcome if isinstance(state, TransactionalState) else state
     assert isinstance(outcome, Rejected), state
     assert outcome.error is not None
@@ -82,7 +82,7 @@ def test_links_to_the_coordinator_are_not_resumed(raw: Raw) -> None:
 
 
 def test_nothing_is_left_of_a_link_that_would_like_to_go_on(raw: Raw, channel: BlockingChannel, queue: str) -> None:
-    """Transport, 2.6.13: an attach without an unsettled map says that nothing is known of any delivery."""
+    """Transport, 2.6.13: an attach without an unsettled map means that no delivery is known."""
     channel.basic_publish("", queue, b"one")
     session = raw.begin()
     source = Source(address=queue, durable=Durability.UNSETTLED_STATE, expiry_policy=ExpiryPolicy.NEVER)
@@ -293,7 +293,7 @@ def test_a_target_that_may_not_be_used_any_more_is_told_and_the_link_is_closed(o
         txn_id = raw.declare(session, control)
         users.permit("writer", write="^$")
         with Raw(own):
-            pass  # a login reads what has changed
+            pass  # at a login dtx reads the changes
         assert condition(raw.outcome(session, raw.post(sender, b"one", txn_id))) == "amqp:unauthorized-access"
         error = raw.detached(sender)
         assert error is not None
@@ -313,7 +313,7 @@ def test_a_message_that_finds_no_way_does_not_close_an_anonymous_link(own: DtxSe
 
 @pytest.mark.parametrize("consumes", [False, True])
 def test_a_database_that_fails_is_an_internal_error(own: DtxService, consumes: bool) -> None:
-    """Transactional publish and subscribe: amqp:internal-error; here it is the discharge that meets it."""
+    """Transactional publish and subscribe: amqp:internal-error, which the discharge gets here."""
     assert own.database is not None
     with Raw(own) as raw, psycopg.connect(own.database, autocommit=True) as database:
         session = raw.opened().begin()
@@ -363,13 +363,13 @@ def test_a_receiver_that_settles_second_hears_that_its_sender_has(
     done = raw.expect(Disposed, lambda event: event.role is Role.RECEIVER)
     assert (done.state, done.settled) == (ACCEPTED, True)
     assert [number for _, number in done.deliveries] == [got.delivery_id]
-    session.dispose(Role.RECEIVER, [got.delivery_id], ACCEPTED, settled=True)  # the second: it says nothing new
+    session.dispose(Role.RECEIVER, [got.delivery_id], ACCEPTED, settled=True)  # the second one: it changes nothing
     raw.detach(session, link)
     assert take_all(channel, queue) == []
 
 
 def test_dtx_settles_first_whatever_its_sender_would_like(raw: Raw, channel: BlockingChannel, queue: str) -> None:
-    """Transport, 2.7.3: the receiver says the mode that is in use: a message that is safe needs no second word."""
+    """Transport, 2.7.3: the receiver sets the mode in use. dtx settles a safe message with its first disposition."""
     session = raw.begin()
     link = session.new_link("second", Role.SENDER)
     link.attach(source=Source(), target=Target(address=queue), receiver_settles=ReceiverSettles.SECOND)

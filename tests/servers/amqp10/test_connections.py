@@ -1,4 +1,4 @@
-"""Who may come in with AMQP 1.0, and how connections end."""
+"""Logins with AMQP 1.0, and the ends of connections."""
 
 import contextlib
 import secrets
@@ -36,7 +36,7 @@ def own(postgres: PostgresServer) -> Iterator[DtxService]:
 
 
 def closed(raw: Raw) -> str:
-    """Why the server closes the connection, instead of what the client waits for."""
+    """Wait until the server closes the connection, and return the error condition."""
     raw.flush()
     while True:
         for event in raw.events:
@@ -44,12 +44,12 @@ def closed(raw: Raw) -> str:
                 assert event.error is not None
                 return event.error.condition
         data = raw.socket.recv(1 << 16)
-        assert data, "the server has closed the connection and not said why"
+        assert data, "the server has closed the connection without a reason"
         raw.events += raw.engine.receive(data, 0.0)
 
 
 def test_open_offers_what_is_implemented(service: DtxService) -> None:
-    """Proton's requests and replies, for example, send to a target without an address only where this is offered."""
+    """Proton's servers, for example, send replies to a target without an address only if this is offered."""
     with Raw(service) as raw:
         assert raw.expect(Opened).open.offered_capabilities == ("ANONYMOUS-RELAY",)
 
@@ -118,7 +118,7 @@ def test_a_client_says_goodbye_and_is_answered(service: DtxService) -> None:
 
 
 def test_a_client_hears_something_before_its_idle_time_out(service: DtxService) -> None:
-    """2.4.5: who has nothing to send "MAY send an empty frame"; this client says half a second."""
+    """2.4.5: a peer with nothing to send "MAY send an empty frame". This client announces half a second."""
     with Raw(service, idle_seconds=1.0) as raw:
         raw.opened()
         heard = b""
@@ -217,7 +217,7 @@ def test_what_a_user_may_not_use_is_refused(own: DtxService, postgres: PostgresS
 
 
 def test_what_was_committed_is_there_after_a_kill_and_nothing_else(postgres: PostgresServer) -> None:
-    """A discharge that was answered is durable; one that was not is done as a whole or not at all."""
+    """An answered discharge is durable. An unanswered one is done completely or not at all."""
     database = postgres.create_database()
     with DtxService(database=database) as service:
         with connected(service.url()) as connection:

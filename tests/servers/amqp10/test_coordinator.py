@@ -1,4 +1,4 @@
-"""What the text says of transactions, clause by clause, with frames that no well-meaning client sends."""
+"""Clauses about transactions, shown with frames that ordinary clients do not send."""
 
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
@@ -27,13 +27,13 @@ from tests.support.service import DtxService
 
 @pytest.fixture
 def raw(service: DtxService):  # type: ignore[no-untyped-def]
-    """A connection that says what it is told to say."""
+    """A connection that sends exactly what a test wants."""
     with Raw(service) as open_connection:
         yield open_connection.opened()
 
 
 def condition(state: object) -> str:
-    """Why something was rejected."""
+    """The error condition of a rejected outcome."""
     assert isinstance(state, Rejected), state
     assert state.error is not None
     return state.error.condition
@@ -181,7 +181,7 @@ def test_a_partial_delivery_forbids_the_discharge(raw: Raw, channel: BlockingCha
         "state": TransactionalState(txn_id=txn_id),
     }
     rest = raw.engine.send_transfer(session.channel, fields, memoryview(message.data(b"x" * 300_000)))
-    assert rest  # which never comes
+    assert rest  # which is never sent
     control.send(b"request", message.value(Discharge(txn_id=txn_id)))
     error = raw.detached(control)
     assert error is not None
@@ -270,7 +270,7 @@ def test_the_default_outcome_is_the_sources(raw: Raw, channel: BlockingChannel, 
 
 
 def test_a_control_link_takes_any_number_of_requests(raw: Raw) -> None:
-    """Its credit is for 1,000 at a time, and comes again."""
+    """It has credit for 1,000 requests, which is granted again."""
     session = raw.begin()
     control = raw.control(session)
     count = 600

@@ -1,4 +1,4 @@
-"""dtx dies at the instants that matter to a discharge: what was done is done as a whole, and never half."""
+"""dtx dies at the critical points of a discharge: the transaction is done completely or not at all."""
 
 import contextlib
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from tests.support.rabbitmq import RabbitNode
 OLD, NEW, BOTH = [b"old"], [b"new"], [b"new", b"old"]
 QUEUE: Final = "amqp10-crashes"
 DEAD: Final = f"{QUEUE}-dead"
-"""Its dead letters."""
+"""The queue for its dead letters."""
 ARGUMENTS: Final = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": DEAD}
 STANDALONE_LOCAL: Final = {
     Point.HELD_CONSUME: OLD,
@@ -33,7 +33,7 @@ STANDALONE_LOCAL: Final = {
     Point.REPLY_COMMIT_BEFORE: NEW,
     Point.REPLY_COMMIT_SENT: NEW,
 }
-"""What is in the queue after the next start."""
+"""The messages in the queue after the next start."""
 ALONGSIDE_LOCAL: Final = {
     Point.HELD_CONSUME: OLD,
     Point.TAKING_ACKED: OLD,
@@ -41,19 +41,19 @@ ALONGSIDE_LOCAL: Final = {
     Point.UNIT_SENT: NEW,
     Point.REPLY_COMMIT_BEFORE: NEW,
 }
-"""The same with a broker. Once the receipt shows that the messages were taken, what is asked for goes on."""
+"""The same with a broker. If the receipt shows that the messages were taken, the commit continues."""
 STANDALONE_DISTRIBUTED: Final = {
     Point.REPLY_END_SENT: OLD,
     Point.LOG_PREPARED_BEFORE: OLD,
     Point.LOG_PREPARED_AFTER: NEW,
     Point.REPLY_PREPARE_SENT: NEW,
 }
-"""What is in the queue where the transaction manager commits what has voted."""
+"""The messages in the queue after the transaction manager has committed the branch, if it is prepared."""
 ALONGSIDE_DISTRIBUTED: Final = {Point.REPLY_END_SENT: OLD, Point.TAKING_COMMITTED: NEW, Point.REPLY_PREPARE_SENT: NEW}
 
 
 def cells(standalone: dict[Point, list[bytes]], alongside: dict[Point, list[bytes]]) -> pytest.MarkDecorator:
-    """A test for each of them, with the service of its mode."""
+    """One test for each point, with the service of its mode."""
     found = [("standalone", *cell) for cell in standalone.items()] + [
         ("alongside", *cell) for cell in alongside.items()
     ]
@@ -63,7 +63,7 @@ def cells(standalone: dict[Point, list[bytes]], alongside: dict[Point, list[byte
 
 @pytest.fixture(scope="module")
 def armed(request: pytest.FixtureRequest, postgres: PostgresServer) -> Iterator[ArmedService]:
-    """A service of one mode, for one crash after the other."""
+    """A service of one mode. Each test starts it and lets it crash."""
     node: RabbitNode | None = request.getfixturevalue("shared_rabbitmq") if request.param == "alongside" else None
     database = postgres.create_database()
     options = () if node is None else ("--management", node.management_url)
@@ -83,10 +83,10 @@ def die_at(
     """Consume *old* and publish *new* in a transaction, with a dtx that dies at *point*.
 
     Args:
-        service: of which.
-        point: where.
-        xid: of the branch that it is for; ``None``: it is a local one.
-        promoted: it was a local one while it did that.
+        service: the dtx.
+        point: where it dies.
+        xid: the branch of the transaction; ``None``: the transaction is local.
+        promoted: whether it is local at first, and then promoted.
         outcome: of *old*.
     """
     service.arming = ("--at", point.label, "--do", "die")
@@ -121,7 +121,7 @@ def die_at(
 
 
 def whole(connection: BlockingConnection) -> list[bytes]:
-    """What is in the queue, once nothing more becomes of it: each end leaves one message."""
+    """The messages in the queue, when there is one: each outcome leaves one message."""
     channel = connection.channel()
     wait_until(lambda: channel.queue_declare(QUEUE, passive=True).method.message_count == 1)
     return take_all(channel, QUEUE)
@@ -155,7 +155,7 @@ def test_a_transaction_that_was_promoted_is_there_if_its_branch_has_voted(
 def it_is_there_if_it_has_voted(
     armed: ArmedService, point: Point, left: list[bytes], *, promoted: bool = False
 ) -> None:
-    """A branch, after dtx has died at *point*; its transaction manager commits what is there."""
+    """Let dtx die at *point*. The transaction manager commits the branch if it is prepared."""
     xid = new_xid()
     die_at(armed, point, xid, promoted=promoted)
     with connected(armed.url()) as connection:
@@ -175,7 +175,7 @@ def it_is_there_if_it_has_voted(
 def test_what_is_rejected_is_dead_with_its_branch_or_back_in_its_queue(
     armed: ArmedService, point: Point, left: list[bytes]
 ) -> None:
-    """Without a broker a dead letter is part of the branch; a broker has the message back when dtx dies."""
+    """Without a broker, the dead letter is part of the branch. A broker gets the message back when dtx dies."""
     xid = new_xid()
     die_at(armed, point, xid, outcome=Rejected())
     with connected(armed.url()) as connection:

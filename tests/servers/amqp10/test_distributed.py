@@ -16,7 +16,7 @@ from tests.support.service import DtxService
 
 @pytest.fixture
 def manager(service: DtxService) -> Iterator[Coordinator]:
-    """The transaction manager, who decides about the branches of others."""
+    """The transaction manager, which decides the branches of all clients."""
     with connected(service.url()) as connection:
         yield Coordinator(connection)
 
@@ -31,7 +31,7 @@ def test_a_client_of_amqp_1_0_works_for_the_branch_that_global_id_names(
     transaction, outcome = client.declare(xid.to_wire())
     client.send(transaction, sender, "published")
     transaction.update(delivery, Delivery.ACCEPTED)
-    assert client.end(transaction, outcome) == "committed"  # its part is done; nothing is decided
+    assert client.end(transaction, outcome) == "committed"  # its work has ended; nothing is decided
     client.await_settled(delivery)
     assert take_all(channel, queue) == []
 
@@ -155,7 +155,7 @@ def test_a_branch_that_has_voted_takes_no_more_work(client: Client, queue: str, 
 
 
 def test_the_branch_survives_the_client_and_dtx(postgres: PostgresServer) -> None:
-    """What has voted can be committed whatever dies, whichever protocol did the work."""
+    """A prepared branch can be committed whatever dies, also with work over AMQP 1.0."""
     database, xid = postgres.create_database(), new_xid()
     with DtxService(database=database) as service:
         with connected(service.url()) as connection:

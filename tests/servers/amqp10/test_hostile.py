@@ -1,4 +1,4 @@
-"""Peers that take more than they are given: each hears the error of the text, and nobody else suffers."""
+"""Peers that exceed their limits: each gets the error of the specification, and other clients are not affected."""
 
 import contextlib
 import os
@@ -26,12 +26,12 @@ from tests.support.service import DtxService
 
 MEGABYTE: Final = 1 << 20
 MUCH: Final = 96 * MEGABYTE
-"""Far above what one connection may use, and far below what is asked for here."""
+"""Bytes: far above what one connection may use, and far below what these peers ask for."""
 
 
 @pytest.fixture(autouse=True)
 def neighbour(service: DtxService, channel: BlockingChannel) -> Iterator[Callable[[], None]]:
-    """A client that was there before: it can do a transaction while the hostile one is there, and does one after it."""
+    """A client that connected before: it can do a transaction during the attack, and does one afterwards."""
     name = f"neighbour-{secrets.token_hex(6)}"
     channel.queue_declare(name, durable=True)
     with Raw(service) as raw:
@@ -53,7 +53,7 @@ def neighbour(service: DtxService, channel: BlockingChannel) -> Iterator[Callabl
 
 
 def say(raw: Raw, session: Session, *frames: bytes) -> None:
-    """Octets of frames, whatever the engine of the client thinks of them."""
+    """Send frames without the engine of the client."""
     raw.flush()
     assert session.channel == 0
     raw.socket.sendall(b"".join(frames))
@@ -66,14 +66,14 @@ def transfer(link: Link, number: int | None, *, payload: bytes = b"", **fields: 
 
 
 def heard(raw: Raw, *kinds: type[Event]) -> Any:
-    """The first event of these kinds."""
+    """Wait for the first event of these kinds."""
     while True:
         for event in raw.events:
             if isinstance(event, kinds):
                 raw.events.remove(event)
                 return event
         data = raw.socket.recv(1 << 16)
-        assert data, "the server has closed the connection and not said why"
+        assert data, "the server has closed the connection without a reason"
         raw.events += raw.engine.receive(data, 0.0)
 
 
@@ -87,7 +87,7 @@ def test_who_overruns_the_window_loses_the_session(service: DtxService, queue: s
         assert isinstance(ended, Ended)
         assert ended.error is not None
         assert ended.error.condition == "amqp:session:window-violation"
-        raw.begin()  # the connection lives
+        raw.begin()  # the connection is still open
 
 
 def test_who_overruns_the_credit_loses_the_link(service: DtxService, channel: BlockingChannel, queue: str) -> None:
@@ -107,7 +107,7 @@ def test_who_overruns_the_credit_loses_the_link(service: DtxService, channel: Bl
 
 
 def fields(count: int, octets: bytes) -> bytes:
-    """A list of so many fields."""
+    """A list that claims *count* fields."""
     return b"\xd0" + (len(octets) + 4).to_bytes(4, "big") + count.to_bytes(4, "big") + octets
 
 
@@ -123,7 +123,7 @@ def fields(count: int, octets: bytes) -> bytes:
     ids=["four thousand million nulls", "a giant array", "a giant list", "a giant map", "lists in lists"],
 )
 def test_values_that_claim_more_than_there_is_are_decode_errors(service: DtxService, queue: str, value: bytes) -> None:
-    """Once as the message, which is rejected, and once as properties of a performative, which closes."""
+    """In a message, which is rejected, and in the properties of a flow, which closes the connection."""
     with Raw(service) as raw:
         before = resident(service.pid)
         session = raw.opened().begin()
@@ -146,7 +146,7 @@ def test_floods_of_handles_and_sessions_end_at_their_limits(service: DtxService)
         for number in range(300):
             session.new_link(f"l{number}", Role.SENDER).attach(source=Source(), target=Target())
             if number == 255:
-                session._remote_handle_max = 1000  # what it was told is nothing to a hostile client
+                session._remote_handle_max = 1000  # a hostile client ignores the limit of the server
         raw.flush()
         assert heard(raw, Closed).error.condition == "amqp:connection:framing-error"
 
@@ -165,13 +165,13 @@ def test_transactions_that_are_declared_and_never_discharged_have_a_limit(servic
 
 
 def processor_seconds(pid: int) -> float:
-    """What a process has used."""
+    """The processor time of a process, seconds."""
     user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def link_of(session: Session, handle: int) -> Link:
-    """A link that is attached."""
+    """The attached link with this handle."""
     link = session.link(handle)
     assert link is not None
     return link
@@ -180,7 +180,7 @@ def link_of(session: Session, handle: int) -> Link:
 @only_standalone
 @pytest.mark.parametrize("how", ["detached", "their queue deleted"])
 def test_many_links_end_with_little_work(service: DtxService, channel: BlockingChannel, queue: str, how: str) -> None:
-    """Thousands at once: what each of them would cost for each of the others, all clients would wait for."""
+    """Thousands of links end at once. If the work were quadratic, all clients would wait for it."""
     sessions, links = 15, 250
     name = f"{queue}-many"
     channel.queue_declare(name, durable=True)
@@ -195,7 +195,7 @@ def test_many_links_end_with_little_work(service: DtxService, channel: BlockingC
                 raw.expect(Attached)
             for handle in range(links):
                 link_of(session, handle).grant(1)
-        raw.begin()  # by then all of their credit has come
+        raw.begin()  # the answer shows that all credit has arrived
         began = processor_seconds(service.pid)
         if how == "detached":
             for session in each:
@@ -207,7 +207,7 @@ def test_many_links_end_with_little_work(service: DtxService, channel: BlockingC
             for _ in range(sessions * links):
                 raw.expect(Detached)
         raw.close()
-        assert processor_seconds(service.pid) - began < 2 * (began - begin)  # what is quadratic takes many times that
+        assert processor_seconds(service.pid) - began < 2 * (began - begin)  # quadratic work takes many times that
     channel.queue_delete(name)
 
 
@@ -219,7 +219,7 @@ def fill(channel: BlockingChannel, queue: str, count: int, size: int) -> None:
 def test_who_names_all_deliveries_again_and_again_holds_up_nobody(
     service: DtxService, channel: BlockingChannel, queue: str, neighbour: Callable[[], None]
 ) -> None:
-    """More than a million deliveries in frames that come in one read: nothing is made of them all at once."""
+    """Frames of one read name more than a million deliveries. dtx never holds all of them in memory."""
     count = 4000
     fill(channel, queue, count, 4)
     with Raw(service, window=2 * count) as raw:
@@ -252,7 +252,7 @@ def test_who_asks_and_never_reads_is_not_read_from(service: DtxService, neighbou
         with contextlib.suppress(TimeoutError):
             for _ in range(2000):  # hundreds of megabytes
                 raw.socket.sendall(block)
-            pytest.fail("everything was taken of a client that reads nothing")
+            pytest.fail("dtx read everything from a client that reads nothing")
         neighbour()
         assert resident(service.pid) - before < MUCH
 
@@ -260,7 +260,7 @@ def test_who_asks_and_never_reads_is_not_read_from(service: DtxService, neighbou
 def test_windows_that_stay_closed_keep_messages_in_their_queue(
     service: DtxService, channel: BlockingChannel, queue: str
 ) -> None:
-    """However many sessions a client has: they take a little into the memory of dtx, and others get the rest."""
+    """All sessions of a client together get few messages into the memory of dtx. Other clients get the rest."""
     count, size = 120, 64 * 1024
     fill(channel, queue, count, size)
     with Raw(service, window=0) as raw, Raw(service) as healthy:
@@ -268,7 +268,7 @@ def test_windows_that_stay_closed_keep_messages_in_their_queue(
         sessions = [raw.begin() for _ in range(20)]
         for number, session in enumerate(sessions):
             raw.receiver(session, queue, count, name=f"l{number}")
-        raw.begin()  # by then all of their credit has come
+        raw.begin()  # the answer shows that all credit has arrived
         healthy.opened()
         session = healthy.begin()
         healthy.receiver(session, queue, count)
