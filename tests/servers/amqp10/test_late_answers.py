@@ -1,6 +1,6 @@
-"""Answers of the coordinator that come when their control link has gone, and another link has its place.
+"""Late answers of the coordinator: their control link is detached, and another link has its handle.
 
-"…the coordinator detaches the link": a control link, never whichever has been attached to the same handle meanwhile.
+"…the coordinator detaches the link": a control link, never another link that has got the same handle meanwhile.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ CREATE TRIGGER late_refusal BEFORE INSERT ON dtx.journal FOR EACH ROW EXECUTE FU
 
 @contextmanager
 def refusing_late(service: DtxService) -> Iterator[None]:
-    """A database that refuses each record, but not before the end of this."""
+    """Let the database refuse each record, but only when this context ends."""
     assert service.database is not None
     with psycopg.connect(service.database, autocommit=True) as database:
         database.execute("SELECT pg_advisory_lock(7)")
@@ -46,13 +46,13 @@ def refusing_late(service: DtxService) -> Iterator[None]:
 
 @contextmanager
 def mended(service: DtxService) -> Iterator[None]:
-    """Afterwards the database refuses nothing."""
+    """Let the database accept all records again after this context."""
     assert service.database is not None
     try:
         yield
     finally:
         with psycopg.connect(service.database) as database:
-            database.execute("LOCK TABLE dtx.journal")  # before its partitions, as those who write do
+            database.execute("LOCK TABLE dtx.journal")  # before its partitions, in the order of the writers
             database.execute("DROP FUNCTION late_refusal CASCADE")
 
 
@@ -65,7 +65,7 @@ def somebody_waits(service: DtxService) -> bool:
 
 
 def in_the_place(raw: Raw, session: Session, gone: Link, queue: str | None) -> Link:
-    """A link to *queue*, or to the coordinator, that has the place of one that is gone."""
+    """Detach *gone*, and attach a link to *queue* or to the coordinator, which gets its handle."""
     raw.detach(session, gone)
     link = raw.control(session, "place", rejects=False) if queue is None else raw.sender(session, queue, "place")
     assert link.handle == gone.handle
@@ -102,7 +102,7 @@ def test_a_discharge_that_fails_late_does_not_end_the_link_in_its_place(
                 link = in_the_place(raw, session, control, None if coordinates else queue)
                 mine = raw.declare(session, link) if coordinates else b""
             wait_until(lambda: not somebody_waits(small))
-        assert raw.discharge(session, other, kept) == ACCEPTED  # the log took it behind the one that it refused
+        assert raw.discharge(session, other, kept) == ACCEPTED  # the log accepted it after the refused one
         if coordinates:
             assert raw.discharge(session, link, mine) == ACCEPTED
         else:

@@ -1,4 +1,4 @@
-"""Who may come in without a password: by a certificate, or as nobody in particular, where a setting says so."""
+"""Logins without a password: with a certificate or anonymously, if a setting allows it."""
 
 import contextlib
 import ssl
@@ -18,7 +18,7 @@ from tests.support.users import StandaloneUsers
 
 @pytest.fixture(scope="module")
 def open_house(postgres: PostgresServer, certificates: Path) -> Iterator[DtxService]:
-    """A service that takes certificates for passwords, and nobody for ``visitor``."""
+    """A service that accepts certificates instead of passwords, and anonymous clients as ``visitor``."""
     database = postgres.create_database()
     files = {"--tls-cert": "server.pem", "--tls-key": "server.key", "--tls-ca": "ca.pem"}
     options = [word for flag, file in files.items() for word in (flag, str(certificates / file))]
@@ -29,7 +29,7 @@ def open_house(postgres: PostgresServer, certificates: Path) -> Iterator[DtxServ
 
 @pytest.fixture
 def users(open_house: DtxService) -> Iterator[StandaloneUsers]:
-    """Its users; those that a test makes are gone afterwards."""
+    """Its users ``client``, ``server`` and ``visitor``, who are removed afterwards."""
     made = StandaloneUsers(open_house)
     names = ("client", "server", "visitor")
     for name in names:
@@ -37,13 +37,13 @@ def users(open_house: DtxService) -> Iterator[StandaloneUsers]:
         made.permit(name)
     yield made
     for name in names:
-        with contextlib.suppress(EditError):  # a test did it
+        with contextlib.suppress(EditError):  # the test has done it
             made.remove(name)
 
 
 @pytest.fixture
 def tls(certificates: Path) -> ssl.SSLContext:
-    """What a client says whose certificate names ``client``."""
+    """The TLS context of a client whose certificate names ``client``."""
     made = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
     made.load_cert_chain(certificates / "client.pem", certificates / "client.key")
     return made
@@ -57,7 +57,7 @@ def test_a_certificate_says_who_its_client_is(
         assert raw.login is SaslCode.OK
         raw.opened()
         users.remove("client")
-        error = raw.expect(Closed).error  # it is that user who is connected, and nobody else
+        error = raw.expect(Closed).error  # the connection is that of this user
         assert error is not None
         assert "user 'client'" in str(error.description)
 

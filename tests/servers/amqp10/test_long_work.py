@@ -1,4 +1,4 @@
-"""No request of AMQP 1.0 holds the event loop for more than 50 ms, whatever its size; see the same of AMQP 0-9."""
+"""No request of AMQP 1.0 holds the event loop for more than 50 ms, whatever its size, as with AMQP 0-9."""
 
 from collections.abc import Callable, Iterator
 
@@ -42,15 +42,15 @@ BRANCH_MESSAGES = 10_000
 
 
 class Shut(set[Callable[[], None]]):
-    """Of an end that opens no window again."""
+    """The due calls of an engine, always empty, so that sessions never open their windows again."""
 
     def add(self, _: Callable[[], None]) -> None:
-        """It stays as it is."""
+        """Add nothing."""
 
 
 @pytest.fixture(scope="module", params=MODES)
 def watched(request: pytest.FixtureRequest, postgres: PostgresServer) -> Iterator[WatchedService]:
-    """A service of its own: nobody else is to be measured."""
+    """A service of its own, so that only these tests are measured."""
     alongside = request.param == "alongside"
     broker = request.getfixturevalue("shared_rabbitmq").url() if alongside else None
     database = postgres.create_database()
@@ -71,7 +71,7 @@ def queue(watched: WatchedService) -> bytes:
 
 
 def take(raw: Raw, count: int) -> None:
-    """So many messages, quickly: the engine of the client looks at each."""
+    """Receive *count* messages in large reads, for speed."""
     seen: list[Event] = []
     raw.flush()
     while count > 0:
@@ -82,7 +82,7 @@ def take(raw: Raw, count: int) -> None:
 
 
 def ready(service: WatchedService, queue: bytes) -> int:
-    """Messages that are ready."""
+    """The number of ready messages."""
     with logged_in(service.url()) as peer:
         payload = ask(peer, methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
     return int.from_bytes(payload[-8:-4], "big")
@@ -90,7 +90,7 @@ def ready(service: WatchedService, queue: bytes) -> int:
 
 @pytest.mark.parametrize("window", [WINDOW, 10_000])
 def test_a_rollback_returns_very_many_messages(service: WatchedService, queue: bytes, window: int) -> None:
-    """Those that wait for the session's window, too."""
+    """Also those that wait for the session's window."""
     count = MAX_UNACKED if window == WINDOW else 20_000
     with Raw(service, window=window) as raw:
         raw.engine.due = Shut()
@@ -133,7 +133,7 @@ def post(raw: Raw, session: Session, link: Link, txn_id: bytes | None, count: in
 @pytest.mark.parametrize("end", ["commit", "rollback", "detach", "distributed"])
 @pytest.mark.parametrize("kind", ["post", "retire", "reject", "acquire", "leave"])
 def test_the_largest_transaction_ends(service: WatchedService, own: bytes, kind: str, end: str) -> None:
-    """What it posts, and what it retires: accepted, rejected, sent in the transaction itself, and of links that end."""
+    """It posts or retires messages: accepted, rejected, acquired in the transaction, or from a link that ends."""
     xid = new_xid() if end == "distributed" else None
     with Raw(service, window=WINDOW) as raw:
         session = raw.opened().begin()
@@ -175,7 +175,7 @@ def conclude(service: WatchedService, xid: Xid) -> None:
 
 @pytest.mark.parametrize("kind", ["retire", "reject", "acquire"])
 def test_a_transaction_that_retires_too_much_is_rolled_back(service: WatchedService, queue: bytes, kind: str) -> None:
-    """One disposition may retire as much as a link may have unsettled."""
+    """One disposition may retire all messages that a link may have unsettled."""
     with Raw(service, window=WINDOW) as raw:
         session = raw.opened().begin()
         control = raw.control(session)
@@ -190,12 +190,12 @@ def test_a_transaction_that_retires_too_much_is_rolled_back(service: WatchedServ
         assert isinstance(outcome, Rejected)
         assert outcome.error is not None
         assert outcome.error.condition == Condition.ROLLBACK
-    # For each of the 40,000 that return first RabbitMQ looks past the 10,000 that the branch holds: 14 s of its own.
+    # For each of the 40,000 that return first, RabbitMQ searches the 10,000 that the branch holds, which takes it 14 s.
     wait_until(lambda: ready(service, queue) == MAX_UNACKED, seconds=120, what="messages that have returned")
 
 
 MOST = tables.MAX_ENTRIES - 8
-"""Application properties and annotations that a message may have, some of dtx's own beside them."""
+"""The application properties or annotations that a message may have, as dtx adds a few of its own."""
 LARGEST: dict[str, bytes] = {
     "properties": message.bare(Properties(), {f"{number:x}": None for number in range(MOST)}, message.data(b"x")),
     "annotations": message.head(Header(), None, {f"x-{number:x}": None for number in range(MOST)}) + message.data(b"x"),
@@ -204,7 +204,7 @@ LARGEST: dict[str, bytes] = {
     "list": message.head(Header(), None, {"x-a": [None] * 40_000}) + message.data(b"x"),
     "lists": message.head(Header(), None, {f"x-{number:x}": [[None]] for number in range(2000)}) + message.data(b"x"),
 }
-"""What a message has most beside its body."""
+"""Messages with as much as possible before the body."""
 
 
 @pytest.mark.parametrize("kind", LARGEST)
@@ -229,7 +229,7 @@ def test_messages_of_a_transaction_have_the_largest_heads(service: WatchedServic
 
 @pytest.mark.parametrize("how", ["detach", "end", "close", "disconnect", "rollback", "control"])
 def test_a_transaction_ends_while_it_acquires_the_largest_heads(service: WatchedService, own: bytes, how: str) -> None:
-    """What has been sent in it returns to its place, before what has not."""
+    """Messages that were sent in it return to their places, before the others."""
     bodies = [b"%d" % number for number in range(20)]
     named = {f"{number:x}": None for number in range(MOST)}
     with Raw(service, window=WINDOW) as raw:

@@ -1,4 +1,4 @@
-"""A transaction does not commit without a posting of which its client has not heard that it was left out."""
+"""A transaction commits without a posting only if its client has received that the posting failed."""
 
 from collections.abc import Iterator
 
@@ -15,13 +15,13 @@ from tests.support.service import DtxService
 
 @pytest.fixture
 def raw(service: DtxService) -> Iterator[Raw]:
-    """A connection that says what it is told to say."""
+    """A connection that sends exactly what a test wants."""
     with Raw(service) as open_connection:
         yield open_connection.opened()
 
 
 def condition(state: object) -> str:
-    """Why something was rejected."""
+    """The error condition of a rejected outcome."""
     assert isinstance(state, Rejected), state
     assert state.error is not None
     return state.error.condition
@@ -31,14 +31,14 @@ def condition(state: object) -> str:
 def test_a_posting_to_a_link_that_its_server_has_ended_spoils_the_transaction(
     raw: Raw, channel: BlockingChannel, queue: str, settled: bool
 ) -> None:
-    """4.4.1, 4.4.4.1: nobody tells what becomes of it, and it is not there."""
+    """4.4.1, 4.4.4.1: the posting gets no outcome, and is lost."""
     session = raw.begin()
     control, sender = raw.control(session), raw.sender(session, queue)
     txn_id = raw.declare(session, control)
     raw.post(sender, b"one", txn_id)
     fields = {"handle": sender.handle, "message_format": 0, "settled": settled}
     state = TransactionalState(txn_id=txn_id)
-    for number, tag in ((77, bytes(33)), (78, b"78")):  # the first ends the link: a tag has at most 32 octets
+    for number, tag in ((77, bytes(33)), (78, b"78")):  # the first ends the link: a tag has at most 32 bytes
         named = {"delivery_id": number, "delivery_tag": tag, "state": state}
         raw.engine.send_transfer(session.channel, fields | named, memoryview(message.data(b"two")))
     discharge = control.send(b"request", message.value(Discharge(txn_id=txn_id)))
@@ -50,7 +50,7 @@ def test_a_posting_to_a_link_that_its_server_has_ended_spoils_the_transaction(
 def test_a_posting_that_is_refused_behind_the_end_of_its_link_spoils_the_transaction(
     raw: Raw, channel: BlockingChannel, queue: str
 ) -> None:
-    """A broker has to be asked, and its answer comes when nobody can be told."""
+    """The refusal of the broker arrives when the link has ended, so the client cannot receive it."""
     session = raw.begin()
     control, sender, anywhere = raw.control(session), raw.sender(session, queue), raw.sender(session, None, "anywhere")
     txn_id = raw.declare(session, control)
@@ -70,7 +70,7 @@ def test_a_posting_of_which_its_client_would_have_heard_spoils_the_transaction(
 ) -> None:
     """4.4.1: "must inform the controller of the presumptive terminal outcome before it can successfully discharge".
 
-    A client that ends the link itself does not want to hear of it.
+    A client that detaches the link itself does not want the outcome.
     """
     session = raw.begin()
     control, anywhere = raw.control(session), raw.sender(session, None, "anywhere")
@@ -79,7 +79,7 @@ def test_a_posting_of_which_its_client_would_have_heard_spoils_the_transaction(
     anywhere.send(b"one", one, state=TransactionalState(txn_id=txn_id))
     if by_client:
         anywhere.detach()
-    else:  # a tag has at most 32 octets
+    else:  # a tag has at most 32 bytes
         fields = {"handle": anywhere.handle, "message_format": 0, "delivery_id": 77, "delivery_tag": bytes(33)}
         raw.engine.send_transfer(session.channel, fields | {"settled": True}, memoryview(message.data(b"two")))
     outcome = raw.outcome(session, control.send(b"request", message.value(Discharge(txn_id=txn_id))))

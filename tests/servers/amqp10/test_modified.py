@@ -1,4 +1,4 @@
-"""The outcome *modified*, and what a message tells of its deliveries before."""
+"""The outcome *modified*, and what a message says about its earlier deliveries."""
 
 import secrets
 
@@ -26,7 +26,7 @@ CHANGE = Modified(delivery_failed=True, message_annotations={"x-opt-why": "late"
 
 
 def taken(raw: Raw, session: Session, outcome: Outcome | TransactionalState) -> Message:
-    """The next message, which gets *outcome*."""
+    """Receive the next message, and settle it with *outcome*."""
     found = raw.take()
     session.dispose(Role.RECEIVER, [found.delivery_id], outcome, settled=True)
     raw.flush()
@@ -34,7 +34,7 @@ def taken(raw: Raw, session: Session, outcome: Outcome | TransactionalState) -> 
 
 
 def told(found: Message) -> tuple[bool, int]:
-    """What a message tells of its deliveries before."""
+    """The fields first-acquirer and delivery-count of a message."""
     return found.header.first_acquirer, found.header.delivery_count
 
 
@@ -119,7 +119,7 @@ def test_a_change_is_made_when_its_transaction_is_committed(
 def test_who_waits_for_an_outcome_hears_when_it_is_durable(
     service: DtxService, channel: BlockingChannel, queue: str
 ) -> None:
-    """An unsettled *modified* is settled by dtx; nobody has had the message before the change was written."""
+    """An unsettled *modified* is settled when the change is written. Only then can the message be delivered again."""
     channel.basic_publish("", queue, b"one")
     with Raw(service) as raw, connected(service.url()) as other:
         session = raw.opened().begin()
@@ -158,7 +158,7 @@ def test_a_change_survives_the_death_of_dtx(postgres: PostgresServer) -> None:
 def test_a_broker_is_told_of_no_change_and_tells_what_it_counts(
     service: DtxService, channel: BlockingChannel, kind: str
 ) -> None:
-    """AMQP 0-9-1 has basic.nack for all of it; a quorum queue counts what was given back."""
+    """AMQP 0-9-1 has only basic.nack, which cannot say it. A quorum queue counts returned messages itself."""
     name = f"amqp10-{secrets.token_hex(6)}"
     channel.queue_declare(name, durable=True, arguments={"x-queue-type": kind})
     channel.basic_publish("", name, b"one")
@@ -175,7 +175,7 @@ def test_a_broker_is_told_of_no_change_and_tells_what_it_counts(
 
 
 def test_a_message_that_cannot_be_read_any_more_returns_as_it_is(small: DtxService, postgres: PostgresServer) -> None:
-    """Whoever has changed the database: the delivery is not stuck, and who waits for its outcome hears of it."""
+    """After damage to the database, the delivery is not stuck, and dtx settles it for the client that waits."""
     name = f"amqp10-{secrets.token_hex(6)}"
     with connected(small.url()) as connection, Raw(small) as raw:
         channel = connection.channel()
@@ -203,7 +203,7 @@ def test_a_message_that_cannot_be_read_any_more_returns_as_it_is(small: DtxServi
 def test_a_message_of_a_broker_that_cannot_be_read_costs_its_link_alone(
     service: DtxService, queue: str, channel: BlockingChannel, shared_rabbitmq: RabbitNode
 ) -> None:
-    """RabbitMQ takes tables that are nested deeper than dtx reads: the message stays where it is."""
+    """RabbitMQ accepts tables that are nested deeper than dtx reads. The message stays in its queue."""
     nested: dict[str, object] = {}
     for _ in range(2 * tables.MAX_DEPTH):
         nested = {"d": nested}

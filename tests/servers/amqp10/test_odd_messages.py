@@ -1,4 +1,4 @@
-"""Messages that AMQP 1.0 can say and AMQP 0-9 cannot: each is kept or refused alone, and nothing else suffers."""
+"""Messages that AMQP 1.0 allows and AMQP 0-9 does not: each is kept or refused, and nothing else is affected."""
 
 import secrets
 
@@ -25,7 +25,7 @@ VALUES = {
 def test_values_that_the_other_protocol_does_not_have_are_kept(
     service: DtxService, channel: BlockingChannel, queue: str, value: Value, transaction: bool
 ) -> None:
-    """A broker ends the whole connection for a number that is none, and pika for a year that it does not know."""
+    """A broker closes the whole connection because of NaN, and pika does because of a year that it cannot handle."""
     payload = message.head(message.Header(), None, {"x-opt-value": value})
     payload += message.bare(message.Properties(), {"value": value, "plain": "p"}, message.data(b"one"))
     with Raw(service) as raw:
@@ -55,7 +55,7 @@ def test_values_that_the_other_protocol_does_not_have_are_kept(
 
 @pytest.mark.parametrize("address", ["/queues/%ff", "/exchanges/%ff", "/exchanges/amq.topic/%ff%fe"])
 def test_names_that_are_no_text_cost_nothing_else(service: DtxService, mode: Mode, queue: str, address: str) -> None:
-    """For one a broker ends the whole connection: "Malformed UTF-8 in shortstr". dtx itself takes any octets."""
+    """A broker closes the whole connection: "Malformed UTF-8 in shortstr". Without a broker, dtx accepts any bytes."""
     with Raw(service) as raw:
         session = raw.opened().begin()
         good = raw.sender(session, queue, name="good")

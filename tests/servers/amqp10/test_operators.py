@@ -1,4 +1,4 @@
-"""What operators see and do of clients that speak AMQP 1.0."""
+"""Clients of AMQP 1.0 as operators see them, and branches of other users."""
 
 from dtx.wire.amqp10.endpoint import Closed
 from dtx.wire.amqp10.performatives import Declare

@@ -1,4 +1,4 @@
-"""Outcomes other than accepted, in a transaction that works for a branch: they are the branch's to apply, or not."""
+"""Outcomes other than accepted, in a transaction for a branch: the commit of the branch applies them."""
 
 import secrets
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ BACK = [Released(), Modified(delivery_failed=True, message_annotations=NOTED)]
 
 @pytest.fixture
 def raw(service: DtxService) -> Iterator[Raw]:
-    """A connection that says what it is told to say."""
+    """A connection that sends exactly what a test wants."""
     with Raw(service) as open_connection:
         yield open_connection.opened()
 
@@ -64,7 +64,7 @@ def dead(channel: BlockingChannel) -> Iterator[str]:
 
 @pytest.fixture
 def source(channel: BlockingChannel, dead: str) -> Iterator[str]:
-    """A queue whose dead letters go there."""
+    """A queue with one message, whose dead letters go to ``dead``."""
     yield from dying(channel, dead)
 
 
@@ -79,7 +79,7 @@ def dying(channel: BlockingChannel, dead: str) -> Iterator[str]:
 
 
 def put(channel: BlockingChannel, queue: str) -> None:
-    """A message that survives a crash."""
+    """Publish a persistent message."""
     confirming = channel.connection.channel()
     confirming.confirm_delivery()
     confirming.basic_publish("", queue, b"one", BasicProperties(delivery_mode=2, headers={"a": 1}))
@@ -88,7 +88,7 @@ def put(channel: BlockingChannel, queue: str) -> None:
 def retire(
     raw: Raw, queue: str, outcome: Outcome, xid: Xid | None, *, settled: bool = False, **options: Any
 ) -> tuple[Session, Link, Link, bytes]:
-    """A transaction, for a branch where *xid* names one, with the *outcome* of a message from *queue*."""
+    """Give a message from *queue* the *outcome*, in a new transaction, which is for the branch *xid* or local."""
     session = raw.begin()
     control = raw.control(session)
     link, _ = raw.receiver(session, queue, **options)
@@ -100,7 +100,7 @@ def retire(
 
 
 def discharge(raw: Raw, session: Session, control: Link, txn_id: bytes) -> None:
-    """With success."""
+    """Discharge with success."""
     assert raw.discharge(session, control, txn_id) == ACCEPTED
 
 
@@ -204,7 +204,7 @@ def test_a_rejected_message_without_a_dead_letter_exchange_is_gone_with_the_comm
 def test_a_roll_back_behind_the_discharge_applies_no_default_outcome(
     raw: Raw, channel: BlockingChannel, queue: str, manager: Coordinator, default: Outcome, prepared: bool
 ) -> None:
-    """4.4.4.2 has it for a discharge that fails. This one has not: what the branch consumed goes back to its queue."""
+    """4.4.4.2 is about a discharge that fails. After a successful one, a consumed message returns to its queue."""
     for settled in (False, True):
         put(channel, queue)
         xid = new_xid()
@@ -291,7 +291,7 @@ def test_a_branch_that_joins_outcomes_with_work_commits_all_of_it(
 
 
 def test_outcomes_that_are_too_many_spoil_the_transaction(small: DtxService) -> None:
-    """They count as messages: a branch may hold two here."""
+    """Outcomes count as messages, of which a branch may hold two here."""
     with Raw(small) as raw, connected(small.url()) as connection:
         channel = connection.channel()
         channel.queue_declare("many", durable=True)
@@ -316,8 +316,8 @@ def test_outcomes_that_are_too_many_spoil_the_transaction(small: DtxService) -> 
 def test_what_is_rejected_is_as_durable_as_the_vote_or_back_in_its_queue(
     postgres: PostgresServer, mode: Mode, request: pytest.FixtureRequest, commit: bool
 ) -> None:
-    """Without a broker the dead letter is part of the branch. With one the broker knows of no dead letter before the
-    commit, and has the message again.
+    """Without a broker, the dead letter is part of the branch. A broker does not know of the dead letter before the
+    commit, and gets the message back when dtx dies.
     """
     node: RabbitNode | None = request.getfixturevalue("shared_rabbitmq") if mode == "alongside" else None
     database, xid = postgres.create_database(), new_xid()
@@ -358,7 +358,7 @@ def test_what_is_rejected_is_as_durable_as_the_vote_or_back_in_its_queue(
 
 
 def test_only_outcomes_survive_as_a_vote(postgres: PostgresServer) -> None:
-    """A branch that has nothing but a released message has voted, too: nobody may say that it is not known."""
+    """A branch with only a released message can be prepared as well, so dtx must know it after a crash."""
     database, xid = postgres.create_database(), new_xid()
     with DtxService(database=database) as service:
         with connected(service.url()) as connection:
@@ -382,7 +382,7 @@ def test_only_outcomes_survive_as_a_vote(postgres: PostgresServer) -> None:
 def test_many_are_rejected_at_once_and_in_their_order(
     raw: Raw, channel: BlockingChannel, source: str, dead: str
 ) -> None:
-    """More than are read at a time, and larger ones than that."""
+    """More messages than dtx reads at a time, and some that are larger than that limit."""
     sizes = [1] * 220 + [3 << 20] * 4 + [1]
     take_all(channel, source, at_least=1)
     confirming = channel.connection.channel()
@@ -414,7 +414,7 @@ def test_many_are_rejected_at_once_and_in_their_order(
 def test_who_takes_small_frames_alone_hears_of_a_long_outcome_of_its_own(
     service: DtxService, channel: BlockingChannel, queue: str, outcome: Outcome, told: Outcome, in_transaction: bool
 ) -> None:
-    """What comes back of it is shorter: no discharge goes unanswered, and no connection ends for it."""
+    """The answer has a shorter outcome. The discharge is answered, and the connection stays open."""
     channel.basic_publish("", queue, b"one")
     with Raw(service, max_frame_size=512) as raw:
         session = raw.opened().begin()
@@ -440,7 +440,7 @@ def test_who_takes_small_frames_alone_hears_of_a_long_outcome_of_its_own(
 def test_a_transactional_state_without_an_outcome_decides_nothing_before_it_is_settled(
     raw: Raw, channel: BlockingChannel, queue: str, settled: bool
 ) -> None:
-    """4.4.2: it is the outcome that "is applied at the source"; settled without one, it is the default outcome."""
+    """4.4.2: the outcome "is applied at the source". Without one, settling applies the default outcome."""
     channel.basic_publish("", queue, b"one")
     session = raw.begin()
     control = raw.control(session)
@@ -459,7 +459,7 @@ def test_a_transactional_state_without_an_outcome_decides_nothing_before_it_is_s
 def test_a_message_that_two_transactions_reject_in_turn_dies_once(
     raw: Raw, channel: BlockingChannel, source: str, dead: str
 ) -> None:
-    """The first is rolled back in the same read: its dead letter was not looked for yet."""
+    """The first is rolled back in the same read, before dtx has looked for its dead letter."""
     session = raw.begin()
     control = raw.control(session)
     raw.receiver(session, source)

@@ -1,7 +1,7 @@
-"""The pictures of the text of the transactions, played against a running service: frame for frame as they are drawn.
+"""The pictures in the specification of transactions, run against a service, frame by frame.
 
-The controller's frames are said as the pictures have them, and no others but those that open connection, session and
-links. What the resource says is drawn: transfers, and dispositions by the delivery, since several may come in one.
+The controller sends the frames of the pictures, and those that open the connection, the session and the links. The
+resource's frames are drawn: transfers, and one line for each delivery of a disposition, which may name several.
 """
 
 import time
@@ -47,10 +47,10 @@ RETIRED = "DISPOSITION(role=sender, first={}, settled=True, state=Accepted())"
 
 
 class Picture:
-    """A controller that says what a test wants said, and draws what it hears.
+    """A controller that sends what a test wants, and draws what it receives.
 
     Args:
-        raw: a connection, opened; it is spoken by hand from now on.
+        raw: an open connection, whose engine is not used from now on.
     """
 
     def __init__(self, raw: Raw) -> None:
@@ -66,12 +66,12 @@ class Picture:
         self._raw.socket.sendall(frame(AMQP, 0, encode(said) + payload))
 
     def attach(self, name: str, role: Role, handle: int, **fields: Any) -> None:
-        """Attach a link, and wait until the resource has attached its end, with credit for what it takes."""
+        """Attach a link, and wait until the resource has attached its end, and given credit if it receives."""
         self._say(attach(name, role, handle, **fields))
         self._until(lambda: name in self._attached)
 
     def control(self) -> None:
-        """Declare."""
+        """Attach a control link, and declare a transaction."""
         target = Coordinator(capabilities=("amqp:local-transactions",))
         self.attach("txn-ctl", Role.SENDER, CONTROL, source=Source(), target=target)
         self.say(transfer(0, CONTROL), message.value(Declare()), hears=1)
@@ -81,13 +81,13 @@ class Picture:
         self.say(transfer(delivery_id, CONTROL), message.value(Discharge(txn_id=self.txn_id)), hears=hears)
 
     def say(self, said: Composite, payload: bytes = b"", *, hears: int) -> None:
-        """Say something, and wait for so many lines."""
+        """Send a frame, and wait for *hears* lines."""
         wanted = len(self.lines) + hears
         self._say(said, payload)
         self._until(lambda: len(self.lines) >= wanted)
 
     def close(self) -> None:
-        """What was not waited for has come before the resource's close."""
+        """Close, and receive all frames before the resource's close."""
         self._say(Close())
         self._until(lambda: self._closed)
 
@@ -135,13 +135,12 @@ class Picture:
 
 @pytest.fixture
 def picture(service: DtxService) -> Iterator[Picture]:
-    """A picture."""
     with Raw(service) as raw:
         yield Picture(raw.opened())
 
 
 def put(channel: BlockingChannel, queue: str, count: int) -> None:
-    """Messages that are there."""
+    """Publish *count* persistent messages."""
     confirming = channel.connection.channel()
     confirming.confirm_delivery()
     for number in range(count):
@@ -149,7 +148,7 @@ def put(channel: BlockingChannel, queue: str, count: int) -> None:
 
 
 def test_declaring_and_discharging(picture: Picture) -> None:
-    """4.2 and 4.3; the numbers in between are those of transactional work."""
+    """4.2 and 4.3; the delivery ids between those of the pictures are for transactional work."""
     picture.control()
     picture.discharge(1)
     picture.close()

@@ -1,4 +1,4 @@
-"""Proton's examples tx_send and tx_recv, with their variants that abort: programs driven by events, in batches."""
+"""Proton's examples tx_send and tx_recv, with their variants that abort: event-driven programs with batches."""
 
 import secrets
 from typing import Any
@@ -12,7 +12,7 @@ from tests.support.service import DtxService
 
 
 class TxSend(handlers.MessagingHandler, handlers.TransactionHandler):  # type: ignore[misc]
-    """Sends messages in transactions of a few each; every second one is aborted where that is asked for."""
+    """Sends messages in transactions of *batch* messages. With *aborts*, it aborts every second one."""
 
     def __init__(self, url: str, queue: str, messages: int, batch: int, *, aborts: bool) -> None:
         super().__init__()
@@ -61,7 +61,10 @@ class TxSend(handlers.MessagingHandler, handlers.TransactionHandler):  # type: i
 
 
 class TxReceive(handlers.MessagingHandler, handlers.TransactionHandler):  # type: ignore[misc]
-    """Takes messages in transactions of a few each, until it has committed so many; the first one is aborted."""
+    """Receives messages in transactions of *batch* messages, until it has committed *messages*.
+
+    With *aborts*, it aborts the first transaction.
+    """
 
     def __init__(self, url: str, queue: str, messages: int, batch: int, *, aborts: bool) -> None:
         super().__init__(prefetch=0, auto_accept=False)
@@ -104,7 +107,7 @@ class TxReceive(handlers.MessagingHandler, handlers.TransactionHandler):  # type
 
 
 class ThreeReceivers(handlers.MessagingHandler):  # type: ignore[misc]
-    """Takes messages of three queues over a session with a small window, and closes one link while some wait for it."""
+    """Receives from three queues in a session with a small window, and closes a link while messages wait for it."""
 
     def __init__(self, url: str, queues: list[str], each: int) -> None:
         super().__init__(prefetch=0)
@@ -136,7 +139,7 @@ class ThreeReceivers(handlers.MessagingHandler):  # type: ignore[misc]
 
 
 class Answering(handlers.MessagingHandler):  # type: ignore[misc]
-    """Proton's example of a server and its client in one: replies go by one sender, to where each request says."""
+    """Proton's examples of a server and its client in one program: one sender sends replies to all addresses."""
 
     def __init__(self, url: str, queue: str, requests: list[str]) -> None:
         super().__init__()
@@ -190,14 +193,14 @@ def test_tx_send_and_tx_recv_pass_messages_on(
 
 
 def test_requests_are_answered_by_one_sender(service: DtxService, queue: str) -> None:
-    """Proton's server asks for ANONYMOUS-RELAY, and replies by a target without an address."""
+    """Proton's server needs ANONYMOUS-RELAY, and replies to a target without an address."""
     program = Answering(f"amqp://guest:guest@{service.host}:{service.port}", queue, ["one", "two", "three"])
     run(program)
     assert program.replies == ["0 ONE", "1 TWO", "2 THREE"]
 
 
 def test_a_link_is_closed_while_messages_wait_for_the_window(service: DtxService, channel: BlockingChannel) -> None:
-    """Proton ends the connection when a delivery-id is not the one that follows the last."""
+    """Proton closes the connection if a delivery-id does not follow the last one."""
     each = 20
     queues = [f"proton-{secrets.token_hex(6)}" for _ in range(3)]
     for queue in queues:

@@ -1,4 +1,4 @@
-"""Local transactions that are promoted: what they did belongs to a branch of the transaction manager's from then on."""
+"""Promoted local transactions: after the promotion, their work belongs to a branch of a transaction manager."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +26,7 @@ from tests.support.users import StandaloneUsers
 
 @pytest.fixture
 def raw(service: DtxService) -> Iterator[Raw]:
-    """A connection that says what it is told to say."""
+    """A connection that sends exactly what a test wants."""
     with Raw(service) as open_connection:
         yield open_connection.opened()
 
@@ -39,7 +39,7 @@ def manager(service: DtxService) -> Iterator[Coordinator]:
 
 
 def work(raw: Raw, session: Session, control: Link, queue: str, name: str = "") -> bytes:
-    """A local transaction that has consumed a message and published one, both settled."""
+    """A local transaction that has consumed a message and published one."""
     txn_id = raw.declare(session, control)
     link, _ = raw.receiver(session, queue, name=f"receiver{name}")
     got = raw.take()
@@ -52,14 +52,14 @@ def work(raw: Raw, session: Session, control: Link, queue: str, name: str = "") 
 
 
 def condition(state: object) -> str:
-    """Why something was rejected."""
+    """The error condition of a rejected outcome."""
     assert isinstance(state, Rejected), state
     assert state.error is not None
     return state.error.condition
 
 
 def unknown(manager: Coordinator, xid: Xid) -> bool:
-    """Whether nobody knows the branch."""
+    """Whether dtx does not know the branch."""
     try:
         manager.commit(xid)
     except XAException as error:
@@ -81,7 +81,7 @@ def test_what_was_done_before_and_after_the_promotion_is_decided_by_the_manager(
     with pytest.raises(XAException, match="associated"):
         manager.prepare(xid)
     assert raw.discharge(session, control, txn_id) == ACCEPTED
-    assert take_all(channel, queue) == []  # nothing is decided by that
+    assert take_all(channel, queue) == []  # the discharge decides nothing
     manager.prepare(xid)
     assert list(manager.recover()) == [xid]
     if commit:
@@ -172,7 +172,7 @@ def test_what_is_discharged_cannot_be_promoted(raw: Raw, manager: Coordinator) -
 def test_a_transaction_that_could_not_be_promoted_is_not_committed_alone(
     raw: Raw, channel: BlockingChannel, queue: str, form: list[Value], expected: str
 ) -> None:
-    """A discharge may have been sent behind the promotion: it must not commit a part of a whole."""
+    """A discharge may follow the promotion immediately. It must not commit a part of a global transaction."""
     channel.basic_publish("", queue, b"old")
     session = raw.begin()
     control = raw.control(session)
@@ -233,7 +233,7 @@ def test_the_branch_of_another_user_takes_no_promoted_work(small: DtxService) ->
 
 
 def test_a_branch_has_its_limits_whatever_was_promoted_to_it(small: DtxService) -> None:
-    """A branch that has no room for the work of a promoted transaction goes on without it."""
+    """A branch that has no room for the work of a promoted transaction continues without it."""
     xid = new_xid()
     with Raw(small) as raw, connected(small.url()) as connection:
         queue = connection.channel().queue_declare("limited", durable=True).method.queue
@@ -306,7 +306,7 @@ def test_a_promotion_and_its_discharge_may_be_sent_at_once(
 
 @contextmanager
 def busy(service: DtxService, operation: Callable[[Coordinator], object]) -> Iterator[None]:
-    """Within, *operation* of the manager is under way, and waits for the database."""
+    """Start *operation* of a transaction manager, which waits for the database until this context ends."""
     assert service.database is not None
     with (
         psycopg.connect(service.database) as stalling,
@@ -329,7 +329,7 @@ def busy(service: DtxService, operation: Callable[[Coordinator], object]) -> Ite
 
 
 def test_a_declare_whose_link_has_gone_while_it_waited_begins_nothing(small: DtxService) -> None:
-    """Another link may have its place by then, and nobody would ever end the association."""
+    """Another link may have its handle by then, and the association would never end."""
     xid = new_xid()
     with Raw(small) as raw, connected(small.url()) as connection:
         connection.channel().queue_declare("taken", durable=True)
@@ -343,7 +343,7 @@ def test_a_declare_whose_link_has_gone_while_it_waited_begins_nothing(small: Dtx
             raw.flush()
             raw.detach(session, other)
             assert raw.sender(session, "taken", "place").handle == other.handle
-        branch = raw.declare(session, control, xid.to_wire())  # it begins anew
+        branch = raw.declare(session, control, xid.to_wire())  # the branch begins anew
         raw.outcome(session, raw.post(sender, b"again", branch))
         assert raw.discharge(session, control, branch) == ACCEPTED
         Coordinator(connection).commit(xid, one_phase=True)
@@ -352,7 +352,7 @@ def test_a_declare_whose_link_has_gone_while_it_waited_begins_nothing(small: Dtx
 
 @pytest.mark.parametrize("voted", [True, False])
 def test_a_promotion_waits_for_what_is_under_way_on_its_branch(small: DtxService, voted: bool) -> None:
-    """So does a discharge that was sent behind it, without waiting: it must not commit what is to be promoted."""
+    """A discharge that immediately follows it waits as well: it must not commit work that is to be promoted."""
     xid = new_xid()
     queue = f"waiting-{voted}"
     with Raw(small) as raw, connected(small.url()) as connection:
@@ -372,7 +372,7 @@ def test_a_promotion_waits_for_what_is_under_way_on_its_branch(small: DtxService
             if voted:
                 manager.prepare(xid)
             else:
-                manager.commit(xid, one_phase=True)  # and then nobody knows it: it begins anew
+                manager.commit(xid, one_phase=True)  # then the branch is unknown, and begins anew
 
         with busy(small, end):
             requests = [
@@ -383,7 +383,7 @@ def test_a_promotion_waits_for_what_is_under_way_on_its_branch(small: DtxService
             again = raw.promote(session, control, local, xid.to_wire())
             assert condition(again) == "amqp:transaction:unknown-id"  # it is being discharged
             assert condition(raw.promote(session, control, lost, xid.to_wire())) == "amqp:illegal-state"
-            raw.detach(session, other)  # which takes one with it that waits
+            raw.detach(session, other)  # which ends its transaction, whose promotion waits
         promoted, ended = raw.outcome(session, requests[0]), raw.outcome(session, discharge)
         assert condition(raw.outcome(session, requests[2])) == "amqp:transaction:rollback"
         manager = Coordinator(connection)

@@ -1,4 +1,4 @@
-"""Links that would like to go on where another one ended: nothing is left of that, and they hear so."""
+"""Links that try to resume a former link: dtx has kept nothing of it, and its attach says so."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,7 +23,7 @@ _ACCEPTED = Described(ULong(0x24), [])
 
 @pytest.fixture
 def raw(service: DtxService) -> Iterator[Raw]:
-    """A connection that says what it is told to say."""
+    """A connection that sends exactly what a test wants."""
     with Raw(service) as open_connection:
         yield open_connection.opened()
 
@@ -35,7 +35,7 @@ def sent(raw: Raw, number: int, tag: bytes, payload: bytes = b"", **fields: Any)
 
 
 def saying(raw: Raw, kind: type[Attach | Detach], patch: pytest.MonkeyPatch, **fields: Any) -> None:
-    """From now on frames of that *kind* have these *fields*, whatever the engine wants."""
+    """Set these *fields* in all later frames of that *kind*."""
     send = raw.engine.send
 
     def changed(channel: int, performative: Composite) -> None:
@@ -98,7 +98,7 @@ def test_what_a_receiver_had_comes_again_as_new(
     answer = raw.expect(Attached).attach
     assert (answer.unsettled, answer.incomplete_unsettled) == (None, False)
     again.grant(1)
-    second = raw.take()  # and no resumed delivery, which the engine would not tell as one
+    second = raw.take()  # and no resumed delivery, which the engine would not report
     assert (body(second), message.read(second.payload).header.first_acquirer) == (b"one", False)
     session.dispose(Role.RECEIVER, [second.delivery_id], ACCEPTED, settled=True)
     raw.detach(session, again)

@@ -1,4 +1,4 @@
-"""rhea, the client of Node.js. It knows no transactions: a program says frame by frame what they need."""
+"""rhea, a client for Node.js. It does not support transactions, so programs send the frames themselves."""
 
 import json
 import secrets
@@ -21,7 +21,7 @@ SECONDS: Final = 120.0
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs, where rhea is installed beside them; without Node.js or npm's registry the test is skipped."""
+    """A directory with the programs and rhea. Without Node.js or npm's registry, the tests are skipped."""
     npm = shutil.which("npm")
     if npm is None or shutil.which("node") is None:
         pytest.skip("rhea needs node and npm")
@@ -35,7 +35,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def said(programs: Path, name: str, service: DtxService, *words: str) -> Any:
-    """What a program says."""
+    """Run a program, and return its output."""
     command = ["node", str(programs / name), service.host, str(service.port), *words]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stderr
@@ -55,14 +55,14 @@ def test_rhea_posts_and_retires_in_transactions(
         "returned": "accepted",
         "unknown": "rejected: amqp:transaction:unknown-id",
     }
-    # What was given back comes as rhea wrote it: a value that is text.
+    # The returned message is as rhea wrote it: a value that is text.
     assert take_all(channel, queue) == [b"kept 2"]
 
 
 def test_rhea_closes_a_link_while_messages_wait_for_its_window(
     service: DtxService, channel: BlockingChannel, programs: Path
 ) -> None:
-    """Three receivers; it ends the connection when a delivery-id is not the one that follows the last."""
+    """Three receivers. rhea closes the connection if a delivery-id does not follow the last one."""
     queues = [f"rhea-{secrets.token_hex(6)}" for _ in range(3)]
     for queue in queues:
         channel.queue_declare(queue)
@@ -76,12 +76,12 @@ def test_rhea_closes_a_link_while_messages_wait_for_its_window(
 def test_rhea_subscribes_to_an_exchange(
     mode: Mode, service: DtxService, channel: BlockingChannel, programs: Path
 ) -> None:
-    """Filters in place, what comes through them, *modified*, and a durable subscription that is refused."""
+    """Filters in place, a message that matches, *modified*, and a durable subscription, which is refused."""
     exchange = f"rhea-{secrets.token_hex(6)}"
     channel.exchange_declare(exchange, "topic")
     found = said(programs, "subscribe.js", service, exchange)
     channel.exchange_delete(exchange)
-    # A broker is told nothing of what modified says.
+    # A broker does not receive the content of modified.
     again = ["yes", False, 1, "late"] if mode == "standalone" else ["yes", False, 0, None]
     assert found == {
         "filters": ["pattern"],

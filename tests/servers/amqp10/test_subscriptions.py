@@ -43,7 +43,7 @@ def exchange(channel: BlockingChannel) -> Iterator[str]:
 
 @pytest.fixture
 def users(mode: Mode, service: DtxService, request: pytest.FixtureRequest) -> Iterator[Users]:
-    """Those of the service, with a clerk, who may use exchange ``amq.topic`` and what begins with ``amq.gen``."""
+    """The users of the service, with a clerk, to whom each test gives permissions."""
     made: Users = StandaloneUsers(service)
     if mode == "alongside":
         made = RabbitUsers(request.getfixturevalue("rabbitmq"))
@@ -53,13 +53,13 @@ def users(mode: Mode, service: DtxService, request: pytest.FixtureRequest) -> It
 
 
 def attached(raw: Raw, session: Session, address: str, **options: object) -> Source:
-    """The source of a link that is attached, with credit."""
+    """Attach a link with credit, and return its source."""
     _, source = raw.receiver(session, address, credit=10, name=f"from-{secrets.token_hex(4)}", **options)
     return source
 
 
 def refusal(raw: Raw, session: Session, source: Source, *, credit: int = 0) -> Error:
-    """Why there is no link from *source*."""
+    """The error with which a link from *source* is refused."""
     link = session.new_link(f"refused-{secrets.token_hex(4)}", Role.RECEIVER)
     link.attach(source=source, target=Target())
     if credit:
@@ -81,7 +81,7 @@ def test_a_link_from_an_exchange_gets_what_is_published_with_its_key(
         session = raw.opened().begin()
         source = attached(raw, session, f"/exchanges/{exchange}/a.*")
         assert source.address == f"/exchanges/{exchange}/a.*"
-        assert source.expiry_policy is ExpiryPolicy.LINK_DETACH  # which it is, whatever was asked for
+        assert source.expiry_policy is ExpiryPolicy.LINK_DETACH  # dtx uses only this policy
         for key in ("a.b", "b.a", "a.c"):
             channel.basic_publish(exchange, key, key.encode(), BasicProperties(headers={"n": 1}))
         found = [raw.take() for _ in range(2)]
@@ -168,7 +168,7 @@ def test_messages_wait_for_credit_and_go_with_the_link(
 
 
 def test_nothing_is_left_of_a_link(service: DtxService, channel: BlockingChannel, exchange: str) -> None:
-    """Its queue goes when it is detached, and with its connection; an exchange with auto-delete hears of it."""
+    """Its queue is deleted with the link or the connection, and then an exchange with auto-delete is deleted."""
     gone = f"{exchange}-auto"
     channel.exchange_declare(gone, "fanout", auto_delete=True)
     with Raw(service) as raw:
@@ -193,7 +193,7 @@ def test_nothing_is_left_of_a_link(service: DtxService, channel: BlockingChannel
 def test_nothing_is_left_of_a_link_that_the_broker_refuses(
     service: DtxService, rabbitmq: RabbitNode, users: Users
 ) -> None:
-    """The queue was there before its binding was refused."""
+    """The queue was declared before its binding was refused."""
     users.permit(CLERK, "^amq.gen", "^amq.gen", "^amq.gen")
 
     def queues() -> set[str]:
