@@ -1,4 +1,4 @@
-"""One dtx in each mode for all tests of a module; none of them ends it."""
+"""One dtx in each mode for all tests of a module."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -15,13 +15,13 @@ MakeScene = Callable[..., Scene]
 
 @pytest.fixture(scope="module", params=MODES)
 def mode(request: pytest.FixtureRequest) -> Mode:
-    """What keeps the messages: the outcomes of branches are the same."""
+    """What stores the messages. The outcomes of branches are the same."""
     return cast("Mode", request.param)
 
 
 @pytest.fixture(scope="module")
 def make_scene(mode: Mode, request: pytest.FixtureRequest, postgres: PostgresServer) -> Iterator[MakeScene]:
-    """Starts a dtx with further options, and everything around it."""
+    """Starts a dtx with further options, its database, and its virtual host at the broker if it has one."""
     with ExitStack() as stack:
 
         def make(*options: str) -> Scene:
@@ -34,7 +34,7 @@ def make_scene(mode: Mode, request: pytest.FixtureRequest, postgres: PostgresSer
 
 @pytest.fixture(scope="module")
 def stage(make_scene: MakeScene) -> Scene:
-    """A log, dtx, and a broker whose receipts it believes if it has one."""
+    """A dtx, alongside a broker with receipts that it trusts, or without a broker."""
     return make_scene()
 
 

@@ -1,4 +1,4 @@
-"""Clients that die, leave and dawdle: work that nobody ends is rolled back, idle branches outlive their client."""
+"""Clients that die, disconnect or are slow: unfinished work is rolled back, idle branches outlive their client."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ class Mortal:
 
     Args:
         connection: to dtx.
-        between: the network between the two.
+        between: the network between client and dtx.
     """
 
     def __init__(self, connection: BlockingConnection, between: Proxy) -> None:
@@ -31,14 +31,14 @@ class Mortal:
 
 @pytest.fixture
 def coordinator(stage: Scene) -> Iterator[Coordinator]:
-    """The transaction manager, which lives on."""
+    """The transaction manager, whose connection stays open."""
     with stage.coordinator() as alive:
         yield alive
 
 
 @pytest.fixture
 def client(stage: Scene) -> Iterator[Mortal]:
-    """A client that the test may kill."""
+    """A client whose connection the test may cut."""
     with Proxy(stage.service.host, stage.service.port) as between:
         url = stage.service.url(vhost=stage.vhost).replace(f":{stage.service.port}/", f":{between.port}/")
         with connected(url) as connection:
@@ -48,7 +48,7 @@ def client(stage: Scene) -> Iterator[Mortal]:
 def test_a_client_that_dies_while_associated_leaves_a_rollback_only_branch(
     stage: Scene, client: Mortal, coordinator: Coordinator
 ) -> None:
-    """Design: "Gone while associated: rollback-only"; what it consumed is back at once."""
+    """Design: "Gone while associated: rollback-only"; the consumed message is back at once."""
     stage.declare("in")
     stage.declare("out")
     stage.fill("in", b"one", b"two")
@@ -108,7 +108,7 @@ def test_an_idle_branch_outlives_its_client(
     assert sorted(stage.bodies("in")) == ([b"two"] if done else [b"one", b"two"])
     if how == "closes its channel":
         client.connection.close()
-    # The connection that nobody needs any more is closed: it would lock exclusive queues.
+    # A connection that is no longer needed is closed: it would lock exclusive queues.
     stage.wait_for(lambda: stage.locks() == before, "the end of the connection")
 
 

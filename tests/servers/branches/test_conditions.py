@@ -1,4 +1,4 @@
-"""A broker in a bad way: memory alarms, and policies that reach dtx's own queues."""
+"""Memory alarms of the broker."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ pytestmark = only_alongside
 
 @contextlib.contextmanager
 def alarm(stage: Stage) -> Iterator[None]:
-    """A memory alarm that dtx knows of."""
+    """A memory alarm of the broker that dtx has noticed."""
 
     def told() -> int:
         return stage.service.log_path.read_bytes().count(b"the broker takes no publishes")

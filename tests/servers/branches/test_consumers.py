@@ -1,4 +1,4 @@
-"""Consumers beside branches: one that is cancelled, and one whose prefetch the branch uses up."""
+"""Consumers and branches: a consumer that is cancelled, and one whose prefetch the branch uses up."""
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
@@ -10,7 +10,7 @@ from tests.support.crash import PERSISTENT, Scene
 
 
 class Reader:
-    """A consumer that keeps what it is told; nothing is acknowledged."""
+    """A consumer that records its deliveries, and acknowledges none."""
 
     def __init__(self, connection: BlockingConnection, channel: BlockingChannel, queue: str) -> None:
         self._connection = connection
@@ -29,13 +29,13 @@ class Reader:
         self.cancelled = True
 
     def has(self, count: int) -> bool:
-        """Whether so many messages have come, after a look at the socket."""
+        """Whether at least *count* messages have arrived, after a read from the socket."""
         self._connection.process_data_events(0.05)
         return len(self.messages) >= count
 
 
 def test_a_consumer_that_is_cancelled_changes_nothing(stage: Scene) -> None:
-    """Design: "a cancelled consumer changes nothing"; its queue was deleted while the branch held a message of it."""
+    """Design: "a cancelled consumer changes nothing"; its queue is deleted while the branch holds a message of it."""
     for queue in ("doomed", "in", "out"):
         stage.declare(queue)
     stage.fill("doomed", b"one")
@@ -64,7 +64,7 @@ def test_a_consumer_that_is_cancelled_changes_nothing(stage: Scene) -> None:
 def test_a_prefetch_of_one_holds_the_next_delivery_until_the_branch_ends(mode: Mode, stage: Scene) -> None:
     """Design: "a prefetch of 1 holds the next delivery back until the branch ends, as with tx".
 
-    A broker has acknowledged it when dtx has voted; where dtx has the messages, they are held until the outcome.
+    Alongside a broker, the vote acknowledges the message there. Without one, dtx holds it until the outcome.
     """
     stage.declare("in")
     stage.fill("in", b"one", b"two", b"three")
@@ -78,7 +78,7 @@ def test_a_prefetch_of_one_holds_the_next_delivery_until_the_branch_ends(mode: M
         xa.start(first)
         channel.basic_ack(reader.messages[0][0])
         xa.end(first)
-        channel.queue_declare("in", passive=True)  # whatever the broker sent before its answer would be here
+        channel.queue_declare("in", passive=True)  # a delivery before this answer would have arrived
         assert not reader.has(2)
         assert xa.prepare(first) is XaFlag.OK
         if mode == "standalone":

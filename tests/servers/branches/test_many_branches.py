@@ -36,7 +36,7 @@ def test_two_branches_in_one_channel_one_after_the_other(stage: Scene) -> None:
 
 
 def test_two_branches_in_one_channel_one_of_them_suspended(stage: Scene) -> None:
-    """End: "suspend: the client is not finished with the transaction branch"; work goes to the branch at hand."""
+    """End: "suspend: the client is not finished with the transaction branch"; work belongs to the active branch."""
     for queue in ("in", "out"):
         stage.declare(queue)
     stage.fill("in", b"one", b"two", b"three")
@@ -65,7 +65,7 @@ def test_two_branches_in_one_channel_one_of_them_suspended(stage: Scene) -> None
 
 @pytest.mark.parametrize("outcome", ["commit", "rollback", "one phase", "killed"])
 def test_two_connections_work_in_one_branch(stage: Scene, outcome: str) -> None:
-    """Join: prepare takes a unit from each connection, and all of it has one outcome."""
+    """Join: prepare takes one unit from each connection, and all the work has one outcome."""
     for queue in ("in", "out"):
         stage.declare(queue)
     stage.fill("in", b"one", b"two", b"three")
@@ -99,7 +99,7 @@ def test_two_connections_work_in_one_branch(stage: Scene, outcome: str) -> None:
 
 
 def test_one_of_two_connections_breaks_before_the_vote(stage: Scene) -> None:
-    """Part of the work is gone, so all of it is."""
+    """A part of the work is lost, so all of it is rolled back."""
     for queue in ("in", "out"):
         stage.declare(queue)
     stage.fill("in", b"one", b"two")
@@ -121,7 +121,7 @@ def test_one_of_two_connections_breaks_before_the_vote(stage: Scene) -> None:
 
 
 def test_five_hundred_branches_open_at_once(stage: Scene) -> None:
-    """All are open together, all are prepared together, half are committed."""
+    """All branches are open at the same time, then all are prepared, and half are committed."""
     count = 500
     for queue in ("in", "out"):
         stage.declare(queue)

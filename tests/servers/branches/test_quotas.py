@@ -29,7 +29,7 @@ def test_a_connection_beyond_the_quota_is_refused(stage: Scene) -> None:
 
 
 def test_a_channel_beyond_the_quota_ends_its_connection(stage: Scene) -> None:
-    """RabbitMQ does the same where a user has as many channels as it may."""
+    """RabbitMQ does the same when a user has its maximum of channels."""
     url = stage.service.url(vhost=stage.vhost)
     with session(url) as first, session(url) as second:
         first.open(1)
@@ -41,7 +41,7 @@ def test_a_channel_beyond_the_quota_ends_its_connection(stage: Scene) -> None:
 
 
 def test_sessions_count_as_channels(stage: Scene) -> None:
-    """One that is too much is refused; the connection goes on."""
+    """A session beyond the quota is refused. The connection stays open."""
     with (
         Raw(stage.service, hostname=f"vhost:{stage.vhost}") as raw,
         session(stage.service.url(vhost=stage.vhost)) as client,
@@ -69,7 +69,7 @@ def test_a_connection_beyond_the_quota_is_told_so_in_amqp_10(stage: Scene) -> No
 
 
 def refusal(raw: Raw) -> str:
-    """Why the server closes the connection."""
+    """The error condition with which the server closes the connection."""
     raw.until(lambda: any(isinstance(event, Closed) for event in raw.events))
     error = next(event.error for event in raw.events if isinstance(event, Closed))
     assert error is not None
@@ -77,7 +77,7 @@ def refusal(raw: Raw) -> str:
 
 
 def test_quotas_are_shown_beside_what_is_used(stage: Scene) -> None:
-    """In the API and in the metrics; a virtual host without a quota has none there."""
+    """In the API and in the metrics. A virtual host without a quota shows none."""
     viewer = somebody(stage, OperatorRole.VIEWER)
     with session(stage.service.url(vhost=stage.vhost)) as client:
         client.open(1)

@@ -1,4 +1,4 @@
-"""What all branches of all clients together may hold, and that nothing of it is ever lost for good."""
+"""Limits of all branches of all clients together. What a branch has used is free again after its end."""
 
 import contextlib
 import random
@@ -28,7 +28,7 @@ Make = Callable[[], RawClient]
 
 @pytest.fixture(scope="module")
 def stage(make_scene: MakeScene) -> Scene:
-    """A dtx with little room."""
+    """A dtx with low limits."""
     options = ["--max-held-bytes", str(HELD), "--max-branches", str(BRANCHES), "--max-kept-bytes", str(KEPT)]
     options += ["--work-cache-bytes", str(CACHE)]
     return make_scene(*options)
@@ -48,7 +48,7 @@ def client(stage: Scene) -> Iterator[Make]:
 
 
 def fits(client: RawClient, size: int) -> bool:
-    """Whether a branch may hold a message of that size now; it is rolled back."""
+    """Whether a branch may hold a message of *size* bytes now. The branch is rolled back."""
     xid = new_xid()
     client.ask(1, DtxStart(xid=xid))
     client.publish(1, "out", bytes(size))
@@ -68,7 +68,7 @@ def fits(client: RawClient, size: int) -> bool:
 
 
 def test_memory_for_the_messages_of_all_branches_has_a_limit(stage: Scene, client: Make) -> None:
-    """506 for whoever asks for more; nobody else is harmed, and when there is room again it works again."""
+    """506 for a client that exceeds it. Others are not affected, and it works again when memory is free again."""
     stage.declare("out")
     first, second, third = client(), client(), client()
     large, refused, small = new_xid(), new_xid(), new_xid()
@@ -83,7 +83,7 @@ def test_memory_for_the_messages_of_all_branches_has_a_limit(stage: Scene, clien
     assert third.ask(1, DtxCommit(xid=small)) is XaFlag.OK
     third.publish(1, "out", b"outside")
     assert second.ask(1, DtxPrepare(xid=refused)) is XaFlag.RBROLLBACK
-    assert first.ask(1, DtxPrepare(xid=large)) is XaFlag.OK  # what has voted is in the log: it counts no more
+    assert first.ask(1, DtxPrepare(xid=large)) is XaFlag.OK  # a prepared branch is in the log, and no longer counts
     again = second.prepared(1, new_xid(), queue="out", body=bytes(HELD - 4096))
     assert second.ask(1, DtxRollback(xid=again)) is XaFlag.OK
     assert first.ask(1, DtxRollback(xid=large)) is XaFlag.OK
@@ -93,7 +93,7 @@ def test_memory_for_the_messages_of_all_branches_has_a_limit(stage: Scene, clien
 
 @only_alongside
 def test_deliveries_that_are_not_settled_count_as_well(stage: Stage, client: Make) -> None:
-    """A delivery that is not kept can be settled outside a branch, and not within one."""
+    """A delivery that dtx does not keep can be settled only outside a branch."""
     stage.declare("in")
     stage.declare("out")
     stage.fill("in", bytes(4096))
@@ -117,7 +117,7 @@ def test_deliveries_that_are_not_settled_count_as_well(stage: Stage, client: Mak
 
 @only_alongside
 def test_a_delivery_that_was_kept_is_not_counted_twice(stage: Stage, client: Make) -> None:
-    """Acknowledged within a branch it needs no more memory than before."""
+    """Acknowledged in a branch, it needs no more memory than before."""
     stage.declare("in")
     stage.declare("out")
     stage.fill("in", bytes(3000))
@@ -136,7 +136,7 @@ def test_a_delivery_that_was_kept_is_not_counted_twice(stage: Stage, client: Mak
 
 
 def test_there_is_a_largest_number_of_branches(stage: Scene, client: Make) -> None:
-    """506 for one more; those that are there go on, and each that ends makes room."""
+    """506 for one more. The other branches continue, and each end of a branch permits a new one."""
     stage.declare("out")
     first, second = client(), client()
     xids = [first.idle(1, new_xid(), queue="out", body=b"%d" % number) for number in range(BRANCHES)]
@@ -161,7 +161,7 @@ def test_there_is_a_largest_number_of_branches(stage: Scene, client: Make) -> No
 @only_alongside
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "rollback"])
 def test_what_is_not_in_memory_any_more_is_read_from_the_log(stage: Stage, commit: bool) -> None:
-    """--work-cache-bytes: the oldest of the prepared branches leave it first."""
+    """--work-cache-bytes: the oldest prepared branches are removed from the cache first."""
     stage.declare("in")
     stage.declare("out")
     stage.fill("in", *(bytes([number]) * 600 for number in range(3)))
@@ -181,7 +181,7 @@ def test_what_is_not_in_memory_any_more_is_read_from_the_log(stage: Stage, commi
 
 
 def rewrite(stage: Scene, body: bytes) -> None:
-    """Change every message in the log, past dtx: nothing else shows where it is read from."""
+    """Change every message in the log without dtx, to show which messages dtx reads from there."""
     with psycopg.connect(stage.database) as connection:
         connection.execute("UPDATE dtx.work SET body = %s", (body,))
 
@@ -190,12 +190,12 @@ def rewrite(stage: Scene, body: bytes) -> None:
 
 
 class Load:
-    """Branches that end in every way there is, one after the other; some are left to the end.
+    """Branches that end in all possible ways, one after the other.
 
     Args:
-        stage: with queues ``in``, which has messages, and ``out``.
+        stage: has the queues ``in``, with messages, and ``out``.
         client: makes connections.
-        seed: of the choices.
+        seed: of the random choices.
     """
 
     def __init__(self, stage: Scene, client: Make, seed: int) -> None:
@@ -210,19 +210,19 @@ class Load:
         ]  # fmt: skip
 
     def run(self, rounds: int) -> None:
-        """Every way *rounds* times, in any order."""
+        """Run each way *rounds* times, in random order."""
         for way in self._random.sample(self.ways * rounds, len(self.ways) * rounds):
             way()
             self.settle()
 
     def settle(self) -> None:
-        """The transaction manager ends what clients have left."""
+        """Roll back the branches that clients have left, as a transaction manager does."""
         for xid in self.left:
             self._stage.wait_for(partial(self.rolled_back, xid), "the end of a branch")
         self.left.clear()
 
     def rolled_back(self, xid: Xid) -> bool:
-        """Roll *xid* back, unless dtx has not heard yet that its client is dead."""
+        """Roll *xid* back, unless dtx has not noticed yet that its client has died."""
         client = self.alive[0]
         client.say(1, DtxRollback(xid=xid).encode())
         payload = client.next_method(1)
@@ -241,13 +241,13 @@ class Load:
         return xid
 
     def ended(self, client: RawClient) -> Xid:
-        """The same, ended."""
+        """The same, with its association ended."""
         xid = self.begin(client)
         assert client.ask(1, DtxEnd(xid=xid)) is XaFlag.OK
         return xid
 
     def any(self) -> RawClient:
-        """A client that lives on."""
+        """A client that stays connected."""
         return self._random.choice(self.alive)
 
     def completed(self) -> None:
@@ -325,13 +325,13 @@ class Load:
 
 @pytest.mark.parametrize("seed", [1])
 def test_what_branches_held_is_free_again_however_they_ended(mode: Mode, stage: Scene, client: Make, seed: int) -> None:
-    """Neither a leak, after which dtx refuses everything one day, nor a limit that has gone: the account is exact."""
+    """The count is exact: with a leak dtx would refuse everything one day, and otherwise the limit would be lost."""
     stage.declare("in")
     stage.declare("out")
     stage.fill("in", *(bytes(2048) for _ in range(20)))
     Load(stage, client, seed).run(3)
     observer = client()
-    room = HELD if mode == "alongside" else HELD - len(NO_PROPERTIES)  # which count where dtx has the messages
+    room = HELD if mode == "alongside" else HELD - len(NO_PROPERTIES)  # which count if dtx stores the messages
     stage.wait_for(lambda: fits(observer, room), "room for all that dtx may hold")
     assert not fits(observer, room + 1)
     assert fits(observer, room)

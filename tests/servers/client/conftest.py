@@ -1,4 +1,4 @@
-"""One service for all tests of the client that leave it alive."""
+"""One service for all tests of the client that do not stop it."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,6 @@ from tests.support.service import DtxService
 
 @pytest.fixture(scope="package")
 def service(shared_rabbitmq: RabbitNode, postgres: PostgresServer) -> Iterator[DtxService]:
-    """The service."""
     database = postgres.create_database()
     with DtxService(broker=shared_rabbitmq.url(), database=database) as running:
         yield running

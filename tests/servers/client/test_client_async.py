@@ -51,7 +51,7 @@ async def prepared(connection: AsyncioConnection, queue: str) -> Xid:
 
 async def exhaust(scan: AsyncIterator[Xid]) -> None:
     async for _ in scan:
-        """What was fetched before still comes."""
+        """The branches that were fetched before are still returned."""
 
 
 async def test_a_message_is_there_when_its_branch_is_committed(

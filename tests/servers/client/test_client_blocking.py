@@ -42,7 +42,7 @@ def prepared(connection: BlockingConnection, queue: str, body: bytes = b"one") -
 
 
 def refused(expected: type[XAError], code: int, xa: XAResource, method: str, *args: Any, **options: Any) -> XAError:
-    """Call what must be refused; "a channel exception with reply code" closes the channel and nothing else."""
+    """Make a call that must be refused. "a channel exception with reply code" closes only the channel."""
     connection = xa.channel.connection
     with pytest.raises(expected) as raised:
         getattr(xa, method)(*args, **options)
@@ -366,7 +366,7 @@ def test_a_coordinator_goes_on_after_a_refused_call(connection: BlockingConnecti
     coordinator.close()
 
 
-# -- deliveries beside calls ------------------------------------------------------------------------------------------
+# -- deliveries during calls ------------------------------------------------------------------------------------------
 
 
 def test_deliveries_that_arrive_during_a_call_are_not_lost(

@@ -1,4 +1,4 @@
-"""A call comes to an end whatever becomes of the service: killed, stopped, cut off."""
+"""A call always ends, also if the service is killed, stopped, silent or cut off."""
 
 import contextlib
 import threading
@@ -39,7 +39,7 @@ def test_a_killed_service_ends_the_call_and_its_successor_knows_the_branch(
     xid = prepare_one(service, queue)
     with connected(service.url()) as connection:
         xa = XAResource(connection.channel())
-        # A stopped service takes the call and never answers it; then it dies.
+        # A paused service receives the call and never answers it; then it dies.
         service.pause()
         killer = threading.Timer(0.2, service.kill9)
         killer.start()
@@ -69,7 +69,7 @@ def test_a_silent_service_ends_the_call_when_its_time_is_up(
         with pytest.raises(XAER_RMFAIL):
             xa.rollback(xid)
         service.resume()
-        # The first rollback may have gone through: nobody was there any more to hear of it.
+        # The first rollback may have succeeded after the client had closed its channel.
         with Coordinator(connection, timeout=30) as coordinator, contextlib.suppress(XAER_NOTA):
             assert coordinator.rollback(xid) is XaFlag.OK
     assert bodies(rabbitmq, queue) == []
@@ -80,7 +80,7 @@ def test_a_service_that_does_not_even_read_ends_the_call_and_the_connection(serv
         channel = connection.channel()
         xa = XAResource(channel, timeout=0.3)
         service.pause()
-        # More than the socket takes stays in pika, and the call behind it: no timer of the call alone can end that.
+        # What does not fit in the socket stays in pika, and so does the call: a timer of the call alone cannot end it.
         channel._impl.basic_publish("", queue, bytes(64 * 1024 * 1024))
         with pytest.raises(XAER_RMFAIL):
             xa.select()

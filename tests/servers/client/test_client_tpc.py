@@ -1,4 +1,4 @@
-"""The two-phase methods of PEP 249 against the real service, beside psycopg's own where both must read the same."""
+"""The two-phase methods of PEP 249 against the real service, compared with psycopg's where they must agree."""
 
 from typing import Any
 
@@ -86,7 +86,7 @@ def test_somebody_elses_prepared_transaction_is_found_and_finished(
 
 
 def misuse(connection: Any, refusal: type[Exception], xid: tpc.TransactionId) -> None:
-    """The same program for psycopg's connection and for ours."""
+    """The same program for a connection of psycopg and for one of dtx."""
     for call in (connection.tpc_prepare, connection.tpc_commit, connection.tpc_rollback):
         with pytest.raises(refusal):
             call()
@@ -102,7 +102,7 @@ def misuse(connection: Any, refusal: type[Exception], xid: tpc.TransactionId) ->
 
 
 def test_misuse_is_refused_by_psycopg(postgres_url: str) -> None:
-    """What the next test measures ours against."""
+    """The reference for the next test."""
     with psycopg.connect(postgres_url) as database:
         misuse(database, psycopg.ProgrammingError, tpc.TransactionId(7, "order-17", "queue"))
 
