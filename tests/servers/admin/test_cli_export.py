@@ -93,7 +93,7 @@ def patient(postgres: PostgresServer) -> Iterator[StandaloneStage]:
 
 @pytest.mark.parametrize("way", ["database", "api"])
 def test_large_bodies_go_through_little_memory(patient: StandaloneStage, tmp_path: Path, way: str) -> None:
-    """Large bodies are streamed: an export of two takes less than half a body more memory than one of a byte."""
+    """Large bodies are streamed: two of them need little more memory than one byte, less than half a body."""
     bodies = [bytes([number]) * LARGE for number in range(2)]
     large, small = holding(patient, bodies), holding(patient, [b"a"])
     where = [] if way == "database" else ["--api", patient.service.admin_url]

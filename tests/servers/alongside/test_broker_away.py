@@ -62,7 +62,7 @@ def test_nothing_is_said_behind_the_end_of_a_connection(
 ) -> None:
     """A dtx.end that waits for the broker's check of a publish gets no answer when the broker is lost.
 
-    The client gets 320, and not 503 as after a mistake of its own.
+    The client gets 320 for the lost broker, and not 503 for a mistake.
     """
     network = proxy("127.0.0.1", rabbitmq.port)
     service = dtx_service(broker=rabbitmq.url().replace(f":{rabbitmq.port}", f":{network.port}"))

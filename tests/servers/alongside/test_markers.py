@@ -142,7 +142,7 @@ async def test_what_is_not_needed_any_more_is_purged_and_the_marker_stays(rabbit
 
 
 async def test_receipts_before_the_marker_are_purged_too(rabbitmq: RabbitNode) -> None:
-    """The marker is behind them: it is not the first message, so it is replaced."""
+    """The marker is not the first message, so it is replaced."""
     identity = new_identity("markers")
     connection = await connected(rabbitmq)
     receipts = Receipts(identity)

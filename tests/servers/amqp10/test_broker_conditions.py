@@ -49,7 +49,7 @@ def alarm(service: DtxService, node: RabbitNode) -> Iterator[None]:
     before = told()
     node.memory_alarm(on=True)
     try:
-        wait_until(lambda: told() > before, what="the news of the alarm")
+        wait_until(lambda: told() > before, what="the alarm in the log of dtx")
         yield
     finally:
         node.memory_alarm(on=False)

@@ -155,7 +155,7 @@ def test_a_branch_that_has_voted_takes_no_more_work(client: Client, queue: str, 
 
 
 def test_the_branch_survives_the_client_and_dtx(postgres: PostgresServer) -> None:
-    """A prepared branch can be committed whatever dies, also with work over AMQP 1.0."""
+    """A prepared branch with work over AMQP 1.0 can be committed after its client and dtx have died."""
     database, xid = postgres.create_database(), new_xid()
     with DtxService(database=database) as service:
         with connected(service.url()) as connection:

@@ -61,7 +61,7 @@ def watched(request: pytest.FixtureRequest, postgres: PostgresServer) -> Iterato
 
 @pytest.fixture(scope="module")
 def queue(watched: WatchedService) -> bytes:
-    """A queue with as many messages as a link may have unsettled; the last test takes them."""
+    """A queue with as many messages as a link may have unsettled; the last test consumes them."""
     with RawClient(watched.url(), patience=120) as peer:
         peer.log_in()
         peer.open(1)

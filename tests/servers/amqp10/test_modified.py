@@ -158,7 +158,7 @@ def test_a_change_survives_the_death_of_dtx(postgres: PostgresServer) -> None:
 def test_a_broker_is_told_of_no_change_and_tells_what_it_counts(
     service: DtxService, channel: BlockingChannel, kind: str
 ) -> None:
-    """AMQP 0-9-1 has only basic.nack, which cannot say it. A quorum queue counts returned messages itself."""
+    """AMQP 0-9-1 has only basic.nack, which carries no change. A quorum queue counts returned messages itself."""
     name = f"amqp10-{secrets.token_hex(6)}"
     channel.queue_declare(name, durable=True, arguments={"x-queue-type": kind})
     channel.basic_publish("", name, b"one")

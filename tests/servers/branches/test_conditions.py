@@ -21,7 +21,7 @@ def alarm(stage: Stage) -> Iterator[None]:
     before = told()
     stage.node.memory_alarm(on=True)
     try:
-        stage.wait_for(lambda: told() > before, "the news of the alarm")
+        stage.wait_for(lambda: told() > before, "the alarm in the log of dtx")
         yield
     finally:
         stage.node.memory_alarm(on=False)

@@ -49,7 +49,7 @@ def test_a_consumer_that_is_cancelled_changes_nothing(stage: Scene) -> None:
         channel.basic_ack(reader.messages[0][0])
         channel.basic_publish("", "out", b"a", PERSISTENT)
         stage.delete("doomed")
-        stage.wait_for(lambda: reader.has(1) and reader.cancelled, "the news")
+        stage.wait_for(lambda: reader.has(1) and reader.cancelled, "the cancel")
         method, _, _ = channel.basic_get("in")
         assert method is not None
         channel.basic_ack(method.delivery_tag)

@@ -52,9 +52,7 @@ def fits(client: RawClient, size: int) -> bool:
     xid = new_xid()
     client.ask(1, DtxStart(xid=xid))
     client.publish(1, "out", bytes(size))
-    client.say(
-        1, methods.QueueDeclare(b"out", passive=True).encode()
-    )  # answered behind the publish, or refused with it
+    client.say(1, methods.QueueDeclare(b"out", passive=True).encode())  # answered after the publish, or refused with it
     payload = client.next_method(1)
     taken = payload[:4] == struct.pack(">I", methods.QueueDeclareOk.KEY)
     if taken:
