@@ -1,4 +1,4 @@
-"""Stages for tests of crashes. Coverage is what other tests measure: a process that is killed could not tell of it."""
+"""Stages for crash tests. Processes run without coverage: a killed process cannot save its data."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -16,14 +16,14 @@ from tests.support.rabbitmq import RabbitNode
 
 @pytest.fixture(scope="module", autouse=True)
 def unmeasured_processes() -> Iterator[None]:
-    """Whatever is started within these tests."""
+    """Start all processes of these tests without coverage."""
     with unmeasured():
         yield
 
 
 @pytest.fixture
 def stage_with(shared_rabbitmq: RabbitNode, postgres: PostgresServer) -> Iterator[Callable[..., Stage]]:
-    """Makes a stage with arguments of its own."""
+    """Makes a stage with the given arguments."""
     with ExitStack() as stack:
 
         def make(**arguments: Any) -> Stage:
@@ -34,13 +34,13 @@ def stage_with(shared_rabbitmq: RabbitNode, postgres: PostgresServer) -> Iterato
 
 @pytest.fixture
 def stage(stage_with: Callable[..., Stage]) -> Stage:
-    """A broker, a log, and dtx that believes receipts."""
+    """A broker, a log, and a dtx that trusts receipts."""
     return stage_with()
 
 
 @pytest.fixture(params=MODES)
 def mode(request: pytest.FixtureRequest) -> Mode:
-    """What keeps the messages."""
+    """Where the messages are stored."""
     return cast("Mode", request.param)
 
 
@@ -70,7 +70,7 @@ def pair(pair_with: Callable[..., Pair]) -> Pair:
 
 @pytest.fixture(scope="package")
 def impatient_rabbitmq() -> Iterator[RabbitNode]:
-    """A second broker, where a consumer has a second to acknowledge; but it looks only when a test tells it to."""
+    """A second broker with a consumer time-out of one second. It checks for it only when a test makes it do so."""
     with RabbitNode(config={"consumer_timeout": "1000"}) as node:
         node.ctl("eval", "application:set_env(rabbit, channel_tick_interval, 3600000).")
         yield node

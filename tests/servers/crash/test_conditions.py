@@ -1,4 +1,4 @@
-"""dtx killed while the broker is in a bad way: alarms and policies that reach its own queues."""
+"""dtx is killed during an alarm of the broker, or while policies apply to its own queues."""
 
 from collections.abc import Callable
 
@@ -9,13 +9,13 @@ from tests.support.crash import Stage, ids, work
 
 
 def test_a_taking_without_receipt_is_put_back_when_its_outcome_is_not_known(stage: Stage) -> None:
-    """An alarm, acks alone, kill -9: nobody knows, so a repeat is possible and a loss is not."""
+    """During an alarm the unit has acks but no receipt. After kill -9 a message may be repeated, but not lost."""
     stage.declare("in")
     stage.fill("in", b"one")
     with stage.connected() as connection:
         xa, xid = work(connection.channel(), consume={"in": 1})
         stage.node.memory_alarm(on=True)
-        stage.wait_for(lambda: b"the broker takes no publishes" in stage.service.log_path.read_bytes(), "the news")
+        stage.wait_for(lambda: b"the broker takes no publishes" in stage.service.log_path.read_bytes(), "the log entry")
         stage.proxy.stall("down")
         answer = stage.background(lambda: xa.prepare(xid))
         stage.wait_for_state(xid, "taking")
@@ -56,7 +56,7 @@ def test_policies_on_everything_cost_exactly_once_and_no_message(
         stage.proxy.cut()
         stage.proxy.resume()
     assert b"receipts are not trusted" in stage.service.log_path.read_bytes()
-    # The policy goes, and nobody can see that it was there.
+    # Without the policy, dtx cannot see that it was there.
     stage.node.delete_policy("all", vhost=stage.vhost)
     stage.service.start()
     stage.wait_for_end()

@@ -1,4 +1,4 @@
-"""The broker's consumer time-out: it closes a channel whose deliveries were not acknowledged in time, at no method."""
+"""Consumer time-out: the broker closes a channel with unacknowledged deliveries, and its close names no method."""
 
 from collections.abc import Iterator
 
@@ -13,18 +13,18 @@ from tests.support.rabbitmq import RabbitNode
 
 @pytest.fixture(scope="module")
 def impatient(impatient_rabbitmq: RabbitNode, postgres: PostgresServer) -> Iterator[Stage]:
-    """A stage whose broker closes channels for what they have not acknowledged when :func:`look` tells it to."""
-    with Stage(impatient_rabbitmq, postgres, replay="receipts") as made:  # whatever a busy node answers about itself
+    """A stage whose broker closes channels with late acknowledgements when :func:`look` is called."""
+    with Stage(impatient_rabbitmq, postgres, replay="receipts") as made:  # without asking a busy node
         yield made
 
 
 def look(node: RabbitNode) -> None:
-    """Let all channels look whether somebody has not acknowledged in time, as they do each minute by themselves."""
+    """Make all channels check for late acknowledgements; by default they do so once a minute."""
     node.ctl("eval", "[Channel ! tick || Channel <- rabbit_channel:list_local()], ok.")
 
 
 def test_a_branch_whose_deliveries_the_broker_took_back_can_only_be_rolled_back(impatient: Stage) -> None:
-    """Design: "upstream trouble before the vote (consumer time-out): rollback-only"; whether it has ended or not."""
+    """Design: "upstream trouble before the vote (consumer time-out): rollback-only"; also if the branch has ended."""
     stage = impatient
     for queue in ("active", "idle", "voted", "out"):
         stage.declare(queue)
@@ -48,7 +48,7 @@ def test_a_branch_whose_deliveries_the_broker_took_back_can_only_be_rolled_back(
         for xid in (active, idle):
             with pytest.raises(XA_RBROLLBACK):
                 coordinator.prepare(xid)
-        assert channels[2].is_open  # the broker waits for no acknowledgement of what was taken
+        assert channels[2].is_open  # the taking has acknowledged its delivery
         assert coordinator.commit(voted) is XaFlag.OK
     assert [stage.bodies(queue) for queue in ("active", "idle", "voted")] == [[b"active"], [b"idle"], []]
     assert stage.bodies("out") == [b"c"]
@@ -56,9 +56,9 @@ def test_a_branch_whose_deliveries_the_broker_took_back_can_only_be_rolled_back(
 
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "rollback"])
 def test_a_channel_that_is_closed_behind_tx_commit_leaves_the_word_to_the_lock(impatient: Stage, commit: bool) -> None:
-    """Its close names no method: the unit may have happened. Design: "decides a row only when that row's lock is free".
+    """The close names no method: the unit may have happened. Design: "decides a row only when that row's lock is free".
 
-    The receipt's queue hangs, so commit-ok does not come; a delivery beside the branch is not acknowledged in time.
+    The receipt's queue hangs, so commit-ok does not come; a delivery outside the branch is not acknowledged in time.
     """
     stage = impatient
     stage.declare("in")
@@ -77,7 +77,7 @@ def test_a_channel_that_is_closed_behind_tx_commit_leaves_the_word_to_the_lock(i
                 return answer.done()
 
             stage.wait_for(answered, "the end of its channel")
-            with pytest.raises(XAER_RMFAIL):  # its connection is ended, so that its lock becomes free
+            with pytest.raises(XAER_RMFAIL):  # dtx ends the connection to free the lock
                 answer.result(30)
             assert stage.states() == {xid: "taking"}
     stage.wait_for_state(xid, "prepared")
@@ -89,7 +89,7 @@ def test_a_channel_that_is_closed_behind_tx_commit_leaves_the_word_to_the_lock(i
 
 
 def closings(channels: list[BlockingChannel]) -> list[tuple[int, str]]:
-    """Code and text with which *channels* are closed, as it happens."""
+    """A list that gets the code and the text of each close of *channels*."""
     found: list[tuple[int, str]] = []
     for channel in channels:
         channel._impl.add_on_close_callback(lambda _, why: found.append((why.reply_code, why.reply_text)))

@@ -1,4 +1,4 @@
-"""Dead letters while dtx dies: each message is in its queue or in the other, never in both, never in neither."""
+"""dtx dies while it moves dead letters: each message is in exactly one of the two queues."""
 
 from collections.abc import Callable, Iterator
 
@@ -16,7 +16,7 @@ from tests.support.raw import session
 from tests.support.service import DtxService
 
 MESSAGES = 1000
-"""Moved in some five records."""
+"""dtx moves them in about five records."""
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def service(postgres: PostgresServer) -> Iterator[DtxService]:
 
 
 def fill(service: DtxService, expiration: str | None) -> list[str]:
-    """Messages in the durable queue ``dying``, behind one that does not expire; dead letters go to ``dead``."""
+    """Fill the durable queue ``dying``, first with a message that does not expire; dead letters go to ``dead``."""
     found = ["stopper", *(str(number) for number in range(MESSAGES))]
     with Dialogue(service.url()) as talk:
         talk.channel.queue_declare("dead", durable=True)
@@ -50,7 +50,7 @@ def kill_in_the_middle(service: DtxService, talk: Dialogue) -> None:
 
 
 def drained(channel: BlockingChannel, queue: str) -> list[tuple[str, int]]:
-    """Bodies, with the number of their deaths."""
+    """Take all messages: bodies, with the number of their deaths."""
     found: list[tuple[str, int]] = []
     while True:
         method, properties, body = channel.basic_get(queue, auto_ack=True)
@@ -66,7 +66,7 @@ def test_messages_that_expire_are_moved_once(service: DtxService) -> None:
         talk.channel.basic_ack(talk.take("dying").method.delivery_tag)
         kill_in_the_middle(service, talk)
     with Dialogue(service.url()) as talk:
-        # It is back if it was acknowledged too late.
+        # The stopper is back if its acknowledgement came too late.
         assert talk.drain("dying") in ([], ["stopper"])
         wait_until(lambda: talk.count("dead") >= MESSAGES, what="all dead letters")
         assert sorted(drained(talk.channel, "dead")) == sorted((body, 1) for body in bodies[1:])
@@ -89,12 +89,12 @@ def test_messages_that_are_rejected_are_moved_or_come_back(
             left_out("rejected messages of which some were not moved when dtx died")
         assert {deaths for _, deaths in dead} == {1}
         assert {deaths for _, deaths in back} <= {0}
-        # In their order: the first ones are moved, the others are where they were.
+        # In order: the first messages are moved, the others remain.
         assert [body for body, _ in (*dead, *back)] == bodies
 
 
 def test_a_message_that_a_prepared_branch_holds_expires_when_it_is_back(service: DtxService) -> None:
-    """Not before: not by time, and not by a death of dtx."""
+    """It does not expire before, even if its time is over and dtx dies."""
     queue, xid = unique(), new_xid()
     with Dialogue(service.url()) as talk, session(service.url()) as raw:
         talk.channel.queue_declare("dead", durable=True)

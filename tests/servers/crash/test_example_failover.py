@@ -1,4 +1,4 @@
-"""The example of a client that outlives the active dtx: every number comes in exactly once."""
+"""The failover example: every number arrives exactly once although the active dtx and the program are killed."""
 
 import os
 import signal
@@ -23,11 +23,11 @@ PROGRAM = Path(__file__).parents[3] / "examples/failover.py"
 
 
 class Example:
-    """The program, and what it says.
+    """The example program and its output.
 
     Args:
-        pair: whose addresses it gets.
-        directory: of its decisions.
+        pair: the program gets the addresses of both dtx.
+        directory: where it keeps its decisions.
     """
 
     def __init__(self, pair: Pair, directory: Path) -> None:
@@ -50,7 +50,7 @@ class Example:
                 self.said.append(line)
 
     def wait_until_sent(self, number: int) -> None:
-        """That number or a later one: what recovery commits is not said to be sent."""
+        """Wait for *number* or a later one: the program prints no line for a number that recovery commits."""
         later = {f"sent {each}\n" for each in range(number, COUNT + 1)}
         wait_until(
             lambda: not later.isdisjoint(self.said) or self._process.poll() is not None, what=f"{number}", seconds=60

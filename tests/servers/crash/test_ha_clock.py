@@ -1,4 +1,4 @@
-"""The clock of the active dtx jumps: the lease is counted by the database, time-outs by a clock that only grows."""
+"""The clock of a dtx jumps: the lease uses the database's clock, time-outs use a monotonic clock."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,15 +18,15 @@ WRONG_CLOCK: Final = str(Path(__file__).parents[2] / "support" / "wall_clock")
 
 @pytest.fixture
 def pair(pair_with: Callable[..., Pair]) -> Pair:
-    """Each has a clock of its own."""
+    """Each dtx has its own clock."""
     return pair_with(env={"PYTHONPATH": WRONG_CLOCK})
 
 
 def set_clock(service: DtxService, seconds: float) -> None:
-    """Make the clock of *service* so many seconds fast."""
+    """Set the clock of *service* ahead by *seconds*."""
     new = service.directory / "clock-offset.new"
     new.write_text(str(seconds))
-    new.replace(service.directory / "clock-offset")  # never empty, whoever reads it meanwhile
+    new.replace(service.directory / "clock-offset")  # atomic: a reader never sees an empty file
 
 
 def test_jumps_of_the_clock_cost_neither_the_lease_nor_a_branch(pair: Pair) -> None:
@@ -72,5 +72,5 @@ def test_a_branch_times_out_when_its_time_has_passed_whatever_the_clock_says(pai
 
 
 def has_timed_out(pair: Pair, times: int) -> bool:
-    """Whether so many branches of the active dtx have."""
+    """Whether *times* branches of the active dtx have timed out."""
     return pair.active.log_path.read_bytes().count(b"branch timed out") == times

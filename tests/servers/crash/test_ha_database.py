@@ -1,4 +1,4 @@
-"""PostgreSQL stands still (SIGSTOP), in part or as a whole, for longer than the lease: one dtx serves afterwards."""
+"""PostgreSQL or one of its sessions stops (SIGSTOP) for longer than the lease, or dies: one dtx serves afterwards."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from tests.support.processes import wait_until
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
-    """A server that only these tests need; each leaves it running."""
+    """A server for these tests only; each test leaves it running."""
     with PostgresServer("own") as server:
         yield server
 
@@ -29,7 +29,7 @@ def pair(server: PostgresServer, pair_with: Callable[..., Pair]) -> Pair:
 
 @contextlib.contextmanager
 def stopped(pair: Pair, role: str) -> Iterator[None]:
-    """The server process of one session of the active dtx stands still."""
+    """Stop the server process of one session of the active dtx, and resume it at exit."""
     query = """
         SELECT pid FROM pg_stat_activity a JOIN dtx.lease l ON a.application_name = 'dtx ' || %s || ' ' || l.instance
         WHERE a.datname = current_database()
@@ -53,7 +53,7 @@ def expiry(pair: Pair) -> float:
 
 
 def test_a_session_that_hangs_costs_the_active_one_nothing(pair: Pair) -> None:
-    """The renewal hangs, and is made on another connection before the lease runs out."""
+    """The renewal hangs; dtx renews on another connection before the lease runs out."""
     with Crowd(pair) as crowd:
         crowd.wait_for(20)
         epoch = pair.epoch()
@@ -68,7 +68,7 @@ def test_a_session_that_hangs_costs_the_active_one_nothing(pair: Pair) -> None:
 
 
 def complete(pair: Pair, crowd: Crowd, more: int) -> None:
-    """Wait until so many more branches were completed, by the dtx that is active now."""
+    """Wait until *more* further branches are completed, by the dtx that is then active."""
     goal = crowd.done + more
 
     def enough() -> bool:
@@ -80,7 +80,7 @@ def complete(pair: Pair, crowd: Crowd, more: int) -> None:
 
 
 def go_on(pair: Pair, crowd: Crowd) -> None:
-    """One dtx serves now. A standby that has taken over has done so alone."""
+    """Check that one dtx serves: after a takeover the former active dtx is fenced and ends."""
     complete(pair, crowd, 20)
     if pair.serving is pair.standby:
         assert pair.active.wait() == FENCED
@@ -90,17 +90,17 @@ def go_on(pair: Pair, crowd: Crowd) -> None:
 
 
 def test_a_writer_that_hangs_in_a_transaction_loses_nothing(pair: Pair) -> None:
-    """Nobody can know what it will still do: who takes the lease waits for it, and so does everybody else."""
+    """Its transaction may still commit, so a dtx that takes the lease waits for it."""
     with Crowd(pair) as crowd:
         crowd.wait_for(20)
         until = expiry(pair)
         with stopped(pair, "writer"):
-            wait_until(lambda: time.time() > until + 1, what="the end of the lease")  # one machine has one clock
+            wait_until(lambda: time.time() > until + 1, what="the end of the lease")  # one clock for both
         go_on(pair, crowd)
 
 
 def test_a_server_that_stands_still_longer_than_the_lease_loses_nothing(pair: Pair, server: PostgresServer) -> None:
-    """One of the two goes on: the active one may renew late what nobody took."""
+    """One of the two serves afterwards. The active dtx may renew a lease that ran out if no other dtx has taken it."""
     with Crowd(pair) as crowd:
         crowd.wait_for(20)
         server.pause()
@@ -115,7 +115,7 @@ def test_a_server_that_stands_still_longer_than_the_lease_loses_nothing(pair: Pa
 def test_a_server_that_is_killed_loses_nothing(pair: Pair, server: PostgresServer) -> None:
     with Crowd(pair) as crowd:
         for _ in range(2):
-            complete(pair, crowd, 15)  # a server that is slow to come back may have cost the lease
+            complete(pair, crowd, 15)  # dtx may lose the lease if the server restarts slowly
             server.kill9()
             server.wait_ready()
         go_on(pair, crowd)

@@ -1,11 +1,11 @@
-"""The active dtx dies: the standby goes on where it ended."""
+"""The active dtx dies, and the standby continues its work."""
 
 from collections.abc import Callable
 
 from tests.support.heirs import LEASE, Crowd, Pair
 
 ATTEMPTS = 3
-"""The machine may be busy with something else at one moment, not at three."""
+"""Other load on the machine may slow down one attempt, but hardly all three."""
 
 
 def test_a_standby_serves_two_seconds_after_the_lease_has_run_out(pair_with: Callable[..., Pair]) -> None:
@@ -39,7 +39,7 @@ def test_a_standby_on_the_same_machine_sees_that_the_active_one_is_dead(pair_wit
 
 
 def test_an_active_dtx_that_stops_in_order_hands_over_at_once(pair_with: Callable[..., Pair]) -> None:
-    """Design: "a clean close ends the lease at once"; phase two that was under way is finished before."""
+    """Design: "a clean close ends the lease at once"; phase two that is under way is finished first."""
     pair = pair_with("--lease-ttl", "600")
     pair.be_far_apart()
     with Crowd(pair) as crowd:
@@ -51,7 +51,7 @@ def test_an_active_dtx_that_stops_in_order_hands_over_at_once(pair_with: Callabl
 
 
 def test_the_third_takes_over_from_the_second(pair_with: Callable[..., Pair]) -> None:
-    """Each of them waits its turn, and starts again as a standby."""
+    """Two dtx take over from each other in turn; the killed one starts again as a standby."""
     pair = pair_with()
     with Crowd(pair) as crowd:
         for _ in range(3):

@@ -1,6 +1,6 @@
-"""A stalled dtx with a unit under way: its successor waits for the broker to end its connections, with that unit alone.
+"""A dtx stalls with a unit under way: for this unit only, its successor waits until the broker closes the connection.
 
-Nobody is killed: the broker closes a connection without heartbeats, and that bounds the wait.
+No process is killed. The broker closes a connection without heartbeats, which limits the wait.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from tests.support.proxy import Direction
 HEARTBEAT: Final = 2
 """Seconds: ``--upstream-heartbeat`` of the pairs."""
 BOUND: Final = 3 * HEARTBEAT + 2
-"""RabbitMQ looks every half of it, and closes after two without a sign; two seconds for what dtx does then."""
+"""RabbitMQ closes after two checks without data, at most three heartbeats; two seconds for what dtx does then."""
 SLOW: Final = 20
-"""Seconds that a busy machine may take beyond that."""
+"""Seconds that a busy machine may need in addition."""
 
 pytestmark = pytest.mark.parametrize("mode", ["alongside"], indirect=True)
 on_the_way = pytest.mark.parametrize("held", ["up", "down"], ids=["not-arrived", "not-answered"])
@@ -29,7 +29,7 @@ on_the_way = pytest.mark.parametrize("held", ["up", "down"], ids=["not-arrived",
 
 @contextlib.contextmanager
 def stalled(pair: Pair, held: Direction, call: str, state: str) -> Iterator[tuple[Xid, Xid, "Future[object]"]]:
-    """A branch in the midst of *call* when its dtx was stopped, another one that was prepared, and the first's answer.
+    """A branch whose dtx is stopped during *call*, another branch that is prepared, and the answer to *call*.
 
     The first publishes ``a`` to ``out`` and takes ``one`` from ``in``, the other publishes ``b`` to ``other``.
     """
@@ -38,11 +38,11 @@ def stalled(pair: Pair, held: Direction, call: str, state: str) -> Iterator[tupl
         stage.declare(queue)
     stage.fill("in", b"one")
     with stage.connected() as connection:
-        first, warm = work(connection.channel(), publish={"out": [b"w"]})  # what is asked for once, was asked then
+        first, warm = work(connection.channel(), publish={"out": [b"w"]})  # dtx sends its one-time requests
         assert first.prepare(warm) is XaFlag.OK
         assert first.commit(warm) is XaFlag.OK
         assert stage.bodies("out") == [b"w"]
-        stage.wait_for_end()  # the log hears of it a moment behind the answer: the successor is not to find it
+        stage.wait_for_end()  # the end is logged shortly after the answer; the successor must not find this branch
         bystander, prepared = work(connection.channel(), publish={"other": [b"b"]})
         assert bystander.prepare(prepared) is XaFlag.OK
         xa, xid = work(connection.channel(), publish={"out": [b"a"]}, consume={"in": 1})
@@ -52,7 +52,7 @@ def stalled(pair: Pair, held: Direction, call: str, state: str) -> Iterator[tupl
         stage.proxy.stall(held)
         answer = stage.background(lambda: calls[call](xid))
         stage.wait_for_state(xid, state)
-        if held == "down":  # what was sent has arrived: the broker has done it
+        if held == "down":  # the unit has arrived, and the broker applies it
             done = {"commit": lambda: stage.count("out") == 1, "rollback": lambda: stage.count("in") == 1}
             stage.wait_for(done.get(call, lambda: stage.held("in") == 0), "the unit at the broker")
         pair.active.pause()
@@ -64,19 +64,19 @@ def stalled(pair: Pair, held: Direction, call: str, state: str) -> Iterator[tupl
 
 
 def one_phase(xa: XAResource) -> Callable[[Xid], object]:
-    """Commit without a vote."""
+    """The one-phase commit of *xa*."""
     return lambda xid: xa.commit(xid, one_phase=True)
 
 
 def decided(pair: Pair, condition: Callable[[], object]) -> float:
-    """Wait for *condition*; how many seconds that took from now."""
+    """Wait for *condition*; returns how many seconds that took."""
     began = time.monotonic()
     pair.scene.wait_for(condition, "the end of the wait for the lock", seconds=BOUND + SLOW)
     return time.monotonic() - began
 
 
 def ends(pair: Pair, answer: "Future[object]") -> None:
-    """The stalled one goes on: it is fenced, tells nobody that anything was done, and ends."""
+    """Resume the stalled dtx: it is fenced, confirms nothing, and ends."""
     pair.active.resume()
     assert pair.active.wait() == FENCED
     with pytest.raises(XAException):
@@ -87,7 +87,7 @@ def ends(pair: Pair, answer: "Future[object]") -> None:
 def test_a_commit_under_way_is_decided_when_the_broker_has_closed_the_stalled_connection(
     pair: Pair, held: Direction
 ) -> None:
-    """Locks: "its heartbeat bounds the wait"; the others are decided at once."""
+    """Locks: "its heartbeat bounds the wait"; other branches are decided at once."""
     stage = cast("Stage", pair.scene)
     with stalled(pair, held, "commit", "committing") as (xid, prepared, answer):
         pair.succeed()
@@ -126,7 +126,7 @@ def test_a_taking_under_way_becomes_a_vote_or_never_happened(pair: Pair, held: D
     with stalled(pair, held, "prepare", "taking") as (xid, prepared, answer):
         pair.succeed()
         with stage.coordinator() as coordinator:
-            assert list(coordinator.recover()) == [prepared]  # what is being taken is no vote
+            assert list(coordinator.recover()) == [prepared]  # state taking is no vote
             assert coordinator.rollback(prepared) is XaFlag.OK
             took = decided(pair, lambda: stage.states().get(xid) != "taking")
             if held == "up":
@@ -144,7 +144,7 @@ def test_a_taking_under_way_becomes_a_vote_or_never_happened(pair: Pair, held: D
 
 @on_the_way
 def test_a_one_phase_commit_under_way_is_finished_or_never_happened(pair: Pair, held: Direction) -> None:
-    """Taken, and no more is known: the branch is in doubt, and the transaction manager asks once more."""
+    """If only the taking is known, the branch is in doubt, and the transaction manager commits again."""
     stage = cast("Stage", pair.scene)
     with stalled(pair, held, "commit_one_phase", "taking") as (xid, prepared, answer):
         pair.succeed()
@@ -156,7 +156,7 @@ def test_a_one_phase_commit_under_way_is_finished_or_never_happened(pair: Pair, 
                 try:
                     assert coordinator.commit(xid) is XaFlag.OK
                 except XAER_NOTA as error:
-                    if "completed: committed" not in str(error):  # else it has come to its end since the scan
+                    if "completed: committed" not in str(error):  # else it has ended since the scan
                         raise
         stage.wait_for_end()
         ends(pair, answer)

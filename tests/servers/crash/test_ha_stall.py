@@ -1,4 +1,4 @@
-"""The active dtx stands still (SIGSTOP), longer than its lease, and then goes on (SIGCONT): it is fenced and ends."""
+"""The active dtx stops (SIGSTOP) for longer than its lease and continues (SIGCONT): it is fenced and ends."""
 
 import contextlib
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from tests.support.heirs import FENCED, LEASE, Crowd, Pair
 def test_a_stalled_predecessor_ends_and_has_changed_nothing_that_its_successor_decided(
     pair_with: Callable[..., Pair],
 ) -> None:
-    """It is stopped under load, resumed when the standby has decided everything, and works for nobody."""
+    """It is stopped under load, and resumed when the standby has decided all branches in doubt."""
     pair = pair_with()
     with Crowd(pair) as crowd:
         crowd.wait_for(40)
@@ -33,13 +33,13 @@ def test_a_stalled_predecessor_ends_and_has_changed_nothing_that_its_successor_d
 
 
 def test_a_predecessor_that_wakes_up_at_once_changes_nothing_either(pair_with: Callable[..., Pair]) -> None:
-    """It goes on while the standby is still taking over."""
+    """It continues while the standby is still taking over."""
     pair = pair_with()
     with Crowd(pair) as crowd:
         crowd.wait_for(40)
         epoch = pair.epoch()
         pair.active.pause()
-        pair.scene.wait_for(lambda: pair.epoch() > epoch, "the lease in other hands")
+        pair.scene.wait_for(lambda: pair.epoch() > epoch, "the takeover of the lease")
         pair.active.resume()
         pair.succeed()
         assert pair.active.wait() == FENCED
@@ -64,7 +64,7 @@ def test_a_stop_shorter_than_the_lease_changes_nothing(pair_with: Callable[..., 
 
 
 def test_a_lease_that_ran_out_and_that_nobody_took_is_renewed(pair_with: Callable[..., Pair]) -> None:
-    """Design: "running out is not losing": without a standby the stalled one goes on as if nothing had been."""
+    """Design: "running out is not losing": without a standby the stalled dtx continues to serve."""
     pair = pair_with()
     pair.standby.kill9()
     with Crowd(pair) as crowd:
@@ -83,14 +83,14 @@ def _ran_out(pair: Pair) -> bool:
 
 
 def test_what_the_stalled_one_was_asked_is_done_as_the_standby_decides(pair: Pair) -> None:
-    """The transaction manager asked the stalled one, hears nothing, and asks the standby for the same.
+    """The transaction manager gets no answer from the stalled dtx and repeats its calls at the standby.
 
-    An operator's mistake, but nobody's money, if it asks for the other: what is durable first counts. "Unknown xid" is
-    said only when the log has been read, under a valid lease.
+    If it asks the standby for the opposite, the decision that is durable first counts. dtx answers "unknown xid" only
+    after it has read the log under a valid lease.
     """
     scene = pair.scene
     with contextlib.ExitStack() as stack:
-        # a connection for each: one that waits for an answer says nothing else
+        # one connection each: a connection that waits for an answer makes no other call
         committed, rolled_back, contradicted, unvoted = (
             Asked(scene, stack, name) for name in ("committed", "rolled-back", "contradicted", "unvoted")
         )
@@ -114,7 +114,7 @@ def test_what_the_stalled_one_was_asked_is_done_as_the_standby_decides(pair: Pai
             assert coordinator.rollback(contradicted.xid) is XaFlag.OK
         with connected(pair.standby.url(vhost=scene.vhost)) as other:
             again = XAResource(other.channel())
-            assert again.start(unvoted.xid) is XaFlag.OK  # it is free
+            assert again.start(unvoted.xid) is XaFlag.OK  # the xid is free
             again.end(unvoted.xid)
             assert again.rollback(unvoted.xid) is XaFlag.OK
         pair.active.resume()
@@ -126,7 +126,7 @@ def test_what_the_stalled_one_was_asked_is_done_as_the_standby_decides(pair: Pai
     assert isinstance(error, XAException)
     assert "unknown xid" not in str(error)
     scene.wait_for_end()
-    # what did not vote returns when the stalled one's connections end, at its exit at the latest
+    # the message of the unprepared branch returns when the stalled dtx's connections end, at the latest at its exit
     scene.wait_for_count(unvoted.source, 1)
     assert committed.bodies() == ([], [b"a"])
     assert rolled_back.bodies() == contradicted.bodies() == unvoted.bodies() == ([b"one"], [])
@@ -137,12 +137,12 @@ def test_what_the_stalled_one_was_asked_is_done_as_the_standby_decides(pair: Pai
 
 
 class Asked:
-    """A branch on a connection of its own that publishes ``a``, and takes ``one`` from its source.
+    """A branch on its own connection that publishes ``a`` and takes ``one`` from its source.
 
     Args:
-        scene: where.
-        stack: ends the connection.
-        name: of its queues.
+        scene: the dtx under test.
+        stack: closes the connection.
+        name: prefix of the names of its queues.
     """
 
     def __init__(self, scene: Scene, stack: contextlib.ExitStack, name: str) -> None:
@@ -153,5 +153,5 @@ class Asked:
         self.xa, self.xid = work(connection.channel(), publish={self._target: [b"a"]}, consume={self.source: 1})
 
     def bodies(self) -> tuple[list[bytes], list[bytes]]:
-        """What its queues have at last."""
+        """What its source and its target have at the end."""
         return self._scene.bodies(self.source), self._scene.bodies(self._target)

@@ -1,4 +1,4 @@
-"""Standalone mode: dtx is stopped while PostgreSQL works on its transaction, which is then committed without it."""
+"""Standalone mode: dtx is stopped during its transaction in PostgreSQL, which then commits without dtx."""
 
 import contextlib
 
@@ -15,7 +15,7 @@ pytestmark = only_standalone
 
 @pytest.mark.parametrize("decision", ["commit", "rollback"])
 def test_a_decision_that_is_durable_and_was_not_answered_is_known_to_the_successor(pair: Pair, decision: str) -> None:
-    """Its transaction has proved its epoch: the successor's comes behind it, and finds the branch completed."""
+    """The transaction has proved its epoch and commits; the successor then finds the branch completed."""
     scene = pair.scene
     for queue in ("in", "out"):
         scene.declare(queue)
@@ -35,7 +35,7 @@ def test_a_decision_that_is_durable_and_was_not_answered_is_known_to_the_success
                 getattr(coordinator, decision)(xid)
         pair.active.resume()
         assert pair.active.wait() == FENCED
-        with contextlib.suppress(XAException):  # it may have heard of the commit before it heard of its successor
+        with contextlib.suppress(XAException):  # dtx may see the commit before it sees its successor
             assert answer.result(30) is XaFlag.OK
     assert scene.bodies("out") == ([b"a"] if decision == "commit" else [])
     assert scene.bodies("in") == ([b"two"] if decision == "commit" else [b"one", b"two"])
@@ -43,7 +43,7 @@ def test_a_decision_that_is_durable_and_was_not_answered_is_known_to_the_success
 
 
 def test_a_vote_that_is_durable_and_was_not_answered_is_in_doubt(pair: Pair) -> None:
-    """Prepared means durable, heard or not: the transaction manager finds it, and decides."""
+    """Prepared means durable, answered or not: the transaction manager finds the branch and decides."""
     scene = pair.scene
     for queue in ("in", "out"):
         scene.declare(queue)
@@ -55,7 +55,7 @@ def test_a_vote_that_is_durable_and_was_not_answered_is_in_doubt(pair: Pair) -> 
             lock.wait_felt()
             pair.active.pause()
         pair.succeed()
-        assert scene.count("in") == 1  # what it holds is nobody's
+        assert scene.count("in") == 1  # the branch holds the other message
         with scene.coordinator() as coordinator:
             assert list(coordinator.recover()) == [xid]
             assert coordinator.rollback(xid) is XaFlag.OK

@@ -1,4 +1,4 @@
-"""A queue that answers nobody, and a log that is away when the decision has been carried out."""
+"""A queue that does not answer, and a log that is unavailable after a decision was carried out."""
 
 import contextlib
 
@@ -47,11 +47,11 @@ def test_one_dead_queue_stops_nobody_else(shared_rabbitmq: RabbitNode, postgres:
                     insist(coordinator, xid)
             stage.wait_for(lambda: connection.process_data_events(0.05) or len(answers) == len(hanging), "the answers")
             assert all(isinstance(answer, XAER_RMFAIL) for answer in answers)
-            # A commit is answered a moment before its end is in the log.
+            # A commit is answered shortly before its end is in the log.
             left = dict.fromkeys(hanging, "committing")
             stage.wait_for(lambda: stage.states() == left, "the ends of the others in the log")
         assert b"a unit has not been answered in time" in stage.service.log_path.read_bytes()
-        stage.wait_for_end()  # what was begun goes on, and nobody has to ask
+        stage.wait_for_end()  # dtx finishes the units without a further call
         for queue, xids in (("dead", hanging), ("out", good)):
             taken = stage.take(queue)
             assert sorted(body for body, _, _ in taken) == [b"%d" % number for number in range(len(xids))]
@@ -60,17 +60,17 @@ def test_one_dead_queue_stops_nobody_else(shared_rabbitmq: RabbitNode, postgres:
 
 
 def insist(coordinator: Coordinator, xid: Xid) -> None:
-    """Commit, and ask again as long as it is under way."""
+    """Commit, and repeat the call while the commit is under way."""
     for _ in range(20):
         try:
             assert coordinator.commit(xid) is XaFlag.OK
         except XAER_RMFAIL:
             continue
         except XAER_NOTA as error:
-            if "completed: committed" not in str(error):  # else: what was under way has come to its end since
+            if "completed: committed" not in str(error):  # else: the commit has ended meanwhile
                 raise
         return
-    raise AssertionError(f"{xid} does not come to its end")
+    raise AssertionError(f"{xid} does not end")
 
 
 def test_a_decided_branch_whose_end_could_not_be_logged_is_finished_without_being_asked(
@@ -91,7 +91,7 @@ def test_a_decided_branch_whose_end_could_not_be_logged_is_finished_without_bein
         committed, rolled_back, undecided = xids
         with stage.coordinator() as first, stage.coordinator() as second, stage.coordinator() as third:
             for coordinator in (first, second, third):
-                assert set(coordinator.recover()) == set(xids)  # its channel is there
+                assert set(coordinator.recover()) == set(xids)  # opens its channel
             stage.proxy.stall("down")
             answers = [
                 stage.background(lambda: first.commit(committed)),
@@ -106,7 +106,7 @@ def test_a_decided_branch_whose_end_could_not_be_logged_is_finished_without_bein
                 refused = stage.background(lambda: third.commit(undecided))
                 stage.proxy.resume()
                 for answer in answers:
-                    with contextlib.suppress(XAER_RMFAIL):  # or it is told that what it decided has happened
+                    with contextlib.suppress(XAER_RMFAIL):  # both answers are possible
                         assert answer.result(60) is XaFlag.OK
                 with pytest.raises(XAER_RMFAIL):
                     refused.result(60)

@@ -1,4 +1,4 @@
-"""kill -9 of dtx after the vote: whatever the transaction manager decides then, happens exactly once."""
+"""kill -9 of dtx after the vote: the transaction manager's decision is carried out exactly once."""
 
 import pytest
 from pika.adapters.blocking_connection import BlockingConnection
@@ -52,7 +52,7 @@ def test_a_prepared_branch_is_recovered_and_rolled_back_after_kill_9(stage: Stag
             coordinator.rollback(xid)
     assert stage.take("out") == []
     taken = stage.take("in")
-    assert [body for body, _, _ in taken] == [b"three", b"one", b"two"]  # what is put back comes last
+    assert [body for body, _, _ in taken] == [b"three", b"one", b"two"]  # messages that are put back come last
     headers = [properties.headers for _, properties, _ in taken[1:]]
     assert [header["x-dtx-original-routing-key"] for header in headers] == ["in", "in"]
     assert all(header["x-dtx-put-back"] == header["x-dtx-id"] for header in headers)
@@ -61,7 +61,7 @@ def test_a_prepared_branch_is_recovered_and_rolled_back_after_kill_9(stage: Stag
 
 
 def test_what_had_not_voted_is_as_if_it_had_never_been(stage: Stage) -> None:
-    """Presumed abort: "the broker marked the transaction branch rollback-only"; here nobody remembers it."""
+    """Presumed abort: "the broker marked the transaction branch rollback-only"; here dtx keeps no record of it."""
     stage.declare("in")
     stage.declare("out")
     stage.fill("in", b"one")

@@ -1,4 +1,4 @@
-"""kill -9 of PostgreSQL and of RabbitMQ: what has voted waits for them, and dtx goes on."""
+"""kill -9 of PostgreSQL and of RabbitMQ: prepared branches wait for them, and dtx continues."""
 
 import time
 
@@ -27,7 +27,7 @@ def insist(stage: Stage, xid: Xid, *, commit: bool, seconds: float = 30.0) -> Xa
             try:
                 return (coordinator.commit if commit else coordinator.rollback)(xid)
             except XAER_NOTA:
-                return None  # an earlier attempt has brought it to its end
+                return None  # an earlier attempt has completed it
             except XAER_RMFAIL:
                 assert time.monotonic() < deadline
 
@@ -45,9 +45,9 @@ def test_a_prepared_branch_outlives_kill_9_of_postgresql(stage: Stage, commit: b
 
 
 def test_branches_of_all_states_outlive_kill_9_of_rabbitmq(stage: Stage) -> None:
-    """Design: "broker away: commits wait and resume"; and the connection that coordinates outlives the broker.
+    """Design: "broker away: commits wait and resume"; and the coordinator's connection outlives the broker.
 
-    Before the vote: "upstream trouble: rollback-only". What was only published is not the broker's yet.
+    Before the vote: "upstream trouble: rollback-only". A branch that only published has nothing at the broker yet.
     """
     queues = [stage.declare(f"{name}-{way}") for name in ("rolled", "waiting", "idle") for way in ("in", "out")]
     rolled_in, rolled_out, waiting_in, waiting_out, idle_in, idle_out = queues
@@ -119,7 +119,7 @@ def test_a_branch_that_only_published_is_prepared_while_the_broker_stands_still(
 
 
 def test_a_prepare_waits_for_a_log_that_stands_still(stage: Stage) -> None:
-    """No vote before the log has it."""
+    """The vote comes only when it is in the log."""
     stage.declare("out")
     with stage.connected() as connection:
         xa, xid = work(connection.channel(), publish={"out": [b"a"]})
@@ -136,7 +136,7 @@ def test_a_prepare_waits_for_a_log_that_stands_still(stage: Stage) -> None:
 
 
 def test_postgresql_goes_away_behind_a_unit_that_happened(stage: Stage) -> None:
-    """The decision is in the log and the message in its queue: the log hears the end later, nothing is repeated."""
+    """The decision is in the log and the message in its queue: the end is logged later, and nothing is repeated."""
     xid = a_prepared_branch(stage)
     with stage.connected() as connection, Coordinator(connection) as coordinator:
         assert list(coordinator.recover()) == [xid]
@@ -146,9 +146,9 @@ def test_postgresql_goes_away_behind_a_unit_that_happened(stage: Stage) -> None:
         stage.postgres.stop()
         try:
             stage.proxy.resume()
-            assert answer.result(60) is XaFlag.OK  # nothing is missing that this promises
+            assert answer.result(60) is XaFlag.OK  # everything that this promises has happened
             with pytest.raises(XAER_RMFAIL):
-                coordinator.commit(xid)  # whether it is known still, nobody can tell without the log
+                coordinator.commit(xid)  # without the log dtx cannot tell whether the xid is known
         finally:
             stage.postgres.start()
     assert insist(stage, xid, commit=True) in (XaFlag.OK, None)

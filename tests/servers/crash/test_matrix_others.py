@@ -1,4 +1,4 @@
-"""The kill matrix in its short form: PostgreSQL and RabbitMQ die where it matters most."""
+"""The short kill matrix: PostgreSQL and RabbitMQ die at the most important failpoints."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The kill matrix in its short form, without a broker: dtx dies once at each failpoint."""
+"""The short kill matrix in standalone mode: dtx dies once at each failpoint."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""A dtx of today over the database of an older one, which left branches in doubt: see ``older/write.py``."""
+"""Today's dtx opens the database of an older dtx, which left branches in doubt: see ``older/write.py``."""
 
 import contextlib
 from collections.abc import Iterator
@@ -45,12 +45,12 @@ ENDED = {
     Left.ROLLED_BACK: "rolled-back",
     Left.FORGOTTEN: "forgotten",
 }
-"""What is over, at the latest when today's dtx has looked after it."""
+"""How branches have ended, at the latest after the recovery by today's dtx."""
 
 
 @pytest.fixture
 def older(postgres: PostgresServer, mode: Mode, request: pytest.FixtureRequest) -> Iterator[OlderScene]:
-    """Today's dtx over the restored database; alongside, over a fresh broker with the queues alone."""
+    """Today's dtx on the restored database; alongside, with a fresh broker whose queues are empty."""
     node: RabbitNode | None = request.getfixturevalue("rabbitmq") if mode == "alongside" else None
     database = postgres.create_database()
     with contextlib.ExitStack() as stack:
@@ -72,7 +72,7 @@ def logged(left: Left) -> str:
 
 
 def prepare(node: RabbitNode, stack: contextlib.ExitStack) -> None:
-    """Virtual hosts, users and queues."""
+    """Create virtual hosts, a user and queues."""
     for vhost in VHOSTS["alongside"]:
         stack.callback(node.delete_vhost, node.add_vhost(vhost))
     node.add_user("alice", vhost=VHOSTS["alongside"][0])
@@ -95,7 +95,7 @@ def coordinator(scene: OlderScene, case: Case) -> Iterator[Coordinator]:
 
 
 def decide(scene: OlderScene, case: Case) -> str:
-    """Complete what is in doubt, with the code that is due; returns how it ended."""
+    """Complete the branch and check the XA codes; returns how it ended."""
     with coordinator(scene, case) as manager:
         if case.left in ENDED:
             return ENDED[case.left]
@@ -116,21 +116,21 @@ def decide(scene: OlderScene, case: Case) -> str:
 
 
 def published(scene: OlderScene, case: Case, ended: str) -> bool:
-    """Whether the messages are in the queue; a fresh broker has nothing of what was committed before."""
+    """Whether the messages are in the queue; a fresh broker has none that were committed before."""
     if case.left in (Left.HEURISTIC_COMMITTED, Left.COMMITTED):
         return scene.mode == "standalone"
     return case.left is Left.HEURISTIC_COMMITTING or ended == "committed"
 
 
 def put_back(scene: OlderScene, case: Case, ended: str) -> bool:
-    """Whether what was consumed is in the queue again."""
+    """Whether the consumed messages are in the queue again."""
     if case.left in (Left.HEURISTIC_ROLLED_BACK, Left.ROLLED_BACK):
         return scene.mode == "standalone"
     return case.left is Left.HEURISTIC_ROLLING_BACK or ended == "rolled-back"
 
 
 def test_todays_dtx_completes_what_an_older_one_left_in_doubt(older: OlderScene) -> None:
-    """The promise: "prepared means durable"; each message is there once, and each code is the one that is due."""
+    """The promise: "prepared means durable"; each message is there once, and each XA code is correct."""
     for case in older.cases:
         if case.left in CUT:
             older.wait_for_state(case.id, "heuristic" if case.left in HEURISTICS else None)

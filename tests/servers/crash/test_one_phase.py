@@ -1,4 +1,4 @@
-"""One-phase commits and what breaks them: all or nothing, and never twice."""
+"""One-phase commits under faults: all or nothing, and never twice."""
 
 import contextlib
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def idle_branch(stage: Stage, kind: str) -> Iterator[tuple[XAResource, Xid]]:
 
 
 def committed(stage: Stage, kind: str) -> None:
-    """Everything happened, once."""
+    """Check that everything happened exactly once."""
     assert stage.bodies("out") == ([] if kind == "consume" else [b"a"])
     assert stage.bodies("in") == ([b"one", b"two"] if kind == "publish" else [b"two"])
 
@@ -81,7 +81,7 @@ def test_what_was_not_taken_is_rolled_back_when_dtx_is_killed(stage: Stage, kind
 
 @pytest.mark.parametrize("kind", ["consume", "both"])
 def test_what_was_taken_is_kept_when_dtx_is_killed(stage: Stage, kind: str) -> None:
-    """Taken, and no more is known: either the commit is finished, or the branch is in doubt and can be."""
+    """Only the taking is known: dtx finishes the commit, or the branch is in doubt and can be committed."""
     with idle_branch(stage, kind) as (xa, xid):
         stage.proxy.stall("down")
         answer = stage.background(lambda: xa.commit(xid, one_phase=True))

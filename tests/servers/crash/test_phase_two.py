@@ -1,4 +1,4 @@
-"""kill -9 of dtx in the midst of phase two: receipts tell what happened, and nothing happens twice."""
+"""kill -9 of dtx during phase two: receipts show which units happened, and no unit happens twice."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ def prepared(stage: Stage, count: int = MANY) -> list[Xid]:
 
 @contextlib.contextmanager
 def asker(stage: Stage, xids: list[Xid], *, commit: bool) -> Iterator[Callable[[], Callable[[], list[object]]]]:
-    """A connection that is ready to ask for the outcome of every branch; what was asked gives the answers so far."""
+    """Yields a function that completes every branch; it returns a function that returns the answers so far."""
     with stage.connected() as connection:
         channels = [connection.channel() for _ in xids]
         answers: list[object] = []
@@ -52,15 +52,15 @@ def asker(stage: Stage, xids: list[Xid], *, commit: bool) -> Iterator[Callable[[
         try:
             yield ask
         finally:
-            stage.proxy.resume()  # or goodbye would wait
+            stage.proxy.resume()  # else closing the connection would wait
 
 
 def decided_and_killed(stage: Stage, xids: list[Xid], *, commit: bool, stalled: str) -> None:
-    """Every branch is decided, nobody has heard an answer, and dtx is dead."""
+    """Decide every branch, and kill dtx before it answers."""
     with asker(stage, xids, commit=commit) as ask:
         stage.proxy.stall("up" if stalled == "up" else "down")
         answered = ask()
-        if stalled == "down":  # the broker has it all, and dtx does not know
+        if stalled == "down":  # the broker has applied all units, and dtx has no answer
             stage.wait_for_count("out" if commit else "in", len(xids))
         assert answered() == []
         stage.service.kill9()
@@ -68,7 +68,7 @@ def decided_and_killed(stage: Stage, xids: list[Xid], *, commit: bool, stalled: 
 
 
 def each_once(stage: Stage, xids: list[Xid], *, commit: bool) -> None:
-    """Every branch had its outcome exactly once."""
+    """Check that every branch had its outcome exactly once."""
     out, back = stage.take("out"), stage.take("in")
     bodies = sorted(body for body, _, _ in (out if commit else back))
     assert bodies == sorted(b"%s %d" % (b"out" if commit else b"in", number) for number in range(len(xids)))
@@ -89,7 +89,7 @@ def test_units_that_were_not_sent_are_sent_by_the_successor(stage: Stage, commit
 
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "rollback"])
 def test_units_that_happened_unseen_are_not_repeated(stage: Stage, commit: bool) -> None:
-    """A receipt is part of the unit: its presence says that the unit happened."""
+    """A receipt is part of the unit: its presence shows that the unit happened."""
     xids = prepared(stage)
     decided_and_killed(stage, xids, commit=commit, stalled="down")
     stage.service.start()
@@ -154,7 +154,7 @@ def test_receipts_are_cleared_away_when_the_log_has_what_they_prove(stage: Stage
 
 
 def test_a_connection_that_breaks_during_a_unit_is_replaced_and_the_receipt_asked(stage: Stage) -> None:
-    """Behind units that happened: nobody restarts dtx, nothing is repeated, and every commit gets its answer."""
+    """The units have happened: dtx is not restarted, nothing is repeated, and every commit is answered."""
     xids = prepared(stage)
     with asker(stage, xids, commit=True) as ask:
         stage.proxy.stall("down")

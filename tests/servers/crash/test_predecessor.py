@@ -1,4 +1,4 @@
-"""A predecessor that is stopped (SIGSTOP), not dead: what it sent may still be applied, so the successor waits."""
+"""A predecessor is stopped (SIGSTOP), not dead: the broker may still apply its units, so the successor waits."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,14 +14,14 @@ from tests.support.service import DtxService
 
 @contextlib.contextmanager
 def stalled(stage: Stage, call: str, state: str) -> Iterator[Xid]:
-    """A branch in the midst of *call*: dtx is stopped when it has sent the unit, which is held up in the network.
+    """A branch during *call*: dtx is stopped when it has sent the unit, which the network holds back.
 
     The branch publishes ``a`` to ``out`` and takes ``one`` from ``in``.
     """
     stage.declare("out")
     stage.declare("in")
     stage.fill("in", b"one")
-    # The log has the state before the unit is sent: whoever stops dtx then may find that it never was.
+    # A failpoint stops dtx: the log has the state before the unit is sent, so the state does not show the right moment.
     service = stage.service
     assert isinstance(service, ArmedService)
     service.arming = ("--at", "taking-sent" if call == "prepare" else "unit-sent", "--do", "stop")
@@ -45,7 +45,7 @@ def stalled(stage: Stage, call: str, state: str) -> Iterator[Xid]:
 
 
 def waits(stage: Stage, service: DtxService) -> None:
-    """Wait until *service* says that it waits for the lock."""
+    """Wait until *service* logs that it waits for the lock."""
     stage.wait_for(lambda: b"waiting for a predecessor" in service.log_path.read_bytes(), "the wait for the lock")
 
 
@@ -56,7 +56,7 @@ def test_a_commit_that_arrives_late_is_not_done_twice(stage: Stage) -> None:
         waits(stage, heir)
         assert stage.states() == {xid: "committing"}
         assert stage.count("out") == 0
-        stage.proxy.resume()  # now it arrives
+        stage.proxy.resume()  # now the unit arrives
         stage.wait_for_count("out", 1)
         assert stage.states() == {xid: "committing"}
         stage.service.kill9()
@@ -120,7 +120,7 @@ def test_a_predecessor_that_wakes_up_writes_nothing_and_ends(stage: Stage) -> No
 
 
 def test_a_channel_that_is_held_up_inside_tx_commit_is_waited_for(stage: Stage) -> None:
-    """It outlives its connection, and goes on when the queue answers: the lock is held until then."""
+    """The channel outlives its connection and holds the lock until the queue answers."""
     stage.declare("out")
     stage.declare("hangs", **{"x-queue-type": "quorum"})
     with stage.connected() as connection:

@@ -1,4 +1,4 @@
-"""docs/operations/runbooks: every command is run in the situation that it is for, and ends as the page says."""
+"""docs/operations/runbooks: every command is run in its situation and ends as the page describes."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def scene(request: pytest.FixtureRequest, postgres: PostgresServer) -> Scene:
 
 
 def words(scene: Scene) -> dict[str, tuple[str, ...]]:
-    """What everybody has in a file of settings."""
+    """Options of each command that operators usually keep in a settings file."""
     admin = ("--admin-listen", scene.service.admin_url.removeprefix("http://"))
     one = ("--vhost", scene.vhost)
     each = dict.fromkeys(("commit", "rollback", "forget", "retry", "redirect", "discard"), (*admin, *one))
@@ -46,7 +46,7 @@ def words(scene: Scene) -> dict[str, tuple[str, ...]]:
 
 
 def grow_old(scene: Scene) -> None:
-    """As if the branches had been started an hour ago."""
+    """Make the branches one hour older."""
     with psycopg.connect(scene.database) as connection:
         connection.execute("UPDATE dtx.branch SET started_at = started_at - interval '1 hour'")
 
@@ -102,7 +102,7 @@ def test_a_branch_is_stuck(rabbitmq: RabbitNode, postgres: PostgresServer) -> No
 
 
 def test_a_branch_is_stuck_and_nobody_knows_what_came_in(rabbitmq: RabbitNode, postgres: PostgresServer) -> None:
-    """A full queue refuses at tx.commit, behind which the others may have taken theirs: the outcome is a hazard."""
+    """A full queue refuses at tx.commit, when the other queues may have taken their messages: a hazard."""
     with Stage(rabbitmq, postgres, replay="receipts", options=ADMIN) as stage:
         stage.declare("out")
         stage.declare("full", **{"x-max-length": 1, "x-overflow": "reject-publish"})
@@ -130,7 +130,7 @@ def test_a_branch_is_stuck_and_nobody_knows_what_came_in(rabbitmq: RabbitNode, p
         found = {
             properties.headers["x-dtx-id"] for _, properties, _ in stage.take("out") if properties.headers is not None
         }
-        assert found == {f"{kept[0]['branch']}/{kept[0]['position']}"}  # whether it came once or more often
+        assert found == {f"{kept[0]['branch']}/{kept[0]['position']}"}  # once or several times
         assert stage.bodies("full") == [b"in the way"]
         archived = stage.service.directory / "archived"
         assert [path.read_bytes() for path in archived.glob("*.body")] == [b"b"]
@@ -169,7 +169,7 @@ def test_the_active_dtx_has_failed(postgres: PostgresServer) -> None:
         pair.active.start(wait=False)
         stage.wait_for(lambda: "1 dtx stands by" in pair.standby.run("doctor").stdout, "a new standby")
         assert stage.states() == {xid: "prepared"}
-        pair.standby.signal(signal.SIGTERM)  # to hand over on purpose
+        pair.standby.signal(signal.SIGTERM)  # a planned handover
         pair.active.wait_ready()
         assert pair.standby.wait(60) == 0
 
@@ -219,7 +219,7 @@ def test_postgresql_was_restored_from_a_backup(
             assert (before, scene.count("in")) == (0, 0)
             left.run("commit", str(committed), "--reason", "x", "--yes", *words(scene)["commit"])
         else:
-            assert before == 2  # the broker did not go back
+            assert before == 2  # the broker was not restored
         book.next("bulk rollback")
         book.next("bulk forget")
         book.finish()
@@ -228,15 +228,15 @@ def test_postgresql_was_restored_from_a_backup(
             with pytest.raises(XAER_NOTA):
                 coordinator.commit(late)
         bodies = sorted(scene.bodies("out"))
-        # alongside, what the branch that also consumed has published comes twice, and nothing else does
+        # alongside, only the message published by the branch that also consumed is there twice
         assert bodies == [b"committed after T", b"published"] + [b"published"] * (mode == "alongside")
 
 
 class Archive:
-    """A base backup and what was written after it, by the settings of the runbook.
+    """A base backup and the WAL written after it, with the settings of the runbook.
 
     Args:
-        server: is started again with archiving.
+        server: it is restarted with archiving.
     """
 
     def __init__(self, server: PostgresServer) -> None:
@@ -261,20 +261,20 @@ class Archive:
             os.chown(path, self._owner.st_uid, self._owner.st_gid, follow_symlinks=False)
 
     def back_up(self) -> None:
-        """Make the base backup, while everything runs."""
+        """Make the base backup while dtx and PostgreSQL run."""
         program = find_programs().directory / "pg_basebackup"
         words = ("--dbname", self._server.url, "--pgdata", str(self._place / "base"), "--wal-method", "none")
         subprocess.run([program, *words, "--checkpoint", "fast", "--no-sync"], check=True, capture_output=True)
 
     def now(self) -> str:
-        """A moment, by PostgreSQL's clock."""
+        """The current time of PostgreSQL's clock."""
         with self._server.connection() as connection:
             found = connection.execute("SELECT clock_timestamp()").fetchone()
         assert found is not None
         return str(found[0])
 
     def restore(self, moment: str) -> None:
-        """The data directory is lost; what is in the archive comes back as it was at *moment*."""
+        """Delete the data directory and restore it from the archive as of *moment*."""
         with self._server.connection() as connection:
             found = connection.execute("SELECT pg_walfile_name(pg_switch_wal())").fetchone()
             assert found is not None

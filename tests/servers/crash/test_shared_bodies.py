@@ -1,4 +1,4 @@
-"""Standalone mode: bodies that several queues share, through kill -9 of dtx and PostgreSQL."""
+"""Standalone mode: bodies that several queues share survive kill -9 of dtx and PostgreSQL."""
 
 import psycopg
 
@@ -20,7 +20,7 @@ def uses(database: str) -> list[int]:
 
 
 def test_shared_bodies_are_whole_and_leave_with_their_messages(own_postgres: PostgresServer) -> None:
-    """Each message exactly once in each queue, and no body without a message."""
+    """Each queue has each message exactly once, and no body remains without a message."""
     database = own_postgres.create_migrated_database()
     with DtxService(database=database) as service:
 

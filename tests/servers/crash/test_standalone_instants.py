@@ -30,11 +30,11 @@ CONFIRMED = struct.pack(">HHQB", 60, 80, 1, 0)
 QOS = struct.pack(">HHIHB", 60, 10, 0, 0, 0)
 QOS_OK = 60 << 16 | 11
 CONFIRMING, SPARE = 100, 101
-"""Numbers of channels that no case has."""
+"""Channel numbers that no case uses."""
 
 
 class Act(Enum):
-    """What is under way at the instant."""
+    """The operation that is under way at the instant."""
 
     PREPARE_TO_COMMIT = "prepare, to be committed"
     PREPARE_TO_ROLL_BACK = "prepare, to be rolled back"
@@ -45,7 +45,7 @@ class Act(Enum):
 
 
 class Instant(Enum):
-    """How far it has come."""
+    """The progress of the operation."""
 
     BEFORE_THE_COMMIT = "in the middle of PostgreSQL's transaction"
     BEHIND_THE_COMMIT = "committed by PostgreSQL, and dtx has not heard of it"
@@ -53,7 +53,7 @@ class Instant(Enum):
 
 
 class Victim(Enum):
-    """Who dies."""
+    """What is killed."""
 
     DTX = "dtx"
     POSTGRES = "PostgreSQL"
@@ -62,12 +62,12 @@ class Victim(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One transaction, on a channel and with queues of its own.
+    """One transaction, with its own channel and queues.
 
     Args:
-        act: what is asked.
-        publishes: it publishes ``a`` and ``b`` to *target*.
-        consumes: it takes ``1`` from *source*, where ``1`` and ``2`` are.
+        act: the operation at the instant.
+        publishes: whether it publishes ``a`` and ``b`` to *target*.
+        consumes: whether it takes ``1`` from *source*, which has ``1`` and ``2``.
     """
 
     number: int
@@ -86,7 +86,7 @@ class Case:
 
     @property
     def queues(self) -> tuple[str, str]:
-        """Both of its own."""
+        """The source and the target."""
         return self.source, self.target
 
     @property
@@ -101,25 +101,25 @@ class Case:
 
     @property
     def rolls_back(self) -> bool:
-        """What its transaction manager wants."""
+        """Whether its transaction manager rolls it back."""
         return self.act in (Act.PREPARE_TO_ROLL_BACK, Act.ROLL_BACK)
 
     def in_doubt(self, happened: bool) -> bool:
-        """Whether a scan lists it, when the act has happened or not, and dtx has been started anew."""
+        """Whether a scan lists it after a restart of dtx, if the act *happened* or not."""
         if self.act in (Act.PREPARE_TO_COMMIT, Act.PREPARE_TO_ROLL_BACK):
             return happened
         return self.act in (Act.COMMIT, Act.ROLL_BACK) and not happened
 
     def visible(self, happened: bool) -> bool:
-        """Whether it is committed before anybody looks after it."""
+        """Whether it is committed before the recovery by the transaction manager."""
         return happened and self.act in (Act.COMMIT, Act.ONE_PHASE, Act.TX_COMMIT)
 
     def committed(self, happened: bool) -> bool:
-        """Whether it is committed at last."""
+        """Whether it is committed after that recovery."""
         return not self.rolls_back and (happened or self.act is Act.COMMIT)
 
     def left_in_source(self, happened: bool) -> list[bytes]:
-        """What can be seen there before anybody looks after it."""
+        """The ready messages of *source* before that recovery."""
         taken = self.consumes and (self.in_doubt(happened) or self.visible(happened))
         return [b"2"] if taken else [b"1", b"2"]
 
@@ -133,7 +133,7 @@ def cases() -> list[Case]:
 
 @pytest.fixture(scope="module")
 def mortal_postgres() -> Iterator[PostgresServer]:
-    """A PostgreSQL that is killed by every test here."""
+    """A PostgreSQL server that tests may kill."""
     with PostgresServer("own") as server:
         yield server
 
@@ -160,7 +160,7 @@ def fill(service: DtxService, *queues: str) -> None:
 
 
 def begin(client: RawClient, case: Case) -> None:
-    """Everything that comes before the act."""
+    """Do everything before the act."""
     number = client.open(case.number, select=case.act is not Act.TX_COMMIT)
     if case.act is Act.TX_COMMIT:
         client.say(number, TX_SELECT)
@@ -179,12 +179,12 @@ def begin(client: RawClient, case: Case) -> None:
 
 
 def ask(client: RawClient, case: Case) -> None:
-    """The act, without waiting for the answer."""
+    """Request the act without waiting for the answer."""
     client.say(case.number, TX_COMMIT if case.act is Act.TX_COMMIT else case.call.encode())
 
 
 def hear(client: RawClient, case: Case) -> None:
-    """The act was done."""
+    """Check that dtx confirms the act."""
     if case.act is Act.TX_COMMIT:
         assert client.read_method(case.number) == struct.pack(">HH", 90, 21)
     else:
@@ -192,25 +192,25 @@ def hear(client: RawClient, case: Case) -> None:
 
 
 def round_trip(client: RawClient, channel: int) -> None:
-    """Return when dtx has handled all that was sent, and has begun what that asks for."""
+    """Wait until dtx has handled everything sent so far and has begun the requested work."""
     for _ in range(2):
         client.say(channel, QOS)
         client.read_method(channel, QOS_OK)
 
 
 def nothing_heard(client: RawClient, channel: int) -> None:
-    """The server is dead, and has not answered on *channel* before."""
+    """Check that the connection ends without an answer on *channel*."""
     with pytest.raises((ConnectionEnded, OSError)):
         client.next_method(channel)
 
 
 class Scene:
-    """All transactions at one instant: what is asked for while something else is being written is written together.
+    """All transactions at one instant: dtx writes together what is requested during an earlier write.
 
     Args:
-        service: dtx.
+        service: the dtx.
         postgres: its server.
-        stack: ends what is begun here.
+        stack: closes what is opened here.
     """
 
     def __init__(self, service: DtxService, postgres: PostgresServer, stack: contextlib.ExitStack) -> None:
@@ -242,9 +242,9 @@ class Scene:
         self.journal.wait_felt()
 
     def _wait_marked(self, database: str) -> None:
-        """Wait until dtx has written what was delivered, within a second or two.
+        """Wait until dtx has written the marks of deliveries, which takes one or two seconds.
 
-        In company of that the message that the writer waits with would let a part of the table go behind it.
+        If the marks were written with the message that waits, a part of the table would be written after the rest.
         """
         consuming = sum(case.consumes for case in self.table)
         with psycopg.connect(database, autocommit=True) as connection:
@@ -255,7 +255,7 @@ class Scene:
         return self._plain if case.act is Act.TX_COMMIT else self._branches
 
     def reach(self, instant: Instant) -> None:
-        """Let it go on up to *instant*."""
+        """Continue up to *instant*."""
         if instant is Instant.BEHIND_THE_COMMIT:
             self._stack.enter_context(commits_that_do_not_return(self._postgres))
             self.journal.release()
@@ -265,13 +265,13 @@ class Scene:
             self.hear()
 
     def hear(self) -> None:
-        """Everything is answered."""
+        """Check that dtx confirms everything."""
         for case in self.table:
             hear(self._client(case), case)
         assert self._plain.read_method(CONFIRMING) == CONFIRMED
 
     def hear_nothing(self) -> None:
-        """Nothing was answered, and dtx is dead."""
+        """Check that all connections end without an answer."""
         for case in self.table:
             nothing_heard(self._client(case), case.number)
         nothing_heard(self._plain, CONFIRMING)
@@ -287,7 +287,7 @@ DEATHS = [
 def test_everything_or_nothing(
     mortal_postgres: PostgresServer, service: DtxService, instant: Instant, victim: Victim
 ) -> None:
-    """Nothing is answered before it is durable, what is durable is done, and all the rest has never been."""
+    """Nothing is answered before it is durable; what is durable happens, and all other acts have no effect."""
     with contextlib.ExitStack() as stack:
         scene = Scene(service, mortal_postgres, stack)
         scene.reach(instant)
@@ -299,11 +299,11 @@ def test_everything_or_nothing(
             mortal_postgres.wait_ready()
         if victim is Victim.POSTGRES:
             if instant is not Instant.ANSWERED:
-                scene.hear()  # dtx lives, and brings it to its end
+                scene.hear()  # dtx runs and completes everything
         elif instant is not Instant.ANSWERED:
             scene.hear_nothing()
         if victim is Victim.DTX and instant is Instant.BEFORE_THE_COMMIT:
-            # PostgreSQL has all that it needs and goes on without dtx: the next one must wait for that, and does.
+            # PostgreSQL has everything and commits without dtx: the next dtx must wait for that.
             service.start(wait=False)
             wait_until(lambda: waits(mortal_postgres, "dtx lease%"), what="a start that waits for its predecessor")
             scene.journal.release()
@@ -314,7 +314,7 @@ def test_everything_or_nothing(
 
 
 def check(service: DtxService, table: list[Case], *, happened: bool) -> None:
-    """What can be seen, what is in doubt, and what there is when everything has been decided."""
+    """Check what is visible, what is in doubt, and the contents when everything has been decided."""
     with connected(service.url()) as connection, Coordinator(connection) as coordinator:
         channel = connection.channel()
         for case in table:
@@ -339,11 +339,11 @@ def check(service: DtxService, table: list[Case], *, happened: bool) -> None:
         assert take_all(channel, "in-0") == [b"1", b"2", b"3", *([b"4"] if happened else [])]
 
 
-# -- whose branches they are ------------------------------------------------------------------------------------------
+# -- owners of branches -----------------------------------------------------------------------------------------------
 
 
 def test_branches_stay_their_owners_over_a_crash(service: DtxService) -> None:
-    """Others do not see them and get 403; coordinators see all of them, also those of a user who is gone."""
+    """Other users do not see them and get 403; coordinators see all branches, also those of a removed user."""
     assert service.database is not None
     fill(service, "in-0", "out-0")
     editor = AccountEditor(service.database, "dtx")

@@ -1,4 +1,4 @@
-"""Standalone mode: what is told, and in which order, while the log is slow, or refuses."""
+"""Standalone mode: which answers dtx gives, and in which order, while the log is slow or refuses writes."""
 
 import asyncio
 import time
@@ -17,13 +17,13 @@ from tests.support.obstacles import Lock, refusing
 from tests.support.standalone import OWNER, PERSISTENT, Client
 
 VOTED = 1_800_000_001.0
-"""When branches vote here, by the store's clock."""
+"""The time of the votes, by the store's clock."""
 URGENT = build({Property.DELIVERY_MODE: b"\x02", Property.PRIORITY: b"\x05"})
 BRIEF = build({Property.DELIVERY_MODE: b"\x02", Property.EXPIRATION: b"60000"})
 
 
 class Stand:
-    """A store on a log in PostgreSQL, to be opened again and again.
+    """A store on a log in PostgreSQL, which can be opened repeatedly.
 
     Args:
         url: of the database, with the log's tables.
@@ -34,7 +34,7 @@ class Stand:
         self._opened: list[Client] = []
 
     async def open(self, *, retry_window: float = 5.0, answer_timeout: float = 30.0, **options: Any) -> Client:
-        """Start, or start again."""
+        """Open the store, or close it and open it again."""
         await self.close()
         log = TransactionLog(self.url, "rm", retry_window=retry_window, answer_timeout=answer_timeout)
         await log.open()
@@ -57,7 +57,7 @@ async def stand(migrated_postgres_url: str) -> AsyncIterator[Stand]:
 
 
 class Heard:
-    """What a publisher is told."""
+    """The result that a publisher gets."""
 
     def __init__(self) -> None:
         self.told: asyncio.Future[LogError | None] = asyncio.get_running_loop().create_future()
@@ -67,7 +67,7 @@ class Heard:
 
 
 async def felt(lock: Lock) -> None:
-    """A writer waits; and whoever was to be told of earlier writes has been told."""
+    """Wait until a writer waits for *lock* and the results of earlier writes have been delivered."""
     await asyncio.to_thread(lock.wait_felt)
     for _ in range(5):
         await asyncio.sleep(0)
@@ -78,7 +78,7 @@ async def felt(lock: Lock) -> None:
 
 @pytest.fixture
 async def busy(stand: Stand) -> AsyncIterator[tuple[Client, Lock, Lock]]:
-    """A binding is being written, and the queue ``new`` comes behind it."""
+    """A binding is being written, and the queue ``new`` is written after it."""
     client = await stand.open()
     await client.declare("old")
     await client.declare("dying", message_ttl=3_000_000, dead_letter_exchange="", dead_letter_routing_key="new")
@@ -96,7 +96,7 @@ async def busy(stand: Stand) -> AsyncIterator[tuple[Client, Lock, Lock]]:
 
 
 async def test_a_message_is_not_safe_before_its_queue_is(busy: tuple[Client, Lock, Lock]) -> None:
-    """A restart does not keep messages of a queue that the log does not have."""
+    """A restart loses messages of a queue that is not in the log."""
     client, bindings, queues = busy
     new, old = Heard(), Heard()
     client.store.submit("/", [client.message(b"in new", key="new")], (), new)
@@ -132,7 +132,7 @@ async def test_a_dead_letter_stays_where_it_is_until_its_new_queue_is_durable(bu
     slot = Slot(dying.spec.id, contents.positions[0])
     dying.index.dispatch(time.time() + 3600)
     for _ in range(5):
-        await asyncio.sleep(0)  # the mover has its turn
+        await asyncio.sleep(0)  # let the mover run
     bindings.release()
     await felt(queues)
     assert await client.log.which_exist([slot]) == {slot}
@@ -159,7 +159,7 @@ async def test_somebody_else_who_declares_the_same_waits_as_well(busy: tuple[Cli
 
 
 async def test_a_queue_that_the_log_refuses_takes_nothing_until_the_log_has_it(stand: Stand) -> None:
-    """541 for whoever declares it, again and again; a publish is not confirmed; what came with it is undone."""
+    """Every declaration gets 541; a publish is not confirmed, and acknowledgements written with it are undone."""
     client = await stand.open()
     sink = client.consume(await client.declare("old"))
     await client.publish(b"consumed", key="old")
@@ -191,7 +191,7 @@ async def test_a_queue_that_the_log_refuses_takes_nothing_until_the_log_has_it(s
 
 
 async def test_a_queue_keeps_its_messages_until_its_removal_is_durable(stand: Stand) -> None:
-    """Where the log refuses that, a restart finds the queue as it was; what branches in doubt have there as well."""
+    """If the log refuses the removal, a restart finds the queue unchanged, and so do branches in doubt."""
     client = await stand.open()
     await client.declare("other")
     queue = await client.declare()
@@ -236,7 +236,7 @@ async def test_a_transaction_that_is_refused_gives_back_what_it_acknowledged(sta
 
 
 async def test_what_takes_too_long_was_not_written_and_what_comes_later_is(stand: Stand) -> None:
-    """PostgreSQL gives up first (statement_timeout), so it is known that nothing happened."""
+    """PostgreSQL cancels the write first (statement_timeout), so dtx knows that nothing was written."""
     client = await stand.open(retry_window=0.5, answer_timeout=1.0)
     queue = await client.declare()
     with Lock(stand.url, "message"), pytest.raises(LogUnavailable):
@@ -264,7 +264,7 @@ async def test_acknowledgements_that_the_log_refuses_are_written_later(stand: St
 
 @pytest.mark.parametrize("in_branch", [False, True], ids=["publish", "one-phase"])
 async def test_what_is_written_into_a_queue_that_goes_meanwhile_leaves_no_row(stand: Stand, in_branch: bool) -> None:
-    """As the exclusive queue of a client that dies while what it has published is on its way."""
+    """For example the exclusive queue of a client that dies while its messages are being written."""
     client = await stand.open()
     await client.declare("other")
     queue = await client.declare("q", durable=False)
@@ -275,7 +275,7 @@ async def test_what_is_written_into_a_queue_that_goes_meanwhile_leaves_no_row(st
         await felt(lock)
         before = asyncio.all_tasks()
         client.store.close_queues(client.host.remove_queue(queue).queues)
-        await asyncio.gather(*(asyncio.all_tasks() - before))  # what the queue has is removed: nothing as yet
+        await asyncio.gather(*(asyncio.all_tasks() - before))  # removes the queue's rows: none yet
     await writing
     async with asyncio.timeout(30):
         while await client.log.stray_queues([]):
@@ -298,7 +298,7 @@ async def test_what_is_written_into_a_queue_that_goes_meanwhile_leaves_no_row(st
 async def test_what_was_committed_after_a_restart_is_there_at_once(
     stand: Stand, properties: bytes, arguments: dict[str, Any]
 ) -> None:
-    """Commit "makes them visible": nobody who asks behind commit-ok finds the queue empty, or another order."""
+    """Commit "makes them visible": after commit-ok the queue has all messages, in the right order."""
     client = await stand.open(clock=lambda: VOTED)
     await client.declare("q", **arguments)
     await client.publish(b"first")

@@ -1,4 +1,4 @@
-"""Standalone mode: a database that refuses (a full disk), that waits, or that is slow: what clients are told of it."""
+"""Standalone mode: what clients get if the database refuses writes (a full disk), waits, or is slow."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -50,7 +50,7 @@ def queue(connection: BlockingConnection) -> Iterator[str]:
 
 
 def fill(connection: BlockingConnection, queue: str, *bodies: bytes) -> BlockingChannel:
-    """Publish with confirms; the channel."""
+    """Publish with confirms; returns the channel."""
     channel = connection.channel()
     channel.confirm_delivery()
     for body in bodies:
@@ -84,7 +84,7 @@ def test_who_wants_no_confirms_loses_the_channel(connection: BlockingConnection,
 def test_a_transaction_that_is_refused_gives_everything_back(
     connection: BlockingConnection, database: str, queue: str
 ) -> None:
-    """Acknowledged, rejected and requeued within class tx: all of it is in its place again, and nothing else."""
+    """Messages acknowledged, rejected and requeued within class tx are in their places again; none is added."""
     fill(connection, queue, b"acked", b"rejected", b"requeued", b"untouched")
     channel = connection.channel()
     channel.tx_select()
@@ -106,7 +106,7 @@ def test_a_transaction_that_is_refused_gives_everything_back(
 
 
 def test_dead_letters_wait_for_a_database_that_refuses_them(connection: BlockingConnection, database: str) -> None:
-    """In neither queue twice, and never in none."""
+    """Each message is always in exactly one of the two queues."""
     channel = connection.channel()
     channel.queue_declare("dead", durable=True)
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
@@ -151,7 +151,7 @@ def test_a_branch_that_is_refused_may_be_tried_again(
 def test_a_decision_that_is_refused_may_be_repeated(
     connection: BlockingConnection, database: str, queue: str, commits: bool
 ) -> None:
-    """541: "the outcome is not known, try again"; nothing has moved meanwhile."""
+    """541: "the outcome is not known, try again"; no message has moved meanwhile."""
     fill(connection, queue, b"in")
     xa, xid = work(connection.channel(), publish={queue: [b"out"]}, consume={queue: 1})
     assert xa.prepare(xid) is XaFlag.OK
@@ -172,7 +172,7 @@ def test_a_decision_that_is_refused_may_be_repeated(
 def test_a_queue_that_is_refused_is_refused_whoever_declares_it(
     connection: BlockingConnection, service: DtxService, database: str
 ) -> None:
-    """What was answered with 541 is not there for the next one who asks, and takes no messages."""
+    """After a 541 the next declarations get 541 too, and the queue takes no messages."""
     with refusing(database, "queue"):
         for passive in (False, False, True):
             with pytest.raises(ChannelClosedByBroker) as closed:
@@ -232,7 +232,7 @@ def test_who_asks_for_the_same_is_not_answered_before_it_is_durable(
             lock.wait_felt()
             other.say(1, second)
             other.say(2, methods.BasicGet(b"none").encode())
-            assert other.refused(2).code == 404  # all that came before it has been handled
+            assert other.refused(2).code == 404  # everything before it has been handled
             assert other.unheard(1) == 0
         answers = [one.next_method(1), other.next_method(1)]
         assert [answer[:4] for answer in answers] == [(int.from_bytes(first[:4], "big") + 1).to_bytes(4, "big")] * 2

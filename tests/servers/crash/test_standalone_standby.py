@@ -1,4 +1,4 @@
-"""Standalone mode: a dtx that stood still while another one took over promises nothing any more."""
+"""Standalone mode: a dtx that was stopped during a takeover confirms nothing afterwards."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ CONFIRM_SELECT = methods.ConfirmSelect.HEAD + b"\x00"
 
 @pytest.fixture
 def both(postgres: PostgresServer) -> Iterator[tuple[DtxService, DtxService]]:
-    """The active one, and the one that stands by."""
+    """The active dtx and the standby."""
     database = postgres.create_migrated_database()
     options = ("--lease-ttl", "2")
     with (
@@ -31,7 +31,7 @@ def both(postgres: PostgresServer) -> Iterator[tuple[DtxService, DtxService]]:
 
 
 def answers(client: RawClient, channel: int) -> list[bytes]:
-    """Everything that comes on *channel* until the connection ends."""
+    """All methods that arrive on *channel* until the connection ends."""
     found = []
     try:
         while True:

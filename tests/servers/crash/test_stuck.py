@@ -1,4 +1,4 @@
-"""Phase two that the broker refuses: the branch stays decided, shows the broker's words, and ends when it can."""
+"""The broker refuses phase two: the branch stays decided, shows the broker's error, and ends when it can."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def taken(stage: Stage, **counts: int) -> Xid:
 
 
 def stuck_line(stage: Stage) -> tuple[str, str]:
-    """State and reason of the only branch, as ``dtx in-doubt`` tells it."""
+    """State and reason of the only branch, as ``dtx in-doubt`` shows them."""
     (line,) = stage.in_doubt()
     return line["state"], line["stuck"] or ""
 
@@ -121,7 +121,7 @@ def test_a_deleted_queue_at_put_back_keeps_its_message_and_no_other(stage: Stage
 
 @pytest.mark.parametrize("queues", [["one"], ["one", "two"]], ids=["all are gone", "one of two is gone"])
 def test_a_message_that_could_not_be_put_back_outlives_dtx(stage: Stage, queues: list[str]) -> None:
-    """The receipt of a put-back that was returned does not say that the message is where it belongs."""
+    """If a put-back was returned, its receipt does not prove that the message is in its queue."""
     for queue in queues:
         stage.declare(queue)
         stage.fill(queue, queue.encode())
@@ -161,14 +161,14 @@ def test_one_stuck_branch_stops_no_other(stage: Stage) -> None:
     good = published(stage, "", "out", b"b")
     with stage.coordinator() as coordinator:
         assert coordinator.commit(good) is XaFlag.OK
-        # A kill that follows commit-ok at once finds the end not yet written: that is done now.
+        # If the kill followed commit-ok at once, the end is not in the log yet; recovery writes it.
         stage.wait_for(lambda: set(coordinator.recover()) == set(xids), "the end of the branch before the kill")
     assert stage.bodies("out") == [b"a", b"b"]
     assert set(stage.states().values()) == {"committing"}
 
 
 def test_a_queue_that_was_gone_when_dtx_died_in_the_midst_of_a_put_back(stage: Stage) -> None:
-    """The receipt says that the unit happened, and cannot say that a message came back: the queue is asked for."""
+    """The receipt proves that the unit happened, but not that no message was returned: dtx checks the queue."""
     for queue in ("one", "two"):
         stage.declare(queue)
         stage.fill(queue, queue.encode())
@@ -178,7 +178,7 @@ def test_a_queue_that_was_gone_when_dtx_died_in_the_midst_of_a_put_back(stage: S
     with stage.connected() as connection:
         coordinator = Coordinator(connection)
         with pytest.raises(XAER_NOTA):
-            coordinator.forget(new_xid())  # its channel and all it needs are there
+            coordinator.forget(new_xid())  # opens its channel and what it needs
         coordinator.get_timeout(xid)
         stage.proxy.stall("down")
         answer = stage.background(lambda: coordinator.rollback(xid))

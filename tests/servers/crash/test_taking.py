@@ -1,4 +1,4 @@
-"""kill -9 of dtx between TAKING and PREPARED: the vote was not given, and no message is lost."""
+"""kill -9 of dtx between TAKING and PREPARED: dtx has not voted, and no message is lost."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ HAPPENED: Instant = "unit happened"
 
 @contextlib.contextmanager
 def preparing(stage: Stage, instant: Instant) -> Iterator[Xid]:
-    """A branch in the midst of its prepare: it publishes a message and takes the first of two. dtx is to be killed."""
+    """A branch during prepare: it publishes a message and takes the first of two. The caller kills dtx."""
     stage.declare("in")
     stage.declare("out")
     stage.fill("in", b"one", b"two")
@@ -26,17 +26,17 @@ def preparing(stage: Stage, instant: Instant) -> Iterator[Xid]:
         answer = stage.background(lambda: xa.prepare(xid))
         try:
             stage.wait_for_state(xid, "taking")
-            if instant == HAPPENED:  # where receipts are not believed, none is left
+            if instant == HAPPENED:  # without trust in receipts there is none
                 stage.wait_for(lambda: stage.receipts() == 1 or stage.held("in") == 1, "the end of the message")
             yield xid
-            with pytest.raises(XAER_RMFAIL):  # nobody has been told of a vote
+            with pytest.raises(XAER_RMFAIL):  # dtx has answered no vote
                 answer.result(30)
         finally:
             stage.proxy.resume()
 
 
 def killed(stage: Stage, instant: Instant) -> Xid:
-    """The branch of :func:`preparing`, and dtx dead."""
+    """Kill dtx during :func:`preparing`; returns the branch."""
     with preparing(stage, instant) as xid:
         stage.service.kill9()
         stage.proxy.cut()
@@ -77,7 +77,7 @@ def test_a_unit_that_happened_makes_the_branch_prepared(stage: Stage, commit: bo
 
 
 def test_a_unit_that_happened_while_the_log_stood_still(stage: Stage) -> None:
-    """The service knows of commit-ok, PostgreSQL (stopped) does not: the write of PREPARED may come or not."""
+    """While PostgreSQL is stopped, dtx receives commit-ok: PREPARED may or may not be written."""
     with preparing(stage, HAPPENED) as xid:
         stage.postgres.pause()
         try:
@@ -116,19 +116,19 @@ def test_where_receipts_are_not_believed_what_was_taken_is_put_back(
 
 @pytest.mark.parametrize("instant", [NOT_SENT, HAPPENED])
 def test_a_broker_that_restarts_as_well_leaves_nothing_to_go_by(stage: Stage, instant: Instant) -> None:
-    """The receipts are gone with the broker: put back. Messages may repeat, none is lost."""
+    """The receipts are lost with the broker, so the message is put back. It may be repeated, but not lost."""
     killed(stage, instant)
     stage.node.restart()
     stage.service.start()
     stage.wait_for_end()
     taken = [body for body, _, _ in stage.take("in")]
-    assert taken[-1] == b"one"  # the one that was put back
+    assert taken[-1] == b"one"  # the message that was put back
     assert sorted(taken) in ([b"one", b"one", b"two"], *([[b"one", b"two"]] if instant == HAPPENED else []))
     assert stage.take("out") == []
 
 
 def test_the_clients_connection_breaks_behind_a_unit_that_happened(stage: Stage) -> None:
-    """The service lives: it waits for the lock of the lost connection and reads the receipt; the vote is yes."""
+    """The running dtx waits for the lock of the lost connection and reads the receipt; the vote is yes."""
     stage.declare("in")
     stage.fill("in", b"one")
     with stage.connected() as connection:
@@ -142,7 +142,7 @@ def test_the_clients_connection_breaks_behind_a_unit_that_happened(stage: Stage)
             stage.proxy.cut()
             stage.proxy.resume()
         stage.wait_for_state(xid, "prepared")
-        with contextlib.suppress(XAER_RMFAIL):  # the client's connection ends with the broker's, or lives on
+        with contextlib.suppress(XAER_RMFAIL):  # if the client's connection ends with the broker's
             assert answer.result(30) is XaFlag.OK
     with stage.coordinator() as coordinator:
         assert coordinator.rollback(xid) is XaFlag.OK
@@ -150,7 +150,7 @@ def test_the_clients_connection_breaks_behind_a_unit_that_happened(stage: Stage)
 
 
 def test_the_clients_connection_breaks_before_the_unit_arrives(stage: Stage) -> None:
-    """The unit never happened: the branch is rolled back, and the message is where it was."""
+    """The unit never happened: the branch is rolled back, and the message is in its queue."""
     stage.declare("in")
     stage.fill("in", b"one")
     with stage.connected() as connection:
@@ -168,9 +168,9 @@ def test_the_clients_connection_breaks_before_the_unit_arrives(stage: Stage) -> 
 
 
 def test_a_policy_that_eats_receipts_is_noticed_before_the_lack_of_one_is_believed(stage: Stage) -> None:
-    """Receipts: "policies with wildcards (message-ttl, max-length) eat receipts"; dtx had looked before there was one.
+    """Receipts: "policies with wildcards (message-ttl, max-length) eat receipts"; dtx had checked before.
 
-    What was taken is put back, not dropped.
+    The taken message is put back, not dropped.
     """
     stage.declare("in")
     stage.fill("in", b"one")

@@ -1,4 +1,4 @@
-"""A program with a transaction manager is killed at each point of it; recovery makes all resources agree."""
+"""A program is killed at each point of its transaction manager; after recovery all resources agree."""
 
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -29,7 +29,7 @@ COMMIT_POINTS = [
     (CommitPoint.COMPLETED, 1, True),
     (CommitPoint.FINISHED, 1, True),
 ]
-"""Point, the how-manieth time, whether all is committed then."""
+"""Point, the occurrence number, whether the transaction is then committed."""
 RECOVERY_POINTS = [
     (CommitPoint.VOTED, CommitPoint.RECOVERY_SCANNED, 1, False),
     (CommitPoint.VOTED, CommitPoint.RECOVERY_FENCED, 1, False),
@@ -38,26 +38,26 @@ RECOVERY_POINTS = [
     (CommitPoint.DECIDED, CommitPoint.RECOVERY_COMPLETED, 2, True),
     (CommitPoint.DECIDED, CommitPoint.RECOVERY_FINISHED, 1, True),
 ]
-"""Where the program dies, where the recovery after it dies, and what becomes of it all."""
+"""Where the program dies, where its recovery dies, the occurrence number, whether the transaction is committed."""
 
 
 class Dies(Protocol):
-    """See the fixture."""
+    """The type of the fixture ``dies``."""
 
     def __call__(self, point: CommitPoint, number: int = ..., **order: Any) -> None:
-        """Run it."""
+        """Run the program until it dies at *point*."""
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
-    """A PostgreSQL server that has prepared transactions."""
+    """A PostgreSQL server with prepared transactions enabled."""
     with two_phase_server() as running:
         yield running
 
 
 @pytest.fixture(scope="module", params=MODES)
 def mode(request: pytest.FixtureRequest) -> Mode:
-    """Where both dtx have their messages."""
+    """Where both dtx store their messages."""
     return request.param  # type: ignore[no-any-return]
 
 
@@ -65,7 +65,7 @@ def mode(request: pytest.FixtureRequest) -> Mode:
 def standing_world(
     mode: Mode, server: PostgresServer, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[World]:
-    """What ``world`` empties."""
+    """The world of all tests of a mode."""
     node: RabbitNode | None = request.getfixturevalue("shared_rabbitmq") if mode == "alongside" else None
     with World(server, tmp_path_factory.mktemp("tm"), node) as world:
         yield world
@@ -73,7 +73,7 @@ def standing_world(
 
 @pytest.fixture
 def world(standing_world: World, mode: Mode, request: pytest.FixtureRequest) -> World:
-    """Empty."""
+    """The same, emptied."""
     if mode == "alongside":
         request.getfixturevalue("rabbitmq")  # mended
     standing_world.clear()
@@ -82,14 +82,14 @@ def world(standing_world: World, mode: Mode, request: pytest.FixtureRequest) -> 
 
 @pytest.fixture(scope="module")
 def copies() -> Iterator[Nursery]:
-    """Makes copies of the program, which tell nothing of the lines that they ran: they are killed."""
+    """Makes copies of the program, without coverage because they are killed."""
     with unmeasured(), nursery() as made:
         yield made
 
 
 @pytest.fixture
 def dies(copies: Nursery, world: World) -> Dies:
-    """Runs the program until it dies at a point, for the so-manieth time that it is there."""
+    """Runs the program until it dies at the given occurrence of a point."""
 
     def run(point: CommitPoint, number: int = 1, **order: Any) -> None:
         ended = program(copies, world, fates=[(point, number)], **order)
@@ -107,13 +107,13 @@ def log_database(server: PostgresServer) -> Iterator[str]:
 
 
 def agreed(world: World, **options: Any) -> set[str]:
-    """Recover, and see that nothing is in doubt; what all resources agree on."""
+    """Recover, and check that nothing is in doubt; returns the ids that all resources have."""
     with world.manager(**options) as tm:
         report = tm.recover()
         assert report.clean, report
         assert not report.heuristics
         again = tm.recover()
-        assert (again.committed, again.rolled_back, again.waiting) == ([], [], {}), "one round has done it all"
+        assert (again.committed, again.rolled_back, again.waiting) == ([], [], {}), "the second recovery still had work"
         assert tm.log.unfinished("n") == []
     assert world.in_doubt() == []
     found = [world.rows("db1"), world.rows("db2")]
@@ -146,7 +146,7 @@ def test_a_program_that_dies_leaves_nothing_half_done(
 def test_a_program_with_asyncio_that_dies_leaves_nothing_half_done(
     world: World, dies: Dies, point: CommitPoint, number: int, committed: bool
 ) -> None:
-    """And the next one, with asyncio, too, dies in its recovery."""
+    """The next program, also with asyncio, dies during recovery."""
     id_ = new_id()
     dies(point, number, ids=[id_], asyncio=True)
     in_recovery = CommitPoint.RECOVERY_TAKEN_UP if committed else CommitPoint.RECOVERY_FENCED
@@ -172,7 +172,7 @@ def test_a_program_whose_log_is_in_postgresql_leaves_nothing_half_done_either(
     committed: bool,
     asyncio: bool,
 ) -> None:
-    """And the next one dies in its recovery."""
+    """The next program dies during recovery."""
     id_ = new_id()
     dies(point, ids=[id_], log=log_database, asyncio=asyncio)
     dies(in_recovery, recover=True, log=log_database, asyncio=asyncio)
@@ -237,7 +237,7 @@ def test_every_point_is_one_that_a_program_dies_at_here() -> None:
 
 
 def test_a_decision_that_only_seems_orphaned_cannot_commit_after_its_roll_back(world: World) -> None:
-    """The primary key of the log is where it is decided: whoever comes second finds the decision of the first."""
+    """The primary key of the log decides: the second writer finds the decision of the first."""
     with world.manager() as tm, world.manager() as other:
         tx = tm.begin()
         for name in ALL:
@@ -255,7 +255,7 @@ def test_a_decision_that_only_seems_orphaned_cannot_commit_after_its_roll_back(w
 
 
 def test_programs_that_die_again_and_again_leave_the_resources_in_agreement(world: World, copies: Nursery) -> None:
-    """In short; ``make evidence PARTS=tm`` plays thousands of transactions."""
+    """A short run; ``make evidence PARTS=tm`` runs thousands of transactions."""
     tally = play(copies, world, 48, seed=7, programs=2)
     assert tally.wrong == []
     assert tally.begun == 48

@@ -1,12 +1,12 @@
 """The branches of ``older.sql``, and the program that wrote it: an older dtx in both modes, with branches in doubt.
 
-``older.sql`` was written by the last version before the codes of ``dtx.xa`` were told to programs in fields (526f0c4).
+``older.sql`` was written by the last version before programs got the codes of ``dtx.xa`` in fields (526f0c4).
 To write it again, in a checkout OLD of an older version with its own environment::
 
     cd OLD && PYTHONPATH=$PWD .venv/bin/python NEW/write.py NEW/older.sql
 
-NEW is this directory. The program uses what both versions have: ``tests.support`` is that of the older one.
-One database has both resource managers. The test needs no older version.
+NEW is this directory. The program uses only what both versions have; ``tests.support`` is from the older version.
+One database has both resource managers. The test does not need the older version.
 """
 
 import contextlib
@@ -34,11 +34,11 @@ from tests.support.rabbitmq import RabbitNode
 from tests.support.service import ADMIN, DtxService
 
 KEEP: Final = ("--journal-retention", "36500d")
-"""However old the rows are, the journal is not dropped."""
+"""dtx keeps the journal, whatever the age of its rows."""
 RMS: Final = {"standalone": "dtx", "alongside": "beside"}
 VHOSTS: Final = {"standalone": ("/", "older two"), "alongside": ("older", "older two")}
 GONE: Final = "older.gone"
-"""The exchange that makes a commit stuck."""
+"""The exchange whose absence makes a commit stuck."""
 COPIES: Final = "older.copies"
 """An exchange that routes to two queues: they share a body."""
 READY: Final = (b"first", b"second", b"third " * 500)
@@ -67,7 +67,7 @@ class Left(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A branch; it publishes to queue *target* and consumes from *source*, which are its own.
+    """A branch that publishes to its own queue *target* and consumes from its own queue *source*.
 
     Args:
         name: of the branch.
@@ -76,7 +76,7 @@ class Case:
         consumes: how many messages.
         user: its owner.
         host: its virtual host: 0 or 1.
-        xid: unless it follows from the name.
+        xid: its xid; ``None``: made from the name.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Case:
 
     @property
     def consumed(self) -> list[bytes]:
-        """What was in *source*, and what the branch takes."""
+        """The messages of *source*, which the branch takes."""
         return [b"%s %d" % (self.name.encode(), number) for number in range(self.consumes)]
 
 
@@ -140,11 +140,11 @@ CASES: Final = {
         Case(name="heuristic-rolling-back", left=Left.HEURISTIC_ROLLING_BACK, consumes=1),
     ),
 }
-"""What is numbered 1 is to be committed, what is numbered 2 to be rolled back."""
+"""Prepared branches with the number 1 are to be committed, those with the number 2 to be rolled back."""
 CUT: Final = (
     Left.TAKING, Left.COMMITTING, Left.ROLLING_BACK, Left.HEURISTIC_COMMITTING, Left.HEURISTIC_ROLLING_BACK
 )  # fmt: skip
-"""The kill came while this was under way."""
+"""States of the branches whose call the kill interrupts."""
 
 
 class OlderScene(Scene):
@@ -152,8 +152,8 @@ class OlderScene(Scene):
 
     Args:
         postgres: its server.
-        database: the URL.
-        node: a broker, which has the virtual hosts and users: alongside.
+        database: its URL.
+        node: in mode alongside, a broker that has the virtual hosts and users.
     """
 
     def __init__(self, postgres: PostgresServer, database: str, node: RabbitNode | None) -> None:
@@ -187,14 +187,14 @@ class OlderScene(Scene):
             return {Xid(f, bytes(g), bytes(b)): state for f, g, b, state in found}
 
     def order(self, *words: str, case: Case) -> None:
-        """An operator's decision."""
+        """Run a command of the operator for the branch of *case*."""
         host = ("--vhost", self.vhosts[case.host])
         self.service.run(words[0], str(case.id), *words[1:], *host, "--reason", "a test", "--yes")
 
 
 @contextlib.contextmanager
 def prepared(scene: OlderScene, case: Case) -> Iterator[XAResource]:
-    """The branch of *case*, and its connection; it is prepared, unless the kill comes meanwhile."""
+    """The branch of *case* and its connection; it is prepared, unless the kill is to interrupt prepare."""
     with connected(scene.service.url(case.user, vhost=scene.vhosts[case.host])) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
@@ -214,7 +214,7 @@ def prepared(scene: OlderScene, case: Case) -> Iterator[XAResource]:
 
 
 def leave(scene: OlderScene, case: Case) -> None:
-    """What was prepared, as it is left; a service that dies in the midst of it is another matter."""
+    """Bring a prepared branch into the state in which it is left; :func:`cut` is for interrupted calls."""
     match case.left:
         case Left.HEURISTIC_COMMITTED:
             scene.order("commit", case=case)
@@ -241,7 +241,7 @@ def leave(scene: OlderScene, case: Case) -> None:
 
 
 def cut(scene: OlderScene, cases: list[Case]) -> None:
-    """Kill the service when the log has what each was asked for, and the broker nothing of it."""
+    """Kill the service when the log has the state of each call and the broker has received no unit."""
     with contextlib.ExitStack() as stack:
         resources = [stack.enter_context(prepared(scene, case)) for case in cases]
         scene.proxy.stall("up")
@@ -269,7 +269,7 @@ def asking(scene: OlderScene, case: Case, xa: XAResource) -> Callable[[], object
 
 
 def write(postgres: PostgresServer, database: str, node: RabbitNode | None) -> None:
-    """Leave all branches of a mode."""
+    """Make all branches of a mode and leave them."""
     with OlderScene(postgres, database, node) as scene:
         for vhost in scene.vhosts:
             if vhost != "/":
@@ -304,7 +304,7 @@ def write(postgres: PostgresServer, database: str, node: RabbitNode | None) -> N
 
 
 def change(database: str) -> None:
-    """Make a hazard, which no failure brings about here, and let the leases name no machine."""
+    """Turn one outcome into a hazard, which no failure here produces, and remove the machine from the leases."""
     (hazard,) = (case.id for case in _BOTH if case.left is Left.HEURISTIC_HAZARD)
     with psycopg.connect(database) as connection:
         connection.execute("UPDATE dtx.lease SET holder = 'older:' || epoch, process = NULL")
