@@ -1,4 +1,4 @@
-"""One service of each mode for clients that do not keep to the protocol; it must live on, so tests share it."""
+"""One service of each mode for clients that break the protocol. It must keep running, so tests share it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -16,7 +16,7 @@ StartService = Callable[..., DtxService]
 
 @pytest.fixture(scope="package", params=MODES)
 def mode(request: pytest.FixtureRequest) -> Mode:
-    """Who answers clients: dtx in front of a broker, or dtx alone."""
+    """The mode: dtx in front of a broker, or dtx alone."""
     return cast("Mode", request.param)
 
 
@@ -36,7 +36,7 @@ def make_service(mode: Mode, request: pytest.FixtureRequest, postgres: PostgresS
 
 @pytest.fixture(scope="package")
 def service(make_service: StartService, postgres: PostgresServer) -> Iterator[DtxService]:
-    """The service."""
+    """The service that all tests of a mode share."""
     database = postgres.create_database()
     with make_service(database) as running:
         yield running
@@ -45,7 +45,7 @@ def service(make_service: StartService, postgres: PostgresServer) -> Iterator[Dt
 
 @pytest.fixture
 def start_service(make_service: StartService, postgres: PostgresServer) -> Iterator[StartService]:
-    """Starts services of the test's own."""
+    """Starts services for one test."""
     with ExitStack() as stack:
 
         def start(*options: str) -> DtxService:
@@ -58,7 +58,7 @@ def start_service(make_service: StartService, postgres: PostgresServer) -> Itera
 
 @pytest.fixture
 def broker(mode: Mode, service: DtxService, request: pytest.FixtureRequest) -> Broker:
-    """Where the service has its messages."""
+    """Where the service stores its messages."""
     if mode == "standalone":
         return StandaloneBroker(service)
     return cast("RabbitNode", request.getfixturevalue("rabbitmq"))

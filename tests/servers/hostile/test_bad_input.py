@@ -1,4 +1,4 @@
-"""Clients that do not speak the protocol: a clear close for them, and nobody else notices."""
+"""Clients that break the protocol are closed with a reason, and other clients are not affected."""
 
 import contextlib
 import resource
@@ -30,7 +30,7 @@ PUBLISH = methods.BasicPublish(b"", b"nowhere").frame(1)
 
 @pytest.fixture
 def bystander(through: BlockingConnection) -> Iterator[None]:
-    """Somebody else, who must not notice anything."""
+    """Another client, which must not be affected."""
     channel = through.channel()
     channel.confirm_delivery()
     queue = channel.queue_declare("", exclusive=True).method.queue
@@ -43,7 +43,7 @@ def frame(kind: int, channel: int, payload: bytes, end: int = 0xCE) -> bytes:
     return struct.pack(">BHI", kind, channel, len(payload)) + payload + bytes((end,))
 
 
-# The broker itself closes the socket without a word.
+# The broker itself closes the socket without a close method.
 _DROPPED = (320, 501, 503, 540)
 MALFORMED: dict[str, tuple[bytes, tuple[int, ...]]] = {
     "unknown frame type": (frame(9, 1, b"abcd"), (501,)),
@@ -93,7 +93,7 @@ def test_malformed_input_closes_the_connection_with_a_reason(
             peer.wait(DtxSelectOk.KEY)
         peer.send_raw(data)
         end = peer.end()
-        assert end is not None, "the socket was closed without a word"
+        assert end is not None, "the socket was closed without a close method"
         assert end.reply_code in codes, end
 
 
@@ -179,11 +179,11 @@ def test_a_reset_in_the_midst(service: DtxService, bystander: None) -> None:
             peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-# -- many, slow and deaf clients
+# -- many clients, slow clients, clients that do not read
 
 
 def ask_on(peer: RawClient, call: bytes, seconds: float) -> int:
-    """Send *call* again and again without reading; how many octets were taken before the service took no more."""
+    """Send *call* repeatedly without reading; returns the number of bytes sent before the service took no more."""
     peer.socket.settimeout(0.5)
     sent = 0
     until = time.monotonic() + seconds
@@ -222,7 +222,7 @@ def test_a_client_that_never_reads_its_messages_costs_no_memory(
     before = resident(service.pid)
     with logged_in(service.url()) as peer:
         peer.say(1, methods.BasicConsume(queue.encode(), b"deaf").encode())
-        time.sleep(2)  # time to take in what must not be taken in
+        time.sleep(2)  # time in which dtx must not take all messages
         assert resident(service.pid) - before < 32 << 20
     with broker.channel() as channel:
         wait_until(lambda: channel.queue_declare(queue, passive=True).method.message_count == 100, what="all back")
@@ -249,7 +249,7 @@ def works(url: str) -> bool:
 
 
 def test_the_last_places_are_kept_for_coordinators(start_service: StartService) -> None:
-    """Of all protocols, a client that finds no place hears why."""
+    """Clients that are refused for lack of a place get the reason, in AMQP 0-9-1 and in AMQP 1.0."""
     service = start_service("--max-connections", "1", "--coordinator", "somebody")
     with connected(service.url()):
         with RawClient(service.url()) as peer, pytest.raises(ConnectionEnded, match="connection limit reached"):
@@ -270,7 +270,7 @@ def idle_sockets(service: DtxService, count: int) -> list[socket.socket]:
 def test_ten_thousand_connections_that_send_nothing(
     start_service: StartService, left_out: Callable[[str], None]
 ) -> None:
-    """Those within --max-connections are closed after --header-timeout, those beyond it at once."""
+    """Connections within --max-connections are closed after --header-timeout, further ones at once."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     count = min(10_000, hard - 500)

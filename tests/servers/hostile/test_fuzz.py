@@ -1,4 +1,4 @@
-"""Streams of real clients, mutated, against the live service: it lives on, and others lose nothing."""
+"""Mutated streams of real clients are sent to a running service: it survives, and other clients lose nothing."""
 
 import contextlib
 import os
@@ -24,9 +24,9 @@ from tests.support.service import DtxService
 STREAMS = int(os.environ.get("DTX_FUZZ_STREAMS", "60"))
 SEED = os.environ.get("DTX_FUZZ_SEED", secrets.token_hex(4))
 TOGETHER: Final = 6
-"""Clients at the same time: most of what one takes is the wait for an answer that does not come."""
+"""Clients at the same time. Most of the time each waits for an answer that does not come."""
 MOST_MEMORY = 64 << 20
-"""Octets that all streams of a test may cost dtx together: nothing of a client stays when it is gone."""
+"""Bytes that all streams of a test together may cost dtx: it keeps nothing of a client that has left."""
 
 
 def speak(
@@ -53,7 +53,7 @@ def together(client: Callable[..., None], *arguments: Iterable[object]) -> None:
 
 
 def healthy(service: DtxService) -> None:
-    """No error that nobody foresaw."""
+    """Check that the log has no unexpected error."""
     log = service.log_path.read_text(errors="replace")
     for sign in ("Traceback", "call failed", "session failed", "operation failed", "Fatal error"):
         assert sign not in log, log[log.index(sign) - 500 :][:6000]
@@ -92,12 +92,12 @@ def test_mutated_streams_harm_nobody(
 def test_what_fuzzing_has_found_harms_nobody(
     name: str, service: DtxService, through: BlockingConnection, queue: str, broker: Broker
 ) -> None:
-    """The conversations that reach most of the code, over a real socket, in front of a real broker too."""
+    """The stored inputs that reach most of the code, over a real socket, also alongside a real broker."""
     bystander = through.channel()
     bystander.confirm_delivery()
     inputs = corpus.stored(name)
     assert inputs
-    vhosts = [broker.add_vhost() for _ in range(TOGETHER)]  # what they declare there goes with them
+    vhosts = [broker.add_vhost() for _ in range(TOGETHER)]  # deleted with everything that the inputs declare
     before = resident(service.pid)
 
     def client(path: Path, vhost: str) -> None:
@@ -107,7 +107,7 @@ def test_what_fuzzing_has_found_harms_nobody(
             else:
                 peer.log_in()
                 peer.open(1, 2)
-            peer.send_raw(path.read_bytes()[1:])  # the first octet is the fuzzer's own
+            peer.send_raw(path.read_bytes()[1:])  # the first byte is for the fuzzer
             peer.socket.settimeout(0.1)
             with contextlib.suppress(TimeoutError):
                 peer.drain()
@@ -145,7 +145,7 @@ def test_mutated_handshakes_harm_nobody(
             peer.drain()
 
     def intact(peer: RawClient) -> bytes:
-        """What is said at this step, when all that comes before was said."""
+        """The unchanged bytes of this step, after all earlier steps."""
         mechanism, response = (handshake.AMQPLAIN, login) if amqplain else (handshake.PLAIN, None)
         if step == "start-ok":
             peer.begin()

@@ -1,4 +1,4 @@
-"""No more open files are allowed: who is in stays in, who comes is turned away, and afterwards all is as before."""
+"""dtx reaches its limit of open files: its clients stay connected, new ones are refused until files are free."""
 
 import contextlib
 import resource
@@ -22,7 +22,7 @@ from tests.support.service import DtxService
 
 Mode = Literal["alongside", "standalone", "standalone with TLS"]
 SPARE = 20
-"""Files that dtx may still open."""
+"""The number of files that dtx may still open."""
 
 
 @pytest.fixture(params=["alongside", "standalone", "standalone with TLS"])
@@ -54,7 +54,7 @@ def service(
 
 
 def descriptors(service: DtxService) -> set[str]:
-    """What dtx has open."""
+    """The file descriptors of dtx."""
     return {path.name for path in Path(f"/proc/{service.pid}/fd").iterdir()}
 
 
@@ -65,7 +65,7 @@ def busy(service: DtxService) -> float:
 
 
 def use(peer: RawClient) -> None:
-    """A queue of its own, a message there and back."""
+    """Declare an exclusive queue and delete it."""
     peer.say(1, methods.QueueDeclare(b"", exclusive=True, auto_delete=True).encode())
     queue = methods.QueueDeclareOk.decode(peer.wait(methods.QueueDeclareOk.KEY).payload).queue
     peer.say(1, methods.QueueDelete(queue).encode())
@@ -92,7 +92,7 @@ def test_who_is_in_stays_in_and_others_come_in_later(
         spent = busy(service)
         for _ in range(100):
             use(inside)
-        assert busy(service) - spent < 5, "it tries again and again"
+        assert busy(service) - spent < 5, "dtx retries without a pause"
         for one in outside:
             one.close()
         wait_for_login()

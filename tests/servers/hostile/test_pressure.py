@@ -1,4 +1,4 @@
-"""More than PostgreSQL or a client can take, where dtx has the messages: it waits, and does not grow."""
+"""Standalone mode under more load than PostgreSQL or a client can take: dtx waits, and its memory is limited."""
 
 import contextlib
 import socket
@@ -18,19 +18,19 @@ from tests.support.service import DtxService
 pytestmark = only_standalone
 MEGABYTE = 1 << 20
 LIMIT = 96 * MEGABYTE
-"""Far above what the limits of one connection allow together, and far below what is offered here."""
+"""Bytes: far more than all limits of one connection together, and far less than these tests send."""
 
 
 @pytest.fixture(scope="module")
 def database_server() -> Iterator[PostgresServer]:
-    """One that tests may stop for a while."""
+    """A server that tests may pause."""
     with PostgresServer("pressed") as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def own_service(mode: Mode, database_server: PostgresServer) -> Iterator[DtxService]:
-    """A service whose database is that one."""
+    """A service with a database on that server."""
     options = ("--lease-ttl", "30", "--max-held-bytes", "24MiB", "--frame-max", "2MiB")
     with DtxService(database=database_server.create_database(), options=options) as running:
         yield running
@@ -42,7 +42,7 @@ def exclusive_queue(peer: RawClient) -> bytes:
 
 
 def push(peer: RawClient, data: bytes, most: int, patience: float = 1.0) -> int:
-    """Send *data* again and again until the service takes no more for a while; octets that were taken."""
+    """Send *data* repeatedly until the service takes no more for *patience* seconds; returns the bytes sent."""
     peer.socket.settimeout(patience)
     sent = 0
     with contextlib.suppress(TimeoutError):
@@ -55,7 +55,7 @@ def push(peer: RawClient, data: bytes, most: int, patience: float = 1.0) -> int:
 def test_a_publisher_that_is_faster_than_the_database_waits_for_it(
     own_service: DtxService, database_server: PostgresServer
 ) -> None:
-    """Reading stops while messages wait to be written; then it goes on where it was, and nothing is missing."""
+    """Reading stops while messages wait to be written. Then it continues, and no message is lost."""
     size = 64 * 1024
     with logged_in(own_service.url()) as peer, logged_in(own_service.url()) as other:
         queue = exclusive_queue(peer)
@@ -68,7 +68,7 @@ def test_a_publisher_that_is_faster_than_the_database_waits_for_it(
             sent = push(peer, whole, 1024 * MEGABYTE)
             assert sent < LIMIT
             assert resident(own_service.pid) - before < LIMIT
-            # nobody else needs to wait for what needs no database
+            # a call that needs no database does not wait
             other.say(1, methods.BasicQos(0, 1).encode())
             other.wait(methods.BasicQosOk.KEY)
         finally:
@@ -84,7 +84,7 @@ def test_a_publisher_that_is_faster_than_the_database_waits_for_it(
 
 
 def test_a_publisher_is_told_that_it_is_blocked(own_service: DtxService, database_server: PostgresServer) -> None:
-    """connection.blocked, for clients that say that they understand it."""
+    """Clients with the capability connection.blocked get that method."""
     blocked = tables.entry(b"connection.blocked", b"t", b"\x01")
     with RawClient(own_service.url()) as peer:
         peer.log_in(properties=tables.entry(b"capabilities", b"F", blocked))
@@ -101,7 +101,7 @@ def test_a_publisher_is_told_that_it_is_blocked(own_service: DtxService, databas
 
 
 def test_many_publishers_together_have_a_limit(own_service: DtxService, database_server: PostgresServer) -> None:
-    """What each may have on its way, all together may not (--max-held-bytes), and nobody is refused for that."""
+    """The limit of all clients (--max-held-bytes) is lower than the sum of their own limits; no client is refused."""
     with contextlib.ExitStack() as stack:
         peers = [stack.enter_context(logged_in(own_service.url())) for _ in range(8)]
         wholes = [message(1, exclusive_queue(peer), bytes(64 * 1024)) for peer in peers]
@@ -110,7 +110,7 @@ def test_many_publishers_together_have_a_limit(own_service: DtxService, database
         try:
             sent = [push(peer, whole, 64 * MEGABYTE, 0.3) for peer, whole in zip(peers, wholes, strict=True)]
             assert max(sent) < 64 * MEGABYTE
-            assert resident(own_service.pid) - before < LIMIT  # eight times what one may have is more
+            assert resident(own_service.pid) - before < LIMIT  # less than eight times the limit of one client
         finally:
             database_server.resume()
         for peer, whole, octets in zip(peers, wholes, sent, strict=True):
@@ -120,7 +120,7 @@ def test_many_publishers_together_have_a_limit(own_service: DtxService, database
 
 
 def test_a_reader_that_is_slow_gets_everything_in_the_end(service: DtxService) -> None:
-    """What it does not take stays in the database; others are served meanwhile, and it finds all of it in order."""
+    """Messages that it does not read stay in the database. Others are served meanwhile; it gets all in order."""
     count = 120
     with logged_in(service.url()) as slow, logged_in(service.url()) as quick:
         queue = exclusive_queue(slow)
@@ -146,7 +146,7 @@ def test_a_reader_that_is_slow_gets_everything_in_the_end(service: DtxService) -
 
 
 def test_clients_that_die_in_the_midst_of_a_frame_leave_nothing(own_service: DtxService) -> None:
-    """A frame of a megabyte of each, but for the last octet: not even the garbage collector is waited for."""
+    """Each sends a frame of a megabyte without its last byte. The memory is free before a garbage collection."""
     before = resident(own_service.pid)
     for _ in range(150):
         with logged_in(own_service.url()) as peer:
