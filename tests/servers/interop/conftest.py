@@ -1,4 +1,4 @@
-"""Java programs and both modes of dtx, for transaction managers that others wrote."""
+"""Java programs and both modes of dtx, for tests with other transaction managers."""
 
 from collections.abc import Callable, Iterator
 
@@ -15,20 +15,20 @@ from tests.support.service import ADMIN, DtxService
 
 @pytest.fixture(scope="session")
 def java() -> Iterator[Java]:
-    """The adapter and the programs."""
+    """The compiled adapter and programs."""
     with compiled() as programs:
         yield programs
 
 
 @pytest.fixture(scope="module", params=MODES)
 def mode(request: pytest.FixtureRequest) -> Mode:
-    """One after the other."""
+    """The modes, one after the other."""
     return request.param  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="module")
 def service(mode: Mode, postgres: PostgresServer, request: pytest.FixtureRequest) -> Iterator[DtxService]:
-    """The service of a module. A test may kill it, and starts it again."""
+    """The service of a module. A test that kills it starts it again."""
     database = postgres.create_migrated_database()
     node = request.getfixturevalue("shared_rabbitmq").url() if mode == "alongside" else None
     with DtxService(broker=node, database=database, options=ADMIN) as running:
@@ -38,7 +38,7 @@ def service(mode: Mode, postgres: PostgresServer, request: pytest.FixtureRequest
 
 @pytest.fixture
 def broker(mode: Mode, service: DtxService, request: pytest.FixtureRequest) -> Broker:
-    """Where its messages are."""
+    """Where the service stores its messages."""
     if mode == "alongside":
         node: RabbitNode = request.getfixturevalue("rabbitmq")
         return node
@@ -61,5 +61,5 @@ def queue(broker: Broker) -> Iterator[str]:
 
 @pytest.fixture
 def bodies(broker: Broker, queue: str) -> Callable[[], list[str]]:
-    """Takes what is in ``queue``."""
+    """Takes all messages from ``queue``."""
     return lambda: [body.decode() for body in taken(broker, queue)]

@@ -1,4 +1,4 @@
-"""Java programs beside dtx's adapter: where their libraries come from, how they are compiled and run."""
+"""Compiles and runs Java programs with dtx's adapter and the libraries that they need."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ _PACKAGES: Final = {
     "slf4j-api.jar": "libslf4j-java",
     "slf4j-nop.jar": "libslf4j-java",
 }
-"""The libraries of the programs, and who has them."""
+"""The libraries of the programs, and their Debian packages."""
 
 
 class Java:
@@ -44,17 +44,17 @@ class Java:
         assert done.returncode == 0, done.stderr
 
     def command(self, program: str, *words: str, quick: bool = True) -> list[str]:
-        """The command line of *program*; small, and unless not *quick* it starts fast and stays slow."""
+        """The command line of *program*, with little memory; if *quick*, it starts faster but its code stays slower."""
         machine = ["java", *(["-XX:TieredStopAtLevel=1"] * quick), "-XX:+UseSerialGC", "-Xshare:auto", "-Xmx128m"]
         return [*machine, "-cp", self._path, program, *words]
 
 
 class Program:
-    """``Calls.java``: does one call after the other. Use as a context manager.
+    """``Calls.java``, which makes one call after the other. Use as a context manager.
 
     Args:
-        java: has it.
-        urls: of the connections that it begins with, by name.
+        java: the compiled programs.
+        urls: URLs of its first connections, by name.
     """
 
     def __init__(self, java: Java, **urls: str) -> None:
@@ -82,18 +82,18 @@ class Program:
         self._stack.close()
 
     def say(self, *words: object) -> str:
-        """Tell it to do something; what it says."""
+        """Make a call; returns the answer."""
         self._told.write(" ".join(map(str, words)) + "\n")
         return self._answers.readline().rstrip("\n")
 
     def __call__(self, *words: object) -> str:
-        """The same where it has to succeed; the value."""
+        """Make a call that must succeed; returns its value."""
         said = self.say(*words)
         assert said.startswith("ok "), f"{words}: {said}"
         return said.removeprefix("ok ")
 
     def code(self, *words: object) -> int:
-        """The same where an XAException has to be raised; its error code."""
+        """Make a call that must raise an XAException; returns its error code."""
         said = self.say(*words)
         assert said.startswith("xa "), f"{words}: {said}"
         return int(said.split(" ")[1])
@@ -101,9 +101,9 @@ class Program:
 
 @contextlib.contextmanager
 def compiled() -> Iterator[Java]:
-    """Compile everything, installing what is missing where this is root on Debian.
+    """Compile everything; as root on Debian, install missing packages first.
 
-    Skips the test that asked, with a sentence, where something is missing and cannot be installed.
+    Skips the test with a reason if something is missing and cannot be installed.
     """
     missing = {package for name, package in _PACKAGES.items() if not (_DEBIAN / name).exists()}
     if shutil.which("javac") is None:

@@ -1,4 +1,4 @@
-"""Bitronix, a transaction manager that others wrote, with PostgreSQL's JDBC driver and dtx in one transaction.
+"""Bitronix, another transaction manager, with PostgreSQL's JDBC driver and dtx in one transaction.
 
 It is halted at every step of two-phase commit, with either resource first, and recovers when it starts again.
 """
@@ -37,7 +37,7 @@ def orders() -> Iterator[PostgresServer]:
 
 @contextlib.contextmanager
 def jdbc(database: str) -> Iterator[tuple[str, str, str]]:
-    """URL, user and password of a database for JDBC, which speaks no Unix sockets."""
+    """URL, user and password of a database for JDBC, which has no Unix sockets."""
     facts = conninfo_to_dict(database)
     with Proxy(str(facts["host"]), int(facts["port"] or 0)) as tcp:
         url = f"jdbc:postgresql://127.0.0.1:{tcp.port}/{facts['dbname']}"
@@ -48,7 +48,7 @@ def jdbc(database: str) -> Iterator[tuple[str, str, str]]:
 def transfer(
     java: Java, service: DtxService, orders: PostgresServer, queue: str, tmp_path: Path
 ) -> Iterator[Callable[..., int]]:
-    """Runs the program with further words; its exit status."""
+    """Runs ``Transfer.java`` with further arguments; returns its exit status."""
     with jdbc(orders.url) as where:
         fixed = (str(tmp_path), service.url(), *where, queue)
 
@@ -75,7 +75,7 @@ def test_whatever_it_is_halted_at_both_resources_agree(
     orders: PostgresServer,
     bodies: Callable[[], list[str]],
 ) -> None:
-    """Presumed abort: a transaction is committed if its decision was in the manager's journal, and else rolled back."""
+    """Presumed abort: a transaction is committed if its decision was in the manager's journal, else rolled back."""
     with orders.connection() as connection:
         connection.execute("TRUNCATE orders")
     points = "prepare-before", "prepare-after", "commit-before", "recovery-commit-after", "commit-after"

@@ -1,7 +1,7 @@
-"""dtx dies within each call of the switch: before it has read the request, and after it has done what it was asked.
+"""dtx dies within each call of the switch: before it has read the request, and after it has carried it out.
 
-The call ends in XAER_RMFAIL (xa_open knows XAER_RMERR alone), the thread goes on without another xa_open when dtx is
-back, and whatever the transaction manager asks for then leaves each message exactly once.
+The call returns XAER_RMFAIL (xa_open has only XAER_RMERR). When dtx is back, the thread continues without another
+xa_open, and after the transaction manager's calls each message is there exactly once.
 """
 
 import secrets
@@ -38,12 +38,12 @@ from tests.support.service import ADMIN
 WAITS: Final = ("start", "end", "prepare", "commit", "one-phase", "rollback", "forget", "recover", "get")
 """Calls that wait for an answer of dtx."""
 POINTS: Final = {"one-phase": "commit", "get": None}
-"""Where the failpoint of a call has another name, or none."""
+"""Calls whose failpoint has another name, or that have none."""
 
 
 @pytest.fixture(scope="module")
 def service(mode: Mode, postgres: PostgresServer, request: pytest.FixtureRequest) -> Iterator[ArmedService]:
-    """A service that dies where it is told to."""
+    """A service that dies at its failpoint."""
     database = postgres.create_migrated_database()
     broker: str | None = None
     options: tuple[str, ...] = ADMIN
@@ -58,7 +58,7 @@ def service(mode: Mode, postgres: PostgresServer, request: pytest.FixtureRequest
 
 @pytest.fixture
 def broker(mode: Mode, service: ArmedService, request: pytest.FixtureRequest) -> Broker:
-    """Where its messages are."""
+    """Where the service stores its messages."""
     if mode == "alongside":
         node: RabbitNode = request.getfixturevalue("rabbitmq")
         return node
@@ -67,7 +67,7 @@ def broker(mode: Mode, service: ArmedService, request: pytest.FixtureRequest) ->
 
 @pytest.fixture
 def queue(service: ArmedService, broker: Broker) -> Iterator[str]:
-    """A fresh queue, when the service is up and will not die."""
+    """A fresh queue; the service runs and has no failpoint."""
     if service.running:
         service.resume()  # an earlier test failed
     if service.arming or not service.running:
@@ -78,7 +78,7 @@ def queue(service: ArmedService, broker: Broker) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def driver(service: ArmedService) -> Iterator[Driver]:
-    """One program for all tests: it is never told that dtx was away."""
+    """One program for all tests; it does not call xa_open again after a death of dtx."""
     with Driver() as running:
         for thread in ("a", "b"):
             running.open(thread, service.url())
@@ -93,7 +93,7 @@ def _restart(service: ArmedService, *arming: str) -> None:
 
 
 def unread(port: int) -> int:
-    """Octets that have come in at a port of this machine and that nobody has read."""
+    """The number of received bytes at a port of this machine that dtx has not read."""
     found = 0
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         local, _, state, queues = line.split()[1:5]
@@ -103,11 +103,11 @@ def unread(port: int) -> int:
 
 
 def heard_nothing(service: ArmedService, driver: Driver, *words: object) -> tuple[int, str]:
-    """The answer to a call that dtx was sent and died without reading."""
+    """The answer to a call whose request dtx has not read when it dies."""
     service.pause()
     state = Path(f"/proc/{service.pid}/stat")
     wait_until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", what="the pause")
-    before = unread(service.port)  # what needs no answer may be there
+    before = unread(service.port)  # there may be frames without an answer
     driver.tell("a", *words)
     wait_until(lambda: unread(service.port) > before, what="the request")
     service.kill9()
@@ -115,7 +115,7 @@ def heard_nothing(service: ArmedService, driver: Driver, *words: object) -> tupl
 
 
 class Death:
-    """A branch, brought to where a call is due, and what is asked for when dtx is back."""
+    """A branch just before a call, and the transaction manager's calls when dtx is back."""
 
     def __init__(self, call: str, driver: Driver, service: ArmedService, queue: str) -> None:
         self.call = call
@@ -125,7 +125,7 @@ class Death:
         self._queue = queue
 
     def prepare(self) -> None:
-        """Everything before the call."""
+        """Do everything before the call."""
         if self.call == "start":
             return
         if self.call == "get":
@@ -157,10 +157,10 @@ class Death:
                 return (call, self.xid, RM, NO_FLAGS)
 
     def resolve(self, *, done: bool) -> int:
-        """The transaction manager goes on, in the thread that had the failure; how many messages there have to be.
+        """Make the transaction manager's calls in the thread that had the failure; returns the expected message count.
 
         Args:
-            done: whether dtx had done what it was asked for.
+            done: whether dtx had carried out the call.
         """
         driver, xid = self._driver, self.xid
         match self.call:
@@ -179,10 +179,10 @@ class Death:
                 assert driver.call("a", "commit", xid) == (XA_OK if done else XAER_NOTA)
                 return int(done)
             case "commit" | "recover":
-                # beside a broker the answer is due when the decision is durable and applied; the log learns of it later
+                # alongside, dtx answers when the decision is durable and applied; the end is logged later
                 assert driver.recovered("b") in ([[], [str(xid)]] if done and self.call == "commit" else [[str(xid)]])
                 assert driver.call("a", "commit", xid) == XA_OK
-                assert driver.call("b", "commit", xid) == XA_OK  # and once more
+                assert driver.call("b", "commit", xid) == XA_OK  # a repetition
                 return 1
             case "one-phase":
                 assert driver.call("a", "commit", xid, ONE_PHASE) == (XA_OK if done else XAER_NOTA)
@@ -232,7 +232,7 @@ def test_dtx_dies_before_it_has_let_anybody_in(driver: Driver, service: ArmedSer
     words = ("open", 9, NO_FLAGS, f"url={service.url()}")
     code, _ = heard_nothing(service, driver, *words)
     assert code == XAER_RMERR
-    assert driver.code("a", *words) == XAER_RMERR  # nobody is there
+    assert driver.code("a", *words) == XAER_RMERR  # dtx is not running
     service.start()
     assert driver.code("a", *words) == XA_OK
     assert driver.code("a", "close", 9, NO_FLAGS) == XA_OK
@@ -262,7 +262,7 @@ def test_dtx_is_restarted_between_two_calls_and_nobody_notices(
 def test_work_for_a_branch_whose_dtx_has_died_is_told_so(
     driver: Driver, service: ArmedService, queue: str, broker: Broker
 ) -> None:
-    """And the branch is not committed with what came after."""
+    """The branch is not committed with the later work."""
     xid = Xid(5, b"work" + secrets.token_bytes(20), b"c")
     driver("a", "start", xid, RM, NO_FLAGS)
     driver("a", "publish", "-", queue, "x")

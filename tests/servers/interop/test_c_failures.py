@@ -1,6 +1,6 @@
-"""No failure of the switch looks like success: 0 is XA_OK, and what C finds where Python could not run.
+"""No failure of the switch looks like success: 0 is XA_OK, and also what C gets if Python cannot run.
 
-Each kind of failure is met by every entry point, in a real process.
+Every entry point is tested with each kind of failure, in a real process.
 """
 
 import os
@@ -50,17 +50,17 @@ ENTRIES: Final[dict[str, tuple[object, ...]]] = {
     "reject": (1, 1),
     "use": (RM,),
 }
-"""Every entry point that hands its call to Python, with arguments that are possible."""
+"""Every entry point that passes its call to Python, with possible arguments."""
 XA_OPEN_KNOWS_NO_RMFAIL: Final = {"open", "close"}
 
 
 def all_codes(driver: Driver, thread: str = "a") -> dict[str, int]:
-    """What every entry point answers."""
+    """The code of every entry point."""
     return {call: driver.code(thread, call, *words) for call, words in ENTRIES.items()}
 
 
 def unavailable() -> dict[str, int]:
-    """What it has to answer where nothing is known."""
+    """The code that every entry point must return if the outcome is unknown."""
     return {call: XAER_RMERR if call in XA_OPEN_KNOWS_NO_RMFAIL else XAER_RMFAIL for call in ENTRIES}
 
 
@@ -72,7 +72,7 @@ def modules() -> Iterator[Path]:
 
 
 def test_python_that_cannot_start_is_told_by_every_call() -> None:
-    """Left to itself, cffi would end the process of the transaction manager here."""
+    """Here cffi by itself would end the process of the transaction manager."""
     with Driver(env={"PYTHONHOME": "/nonexistent"}) as driver:
         assert all_codes(driver) == unavailable()
         assert driver.reason("a").startswith("Python cannot be started: ")
@@ -82,7 +82,7 @@ def test_python_that_cannot_start_is_told_by_every_call() -> None:
 
 
 def test_a_site_module_that_ends_the_process_is_told_by_every_call(modules: Path) -> None:
-    """What cffi says of it: "if importing 'site' fails, CPython calls exit()"."""
+    """A comment of cffi: "if importing 'site' fails, CPython calls exit()"."""
     (modules / "sitecustomize.py").write_text("raise SystemExit(0)\n")
     with Driver(env={"PYTHONPATH": str(modules)}) as driver:
         assert all_codes(driver) == unavailable()
@@ -91,7 +91,7 @@ def test_a_site_module_that_ends_the_process_is_told_by_every_call(modules: Path
 
 
 def test_an_environment_without_dtx_is_told_by_every_call(modules: Path) -> None:
-    """Without cffi, too."""
+    """The environment has no cffi either."""
     (modules / "bin").mkdir()
     base = Path(sys.executable).resolve()
     (modules / "bin/python").symlink_to(base)
@@ -141,15 +141,15 @@ sys.meta_path.insert(0, Finder())
         "return None",
         "return 'XA_OK'",
         "return 1 << 40",
-        "fail()",  # never ends, but for the end of the stack
+        "fail()",  # recurses until the stack is full
     ],
 )
 def test_an_exception_in_any_call_is_no_success(modules: Path, statement: str) -> None:
-    """Whatever Python does but come to its end with a number."""
+    """Python raises any exception, or returns no valid number."""
     (modules / "sitecustomize.py").write_text(_SABOTAGE.format(statement=statement))
     with Driver(env={"PYTHONPATH": str(modules)}) as driver:
         assert all_codes(driver) == unavailable()
-        driver("a", "leave")  # the thread ends, and even that is no reason to die
+        driver("a", "leave")  # the thread ends, but the process does not
         assert all_codes(driver, "b") == unavailable()
         assert driver.process.poll() is None
 
@@ -188,7 +188,7 @@ def test_nothing_works_before_xa_open_and_after_an_xa_open_that_failed() -> None
 
 @pytest.mark.parametrize("which", ["url", "coordination"])
 def test_a_refused_login_is_named(service: DtxService, which: str) -> None:
-    """Nothing was asked, so no outcome is in question."""
+    """No call was made, so no outcome is unknown."""
     right, wrong = service.url(), service.url(password="wrong")
     urls = {"url": right, "coordination": right} | {which: wrong}
     with Driver() as driver:
@@ -238,7 +238,7 @@ def test_arguments_that_are_not_there_are_refused(service: DtxService) -> None:
 @pytest.mark.parametrize("getter", ["lixa_get_xa_switch", "ndrx_get_xa_switch", "dtx_xa_switch"])
 @pytest.mark.parametrize("how", ["local", "global"])
 def test_the_switch_is_found_as_managers_look_for_it(getter: str, how: str) -> None:
-    """LIXA shares what it loads, Enduro/X does not: Python's modules have to find Python all the same."""
+    """LIXA loads it with RTLD_GLOBAL, Enduro/X with RTLD_LOCAL: Python's modules find Python in both cases."""
     with Driver(getter, how) as driver:
         assert driver.ready == "ready 0 dtx 2 0"  # TMNOMIGRATE; version 0
         assert driver.code("a", "open", RM, NO_FLAGS, NOWHERE) == XAER_RMERR
@@ -246,7 +246,7 @@ def test_the_switch_is_found_as_managers_look_for_it(getter: str, how: str) -> N
 
 
 def test_an_object_that_is_closed_stays_where_it_is(service: DtxService) -> None:
-    """LIXA closes what it has loaded; Python cannot be unloaded."""
+    """LIXA closes the object that it has loaded, but Python cannot be unloaded."""
     with Driver() as driver:
         driver.open("a", service.url())
         driver("a", "dlclose")
@@ -274,7 +274,7 @@ _TX_H: Final = {
     "LIXA": f"#define XIDDATASIZE 128\n#ifndef XID_T_TYPE\n#define XID_T_TYPE{_XID}#endif\n",
     "X/Open": f"#define XIDDATASIZE 128{_XID}",
 }
-"""How tx.h of others defines an xid; they define much else."""
+"""How tx.h of other products defines an xid; they define much more."""
 
 
 @pytest.mark.parametrize(

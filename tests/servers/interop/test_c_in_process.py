@@ -1,4 +1,4 @@
-"""The switch without C: what a thread does with messages, and how it ends."""
+"""The switch without C: a thread's work with messages, and its end."""
 
 import secrets
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ NOTHING = messages.properties_of({})
 
 
 class Thread:
-    """One thread of control, and the calls that it makes."""
+    """One thread of control and its calls."""
 
     def __init__(self, service: DtxService, more: str = "") -> None:
         self.switch = Switch()
@@ -30,7 +30,7 @@ class Thread:
         self.switch.open(self.number, f"url={service.url()}{more}", RM, 0)
 
     def __call__(self, call: SwitchCall, flags: int = 0) -> int:
-        """A call that names the branch."""
+        """Make a call that names the branch."""
         return self.switch.branch(self.number, call, self.xid, RM, flags)
 
     def publish(self, queue: str, body: bytes) -> None:
@@ -55,7 +55,7 @@ def thread(service: DtxService) -> Iterator[Thread]:
 
 
 def committed(thread: Thread, queue: str, *bodies: bytes) -> None:
-    """Messages that are there."""
+    """Publish messages in a branch and commit it."""
     thread(SwitchCall.START)
     for body in bodies:
         thread.publish(queue, body)
@@ -113,7 +113,7 @@ def test_a_thread_that_is_gone_has_nothing_open(thread: Thread, queue: str) -> N
 
 
 def test_what_was_abandoned_connects_anew(thread: Thread, queue: str, service: DtxService) -> None:
-    """After something unforeseen: nothing is built upon what is left."""
+    """After an unexpected error the thread uses new connections."""
     thread(SwitchCall.START)
     thread.publish(queue, b"lost")
     thread.switch.abandon(thread.number, RM)

@@ -1,4 +1,4 @@
-"""Open strings of the XA switch, and what does not reach the server: flags, arguments."""
+"""Open strings of the XA switch, and errors that it finds without the server: flags, arguments."""
 
 import contextlib
 from datetime import UTC, datetime
@@ -33,7 +33,7 @@ def test_everything_can_be_said() -> None:
 
 
 def test_nobody_has_to_answer_heartbeats_between_two_calls() -> None:
-    """TCP looks after the connection, unless the URL says otherwise."""
+    """TCP finds broken connections, unless the URL sets a heartbeat."""
     assert parse(f"url={URL}").work.heartbeat == 0
     assert "TCP_USER_TIMEOUT" in parse(f"url={URL}").work.tcp_options
     assert parse(f"url={URL}?heartbeat=30").work.heartbeat == 30

@@ -1,4 +1,4 @@
-"""The XA switch for C, under a C program: work, outcomes and recovery in both modes."""
+"""A C program uses the XA switch: work, outcomes and recovery in both modes."""
 
 import secrets
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ from tests.support.service import DtxService
 
 
 def a_xid() -> Xid:
-    """Binary, as long as it may be, with NULs in it."""
+    """A binary xid of the maximum length, with NULs."""
     return Xid(0xFFFFFFFE, b"\0" + secrets.token_bytes(63), secrets.token_bytes(63) + b"\0")
 
 
@@ -70,7 +70,7 @@ def test_a_branch_without_work_is_read_only(driver: Driver) -> None:
 
 
 def test_a_call_that_is_repeated_after_its_answer_was_lost_succeeds(driver: Driver, queue: str) -> None:
-    """The manager repeats what it had no answer to; dtx remembers how it ended, and that is what was asked for."""
+    """The manager repeats a call without an answer; dtx still knows that the branch ended as requested."""
     for call, other in (("commit", "rollback"), ("rollback", "commit")):
         xid = a_xid()
         driver.published("a", xid, queue)
@@ -114,7 +114,7 @@ def test_what_is_taken_and_published_becomes_of_one_piece(
     tag, body = driver("a", "get", queue, 100).split()
     assert body == "taken"
     driver("a", "ack", tag)
-    assert driver.code("a", "ack", tag) == XAER_INVAL  # once
+    assert driver.code("a", "ack", tag) == XAER_INVAL  # only once
     assert driver.code("a", "get", queue, 100) == DTX_EMPTY
     driver("a", "publish", "-", queue, "published")
     driver("a", "end", xid, RM, FAIL if outcome == "failed" else SUCCESS)
@@ -156,7 +156,7 @@ def test_a_message_that_does_not_fit_waits_for_a_larger_buffer(
     driver("a", "start", other, RM, NO_FLAGS)
     for _ in range(2):
         assert driver.say("a", "get", queue, 999_999) == (DTX_TRUNCATED, "1000000")
-    driver("a", "end", other, RM, SUCCESS)  # it goes back
+    driver("a", "end", other, RM, SUCCESS)  # the message returns to the queue
     driver("a", "start", other, RM, "200000")
     assert driver.code("a", "get", queue, 0) == DTX_TRUNCATED
     tag = driver("a", "get", queue, 1_000_000).split()[0]
@@ -192,7 +192,7 @@ def test_properties_come_along(driver: Driver, broker: Broker, queue: str) -> No
 def test_work_that_is_refused_dooms_its_branch_alone(
     driver: Driver, broker: Broker, queue: str, bodies: Callable[[], list[str]]
 ) -> None:
-    """404 is told by the call itself or by a later one, xa_end at last; the thread's other branches go on."""
+    """The call itself or a later one reports 404, at the latest xa_end; other branches of the thread continue."""
     for call in (("publish", "no-such-exchange", queue, "x"), ("get", "no-such-queue", 10)):
         suspended, doomed = a_xid(), a_xid()
         driver("a", "start", suspended, RM, NO_FLAGS)

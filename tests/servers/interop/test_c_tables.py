@@ -1,7 +1,7 @@
 """The state tables of X/Open (CAE C193, chapter 6): every call of the switch, with every flag, in every state.
 
 The states are those of one thread and one branch: R0 or R1 (xa_open), T0 to T2 (association), S0 to S5 (the branch).
-A C program makes the calls; and once more Python does, without C between, so that the bridge is seen to add nothing.
+A C program makes the calls. Then Python makes them without C, which shows that the bridge changes no answer.
 """
 
 import secrets
@@ -59,7 +59,7 @@ STATES: Final = (
 
 
 def either(*flags: str) -> str:
-    """Flags at once."""
+    """Several flags in one."""
     return f"{sum(int(flag, 16) for flag in flags):x}"
 
 
@@ -75,7 +75,7 @@ IMPOSSIBLE: Final = {
     "recover": (JOIN, ASYNC, either(SCAN, ASYNC)),
     "complete": (JOIN, ASYNC),
 }
-"""Flags that a call does not have: XAER_INVAL, whatever the state."""
+"""Flags that a call does not have: XAER_INVAL in every state."""
 ASYNCHRONOUS: Final = {
     "open": ASYNC,
     "close": ASYNC,
@@ -86,7 +86,7 @@ ASYNCHRONOUS: Final = {
     "rollback": ASYNC,
     "forget": ASYNC,
 }
-"""The switch does not have TMUSEASYNC: XAER_ASYNC, whatever the state."""
+"""The switch does not have TMUSEASYNC: XAER_ASYNC in every state."""
 
 OK, PROTO, NOTA, DUPID, RB, HEUR = XA_OK, XAER_PROTO, XAER_NOTA, XAER_DUPID, XA_RBROLLBACK, XA_HEURRB
 NOMIG: Final = XA_NOMIGRATE
@@ -120,7 +120,7 @@ _TABLE: Final[dict[tuple[str, str], tuple[int, ...]]] = {
 
 
 def expected() -> dict[str, dict[tuple[str, str], int]]:
-    """What each call answers, by state."""
+    """The code that each call must return, by state."""
     table: dict[str, dict[tuple[str, str], int]] = {state: {} for state in STATES}
     for call, answers in _TABLE.items():
         for state, answer in zip(STATES, answers, strict=True):
@@ -132,20 +132,20 @@ def expected() -> dict[str, dict[tuple[str, str], int]]:
 
 
 class Calls(Protocol):
-    """Whoever makes the calls."""
+    """Makes the calls: the C program or Python."""
 
     def code(self, thread: str, *words: object) -> int:
-        """A call of a thread; its code."""
+        """Make a call in a thread; returns its code."""
 
 
 class InProcess:
-    """The switch in Python, as the C program has it."""
+    """The switch in Python, with the calls of the C program."""
 
     def __init__(self) -> None:
         self._switch = Switch()
 
     def code(self, thread: str, *words: object) -> int:
-        """A call of a thread; its code."""
+        """Make a call in a thread; returns its code."""
         try:
             return self._call(ord(thread), *map(str, words))
         except XAException as error:
@@ -174,7 +174,7 @@ class InProcess:
 
 
 class Cell:
-    """One state, made and cleared away by the threads a (whose calls are looked at) and b."""
+    """One state, made and removed by the threads a (whose calls are tested) and b."""
 
     def __init__(self, calls: Calls, service: DtxService, queue: str) -> None:
         self._calls = calls
@@ -190,7 +190,7 @@ class Cell:
 
     @contextmanager
     def begun(self, state: str) -> Iterator[None]:
-        """Within it the state is this one."""
+        """Within the context the state is *state*."""
         url = self._service.url()
         for thread in ("a", "b"):
             self._do(thread, "open", RM, NO_FLAGS, f"url={url}")
@@ -210,7 +210,7 @@ class Cell:
             case "idle" | "prepared" | "heuristic":
                 self._branch("a", "end", SUCCESS)
             case _:
-                pass  # the call is due where the branch is
+                pass  # the branch is in its state already
         if state in {"prepared", "heuristic"}:
             self._branch("a", "prepare")
         if state == "heuristic":
@@ -221,11 +221,11 @@ class Cell:
             self._clear()
 
     def open(self) -> None:
-        """Thread a opens it; once more, if need be."""
+        """Call xa_open in thread a, which may have it open already."""
         self._do("a", "open", RM, NO_FLAGS, f"url={self._service.url()}")
 
     def _clear(self) -> None:
-        """The thread goes on with the next cell, and nothing of this one is left."""
+        """Leave nothing of this cell, so that the threads can be used for the next one."""
         self.open()
         for thread in ("a", "b"):
             self._calls.code(thread, "end", self.xid, RM, FAIL)
@@ -235,7 +235,7 @@ class Cell:
         self._calls.code("a", "recover", 1, RM, END_SCAN)
 
     def code(self, call: str, flags: str) -> int:
-        """What the call answers to thread a."""
+        """Make the call in thread a; returns its code."""
         url = f"url={self._service.url()}"
         words: dict[str, tuple[object, ...]] = {
             "open": (RM, flags, url),
@@ -248,10 +248,10 @@ class Cell:
 
 
 def answers(state: str, cell: Callable[[], Cell]) -> dict[tuple[str, str], int]:
-    """What all calls answer in a state.
+    """The codes of all calls in a state.
 
-    Calls that change nothing share a cell: all with flags that are not possible; and all but forget, where the outcome
-    is heuristic, since it takes an operator to get there.
+    Calls that change nothing share a cell: all calls with impossible flags; and in the heuristic state, which needs an
+    operator, all calls except forget.
     """
     calls = list(expected()[state])
     shared = [call for call in calls if expected()[state][call] in {XAER_INVAL, XAER_ASYNC}]
@@ -271,7 +271,7 @@ def answers(state: str, cell: Callable[[], Cell]) -> dict[tuple[str, str], int]:
 
 @pytest.fixture(scope="module")
 def driver(service: DtxService) -> Iterator[Driver]:
-    """The C program; its threads keep the service that they have opened, so each mode has its own."""
+    """The C program. Its threads keep the service that they have opened, so each mode needs its own program."""
     del service
     with Driver(getter="dtx_xa_switch") as running:
         yield running
@@ -295,7 +295,7 @@ def test_every_call_with_every_flag_without_c(state: str, service: DtxService, q
 def test_a_call_never_touches_messages_that_it_did_not_commit(
     driver: Driver, service: DtxService, queue: str, bodies: Callable[[], list[str]]
 ) -> None:
-    """Of all the calls in all the states, two commit: in two phases and in one."""
+    """Only two calls commit: in two phases and in one phase."""
     cell = partial(Cell, driver, service, queue)
     for state, call, flags in (("prepared", "commit", NO_FLAGS), ("idle", "commit", ONE_PHASE)):
         one = cell()

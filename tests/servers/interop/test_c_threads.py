@@ -1,7 +1,6 @@
 """Threads and processes of the XA switch: a thread of control is a thread of the operating system.
 
-Each calls xa_open for itself, and whoever has may prepare, commit, roll back and recover what others have
-ended.
+Each thread calls xa_open for itself. Then it may prepare, commit, roll back and recover what other threads have ended.
 """
 
 import secrets
@@ -40,7 +39,7 @@ from tests.support.service import DtxService
 
 
 def a_xid() -> Xid:
-    """An xid that nobody has used."""
+    """An unused xid."""
     return Xid(6, secrets.token_bytes(64), b"\0")
 
 
@@ -57,7 +56,7 @@ def driver(service: DtxService) -> Iterator[Driver]:
 def test_eight_threads_have_a_branch_each(
     driver: Driver, service: DtxService, queue: str, bodies: Callable[[], list[str]], how: str
 ) -> None:
-    """Each message of a branch that was committed exactly once, none of one that was rolled back."""
+    """Each message of a committed branch is there exactly once, and none of a branch that was rolled back."""
     threads, branches = 8, 12
     driver("a", "crowd", how, threads, branches, queue, secrets.token_hex(8), f"url={service.url()}")
     kept = [number for number in range(branches) if how != "mixed" or number % 2 == 0]
@@ -68,7 +67,7 @@ def test_eight_threads_have_a_branch_each(
 def test_programs_that_die_between_prepare_and_commit_are_recovered_by_another(
     service: DtxService, queue: str, bodies: Callable[[], list[str]]
 ) -> None:
-    """A hundred branches and more, in pages of seven; half of them are committed."""
+    """More than a hundred branches are recovered in pages of seven; half of them are committed."""
     threads, branches = 4, 28
     with Driver() as dying:
         dying("a", "crowd", "prepare", threads, branches, queue, secrets.token_hex(8), f"url={service.url()}")
@@ -105,7 +104,7 @@ def test_a_scan_is_of_its_thread_and_is_begun_again_by_its_flag(driver: Driver, 
     assert driver.recovered("a", 9, NO_FLAGS) == []
     assert driver.recovered("a", 2, START_SCAN) == first
     assert driver.recovered("a", 0, NO_FLAGS) == []
-    assert len(driver.recovered("a", 2, END_SCAN)) == 2  # the fifth is not asked for any more
+    assert len(driver.recovered("a", 2, END_SCAN)) == 2  # ends the scan before the fifth
     assert driver.code("a", "recover", 2, RM, NO_FLAGS) == XAER_INVAL
     for xid in many:
         driver("b", "rollback", xid, RM, NO_FLAGS)
@@ -140,7 +139,7 @@ def test_two_threads_work_for_one_branch(driver: Driver, queue: str, bodies: Cal
 def test_a_suspended_branch_is_resumed_by_its_own_thread(
     driver: Driver, queue: str, bodies: Callable[[], list[str]]
 ) -> None:
-    """TMNOMIGRATE. Refused calls meanwhile, which cost a channel each, cost it nothing."""
+    """TMNOMIGRATE. Calls refused meanwhile, which close a channel each, do not affect it."""
     outer, inner = a_xid(), a_xid()
     driver("a", "start", outer, RM, NO_FLAGS)
     driver("a", "publish", "-", queue, "outer")
@@ -169,7 +168,7 @@ def test_a_thread_that_ends_takes_its_branch_along(driver: Driver, service: DtxS
     driver("c", "leave")
     wait_until(lambda: driver.call("b", "prepare", xid) == XA_RBROLLBACK, what="the end of the thread's association")
     assert driver.call("b", "rollback", xid) == XA_OK
-    assert driver.call("c", "end", xid, SUCCESS) == XAER_PROTO  # a new thread of that name has opened nothing
+    assert driver.call("c", "end", xid, SUCCESS) == XAER_PROTO  # a new thread of that name, without xa_open
 
 
 def test_a_process_that_was_forked_is_refused(driver: Driver, service: DtxService, queue: str) -> None:
@@ -179,7 +178,7 @@ def test_a_process_that_was_forked_is_refused(driver: Driver, service: DtxServic
     driver("a", "start", active, RM, NO_FLAGS)
     for call, xid in (("open", prepared), ("start", a_xid()), ("commit", prepared)):
         assert driver.code("a", "fork", call, xid, RM, f"url={service.url()}") == XAER_PROTO
-    driver("a", "end", active, RM, SUCCESS)  # and the parent goes on
+    driver("a", "end", active, RM, SUCCESS)  # the parent continues
     driver("a", "rollback", active, RM, NO_FLAGS)
     assert driver.recovered("a") == [str(prepared)]
     driver("a", "rollback", prepared, RM, NO_FLAGS)
@@ -187,7 +186,7 @@ def test_a_process_that_was_forked_is_refused(driver: Driver, service: DtxServic
 
 def test_a_process_may_fork_before_it_opens(service: DtxService) -> None:
     with Driver() as driver:
-        assert driver.code("a", "fork", "open", a_xid(), RM, f"url={service.url()}") == -128  # XA_OK, as fork tells it
+        assert driver.code("a", "fork", "open", a_xid(), RM, f"url={service.url()}") == -128  # XA_OK, as fork has it
         driver.open("a", service.url())
 
 
@@ -222,7 +221,7 @@ def test_the_open_string_limits_a_branch(driver: Driver, service: DtxService, qu
     driver("c", "publish", "-", queue, "late")
 
     def told() -> bool:
-        """Whoever joins is told; until then it can be left again."""
+        """Whether a join reports the time-out; else the thread leaves the branch again."""
         if driver.call("a", "start", xid, JOIN) == XA_RBROLLBACK:
             return True
         driver.call("a", "end", xid, SUCCESS)
@@ -236,7 +235,7 @@ def test_the_open_string_limits_a_branch(driver: Driver, service: DtxService, qu
 
 @pytest.fixture(scope="module")
 def guarded(postgres: PostgresServer) -> Iterator[DtxService]:
-    """A service that has a coordinator: guest."""
+    """A service whose coordinator is guest."""
     database = postgres.create_migrated_database()
     with DtxService(database=database, options=("--coordinator", "guest")) as running:
         yield running
@@ -256,7 +255,7 @@ def test_outcomes_have_a_user_of_their_own(mode: Mode, guarded: DtxService) -> N
         driver.published("a", xid, queue)
         driver("a", "prepare", xid, RM, NO_FLAGS)
         assert driver.recovered("c") == []
-        assert driver.call("c", "commit", xid) == XAER_RMERR  # 403: it is the worker's
+        assert driver.call("c", "commit", xid) == XAER_RMERR  # 403: the branch is the worker's
         assert driver.recovered("b") == [str(xid)]
         driver("b", "commit", xid, RM, NO_FLAGS)
         assert broker.count(queue) == 1

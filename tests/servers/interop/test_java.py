@@ -1,4 +1,4 @@
-"""The Java adapter, through the unmodified RabbitMQ client: every call, every flag, every code that can be had at will.
+"""The Java adapter with the unmodified RabbitMQ client: every call, every flag, every code that a test can produce.
 
 The numbers are those of ``javax.transaction.xa.XAResource`` and ``XAException``.
 """
@@ -23,12 +23,12 @@ XAER_NOTA, XAER_INVAL, XAER_PROTO, XAER_RMFAIL, XAER_DUPID = -4, -5, -6, -7, -8
 
 
 def a_xid() -> Xid:
-    """Binary, as long as it may be, with NULs in it."""
+    """A binary xid of the maximum length, with NULs."""
     return Xid(0xFFFFFFFE, b"\0" + secrets.token_bytes(63), secrets.token_bytes(63) + b"\0")
 
 
 def published(program: Program, xid: Xid, queue: str, body: str = "x") -> None:
-    """An idle branch with a message."""
+    """Make an idle branch with a message."""
     program("a", "start", xid, NO_FLAGS)
     program("a", "publish", queue, body)
     program("a", "end", xid, SUCCESS)
@@ -79,7 +79,7 @@ def test_a_branch_without_work_is_read_only(program: Program) -> None:
 
 
 def test_two_connections_work_for_one_branch(program: Program, queue: str, bodies: Callable[[], list[str]]) -> None:
-    """What isSameRM says yes to: the manager starts the second one with TMJOIN."""
+    """The manager starts the second one with TMJOIN, because isSameRM is true."""
     assert program("a", "same", "b") == "true"
     xid = a_xid()
     program("a", "start", xid, NO_FLAGS)
@@ -123,8 +123,8 @@ def test_a_branch_that_took_too_long_is_rolled_back(program: Program, queue: str
     program("b", "start", xid, NO_FLAGS)
     program("b", "publish", queue, "x")
     assert program("b", "timeout", 0) == "0"
-    while (said := program.say("a", "start", xid, JOIN)) == "ok ":  # whoever joins is told
-        program.say("a", "end", xid, SUCCESS)  # or meanwhile
+    while (said := program.say("a", "start", xid, JOIN)) == "ok ":  # until a join reports the time-out
+        program.say("a", "end", xid, SUCCESS)  # fails if the time-out comes now
     assert said.startswith(f"xa {XA_RBROLLBACK} ")
     assert program.code("b", "end", xid, SUCCESS) == XA_RBTIMEOUT
     assert program.code("a", "prepare", xid) == XA_RBTIMEOUT
@@ -167,7 +167,7 @@ def test_calls_in_the_wrong_state_are_refused_and_the_connection_lives_on(
 
 
 def test_a_call_that_is_repeated_after_its_answer_was_lost_succeeds(program: Program, queue: str) -> None:
-    """The manager repeats what it had no answer to; dtx remembers how it ended, and that is what was asked for."""
+    """The manager repeats a call without an answer; dtx still knows that the branch ended as requested."""
     for call in ("commit", "rollback"):
         xid = a_xid()
         published(program, xid, queue)
@@ -192,7 +192,7 @@ def test_a_heuristic_outcome_is_raised_until_it_is_forgotten(
 
 
 def test_a_scan_is_started_first_and_has_more_than_a_page(program: Program, service: DtxService, queue: str) -> None:
-    program("small", "connect", service.url(), 4096)  # the frame, and so the page: 30 of these xids
+    program("small", "connect", service.url(), 4096)  # the largest frame, so a page has 30 of these xids
     assert program.code("small", "recover", NO_FLAGS) == XAER_INVAL
     assert program.code("small", "recover", 1) == XAER_INVAL
     many = [a_xid() for _ in range(100)]
@@ -233,7 +233,7 @@ def test_a_service_that_died_is_found_again(program: Program, service: DtxServic
 def test_a_resource_in_a_log_completes_its_branches(
     java: Java, program: Program, service: DtxService, queue: str, bodies: Callable[[], list[str]]
 ) -> None:
-    """As Narayana asks it after a crash: also for a branch that was committed before, which no scan has any more."""
+    """Narayana does so after a crash, also for a branch that was committed before, which no scan lists any more."""
     committed, prepared, undone = a_xid(), a_xid(), a_xid()
     for xid in (committed, prepared, undone):
         published(program, xid, queue, str(xid.gtrid[1]))
@@ -242,7 +242,7 @@ def test_a_resource_in_a_log_completes_its_branches(
     log = program("a", "save")
     with Program(java) as other:
         other("kept", "load", log)
-        assert other.code("kept", "commit", prepared) == XAER_RMFAIL  # nobody has said how to connect
+        assert other.code("kept", "commit", prepared) == XAER_RMFAIL  # it knows no connection
         other("elsewhere", "connect", service.url(vhost="elsewhere"))
         assert other.code("kept", "commit", prepared) == XAER_RMFAIL
         other("mine", "connect", service.url())
@@ -284,7 +284,7 @@ def test_a_connection_that_breaks_takes_its_branch_along(program: Program, queue
 def test_a_channel_closed_within_its_branch_takes_no_further_work(
     program: Program, queue: str, bodies: Callable[[], list[str]], how: tuple[str, ...]
 ) -> None:
-    """A channel that was opened instead would not be the branch's: work on it would take effect at once."""
+    """A new channel would not belong to the branch: work on it would take effect at once."""
     xid, other = a_xid(), a_xid()
     program("a", "start", xid, NO_FLAGS)
     program("a", "publish", queue, "one")
@@ -303,7 +303,7 @@ def test_a_channel_closed_within_its_branch_takes_no_further_work(
 def test_a_url_that_ends_with_its_slash_means_the_default_virtual_host(
     program: Program, service: DtxService, queue: str, bodies: Callable[[], list[str]]
 ) -> None:
-    """As everywhere in this project's texts; the client itself would ask for a virtual host without a name."""
+    """The project's texts use such URLs. The client itself would ask for a virtual host with an empty name."""
     program("slash", "connect", service.url().removesuffix("%2F"))
     assert program("slash", "same", "a") == "true"
     xid = a_xid()
@@ -316,7 +316,7 @@ def test_a_url_that_ends_with_its_slash_means_the_default_virtual_host(
 
 
 def test_a_client_that_reads_no_stream_is_refused(program: Program, service: DtxService) -> None:
-    """Answers of dtx are mapped where frames are read from a stream; the client would understand none of them."""
+    """The adapter maps dtx's answers where it reads frames from a stream; the client itself understands none."""
     program("nio", "connect", service.url(), "nio")
     said = program.say("nio", "start", a_xid(), NO_FLAGS)
     assert said.startswith(f"xa {XAER_RMFAIL} 0 ")
@@ -325,7 +325,7 @@ def test_a_client_that_reads_no_stream_is_refused(program: Program, service: Dtx
 
 @pytest.mark.parametrize("call", [("start", NO_FLAGS), ("commit",), ("recover", START_SCAN)], ids=lambda call: call[0])
 def test_a_refused_login_is_named(program: Program, service: DtxService, call: tuple[str, int]) -> None:
-    """Nothing was asked, so no outcome is in question."""
+    """No call was made, so no outcome is unknown."""
     program("wrong", "connect", service.url().replace("guest:guest@", "guest:wrong@"))
     verb, *flags = call
     said = program.say("wrong", verb, *([] if verb == "recover" else [a_xid()]), *flags)

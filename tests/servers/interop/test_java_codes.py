@@ -1,7 +1,7 @@
-"""Every answer that dtx can give has its code in Java: the one that the Python adapter has for it.
+"""Every answer of dtx has the same code in Java as in the Python adapter.
 
-Few of them can be had at will. So what dtx says is changed on its way: the flags of an answer, or the reply code of a
-refusal. Both ends find in it what they may expect next.
+A test can produce only few of them. So a proxy changes dtx's answers: the flags of an answer, or the reply code of a
+refusal. The dialogue stays valid for both ends.
 """
 
 import contextlib
@@ -27,10 +27,10 @@ FRAME_METHOD = 1
 
 
 class Forger:
-    """Stands between a client and dtx, and changes what dtx says. Use as a context manager.
+    """A proxy between a client and dtx that changes dtx's answers. Use as a context manager.
 
     Args:
-        port: of dtx.
+        port: the port of dtx.
     """
 
     def __init__(self, port: int) -> None:
@@ -50,16 +50,16 @@ class Forger:
         self._listener.close()
 
     def forge(self, *, flags: int | None = None, reply_code: int | None = None) -> None:
-        """Put *flags* into the next answer that has some, *reply_code* into the next refusal."""
+        """Put *flags* into the next answer that has flags, *reply_code* into the next refusal."""
         self._flags, self._reply_code = flags, reply_code
 
     def replace(self, old: bytes, new: bytes) -> None:
-        """Put *new* in the place of *old* in the next refusal; as many bytes."""
+        """Replace *old* in the next refusal by *new*, which is as long."""
         self._words = old, new
 
     @property
     def done(self) -> bool:
-        """Whether all has been put somewhere."""
+        """Whether all changes have been made."""
         return self._flags is None and self._reply_code is None and self._words is None
 
     def _accept(self) -> None:
@@ -85,7 +85,7 @@ class Forger:
                 client.sendall(head + (self._forged(payload) if kind == FRAME_METHOD else payload) + frames.read(1))
 
     def _forged(self, payload: bytes) -> bytes:
-        """The same number of octets."""
+        """The changed payload, which is as long."""
         if payload[:4] == CHANNEL_CLOSE and self._words is not None:
             old, new = self._words
             assert old in payload
@@ -116,12 +116,12 @@ def forged(program: Program, forger: Forger, service: DtxService) -> Iterator[st
 
 
 def code(raised: type[XAException] | None) -> int:
-    """What is to be raised; 0: nothing."""
+    """The code of *raised*; 0: nothing is raised."""
     return 0 if raised is None else raised.code
 
 
 def answer(program: Program, *words: object) -> int:
-    """What was raised; 0: nothing."""
+    """Make a call; returns the code that it raises, or 0."""
     said = program.say(*words)
     assert said.startswith(("ok ", "xa ")), said
     return int(said.split(" ")[1]) if said.startswith("xa ") else 0
@@ -133,7 +133,7 @@ def answer(program: Program, *words: object) -> int:
 def test_every_answer_has_its_code(
     program: Program, forger: Forger, forged: str, queue: str, call: str, flags: int
 ) -> None:
-    """A rollback that finds the branch rolled back, for whatever reason, has what it was asked for."""
+    """A rollback succeeds if the branch has been rolled back for any reason."""
     xid = a_xid()
     program(forged, "start", xid, NO_FLAGS)
     program(forged, "publish", queue, "x")
@@ -166,7 +166,7 @@ def test_every_answer_has_its_code(
 def test_every_refusal_has_its_code(
     program: Program, forger: Forger, forged: str, operation: str, words: tuple[str | int, ...], reply_code: int
 ) -> None:
-    """Of a branch that is not known, which is refused whatever is asked for."""
+    """The branch is unknown, so every call is refused."""
     forger.forge(reply_code=reply_code)
     call, *more = words
     assert answer(program, forged, call, a_xid(), *more) == code(raised_by_reply_code(operation, reply_code))
@@ -185,7 +185,7 @@ def test_every_refusal_has_its_code(
 def test_the_field_tells_how_a_branch_ended(
     program: Program, forger: Forger, forged: str, words: tuple[bytes, bytes], raised: type[XAException] | None
 ) -> None:
-    """A commit that is repeated, since its answer was lost, has what it was asked for."""
+    """A commit succeeds if it is a repetition because the first answer was lost."""
     xid = a_xid()
     program(forged, "start", xid, NO_FLAGS)
     program(forged, "publish", "nowhere", "x")

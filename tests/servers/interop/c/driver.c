@@ -1,11 +1,11 @@
 /*
- * Does one call after the other, as a transaction manager and its programs would, in threads that have names.
+ * Makes one call after the other, as a transaction manager and its programs do, in threads with names.
  *
  *   driver LIBRARY GETTER local|global
  *
- * It loads LIBRARY and asks GETTER for the switch; local and global are how Enduro/X and LIXA load one. Each line of
- * its input is "thread call arguments"; each answer "thread code values". A thread begins with its first line. Flags
- * are hexadecimal; xids are format:gtrid:bqual in hexadecimal but for the format, "null" for no pointer.
+ * It loads LIBRARY and gets the switch from GETTER: with local as Enduro/X does, with global as LIXA does. Each line of
+ * its input is "thread call arguments"; each answer "thread code values". A thread starts with its first line. Flags
+ * are hexadecimal. An xid is format:gtrid:bqual, the last two in hexadecimal; "null" is a null pointer.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -70,7 +70,7 @@ static XID *read_xid(const char *text, XID *xid)
 {
     if (!strcmp(text, "null"))
         return NULL;
-    memset(xid, 0xEE, sizeof *xid); /* what is behind gtrid and bqual is nobody's */
+    memset(xid, 0xEE, sizeof *xid); /* the switch must not use bytes after gtrid and bqual */
     xid->formatID = strtol(text, NULL, 10);
     const char *gtrid = strchr(text, ':') + 1;
     const char *bqual = strchr(gtrid, ':') + 1;
@@ -177,7 +177,7 @@ static int crowd(char **word, FILE *out)
 
 /* -- one call ------------------------------------------------------------------------------------------------------ */
 
-/* In a child that was forked now. */
+/* Makes a call in a forked child. */
 static int forked(char **word)
 {
     XID xid;
@@ -198,7 +198,7 @@ static int recovered(char **word, FILE *out)
     long room = strtol(word[2], NULL, 10);
     XID *xids = room > 0 ? calloc((size_t)room + 1, sizeof *xids) : NULL;
     if (xids)
-        xids[room].formatID = -99; /* not ours to write */
+        xids[room].formatID = -99; /* the switch must not write here */
     int code = xa->xa_recover_entry(room == 9999 ? NULL : xids, room, atoi(word[3]), strtol(word[4], NULL, 16));
     for (int at = 0; at < code && at < room; at++)
         print_xid(out, xids + at);

@@ -1,4 +1,4 @@
-"""The XA switch and a C program that drives it: how they are built, and talked with."""
+"""Builds the XA switch and a C program that drives it, and makes calls in that program."""
 
 import atexit
 import contextlib
@@ -36,10 +36,10 @@ RM: Final = 3
 
 
 class Driver:
-    """``driver.c`` in a process of its own. Use as a context manager.
+    """``driver.c`` in its own process. Use as a context manager.
 
     Args:
-        getter: what it asks for the switch.
+        getter: the symbol that gives the switch.
         how: ``local`` or ``global``: how it loads the object.
         env: further environment variables.
     """
@@ -52,7 +52,7 @@ class Driver:
         self._stack = contextlib.ExitStack()
         self._heard: list[tuple[str, int, str]] = []
         self.errors = ""
-        """What it said on stderr; there when it has ended."""
+        """Its output on stderr, set when it has ended."""
 
     def __enter__(self) -> Self:
         directory = built()
@@ -85,11 +85,11 @@ class Driver:
             self._stack.close()
 
     def tell(self, thread: str, *words: object) -> None:
-        """Have a thread do something; its answer is heard later."""
+        """Make a call in a thread without waiting for the answer."""
         self._told.write(" ".join(map(str, (thread, *words))) + "\n")
 
     def hear(self, thread: str) -> tuple[int, str]:
-        """The answer of a thread: a code, and values."""
+        """The next answer of a thread: code and values."""
         while True:
             for position, (name, code, values) in enumerate(self._heard):
                 if name == thread:
@@ -103,36 +103,36 @@ class Driver:
             self._heard.append((name, int(code_), values))
 
     def say(self, thread: str, *words: object) -> tuple[int, str]:
-        """Have a thread do something; code and values."""
+        """Make a call in a thread; returns code and values."""
         self.tell(thread, *words)
         return self.hear(thread)
 
     def code(self, thread: str, *words: object) -> int:
-        """The same; the code."""
+        """Make a call in a thread; returns the code."""
         return self.say(thread, *words)[0]
 
     def __call__(self, thread: str, *words: object) -> str:
-        """The same where it has to succeed; the values."""
+        """Make a call that must succeed; returns the values."""
         code, values = self.say(thread, *words)
         assert code == XA_OK, f"{words}: {code}, {self.reason(thread)}"
         return values
 
     def reason(self, thread: str) -> str:
-        """Why the last call of a thread ended as it did."""
+        """The reason for the code of a thread's last call."""
         return self.say(thread, "reason")[1]
 
-    # -- what tests do most --------------------------------------------------------------------------------------------
+    # -- frequent calls ------------------------------------------------------------------------------------------------
 
     def open(self, thread: str, url: str, rmid: int = RM) -> None:
         """``xa_open``."""
         self(thread, "open", rmid, NO_FLAGS, f"url={url}")
 
     def call(self, thread: str, call: str, xid: Xid | str, flags: str = NO_FLAGS) -> int:
-        """A call that names a branch; the code."""
+        """Make a call that names a branch; returns the code."""
         return self.code(thread, call, xid, RM, flags)
 
     def published(self, thread: str, xid: Xid, queue: str, body: str = "x") -> None:
-        """An idle branch with a message."""
+        """Make an idle branch with a message."""
         self(thread, "start", xid, RM, NO_FLAGS)
         self(thread, "publish", "-", queue, body)
         self(thread, "end", xid, RM, SUCCESS)
@@ -148,10 +148,9 @@ class Driver:
 
 @functools.cache
 def built() -> Path:
-    """A directory with the switch and the driver, of this run.
+    """The directory with this run's switch and driver.
 
-    Installs what is missing where this is root on Debian; skips the test that asked, with a sentence, where something
-    is missing still.
+    As root on Debian, installs missing packages first. Skips the test with a reason if something is still missing.
     """
     if shutil.which("gcc") is None:
         install("gcc", "gcc")

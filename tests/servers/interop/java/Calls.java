@@ -23,8 +23,8 @@ import javax.transaction.xa.XAResource;
 import javax.transaction.xa.Xid;
 
 /**
- * Does what it is told on stdin, one call a line, and tells what came of it: {@code ok VALUE}, {@code xa CODE REPLY
- * TEXT} or {@code error TEXT}. The first word of a line names a connection.
+ * Reads calls from stdin, one a line, and prints the result of each: {@code ok VALUE}, {@code xa CODE REPLY TEXT} or
+ * {@code error TEXT}. The first word of a line names a connection.
  */
 public final class Calls {
     private final Map<String, DtxXAConnection> connections = new HashMap<>();
@@ -112,7 +112,7 @@ public final class Calls {
                 return new BigInteger(1, saved.toByteArray()).toString(16);
             case "load":
                 byte[] log = new BigInteger(words[0], 16).toByteArray();
-                int first = log[0] == 0 ? 1 : 0; // of a sign
+                int first = log[0] == 0 ? 1 : 0; // skips the byte of the sign
                 ByteArrayInputStream written = new ByteArrayInputStream(log, first, log.length - first);
                 try (ObjectInputStream input = new ObjectInputStream(written)) {
                     loaded.put(name, (XAResource) input.readObject());

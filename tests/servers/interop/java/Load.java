@@ -15,8 +15,8 @@ import javax.transaction.xa.XAResource;
 import javax.transaction.xa.Xid;
 
 /**
- * Transactions of threads that publish one message each, in two phases: {@code Load DTX-URL QUEUE THREADS SECONDS}
- * prints how many there were a second. Each thread warms up for a second on a connection of its own.
+ * Two-phase transactions of several threads, with one message each: {@code Load DTX-URL QUEUE THREADS SECONDS} prints
+ * the number of transactions a second. Each thread has its own connection and warms up for one second.
  */
 public final class Load implements Callable<Long> {
     private static final byte[] BODY = new byte[100];

@@ -14,13 +14,13 @@ import javax.transaction.xa.XAResource;
 import javax.transaction.xa.Xid;
 
 /**
- * One order: a row in PostgreSQL and a message in a queue of dtx's, in one transaction of Bitronix. What an earlier run
- * left unfinished is recovered first, when Bitronix starts.
+ * One order: a row in PostgreSQL and a message in a queue of dtx, in one transaction of Bitronix. At its start Bitronix
+ * first recovers what an earlier run left unfinished.
  *
  * <p>{@code Transfer JOURNAL-DIRECTORY DTX-URL JDBC-URL USER PASSWORD QUEUE ORDER [POSITION HALT]}. POSITION is
- * PostgreSQL's among the resources: 0 before dtx, 2 behind it. HALT says where the process ends without a word:
- * {@code prepare-before}, {@code prepare-after}, {@code commit-before} or {@code commit-after}, each of dtx's call; with
- * {@code recovery-} before it that call is one of recovery's.
+ * PostgreSQL's place among the resources: 0 before dtx, 2 after it. HALT is where the process halts: before or after a
+ * call to dtx, {@code prepare-before}, {@code prepare-after}, {@code commit-before} or {@code commit-after}; with
+ * the prefix {@code recovery-} it is a call made by recovery.
  */
 public final class Transfer {
     public static void main(String[] words) throws Exception {
@@ -44,7 +44,7 @@ public final class Transfer {
         factory.setUri(words[1]);
         DtxXAConnection messages = new DtxXAConnection(factory);
         Halting resource = new Halting(messages.getXAResource(), words.length > 8 ? words[8] : "");
-        EhCacheXAResourceProducer.registerXAResource("messages", resource); // Bitronix's door for a resource of any kind
+        EhCacheXAResourceProducer.registerXAResource("messages", resource); // it takes any kind of resource
 
         BitronixTransactionManager manager = TransactionManagerServices.getTransactionManager();
         resource.recovers = false;
@@ -66,7 +66,7 @@ public final class Transfer {
         System.out.println("done");
     }
 
-    /** A machine that loses its power at an instant of one's choice. */
+    /** Halts the process at a given point, like a machine that loses its power. */
     private static final class Halting implements XAResource {
         private final XAResource resource;
         private final String point;
