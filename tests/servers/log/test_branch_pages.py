@@ -1,4 +1,4 @@
-"""Pages of branches by what they work with, in both modes: as the rows say it, however they are looked for."""
+"""Pages of branches by queue and by exchange, in both modes."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ def found(url: str, wanted: BranchFilter) -> list[bytes]:
         (BranchFilter(exchange=b"orders"), [b"a"]),
         (BranchFilter(exchange=b"jobs"), [b"b"]),
         (BranchFilter(exchange=b"nothing"), []),
-        # The third branch has the octets of queue 1 in its slot, as a position: they are not to be taken for the queue.
+        # The third branch has the bytes of queue 1 in its slot as a position, which must not match as the queue.
         (BranchFilter(queue=b"one"), [b"a", b"b"]),
         (BranchFilter(queue=b"two"), [b"a", b"b", b"c"]),
         (BranchFilter(queue=b"nothing"), []),
@@ -94,7 +94,7 @@ async def test_exchanges_are_found_by_marks_in_the_row_of_a_branch(
         await log.write(Insert(branch=branch, journal=line, change=puts(*held)))
     with psycopg.connect(migrated_postgres_url) as connection:
         rows = connection.execute("SELECT octet_length(exchange_marks) FROM dtx.branch ORDER BY id").fetchall()
-        # A branch with the mark of something else is passed over: so it is the marks that are looked at.
+        # A branch with another mark is not found, which shows that the filter uses the marks.
         connection.execute(LOCAL + ", ('00000000-0000-0000-0000-000000000004', 'rm', '/', 1, 'd', '', 'prepared', "
             "'guest', 1, 60, now(), now(), false, 1, 1, 0, int8send(1) || int8send(7), '')")  # fmt: skip
         connection.execute("UPDATE dtx.branch SET exchange_marks = 'else' WHERE gtrid = 'd'")
@@ -107,7 +107,7 @@ async def test_exchanges_are_found_by_marks_in_the_row_of_a_branch(
             for name in (b"orders", b"jobs", b"", b"nothing")
         }
     assert names == {
-        b"orders": [{b"orders"}, {b"orders"}, {b"orders", b"jobs"}],  # the first is of before, without marks
+        b"orders": [{b"orders"}, {b"orders"}, {b"orders", b"jobs"}],  # the first is an old row without marks
         b"jobs": [{b"jobs"}, {b"orders", b"jobs"}],
         b"": [{b""}],
         b"nothing": [],

@@ -1,4 +1,4 @@
-"""What a PostgreSQL server must be like."""
+"""Requirements on a PostgreSQL server, and defaults that dtx's sessions override."""
 
 import asyncio
 import os
@@ -76,7 +76,7 @@ async def test_a_server_that_loses_commits_is_refused_unless_unsafe(
 def test_a_pooler_must_leave_us_our_sessions(
     migrated_postgres_url: str, proxy: Callable[[str, int], Proxy], mode: str, left_out: Callable[[str], None]
 ) -> None:
-    """What is prepared and set for a session is somebody else's when sessions change hands between transactions."""
+    """If transactions of a client run in different sessions, its prepared statements and settings are missing."""
     if PGBOUNCER is None:
         left_out("PostgreSQL behind a pooler: install pgbouncer")
         return
@@ -137,7 +137,7 @@ def _listens(port: int) -> bool:
 async def test_no_default_changes_what_is_written_and_read(
     open_log: OpenLog, migrated_postgres_url: str, setting: str, value: str
 ) -> None:
-    """People set defaults for a database or a role: sessions set for themselves whatever would be in the way."""
+    """Defaults of a database or a role do no harm: dtx's sessions override them or reconnect."""
     with psycopg.connect(migrated_postgres_url, autocommit=True) as connection:
         connection.execute(f"ALTER DATABASE {connection.info.dbname} SET {setting} = '{value}'")
     await asyncio.to_thread(migrate.upgrade, migrated_postgres_url)

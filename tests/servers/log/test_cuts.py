@@ -1,7 +1,7 @@
-"""Connections that are cut at any octet, in either direction: every write is answered as if nothing had happened.
+"""Connections are cut at any byte, in either direction: every write gets the same answer as without a cut.
 
-Records are posted without waiting for one another, so those of one branch stand in groups that follow each other. What
-each of them must be answered is known beforehand: order is kept, what is good is written once, what is not is refused.
+Records are posted without waiting for answers, so the records of one branch are in consecutive groups. The answer to
+each is known beforehand: order is kept, good records are written once, bad ones are refused.
 """
 
 import asyncio
@@ -28,18 +28,18 @@ from tests.support.proxy import Direction, Proxy
 from tests.support.stored import QUEUE, a_message, a_queue, drops, puts
 
 ROUNDS: Final = 8
-"""Of cuts."""
+"""Each cuts all connections."""
 _CHAINS: Final = 60
-"""Sequences of records in one round: some groups of many records, one behind the other."""
+"""Sequences of records in one round, enough for consecutive groups of many records."""
 _LONGEST: Final = 120_000
-"""Octets after which a round's connections are cut, at most: about what a round sends."""
+"""The most bytes after which a round's connections are cut: about as many as a round sends."""
 
 Expected = type[LogError] | None
 
 
 @dataclass(slots=True)
 class Model:
-    """What is to be in the tables, and what each write is to be told."""
+    """The expected rows of the tables, and the expected answer to each write."""
 
     occupied: Xid
     told: list[tuple[LogWrite, Expected, list[LogError | None]]] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Model:
     lines: defaultdict[UUID, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def expect(self, record: LogWrite, expected: Expected = None) -> tuple[LogWrite, list[LogError | None]]:
-        """*record* is posted; returns it with the list that takes what is told."""
+        """Note the expected answer to *record*; returns the record with the list that takes its answers."""
         answers: list[LogError | None] = []
         self.told.append((record, expected, answers))
         return record, answers
@@ -70,11 +70,11 @@ class Chains:
         )  # fmt: skip
 
     def draw(self) -> Posts:
-        """One of them."""
+        """Draw a sequence."""
         return self._random.choice(self._kinds)()
 
     def _entry(self, branch: BranchRecord) -> LogWrite:
-        """The branch enters, with the journal's line in one of its forms."""
+        """Insert the branch, without a line in the journal or with a line in one of its forms."""
         body = self._random.randbytes(self._random.choice((5, 5, 5, 3000)))
         record = an_insert(branch, a_publish(body=body))
         match self._random.randrange(3):
@@ -96,7 +96,7 @@ class Chains:
         return a_commit(branch, journal=a_line(branch, JournalEvent.REPEATED))
 
     def _life(self, **changes: Any) -> Posts:
-        """A branch enters, is decided, and ends."""
+        """A branch is inserted, decided and completed."""
         branch = a_branch(**changes)
         posts = [self._model.expect(record) for record in (self._entry(branch), self._decision(branch))]
         posts.append(self._model.expect(a_completion(branch, expect=LogState.COMMITTING, version=2)))
@@ -104,7 +104,7 @@ class Chains:
         return posts
 
     def _halfway(self) -> Posts:
-        """A branch stays."""
+        """A branch that is not completed."""
         branch = a_branch()
         posts = [self._model.expect(self._entry(branch))]
         self._model.branches[branch.id] = LogState.PREPARED, 1
@@ -115,13 +115,13 @@ class Chains:
         return posts
 
     def _refused(self) -> Posts:
-        """The xid is there already: nothing that builds on the branch is written."""
+        """The xid exists already: no record of the branch is written."""
         branch = a_branch(xid=self._model.occupied)
         records = (an_insert(branch), a_commit(branch), a_completion(branch, expect=LogState.COMMITTING, version=2))
         return [self._model.expect(record, LogConflict) for record in records]
 
     def _stale(self) -> Posts:
-        """A record of a branch fails, what comes after it does not."""
+        """A record of a branch fails, and a later one does not."""
         branch = a_branch()
         posts = [self._model.expect(self._entry(branch))]
         posts.append(self._model.expect(a_commit(branch, version=7), LogConflict))
@@ -131,26 +131,26 @@ class Chains:
         return posts
 
     def _again(self) -> Posts:
-        """An xid begins anew when its branch has ended."""
+        """An xid is used again after its branch has ended."""
         branch = a_branch()
         return self._life(xid=branch.xid) + self._life(xid=branch.xid)
 
     def _messages(self) -> Posts:
-        """Messages come and go; some records leave no trace."""
+        """Messages are put and dropped; some records leave no trace."""
         here, gone, later = a_message(), a_message(), a_message()
         self._model.messages |= {here.slot, later.slot}
         changes = [puts(here, gone), drops(gone), drops(gone), puts(later), Change(delivered=[(QUEUE, later.position)])]
         return [self._model.expect(Store(change=change)) for change in changes]
 
     def _one_phase(self) -> Posts:
-        """Messages and the journal's line in one."""
+        """A message and the journal's line in one record."""
         message, branch = a_message(), a_branch()
         self._model.messages.add(message.slot)
         self._model.lines[branch.id].append("committed")
         return [self._model.expect(NoteWrite(journal=a_line(branch, JournalEvent.COMMITTED), change=puts(message)))]
 
     def _queue(self) -> Posts:
-        """Topology comes, and goes or stays."""
+        """A queue is defined, and removed or kept."""
         queue = a_queue(id=self._random.randrange(1, 2**62), name=uuid4().bytes)
         posts = [self._model.expect(Define(queues=[queue]))]
         if self._random.random() < 0.5:
@@ -161,13 +161,13 @@ class Chains:
 
 
 class Run:
-    """Rounds of writes under cuts, and the look at what came of them.
+    """Rounds of writes under cuts, and the check of their results.
 
     Args:
-        log: by way of *proxy*.
-        proxy: that cuts.
-        url: of the database, past the proxy.
-        seed: of all that is drawn.
+        log: it connects through *proxy*.
+        proxy: it cuts the connections.
+        url: the database without the proxy.
+        seed: for all random choices.
     """
 
     def __init__(self, log: TransactionLog, proxy: Proxy, url: str, seed: int) -> None:
@@ -182,7 +182,7 @@ class Run:
         self.most_under_way = 0
 
     async def rounds(self, number: int) -> None:
-        """Play that many, each with a cut of every connection."""
+        """Run that many rounds, each with a cut of every connection."""
         first = a_branch(xid=self._model.occupied)
         self._model.branches[first.id] = LogState.PREPARED, 1
         await self._log.write(self._model.expect(an_insert(first))[0])
@@ -218,7 +218,7 @@ class Run:
 
         self._open += 1
         self._idle.clear()
-        # who says that nobody waits for a record of a branch posts no other of it meanwhile
+        # a caller that posts a record of a branch as not urgent may post no other record of that branch meanwhile
         self._log.post(record, told, urgent=not isinstance(record, Store | NoteWrite) or self._random.random() < 0.8)
 
     async def _all_told(self) -> None:
@@ -227,7 +227,7 @@ class Run:
                 await self._idle.wait()
 
     async def check(self) -> None:
-        """Compare every answer, and the tables, with what was to be."""
+        """Compare every answer and the tables with the model."""
         wrong = [
             (record, expected, answers)
             for record, expected, answers in self._model.told
@@ -254,7 +254,7 @@ class Run:
 
 @pytest.fixture
 def cutting(migrated_postgres_url: str) -> Iterator[Proxy]:
-    """Stands between the log and PostgreSQL."""
+    """A proxy between the log and PostgreSQL."""
     values = conninfo_to_dict(migrated_postgres_url)
     with Proxy(str(values["host"]), int(values["port"] or 5432)) as proxy:
         yield proxy

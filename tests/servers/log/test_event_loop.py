@@ -14,7 +14,7 @@ from tests.support.processes import wait_until
 
 
 def test_a_session_that_ends_with_a_request_unread_is_noticed_at_once(migrated_postgres_url: str) -> None:
-    """The socket is readable and in error at the same time, and uvloop says so once."""
+    """The socket is readable and in error at the same time, and uvloop reports it once."""
 
     async def write_while_the_session_ends() -> None:
         log = TransactionLog(migrated_postgres_url, "rm", lease_ttl=30, retry_window=20, answer_timeout=10)
@@ -30,9 +30,9 @@ def test_a_session_that_ends_with_a_request_unread_is_noticed_at_once(migrated_p
                 other.execute("SELECT pg_terminate_backend(%s)", row)
             writing = asyncio.create_task(log.write(an_insert(a_branch())))
             for _ in range(20):
-                await asyncio.sleep(0)  # the request is sent, and nobody reads it
+                await asyncio.sleep(0)  # the request is sent, and PostgreSQL does not read it
             os.kill(row[0], signal.SIGCONT)
-            # The loop stands still meanwhile: last words, error and end come together.
+            # The loop is blocked meanwhile: PostgreSQL's last message, the error and the end come together.
             wait_until(lambda: not Path(f"/proc/{row[0]}").exists(), what="the end of the session")
             async with asyncio.timeout(5):
                 await writing

@@ -1,4 +1,4 @@
-"""The messages of a branch, one after the other: all of them, or an error."""
+"""An export gives all messages of a branch, or an error."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -11,7 +11,7 @@ from tests.servers.log.conftest import OpenLog
 from tests.support.branches import a_branch, a_completion, a_consume, a_publish, an_insert
 
 MANY = 40
-"""More than are read at a time."""
+"""More messages than are read at a time."""
 
 
 def bodies(export: Export) -> Iterator[bytes]:

@@ -18,7 +18,7 @@ from tests.support.postgres import PostgresServer
 
 
 class Stream:
-    """Branches that are inserted, decided and completed by several workers; remembers what each write answered."""
+    """Several workers insert, decide and complete branches; keeps the answer to each write."""
 
     def __init__(self, log: TransactionLog) -> None:
         self._log = log
@@ -114,7 +114,7 @@ async def test_sessions_that_are_ended_lose_and_repeat_nothing(open_log: OpenLog
     stream.stopping = True
     await running
     kinds = await stream.check()
-    assert kinds == {"NoneType": len(stream.answers)}, "every write outlives the loss of its session"
+    assert kinds == {"NoneType": len(stream.answers)}, "a write did not outlive the loss of its session"
 
 
 async def test_a_stalled_server_is_fenced_before_the_group_is_written_again(own_postgres: PostgresServer) -> None:
@@ -160,7 +160,7 @@ async def test_a_database_that_stays_away_is_unavailable_and_then_settled(own_po
 
 
 async def test_nothing_is_said_about_an_xid_while_a_write_is_not_settled(own_postgres: PostgresServer) -> None:
-    """Unknown xid is said only when the log has been read."""
+    """An xid is called unknown only when the log has been read."""
     migrate.upgrade(own_postgres.url)
     log = TransactionLog(own_postgres.url, "rm", lease_ttl=60, retry_window=0.2, answer_timeout=0.3)
     await log.open()
@@ -182,9 +182,9 @@ async def test_nothing_is_said_about_an_xid_while_a_write_is_not_settled(own_pos
 
 
 async def test_a_standby_says_nothing_about_what_is_written(own_postgres: PostgresServer) -> None:
-    """A URL that leads to a standby while the primary is away: what that has not heard of is not unknown.
+    """While the primary is down, the URL leads to a standby: an xid that the standby does not have is not unknown.
 
-    When it is promoted, all goes on.
+    After its promotion the log works again.
     """
     migrate.upgrade(own_postgres.url)
     log = TransactionLog(own_postgres.url, "rm", lease_ttl=60, retry_window=20, answer_timeout=10)
@@ -256,7 +256,7 @@ def poison(url: str, action: str) -> None:
 
 
 async def test_a_record_that_ends_every_session_fails_alone(open_log: OpenLog, migrated_postgres_url: str) -> None:
-    """A failing record never takes the group down."""
+    """A failing record does not fail its group."""
     poison(migrated_postgres_url, "PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(1);")
     log = await open_log(retry_window=1.5)
     good = [a_branch() for _ in range(20)]
@@ -282,7 +282,7 @@ async def test_a_record_that_is_in_somebodys_way_comes_again(
 async def test_a_fault_of_our_own_ends_all_writes_and_says_so(
     open_log: OpenLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A log that can write no more must not keep the lease from a dtx that can: the service is told, once."""
+    """A log that cannot write any more must not keep the lease from another dtx: it calls *on_failed* once."""
     told: list[bool] = []
     log = await open_log(on_failed=lambda: told.append(True))
 

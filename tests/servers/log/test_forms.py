@@ -1,4 +1,4 @@
-"""Every hot statement has a form for many rows and one for a single row: both do the same."""
+"""Every frequent statement has a form for many rows and a form for one row: both write the same."""
 
 import asyncio
 import re
@@ -39,7 +39,7 @@ from tests.support.branches import a_branch, a_commit, a_completion, a_consume, 
 from tests.support.stored import QUEUE, a_binding, a_message, a_queue, an_exchange
 
 History = list[list[LogWrite]]
-"""Steps; in each, what two branches do."""
+"""Steps; each has the records of two branches."""
 AT = 1_800_000_002.5
 QUEUES = [a_queue(), a_queue(id=QUEUE + 1, name=b"another")]
 TABLES = (
@@ -72,7 +72,7 @@ async def session(migrated_postgres_url: str) -> AsyncIterator[PipelineSession]:
 
 
 def in_a_broker(state: LogState, outcome: Heuristic) -> History:
-    """Two branches that took, were stuck, were decided by an operator, and forgotten."""
+    """Two branches that take messages, are stuck, are decided by an operator, and are forgotten."""
     branches = [
         a_branch(state=LogState.TAKING, prepared_at=None, consumes=1, units=(a_unit(1), a_unit(0))) for _ in range(2)
     ]
@@ -133,7 +133,7 @@ def in_a_broker(state: LogState, outcome: Heuristic) -> History:
 
 
 def without_a_broker(position: int) -> History:
-    """Two branches that voted with one write and ended with one."""
+    """Two branches, each of which votes with one write and ends with one write."""
     slots = [Slot(queue.id, position) for queue in QUEUES]
     branches = [a_branch(published=(slot,), consumed=()) for slot in slots]
     puts = [_stored(slot) for slot in slots]
@@ -171,7 +171,7 @@ def without_a_broker(position: int) -> History:
 
 
 def others() -> History:
-    """Branches with work whose ends are told whole, or made of their rows."""
+    """Branches with work, whose last lines in the journal are given whole or made from their rows; and messages."""
     branches = [a_branch() for _ in range(4)]
     whole, short = branches[:2], branches[2:]
     return [
@@ -187,7 +187,7 @@ def others() -> History:
 
 
 def topology() -> list[Define]:
-    """Two of everything come, and go."""
+    """Two rows of each kind are defined and removed."""
     queues = [a_queue(id=QUEUE - number, name=b"q%d" % number) for number in (1, 2)]
     exchanges = [an_exchange(name=b"x%d" % number) for number in range(2)]
     bindings = [a_binding(destination=queue.name) for queue in queues]
@@ -202,7 +202,7 @@ def topology() -> list[Define]:
 
 
 def one_by_one(define: Define) -> list[Define]:
-    """*define*, whose rows are all of one kind, as a record for each row."""
+    """One record for each row of *define*, whose rows are all of one kind."""
     kinds = ("exchanges", "exchanges_gone", "queues", "queues_gone", "bindings", "bindings_gone")
     return [Define(**{kind: [row]}) for kind in kinds for row in getattr(define, kind)]
 
@@ -219,8 +219,8 @@ class Player:
     """Writes groups as the writer does.
 
     Args:
-        session: prepared.
-        url: of its database.
+        session: has the prepared statements.
+        url: its database.
     """
 
     def __init__(self, session: PipelineSession, url: str) -> None:
@@ -229,11 +229,11 @@ class Player:
         self.names: set[bytes] = set()
 
     async def play(self, groups: Iterable[Sequence[LogWrite]], *, proved_apart: bool = False) -> list[Any]:
-        """What the tables hold after each of *groups*; two queues are there before, nothing is afterwards.
+        """Write *groups*, with two queues defined before, and empty the tables; returns their rows after each group.
 
         Args:
-            groups: of records.
-            proved_apart: what would prove the lease as well leaves that to a statement of its own.
+            groups: groups of records.
+            proved_apart: a separate statement proves the lease, not the first statement of the group.
         """
         numbers = count()
         seen = []
@@ -276,14 +276,14 @@ async def test_one_row_is_written_as_many_are(session: PipelineSession, migrated
     together = await player.play([define] for define in defines)
     assert together == (await player.play([one] for define in defines for one in one_by_one(define)))[1::2]
     known = {statement.name for statement in statements.PREPARED}
-    # the one that never has more than one row, since the other kind of work must stay; and what proves the place of a
-    # group, which is written like any other
+    # release never has more than one row, because the other kind of work must stay; prove_turn proves the order of
+    # groups
     assert player.names == known - {b"release", b"prove_turn"}
 
 
 @pytest.mark.parametrize("seen", [False, True], ids=["new", "seen by autovacuum"])
 def test_every_row_is_found_by_its_key_in_tables_that_were_empty(migrated_postgres_url: str, seen: bool) -> None:
-    """Plans are made when tables are empty, and kept: one by the resource manager alone would read all of it."""
+    """Plans made for empty tables are kept: one that uses only the resource manager would read all its rows."""
     with psycopg.connect(migrated_postgres_url, autocommit=True) as connection:
         if seen:
             connection.execute("VACUUM ANALYZE")
@@ -301,7 +301,7 @@ def test_every_row_is_found_by_its_key_in_tables_that_were_empty(migrated_postgr
 
 
 def beginnings() -> list[LogWrite]:
-    """Records that are one statement alone, or begin with one that has a form of its own for that."""
+    """Records whose only or first statement has a form that also proves the lease."""
     branch = a_branch()
     return [
         Insert(branch=branch),
@@ -314,7 +314,7 @@ def beginnings() -> list[LogWrite]:
 
 
 async def test_what_begins_a_group_alone_proves_the_lease(session: PipelineSession, migrated_postgres_url: str) -> None:
-    """Its lock, not the look, is the proof: it waits for a successor that is taking the lease, and fails."""
+    """The lock is the proof, not the read: it waits for a successor that is taking the lease, and fails."""
     names = set()
     with psycopg.connect(migrated_postgres_url) as successor:
         for number, record in enumerate(beginnings(), 1):
@@ -362,7 +362,7 @@ async def test_either_form_refuses_what_is_not_as_expected(session: PipelineSess
 
 
 def a_like(record: Advance | CompleteWrite, branch: BranchRecord) -> Advance | CompleteWrite:
-    """*record* for *branch*, as it would do."""
+    """*record* for *branch*, changed so that it succeeds."""
     plain = replace(record, id=branch.id, version=1)
     if isinstance(plain, CompleteWrite):
         return plain

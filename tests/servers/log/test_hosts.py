@@ -1,4 +1,4 @@
-"""A database of which one host is silent: its machine is gone, so nobody refuses, and nobody answers."""
+"""One host of a database is silent, like a lost machine: it neither refuses connections nor answers."""
 
 import asyncio
 import socket
@@ -24,14 +24,14 @@ END = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_
 
 @pytest.fixture
 def silent() -> Iterator[int]:
-    """The port of a host that takes connections and says nothing."""
+    """The port of a host that accepts connections and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
 
 @pytest.fixture
 def url(migrated_postgres_url: str, silent: int) -> str:
-    """The database, behind a host that is silent."""
+    """The database, with a silent host before it in the list."""
     parts = conninfo_to_dict(migrated_postgres_url)
     hosts = {"host": f"127.0.0.1,{parts['host']}", "port": f"{silent},{parts.get('port', 5432)}"}
     return f"postgresql:///?{urlencode({**parts, **hosts, 'target_session_attrs': 'read-write'})}"
@@ -54,7 +54,7 @@ async def test_a_silent_host_takes_its_part_of_the_time_alone_and_that_once(url:
 async def test_a_log_goes_on_when_the_host_that_it_was_at_falls_silent(
     open_log: OpenLog, url: str, migrated_postgres_url: str
 ) -> None:
-    """The writer has its retry window to get there, the lease a third of its life."""
+    """The writer has its retry window to connect, the lease a third of its lifetime."""
     log = await open_log(url=url, lease_ttl=9.0)
     await log.write(an_insert(first := a_branch()))
     log._dsn.first = 0
@@ -65,13 +65,13 @@ async def test_a_log_goes_on_when_the_host_that_it_was_at_falls_silent(
     log._dsn.first = 0
     with psycopg.connect(migrated_postgres_url) as others:
         others.execute(f"{END} 'dtx lease %'")
-    for _ in range(20):  # longer than the lease lives without a renewal
+    for _ in range(20):  # longer than the lease lasts without a renewal
         await asyncio.sleep(0.5)
         assert log.lease_valid
 
 
 async def test_a_standby_gets_to_the_host_that_answers(open_log: OpenLog, url: str) -> None:
-    """Whose connection was lost while it waited."""
+    """The standby loses its connection while it waits."""
     active = await open_log(url=url, lease_ttl=2.0)
     standby = Lease(Dsn(url), "rm", "standby", ttl=2.0)
     for _ in range(3):
@@ -123,7 +123,7 @@ async def test_every_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_whoever_asks_now_and_then_waits_for_a_silent_host_once(url: str) -> None:
-    """Pages and commands make a connection for each question."""
+    """Pages and commands make a connection for each query."""
     dsn = Dsn(url)
     for least, most in ((2.0, 5.0), (0.0, 0.5)):
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""A group is sent while the one before it is written: nothing is written out of turn, whatever becomes of that one."""
+"""A group is sent while the group before it is written: their order is kept, even if the earlier one fails."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -29,7 +29,7 @@ _TAKE_OVER = "UPDATE dtx.lease SET epoch = epoch + 1, instance = %s, holder = 's
 
 @asynccontextmanager
 async def gate(url: str) -> AsyncIterator[psycopg.AsyncConnection]:
-    """PostgreSQL writes no slow branch until the connection lets go of the gate; one without bytes is refused then."""
+    """PostgreSQL writes slow branches only after the connection has opened the gate; it refuses those without bytes."""
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         await connection.execute(
             "CREATE FUNCTION wait_at_gate() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
@@ -60,7 +60,7 @@ async def write(log: TransactionLog, *groups: Sequence[LogWrite]) -> "list[async
 
 
 async def outcomes(writes: "Sequence[asyncio.Task[None]]") -> list[type[BaseException] | None]:
-    """What became of them."""
+    """The error type of each write; ``None``: it succeeded."""
     results = await asyncio.wait_for(asyncio.gather(*writes, return_exceptions=True), 20)
     return [None if result is None else type(result) for result in results]
 
@@ -68,7 +68,7 @@ async def outcomes(writes: "Sequence[asyncio.Task[None]]") -> list[type[BaseExce
 async def test_a_group_behind_a_refused_one_is_written_after_what_was_good_of_it(
     open_log: OpenLog, migrated_postgres_url: str
 ) -> None:
-    """The second group drops the message that the first puts: in the other order it would be there for ever."""
+    """The second group drops the message that the first puts: in the other order the message would stay."""
     message, kept = a_message(), a_message()
     good, bad = a_branch(owner=_SLOW), a_branch(owner=_SLOW, bytes=0)
     log = await open_log()
@@ -89,7 +89,7 @@ async def test_a_group_behind_a_refused_one_is_written_after_what_was_good_of_it
 async def test_what_follows_a_bad_record_again_and_again_keeps_its_order(
     open_log: OpenLog, migrated_postgres_url: str
 ) -> None:
-    """While the first group is written record by record, the next one waits, and so does whatever is queued then."""
+    """While the first group is written record by record, the next group and the queued records wait."""
     log = await open_log()
     branches = [a_branch() for _ in range(8)]
     bad = a_branch(owner=_SLOW, bytes=0)
@@ -125,7 +125,7 @@ async def test_a_session_that_ends_under_two_groups_wrote_neither(
 async def test_a_statement_that_somebody_cancels_under_two_groups_costs_nothing(
     open_log: OpenLog, migrated_postgres_url: str
 ) -> None:
-    """Whoever cancels a statement of ours (57014) takes the group with it, and what is behind that."""
+    """A cancelled statement (57014) fails its group and the group behind it; both are written again."""
     log = await open_log()
     branches = [a_branch(owner=_SLOW) for _ in range(4)]
     async with gate(migrated_postgres_url) as connection:
@@ -138,7 +138,7 @@ async def test_a_statement_that_somebody_cancels_under_two_groups_costs_nothing(
 
 
 async def waits_for_a_lock(connection: psycopg.AsyncConnection) -> None:
-    """Return when the writer stands before the gate."""
+    """Return when the writer waits for the gate."""
     while True:
         cursor = await connection.execute(f"SELECT wait_event_type {_WRITER}".encode())
         if await cursor.fetchone() == ("Lock",):
@@ -150,7 +150,7 @@ async def waits_for_a_lock(connection: psycopg.AsyncConnection) -> None:
 async def test_a_group_that_fails_at_its_very_commit_fails_by_itself(
     open_log: OpenLog, migrated_postgres_url: str, sqlstate: str
 ) -> None:
-    """The error comes with the end of the transaction, when every statement has succeeded."""
+    """The error comes at the end of the transaction, after every statement has succeeded."""
     log = await open_log()
     slow, bad, others = a_branch(owner=_SLOW), a_branch(owner="late"), [a_branch() for _ in range(4)]
     async with gate(migrated_postgres_url) as connection:
@@ -192,7 +192,7 @@ async def test_a_log_that_closes_under_two_groups_whose_session_ends_writes_them
 
 
 async def test_a_lease_lost_under_two_groups_writes_neither(open_log: OpenLog, migrated_postgres_url: str) -> None:
-    """The first waits for the successor, who has the lock on the lease; the second is behind it."""
+    """The first waits for the successor, which has the lock on the lease; the second is behind it."""
     log = await open_log()
     async with await psycopg.AsyncConnection.connect(migrated_postgres_url) as successor:
         await successor.execute(_TAKE_OVER, [uuid4()])
@@ -205,14 +205,14 @@ async def test_a_lease_lost_under_two_groups_writes_neither(open_log: OpenLog, m
 
 @pytest.fixture
 def proxy(migrated_postgres_url: str) -> Iterator[Proxy]:
-    """Stands between the log and PostgreSQL."""
+    """A proxy between the log and PostgreSQL."""
     values = conninfo_to_dict(migrated_postgres_url)
     with Proxy(str(values["host"]), int(values["port"] or 5432)) as proxy:
         yield proxy
 
 
 def through(proxy: Proxy, url: str) -> str:
-    """The same database, by way of *proxy*."""
+    """The same database, through *proxy*."""
     values = conninfo_to_dict(url)
     return f"postgresql://{values['user']}:{values['password']}@127.0.0.1:{proxy.port}/{values['dbname']}"
 
@@ -221,9 +221,9 @@ def through(proxy: Proxy, url: str) -> str:
 async def test_answers_that_are_lost_after_two_commits_repeat_neither(
     open_log: OpenLog, migrated_postgres_url: str, proxy: Proxy, *, traceless: bool
 ) -> None:
-    """What the second group wrote proves the first: one that only defines a queue has no trace of its own.
+    """What the second group wrote proves the first, which has no trace of its own if it only defines a queue.
 
-    The second deletes the queue. If the first were written again, the queue would be back.
+    The second deletes the queue. If the first were written again, the queue would exist again.
     """
     log = await open_log(url=through(proxy, migrated_postgres_url), answer_timeout=30.0)
     branches = [a_branch() for _ in range(4)]
@@ -253,7 +253,7 @@ async def test_answers_that_are_lost_after_two_commits_repeat_neither(
 async def test_the_first_of_two_groups_was_written_and_the_second_was_not(
     open_log: OpenLog, migrated_postgres_url: str, proxy: Proxy
 ) -> None:
-    """The first is not written again, the second is."""
+    """Only the second is written again."""
     log = await open_log(url=through(proxy, migrated_postgres_url), answer_timeout=30.0)
     branches = [a_branch() for _ in range(4)]
     slow = a_branch(owner=_SLOW)
@@ -281,7 +281,7 @@ async def test_the_first_of_two_groups_was_written_and_the_second_was_not(
 async def test_whose_answer_was_lost_before_the_lease_hears_that_it_is_not_known(
     open_log: OpenLog, migrated_postgres_url: str, proxy: Proxy
 ) -> None:
-    """They were written, and the successor has read them: nobody may be told that they were not."""
+    """The records were written, and the successor may have read them: no answer may deny that."""
     log = await open_log(url=through(proxy, migrated_postgres_url), answer_timeout=30.0, lease_ttl=60.0)
     proxy.stall("down")
     writes = await write(log, [an_insert(a_branch()) for _ in range(4)], [an_insert(a_branch()) for _ in range(4)])

@@ -1,4 +1,4 @@
-"""The tables that every branch writes refuse what recovery could not read, whoever writes it."""
+"""The tables that every branch writes refuse rows that recovery could not read, from any writer."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -130,7 +130,7 @@ def _is_refused(connection: psycopg.Connection, table: str, changes: Row) -> boo
 
 
 def test_rows_obey_the_invariants_of_the_core(migrated_postgres_url: str) -> None:
-    """Constraints repeat the core's invariants: one row for each way to break one, and one for each that is right."""
+    """Constraints repeat the core's invariants: rows that break one are refused, valid rows are not."""
     with psycopg.connect(migrated_postgres_url) as connection:
         assert [case for case in ALLOWED if _is_refused(connection, *case)] == []
         assert [case for case in REFUSED if not _is_refused(connection, *case)] == []
@@ -141,7 +141,7 @@ def test_rows_obey_the_invariants_of_the_core(migrated_postgres_url: str) -> Non
 
 
 def test_constraints_change_their_form_with_rows_in_place(postgres_url: str) -> None:
-    """What was refused before is refused after, in old partitions and in new ones, and the same way back."""
+    """The same rows are refused before and after, in old and in new partitions, and after a downgrade."""
     names = (
         "SELECT conrelid::regclass::text, conname FROM pg_constraint WHERE contype = 'c' AND connamespace = "
         "'dtx'::regnamespace AND conname ~ '^(branch|work|unit|journal)_' ORDER BY 1, 2"
@@ -153,7 +153,7 @@ def test_constraints_change_their_form_with_rows_in_place(postgres_url: str) -> 
             _insert(connection, table, _good(table))
         assert [case for case in REFUSED if not _is_refused(connection, *case)] == []
         migrate.upgrade(postgres_url)
-        # a day that dtx comes to later has a partition of its own
+        # a later day gets its own partition
         migrate.maintain(Dsn(postgres_url), LATER)
         _insert(connection, "journal", _good("journal") | {"at": LATER})
         assert _is_refused(connection, "journal", {"at": LATER, "event": "happened"})

@@ -32,7 +32,7 @@ SELECT %(branch)s, n, 'rm', '/', 1, 'g', 'b', 'guest', 'publish', 'e', 'k', 'p',
 
 
 def all_pages(url: str, asked: JournalFilter, *, latest_first: bool = False) -> list[JournalRow]:
-    """Every line, by pages of three, and no page too many."""
+    """All lines, read in pages of three."""
     found: list[JournalRow] = []
     with LogReader(url) as reader:
         while page := journal_page(
@@ -78,7 +78,7 @@ async def test_pages_of_the_journal_have_each_line_once_in_either_order(
 async def test_lines_of_one_microsecond_are_told_apart(open_log: OpenLog, migrated_postgres_url: str) -> None:
     log = await open_log()
     await log.write(an_insert(a_branch()))
-    since = math.floor(time.time()) - 60 + 0.789012  # what is older than the journal is kept would be dropped meanwhile
+    since = math.floor(time.time()) - 60 + 0.789012  # within the retention, so that it is not dropped
     with psycopg.connect(migrated_postgres_url) as connection:
         at = datetime.fromtimestamp(since, UTC).isoformat()
         copied = f"SELECT '{at}'::timestamptz, md5(n::text)::uuid, rm, event, branch_id, vhost, "

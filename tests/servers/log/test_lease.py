@@ -22,7 +22,7 @@ TAKE_OVER = "UPDATE dtx.lease SET epoch = epoch + 1, instance = %s, holder = 'su
 
 
 async def stop_renewing(log: TransactionLog) -> None:
-    """What a paused process does: nothing."""
+    """Stop the renewal of the lease, as in a paused process."""
     lease = log._lease
     assert lease is not None
     assert lease._renewal is not None
@@ -92,11 +92,11 @@ async def test_a_commit_that_began_before_the_lease_was_lost_writes_nothing(
 async def test_a_commit_that_has_proved_its_epoch_is_seen_by_the_successor(
     open_log: OpenLog, migrated_postgres_url: str
 ) -> None:
-    """It bumps the epoch before it loads."""
+    """The successor raises the epoch before it loads."""
     first = await open_log(lease_ttl=1.0)
     branch = a_branch()
     with psycopg.connect(migrated_postgres_url) as other:
-        other.execute("LOCK TABLE dtx.work IN ACCESS EXCLUSIVE MODE")  # behind the statement that proves
+        other.execute("LOCK TABLE dtx.work IN ACCESS EXCLUSIVE MODE")  # after the proof of the lease
         write = asyncio.create_task(first.write(an_insert(branch)))
         await lock_is_waited_for(migrated_postgres_url)
         await stop_renewing(first)
@@ -111,7 +111,7 @@ async def test_a_commit_that_has_proved_its_epoch_is_seen_by_the_successor(
 async def test_a_holder_that_stopped_in_the_middle_of_a_group_is_not_waited_for(
     open_log: OpenLog, migrated_postgres_url: str
 ) -> None:
-    """Its session has proved the lease and waits for the rest: the lock would outlive the lease by hours."""
+    """Its session has proved the lease and waits for the rest: its lock could outlive the lease by hours."""
     first = await open_log(lease_ttl=1.0)
     await stop_renewing(first)
     await send_half_a_group(first)
@@ -123,7 +123,7 @@ async def test_a_holder_that_stopped_in_the_middle_of_a_group_is_not_waited_for(
 
 
 async def test_a_holder_in_the_middle_of_a_group_keeps_its_lease(open_log: OpenLog, migrated_postgres_url: str) -> None:
-    """However long a group takes: who stands by ends nobody's session as long as the lease is renewed."""
+    """However long a group takes, a standby does not end its session while the lease is renewed."""
     first = await open_log(lease_ttl=60.0)
     with psycopg.connect(migrated_postgres_url, autocommit=True) as connection:
         pid = await send_half_a_group(first)
@@ -135,7 +135,7 @@ async def test_a_holder_in_the_middle_of_a_group_keeps_its_lease(open_log: OpenL
 
 
 async def send_half_a_group(log: TransactionLog) -> int:
-    """What a process does that is stopped while it sends one: the proof of the lease, and nothing behind it.
+    """Send only the proof of the lease, like a process that is stopped while it sends a group.
 
     Returns:
         The pid of the session, which waits for the rest.
@@ -205,7 +205,7 @@ async def test_a_lease_outlives_its_session(open_log: OpenLog, migrated_postgres
 async def test_a_renewal_that_hangs_is_given_up_while_there_is_time_for_another(
     open_log: OpenLog, migrated_postgres_url: str
 ) -> None:
-    """One process of PostgreSQL that stands still, or one connection that the network has forgotten, costs no lease."""
+    """A stopped process of PostgreSQL or a connection that the network has dropped does not cost the lease."""
     log = await open_log(lease_ttl=3.0)
     lease = log._lease
     assert lease is not None
@@ -285,7 +285,7 @@ async def test_a_successor_on_the_same_machine_does_not_wait_for_a_dead_holder(
         holder.send_signal(signal.SIGSTOP)
         opening = asyncio.create_task(open_log(lease_ttl=3600.0))
         done, _ = await asyncio.wait([opening], timeout=1.0)
-        assert not done, "a stopped process may go on any moment"
+        assert not done, "a stopped process may continue at any moment"
         holder.kill()
         assert (await asyncio.wait_for(opening, 5)).lease_valid
 

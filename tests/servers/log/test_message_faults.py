@@ -23,7 +23,7 @@ from tests.support.stored import QUEUE, a_message, a_queue, an_exchange, drops, 
 
 @pytest.fixture
 async def session(migrated_postgres_url: str) -> AsyncIterator[PipelineSession]:
-    """What the writer asks on, after it has fenced off its old session."""
+    """A session like the one that the writer uses after it has fenced off its old session."""
     session = await PipelineSession.connect(
         Dsn(migrated_postgres_url), writer.UNKNOWN_COMMIT, settings={}, timeout=5, answer_timeout=5, durable=True
     )
@@ -75,7 +75,7 @@ async def test_a_journal_line_is_the_surest_trace(open_log: OpenLog, session: Pi
 
 
 async def test_a_line_that_is_made_of_its_branch_is_a_trace_too(open_log: OpenLog, migrated_postgres_url: str) -> None:
-    """PostgreSQL writes it with the time and the id that are asked for after a lost connection."""
+    """PostgreSQL writes it with the time and the id that dtx looks for after a lost connection."""
     await open_log()
     with psycopg.connect(migrated_postgres_url) as connection:
         found = connection.execute("SELECT epoch FROM dtx.lease WHERE rm = 'rm'").fetchone()
@@ -106,7 +106,7 @@ async def test_what_may_be_written_twice_needs_no_trace(session: PipelineSession
 
 
 async def test_stores_outlive_the_loss_of_their_session(open_log: OpenLog, migrated_postgres_url: str) -> None:
-    """Nothing is lost, nothing is doubled, nothing that was dropped comes back."""
+    """No message is lost or repeated, and no dropped message comes back."""
     log = await open_log(retry_window=20.0)
     kept: list[int] = []
     writes = count()
@@ -177,7 +177,7 @@ async def test_bodies_count_for_the_size_of_a_group(open_log: OpenLog) -> None:
 
 
 async def test_topology_is_changed_once_in_a_group(open_log: OpenLog) -> None:
-    """A name may go and come again."""
+    """The same name may be removed and defined again."""
     groups: list[int] = []
     log = await open_log(observe=lambda records, _: groups.append(records))
     await asyncio.gather(

@@ -1,4 +1,4 @@
-"""Migrations: what they make is what the tables say; up, down, at once, and from an installed wheel."""
+"""Migrations make what the metadata define; they run up, down, concurrently, and from an installed wheel."""
 
 import os
 import re
@@ -35,7 +35,7 @@ def ours(_object: object, name: str | None, kind: str, *_: object) -> bool:
 
 
 def _plain(source: str) -> list[str]:
-    """The words of *source*; those of a list in order, since nobody says which comes first."""
+    """The words of *source*, with lists sorted, because their order does not matter."""
     lists = re.compile(r"\bIN \(([^)]*)\)")
     listed = lists.sub(lambda found: f"IN ({', '.join(sorted(found[1].split(', ')))})", " ".join(source.split()))
     return re.findall(r"[\w.']+|[^\s\w]", listed)
@@ -50,7 +50,7 @@ def query(url: str, sql: str) -> list[Any]:
 def test_upgrade_head_equals_the_metadata(migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PGDialect.ischema_names, "xid8", tables.Xid8)
     with engine(Dsn(migrated_postgres_url)).connect() as connection:
-        # the tests' role is called dtx: by its search path the schema would be left out of what foreign keys refer to
+        # the tests' role is named dtx: with its search path, the targets of foreign keys would have no schema
         connection.exec_driver_sql("SET search_path = public")
         connection.dialect.default_schema_name = "public"
         context = MigrationContext.configure(
@@ -144,7 +144,7 @@ def test_down_and_up_again(postgres_url: str) -> None:
 
 
 def test_messages_are_vacuumed_in_step_with_their_number(postgres_url: str) -> None:
-    """By number alone, a deep queue would have its whole index read again and again."""
+    """A threshold that ignores the number of messages would have the whole index of a deep queue read too often."""
 
     def found() -> tuple[set[str], int]:
         options = query(postgres_url, "SELECT unnest(reloptions) FROM pg_class WHERE oid = 'dtx.message'::regclass")
@@ -170,7 +170,7 @@ VALUES (1, 2, 'rm', '', 'q', 1, '', NULL, 9), (2, 3, 'rm', '', 'q', 1, '', NULL,
 
 
 def test_messages_keep_their_bodies_through_upgrade_and_downgrade(postgres_url: str) -> None:
-    """Expand first: rows of an older dtx are as they were, and its statements still work."""
+    """Expand first: rows of an older dtx are unchanged, and its statements still work."""
     bodies = "SELECT queue, position, body FROM dtx.message ORDER BY queue, position"
     old = (
         "INSERT INTO dtx.message (queue, position, rm, exchange, routing_key, flags, properties, body) "
@@ -205,7 +205,7 @@ def test_a_shared_body_goes_with_its_last_message(migrated_postgres_url: str) ->
 
 
 def test_upgrades_at_once_wait_for_each_other(postgres_url: str) -> None:
-    """Applied at start under an advisory lock."""
+    """Migrations run at start under an advisory lock."""
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(migrate.upgrade, [postgres_url] * 4)) == [HEAD] * 4
     assert query(postgres_url, "SELECT count(*) FROM dtx.alembic_version") == [(1,)]
@@ -235,7 +235,7 @@ def test_a_user_who_may_make_no_tables_is_told_what_to_grant(postgres_url: str, 
         connection.execute("DROP ROLE no_tables")
 
 
-@pytest.mark.timeout(400)  # pip gets what it builds wheels with from the network
+@pytest.mark.timeout(400)  # pip downloads its build tools
 def test_migrations_run_from_an_installed_wheel(postgres_url: str, tmp_path: Path) -> None:
     root = Path(__file__).parents[3]
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
@@ -247,7 +247,7 @@ def test_migrations_run_from_an_installed_wheel(postgres_url: str, tmp_path: Pat
         )
         (wheel,) = tmp_path.glob("dtx-*.whl")
         subprocess.run([*pip, "--python", python, "install", "--no-deps", wheel], check=True)
-    # its dependencies are those of this environment, which has dtx itself only as a checkout outside of its directories
+    # its dependencies come from this environment, which has dtx itself only as a checkout in another directory
     others = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
     script = (
         "import sys, dtx.db.migrate as m; "

@@ -99,7 +99,7 @@ async def test_one_branch_is_shown_with_everything(open_log: OpenLog, migrated_p
 
 
 def positions(reader: LogReader, xid: Xid, limit: int) -> list[list[int]]:
-    """Of the messages on each page."""
+    """The positions of the messages on each page."""
     found: list[list[int]] = []
     cursor: int | None = -1
     while cursor is not None:
@@ -128,14 +128,14 @@ async def test_messages_are_shown_page_by_page(open_log: OpenLog, migrated_postg
         assert [item.body for item in one.work] == [b"3"]
     with psycopg.connect(migrated_postgres_url) as connection:
         connection.execute("DELETE FROM dtx.message WHERE position = %s", [messages[2].position])
-    with LogReader(migrated_postgres_url) as reader:  # what is gone leaves a gap, and ends nothing
+    with LogReader(migrated_postgres_url) as reader:  # a deleted message leaves a gap; later pages follow
         assert positions(reader, local.xid, 1) == [[0], [1], [], [3], [4]]
 
 
 async def test_a_branch_of_very_many_messages_is_listed_and_shown_all_the_same(
     open_log: OpenLog, migrated_postgres_url: str
 ) -> None:
-    """What its row names is kept compressed: to unpack it for each message takes a time that grows with its square."""
+    """The slots in its row are compressed: unpacking them for each message would take quadratic time."""
     log = await open_log()
     branch = a_branch(published=(), consumed=())
     await log.write(Insert(branch=branch, journal=a_line(branch)))

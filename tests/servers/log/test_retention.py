@@ -1,4 +1,4 @@
-"""The journal's partitions: made ahead, dropped after retention, never in anybody's way."""
+"""The journal's partitions are made ahead and dropped after retention, without waiting for other sessions."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -35,7 +35,7 @@ def wanted(url: str, **retention_days: int) -> None:
 
 
 async def maintained(url: str, name: str, lines: int, now: datetime | None = None) -> None:
-    """Maintain the journal until *name* has so many lines; an open log does the same at times, and one waits."""
+    """Maintain the journal until *name* has that many lines; a call does nothing while an open log maintains it."""
     async with asyncio.timeout(30):
         while True:
             migrate.maintain(Dsn(url), now)
@@ -58,7 +58,7 @@ def test_partitions_are_made_for_a_week_ahead(migrated_postgres_url: str) -> Non
 def test_a_dtx_whose_clock_is_wrong_drops_nothing_that_is_kept(
     migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The journal is as old as the database says: all who keep it share its clock."""
+    """The age of the journal is measured by the database's clock, which all dtx share."""
 
     class AheadOfTime(datetime):
         @classmethod
@@ -88,7 +88,7 @@ def test_days_begin_at_midnight_utc_whatever_the_zone_of_the_database(migrated_p
 
 
 def test_partitions_are_dropped_when_nobody_keeps_them(migrated_postgres_url: str) -> None:
-    """Every resource manager states for how long it keeps the journal: the longest counts."""
+    """Every resource manager sets how long it keeps the journal: the longest time counts."""
     first = datetime(2031, 1, 1, 12, tzinfo=UTC)
     dsn = Dsn(migrated_postgres_url)
     with psycopg.connect(migrated_postgres_url) as connection:
@@ -156,7 +156,7 @@ async def test_readers_have_a_safe_offset(open_log: OpenLog, migrated_postgres_u
     for _ in range(2):
         await log.write(NoteWrite(journal=a_line(a_branch(xid=a_xid()))))
     async with asyncio.timeout(30):
-        while [safe for _, safe in rows] != [True, True]:  # whatever else runs on the server ends some time
+        while [safe for _, safe in rows] != [True, True]:  # until other transactions on the server have ended
             await asyncio.sleep(0.05)
             with psycopg.connect(migrated_postgres_url) as connection:
                 rows = connection.execute(
@@ -180,7 +180,7 @@ FROM generate_series(1, 3000) n
 
 
 def kept(url: str) -> dict[str, tuple[int, int]]:
-    """How many messages and lines of the trail each resource manager has."""
+    """How many archived messages and audit records each resource manager has."""
     with psycopg.connect(url) as connection:
         rows = connection.execute(
             "SELECT rm, (SELECT count(*) FROM dtx.archive a WHERE a.rm = l.rm), "

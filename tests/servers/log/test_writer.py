@@ -26,7 +26,7 @@ async def test_records_that_come_together_are_committed_together(open_log: OpenL
 
 
 async def test_who_was_told_of_one_group_comes_along_with_the_next(open_log: OpenLog) -> None:
-    """Clients that are told together ask again within moments, but not in the same turn of the loop."""
+    """Clients that get answers together write again soon, but not in the same turn of the event loop."""
     groups: list[int] = []
     log = await open_log(observe=lambda records, _: groups.append(records))
 
@@ -154,7 +154,7 @@ async def test_what_does_not_fit_is_refused_alone(open_log: OpenLog, changes: di
 
 @pytest.mark.parametrize("line", [True, False], ids=["its own line", "a whole line"])
 async def test_rows_of_a_branch_leave_with_it(open_log: OpenLog, migrated_postgres_url: str, line: bool) -> None:
-    """There are no foreign keys: the writer removes all there is."""
+    """There are no foreign keys: the writer removes all rows."""
     log = await open_log()
     branch = a_branch(units=(a_unit(0), a_unit(1)))
     await log.write(an_insert(branch, a_publish(0), a_publish(1)))
