@@ -1,6 +1,6 @@
-"""``python -m tests.evidence.sim``: run seeds of the simulation until the time, the steps or the seeds are used up.
+"""``python -m tests.evidence.sim``: run seeds of the simulation until a limit of time, steps or seeds.
 
-Prints a line of progress now and then; a seed that fails is shrunk and printed with its trace.
+Prints lines of progress. A seed that fails is shrunk and printed with its trace.
 """
 
 import argparse
@@ -12,11 +12,11 @@ from itertools import count
 from tests.evidence.sim.run import Result, shrink, simulate
 
 _PROGRESS = 10.0
-"""Seconds between two lines."""
+"""Seconds between two lines of progress."""
 
 
 def report(result: Result) -> str:
-    """What went wrong, and how to see it again."""
+    """Return the violations of a failed run, the shrunk plan, and the command that repeats the run."""
     smallest = shrink(result)
     lines = [
         f"seed {result.seed} ({result.shape}) fails:",
@@ -31,13 +31,13 @@ def report(result: Result) -> str:
 
 
 def main() -> int:
-    """Run seeds; the exit code is 1 when one has failed."""
+    """Run seeds; return 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--seeds", type=int, default=0, help="so many seeds; 0: no limit")
-    parser.add_argument("--steps", type=int, default=0, help="so many steps; 0: no limit")
-    parser.add_argument("--seconds", type=float, default=0, help="so long; 0: no limit")
-    parser.add_argument("--keep-going", action="store_true", help="do not end with the first seed that fails")
+    parser.add_argument("--seeds", type=int, default=0, help="number of seeds; 0: no limit")
+    parser.add_argument("--steps", type=int, default=0, help="limit of steps; 0: no limit")
+    parser.add_argument("--seconds", type=float, default=0, help="limit of time; 0: no limit")
+    parser.add_argument("--keep-going", action="store_true", help="continue after a seed that fails")
     given = parser.parse_args()
     began = told = time.monotonic()
     steps = branches = repeated = failed = 0

@@ -1,8 +1,8 @@
-"""Who uses dtx in the simulation: applications that move messages, and the transaction manager that recovers.
+"""The clients of dtx in the simulation: applications that move messages, and the transaction manager that recovers.
 
-An application works on one branch at a time: it consumes, publishes, votes and decides; all that it must not forget is
-in the ledger. What it leaves behind (it died, its connection broke, an answer was lost) the transaction manager
-finishes: what was decided as it was decided, what was not is rolled back (presumed abort).
+An application works on one branch at a time: it consumes, publishes, votes and decides. Everything that must survive a
+crash is in the ledger. If the application dies, its connection breaks or an answer is lost, the transaction manager
+completes the branch: as decided, or by rollback if there is no decision (presumed abort).
 """
 
 import asyncio
@@ -24,23 +24,23 @@ _RB: Final = frozenset({XaFlag.RBROLLBACK, XaFlag.RBTIMEOUT})
 _DONE: Final = frozenset({XaFlag.OK})
 _DOUBT: Final = frozenset({LogState.PREPARED, LogState.COMMITTING, LogState.ROLLING_BACK}) | WITH_OUTCOME
 _BRIEF: Final = 0.03
-"""How many branches have a timeout of a second."""
+"""Share of branches with a timeout of one second."""
 _STAYS: Final = frozenset({LogState.PREPARED, LogState.HEURISTIC})
-"""Nobody but a transaction manager or an operator ends these."""
+"""Only a transaction manager or an operator ends these."""
 _HEURISTIC: Final = {
     "commit": XaFlag.HEURCOM,
     "rollback": XaFlag.HEURRB,
 }
-"""What an operator has ordered, and what the transaction manager is told of it."""
+"""The answer to the transaction manager, by the order of the operator."""
 
 
 class Asker:
-    """Asks dtx to finish branches, and judges what it says by what the database has.
+    """Asks dtx to complete branches, and compares each answer with the database.
 
     Args:
-        database: of dtx; looked into from outside.
-        ledger: what was decided.
-        random: chance.
+        database: of dtx; read from outside.
+        ledger: the decisions.
+        random: source of random choices.
     """
 
     def __init__(self, database: SimDatabase, ledger: Ledger, random: Random) -> None:
@@ -49,18 +49,18 @@ class Asker:
         self.random = random
 
     def state(self, xid: Xid) -> LogState | None:
-        """What the log has of *xid* at this moment."""
+        """Return the state of *xid* in the log at this moment."""
         record = self.database.tables.look("/", xid)
         return None if record is None else record.state
 
     def unknown(self, branch: Branch, before: LogState | None, error: UpstreamChannelClosed) -> None:
-        """404 was said: not of what was in doubt before the question and still is."""
+        """Check an answer 404: it is wrong for a branch that was in doubt before the request and still is."""
         now = self.state(branch.xid)
         if before in _DOUBT and now in _DOUBT:
             self.ledger.wrong(f"404 of {branch.xid}, which is {now}: {error}")
 
     async def prepare(self, client: Client, branch: Branch) -> XaFlag:
-        """Ask for the vote.
+        """Send prepare, and check the vote.
 
         Raises:
             GONE: there was no answer, or an error.
@@ -79,10 +79,10 @@ class Asker:
         return flag
 
     async def complete(self, client: Client, branch: Branch) -> None:
-        """Commit or roll back, as it was decided.
+        """Commit or roll back, as decided.
 
         Raises:
-            GONE: there was no answer, or an error that says to ask again.
+            GONE: there was no answer, or an error after which the request must be repeated.
         """
         before = self.state(branch.xid)
         commit = branch.decision == "commit"
@@ -104,10 +104,10 @@ class Asker:
         branch.answered = branch.finished = True
 
     async def _told(self, client: Client, branch: Branch, flag: XaFlag) -> None:
-        """An operator has decided: that stays in the log until somebody asks to forget it.
+        """Check the heuristic outcome, which stays in the log until it is forgotten; then forget it.
 
         Raises:
-            GONE: there was no answer to that.
+            GONE: there was no answer to forget.
         """
         wanted = {_HEURISTIC[action] for action in branch.ordered if action in _HEURISTIC}
         if not branch.ordered or (flag not in wanted and not branch.given_up):
@@ -129,20 +129,20 @@ class Asker:
         branch.finished = True
 
     def in_doubt(self) -> dict[Xid, LogState]:
-        """What the log has in doubt, where the vote was answered: only of that it is certain that dtx knows it."""
+        """Return the branches in doubt whose vote was answered: only these does dtx know with certainty."""
         rows = (row.branch for row in self.database.tables.database.rows.values())
         return {row.xid: row.state for row in rows if row.state in _DOUBT and self.ledger.branches[row.xid].prepared}
 
     def judge_scan(self, before: Mapping[Xid, LogState], listed: Sequence[Xid]) -> None:
-        """A scan lists exactly what is in doubt, once; what changes meanwhile may be there or not.
+        """Check that a scan lists each branch in doubt exactly once; branches that change meanwhile may be missing.
 
         Args:
-            before: what was in doubt when it began.
-            listed: all of its batches.
+            before: branches in doubt at the start of the scan.
+            listed: the xids of all batches.
         """
         rows = {row.branch.xid: row.branch.state for row in self.database.tables.database.rows.values()}
         for xid, state in before.items():
-            # Committing is left out when its end was answered and is about to be written.
+            # A committing branch may be missing: its end was answered, and is written soon.
             if state in _STAYS and rows.get(xid) is state and xid not in listed:
                 self.ledger.wrong(f"recover does not list {xid}, which is {state}")
         journal = {line.xid for _, line in self.database.tables.database.journal}
@@ -168,11 +168,11 @@ class Application(Asker):
 
     Args:
         number: of the application, a part of its xids.
-        hosts: where dtx may be.
+        hosts: addresses of the dtx instances.
         queues: names.
-        until: when it shall stop.
-        hesitates: it takes a while now and then to say what it has decided.
-        joins: how often a second connection of its joins a branch.
+        until: returns true when the application must stop.
+        hesitates: some decisions are sent after a pause of up to three seconds.
+        joins: share of branches that a second connection of the application joins.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Application(Asker):
         self._joins = joins
 
     async def run(self) -> None:
-        """Work until it is told to stop, on one connection as long as it lasts."""
+        """Do branches until it must stop, on one connection as long as it lasts."""
         client, other = Client(self._hosts), Client(self._hosts)
         while not self._until():
             try:
@@ -218,7 +218,7 @@ class Application(Asker):
                 branch.decision = "commit" if commit else "rollback"
                 longest = 3.0 if self._hesitates and self.random.random() < 0.2 else 0.1
                 await asyncio.sleep(longest * self.random.random() ** 4)
-                await self._dawdle(branch)  # its timeout has stopped for good
+                await self._dawdle(branch)  # the timeout does not apply after the vote
                 await self.complete(client, branch)
         finally:
             branch.working = False
@@ -253,7 +253,7 @@ class Application(Asker):
         return flag is XaFlag.OK
 
     async def _dawdle(self, branch: Branch) -> None:
-        """Let the timeout of a branch that has a short one go by, now and then."""
+        """Sometimes wait longer than the timeout of a branch with a short one."""
         if branch.brief and self.random.random() < 0.3:
             await asyncio.sleep(0.5 + 2.5 * self.random.random())
 
@@ -280,11 +280,11 @@ class Application(Asker):
 
 
 class Recovery(Asker):
-    """The transaction manager after a failure, all the time.
+    """The transaction manager after a failure; it scans during the whole run.
 
     Args:
-        hosts: where dtx may be.
-        pause: seconds between two scans.
+        hosts: addresses of the dtx instances.
+        pause: limit of the seconds between two scans.
     """
 
     def __init__(
@@ -296,7 +296,7 @@ class Recovery(Asker):
         self.scans = 0
 
     async def run(self) -> None:
-        """Scan, and finish what is found, for ever."""
+        """Scan repeatedly, and complete each listed branch."""
         while True:
             await asyncio.sleep(self._pause * self.random.random())
             try:
@@ -314,7 +314,7 @@ class Recovery(Asker):
         listed = await self._client.recover()
         self.judge_scan(before, listed)
         self.scans += 1
-        # What is not listed is not in doubt; it may be open, and is asked about for that reason.
+        # A branch that is not listed is not in doubt. It may be open, so it is rolled back or completed as well.
         known = dict.fromkeys(listed)
         known |= {branch.xid: None for branch in self.ledger.unfinished if branch.is_abandoned}
         for xid in known:
@@ -331,9 +331,9 @@ class Recovery(Asker):
                 await self._client.reopen(select=False)
 
     async def _settle_one_phase(self, branch: Branch) -> None:
-        """What dtx has decided stays; where it has never heard of the commit, there is something to roll back."""
+        """Keep the decision of dtx. If dtx has not received the commit, roll back."""
         if self.state(branch.xid) is LogState.COMMITTING:
-            # Where it is stuck, somebody has to ask again.
+            # A stuck branch needs another request.
             await self._client.commit(branch.xid, one_phase=True)
             branch.decision = "commit"
             branch.answered = branch.finished = True

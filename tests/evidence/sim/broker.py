@@ -1,9 +1,9 @@
-"""The broker of the simulation: queues, and what happens to them when a node dies.
+"""The broker of the simulation: queues, and the effects of the death of a node.
 
-As little of RabbitMQ as dtx relies on, and all of that: AMQP transactions that are applied at one moment and answered
-later, transient messages that a restart forgets, consumers as locks, units that are applied although their
-connection has ended, queues that refuse, alarms. What it is relied on for is compared with the real RabbitMQ in
-``test_simulated_broker.py``.
+It has the behaviour of RabbitMQ that dtx relies on, and no more: AMQP transactions that are applied at one moment and
+answered later, transient messages that a restart loses, consumers as locks, units that are applied although their
+connection has ended, queues that refuse, alarms. ``test_simulated_broker.py`` compares this behaviour with the real
+RabbitMQ.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 HOST: Final = "broker"
 PORT: Final = 5672
 LATE: Final = 3.0
-"""Seconds after the end of a connection up to which its channels may still apply a unit: they end by themselves."""
+"""Seconds after the end of a connection in which its channels may still apply a unit; each channel ends separately."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +44,7 @@ class Message:
 
 @dataclass(slots=True, eq=False)
 class Consumer:
-    """Who gets what comes."""
+    """A consumer of a queue."""
 
     channel: "BrokerChannel"
     tag: bytes
@@ -61,19 +61,19 @@ class Queue:
     owner: "BrokerConnection | None" = None
     auto_delete: bool = False
     limit: int | None = None
-    """It refuses publishes beyond so many messages."""
+    """Number of ready messages from which on the queue refuses publishes."""
     ready: list[Message] = field(default_factory=list)
     consumers: list[Consumer] = field(default_factory=list)
 
     def give_back(self, message: Message) -> None:
-        """To its place."""
+        """Return a message to its position."""
         message.redelivered = True
         insort(self.ready, message)
 
 
 @dataclass(slots=True)
 class Unsynced:
-    """What a node that dies now may have forgotten: answered to nobody yet."""
+    """A unit that is not synced or answered yet: a node that dies now may forget it."""
 
     published: list[tuple[Queue, Message]]
     acked: list[tuple[Queue, Message]]
@@ -85,32 +85,32 @@ class SimBroker:
 
     Args:
         loop: the scheduler.
-        network: where clients come from.
+        network: the network of its clients.
     """
 
     loop: SimLoop
     network: Network
     queues: dict[bytes, Queue] = field(default_factory=dict)
     exchanges: dict[str, str] = field(default_factory=dict)
-    """The alternate exchange of each one that was declared."""
+    """The alternate exchange of each declared exchange."""
     connections: "dict[BrokerConnection, None]" = field(default_factory=dict)
     leaving: "dict[BrokerChannel, None]" = field(default_factory=dict)
-    """Channels of connections that have ended, which still have what they were given."""
+    """Channels of ended connections that still have unacknowledged messages."""
     process: Process = field(init=False)
     running: bool = False
     alarm: bool = False
     restarts: int = 0
     refusals: int = 0
-    """Units that were refused in part."""
+    """Number of units that were refused in part."""
     unsynced: list[Unsynced] = field(default_factory=list)
     forgets_acks: bool = False
-    """A node that dies may forget what was acked, and answered, a moment before, as RabbitMQ's classic queues do."""
+    """A crash may forget acks that were answered shortly before, as classic queues of RabbitMQ do."""
     recent: list[tuple[float, Queue, Message]] = field(default_factory=list)
     orders: int = 0
     on_apply: Callable[["BrokerConnection", int], None] | None = None
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Listen."""
         from tests.evidence.sim.broker_session import BrokerConnection
 
         self.process = Process(self.loop, HOST)
@@ -118,7 +118,7 @@ class SimBroker:
         self.process.context.run(self.network.listen, lambda: BrokerConnection(self), HOST, PORT, True)
 
     def crash(self) -> None:
-        """Kill -9 of the node: what is transient is gone, what was not synced may be."""
+        """Kill the node with kill -9: transient messages are lost, unsynced ones may be."""
         if not self.running:
             return
         self.running = False
@@ -155,7 +155,7 @@ class SimBroker:
     def enqueue(
         self, queue: Queue, exchange: bytes, routing_key: bytes, properties: bytes, body: bytes, persistent: bool
     ) -> Message | None:
-        """A message comes in; ``None`` when the queue refuses it."""
+        """Append a message; return ``None`` if the queue refuses it."""
         if queue.limit is not None and len(queue.ready) >= queue.limit:
             return None
         self.orders += 1
@@ -164,7 +164,7 @@ class SimBroker:
         return message
 
     def feed(self, queues: Iterable[Queue]) -> None:
-        """Deliver what waits to whoever consumes."""
+        """Deliver ready messages to the consumers."""
         for queue in queues:
             while queue.ready and queue.consumers:
                 for _ in queue.consumers:
@@ -177,13 +177,13 @@ class SimBroker:
                     break
 
     def forgotten(self, queue: Queue, message: Message) -> None:
-        """*message* was acked."""
+        """Record an acked message that a crash may return."""
         if self.forgets_acks:
             self.recent.append((self.loop.now, queue, message))
             del self.recent[:-50]
 
     def set_alarm(self, on: bool) -> None:
-        """A memory alarm begins, or ends."""
+        """Set or clear a memory alarm."""
         self.alarm = on
         if not on:
             for connection in list(self.connections):
@@ -191,15 +191,15 @@ class SimBroker:
 
 
 class SimManagement(Management):
-    """The management API: the real judgement of receipts, on what the simulated broker would answer."""
+    """The management API: dtx's real judgement of receipts, with the answers of the simulated broker."""
 
     broker: SimBroker
 
     async def get(self, path: str) -> Any:
-        """The answer to ``GET /api/…``.
+        """Return the answer to ``GET /api/…``.
 
         Raises:
-            ManagementError: the node is down, or has no such thing.
+            ManagementError: the node is down, or has no such object.
         """
         broker = self.broker
         await asyncio.sleep(broker.network.delay())

@@ -1,6 +1,6 @@
-"""What the simulated broker says to one connection: AMQP 0-9-1 as RabbitMQ speaks it, as far as dtx needs that.
+"""One connection of the simulated broker: AMQP 0-9-1 as RabbitMQ speaks it, as far as dtx needs that.
 
-Methods are read and written with pika's codec, so that dtx's own is not compared with itself.
+Methods are read and written with pika's codec, so that dtx's codec is not compared with itself.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _FRAME_MAX: Final = 131_072
 
 
 _HELD_UP: Final = 0.03
-"""How many units wait for a queue inside tx.commit, whatever becomes of their connection meanwhile."""
+"""Share of units that are delayed inside tx.commit, whether or not their connection has ended."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class _Settle:
     queue: Queue
     message: Message
     requeue: bool | None
-    """``None``: acknowledged; ``False``: dropped; ``True``: back to its queue."""
+    """``None``: acknowledged; ``False``: dropped; ``True``: requeued."""
 
 
 class BrokerConnection(asyncio.Protocol):
@@ -58,7 +58,7 @@ class BrokerConnection(asyncio.Protocol):
         self._blocked = False
 
     def connection_made(self, transport: Any) -> None:
-        """A socket."""
+        """Register the connection, and start heartbeats."""
         self._transport = transport
         self.broker.connections[self] = None
         self.broker.process.call(_HEARTBEAT / 2, self._beat)
@@ -73,11 +73,11 @@ class BrokerConnection(asyncio.Protocol):
         self.broker.process.call(_HEARTBEAT / 2, self._beat)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone."""
+        """End the connection, since the client has."""
         self.end()
 
     def end(self) -> None:
-        """The connection ends: its exclusive queues go soon, its channels by themselves."""
+        """End the connection: its exclusive queues are deleted soon, each channel ends separately."""
         if self.ended:
             return
         self.ended = True
@@ -95,7 +95,7 @@ class BrokerConnection(asyncio.Protocol):
             del self.broker.queues[name]
 
     def unblock(self) -> None:
-        """The alarm is over."""
+        """Continue to read after the end of the alarm."""
         if self._blocked:
             self._blocked = False
             self._heard = self.broker.loop.now
@@ -103,7 +103,7 @@ class BrokerConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def published(self) -> None:
-        """The client publishes: during an alarm it is not read from any more."""
+        """During an alarm, stop reading from a client that publishes."""
         if self.broker.alarm and not self._blocked:
             self._blocked = True
             self.send(0, spec.Connection.Blocked("low on memory"))
@@ -121,7 +121,7 @@ class BrokerConnection(asyncio.Protocol):
             self._transport.write(frames)
 
     def data_received(self, data: bytes) -> None:
-        """Octets."""
+        """Process received bytes."""
         self._heard = self.broker.loop.now
         if self._header_left:
             header, data = data[: self._header_left], data[self._header_left :]
@@ -141,7 +141,7 @@ class BrokerConnection(asyncio.Protocol):
                 self.take(key, number, payload)
 
     def take(self, key: int, number: int, payload: bytes) -> None:
-        """A frame for a channel."""
+        """Pass a frame to its channel."""
         channel = self.channels.get(number)
         if channel is None:
             if key != spec.Channel.Open.INDEX:
@@ -166,14 +166,14 @@ class BrokerConnection(asyncio.Protocol):
                 pass
 
     def close(self, code: int, text: str) -> None:
-        """A connection exception."""
+        """Close the connection with an exception."""
         self.send(0, spec.Connection.Close(code, text, 0, 0))
         self._closing = True
         self.broker.process.call(1.0, self.end)
 
 
 class BrokerChannel:
-    """One channel: it works through its methods in their order, in its own time."""
+    """One channel; it processes its methods in order, each after a delay."""
 
     def __init__(self, connection: BrokerConnection, number: int) -> None:
         self.connection = connection
@@ -181,7 +181,7 @@ class BrokerChannel:
         self.number = number
         self.tx = False
         self._confirms = 0
-        """Publishes since confirm.select; 0: it was not sent."""
+        """Publishes since confirm.select."""
         self._confirming = False
         self.closing = False
         self.unacked: dict[int, tuple[Queue, Message]] = {}
@@ -197,7 +197,7 @@ class BrokerChannel:
         self._ended = False
 
     def frame(self, key: int, payload: bytes) -> None:
-        """A frame came in."""
+        """Queue a received frame."""
         self._inbox.append((key, payload))
         if not self._working:
             self._working = True
@@ -227,7 +227,7 @@ class BrokerChannel:
         self.connection.send(self.number, method)
 
     def _close(self, code: int, text: str, key: int) -> None:
-        """A channel exception: the channel takes its transaction with it."""
+        """Close the channel with an exception, and discard its transaction."""
         self.closing = True
         self._published.clear()
         self._settled.clear()
@@ -235,7 +235,7 @@ class BrokerChannel:
         self._send(spec.Channel.Close(code, text, key >> 16, key & 0xFFFF))
 
     def give_all_back(self) -> None:
-        """What was not settled returns to its queues; consumers end."""
+        """Requeue unsettled messages, and end the consumers."""
         self.broker.leaving.pop(self, None)
         touched = {}
         for queue in self.consumers.values():
@@ -255,7 +255,7 @@ class BrokerChannel:
             self.broker.feed(touched.values())
 
     def connection_ended(self, gone: float) -> None:
-        """The connection is gone. What is in the midst of tx.commit may still happen: the channel ends by itself."""
+        """End the channel some time after its connection: a unit in tx.commit may still be applied."""
         random, process = self.broker.loop.random, self.broker.process
         self.broker.leaving[self] = None
         if random.random() < 0.3:
@@ -285,14 +285,14 @@ class BrokerChannel:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """The number is free; what came behind is for its next owner."""
+        """Free the channel number; frames that came later belong to its next channel."""
         self._ended = True
         del self.connection.channels[self.number]
         for key, payload in self._inbox:
             self.connection.take(key, self.number, payload)
 
     def _flow(self, method: Any) -> None:
-        """Changes nothing, and is answered behind all that came before it."""
+        """Answer, without any effect, after everything that came before."""
         self._send(spec.Channel.FlowOk(method.active))
 
     def _qos(self, method: Any) -> None:
@@ -393,11 +393,11 @@ class BrokerChannel:
 
     @property
     def has_room(self) -> bool:
-        """Whether another delivery may go out."""
+        """Whether the prefetch allows another delivery."""
         return not self.prefetch or len(self.unacked) + len(self._settled) < self.prefetch
 
     def deliver(self, queue: Queue, consumer: Consumer, message: Message) -> None:
-        """basic.deliver."""
+        """Send basic.deliver."""
         tag = self._hand_out(queue, message, consumer.no_ack)
         key = message.routing_key.decode()
         method = spec.Basic.Deliver(consumer.tag.decode(), tag, message.redelivered, message.exchange.decode(), key)
@@ -495,7 +495,7 @@ class BrokerChannel:
                 self._route(publish, [])
 
     def _route(self, publish: _Publish, done: list[tuple[Queue, Message]]) -> bool:
-        """Put a message into its queue; ``False`` when that refuses it."""
+        """Put a message into its queue; return ``False`` if the queue refuses it."""
         queue = self.broker.queues.get(publish.routing_key)
         if queue is None:
             if publish.mandatory:
@@ -514,7 +514,7 @@ class BrokerChannel:
         return True
 
     def _confirm(self, publish: _Publish) -> None:
-        """Take a message at once, and tell when it is on the disk; a queue may refuse it."""
+        """Take a message at once, and confirm it after the sync; the queue may refuse it."""
         self._confirms += 1
         taken: list[tuple[Queue, Message]] = []
         accepted = self._route(publish, taken)
@@ -537,14 +537,14 @@ class BrokerChannel:
     def _tx_commit(self, _: Any) -> None:
         self._committing = True
         if self.connection.ended:
-            self._apply()  # it has taken long enough
+            self._apply()  # the client has waited long enough
         else:
             random = self.broker.loop.random
             held_up = random.random() * LATE if random.random() < _HELD_UP else 0.0
             self.broker.process.call(self.broker.network.delay() + held_up, self._apply)
 
     def _apply(self) -> None:
-        """The moment at which a unit happens: all of it, but for what a queue refuses."""
+        """Apply a unit at one moment, except for publishes that a queue refuses."""
         published: list[tuple[Queue, Message]] = []
         refused = [publish for publish in self._published if not self._route(publish, published)]
         if self._published and self.broker.on_apply is not None:
@@ -595,5 +595,5 @@ def _frame(kind: int, channel: int, payload: bytes) -> bytes:
 
 
 def persistent_message(body: bytes) -> tuple[bytes, bytes, bool]:
-    """Properties, body and persistence of a plain persistent message, for :meth:`SimBroker.enqueue`."""
+    """Return properties, body and persistence of a plain persistent message, for :meth:`SimBroker.enqueue`."""
     return properties.build({properties.Property.DELIVERY_MODE: b"\x02"}), body, True

@@ -1,4 +1,4 @@
-"""What must hold when everything has come to rest: the ledger, the log and the queues tell the same story."""
+"""The invariants at the end of a run: the ledger, the log and the queues must agree."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -24,11 +24,11 @@ Copies = dict[bytes, list[tuple[bytes, bytes | None]]]
 
 @dataclass(slots=True)
 class Verdict:
-    """What was found.
+    """The result of the checks.
 
     Args:
-        violations: what must never happen, and has.
-        repeated: messages that are there more than once, or again.
+        violations: descriptions of broken invariants.
+        repeated: number of surplus copies of messages.
     """
 
     violations: list[str] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Verdict:
 
 
 def in_broker(broker: SimBroker) -> Copies:
-    """What lies in the queues of the broker."""
+    """Return the messages in the queues of the broker."""
     copies: Copies = {}
     for queue in broker.queues.values():
         if not queue.name.startswith(b"dtx."):
@@ -50,10 +50,10 @@ def judge(ledger: Ledger, database: SimDatabase, copies: Copies, *, exact: bool)
     """Compare them.
 
     Args:
-        ledger: what was decided.
+        ledger: the decisions.
         database: of dtx.
-        copies: what lies in the queues.
-        exact: whether nothing may be there twice: no broker has died and no queue has refused.
+        copies: the messages in the queues.
+        exact: no message may be repeated: no broker has died and no queue has refused.
     """
     verdict = Verdict([*ledger.violations, *database.violations])
     wrong = verdict.violations.append
@@ -102,14 +102,14 @@ def judge(ledger: Ledger, database: SimDatabase, copies: Copies, *, exact: bool)
 
 
 def _judge_strays(ledger: Ledger, copies: Copies, consumed: Counter[bytes], wrong: Callable[[str], None]) -> None:
-    """What was published outside of any branch may have come to nothing; like everything else it comes once."""
+    """Check messages that were published outside of any branch: they may be lost, but must not be repeated."""
     for body in ledger.strays:
         if len(copies.get(body, ())) + consumed[body] > 1:
             wrong(f"{body!r}, of no branch, is in {copies.get(body, [])} and was consumed {consumed[body]} times")
 
 
 def _moves(ledger: Ledger) -> dict[bytes, list[Move]]:
-    """By body, where operators have sent it."""
+    """By body, the orders of operators to redirect the message."""
     moves: dict[bytes, list[Move]] = {}
     for branch in ledger.branches.values():
         for move in branch.moves:
@@ -118,7 +118,7 @@ def _moves(ledger: Ledger) -> dict[bytes, list[Move]]:
 
 
 def _places(ledger: Ledger, committed: set[Xid], copies: Copies) -> dict[bytes, set[bytes]]:
-    """By body, the queues that it is in, or was consumed from."""
+    """By body, the queues that hold the message, or from which it was consumed."""
     places = {body: {where for where, _ in found} for body, found in copies.items()}
     for branch in ledger.branches.values():
         if branch.xid in committed:
@@ -133,7 +133,7 @@ def _judge_moves(
     given_up: set[bytes],
     wrong: Callable[[str], None],
 ) -> None:
-    """What an operator has sent elsewhere is there, or was there; of several orders nobody knows which was the last."""
+    """Check that a redirected message is or was in its new queue. The last of several orders is not known."""
     for body, ordered in moves.items():
         there = places.get(body)
         if len(ordered) == 1 and ordered[0].done and there and body not in given_up and ordered[0].queue not in there:
@@ -141,7 +141,7 @@ def _judge_moves(
 
 
 def _committed(ledger: Ledger, database: SimDatabase, wrong: Callable[[str], None]) -> set[Xid]:
-    """Branches that have committed, by whomever; each has ended as whoever decided it wanted."""
+    """Return the committed branches; check that each branch ended as decided."""
     endings, outcomes = _endings(database, wrong), _outcomes(database, wrong)
     ways = _ways(database)
     committed = {xid for xid, events in endings.items() if JournalEvent.COMMITTED in events}
@@ -173,7 +173,7 @@ def _endings(database: SimDatabase, wrong: Callable[[str], None]) -> dict[Xid, C
 
 
 def _outcomes(database: SimDatabase, wrong: Callable[[str], None]) -> dict[Xid, Heuristic]:
-    """How branches have ended by operators' orders."""
+    """Return the heuristic outcomes by xid."""
     outcomes: dict[Xid, Heuristic] = {}
     for _, line in database.tables.database.journal:
         if line.event is JournalEvent.HEURISTIC:
@@ -190,19 +190,19 @@ def _judge_heuristic(branch: Branch, outcome: Heuristic, wrong: Callable[[str], 
         wrong(f"{branch.xid} is heuristically {outcome}, and operators have ordered {branch.ordered}")
     if branch.answered:
         wrong(f"{branch.decision} of {branch.xid} was answered as done, and it is heuristically {outcome}")
-    if not branch.may_be_forgotten:  # nothing is in the log any more: see above
+    if not branch.may_be_forgotten:  # all rows of the log have been removed: see judge
         wrong(f"{branch.xid} is heuristically {outcome}, and was forgotten though nobody had asked for that")
 
 
 def _goes_on(branch: Branch, outcome: Heuristic, way: set[LogState]) -> bool:
-    """Whether the messages that nobody gave up have gone the way of a commit."""
+    """Whether the messages that were not discarded were committed."""
     if branch.given_up and outcome in {Heuristic.MIXED, Heuristic.HAZARD}:
         return not way.isdisjoint(_COMMITS)
     return outcome is Heuristic.COMMITTED
 
 
 def _ways(database: SimDatabase) -> dict[Xid, set[LogState]]:
-    """All states that branches have had in the log."""
+    """Return all states of each branch in the log."""
     xids: dict[UUID, Xid] = {}
     ways: dict[Xid, set[LogState]] = {}
     for *_, record in database.written:
@@ -215,7 +215,7 @@ def _ways(database: SimDatabase) -> dict[Xid, set[LogState]]:
 
 
 def _judge_way(branch: Branch, way: set[LogState], wrong: Callable[[str], None]) -> None:
-    """Phase two goes one way, and commits what somebody wanted to commit."""
+    """Check that phase two has one direction, and that a commit was requested."""
     commits, undoes = way & _COMMITS, way & _UNDOES
     if commits and undoes:
         wrong(f"{branch.xid} went both ways: {sorted(commits | undoes)}")

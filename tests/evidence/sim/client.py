@@ -1,4 +1,4 @@
-"""Clients of the simulation: a connection to dtx with one selected channel, and what is asked on it."""
+"""Clients of the simulation: a connection to dtx with one selected channel, and its requests."""
 
 import asyncio
 from dataclasses import replace
@@ -33,21 +33,21 @@ from tests.evidence.sim.instance import PORT
 from tests.support.raw import body_frames
 
 PATIENCE: Final = 40.0
-"""Seconds for one answer; then the connection is given up."""
+"""Limit of seconds for one answer."""
 _PERSISTENT: Final = properties.build({properties.Property.DELIVERY_MODE: b"\x02"})
 GONE: Final = (UpstreamLost, UpstreamChannelClosed, OSError, TimeoutError)
-"""Whatever ends the work on a connection."""
+"""The errors that end the work on a connection."""
 
 
 class _Connection(ServiceConnection):
-    """One that wants small frames, where *frame_max* is not 0."""
+    """A connection that negotiates frames of *frame_max* bytes, if that is not 0."""
 
     def __init__(self, broker: Broker, name: str, frame_max: int) -> None:
         super().__init__(broker, name)
         self._most = frame_max
 
     async def open(self, vhost: str) -> None:
-        """Agree on the size of a frame, and open *vhost*."""
+        """Negotiate the frame size, and open *vhost*."""
         if self._most:
             self._agreed = replace(self._agreed, frame_max=self._most)
         await super().open(vhost)
@@ -57,8 +57,8 @@ class Client:
     """A connection, and a channel on it.
 
     Args:
-        hosts: where dtx may be; they are tried in turn.
-        frame_max: octets that a frame may have, of either side; 0 for what dtx offers.
+        hosts: addresses of the dtx instances, tried in turn.
+        frame_max: limit of the bytes of a frame, in both directions; 0: the offer of dtx.
     """
 
     def __init__(self, hosts: list[str], *, frame_max: int = 0) -> None:
@@ -68,20 +68,20 @@ class Client:
         self._connection: ServiceConnection | None = None
         self._channel: OwnChannel | None = None
         self.deliveries: list[tuple[int, bytes, bytes]] = []
-        """Tag, body and queue of what came to the consumer."""
+        """Tag, body and queue of each delivery."""
         self._arrived = asyncio.Event()
 
     @property
     def channel(self) -> OwnChannel:
-        """The channel."""
+        """The channel, which must be open."""
         assert self._channel is not None
         return self._channel
 
     async def open(self, *, select: bool = True) -> None:
-        """Connect to whoever serves, open the channel, and select.
+        """Connect to the next host, open the channel, and select.
 
         Raises:
-            GONE: nobody does.
+            GONE: it does not serve.
         """
         self.close()
         self._next += 1
@@ -94,7 +94,7 @@ class Client:
         await self.reopen(select=select)
 
     async def reopen(self, *, select: bool = True) -> None:
-        """A new channel on the same connection.
+        """Open a new channel on the same connection.
 
         Raises:
             GONE: the connection is gone.
@@ -108,7 +108,7 @@ class Client:
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection and the channel are there."""
+        """Whether the connection and the channel are open."""
         return (
             self._connection is not None
             and not self._connection.is_lost
@@ -118,17 +118,17 @@ class Client:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the connection is there."""
+        """Whether the connection is open."""
         return self._connection is not None and not self._connection.is_lost
 
     def close(self) -> None:
-        """Cut the connection off."""
+        """End the connection without a handshake."""
         connection, self._connection, self._channel = self._connection, None, None
         if connection is not None:
             connection.end("the client closes it")
 
     async def ask(self, request: Method) -> Method:
-        """A request and its answer.
+        """Send a request, and return its answer.
 
         Raises:
             GONE: there is none.
@@ -139,56 +139,56 @@ class Client:
     # -- dtx
 
     async def start(self, xid: Xid, *, join: bool = False, resume: bool = False) -> XaFlag:
-        """dtx-demarcation.start."""
+        """Send dtx-demarcation.start."""
         return await self._flag(DtxStart(xid=xid, join=join, resume=resume))
 
     async def end(self, xid: Xid, *, fail: bool = False, suspend: bool = False) -> XaFlag:
-        """dtx-demarcation.end."""
+        """Send dtx-demarcation.end."""
         return await self._flag(DtxEnd(xid=xid, fail=fail, suspend=suspend))
 
     async def prepare(self, xid: Xid) -> XaFlag:
-        """dtx-coordination.prepare."""
+        """Send dtx-coordination.prepare."""
         return await self._flag(DtxPrepare(xid=xid))
 
     async def commit(self, xid: Xid, *, one_phase: bool = False) -> XaFlag:
-        """dtx-coordination.commit."""
+        """Send dtx-coordination.commit."""
         return await self._flag(DtxCommit(xid=xid, one_phase=one_phase))
 
     async def rollback(self, xid: Xid) -> XaFlag:
-        """dtx-coordination.rollback."""
+        """Send dtx-coordination.rollback."""
         return await self._flag(DtxRollback(xid=xid))
 
     async def forget(self, xid: Xid) -> None:
-        """dtx-coordination.forget."""
+        """Send dtx-coordination.forget."""
         await self.ask(DtxForget(xid=xid))
 
     async def set_timeout(self, xid: Xid, seconds: int) -> None:
-        """dtx-coordination.set-timeout."""
+        """Send dtx-coordination.set-timeout."""
         await self.ask(DtxSetTimeout(xid=xid, timeout=seconds))
 
     async def get_timeout(self, xid: Xid) -> int:
-        """dtx-coordination.get-timeout, seconds."""
+        """Send dtx-coordination.get-timeout; return seconds."""
         return cast("DtxGetTimeoutOk", await self.ask(DtxGetTimeout(xid=xid))).timeout
 
     async def _flag(self, request: Method) -> XaFlag:
         return XaFlag(cast("DtxPrepareOk", await self.ask(request)).flags)
 
     async def recover(self, *, start: bool = True, end: bool = True) -> list[Xid]:
-        """dtx-coordination.recover: a batch of a scan, by default of one that this call starts and ends."""
+        """Send dtx-coordination.recover; return a batch. By default this call starts and ends the scan."""
         answer = await self.ask(DtxRecover(startscan=start, endscan=end))
         size = len(answer.frame(1))
-        assert not self._frame_max or size <= self._frame_max, f"a frame of {size} octets"
+        assert not self._frame_max or size <= self._frame_max, f"a frame of {size} bytes"
         (xids,) = (entry.value for entry in tables.entries(cast("DtxRecoverOk", answer).xids))
         return [Xid.from_wire(wire) for wire in split_xids(xids)]
 
     # -- messages
 
     async def declare(self, queue: bytes) -> None:
-        """A durable queue."""
+        """Declare a durable queue."""
         await self.ask(methods.QueueDeclare(queue, durable=True))
 
     async def get(self, queue: bytes) -> tuple[int, bytes] | None:
-        """Tag and body of the next message, if there is one."""
+        """Return tag and body of the next message, ``None`` if there is none."""
         get = methods.BasicGet(queue).frame(self.channel.number)
         async with asyncio.timeout(PATIENCE):
             answer = await self.channel.send_raw(get, methods.BasicGetOk, methods.BasicGetEmpty)
@@ -199,7 +199,7 @@ class Client:
                 return None
 
     async def consume(self, queue: bytes, prefetch: int) -> None:
-        """Have messages delivered."""
+        """Start a consumer."""
         await self.ask(methods.BasicQos(0, prefetch))
 
         def arrived(message: ContentReceived) -> None:
@@ -211,7 +211,7 @@ class Client:
         await self.ask(methods.BasicConsume(queue, b""))
 
     async def delivered(self, seconds: float) -> None:
-        """Wait for a delivery, so long at most."""
+        """Wait for a delivery, for at most *seconds*."""
         self._arrived.clear()
         try:
             async with asyncio.timeout(seconds):
@@ -220,11 +220,11 @@ class Client:
             return
 
     def ack(self, tag: int) -> None:
-        """basic.ack."""
+        """Send basic.ack."""
         self._write(methods.BasicAck(tag).frame(self.channel.number))
 
     def publish(self, queue: bytes, body: bytes) -> None:
-        """A persistent message by the default exchange."""
+        """Publish a persistent message to the default exchange."""
         number = self.channel.number
         frames = (
             methods.BasicPublish(b"", queue).frame(number),

@@ -1,10 +1,10 @@
-"""The database of the simulation, at the seam where dtx talks to PostgreSQL.
+"""The database of the simulation; it replaces PostgreSQL below dtx's lease and writer.
 
-The lease and the group-committing writer are the real ones. What they run on is a session of :class:`SimDatabase`,
-whose tables are the log's in-memory twin (it passes the same contract tests as PostgreSQL): a group is written as a
-whole or not at all, under an epoch that is proved; its answer comes later, or not at all though it was written. What
-was written is durable: it outlives every crash of dtx. A crash of the database breaks the sessions, and what was under
-way is written or not.
+The lease and the group-committing writer are the real ones. They run on a session of :class:`SimDatabase`, whose tables
+are the log's in-memory twin (it passes the same contract tests as PostgreSQL). A group is written completely or not at
+all, under the epoch of the lease. Its answer comes later, or is lost although the group was written. Written records
+are durable: they survive every crash of dtx. A crash of the database breaks the sessions; a write in progress is done
+or not.
 """
 
 import asyncio
@@ -35,14 +35,14 @@ RM: Final = "dtx"
 LOG: Final = UUID(int=1)
 """Id of the log."""
 RETRY_WINDOW: Final = 10.0
-"""Seconds for which a write waits for a database that is away."""
+"""Seconds for which a write waits while the database is unavailable."""
 _ANSWER_TIMEOUT: Final = 30.0
 Group = Sequence[tuple[LogWrite, bytes]]
 _Bound = tuple[int, Group, WriteTurn | None]
 
 
 class _Tables(MemoryLog):
-    """The twin's tables; who may write is settled elsewhere."""
+    """The tables of the twin; :class:`SimDatabase` checks the epoch of writes."""
 
     def put(self, record: LogWrite) -> None:
         """Write *record*.
@@ -53,13 +53,13 @@ class _Tables(MemoryLog):
         self._apply(record)
 
     def look(self, vhost: str, xid: Xid) -> BranchRecord | None:
-        """The row of *xid*."""
+        """Return the row of *xid*."""
         row = self._row(vhost, xid)
         return None if row is None else row.branch
 
     @property
     def lease_valid(self) -> bool:
-        """Reading tables needs no lease; whether to believe what was read does."""
+        """Always true: reading the tables needs no lease."""
         return True
 
 
@@ -74,7 +74,7 @@ class _LeaseRow:
 
 @dataclass(slots=True)
 class SimDatabase:
-    """What is durable, and who may write.
+    """The durable state, and the lease on it.
 
     Args:
         loop: the scheduler.
@@ -84,39 +84,39 @@ class SimDatabase:
     tables: _Tables = field(default_factory=lambda: _Tables(RM, MemoryDatabase()))
     lease: _LeaseRow | None = None
     away: bool = False
-    """Nobody gets a connection."""
+    """No connection is possible."""
     slow: float = 0.001
     sessions: "dict[SimSession, None]" = field(default_factory=dict)
     written: list[tuple[float, int, str, LogWrite]] = field(default_factory=list)
     """Every record that became durable: time, epoch, process."""
     seen: dict[bytes, None] = field(default_factory=dict)
-    """Ids of the records, by which a writer that lost its session finds out what was written."""
+    """Ids of the records; a writer that lost its session looks here for its records."""
     on_write: Callable[[LogWrite], None] | None = None
     writers: dict[int, str] = field(default_factory=dict)
     """By epoch, the process that wrote under it."""
     violations: list[str] = field(default_factory=list)
     lost_answers: int = 0
-    """So many of the next groups are written, and nobody hears of it."""
+    """Number of next groups that are written without an answer."""
     lost_groups: int = 0
-    """So many of the next groups are not written, and nobody hears of it."""
+    """Number of next groups that are neither written nor answered."""
 
     async def pause(self) -> None:
-        """One way over the network and through the database."""
+        """Wait as long as one direction over the network and through the database takes."""
         random = self.loop.random
         await asyncio.sleep(random.random() * self.slow * (100 if random.random() < 0.01 else 1))
 
     async def connect(self) -> None:
-        """Reach the database.
+        """Connect to the database.
 
         Raises:
-            OSError: it is away.
+            OSError: it is unavailable.
         """
         await self.pause()
         if self.away:
             raise ConnectionRefusedError("the database is away")
 
     def crash(self) -> None:
-        """The database dies: sessions break, in whatever they are doing."""
+        """Crash the database: all sessions break."""
         self.away = True
         for session in list(self.sessions):
             session.end()
@@ -124,10 +124,10 @@ class SimDatabase:
     # -- writing
 
     def write(self, epoch: int, group: Group, session: "SimSession", process: Process, turn: WriteTurn | None) -> None:
-        """One transaction.
+        """Run one transaction.
 
         Raises:
-            Refused: nothing was written.
+            StatementRefused: nothing was written.
         """
         row = self.lease
         if row is None or row.epoch != epoch:
@@ -174,7 +174,7 @@ class SimDatabase:
     # -- the lease's statements
 
     def execute(self, statement: str, values: dict[str, Any]) -> tuple[Any, ...] | None:
-        """One of the statements of :mod:`dtx.log.lease`; the row that it returns."""
+        """Run a statement of :mod:`dtx.log.lease`, and return its row."""
         row, now = self.lease, self.loop.now
         match statement:
             case lease._HOLDER:
@@ -221,7 +221,7 @@ class SimSession:
         self.database = database
         self.alive = True
         self.turn = 0
-        """Of the last group that was written: a setting of the session, as PostgreSQL keeps it."""
+        """The turn of the last written group; a setting of the session, as in PostgreSQL."""
         self._process = current()
         self._loop = asyncio.get_running_loop()
         self._on_their_way: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
@@ -230,36 +230,36 @@ class SimSession:
         database.sessions[self] = None
 
     def end(self) -> None:
-        """The connection is gone."""
+        """Break the connection."""
         self.alive = False
         self.database.sessions.pop(self, None)
         if self._process.alive and self._waiting:
             self._process.call(0, self._break)
 
     async def run(self, bound: "_Bound") -> None:
-        """One transaction there and back.
+        """Run one transaction, and wait for its answer.
 
         Raises:
-            Refused: nothing was written.
-            SessionLost: not known.
+            StatementRefused: nothing was written.
+            SessionLost: the outcome is not known.
         """
         await self.send(bound)
 
     def send(self, bound: "_Bound") -> "asyncio.Future[Any]":
-        """The same; what is sent meanwhile comes behind it."""
+        """Run one transaction; later ones may be sent before its answer."""
         epoch, group, turn = bound
         return self.begin(lambda: self.database.write(epoch, group, self, self._process, turn))
 
     async def over(self, work: Callable[[], Any]) -> Any:
-        """Do *work* in the database; what happens in between is not known to whoever asked.
+        """Do *work* in the database, and wait for its answer.
 
         Raises:
-            SessionLost: not known.
+            SessionLost: the outcome is not known.
         """
         return await self.begin(work)
 
     def begin(self, work: Callable[[], Any]) -> "asyncio.Future[Any]":
-        """The same, whoever waits."""
+        """Do *work* in the database, and return the future of its answer."""
         answer: asyncio.Future[Any] = self._loop.create_future()
         if not self.alive:
             answer.set_exception(SessionLost("the connection to the database is closed"))
@@ -268,7 +268,7 @@ class SimSession:
         overdue = self._loop.call_later(_ANSWER_TIMEOUT, self.end)
         answer.add_done_callback(lambda _: overdue.cancel())
         self._on_their_way.append((work, answer))
-        # In the world, not in the process: what was sent is done, whoever sent it may be dead by then.
+        # In the world, not in the process: a sent request is executed even if its process dies meanwhile.
         self.database.loop.in_world(self._delay(), self._arrive)
         return answer
 
@@ -326,10 +326,10 @@ class _LeaseConnection:
         self._session = SimSession(database)
 
     async def execute(self, statement: str, values: dict[str, Any]) -> "_Cursor":
-        """Run it.
+        """Run a statement.
 
         Raises:
-            psycopg.OperationalError: the connection is gone, nobody knows whether it was done.
+            psycopg.OperationalError: the connection is gone, and the outcome is not known.
         """
         try:
             return _Cursor(await self._session.over(lambda: self._session.database.execute(statement, values)))
@@ -348,7 +348,7 @@ class _Cursor:
         self._row = row
 
     async def fetchone(self) -> tuple[Any, ...] | None:
-        """The row."""
+        """Return the row."""
         return self._row
 
 
@@ -368,7 +368,7 @@ class _SimLease(Lease):
 
 
 class _SimQueries(LogQueries):
-    """What reads; the tables are the twin's."""
+    """The queries of the log, on the tables of the twin."""
 
     database: SimDatabase
 
@@ -383,65 +383,65 @@ class _SimQueries(LogQueries):
             raise LogUnavailable("the database is away")
 
     async def load(self) -> AsyncIterator[BranchRecord]:
-        """Every branch."""
+        """Yield every branch."""
         await self._go()
         for record in [record async for record in self.database.tables.load()]:
             yield record
 
     async def read_work(self, branch_id: UUID) -> list[WorkRow]:
-        """The work of a branch."""
+        """Return the work of a branch."""
         await self._go()
         found = await self.database.tables.read_work(branch_id)
         await self.database.pause()
         return found
 
     async def read_messages_of(self, branch_id: UUID) -> list[WorkRow]:
-        """The same, wherever the messages are."""
+        """Return the work of a branch, with messages from the log or from queues."""
         await self._go()
         found = await self.database.tables.read_messages_of(branch_id)
         await self.database.pause()
         return found
 
     async def lookup(self, vhost: str, xid: Xid, branch_id: UUID | None = None) -> Lookup:
-        """What the tables say."""
+        """Return the result of the tables."""
         await self._go()
         found = await self.database.tables.lookup(vhost, xid, branch_id)
         await self.database.pause()
         return found
 
     async def load_definitions(self) -> Definitions:
-        """All topology."""
+        """Return all definitions."""
         await self._go()
         return await self.database.tables.load_definitions()
 
     async def load_queues(
         self, queues: Sequence[int], *, detailed: Collection[int] = ()
     ) -> AsyncIterator[QueueContents]:
-        """What is in them."""
+        """Yield the contents of queues."""
         await self._go()
         async for contents in self.database.tables.load_queues(queues, detailed=detailed):
             yield contents
 
     async def read_messages(self, slots: Sequence[Slot], octets: int | None = None) -> dict[Slot, StoredMessage]:
-        """Messages."""
+        """Return messages by slot."""
         await self._go()
         found = await self.database.tables.read_messages(slots, octets)
         await self.database.pause()
         return found
 
     async def which_exist(self, slots: Sequence[Slot]) -> set[Slot]:
-        """Those that are there."""
+        """Return the slots with a message."""
         await self._go()
         return await self.database.tables.which_exist(slots)
 
     async def stray_queues(self, known: Collection[int]) -> list[int]:
-        """Queues that nobody knows."""
+        """Return queues that are not in *known*."""
         await self._go()
         return await self.database.tables.stray_queues(known)
 
 
 class SimLog(TransactionLog, _SimQueries):
-    """The real log, put together of the real lease, the real writer, and the database of the simulation."""
+    """The real log with the real lease, the real writer, and the database of the simulation."""
 
     def __init__(self, database: SimDatabase, *, lease_ttl: float, on_lost: Callable[[], None]) -> None:
         self.database = database
@@ -451,8 +451,8 @@ class SimLog(TransactionLog, _SimQueries):
         super().__init__("postgresql://sim@nowhere/sim", RM)
 
     async def open(self, *, wait: bool = True, on_standby: Callable[[str], None] = lambda _: None) -> None:
-        """Take the lease, begin to write; waits while another dtx has it."""
-        assert wait, "no command runs in the simulation"
+        """Take the lease, and start the writer; wait while another dtx has the lease."""
+        assert wait, "the simulation runs no commands"
         self._lease = lease_ = _SimLease(self._dsn, RM, self._name, ttl=self._ttl, on_lost=self._lost)
         lease_.database = self.database
         await lease_.take(on_standby=on_standby)
@@ -466,27 +466,27 @@ class SimLog(TransactionLog, _SimQueries):
 def bind_group(
     _rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]], turn: WriteTurn | None = None
 ) -> "_Bound":
-    """In place of :func:`dtx.log.statements.bind_group`: the records themselves."""
+    """Replaces :func:`dtx.log.statements.bind_group`: returns the records themselves."""
     return epoch, list(group), turn
 
 
 async def raise_epoch(session: SimSession, _rm: bytes, instance: UUID) -> int:
-    """In place of :func:`dtx.log.writer.raise_epoch`."""
+    """Replaces :func:`dtx.log.writer.raise_epoch`."""
     epoch = await session.over(lambda: session.database.raise_epoch(instance))
     assert isinstance(epoch, int)
     return epoch
 
 
 async def was_applied(session: SimSession, _rm: bytes, group: Iterable[tuple[LogWrite, bytes]]) -> bool:
-    """In place of :func:`dtx.log.writer.was_applied`."""
+    """Replaces :func:`dtx.log.writer.was_applied`."""
     records = list(group)
     if writer._trace(b"", records) is None:
-        return False  # it leaves no trace, and may be written again
+        return False  # the group leaves no trace, and may be written again
     return bool(await session.over(lambda: all(line in session.database.seen for _, line in records)))
 
 
 def connector(database: SimDatabase) -> Any:
-    """In place of :class:`dtx.db.pipeline.PipelineSession`."""
+    """Replaces :class:`dtx.db.pipeline.PipelineSession`."""
 
     class Sessions:
         @staticmethod

@@ -1,9 +1,9 @@
-"""An application that does with branches whatever dtx-demarcation has words for, and some of what it forbids.
+"""An application that uses all operations of dtx-demarcation on branches, and some that are forbidden.
 
-The others start, work, end and vote. This one has branches fail, suspends and resumes them, works on others meanwhile,
-joins them by a second connection that fails or dies, sets timeouts and lets them go by, and asks again where one
-answer is all that there is. What it is told it compares with the table of the design; what its messages have come to is
-in the ledger, as everybody's.
+Other applications start, work, end and vote. This one fails branches, suspends and resumes them, and works on others
+meanwhile. It joins them by a second connection that fails or dies, sets timeouts and waits for them, and repeats
+requests that have only one answer. It compares answers with the transition table. Its messages are in the ledger, like
+those of other applications.
 """
 
 import asyncio
@@ -25,23 +25,23 @@ from tests.evidence.sim.scheduler import current
 
 _RB: Final = frozenset({XaFlag.RBROLLBACK, XaFlag.RBTIMEOUT})
 _NOT_KNOWN: Final = frozenset({ReplyCode.INTERNAL_ERROR, ReplyCode.RESOURCE_ERROR})
-"""Says nothing about the branch: ask again."""
+"""Codes that say nothing about the branch: the request must be repeated."""
 _TICK: Final = 3.0
-"""Seconds within which a timeout strikes, when nothing is in its way."""
+"""Seconds within which dtx notices a timeout, in the absence of faults."""
 
 
 class Explorer(Asker):
     """Plays one episode after the other.
 
     Args:
-        database: of dtx; looked into from outside.
-        ledger: of what was decided.
-        random: chance.
+        database: of dtx; read from outside.
+        ledger: the decisions.
+        random: source of random choices.
         number: of the explorer, a part of its xids.
-        hosts: where dtx may be.
+        hosts: addresses of the dtx instances.
         queues: names.
-        until: when it shall stop.
-        is_calm: whether nothing stands in the way of anybody at this moment.
+        until: returns true when the explorer must stop.
+        is_calm: whether no fault has an effect at this moment.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Explorer(Asker):
         )
 
     async def run(self) -> None:
-        """Work until it is told to stop."""
+        """Play episodes until it must stop."""
         clients = self._client, self._other
         while not self._until():
             try:
@@ -82,7 +82,7 @@ class Explorer(Asker):
                         client.close()
                 await asyncio.sleep(0.05 + self.random.random() * 0.3)
                 for client in clients:
-                    client.close()  # it may be in a branch still: nothing else can be begun there
+                    client.close()  # it may still be in a branch, and can start no other one there
         for client in clients:
             client.close()
 
@@ -90,7 +90,7 @@ class Explorer(Asker):
 
     @contextmanager
     def _branch(self) -> Iterator[Branch]:
-        """A branch, until its episode is over; then it is the transaction manager's to finish."""
+        """Make a branch for one episode; afterwards the transaction manager may complete it."""
         xid = Xid(1, b"x%d-%d" % (self._number, len(self.ledger.branches)), b"")
         branch = self.ledger.branches[xid] = Branch(xid, current())
         self._epoch = self._active
@@ -101,12 +101,12 @@ class Explorer(Asker):
 
     @property
     def _active(self) -> int:
-        """The epoch of the dtx that serves: it is another one after each start, and each change of hands."""
+        """The epoch of the serving dtx; it changes with each start and each takeover."""
         return 0 if self.database.lease is None else self.database.lease.epoch
 
     @property
     def _same(self) -> bool:
-        """Whether it has been one dtx all the time, that has not forgotten what was in its memory."""
+        """Whether the same dtx has served since the start of the episode, so that its memory is intact."""
         return self._active == self._epoch
 
     def _expect(self, what: str, branch: Branch, answer: int, *wanted: int) -> None:
@@ -115,10 +115,10 @@ class Explorer(Asker):
             self.ledger.wrong(f"{what} of {branch.xid}: {_words(answer)}, and not {' or '.join(map(_words, wanted))}")
 
     async def _hear(self, client: Client, asked: Awaitable[int]) -> int:
-        """The flag, or the reply code; the channel is a new one in that case.
+        """Return the flag or the reply code; a reply code has closed the channel, so open another one.
 
         Raises:
-            GONE: there is no answer, or none that says anything about the branch.
+            GONE: there is no answer, or none about the branch.
         """
         try:
             return await asked
@@ -129,17 +129,17 @@ class Explorer(Asker):
             return error.close.reply_code
 
     async def _ask(self, client: Client, what: str, branch: Branch, asked: Awaitable[int], *wanted: int) -> int:
-        """Ask, and demand one of these answers.
+        """Send a request, and check that the answer is one of *wanted*.
 
         Raises:
-            GONE: as above.
+            GONE: there is no answer, or none about the branch.
         """
         answer = await self._hear(client, asked)
         self._expect(what, branch, answer, *wanted)
         return answer
 
     async def _begin(self, client: Client, branch: Branch) -> None:
-        """Start it, and work a little.
+        """Start a branch, and work in it.
 
         Raises:
             GONE: it could not be started.
@@ -160,7 +160,7 @@ class Explorer(Asker):
         client.publish(queue, body)
 
     async def _finish(self, client: Client, branch: Branch) -> None:
-        """Vote and decide, or hear that there is nothing to decide."""
+        """Vote and decide; if the vote is no, check the answers after it."""
         flag = await self.prepare(client, branch)
         if flag is XaFlag.OK:
             branch.decision = self.random.choice(("commit", "rollback"))
@@ -169,7 +169,7 @@ class Explorer(Asker):
             await self._is_told_once(client, branch, flag)
 
     async def _is_told_once(self, client: Client, branch: Branch, flag: int) -> None:
-        """A branch that voted no by itself answers one rollback more as it voted, and does not block its xid."""
+        """Check that a branch which voted no repeats its vote once, for a rollback, and does not block its xid."""
         xid = branch.xid
         again = self.random.random() < 0.3
         if not again:
@@ -193,7 +193,7 @@ class Explorer(Asker):
             await self._is_doomed(client, branch)
 
     async def _is_doomed(self, client: Client, branch: Branch) -> None:
-        """Nobody can join it, and its vote is no."""
+        """Check that a rollback-only branch cannot be joined, and that its vote is no."""
         branch.decision = "rollback"
         if self.random.random() < 0.4:
             other = self._client if client is self._other else self._other
@@ -217,10 +217,10 @@ class Explorer(Asker):
     # -- suspend and resume
 
     async def _is_suspended(self) -> None:
-        """What a channel does between suspend and resume is no work of the branch; what it does then is."""
+        """Check that work between suspend and resume is not part of the branch, and work after resume is."""
         client = self._client
         with self._branch() as branch, self._branch() as second:
-            second.finished = True  # until it begins
+            second.finished = True  # until it is started
             await self._begin(client, branch)
             asked = client.end(branch.xid, suspend=True)
             flag = await self._ask(client, "end(suspend)", branch, asked, XaFlag.OK, *_RB)
@@ -249,7 +249,7 @@ class Explorer(Asker):
                     await self._finish(client, one)
 
     async def _stray(self, client: Client) -> None:
-        """Publish outside of any branch: whatever becomes of the branches, that message is there."""
+        """Publish outside of any branch: the message must arrive, whatever the outcome of the branches."""
         body = b"stray-%d.%d" % (self._number, len(self.ledger.strays) + len(self.ledger.seeds))
         queue = self.random.choice(self._queues)
         self.ledger.strays.add(body)
@@ -261,12 +261,12 @@ class Explorer(Asker):
                 self.ledger.seeds[body] = queue
 
     async def _is_refused_while_suspended(self, branch: Branch) -> None:
-        """No vote is possible yet, and resume is the suspended channel's own."""
+        """Check that a suspended branch cannot vote, and that no other channel can resume it."""
         other, xid = self._other, branch.xid
         resumes = self.random.random() < 0.5
         what = "start(resume) on another channel" if resumes else "prepare of a suspended branch"
         answer = await self._hear(other, other.start(xid, resume=True) if resumes else other.prepare(xid))
-        # The channel may have died on the way to dtx, and nobody here know it yet: then it cannot be asked anything.
+        # This fails if the channel has died without an error here; then the answer proves nothing.
         await self._client.get_timeout(xid)
         if self._same:
             self._expect(what, branch, answer, ReplyCode.COMMAND_INVALID)
@@ -274,7 +274,7 @@ class Explorer(Asker):
     # -- join
 
     async def _is_joined(self) -> None:
-        """Start without join of what is known, and join of what has voted, are refused."""
+        """Check that start of a known branch without join, and join of a prepared branch, are refused."""
         client, other = self._client, self._other
         with self._branch() as branch:
             xid = branch.xid
@@ -306,7 +306,7 @@ class Explorer(Asker):
             await self.complete(client, branch)
 
     async def _joins(self, branch: Branch) -> bool:
-        """Have the other connection join, and work; whether it does."""
+        """Join by the other connection, and work; return whether the join succeeded."""
         other = self._other
         await self._begin(self._client, branch)
         answer = await self._hear(other, other.start(branch.xid, join=True))
@@ -318,7 +318,7 @@ class Explorer(Asker):
         return True
 
     async def _is_joined_by_one_that_fails(self) -> None:
-        """One that fails fails for all."""
+        """Check that the failure of one association dooms the branch for all."""
         client, other = self._client, self._other
         with self._branch() as branch:
             if not await self._joins(branch):
@@ -329,7 +329,7 @@ class Explorer(Asker):
             await self._is_doomed(client, branch)
 
     async def _is_joined_by_one_that_dies(self) -> None:
-        """With a channel that dies in a branch part of the work is gone: the vote is never yes."""
+        """Check that the vote is no after the death of a channel: a part of the work is lost."""
         client, other = self._client, self._other
         with self._branch() as branch:
             if not await self._joins(branch):
@@ -338,7 +338,7 @@ class Explorer(Asker):
             asked = client.end(branch.xid)
             await self._ask(client, "end of a branch with a dead channel", branch, asked, XaFlag.OK, *_RB)
             answer: int = ReplyCode.COMMAND_INVALID
-            while answer == ReplyCode.COMMAND_INVALID:  # dtx has not heard of it yet
+            while answer == ReplyCode.COMMAND_INVALID:  # dtx has not noticed the death yet
                 await asyncio.sleep(0.1)
                 answer = await self._hear(client, client.prepare(branch.xid))
             self._expect("prepare of a branch with a dead channel", branch, answer, *_RB)
@@ -349,7 +349,7 @@ class Explorer(Asker):
     # -- timeouts
 
     async def _lets_time_go_by(self) -> None:
-        """A timeout strikes, not before its time, and is told as what it is."""
+        """Check that a timeout ends a branch, not too early, and with the right flag."""
         client = self._client
         with self._branch() as branch:
             await self._begin(client, branch)
@@ -375,7 +375,7 @@ class Explorer(Asker):
             await self.complete(client, branch)
 
     def _strikes(self, branch: Branch, flag: int, since: float, seconds: int, *, calm: bool) -> None:
-        """Judge *flag*, the answer of a branch whose timeout of *seconds* was set after *since*."""
+        """Check *flag*, the answer of a branch whose timeout of *seconds* was set after *since*."""
         passed = _now() - since
         if flag == XaFlag.RBTIMEOUT and passed < seconds:
             self.ledger.wrong(f"{branch.xid} has timed out after {passed:.3f} s of {seconds}")
@@ -385,14 +385,14 @@ class Explorer(Asker):
             )
 
     async def _set(self, client: Client, branch: Branch, seconds: int) -> int:
-        """Set a timeout, and hear which one it has now."""
+        """Set a timeout, check the value that dtx returns, and return it."""
         await client.set_timeout(branch.xid, seconds)
         has = min(seconds, MAX_TIMEOUT) or DEFAULT_TIMEOUT
         await self._ask(client, f"get-timeout behind {seconds}", branch, client.get_timeout(branch.xid), has)
         return has
 
     async def _has_another_timeout(self) -> None:
-        """The last timeout counts; 0 is the default, there is a ceiling, and after the vote none counts at all."""
+        """Check that the last timeout applies, 0 is the default, there is a maximum, and none counts after the vote."""
         client = self._client
         with self._branch() as branch:
             await self._begin(client, branch)
@@ -418,7 +418,7 @@ class Explorer(Asker):
     # -- what is not there
 
     async def _asks_of_nothing(self) -> None:
-        """Whatever is asked of an xid that nobody has begun, it is unknown."""
+        """Check that every request for an unknown xid is answered with 404."""
         client = self._client
         with self._branch() as branch:
             branch.finished = True

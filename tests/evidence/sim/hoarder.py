@@ -1,7 +1,7 @@
-"""A transaction manager that has more branches in doubt than a page of recover holds, while others come and go.
+"""A transaction manager with more branches in doubt than a page of recover holds, while others are added and completed.
 
-"If startscan is specified … a new recovery scan is started … an empty xids sequence ends the scan": the branches that
-were in doubt all the time are in its pages, each of them once, whatever is prepared and completed between two pages.
+"If startscan is specified … a new recovery scan is started … an empty xids sequence ends the scan": each branch that
+is in doubt during the whole scan is listed exactly once, whatever is prepared and completed between two pages.
 """
 
 import asyncio
@@ -20,25 +20,25 @@ from tests.evidence.sim.ledger import Branch, Ledger
 from tests.evidence.sim.scheduler import current
 
 _PILE: Final = 70
-"""Branches in doubt; of those with the longest names 30 fit the smallest frame."""
+"""Number of branches in doubt; the smallest frame has room for 30 xids of the greatest length."""
 _AT_ONCE: Final = 8
-"""How many it prepares between two scans, at most, while there are not that many yet."""
+"""Limit of branches that it prepares between two scans, while there are too few."""
 _LONGEST: Final = 64
-"""Octets of a gtrid, and of a bqual."""
+"""Length of each gtrid and bqual in bytes."""
 _MOST_CALLS: Final = 20
-"""Calls that start and end a scan each, until all that is in doubt has been seen."""
+"""Limit of calls, each of which starts and ends a scan, until all branches in doubt were listed."""
 
 
 class Hoarder(Asker):
-    """Prepares, scans, and completes a few.
+    """Prepares branches, scans, and completes a few.
 
     Args:
-        database: of dtx; looked into from outside.
-        ledger: of what was decided.
-        random: chance.
-        hosts: where dtx may be.
+        database: of dtx; read from outside.
+        ledger: the decisions.
+        random: source of random choices.
+        hosts: addresses of the dtx instances.
         queues: names.
-        until: when it shall stop.
+        until: returns true when it must stop.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Hoarder(Asker):
         self._pile: list[Branch] = []
 
     async def run(self) -> None:
-        """Work until it is told to stop; what is in doubt then is the recovery's."""
+        """Work until it must stop; the recovery completes the remaining branches."""
         clients = self._worker, self._scanner
         while not self._until():
             try:
@@ -80,7 +80,7 @@ class Hoarder(Asker):
         """Prepare a branch.
 
         Raises:
-            GONE: it may be prepared, or not: that is for the recovery to find out.
+            GONE: it may be prepared or not; the recovery completes it.
         """
         gtrid = b"hoard-%d" % len(self.ledger.branches)
         xid = Xid(1, gtrid.ljust(_LONGEST, b"."), b"b" * _LONGEST)
@@ -102,7 +102,7 @@ class Hoarder(Asker):
         """Complete a branch.
 
         Raises:
-            GONE: the recovery goes on with it.
+            GONE: the recovery completes it.
         """
         branch = self._pile.pop(self.random.randrange(len(self._pile)))
         branch.decision = self.random.choice(("commit", "rollback"))
@@ -112,14 +112,14 @@ class Hoarder(Asker):
             branch.working = False
 
     async def _come_and_go(self) -> None:
-        """What others do between two pages."""
+        """Prepare and complete some branches between two pages."""
         for _ in range(self.random.randrange(4)):
             await (self._one_more() if self.random.random() < 0.5 else self._one_less())
 
     # -- scans
 
     async def _scan(self) -> None:
-        """One scan, page by page."""
+        """Scan once, page by page."""
         before = self.in_doubt()
         listed: list[Xid] = []
         pages = 0
@@ -134,7 +134,7 @@ class Hoarder(Asker):
         self.ledger.answers[f"recover in {'several pages' if pages > 1 else 'one page'}"] += 1
 
     async def _call_by_call(self) -> None:
-        """A client that starts and ends a scan with each call: it sees all of what is in doubt, with patience."""
+        """Check that a client that starts and ends a scan with each call gets all branches after some calls."""
         before = self.in_doubt()
         seen: set[Xid] = set()
         left = list(before)
@@ -148,5 +148,5 @@ class Hoarder(Asker):
             self.ledger.wrong(f"{_MOST_CALLS} calls of recover do not list {left[0]}, which is in doubt all the time")
 
     def _stays(self, xid: Xid, state: LogState) -> bool:
-        """Whether it is in doubt as it was, and nobody has begun to complete it."""
+        """Whether the branch has the same state as before, and its completion has not begun."""
         return state in (LogState.PREPARED, LogState.HEURISTIC) and self.state(xid) is state

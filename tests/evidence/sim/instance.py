@@ -1,4 +1,4 @@
-"""dtx itself, in a process of the simulation: put together as the service does it, without signals."""
+"""A dtx process of the simulation, assembled as in the service, without signals."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -22,20 +22,20 @@ PORT: Final = 5673
 LEASE_TTL: Final = 4.0
 DEFAULT_TIMEOUT: Final = 30
 MAX_TIMEOUT: Final = 100
-"""Seconds, of a branch."""
+"""Seconds, for branches."""
 _RESTART: Final = 0.5
-"""Seconds after which whatever watches over a service starts it again."""
+"""Seconds until a supervisor restarts the service."""
 
 
 class Instance:
-    """One dtx, started again whenever it has ended.
+    """One dtx that is restarted after each end.
 
     Args:
         loop: the scheduler.
         network: its network.
-        database: shared with the other one.
-        host: its address, and its name.
-        broker: whether there is one; else dtx is the broker.
+        database: shared by all instances.
+        host: its address and name.
+        broker: alongside the broker; otherwise standalone.
         replay: see the setting.
     """
 
@@ -45,11 +45,11 @@ class Instance:
         self.host = host
         self.starts = 0
         self.exits: list[str] = []
-        """Why it ended by itself."""
+        """Reasons of its ends without a kill."""
         self.wanted = False
         self.process: Process | None = None
         self.operators: Operators | None = None
-        """Takes orders, while it serves."""
+        """Takes orders of operators while dtx serves."""
         self._loop = loop
         self._network = network
         self._database = database
@@ -57,16 +57,16 @@ class Instance:
         self._settings = Settings.model_validate({"broker": url, "replay": replay, "lanes": 3, "rm": RM})
 
     def start(self) -> None:
-        """Start it, and again after each end."""
+        """Start it; it is restarted after each end."""
         self.wanted = True
         if self.process is None and self.wanted:
             self.starts += 1
-            # A process has a name of its own, as it has a pid: the lease tells processes apart by it.
+            # Each process has its own name, like a pid: the lease distinguishes processes by it.
             self.process = Process(self._loop, self.host)
             self.process.spawn(self._run(self.process))
 
     def kill(self, *, again: float = _RESTART) -> None:
-        """Kill -9; started again after so many seconds."""
+        """Kill it with kill -9, and restart it after *again* seconds."""
         process, self.process, self.operators = self.process, None, None
         if process is not None:
             process.kill()
@@ -83,7 +83,7 @@ class Instance:
             self.kill()
 
     async def _serve(self) -> str:
-        """As :func:`dtx.server.service.serve` does it."""
+        """Serve as :func:`dtx.server.service.serve` does; return the reason of the end."""
         settings = self._settings
         stopping: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 

@@ -1,6 +1,6 @@
-"""What the applications and the transaction manager of the simulation know: the truth that dtx has to agree with.
+"""The knowledge of the applications and the transaction manager of the simulation; dtx must agree with it.
 
-The ledger survives everything, as the log of a transaction manager does.
+The ledger survives all faults, like the log of a transaction manager.
 """
 
 from collections import Counter
@@ -15,11 +15,11 @@ Decision = Literal["commit", "rollback"]
 
 @dataclass(slots=True, eq=False)
 class Move:
-    """An operator's order to send a message elsewhere.
+    """An operator's order to redirect a message.
 
     Args:
         body: of the message.
-        queue: where it goes instead.
+        queue: its new queue.
         done: the order was answered as done.
     """
 
@@ -34,15 +34,14 @@ class Branch:
 
     Args:
         xid: its name.
-        owner: the process that works on it; when that is dead the branch is the transaction manager's to finish.
+        owner: the process that works on it; after its death the transaction manager completes the branch.
         publishes: body and queue of each message.
-        consumes: bodies, in the queues that they came from.
+        consumes: body and source queue of each message.
         prepared: the answer to prepare was xa-ok.
-        decision: what the transaction manager has decided; for good. ``None`` for a one-phase commit without answer.
-        one_phase: a one-phase commit was asked for: then dtx decides.
+        decision: of the transaction manager; final. ``None`` for a one-phase commit without an answer.
+        one_phase: a one-phase commit was requested: then dtx decides.
         answered: a commit or rollback was answered as done.
-        finished: nobody asks any more.
-        asked: whether anything was asked that could have put it into the log.
+        finished: no further request is necessary.
     """
 
     xid: Xid
@@ -56,44 +55,44 @@ class Branch:
     finished: bool = False
     working: bool = True
     brief: bool = False
-    """It has a timeout of a second."""
+    """It has a timeout of one second."""
     ordered: list[str] = field(default_factory=list)
-    """What operators have ordered; each of it was done, or not."""
+    """The orders of operators; each was carried out or not."""
     given_up: list[bytes] = field(default_factory=list)
     """Messages that operators have ordered to discard."""
     moves: list[Move] = field(default_factory=list)
-    """Messages that operators have ordered to go elsewhere."""
+    """Messages that operators have ordered to redirect."""
     forgets: bool = False
-    """Its transaction manager has asked to forget the heuristic outcome."""
+    """Its transaction manager has requested forget for the heuristic outcome."""
 
     @property
     def may_be_forgotten(self) -> bool:
-        """Whether somebody has asked for that."""
+        """Whether a transaction manager or an operator has requested forget."""
         return self.forgets or "forget" in self.ordered
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether its application is through with it, or dead."""
+        """Whether its application has left it or is dead."""
         return not self.working or not self.owner.alive
 
 
 @dataclass(slots=True)
 class Ledger:
-    """All branches, and all messages that were there before."""
+    """All branches, and all messages outside of them."""
 
     branches: dict[Xid, Branch] = field(default_factory=dict)
     seeds: dict[bytes, bytes] = field(default_factory=dict)
-    """By body, the queue."""
+    """The initial messages: by body, the queue."""
     strays: set[bytes] = field(default_factory=set)
-    """Messages published outside of any branch, by somebody who cannot know whether they arrived."""
+    """Messages published outside of any branch, whose arrival is not known."""
     violations: list[str] = field(default_factory=list)
     answers: Counter[str] = field(default_factory=Counter)
 
     def wrong(self, text: str) -> None:
-        """Something has happened that must never happen."""
+        """Record a violation."""
         self.violations.append(text)
 
     @property
     def unfinished(self) -> list[Branch]:
-        """Branches that somebody has still to ask about."""
+        """Branches that need further requests."""
         return [branch for branch in self.branches.values() if not branch.finished]

@@ -1,4 +1,4 @@
-"""Mistakes that dtx does not make, put into it: each must be found, else the simulation proves nothing."""
+"""Mutations of dtx: each must be found, otherwise the simulation proves nothing."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -34,14 +34,14 @@ Change = tuple[Any, str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutation:
-    """One mistake.
+    """One mutation.
 
     Args:
-        name: what is wrong, for people.
-        changes: where, what, by what.
-        shape: in which runs it must be found.
-        seeds: within so many.
-        first: of these, where many that find nothing come before one that does.
+        name: the mistake, in words.
+        changes: object, attribute and new value of each patch.
+        shape: of the runs that must find it.
+        seeds: number of seeds, one of which must find it.
+        first: the first of these seeds, to skip many that do not find it.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Mutation:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Dtx makes this mistake."""
+        """Patch dtx during the block."""
         patches = [patch.object(where, what, by) for where, what, by in self.changes()]
         for change in patches:
             change.start()
@@ -84,7 +84,7 @@ _STANDALONE: Final = Shape(broker=False, troubles=6, database=0.05, kinds=_KILLE
 
 
 def _answer_first() -> Sequence[Change]:
-    """The answer goes out before the write that it promises."""
+    """The answer is sent before the write that it depends on."""
     step: Any = effects.__dict__["step"]
 
     def hasty(*args: Any) -> tuple[Any, tuple[Effect, ...]]:
@@ -98,12 +98,12 @@ def _answer_first() -> Sequence[Change]:
 
 
 def _no_decision() -> Sequence[Change]:
-    """Phase two begins without the decision in the log."""
+    """Phase two begins before the decision is in the log."""
     return [_without_the_write_of(State.COMMITTING)]
 
 
 def _without_the_write_of(*states: State) -> Change:
-    """What leads to one of *states* is remembered, and not in the log."""
+    """A transition to one of *states* is in memory, but not in the log."""
     steps = Effects._steps
 
     def forgetful(
@@ -122,7 +122,7 @@ def _without_the_write_of(*states: State) -> Change:
 
 
 def _no_lock() -> Sequence[Change]:
-    """A unit is decided on while the connection that sent it may still act."""
+    """The outcome of a unit is determined while the connection that sent it can still have an effect."""
 
     async def at_once(self: Lane, lock: str) -> None:
         await asyncio.sleep(0)
@@ -131,7 +131,7 @@ def _no_lock() -> Sequence[Change]:
 
 
 def _lock_of_the_connection() -> Sequence[Change]:
-    """A lock ends with its connection, as an exclusive queue does, and not with the last channel that may act."""
+    """A lock ends with its connection, like an exclusive queue, not with the last channel that can have an effect."""
     ended = BrokerChannel.connection_ended
 
     def early(self: BrokerChannel, gone: float) -> None:
@@ -147,7 +147,7 @@ def _lock_of_the_connection() -> Sequence[Change]:
 
 
 def _marker_ignored() -> Sequence[Change]:
-    """A receipt that is not there proves something even after a restart of the broker."""
+    """A missing receipt is a proof even after a restart of the broker."""
     left_by = Receipts.left_by
 
     async def believing(self: Receipts, lock: str, upstream: Any) -> ReceiptScan:
@@ -158,7 +158,7 @@ def _marker_ignored() -> Sequence[Change]:
 
 
 def _out_of_turn() -> Sequence[Change]:
-    """A group is written though the one before it was not."""
+    """A group is written although the group before it was not."""
     return [(writer, "WriteTurn", lambda mine, _: WriteTurn(mine, 0))]
 
 
@@ -168,7 +168,7 @@ class _Everything(frozenset[str]):
 
 
 def _unknown_is_never() -> Sequence[Change]:
-    """What nobody knows is taken for something that did not happen."""
+    """A unit with an unknown outcome counts as not applied."""
     resolve = Lane.resolve
 
     async def sure(self: Lane, unit: Unit) -> UnitOutcome:
@@ -179,7 +179,7 @@ def _unknown_is_never() -> Sequence[Change]:
 
 
 def _always_again() -> Sequence[Change]:
-    """A unit whose connection was lost is sent again without asking."""
+    """A unit whose connection was lost is repeated without a check."""
 
     async def never(self: Lane, unit: Unit) -> UnitOutcome:
         return UnitOutcome.NEVER
@@ -188,7 +188,7 @@ def _always_again() -> Sequence[Change]:
 
 
 def _log_not_read() -> Sequence[Change]:
-    """A start does not read the log, and what is not in memory counts as unknown."""
+    """A start does not read the log, and a branch that is not in memory counts as unknown."""
 
     async def load(self: TransactionLog) -> AsyncIterator[BranchRecord]:
         nothing: list[BranchRecord] = []
@@ -214,7 +214,7 @@ def _pretend(operation: str) -> Any:
 
 
 def _shown_early() -> Sequence[Change]:
-    """Standalone: messages of a prepared branch are seen before it commits."""
+    """Standalone: messages of a prepared branch are visible before its commit."""
     entered = LocalPersistence._entered
 
     def hasty(self: LocalPersistence, entry: BranchRuntime, vote: Any) -> None:
@@ -227,12 +227,12 @@ def _shown_early() -> Sequence[Change]:
 
 
 def _not_hidden() -> Sequence[Change]:
-    """Standalone: a restart forgets what prepared branches hold."""
+    """Standalone: a restart makes messages visible that prepared branches hold."""
     return [(PostgresStore, "restore", lambda *_: None)]
 
 
 def _unit_not_logged() -> Sequence[Change]:
-    """A unit that is sent in the place of a lost one is remembered, and not in the log."""
+    """A unit that replaces a lost one is in memory, but not in the log."""
 
     async def forgetful(self: BrokerPersistence, entry: BranchRuntime, unit: Unit) -> None:
         assert entry.record is not None
@@ -244,7 +244,7 @@ def _unit_not_logged() -> Sequence[Change]:
 
 
 def _purged_early() -> Sequence[Change]:
-    """Receipts are purged though the log may not have what they prove."""
+    """Receipts are purged before the log has the completion that they prove."""
     use = Receipts.use
 
     def hasty(self: Receipts, unit: Unit) -> bytes:
@@ -256,7 +256,7 @@ def _purged_early() -> Sequence[Change]:
 
 
 def _no_doubt() -> Sequence[Change]:
-    """A write whose outcome is not known is taken for one that was not done."""
+    """A write with an unknown outcome counts as not done."""
     failed = BrokerPersistence.failed
 
     def sure(self: BrokerPersistence, entry: BranchRuntime, *rest: Any) -> Any:
@@ -268,7 +268,7 @@ def _no_doubt() -> Sequence[Change]:
 
 
 def _never_taken_put_back() -> Sequence[Change]:
-    """A branch that was taken in part puts back what never left its queue."""
+    """A partially applied branch puts back messages that never left their queue."""
 
     def everything(self: BrokerPersistence, entry: BranchRuntime) -> tuple[int, ...]:
         return tuple(work.position for work in entry.cached or () if work.kind is WorkKind.PUBLISH)
@@ -277,17 +277,17 @@ def _never_taken_put_back() -> Sequence[Change]:
 
 
 def _one_outcome() -> Sequence[Change]:
-    """Whatever an operator has decided, the transaction manager is told that it was a commit."""
+    """Every heuristic outcome is answered as committed."""
     return [(Heuristic, "flag", property(lambda _: XaFlag.HEURCOM))]
 
 
 def _forgets_by_itself() -> Sequence[Change]:
-    """Operators: what was decided begins before it is in the log."""
+    """Operators: an order is carried out before it is in the log."""
     return [_without_the_write_of(State.HEURISTIC_COMMITTING, State.HEURISTIC_ROLLING_BACK)]
 
 
 def _goes_where_it_was_to_go() -> Sequence[Change]:
-    """Operators: what a branch has in memory does not hear that a message goes elsewhere."""
+    """Operators: a redirect does not change the copy in memory."""
     redirect = BrokerPersistence.redirect
 
     async def stale(self: BrokerPersistence, entry: BranchRuntime, *rest: Any) -> None:
@@ -299,7 +299,7 @@ def _goes_where_it_was_to_go() -> Sequence[Change]:
 
 
 def _redirected_in_memory() -> Sequence[Change]:
-    """Operators: that a message goes elsewhere is not in the log."""
+    """Operators: a redirect is not in the log."""
 
     async def forgetful(self: BrokerPersistence, entry: BranchRuntime, to: Redirect, *_: Any) -> None:
         if entry.cached is not None:
@@ -309,7 +309,7 @@ def _redirected_in_memory() -> Sequence[Change]:
 
 
 def _retried_in_vain() -> Sequence[Change]:
-    """Operators: a retry is said to be done when it has begun."""
+    """Operators: a retry is answered as done when it begins."""
     carry_out = Operators.carry_out
 
     async def hasty(self: Operators, order: Order) -> Done:
@@ -322,7 +322,7 @@ def _retried_in_vain() -> Sequence[Change]:
 
 
 def _impatient(state: State, operation: Operation) -> Sequence[Change]:
-    """Every few seconds dtx does by itself what others have to ask for."""
+    """Every few seconds dtx carries out *operation* on branches in *state* without a request."""
     revive = Maintenance._revive
 
     async def impatient(self: Maintenance) -> None:
@@ -337,12 +337,12 @@ def _impatient(state: State, operation: Operation) -> Sequence[Change]:
 
 
 def _prepared_times_out() -> Sequence[Change]:
-    """What is prepared is rolled back when its transaction manager takes its time."""
+    """A prepared branch is rolled back without a request."""
     return _impatient(State.PREPARED, Operation.ROLLBACK)
 
 
 def _outcomes_are_forgotten() -> Sequence[Change]:
-    """What an operator has decided is forgotten though no transaction manager has heard of it."""
+    """A heuristic outcome is forgotten before a transaction manager has received it."""
     return _impatient(State.HEURISTIC, Operation.FORGET)
 
 

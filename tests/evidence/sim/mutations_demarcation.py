@@ -1,4 +1,4 @@
-"""More mistakes that dtx does not make: in pages of recover, tombstones, suspended branches and timeouts."""
+"""Mutations of dtx in pages of recover, tombstones, suspended branches and timeouts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ _HOARDED: Final = Shape(troubles=0, applications=1, hoards=True, seconds=4.0)
 
 
 def _skipped() -> Sequence[Change]:
-    """A page of recover begins one behind the end of the last one."""
+    """A page of recover skips one xid after the page before."""
     turn = Scan.next
 
     def hasty(self: Scan, fits: Callable[[Sequence[Xid], int], int], *, end: bool) -> Sequence[Xid]:
@@ -39,7 +39,7 @@ def _skipped() -> Sequence[Change]:
 
 
 def _no_snapshot() -> Sequence[Change]:
-    """A scan goes on in a list that has changed since it began."""
+    """A scan continues in a list that is newer than its start."""
     recover = CoordinationHandler._recover
 
     async def fresh(self: CoordinationHandler, call: methods.DtxRecover, who: Who, frame_max: int) -> bytes:
@@ -51,7 +51,7 @@ def _no_snapshot() -> Sequence[Change]:
 
 
 def _always_the_first_page() -> Sequence[Change]:
-    """Whoever starts and ends a scan with each call gets its first page for ever."""
+    """A client that starts and ends a scan with each call always gets the first page."""
     turn = Scan.next
 
     def forgetful(self: Scan, fits: Callable[[Sequence[Xid], int], int], *, end: bool) -> Sequence[Xid]:
@@ -63,7 +63,7 @@ def _always_the_first_page() -> Sequence[Change]:
 
 
 def _tombstones_stay() -> Sequence[Change]:
-    """A tombstone answers each rollback that comes."""
+    """A tombstone answers every rollback, not only the first."""
     take = Branches._take_tombstone
 
     def lasting(self: Branches, who: Who, xid: Xid) -> XaFlag | None:
@@ -77,29 +77,29 @@ def _tombstones_stay() -> Sequence[Change]:
 
 
 def _no_tombstones() -> Sequence[Change]:
-    """A branch that has voted no is unknown to the rollback that comes behind."""
+    """A branch that voted no is unknown to the rollback after the vote."""
     return [(Branches, "leave_tombstone", lambda *_: None)]
 
 
 def _tombstones_outlive() -> Sequence[Change]:
-    """An xid that begins anew finds the tombstone of what it was before."""
+    """A new branch with a used xid finds the old tombstone."""
     return [(Branches, "reuse", lambda *_: None)]
 
 
 def _suspended_is_ended() -> Sequence[Change]:
-    """What is suspended counts as ended: it may vote."""
+    """A suspended branch counts as ended: it can vote."""
     suspends = Association.ASSOCIATED, Operation.SUSPEND
     return [(branch, "ASSOCIATIONS", ASSOCIATIONS | {suspends: Association.NONE})]
 
 
 def _anybody_resumes() -> Sequence[Change]:
-    """A channel resumes what another one has suspended."""
+    """A channel resumes a branch that another one has suspended."""
     resumes = Association.NONE, Operation.RESUME
     return [(branch, "ASSOCIATIONS", ASSOCIATIONS | {resumes: Association.ASSOCIATED})]
 
 
 def _resumed_in_name() -> Sequence[Change]:
-    """What is done behind a resume is no work of the branch."""
+    """Work after resume is not part of the branch."""
     run = DemarcationHandler._run
 
     def absent(self: DemarcationHandler, call: methods.DtxStart | methods.DtxEnd, who: Who) -> bytes | None:
@@ -112,7 +112,7 @@ def _resumed_in_name() -> Sequence[Change]:
 
 
 def _suspended_in_name() -> Sequence[Change]:
-    """What is done while the branch is suspended is its work, too."""
+    """Work while the branch is suspended is part of it."""
     run = DemarcationHandler._run
 
     def present(self: DemarcationHandler, call: methods.DtxStart | methods.DtxEnd, who: Who) -> bytes | None:
@@ -128,7 +128,7 @@ def _suspended_in_name() -> Sequence[Change]:
 
 
 def _failure_is_success() -> Sequence[Change]:
-    """To end with fail is to end."""
+    """end(fail) has the effect of end."""
 
     def mild(*, fail: bool, suspend: bool) -> Operation:
         return end_operation(fail=False, suspend=suspend)
@@ -137,7 +137,7 @@ def _failure_is_success() -> Sequence[Change]:
 
 
 def _doomed_is_joined() -> Sequence[Change]:
-    """Somebody joins what can only be rolled back, and hears nothing of that."""
+    """A join of a rollback-only branch is answered with xa-ok."""
     joins = {
         key: replace(rule, effects=(Answer(flag=XaFlag.OK),))
         for key, rule in TRANSITIONS.items()
@@ -147,7 +147,7 @@ def _doomed_is_joined() -> Sequence[Change]:
 
 
 def _death_is_an_end() -> Sequence[Change]:
-    """A channel that dies in a branch has ended its work, as far as it has come."""
+    """The death of a channel in a branch counts as end."""
     apply = Branches.apply_event
 
     def mild(self: Branches, entry: BranchRuntime, event: ChannelLost | Happened) -> None:
@@ -161,7 +161,7 @@ def _death_is_an_end() -> Sequence[Change]:
 
 
 def _timeout_in_name() -> Sequence[Change]:
-    """A timeout is told, and the one before strikes."""
+    """A new timeout is returned, but the old one applies."""
     set_timeout: Any = TransactionManager.set_timeout
 
     async def deaf(self: TransactionManager, who: Who, xid: Xid, seconds: int) -> None:
@@ -175,7 +175,7 @@ def _timeout_in_name() -> Sequence[Change]:
 
 
 def _no_ceiling() -> Sequence[Change]:
-    """Whatever timeout is asked for is given."""
+    """A timeout may exceed the maximum."""
     set_timeout: Any = TransactionManager.set_timeout
 
     async def generous(self: TransactionManager, who: Who, xid: Xid, seconds: int) -> None:
@@ -190,13 +190,13 @@ def _no_ceiling() -> Sequence[Change]:
 
 
 def _strikes_early() -> Sequence[Change]:
-    """A timeout strikes some time before it is over."""
+    """A timeout ends a branch 0.7 s early."""
     falls_due = Maintenance._falls_due
     return [(Maintenance, "_falls_due", lambda self, entry, now: falls_due(self, entry, now + 0.7))]
 
 
 def _never_strikes() -> Sequence[Change]:
-    """Nobody looks at the timeouts."""
+    """Timeouts have no effect."""
     return [(Maintenance, "_age", lambda *_: None)]
 
 
@@ -227,4 +227,4 @@ DEMARCATION: Final = tuple(
     for shape, mistakes in ((_HOARDED, _PAGES), (_EXPLORED, _ANSWERS))
     for name, changes in mistakes
 )
-"""Each in both modes: the channels of the two have little in common."""
+"""Each in both modes: their channel handlers have little code in common."""

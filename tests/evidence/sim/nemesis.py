@@ -1,4 +1,4 @@
-"""What goes wrong, and when: a plan that a seed draws, and that can be made smaller event by event."""
+"""Faults: a seed draws a plan, which can be shrunk event by event."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """One event.
+    """One fault.
 
     Args:
         at: seconds after the beginning.
-        kind: what happens; a key of :data:`KINDS`.
-        whom: the index of whom it happens to, where there are several.
-        seconds: how long it lasts.
+        kind: a key of :data:`KINDS`.
+        whom: the index of the target, modulo the number of targets; some kinds use it as a count.
+        seconds: its duration.
     """
 
     at: float
@@ -38,7 +38,7 @@ def _kill_dtx(sim: "Simulation", trouble: Trouble) -> None:
 
 
 def _kill_active(sim: "Simulation", trouble: Trouble) -> None:
-    """Whoever has the lease, just when it has written something: that is where promises are made."""
+    """Kill the dtx with the lease immediately after a write, the critical moment for its guarantees."""
     sim.on_next_write(trouble.whom % 40, lambda: _active(sim, trouble))
 
 
@@ -66,7 +66,7 @@ def _cut_off(sim: "Simulation", trouble: Trouble) -> None:
 
 
 def _cut_off_broker(sim: "Simulation", trouble: Trouble) -> None:
-    """All connections of one dtx to the broker, which lives on: what was under way may have been done."""
+    """Break all connections of one dtx to the broker, which keeps running: requests in progress may be executed."""
     host = sim.instances[trouble.whom % len(sim.instances)].host
     for end in list(sim.network.ends):
         if end.process.name == host and end.other.process.name == BROKER:
@@ -74,7 +74,7 @@ def _cut_off_broker(sim: "Simulation", trouble: Trouble) -> None:
 
 
 def _cut_one_at_a_write(sim: "Simulation", trouble: Trouble) -> None:
-    """One connection of some dtx to the broker breaks in the moment of a write: part of a unit is done, part is not."""
+    """Break one connection of a dtx to the broker at a write, so that a unit may be done in part."""
 
     def cut() -> None:
         ends = [end for end in sim.network.ends if end.process.alive and end.other.process.name == BROKER]
@@ -85,7 +85,7 @@ def _cut_one_at_a_write(sim: "Simulation", trouble: Trouble) -> None:
 
 
 def _cut_off_and_kill(sim: "Simulation", trouble: Trouble) -> None:
-    """Whoever has the lease loses the broker at a write; what it does about that it does not get done."""
+    """The dtx with the lease loses the broker at a write, and is killed before it has handled that."""
 
     def cut() -> None:
         for index, instance in enumerate(sim.instances):
@@ -113,7 +113,7 @@ def _database_away(sim: "Simulation", trouble: Trouble) -> None:
 
 
 def _database_long_away(sim: "Simulation", trouble: Trouble) -> None:
-    """Longer than a write waits for it: whoever waits is told that the outcome is not known."""
+    """The database is unavailable for longer than a write waits: the outcome of the write is not known."""
     sim.database.crash()
     sim.later(RETRY_WINDOW + trouble.seconds / 2, sim.database_back)
 
@@ -182,15 +182,15 @@ _LONG: Final = {"dtx is stopped": 9.0, "dtx and the broker are separated": 45.0,
 def draw(
     random: Random, seconds: float, count: int, *, broker: bool, exact: bool, kinds: Sequence[str] = ()
 ) -> tuple[Trouble, ...]:
-    """A plan for the first *seconds*.
+    """Draw a plan for the first *seconds*.
 
     Args:
-        random: chance.
-        seconds: how long there is trouble.
-        count: how many events.
-        broker: whether there is one.
-        exact: nothing that makes dtx repeat messages.
-        kinds: only these, if any is named.
+        random: source of random choices.
+        seconds: duration of the period with faults.
+        count: number of events.
+        broker: alongside a broker.
+        exact: no faults that make dtx repeat messages.
+        kinds: only these kinds, if there are any.
     """
     kinds = kinds or [
         kind

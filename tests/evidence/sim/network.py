@@ -1,8 +1,8 @@
-"""The network of the simulation: streams between processes, which arrive late, in pieces, in part, or not at all.
+"""The network of the simulation: streams between processes, with delays, splits, losses and partitions.
 
-What was written arrives in order, as with TCP: after a delay that is drawn, in pieces that are drawn. A process that
-dies leaves what it has sent to the network; a cut-off connection loses the end of that. A partition holds everything
-back until it is healed, ends of connections included: what is sent into one may arrive minutes later.
+Written bytes arrive in order, as with TCP, after a random delay and in random pieces. Bytes that a process has sent
+arrive after its death. A connection that is broken off loses the bytes on the way. A partition holds everything back
+until it is healed, including the ends of connections: bytes may arrive minutes later.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from typing import Any, Final
 from tests.evidence.sim.scheduler import Process, SimLoop, current
 
 _SPLIT: Final = 0.05
-"""How often a write arrives in two pieces."""
+"""Share of writes that arrive in two pieces."""
 _SLOW: Final = 0.02
-"""How often something takes long."""
+"""Share of delays that are 50 times as long."""
 
 
 class SimTransport(asyncio.Transport):
@@ -27,14 +27,14 @@ class SimTransport(asyncio.Transport):
         self.other: SimTransport
         self.protocol: Any = None
         self.closed = False
-        """This end reads and writes no more."""
+        """Whether this end no longer reads and writes."""
         self._network = network
         self._reading = True
         self._incoming: list[bytes | None] = []
         self._last = 0.0
 
     def attach(self, protocol: Any) -> None:
-        """Begin: the protocol hears that it is connected, and then what has come since."""
+        """Connect the protocol, and pass on the bytes that have arrived."""
         self.protocol = protocol
         protocol.connection_made(self)
         self._read()
@@ -42,37 +42,37 @@ class SimTransport(asyncio.Transport):
     # -- asyncio.Transport
 
     def write(self, data: Any) -> None:
-        """Send."""
+        """Send bytes."""
         if not self.closed:
             self._network.send(self, bytes(data))
 
     def get_write_buffer_size(self) -> int:
-        """Nothing waits: the network takes everything at once."""
+        """Return 0: the network takes everything at once."""
         return 0
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Nothing waits."""
+        """Have no effect."""
 
     def is_closing(self) -> bool:
         """Whether this end is closed."""
         return self.closed
 
     def pause_reading(self) -> None:
-        """Leave what comes in where it is."""
+        """Hold incoming bytes back."""
         self._reading = False
 
     def resume_reading(self) -> None:
-        """Read on."""
+        """Continue to read."""
         self._reading = True
         if self._incoming:
             self.process.call(0, self._read)
 
     def close(self) -> None:
-        """Send what was written, and then the end."""
+        """Send the end after the written bytes."""
         self._end(None)
 
     def abort(self) -> None:
-        """End at once."""
+        """Do the same as :meth:`close`."""
         self._end(None)
 
     def _end(self, error: Exception | None) -> None:
@@ -86,7 +86,7 @@ class SimTransport(asyncio.Transport):
     # -- from the network
 
     def arrive(self, data: bytes | None) -> None:
-        """*data* is here, or the end."""
+        """Receive *data*; ``None`` is the end."""
         if not self.closed:
             self._incoming.append(data)
             self._read()
@@ -103,7 +103,7 @@ class SimTransport(asyncio.Transport):
 
 
 def _fill(protocol: asyncio.BufferedProtocol, data: bytes) -> None:
-    """Give *data* to a protocol that has a buffer for it."""
+    """Pass *data* to a protocol with its own buffer."""
     while data:
         room = memoryview(protocol.get_buffer(len(data)))
         size = min(len(room), len(data))
@@ -123,15 +123,15 @@ class SimServer:
         self._address = address
 
     def getsockname(self) -> tuple[str, int]:
-        """Its address; clients need one that looks like one."""
+        """Return its address."""
         return self._address
 
     async def start_serving(self) -> None:
-        """Accept from now on."""
+        """Accept connections from now on."""
         self._network.listeners[self._address] = self
 
     def close(self) -> None:
-        """Accept no more."""
+        """Stop accepting."""
         if self._network.listeners.get(self._address) is self:
             del self._network.listeners[self._address]
 
@@ -148,7 +148,7 @@ class Network:
 
     Args:
         loop: the scheduler.
-        latency: seconds that most things take at most.
+        latency: usual limit of a delay in seconds.
     """
 
     loop: SimLoop
@@ -156,7 +156,7 @@ class Network:
     listeners: dict[tuple[str, int], SimServer] = field(default_factory=dict)
     ends: dict[SimTransport, None] = field(default_factory=dict)
     cut: set[frozenset[str]] = field(default_factory=set)
-    """Pairs of processes, by name, that do not hear of each other at present."""
+    """Pairs of partitioned processes, by name."""
     held: list[_Held] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -164,7 +164,7 @@ class Network:
         self.loop.listen = self.listen
 
     def listen(self, factory: Callable[[], Any], host: str, port: int, begin: bool) -> SimServer:
-        """A listening socket of the process that asks."""
+        """Return a listening socket of the current process."""
         process = current()
         server = SimServer(self, process, factory, (host, port))
         process.on_exit.append(server.close)
@@ -173,10 +173,10 @@ class Network:
         return server
 
     async def connect(self, factory: Callable[[], Any], host: str, port: int) -> tuple[SimTransport, Any]:
-        """A stream to whoever listens there.
+        """Connect the current process, and return a stream and its protocol.
 
         Raises:
-            ConnectionRefusedError: nobody does.
+            ConnectionRefusedError: no process listens at this address.
         """
         process = current()
         await asyncio.sleep(self.delay())
@@ -198,7 +198,7 @@ class Network:
         return near, protocol
 
     def delay(self) -> float:
-        """How long something takes."""
+        """Return a random delay."""
         random = self.loop.random
         return random.random() * self.latency * (50 if random.random() < _SLOW else 1)
 
@@ -206,7 +206,7 @@ class Network:
         return bool(self.cut) and frozenset((one.name, other.name)) in self.cut
 
     def send(self, sender: SimTransport, data: bytes | None) -> None:
-        """Send *data*, or the end, to the other end of *sender*."""
+        """Send *data* to the other end of *sender*; ``None`` is the end."""
         random = self.loop.random
         if data is not None and len(data) > 1 and random.random() < _SPLIT:
             middle = random.randrange(1, len(data))
@@ -230,24 +230,24 @@ class Network:
             receiver.arrive(data)
 
     def forget(self, end: SimTransport) -> None:
-        """*end* is closed."""
+        """Remove *end*, which is closed."""
         self.ends.pop(end, None)
 
     # -- faults
 
     def of(self, process: Process) -> list[SimTransport]:
-        """The open ends of *process*."""
+        """Return the open ends of *process*."""
         return [end for end in self.ends if end.process is process]
 
     def died(self, process: Process) -> None:
-        """The system closes what a dead process had open; what was sent is on its way."""
+        """Close the streams of a dead process; sent bytes still arrive."""
         for end in self.of(process):
             end.closed = True
             self.send(end, None)
             self.forget(end)
 
     def break_off(self, end: SimTransport) -> None:
-        """Cut one stream off, for both sides, whatever is on its way."""
+        """Break a stream at both ends; bytes on the way are lost."""
         for side in (end, end.other):
             if not side.closed and side.process.alive and side.protocol is not None:
                 side.closed = True
@@ -255,11 +255,11 @@ class Network:
                 side.process.call(self.delay(), side.protocol.connection_lost, ConnectionResetError("cut off"))
 
     def partition(self, one: str, other: str) -> None:
-        """Two processes hear no more of each other."""
+        """Partition two processes."""
         self.cut.add(frozenset((one, other)))
 
     def heal(self) -> None:
-        """Everybody hears everybody again, late."""
+        """End all partitions; the held bytes arrive after a delay."""
         self.cut.clear()
         held, self.held = self.held, []
         for item in held:

@@ -1,7 +1,7 @@
-"""An operator in the simulation: decides what is in doubt, gives up what is stuck or sends it elsewhere, and forgets.
+"""An operator in the simulation: completes branches in doubt, discards or redirects stuck messages, and forgets.
 
-Orders are given where the API gives them, in a process of dtx; whoever gives one hears nothing when that dies. What was
-ordered is in the ledger before, for it may be durable from then on.
+Orders run in a process of dtx, as with the API, and get no answer if it dies. The ledger has each order before it
+is given, because it may be durable from then on.
 """
 
 import asyncio
@@ -19,21 +19,21 @@ from tests.evidence.sim.instance import Instance
 from tests.evidence.sim.ledger import Branch, Ledger, Move
 
 _PAUSE: Final = 0.6
-"""Seconds between two orders, at most."""
+"""Limit of seconds between two orders."""
 _COMMITS: Final = frozenset({LogState.COMMITTING, LogState.HEURISTIC_COMMITTING})
 _UNFINISHED: Final = _COMMITS | {LogState.ROLLING_BACK, LogState.HEURISTIC_ROLLING_BACK}
 
 
 class Operator:
-    """Gives an order now and then.
+    """Gives orders from time to time.
 
     Args:
-        database: what the list of branches is read from.
-        ledger: of what was decided.
-        random: chance.
+        database: for the list of branches.
+        ledger: the decisions.
+        random: source of random choices.
         instances: of dtx.
-        queues: where messages may be sent.
-        until: when to stop.
+        queues: possible targets of redirects.
+        until: returns true when the operator must stop.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Operator:
         self._until = until
 
     async def run(self) -> None:
-        """Until it is told to stop."""
+        """Give orders until it must stop."""
         while not self._until():
             await asyncio.sleep(_PAUSE * self._random.random())
             orders = list(filter(None, map(self._order, self._records())))
@@ -65,7 +65,7 @@ class Operator:
         return [row.branch for row in self._database.tables.database.rows.values()]
 
     def _order(self, record: BranchRecord) -> Order | None:
-        """What could be ordered about it."""
+        """Return a possible order for a branch, if there is one."""
         if record.state is LogState.PREPARED:
             return _order(record.xid, self._random.choice((OperatorAction.COMMIT, OperatorAction.ROLLBACK)))
         if record.state is LogState.HEURISTIC and self._random.random() < 0.1:
@@ -75,7 +75,7 @@ class Operator:
         return None
 
     def _mend(self, record: BranchRecord, work: list[WorkRow]) -> Order | None:
-        """What could be done about a branch that is stuck with *work*."""
+        """Return an order for a branch that is stuck with *work*."""
         if not work:
             return None
         match self._random.choice(
@@ -142,7 +142,7 @@ class Operator:
             self._ledger.wrong(f"an operator's {order.action} of {branch.xid} is done, and the log has {state}")
 
     def _is_redirected(self, order: Order, branch: Branch, record: BranchRecord | None) -> None:
-        """What was answered is durable; another order may have come since then."""
+        """Check that an answered redirect is in the log, unless another order came later."""
         assert order.redirect is not None
         item = None if record is None else self._work(record).get(order.redirect.position)
         if item is None:

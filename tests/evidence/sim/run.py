@@ -1,4 +1,4 @@
-"""One run of the simulation: a seed, what it is about, and what came of it."""
+"""One run of the simulation: its seed, its shape and its result."""
 
 import asyncio
 import sys
@@ -32,33 +32,33 @@ from tests.evidence.sim.world import simulated
 
 QUEUES: Final = [b"q0", b"q1", b"q2"]
 _SEEDS: Final = 8
-"""Messages in each queue at the beginning."""
+"""Number of initial messages in each queue."""
 _REST: Final = 600.0
-"""Seconds in which everything has come to rest after the last trouble."""
+"""Limit of seconds until all branches have ended after the last fault."""
 _AFTERMATH: Final = 20.0
-"""Seconds for which a trouble that is over may still be felt: leases run out, heartbeats are missed."""
+"""Seconds after its end in which a fault may still have effects: leases expire, heartbeats are missed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a run is about.
+    """The parameters of a run.
 
     Args:
-        broker: alongside a broker, or standalone.
+        broker: alongside a broker; otherwise standalone.
         replay: see the setting.
-        instances: of dtx, on one database.
-        applications: that work at the same time.
-        seconds: for which there is work and trouble.
-        troubles: how many.
-        exact: no trouble that makes dtx repeat.
-        refusing: whether the last queue refuses what is too much.
-        database: seconds that the database takes for most things at most.
-        kinds: of trouble; all where none is named.
-        forgets_acks: whether a broker that dies forgets the last acks, too.
-        operators: whether one gives orders about branches in doubt.
-        joins: how often a second connection joins a branch.
-        explorers: applications that suspend, fail and time out.
-        hoards: whether somebody has more in doubt than a page of recover holds.
+        instances: number of dtx, on one database.
+        applications: number of concurrent applications.
+        seconds: duration of work and faults.
+        troubles: number of faults.
+        exact: no faults that make dtx repeat messages.
+        refusing: the last queue refuses messages above a limit.
+        database: usual limit of the database's delay in seconds.
+        kinds: of faults; empty: all.
+        forgets_acks: a broker that dies also forgets the last acks.
+        operators: an operator gives orders about branches in doubt.
+        joins: share of branches that a second connection joins.
+        explorers: number of applications that suspend, fail and time out.
+        hoards: a transaction manager has more branches in doubt than a page of recover holds.
     """
 
     broker: bool = True
@@ -95,12 +95,12 @@ class Shape:
 
 
 def shape_of(seed: int) -> Shape:
-    """What the run with this seed is about: every fourth is standalone, some brokers die."""
+    """Return the shape for a seed: every fourth is standalone, and some brokers die."""
     random = Random(f"shape {seed}")
     broker = seed % 4 != 3
     exact = not broker or random.random() < 0.6
     replay = random.choice(("auto", "auto", "receipts", "always")) if broker else "auto"
-    refusing = not exact and random.random() < 0.4 and replay != "receipts"  # docs/explanation/limits: not with these
+    refusing = not exact and random.random() < 0.4 and replay != "receipts"  # docs/explanation/limits excludes receipts
     return Shape(
         broker=broker,
         replay=replay,
@@ -119,16 +119,17 @@ def shape_of(seed: int) -> Shape:
 
 @dataclass(slots=True)
 class Result:
-    """What came of a run.
+    """The result of a run.
 
     Args:
-        seed, shape, plan: what it was.
-        steps: callbacks that have run.
-        violations: what must never happen.
-        repeated: messages that were repeated.
-        answers: how often dtx answered what.
-        trace: what was logged, the last of it.
-        digest: changes with everything that happens.
+        seed, shape, plan: its parameters.
+        steps: number of executed callbacks.
+        seconds: simulated duration.
+        violations: descriptions of broken invariants.
+        repeated: number of repeated messages.
+        branches: number of branches.
+        answers: number of each kind of answer of dtx.
+        trace: the last lines of the trace.
     """
 
     seed: int
@@ -144,16 +145,17 @@ class Result:
 
     @property
     def failed(self) -> bool:
-        """Whether something was wrong."""
+        """Whether there are violations."""
         return bool(self.violations)
 
 
 class Simulation:
-    """Everything that takes part in one run.
+    """All participants of one run.
 
     Args:
         loop: the scheduler.
-        shape: what it is about.
+        shape: the parameters of the run.
+        random: source of random choices.
     """
 
     def __init__(self, loop: SimLoop, shape: Shape, random: Random) -> None:
@@ -178,15 +180,15 @@ class Simulation:
     # -- for the nemesis
 
     def later(self, seconds: float, do: Callable[[], None]) -> None:
-        """Do something after so many seconds."""
+        """Call *do* after *seconds*, whichever processes are dead by then."""
         self.loop.in_world(seconds, do)
 
     def note(self, text: str) -> None:
-        """A line of the trace."""
+        """Add a line to the trace."""
         self.trace.append(f"{self.loop.now - 100:9.4f}  {text}")
 
     def on_next_write(self, count: int, do: Callable[[], None]) -> None:
-        """Do something in the moment of the write after the next *count*."""
+        """Call *do* at the write after the next *count* writes."""
         self._at_write[self._writes + 1 + count] = do
 
     def _written(self, record: LogWrite) -> None:
@@ -201,24 +203,24 @@ class Simulation:
         return self.database.lease is not None and self.database.lease.holder == instance.host
 
     def database_back(self) -> None:
-        """The database is there again."""
+        """End the outage of the database."""
         self.database.away = False
 
     def database_fast(self) -> None:
-        """The database is as fast as before."""
+        """Reset the speed of the database."""
         self.database.slow = self.shape.database
 
     def broker_back(self) -> None:
-        """The broker is started again."""
+        """Start the broker again."""
         if not self.broker.running:
             self.broker.start()
 
     def end_alarm(self) -> None:
-        """The broker has memory again."""
+        """End the memory alarm of the broker."""
         self.broker.set_alarm(False)
 
     def kill_application(self, whom: int) -> None:
-        """An application dies; another one takes its place."""
+        """Kill an application, and start another one half a second later."""
         number = whom % self.shape.applications
         process = self._applications.get(number)
         if process is not None and process.alive:
@@ -228,7 +230,7 @@ class Simulation:
                 self.later(0.5, lambda: self.start_application(number))
 
     def start_application(self, number: int) -> None:
-        """An application begins to work."""
+        """Start an application."""
         process = self._applications[number] = Process(self.loop, f"application-{number}")
         hosts = [instance.host for instance in self.instances]
         application = Application(
@@ -238,7 +240,7 @@ class Simulation:
         process.spawn(application.run())
 
     def _start_others(self) -> None:
-        """Whoever asks for what applications do not ask for."""
+        """Start explorers, and the hoarder if the shape has one."""
         hosts = [instance.host for instance in self.instances]
         for number in range(self.shape.explorers):
             explorer = Explorer(
@@ -250,13 +252,13 @@ class Simulation:
             Process(self.loop, "hoarder").spawn(hoarder.run())
 
     def _is_calm(self) -> bool:
-        """Whether the last trouble is over long since, and none waits for its moment."""
+        """Whether the effects of the last fault have ended, and none waits for a write."""
         return self.loop.now > self._calm_from and not self._at_write and not self.shape.refusing
 
     # -- the run
 
     def log(self, level: str, event: Mapping[str, Any]) -> NoReturn:
-        """What dtx logs; a traceback is a bug of its."""
+        """Add a log event of dtx to the trace; a traceback is a violation."""
         if event.get("exc_info") or level == "exception":
             last = "".join(traceback.format_exception(sys.exception())[-3:])
             self.errors.append(f"{event.get('event')}: {last}")
@@ -325,7 +327,7 @@ class Simulation:
         task.result()
 
     def work(self, plan: Sequence[Trouble]) -> None:
-        """Let the applications work while *plan* happens."""
+        """Run the applications during the faults of *plan*."""
         self.recovery = Recovery(
             self.database, self.ledger, self._random, [instance.host for instance in self.instances]
         )
@@ -351,7 +353,7 @@ class Simulation:
         nemesis.KINDS[trouble.kind](self, trouble)
 
     def rest(self) -> bool:
-        """No more trouble and no more work: everything comes to its end, or not within a long time."""
+        """End faults and work; return whether all branches have ended within :data:`_REST` seconds."""
         self.stopping = True
         self._at_write.clear()
         self.network.heal()
@@ -362,7 +364,7 @@ class Simulation:
         if self.shape.broker:
             self.broker_back()
             for queue in self.broker.queues.values():
-                queue.limit = None  # an operator makes room for what is stuck
+                queue.limit = None  # an operator makes room for stuck branches
         for instance in self.instances:
             if instance.process is not None:
                 instance.process.resume()
@@ -383,7 +385,7 @@ class Simulation:
         )  # fmt: skip
 
     def what_lies_there(self) -> Copies:
-        """All messages in the queues, when nobody holds any."""
+        """Return all messages in the queues after all processes were killed."""
         if not self.shape.broker:
             for instance in self.instances:
                 instance.kill()
@@ -400,7 +402,7 @@ class Simulation:
         return in_broker(self.broker)
 
     async def _drain(self) -> Copies:
-        """Standalone: what a client is given after a restart of dtx."""
+        """Standalone: consume all messages after a restart of dtx."""
         copies: Copies = {}
         client = await self._connected()
         for queue in QUEUES:
@@ -420,9 +422,9 @@ def simulate(seed: int, shape: Shape | None = None, plan: Sequence[Trouble] | No
     """Run the simulation.
 
     Args:
-        seed: decides everything that is left to chance.
-        shape: what it is about; default what the seed says.
-        plan: what goes wrong; default what the seed draws.
+        seed: determines all random choices.
+        shape: default: that of the seed.
+        plan: the faults; default: those that the seed draws.
     """
     shape = shape or shape_of(seed)
     if plan is None:
@@ -460,7 +462,7 @@ def simulate(seed: int, shape: Shape | None = None, plan: Sequence[Trouble] | No
 
 
 def shrink(result: Result, *, fails: Callable[[Result], bool] = lambda result: result.failed) -> Result:
-    """Leave out what goes wrong, event by event, as long as the run still fails."""
+    """Remove faults from the plan one by one, as long as the run still fails."""
     smallest = result
     shorter = True
     while shorter:

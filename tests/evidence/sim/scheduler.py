@@ -1,13 +1,12 @@
 """The scheduler of the simulation: an event loop without sockets, threads and clock.
 
-Theory of operation. Everything that runs belongs to a :class:`Process`, as in reality: what one process has ready runs
-in its order (asyncio promises that, and the code relies on it), while *which* process runs next is drawn by the seed.
-Time is a number that grows a little with every callback and jumps when nobody has anything to do. What comes from
-outside of a process (the network, the database, a timer) comes after a time that is drawn too, so that every order that
-the real world could show can be drawn. A process may be stopped and continued (SIGSTOP), may die between any two of its
-callbacks, and may have a wrong wall clock.
+Theory of operation. Every callback belongs to a :class:`Process`. Callbacks of one process run in their order (asyncio
+promises that, and the code relies on it). The seed draws *which* process runs next. Time is a number that grows a
+little with every callback, and jumps forward when no callback is ready. Events from outside a process (the network, the
+database, a timer) come after a random delay, so that every order that is possible in reality can be drawn. A process
+may be stopped and continued (SIGSTOP), may die between any two of its callbacks, and may have a wrong wall clock.
 
-A *step* is one callback that has run.
+A *step* is one executed callback.
 """
 
 import asyncio
@@ -28,23 +27,23 @@ from typing import Any, Final, Self, TypeVar
 T = TypeVar("T")
 
 BEGINNING: Final = 1_800_000_000.0
-"""The wall clock at the beginning, seconds since the epoch."""
+"""The wall clock at the beginning, in seconds since the epoch."""
 _STEP: Final = 20e-6
-"""Seconds that one callback takes, on average."""
+"""Average duration of a callback in seconds."""
 _TIDYING: Final = 100
-"""How often a coroutine may wait while it ends."""
+"""Limit of awaits in the cleanup of a coroutine."""
 
 
 class Stuck(Exception):
-    """Nothing is left that could run, and what is waited for has not happened."""
+    """No callback can run any more, and the condition does not hold."""
 
 
 class Process:
-    """What runs as one process of an operating system.
+    """A simulated operating system process.
 
     Args:
         loop: the scheduler.
-        name: for people.
+        name: for output.
     """
 
     def __init__(self, loop: "SimLoop", name: str) -> None:
@@ -52,7 +51,7 @@ class Process:
         self.alive = True
         self.paused = False
         self.skew = 0.0
-        """Seconds by which its wall clock is wrong."""
+        """Error of its wall clock in seconds."""
         self.ready: deque[events.Handle] = deque()
         self.on_exit: list[Callable[[], None]] = []
         self._loop = loop
@@ -70,11 +69,11 @@ class Process:
         return task
 
     def call(self, delay: float, callback: Callable[..., object], *args: object) -> events.TimerHandle:
-        """Call something in this process after *delay* seconds."""
+        """Call *callback* in this process after *delay* seconds."""
         return self._loop.call_at(self._loop.now + delay, callback, *args, context=self.context)
 
     def adopt(self, task: "SimTask") -> None:
-        """*task* runs in it."""
+        """Add a task to this process."""
         if not self.alive:
             self._loop.graveyard.append(task)
             return
@@ -83,17 +82,17 @@ class Process:
             self._tasks = [task for task in self._tasks if not task.done()]
 
     def pause(self) -> None:
-        """SIGSTOP."""
+        """Stop it, like SIGSTOP."""
         self.paused = True
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Continue it, like SIGCONT."""
         self.paused = False
         if self.ready:
             self._loop.has_work(self)
 
     def kill(self) -> None:
-        """SIGKILL: nothing of it runs any more, not even what would tidy up."""
+        """Kill it, like SIGKILL: none of its code runs any more, including cleanup."""
         if self.alive:
             self.alive = False
             self.ready.clear()
@@ -108,18 +107,18 @@ _PROCESS: ContextVar[Process] = ContextVar("sim-process")
 
 
 def current() -> Process:
-    """The process that runs at the moment."""
+    """Return the running process."""
     return _PROCESS.get()
 
 
 class SimTask(asyncio.Task[Any]):
-    """A task that is hashed by its number: addresses differ from run to run, and with them the order in sets.
+    """A task that is hashed by its number: addresses, and with them the order in sets, differ between runs.
 
-    Numbers begin anew with each loop, so that a seed is the same run behind whatever came before it.
+    Numbers start again with each loop, so that a seed gives the same run whatever ran before it.
     """
 
     def __new__(cls, *_args: object, loop: "SimLoop", **_kwargs: object) -> Self:
-        """A task with the next number."""
+        """Make a task with the next number."""
         task = super().__new__(cls)
         task.number = next(loop.numbers)
         return task
@@ -131,32 +130,32 @@ class SimTask(asyncio.Task[Any]):
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """The scheduler, as asyncio wants to see it.
+    """The scheduler with the interface of an event loop.
 
     Args:
-        random: whatever is left to chance.
-        step: seconds that one callback takes, on average.
+        random: source of all random choices.
+        step: average duration of a callback in seconds.
     """
 
     def __init__(self, random: Random, step: float = _STEP) -> None:
         super().__init__()
         self.random: Final = random
         self.now = 100.0
-        """The true time, seconds; every process has the same monotonic clock."""
+        """The true time in seconds; the monotonic clock of every process."""
         self.steps = 0
         self.graveyard: list[SimTask] = []
-        """Tasks of dead processes: kept, so that nothing of them runs, not even at garbage collection."""
+        """Tasks of dead processes: kept, so that none of their code runs, not even at garbage collection."""
         self.connect: Callable[..., Coroutine[Any, Any, Any]] | None = None
         self.listen: Callable[..., Any] | None = None
         self.numbers = count(1)
-        """Of tasks."""
+        """The numbers of tasks."""
         self._step = 2 * step
         self._timers: list[tuple[float, float, int, events.TimerHandle]] = []
         self._sequence = count()
         self._runnable: list[Process] = []
         self._world = Process(self, "world")
         self.failures: list[str] = []
-        """What was told to the exception handler: a bug in whoever let it come that far."""
+        """Unhandled exceptions: each one is a bug."""
         self.set_exception_handler(self._note_exception)
         self.set_task_factory(self._new_task)
 
@@ -165,7 +164,7 @@ class SimLoop(asyncio.BaseEventLoop):
             self.failures.append(f"{context['message']}: {context.get('exception')!r}")
 
     def note_end(self, task: "asyncio.Task[Any]") -> None:
-        """A task that nobody waits for has ended: not with an error, if all is well."""
+        """Record an exception of a task that no other one awaits."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self.failures.append("".join(traceback.format_exception(error)[-4:]))
 
@@ -178,13 +177,13 @@ class SimLoop(asyncio.BaseEventLoop):
     # -- what asyncio asks of a loop
 
     def time(self) -> float:
-        """Monotonic seconds."""
+        """Return the time in seconds."""
         return self.now
 
     def call_soon(  # type: ignore[override]
         self, callback: Any, *args: Any, context: Context | None = None
     ) -> events.Handle:
-        """Run *callback* when its process has run what was ready before."""
+        """Run *callback* after all callbacks that are ready in its process."""
         handle = events.Handle(callback, args, self, context)
         self._enqueue(handle)
         return handle
@@ -200,17 +199,17 @@ class SimLoop(asyncio.BaseEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: Context | None = None
     ) -> events.TimerHandle:
-        """Run *callback* at the time *when*; what is due at the same time comes in an order that is drawn."""
+        """Run *callback* at the time *when*; callbacks of the same time run in a random order."""
         handle = events.TimerHandle(when, callback, args, self, context)
         heapq.heappush(self._timers, (when, self.random.random(), next(self._sequence), handle))
         return handle
 
     def in_world(self, delay: float, callback: Callable[..., object], *args: object) -> events.TimerHandle:
-        """Call something after *delay* seconds, whoever is dead by then."""
+        """Call *callback* after *delay* seconds, whichever processes are dead by then."""
         return self.call_at(self.now + delay, callback, *args, context=self._world.context)
 
     async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:
-        """Connect by the simulated network."""
+        """Connect on the simulated network."""
         assert self.connect is not None
         return await self.connect(protocol_factory, host, port)
 
@@ -227,17 +226,17 @@ class SimLoop(asyncio.BaseEventLoop):
             process.ready.append(handle)
 
     def has_work(self, process: Process) -> None:
-        """*process* may run again."""
+        """Make *process* runnable if it has ready callbacks."""
         if process.ready and process not in self._runnable:
             self._runnable.append(process)
 
     # -- running
 
     def run(self, until: Callable[[], bool], *, steps: int | None = None) -> None:
-        """Run callbacks until *until* says so, or that many *steps* are done.
+        """Run callbacks until *until* is true, or for that many *steps*.
 
         Raises:
-            Stuck: nothing can run any more.
+            Stuck: no callback can run any more.
         """
         limit = None if steps is None else self.steps + steps
         timers, runnable, random = self._timers, self._runnable, self.random
@@ -270,15 +269,15 @@ class SimLoop(asyncio.BaseEventLoop):
             self._runnable.remove(process)
 
     def cancel_attempt(self) -> None:
-        """Let go of everything that will never run, without a word. Idempotent."""
+        """Discard all tasks that will never run, without warnings. Idempotent."""
         if self.is_closed():
             return
         events._set_running_loop(self)
         hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of coroutines that begin to tidy up, and never will
+            warnings.simplefilter("ignore")  # warnings about coroutines whose cleanup awaits
             buried: set[SimTask] = set()
-            # What ends may begin something: that is buried too.
+            # The end of a task may start another one; end that one too.
             while left := [task for task in (*self.graveyard, *_alive(self)) if task not in buried]:
                 for task in left:
                     task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -299,19 +298,19 @@ def _alive(loop: SimLoop) -> list[SimTask]:
 
 
 def _end(task: SimTask) -> None:
-    """End the coroutine of *task*, however often it wants to wait."""
+    """Close the coroutine of *task*, even if its cleanup awaits several times."""
     coroutine = task.get_coro()
     for _ in range(_TIDYING):
         try:
             coroutine.close()
-        except BaseException:  # noqa: BLE001 - nobody is left who could want to know
+        except BaseException:  # noqa: BLE001 - no caller is interested in the error
             continue
         return
 
 
 @contextmanager
 def scheduler(random: Random, step: float = _STEP) -> Iterator[SimLoop]:
-    """A scheduler that leaves nothing behind."""
+    """Make a scheduler, and discard its tasks at the end."""
     loop = SimLoop(random, step)
     try:
         yield loop

@@ -1,9 +1,9 @@
-"""The short simulation of the default tier: few steps, chosen so that they find every mutation that they can.
+"""The short simulation of the default tier: few steps, chosen to find as many mutations as possible.
 
-The runs are kept in a file. ``python -m tests.evidence.sim.short`` chooses them anew: for each mutation that the runs
-chosen so far do not find, it takes the shortest one that does; then it cuts those that are longer than it takes to find
-what no other finds. Do that when ``make evidence PARTS=sim`` says that the short simulation no longer finds what it
-found.
+The runs are in a file. ``python -m tests.evidence.sim.short`` chooses them again: for each mutation that the chosen
+runs do not find yet, it takes the shortest run that does. Then it shortens runs, as long as each still finds the
+mutations that no other run finds. Do that if ``make evidence PARTS=sim`` reports that the short simulation no longer
+finds all of its mutations.
 """
 
 import json
@@ -21,13 +21,13 @@ from tests.evidence.sim.run import Result, Shape, simulate
 FILE: Final = Path(__file__).with_name("short.json")
 ALL: Final = (*MUTATIONS, *DEMARCATION)
 _SECONDS: Final = (3.0, 6.0, 12.0, 20.0)
-"""Of work and trouble: shorter runs have fewer steps and find less."""
+"""Durations of work and faults: shorter runs have fewer steps and find less."""
 _SEEDS: Final = 20
-"""Seeds to try for each length but the last, which has all that the mutation is given."""
+"""Number of seeds to try for each duration; the last one has all seeds of the mutation."""
 _SHARES: Final = (0.3, 0.45, 0.6)
-"""Of the length of a chosen run, to try."""
+"""Shares of the length of a chosen run to try."""
 _OTHERS: Final = 5
-"""Seeds to try for each of these lengths."""
+"""Number of seeds to try for each of these lengths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,33 +38,33 @@ class Run:
     shape: Shape
 
     def play(self) -> Result:
-        """Run it."""
+        """Simulate it."""
         return simulate(self.seed, self.shape)
 
     def finds(self, mutation: Mutation) -> bool:
-        """Whether it fails when dtx makes this mistake."""
+        """Whether the run fails with this mutation."""
         with mutation.applied():
             return self.play().failed
 
     def to_json(self) -> dict[str, Any]:
-        """The seed, and what differs from an ordinary shape."""
+        """Return the seed, and the differences from the default shape."""
         usual = asdict(Shape())
         return {"seed": self.seed} | {name: value for name, value in asdict(self.shape).items() if value != usual[name]}
 
     @classmethod
     def from_json(cls, given: dict[str, Any]) -> "Run":
-        """The reverse of :meth:`to_json`."""
+        """Do the reverse of :meth:`to_json`."""
         shape: dict[str, Any] = {name: value for name, value in given.items() if name != "seed"}
         return cls(given["seed"], Shape(**shape | {"kinds": tuple(shape.get("kinds", ()))}))
 
 
 def runs() -> list[Run]:
-    """The runs that were chosen."""
+    """Return the chosen runs."""
     return [Run.from_json(given) for given in json.loads(FILE.read_text(encoding="utf-8"))]
 
 
 def choose(mutations: Sequence[Mutation] = ALL) -> Iterator[Run]:
-    """Choose runs that together find *mutations*, and say what each finds."""
+    """Choose runs that together find *mutations*, and print the result of each."""
     left = list(mutations)
     while left:
         mutation = left.pop(0)
@@ -79,7 +79,7 @@ def choose(mutations: Sequence[Mutation] = ALL) -> Iterator[Run]:
 
 
 def cut(chosen: Sequence[Run]) -> list[Run]:
-    """Leave out or shorten what is longer than needed: together, runs find the same as *chosen*."""
+    """Remove or shorten runs, so that together they find the same mutations as *chosen*."""
     found = {run: {mutation for mutation in ALL if run.finds(mutation)} for run in chosen}
     for run in sorted(chosen, key=lambda run: run.play().steps, reverse=True):
         wanted = found.pop(run).difference(*found.values())
@@ -91,7 +91,7 @@ def cut(chosen: Sequence[Run]) -> list[Run]:
 
 
 def _shorter(run: Run, wanted: Iterable[Mutation]) -> Iterator[Run]:
-    """Runs like *run* that find as much, and shorter."""
+    """Yield runs that are shorter than *run* and find *wanted*."""
     for share in _SHARES:
         seconds, troubles = round(run.shape.seconds * share, 1), max(1, round(run.shape.troubles * share))
         shape = replace(run.shape, seconds=seconds, troubles=troubles)
@@ -118,7 +118,7 @@ def _say(text: str) -> None:
 
 
 def main() -> None:
-    """Choose, and keep what was chosen."""
+    """Choose runs, and write them to the file."""
     chosen = cut(list(choose()))
     lines = ",\n".join(f" {json.dumps(run.to_json())}" for run in chosen)
     FILE.write_text(f"[\n{lines}\n]\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The scheduler and the network of the simulation: what they promise to those who run on them."""
+"""The guarantees of the scheduler and the network of the simulation."""
 
 import asyncio
 from random import Random
@@ -85,7 +85,7 @@ def test_time_passes_when_nothing_else_happens_and_ends_when_nothing_can() -> No
 
 
 class Peer(asyncio.Protocol):
-    """Keeps what comes."""
+    """A protocol that collects received bytes."""
 
     def __init__(self) -> None:
         self.data = b""

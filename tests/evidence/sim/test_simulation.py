@@ -1,4 +1,4 @@
-"""dtx under the simulation: as many steps as there is time for, every mutation, and the simulation's own promises."""
+"""dtx under the simulation: as many steps as the time allows, every mutation, and the properties of the simulation."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ ROOT: Final = Path(__file__).parents[3]
 
 
 def test_everything_that_can_go_wrong(minutes: float, figures: Callable[..., None]) -> None:
-    """Both modes, with and without a broker that dies. The guarantees say what must hold."""
+    """Both modes, with and without a broker that dies, keep the documented guarantees."""
     end = time.monotonic() + minutes * 60
     steps = branches = repeated = seed = 0
     modes = set()
@@ -38,14 +38,14 @@ def test_everything_that_can_go_wrong(minutes: float, figures: Callable[..., Non
 
 
 def essence(result: Result) -> str:
-    """What tells two runs apart."""
+    """Return a text that differs between different runs."""
     trace = sha256("\n".join(result.trace).encode()).hexdigest()
     return f"{result.steps} {result.seconds!r} {sorted(result.answers.items())} {trace}"
 
 
 @pytest.mark.parametrize("seed", [2, 3, 34, 37])
 def test_a_seed_is_the_same_run_in_every_process(seed: int) -> None:
-    """Neither addresses nor the hashes of texts have a say in it, nor what was run before in the same process."""
+    """Neither addresses, nor hashes of strings, nor earlier runs in the same process have an effect."""
     program = (
         "import sys\nfrom tests.evidence.sim.run import simulate\n"
         "from tests.evidence.sim.test_simulation import essence\n"
@@ -84,7 +84,7 @@ def test_seeds_are_about_all_that_there_is() -> None:
 
 @pytest.mark.parametrize("mutation", ALL, ids=lambda mutation: mutation.name.replace(" ", "-"))
 def test_a_mistake_is_found(mutation: Mutation, figures: Callable[..., None]) -> None:
-    """The simulation can fail: without this it would prove nothing."""
+    """The simulation can fail; otherwise it would prove nothing."""
     with mutation.applied():
         seeds = range(mutation.first, mutation.first + mutation.seeds)
         found = next((seed for seed in seeds if simulate(seed, mutation.shape).failed), None)
@@ -95,7 +95,7 @@ def test_a_mistake_is_found(mutation: Mutation, figures: Callable[..., None]) ->
 
 @pytest.mark.parametrize("mutation", ALL, ids=lambda mutation: mutation.name.replace(" ", "-"))
 def test_the_short_simulation_finds_a_mistake(mutation: Mutation, figures: Callable[..., None]) -> None:
-    """It is what the default tier has; ``python -m tests.evidence.sim.short`` chooses its runs anew."""
+    """The default tier has this simulation; ``python -m tests.evidence.sim.short`` chooses its runs again."""
     assert any(run.finds(mutation) for run in runs())
     figures(mutations_found_by_the_short_simulation=1)
 

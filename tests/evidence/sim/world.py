@@ -1,4 +1,4 @@
-"""What a seed decides beside the scheduler: clocks, random octets, and where dtx meets what is simulated."""
+"""The environment of the simulation: clocks and random bytes from the seed, and replacements for dtx's servers."""
 
 import logging
 import os
@@ -30,24 +30,24 @@ _GUEST: Final = User(name="guest", password_hash="", tags=frozenset(), grants={"
 
 
 class _SimAccounts(Accounts):
-    """Everybody is let in: logins are verified in threads, of which there are none."""
+    """Accounts that let every user in: real logins are verified in threads, which the simulation does not have."""
 
     def __init__(self, url: str, rm: str) -> None:
         self.users = Snapshot()
         self._listeners = []
 
     async def open(self) -> None:
-        """There is one user."""
+        """Load the only user."""
         self.users = Snapshot(version=1, vhosts=frozenset({"/"}), users={"guest": _GUEST})
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Have no effect."""
 
     async def watch(self) -> None:
-        """Nothing changes."""
+        """Have no effect: there are no changes."""
 
     async def authenticate(self, user: bytes, password: bytes, *, loopback: bool, peer: str = "") -> Account:
-        """Come in."""
+        """Accept any login."""
         return Account(self, user.decode())
 
 
@@ -55,13 +55,13 @@ class _SimAccounts(Accounts):
 def simulated(
     loop: SimLoop, database: SimDatabase, broker: SimBroker, note: Callable[[str, Mapping[str, Any]], NoReturn]
 ) -> Iterator[None]:
-    """Everything that asks for the time or for random octets gets them from *loop*, and dtx meets the simulation.
+    """Give dtx the time and random bytes of *loop*, and the simulated servers, during the block.
 
     Args:
         loop: the scheduler.
-        database: what dtx meets for PostgreSQL.
-        broker: what it meets for RabbitMQ.
-        note: gets what is logged: the level, and the event.
+        database: replaces PostgreSQL.
+        broker: replaces RabbitMQ.
+        note: gets each log event, and its level.
     """
     random: Random = loop.random
 
@@ -84,11 +84,11 @@ def simulated(
         (os, "urandom", random_octets),
         (lease, "clock", lambda: loop.now),
         (lease, "this_process", lambda: current().name),
-        (lease, "is_dead", lambda _: False),  # on another machine nobody sees that
+        (lease, "is_dead", lambda _: False),  # as if the other process were on another machine
         (branch_runtime, "_entropy", branch_runtime._random_octets(10)),
         (writer, "urandom", random_octets),
         (writer, "bind_group", sim_database.bind_group),
-        (writer, "_ENOUGH", 1),  # so few clients seldom make larger groups, and two are to be under way
+        (writer, "_ENOUGH", 1),  # few clients seldom make larger groups, and two groups must be in progress at a time
         (writer, "_LEADS", 1),
         (writer, "PipelineSession", sim_database.connector(database)),
         (writer, "raise_epoch", sim_database.raise_epoch),
