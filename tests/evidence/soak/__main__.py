@@ -1,4 +1,4 @@
-"""``python -m tests.evidence.soak``: money in both modes for as long as is wanted, and a table."""
+"""``python -m tests.evidence.soak``: run the soak in both modes for a given time, and print a table."""
 
 import argparse
 import logging
@@ -15,21 +15,21 @@ from tests.support.broker import MODES, Mode
 
 
 def say(text: str) -> None:
-    """A line of progress."""
+    """Print a line of progress."""
     print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
 
 
 def main() -> int:
-    """Run; 0 when every promise was kept."""
+    """Run; return 0 if every guarantee was kept."""
     parser = argparse.ArgumentParser(prog="python -m tests.evidence.soak", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=600, help="of harm, in all (default 600)")
+    parser.add_argument("--seconds", type=float, default=600, help="total time with faults (default 600)")
     parser.add_argument("--round", type=float, default=40, help="seconds between two counts (default 40)")
     parser.add_argument("--mode", choices=[*MODES, "both"], default="both")
-    parser.add_argument("--harm", action="append", default=[], help="only harm whose name contains this; repeatable")
+    parser.add_argument("--harm", action="append", default=[], help="only faults whose name contains this; repeatable")
     parser.add_argument("--seed", type=int, default=None, help="default: random")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers and file systems go away with us
-    # the table says what died: not each server and connection, at length
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped and file systems unmounted
+    # the table has the number of faults: no log line for each server and connection that ends
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     logging.getLogger("pika").setLevel(logging.CRITICAL)
     modes: list[Mode] = list(MODES) if arguments.mode == "both" else [arguments.mode]

@@ -1,9 +1,9 @@
-"""Counting: what must be where, beside what is there.
+"""Counting: comparison of queues, banks and journal with the log of decisions.
 
-At the end of a round everything stands still and every coin and account is counted, exactly. While money moves, a
-reader compares each bank with the log of decisions: what it shows must lie between what is known to have been committed
-there before the look and what was decided before the look ended. A queue cannot be looked at without taking from it, so
-there the clients are the readers: they look up each coin that they are given.
+At the end of a round nothing moves, and every coin and account is counted. While money moves, a reader compares each
+bank with the decisions. The bank must show all transfers that were known to be committed there before the query, and
+only those that were decided before the query ended. Reading a queue takes messages from it, so there the clients are
+the readers: they look up each coin that they receive.
 """
 
 import threading
@@ -27,16 +27,16 @@ _JOURNAL: Final = "SELECT gtrid, event FROM dtx.journal WHERE event IN ('committ
 
 @dataclass(slots=True, kw_only=True)
 class Findings:
-    """What a count has found to be otherwise than it must be."""
+    """The differences that a count has found."""
 
     lost: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
-    """Coins that are there once more than they must be, recognisable as such."""
+    """Coins with too many copies, which a consumer can recognise."""
     wrong: list[str] = field(default_factory=list)
 
     @property
     def all(self) -> list[str]:
-        """All of them, in words."""
+        """All differences, as text."""
         return [
             *(f"lost: {text}" for text in self.lost),
             *(f"repeated: {text}" for text in self.repeated),
@@ -45,7 +45,7 @@ class Findings:
 
 
 def compare_coins(found: Mapping[str, Iterable[Seen]], ledger: Ledger) -> Findings:
-    """Compare what is *found* in each queue with what must be there."""
+    """Compare the coins *found* in each queue with the expected ones."""
     findings = Findings()
     expected = ledger.unspent()
     copies: defaultdict[Coin, list[Seen]] = defaultdict(list)
@@ -68,7 +68,7 @@ def compare_coins(found: Mapping[str, Iterable[Seen]], ledger: Ledger) -> Findin
 
 
 def compare_bank(bank: str, entries: Mapping[str, int], ledger: Ledger) -> Findings:
-    """Compare the transfers that a bank has with those that were decided."""
+    """Compare the transfers that a bank has with the decided ones."""
     findings = Findings()
     decided = ledger.entries(bank)
     findings.lost += [f"{gtrid} at {bank}" for gtrid in decided.keys() - entries.keys()]
@@ -85,7 +85,7 @@ def compare_bank(bank: str, entries: Mapping[str, int], ledger: Ledger) -> Findi
 
 
 def look_into_queues(channel: BlockingChannel) -> dict[str, list[Seen]]:
-    """Everything that is ready in the queues; it is given back."""
+    """Return all ready messages of the queues, and requeue them."""
     found: dict[str, list[Seen]] = {}
     for queue in QUEUES:
         found[queue] = []
@@ -99,7 +99,7 @@ def look_into_queues(channel: BlockingChannel) -> dict[str, list[Seen]]:
 
 
 def look_into_bank(url: str) -> tuple[int, dict[str, int]]:
-    """The sum of all accounts and the transfers of this round, at one moment."""
+    """Return the sum of all accounts and the transfers of this round, from one snapshot."""
     with psycopg.connect(url, connect_timeout=5, options="-c statement_timeout=15000") as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         row = connection.execute(_SUMS).fetchone()
@@ -111,17 +111,17 @@ class Census:
     """Counts at the end of each round.
 
     Args:
-        world: what is counted.
+        world: the servers and the ledger.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._ledger = world.ledger
         self.opening = {bank: look_into_bank(url)[0] for bank, url in world.banks.items()}
-        """What each bank held when the round began."""
+        """The sum of all accounts of each bank at the start of the round."""
 
     def count(self) -> Findings:
-        """Compare everything; nothing moves."""
+        """Compare everything, while nothing moves."""
         with connected(self.past_dtx) as connection:
             found = look_into_queues(connection.channel())
         findings = compare_coins(found, self._ledger)
@@ -141,11 +141,11 @@ class Census:
 
     @property
     def past_dtx(self) -> str:
-        """Where the messages are: the broker beside dtx, or dtx itself."""
+        """The URL of the server that has the messages: the broker, or dtx in standalone mode."""
         return self._world.service.url() if self._world.node is None else self._world.node.url()
 
     def _compare_journal(self) -> list[str]:
-        """The journal of dtx must tell of each branch what was decided, once."""
+        """Check that the journal of dtx has the decision of each branch exactly once."""
         with psycopg.connect(self._world.database) as connection:
             told = Counter((bytes(gtrid).decode(), event) for gtrid, event in connection.execute(_JOURNAL))
         decided = {gtrid for gtrid, sides in self._ledger.decisions() if QUEUE_SIDE in sides}
@@ -158,7 +158,7 @@ class Census:
         return wrong
 
     def remove_repeats(self) -> int:
-        """Take away what is there once too often, so that the next round begins as it must; returns how many."""
+        """Remove surplus copies, so that the next round starts without them; return their number."""
         removed = 0
         expected = set(self._ledger.unspent())
         with connected(self.past_dtx) as connection:
@@ -175,7 +175,7 @@ class Census:
         return removed
 
     def close_round(self) -> None:
-        """Everything agreed: from here on the next round is counted."""
+        """End the round after a count without differences."""
         self._ledger.close_round()
         for bank, url in self._world.banks.items():
             with psycopg.connect(url) as connection:
@@ -186,11 +186,11 @@ class Census:
 
 
 class Reader(threading.Thread):
-    """Looks at the banks while money moves.
+    """Compares the banks with the decisions while money moves.
 
     Args:
-        world: where.
-        opening: what each bank held when the round began.
+        world: the servers and the ledger.
+        opening: the sum of all accounts of each bank at the start of the round.
     """
 
     def __init__(self, world: World, opening: Mapping[str, int]) -> None:
@@ -206,7 +206,7 @@ class Reader(threading.Thread):
                 try:
                     self._look(bank)
                 except BROKEN:
-                    continue  # it is being killed
+                    continue  # the bank is being killed
 
     def _look(self, bank: str) -> None:
         ledger = self._world.ledger

@@ -1,7 +1,7 @@
-"""Clocks that are wrong: processes that are started with libfaketime believe that it is earlier or later than it is.
+"""Wrong clocks: processes that are started with libfaketime see an earlier or later time.
 
-Only what people call the time is skewed (CLOCK_REALTIME); the clocks that merely go on are those of the machine, as
-they are where somebody sets a real machine's clock.
+Only the wall clock (CLOCK_REALTIME) is skewed. Monotonic clocks are those of the machine, as on a machine whose clock
+is set.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _PLACES: Final = ("/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib*/faketime/li
 
 
 def find_faketime() -> Path | None:
-    """The library, where it is installed, or can be (Debian: ``libfaketime``)."""
+    """Return the library; install it if necessary and possible (Debian: ``libfaketime``)."""
     if (found := _installed()) is None:
         install("libfaketime", "library that makes clocks wrong")
         found = _installed()
@@ -29,7 +29,7 @@ class Clock:
     """The clock of some processes.
 
     Args:
-        path: a file that the processes can read, which tells them how wrong their clock is.
+        path: a file with the error of the clock, which the processes can read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,7 +40,7 @@ class Clock:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What processes have to be started with; empty without the library."""
+        """The environment variables for the processes; empty without the library."""
         if self.library is None:
             return {}
         return {
@@ -52,5 +52,5 @@ class Clock:
         }
 
     def skew(self, seconds: float) -> None:
-        """Set it wrong by so much; 0: right again."""
+        """Set the error of the clock in seconds; 0 corrects it."""
         self._path.write_text(f"{seconds:+.3f}\n")

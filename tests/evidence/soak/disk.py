@@ -1,4 +1,4 @@
-"""A small disk that can be filled: a file system of its own in memory. Only root can make one."""
+"""A small disk that can be filled: a separate file system in memory. Only root can make one."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 SIZE: int = 640 << 20
-"""Octets: a cluster with its log of changes, and a copy of the programs where their account needs one."""
+"""Bytes: room for a cluster with its WAL, and a copy of the programs if its account needs one."""
 
 
 class SmallDisk:
@@ -20,7 +20,7 @@ class SmallDisk:
     def __init__(self, place: Path) -> None:
         self.place = place
         self.real = False
-        """Whether it is one: else *place* is a directory like any other, and cannot be filled."""
+        """Whether the file system exists; otherwise *place* is an ordinary directory and must not be filled."""
         self._heir: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -28,7 +28,7 @@ class SmallDisk:
         with contextlib.suppress(OSError):
             self.real = subprocess.run(words, capture_output=True, check=False).returncode == 0
         if self.real:
-            # Reads until we let go of the other end, or are dead: a file system would stay for ever.
+            # It reads until this process closes the pipe or dies. Otherwise a kill would leave the file system.
             self._heir = subprocess.Popen(
                 ["sh", "-c", 'cat; exec umount --lazy "$0"', str(self.place)],
                 stdin=subprocess.PIPE,
@@ -41,7 +41,7 @@ class SmallDisk:
             self._heir.communicate()
 
     def fill(self) -> None:
-        """Leave no octet free."""
+        """Fill the disk completely."""
         room = os.statvfs(self.place)
         free = room.f_bavail * room.f_frsize
         with (self._ballast).open("wb") as file, contextlib.suppress(OSError):
@@ -50,7 +50,7 @@ class SmallDisk:
                 free -= 1 << 20
 
     def free(self) -> None:
-        """Give the room back. Idempotent."""
+        """Free the space again. Idempotent."""
         self._ballast.unlink(missing_ok=True)
 
     @property

@@ -1,13 +1,11 @@
-"""The transaction manager's log: what was decided, in SQLite, on the disk before anybody is told.
+"""The transaction manager's log: decisions in SQLite, on disk before a participant receives them.
 
-It is shared by all processes of a run and outlives each of them. Presumed abort: only commits are written. A decision
-is written together with everything that the transfer does, so the log is at the same time the truth that queues and
-databases are compared with; and since a coin can be spent once, two transfers that hold two copies of one coin (a
-repeat) cannot both be decided.
+All processes of a run share it, and it survives each of them. Presumed abort: only commits are written. A decision is
+written together with all changes of the transfer, so the log is also the reference for queues and databases. A coin can
+be spent only once, so two transfers with two copies of one coin (a repeat) cannot both be decided.
 
-In one phase dtx decides. Such a transfer is *open* from the moment at which dtx is asked until it is known what has
-become of it: what it does is written down before, for its coins may be seen at once; if it is rolled back, all that is
-taken back.
+In one phase dtx decides. Such a transfer is *open* from the request until its outcome is known. Its changes are written
+before the request, because its coins may become visible immediately. If it is rolled back, its changes are removed.
 """
 
 import json
@@ -46,40 +44,40 @@ FROM coin WHERE id = ?
 
 
 class SpentBefore(Exception):
-    """A transfer cannot be decided: another one has spent its coin."""
+    """A transfer cannot be decided, because another one has spent its coin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What the log knows of a coin."""
+    """The entry of a coin."""
 
     amount: int
     made_by: str
     spent_by: str | None
     dtx_id: str | None
-    """Of the copy that was spent."""
+    """The ``x-dtx-id`` of the spent copy."""
     contested: bool
-    """Whoever spends it has asked for that in one phase, and does not know yet whether it has."""
+    """The transfer that spends it was requested in one phase, and its outcome is not known yet."""
 
 
 class Ledger:
-    """One process's connection to the log; its threads share it.
+    """A process's connection to the log, shared by its threads.
 
     Args:
         path: the database.
-        make: whether it is to be made.
+        make: whether to create it.
     """
 
     def __init__(self, path: Path, *, make: bool = False) -> None:
         self._lock = threading.Lock()
         self._database = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
         self._database.execute("PRAGMA journal_mode = WAL")
-        self._database.execute("PRAGMA synchronous = FULL")  # each commit is on the disk when it returns
+        self._database.execute("PRAGMA synchronous = FULL")  # each commit is on disk when it returns
         if make:
             self._database.executescript(_SCHEMA)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the connection."""
         with self._lock:
             self._database.close()
 
@@ -101,14 +99,14 @@ class Ledger:
     # -- decisions
 
     def decide(self, transfer: Transfer, *, by_dtx: bool = False) -> None:
-        """Commit it. When this returns, that is on the disk.
+        """Decide to commit. When this returns, the decision is on disk.
 
         Args:
-            transfer: what it does.
-            by_dtx: dtx will be asked to commit it in one phase: it is open until ``close`` says what came of it.
+            transfer: its changes.
+            by_dtx: dtx is asked to commit it in one phase next: it is open until ``close_open``.
 
         Raises:
-            SpentBefore: it cannot be.
+            SpentBefore: another transfer has spent one of its coins.
         """
         with self._writing() as database:
             for seen in transfer.spent:
@@ -132,7 +130,7 @@ class Ledger:
             )
 
     def close_open(self, gtrid: str, *, committed: bool) -> None:
-        """It is known what dtx has made of a transfer that was open. Idempotent."""
+        """Record the outcome of an open transfer. Idempotent."""
         with self._writing() as database:
             if committed:
                 database.execute("UPDATE decision SET open = 0, ended = 1 WHERE gtrid = ? AND open", (gtrid,))
@@ -147,21 +145,21 @@ class Ledger:
             database.execute("DELETE FROM coin WHERE made_by = ?", (gtrid,))
 
     def decided(self, gtrid: str) -> bool:
-        """Whether it is to be committed; else it never will be."""
+        """Whether the transfer is decided or open; otherwise it will never be committed."""
         return bool(self._read("SELECT 1 FROM decision WHERE gtrid = ?", gtrid))
 
     def unended(self, prefix: str) -> list[tuple[str, list[str]]]:
-        """Decided transfers of a slot that are not known to have been committed everywhere, with their participants."""
+        """Return the decided transfers of a slot, with participants, that are not known to be committed everywhere."""
         query = "SELECT gtrid, sides FROM decision WHERE NOT ended AND NOT open AND gtrid >= ? AND gtrid < ?"
         return [(str(gtrid), json.loads(str(sides))) for gtrid, sides in self._read(query, prefix, prefix + "\x7f")]
 
     def open(self, prefix: str) -> list[str]:
-        """Transfers of a slot of which only dtx knows what has become of them."""
+        """Return the open transfers of a slot."""
         query = "SELECT gtrid FROM decision WHERE open AND gtrid >= ? AND gtrid < ?"
         return [str(gtrid) for (gtrid,) in self._read(query, prefix, prefix + "\x7f")]
 
     def settle(self, ended: Iterable[str], counts: Counter[str]) -> None:
-        """Note what has ended, and count. A process that is killed first has its transfers asked about again."""
+        """Mark transfers as ended, and add counts. After a kill before this, recovery completes the transfers again."""
         with self._writing() as database:
             database.executemany("UPDATE decision SET ended = 1 WHERE gtrid = ?", [(gtrid,) for gtrid in ended])
             database.executemany(
@@ -171,7 +169,7 @@ class Ledger:
     # -- coins
 
     def coin(self, coin: str) -> Record | None:
-        """What is known of a coin; ``None``: nobody has decided to make it."""
+        """Return the entry of a coin; ``None`` if no decided transfer makes it."""
         rows = self._read(_COIN, coin)
         if not rows:
             return None
@@ -185,14 +183,14 @@ class Ledger:
         )
 
     def unspent(self) -> dict[Coin, str]:
-        """Every coin that must be somewhere, with its queue."""
+        """Return every coin that must exist, with its queue."""
         rows = self._read("SELECT id, amount, queue FROM coin WHERE spent_by IS NULL")
         return {Coin(id=str(name), amount=int(str(amount))): str(queue) for name, amount, queue in rows}
 
     # -- banks
 
     def entries(self, bank: str, *, ended: bool = False) -> dict[str, int]:
-        """What was decided for a bank in this round; *ended*: and is known to be committed there."""
+        """Return the changes decided for a bank in this round; *ended*: only those known to be committed everywhere."""
         query = "SELECT gtrid, delta FROM entry WHERE bank = ?"
         if ended:
             query += " AND gtrid IN (SELECT gtrid FROM decision WHERE ended)"
@@ -201,38 +199,38 @@ class Ledger:
     # -- figures
 
     def fault(self, text: str) -> None:
-        """A promise was broken."""
+        """Record a broken guarantee."""
         with self._writing() as database:
             database.execute("INSERT INTO fault VALUES (?, ?)", (time.time(), text))
 
     def faults(self) -> list[str]:
-        """What was broken so far."""
+        """Return all broken guarantees."""
         return [str(text) for (text,) in self._read("SELECT text FROM fault ORDER BY at")]
 
     def repeat(self, text: str) -> None:
-        """A coin that had been spent was there once more."""
+        """Record a further copy of a coin that was spent."""
         with self._writing() as database:
             database.execute("INSERT INTO repeat VALUES (?, ?)", (time.time(), text))
 
     def repeats(self) -> list[str]:
-        """All that were met so far."""
+        """Return all recorded repeats."""
         return [str(text) for (text,) in self._read("SELECT text FROM repeat ORDER BY at")]
 
     def counts(self) -> Counter[str]:
-        """What was counted, in all rounds."""
+        """Return the counts of all rounds."""
         return Counter({str(name): int(str(n)) for name, n in self._read("SELECT name, n FROM count")})
 
     def progress(self) -> int:
-        """How many transfers were decided in this round."""
+        """Return the number of transfers decided in this round."""
         return int(str(self._read("SELECT count(*) FROM decision")[0][0]))
 
     def decisions(self) -> list[tuple[str, list[str]]]:
-        """The transfers that were decided in this round, with their participants."""
+        """Return the transfers decided in this round, with their participants."""
         rows = self._read("SELECT gtrid, sides FROM decision")
         return [(str(gtrid), json.loads(str(sides))) for gtrid, sides in rows]
 
     def close_round(self) -> None:
-        """Forget decisions that have ended; coins are remembered, for a repeat may come much later."""
+        """Delete the decisions of the round. Coins remain, because a repeat may come much later."""
         with self._writing() as database:
             database.execute(
                 "INSERT INTO count SELECT 'committed: ' || kind, count(*) FROM decision WHERE true GROUP BY kind "
@@ -243,7 +241,7 @@ class Ledger:
 
 
 def what_is_wrong_with(seen: Seen, record: Record | None) -> str | None:
-    """A coin that was delivered, beside what is known of it: what must never be, whatever died; ``None``: nothing."""
+    """Compare a delivered coin with its entry; return the broken guarantee, ``None`` if there is none."""
     if record is None:
         return f"{seen.coin.id} was delivered, and its making was never decided"
     if record.amount != seen.coin.amount:

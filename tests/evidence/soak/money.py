@@ -1,8 +1,8 @@
-"""The money of the soak: coins in queues, accounts in databases, and what one transfer does to both.
+"""The money of the soak: coins in queues, accounts in databases, and transfers between them.
 
-A coin is a message. It is made by one transfer and spent by another, its id is never used again, so whoever finds it
-can be told which transfer put it there and which one must have taken it away: that is what makes a loss, a repeat and
-a coin from nowhere three different findings, and not only a sum that is wrong.
+A coin is a message. One transfer makes it and another one spends it, and its id is never used again. So each finding
+names the transfers that are involved, and a loss, a repeat and an unknown coin are different findings, not only a wrong
+sum.
 """
 
 from collections.abc import Iterator
@@ -14,44 +14,44 @@ from dtx.client import Xid
 QUEUES: Final = tuple(f"till{number}" for number in range(10))
 BANKS: Final = ("east", "west")
 QUEUE_SIDE: Final = "queues"
-"""The name of the participant that the queues are, beside the banks."""
+"""The name of the participant with the queues, in addition to the banks."""
 ACCOUNTS: Final = 60
-"""In each bank: enough that two transfers seldom wait for one row, which a branch in doubt keeps locked."""
+"""In each bank: so many that transfers seldom wait for a row that a branch in doubt keeps locked."""
 OPENING_BALANCE: Final = 10_000
 OPENING_COINS: Final = 20
 """In each queue."""
 OPENING_AMOUNT: Final = 100
 TOTAL: Final = len(QUEUES) * OPENING_COINS * OPENING_AMOUNT + len(BANKS) * ACCOUNTS * OPENING_BALANCE
 FORMAT_ID: Final = 0x736F616B
-"""Ours: a transaction manager recognises its own branches by it."""
+"""The transaction manager recognises its own branches by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coin:
-    """What a message is worth."""
+    """The content of a message."""
 
     id: str
     amount: int
 
     @property
     def body(self) -> bytes:
-        """As it is published."""
+        """The body of its message."""
         return f"{self.id} {self.amount}".encode()
 
     @classmethod
     def of(cls, body: bytes) -> "Coin":
-        """The coin that a message is."""
+        """Return the coin in a message body."""
         name, amount = body.decode().split()
         return cls(id=name, amount=int(amount))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """A coin as it was delivered.
+    """A delivered coin.
 
     Args:
-        coin: what it says.
-        dtx_id: its header ``x-dtx-id``, by which a consumer recognises a repeat; empty where there is none.
+        coin: from the body.
+        dtx_id: its header ``x-dtx-id``, by which a consumer recognises a repeat; empty if there is none.
     """
 
     coin: Coin
@@ -60,16 +60,16 @@ class Seen:
 
 @dataclass(slots=True, kw_only=True)
 class Transfer:
-    """What one distributed transaction does.
+    """The changes of one distributed transaction.
 
     Args:
-        gtrid: its name; the same at every participant.
+        gtrid: its name, the same at every participant.
         kind: for the table.
         spent: coins that it takes.
         made: coins that it makes, with their queues.
-        entries: what it adds to each bank.
-        discarded: coins that it takes for nothing: repeats of coins that were spent before.
-        one_phase: dtx alone is asked, and decides.
+        entries: the change at each bank.
+        discarded: repeats of spent coins, which it takes without a change.
+        one_phase: only dtx takes part, and decides.
     """
 
     gtrid: str
@@ -88,16 +88,16 @@ class Transfer:
 
     @property
     def balance(self) -> int:
-        """What it would make out of nothing; a transfer is right when it is 0."""
+        """The money that it would create; 0 for a correct transfer."""
         spent = sum(seen.coin.amount for seen in self.spent)
         return sum(coin.amount for coin, _ in self.made) + sum(self.entries.values()) - spent
 
     def coins(self, *amounts: int) -> Iterator[Coin]:
-        """New coins of its own."""
+        """Yield new coins with the given amounts."""
         for number, amount in enumerate(amounts, len(self.made)):
             yield Coin(id=f"{self.gtrid}/{number}", amount=amount)
 
 
 def xid_of(gtrid: str) -> Xid:
-    """The branch of a transfer at dtx."""
+    """Return the xid of a transfer's branch at dtx."""
     return Xid(FORMAT_ID, gtrid.encode(), QUEUE_SIDE.encode())

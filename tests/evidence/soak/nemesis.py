@@ -1,7 +1,7 @@
-"""What happens to everybody while money is moved: kills, stops, partitions, a full disk, wrong clocks, alarms.
+"""Faults while money moves: kills, stops, partitions, a full disk, wrong clocks, alarms.
 
-What takes time (a stop, a partition, a full disk) goes on in the background while other things happen, so faults meet
-each other; only one thing at a time happens to the same victim.
+Faults with a duration (a stop, a partition, a full disk) run in the background, so several faults overlap. Each target
+has only one fault at a time.
 """
 
 import random
@@ -20,11 +20,11 @@ from tests.evidence.soak.world import World
 from tests.support.proxy import Direction
 
 SECONDS: Final = (0.2, 3.5)
-"""How long what takes time takes: shorter and longer than the lease (2 s), shorter than heartbeats and patience."""
+"""Range of durations in seconds: shorter and longer than the lease (2 s), shorter than heartbeats and patience."""
 FIRST: Final = ("dtx killed", "RabbitMQ killed")
-"""What no round goes without, however short it is; the broker's death comes first, where it comes."""
+"""Events at the start of every round; if the broker may die, its death comes first."""
 SKEWS: Final = (-86400.0 * 3, -3600.0, -7.0, -1.0, 1.0, 7.0, 3600.0, 86400.0 * 9)
-"""Seconds by which a clock is wrong; nine days are beyond the journal's partitions that were made ahead."""
+"""Clock errors in seconds; nine days are beyond the partitions of the journal that were made in advance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +33,9 @@ class Trouble:
 
     Args:
         name: for the table.
-        victim: what it happens to.
-        cards: how often it is in the deck.
-        act: does it; returns when it is over.
+        victim: its target.
+        cards: its frequency.
+        act: causes it, and returns when it has ended.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Trouble:
 
 
 class Pause:
-    """How long one event takes: random, and over at once when the round ends."""
+    """Waits for the random duration of an event; the end of the round ends it early."""
 
     def __init__(self, chance: random.Random, over: threading.Event) -> None:
         self.chance = chance
@@ -190,7 +190,7 @@ def _pause_broker(world: World, pause: Pause) -> None:
 
 
 def _events(world: World, *, broker_dies: bool) -> Iterator[Trouble]:
-    """What can happen here."""
+    """Yield the events that are possible here."""
     yield Trouble(name="dtx killed", victim="dtx", cards=8, act=_kill_dtx)
     yield Trouble(name="dtx stopped in order", victim="dtx", cards=2, act=_stop_dtx)
     yield Trouble(name="dtx paused", victim="dtx", cards=3, act=_pause_dtx)
@@ -222,12 +222,12 @@ def _events(world: World, *, broker_dies: bool) -> Iterator[Trouble]:
 
 
 class Nemesis:
-    """Harms *world*.
+    """Causes faults in *world*.
 
     Args:
-        world: whom.
-        chance: of its choices.
-        harm: only what has one of these in its name; all of it where there is none.
+        world: the target.
+        chance: source of random choices.
+        harm: only events with one of these in their name; empty: all.
     """
 
     def __init__(self, world: World, chance: random.Random, harm: Sequence[str] = ()) -> None:
@@ -236,12 +236,12 @@ class Nemesis:
         self._chance = chance
         self._over = threading.Event()
         self.done: Counter[str] = Counter()
-        """How often what has happened."""
+        """Number of events by name."""
         self.in_doubt = 0
-        """Branches that the log held when dtx, or its PostgreSQL, was killed; in all."""
+        """Sum of the branches in the log each time dtx was killed."""
 
     def rage(self, seconds: float, *, broker_dies: bool, until: Callable[[], bool]) -> None:
-        """Do one thing after the other; returns when *seconds* have gone by or *until* holds, and all of it is over."""
+        """Cause events until *seconds* have passed or *until* holds, and return after the end of all of them."""
         possible = _events(self._world, broker_dies=broker_dies)
         events = [event for event in possible if any(name in event.name for name in self._harm)]
         if not events:
@@ -272,7 +272,7 @@ class Nemesis:
             timer.cancel()
 
     def _let_them_work(self, transfers: int, seconds: float) -> None:
-        """Until so many more transfers are decided, or so long: where nothing moves, nothing can go wrong."""
+        """Wait until that many more transfers are decided, at most *seconds*: faults need work to have an effect."""
         goal = self._world.ledger.progress() + transfers
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self._world.ledger.progress() < goal:

@@ -1,10 +1,10 @@
-"""The transaction manager's recovery: what is decided is committed everywhere, what is not is rolled back everywhere.
+"""The transaction manager's recovery: it commits decided transfers everywhere, and rolls all others back.
 
-What dtx was asked to commit in one phase it is asked about until it says what has become of it.
+It repeats one-phase commits at dtx until the outcome is known.
 
-It asks every participant what it holds in doubt, touches nobody else's branches, and leaves those alone whose transfer
-is still under way in this process. It also notices what must not be: a branch that voted and is unknown, a decided one
-that was not committed, an answer that X/Open does not allow.
+It asks every participant for branches in doubt, ignores the branches of other transaction managers, and leaves
+transfers that this process still works on alone. It also records broken guarantees: a voted branch that is unknown, a
+decided one that was not committed, an answer that X/Open does not allow.
 """
 
 import random
@@ -29,7 +29,7 @@ from tests.evidence.soak.sides import BROKEN, BankSide, QueueSide, belongs
 
 
 class Desk:
-    """What the threads of one transaction manager share.
+    """The state that the threads of one transaction manager share.
 
     Args:
         ledger: its log.
@@ -47,7 +47,7 @@ class Desk:
         self._counts: Counter[str] = Counter()
 
     def begin(self, life: str) -> str:
-        """The name of a new transfer, which is under way from now on."""
+        """Return the name of a new transfer, which is active from now on."""
         with self._lock:
             self._number += 1
             gtrid = f"{self.prefix}{life}.{self._number}"
@@ -55,11 +55,11 @@ class Desk:
             return gtrid
 
     def leave(self, gtrid: str, voted: set[str]) -> None:
-        """Nobody works on it any more.
+        """End the work on a transfer.
 
         Args:
             gtrid: the transfer.
-            voted: participants that said yes and were told nothing since.
+            voted: participants that voted yes and have not been sent the outcome.
         """
         with self._lock:
             self._active.discard(gtrid)
@@ -67,17 +67,17 @@ class Desk:
                 self._voted[gtrid] = voted
 
     def idle(self, gtrid: str) -> bool:
-        """Whether nobody works on it."""
+        """Whether no thread works on the transfer."""
         with self._lock:
             return gtrid not in self._active
 
     def voted(self) -> dict[str, set[str]]:
-        """Transfers that were left undecided, and the participants that hold them in doubt."""
+        """Return undecided transfers, with the participants that hold them in doubt."""
         with self._lock:
             return {gtrid: set(sides) for gtrid, sides in self._voted.items()}
 
     def told(self, gtrid: str, side: str) -> None:
-        """A participant was, perhaps, told the outcome."""
+        """Record that the outcome may have been sent to a participant."""
         with self._lock:
             sides = self._voted.get(gtrid, set())
             sides.discard(side)
@@ -85,17 +85,17 @@ class Desk:
                 self._voted.pop(gtrid, None)
 
     def ended(self, gtrid: str) -> None:
-        """Every participant has committed."""
+        """Record that every participant has committed."""
         with self._lock:
             self._ended.append(gtrid)
 
     def count(self, what: str) -> None:
-        """For the table."""
+        """Count an event for the table."""
         with self._lock:
             self._counts[what] += 1
 
     def flush(self) -> None:
-        """Write down what has ended."""
+        """Write ended transfers and counts to the log."""
         with self._lock:
             ended, self._ended = self._ended, []
             counts, self._counts = self._counts, Counter()
@@ -104,12 +104,12 @@ class Desk:
 
 
 class Recovery(threading.Thread):
-    """Recovers every second or two; or once, in the thread of whoever calls ``once``.
+    """Recovers every 0.5 to 2 seconds as a thread, or once by ``attempt``.
 
     Args:
-        desk: whose branches.
-        queues: a session of its own with dtx.
-        banks: and with each bank.
+        desk: the state of the transaction manager.
+        queues: a separate session with dtx.
+        banks: a separate session with each bank.
     """
 
     def __init__(self, desk: Desk, queues: QueueSide, banks: dict[str, BankSide]) -> None:
@@ -125,7 +125,7 @@ class Recovery(threading.Thread):
         self.close()
 
     def attempt(self) -> bool:
-        """Recover at every participant that can be reached; whether all could be, and nothing is left."""
+        """Recover at every reachable participant; return whether all were reachable and no transfer remains."""
         done = [self._try(self._recover_queues, self._queues)]
         done += [self._try(partial(self._recover_bank, name), bank) for name, bank in self._banks.items()]
         done.append(self._try(self._finish, self._queues))
@@ -172,14 +172,14 @@ class Recovery(threading.Thread):
                 try:
                     bank.rollback(gtrid)
                 except psycopg.errors.UndefinedObject:
-                    continue  # its own client was quicker
+                    continue  # its client has rolled it back meanwhile
                 self._desk.count("rolled back by recovery at a bank")
 
     # -- decided
 
     def _finish(self) -> None:
         unended = self._desk.ledger.unended(self._desk.prefix)
-        random.shuffle(unended)  # one that cannot be finished yet does not stand in the way of the others for ever
+        random.shuffle(unended)  # a transfer that cannot be completed yet must not delay the others each time
         for gtrid, sides in unended:
             if not self._desk.idle(gtrid):
                 continue
@@ -193,7 +193,7 @@ class Recovery(threading.Thread):
             self._desk.ended(gtrid)
 
     def _close_open(self) -> None:
-        """Ask again for what was to be committed in one phase, and hear what has become of it."""
+        """Repeat one-phase commits without an answer, and record their outcomes."""
         for gtrid in self._desk.ledger.open(self._desk.prefix):
             if not self._desk.idle(gtrid):
                 continue
@@ -204,7 +204,7 @@ class Recovery(threading.Thread):
                     committed = error.facts.get("ended") == "committed"
                 except XARollback:
                     committed = False
-                except (XAER_RMFAIL, XAER_PROTO):  # not known yet, or an earlier request is still under way
+                except (XAER_RMFAIL, XAER_PROTO):  # not known yet, or an earlier request is still in progress
                     self._desk.count("one-phase commit to be repeated")
                     continue
                 else:
@@ -226,7 +226,7 @@ class Recovery(threading.Thread):
         self._desk.count("committed by recovery at a bank")
 
     def _complete(self, coordinator: Coordinator, gtrid: str, *, commit: bool) -> bool:
-        """Tell dtx the outcome; whether it is done."""
+        """Send the outcome to dtx; return whether the branch has ended."""
         ending = "committed" if commit else "rolled-back"
         try:
             (coordinator.commit if commit else coordinator.rollback)(xid_of(gtrid))

@@ -6,7 +6,7 @@ _SHOWN = 40
 
 
 def table(report: Report) -> str:
-    """All figures of *report*, for people."""
+    """Return all figures of *report* as text."""
     lines = [
         f"\nsoak {report.mode}: {report.seconds:.0f} s of harm in {report.rounds} rounds, seed {report.seed}",
         *_rows("transfers", {"committed": report.committed, "rolled back": report.rolled_back}),

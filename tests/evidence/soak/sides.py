@@ -1,7 +1,7 @@
-"""The participants as a client has them: the queues behind dtx, and a bank. Both come back by themselves.
+"""The participants in a client's view: the queues behind dtx, and a bank. Both reconnect automatically.
 
-Whatever a participant raises while it works ends this client's session with it; what had not voted is rolled back by
-its death, and what had is the recovery's.
+An error of a participant ends this client's session with it. The end of the session rolls back a branch that has not
+voted; recovery completes a branch that has.
 """
 
 import contextlib
@@ -20,10 +20,11 @@ from tests.evidence.soak.ways import STRAIGHT, Way
 BROKEN: Final = (
     AMQPError, AMQPConnectorException, XAException, psycopg.Error, OSError, ValueError, AttributeError
 )  # fmt: skip
-"""What a client sees when the other end dies. The last two are pika's: for a socket that is reset just after it was
-connected, and for a server's close that comes while pika closes channels one by one."""
+"""The errors of a client whose server dies. ValueError and AttributeError are pika's: for a socket that is reset just
+after connecting, and for a close from the server while pika closes channels one by one.
+"""
 PATIENCE: Final = 15.0
-"""Seconds for an answer of dtx; longer than what the nemesis holds back, shorter than the end of a round takes."""
+"""Limit of seconds for an answer of dtx: longer than the faults last, shorter than the end of a round may take."""
 _PREFETCH: Final = 3
 _AMQP: Final = "?heartbeat=6&socket_timeout=5&stack_timeout=8&blocked_connection_timeout=20"
 _POSTGRES: Final = "lock_timeout=1500 statement_timeout=15000 idle_in_transaction_session_timeout=20000"
@@ -34,7 +35,7 @@ class QueueSide:
 
     Args:
         url: of dtx.
-        subscribes: the queue that it consumes from; ``None``: it gets from any.
+        subscribes: the queue that it consumes from; ``None``: it gets messages of any queue.
     """
 
     def __init__(self, url: str, *, subscribes: str | None = None) -> None:
@@ -43,11 +44,11 @@ class QueueSide:
         self._connection: BlockingConnection | None = None
         self._xa: XAResource | None = None
         self._branch: XAResource | None = None
-        """The one whose channel works for a branch: work on another channel would belong to none."""
+        """The resource of the current branch: work on another channel would belong to no branch."""
 
     @property
     def xa(self) -> XAResource:
-        """A channel; a new one where the last one has ended."""
+        """The resource; with a new channel if the last one has ended."""
         if self._xa is None or not self._xa.channel.is_open:
             self._xa = XAResource(self.connection.channel(), timeout=PATIENCE)
             if self._subscribes is not None:
@@ -57,23 +58,23 @@ class QueueSide:
 
     @property
     def connection(self) -> BlockingConnection:
-        """A connection; a new one where the last one has ended."""
+        """The connection; a new one if the last one has ended."""
         if self._connection is None or not self._connection.is_open:
             self._xa = None
             self._connection = BlockingConnection(pika.URLParameters(self._url))
         return self._connection
 
     def select(self) -> None:
-        """Have branches on this channel; the first of all waits for dtx's own connection to the broker."""
+        """Select dtx on the channel; the first select waits for dtx's own connection to the broker."""
         self.xa.select()
 
     def start(self, gtrid: str) -> None:
-        """Begin a branch."""
+        """Start a branch."""
         self._branch = self.xa
         self._branch.start(xid_of(gtrid))
 
     def take(self, queue: str) -> Seen | None:
-        """Take a coin out of *queue*; ``None`` where there is none."""
+        """Take a coin from *queue*; ``None`` if there is none."""
         channel = self._channel
         if queue == self._subscribes:
             method, properties, body = next(channel.consume(queue, inactivity_timeout=0.1))
@@ -85,40 +86,40 @@ class QueueSide:
         return Seen(coin=Coin.of(body), dtx_id=dtx_id_of(properties))
 
     def put(self, queue: str, coin: Coin, way: Way = STRAIGHT) -> None:
-        """Put a coin into *queue*, by the *way* of an exchange."""
+        """Publish a coin to *queue* through the exchange of *way*."""
         properties = pika.BasicProperties(delivery_mode=2, headers=way.headers(queue))
         self._channel.basic_publish(way.exchange, way.key(queue), coin.body, properties)
 
     @property
     def _channel(self) -> BlockingChannel:
-        assert self._branch is not None, "work is done in a branch"
+        assert self._branch is not None, "work is done outside of a branch"
         return self._branch.channel
 
     def end(self, gtrid: str) -> None:
-        """The work is done."""
-        assert self._branch is not None, "what has ended has begun"
+        """End the work of the branch."""
+        assert self._branch is not None, "the branch was not started"
         self._branch.end(xid_of(gtrid))
         self._branch = None
 
     def prepare(self, gtrid: str) -> None:
-        """Ask for the vote; returns when it is yes."""
+        """Prepare; return if the vote is yes."""
         flag = self.xa.prepare(xid_of(gtrid))
         assert flag is XaFlag.OK, f"{gtrid} has work, and {flag.wire_name} says that there was none"
 
     def commit(self, gtrid: str) -> None:
-        """Second phase."""
+        """Commit in the second phase."""
         self.xa.commit(xid_of(gtrid))
 
     def commit_in_one_phase(self, gtrid: str) -> None:
-        """Have dtx decide; returns when it has committed."""
+        """Let dtx decide; return if it has committed."""
         self.xa.commit(xid_of(gtrid), one_phase=True)
 
     def rollback(self, gtrid: str) -> None:
-        """Second phase."""
+        """Roll back in the second phase."""
         self.xa.rollback(xid_of(gtrid))
 
     def roll_back_unprepared(self, gtrid: str) -> None:
-        """Roll back what has not voted, whether it has ended or not; it may be gone already."""
+        """Roll back a branch without a vote, ended or not; it may have ended already."""
         xid = xid_of(gtrid)
         with contextlib.suppress(XAER_NOTA, XAER_PROTO, XARollback):
             self.xa.end(xid, fail=True)
@@ -126,11 +127,11 @@ class QueueSide:
             self.xa.rollback(xid)
 
     def coordinator(self) -> Coordinator:
-        """For what others have left; to be closed."""
+        """Return a coordinator for branches of others; the caller closes it."""
         return Coordinator(self.connection, timeout=PATIENCE)
 
     def close(self) -> None:
-        """End the session; what has not voted is rolled back."""
+        """End the session; dtx rolls back a branch without a vote."""
         connection, self._connection, self._xa, self._branch = self._connection, None, None, None
         if connection is not None and connection.is_open:
             with contextlib.suppress(*BROKEN):
@@ -142,7 +143,7 @@ class BankSide:
 
     Args:
         url: of the database.
-        name: who we are, for people.
+        name: of the client, for messages.
     """
 
     def __init__(self, url: str, name: str) -> None:
@@ -152,7 +153,7 @@ class BankSide:
 
     @property
     def connection(self) -> psycopg.Connection:
-        """A connection; a new one where the last one has ended."""
+        """The connection; a new one if the last one has ended."""
         if self._connection is None or self._connection.closed:
             self._connection = psycopg.connect(
                 self._url,
@@ -164,33 +165,33 @@ class BankSide:
         return self._connection
 
     def move(self, gtrid: str, account: str, delta: int) -> None:
-        """Begin a branch in which an account changes; it is refused where that would make a debt."""
+        """Start a branch that changes an account; the database refuses a negative balance."""
         self.connection.execute("BEGIN")
         self.connection.execute("UPDATE account SET balance = balance + %s WHERE name = %s", [delta, account])
         self.connection.execute("INSERT INTO entry VALUES (%s, %s)", [gtrid, delta])
 
     def prepare(self, gtrid: str) -> None:
-        """Ask for the vote; returns when it is yes."""
+        """Prepare; return if the vote is yes."""
         self.connection.execute(f"PREPARE TRANSACTION '{gtrid}'")
 
     def commit(self, gtrid: str) -> None:
-        """Second phase.
+        """Commit in the second phase.
 
         Raises:
-            psycopg.errors.UndefinedObject: there is no such branch any more.
+            psycopg.errors.UndefinedObject: the branch no longer exists.
         """
         self.connection.execute(f"COMMIT PREPARED '{gtrid}'")
 
     def rollback(self, gtrid: str) -> None:
-        """Second phase; raises like ``commit``."""
+        """Roll back in the second phase; raises like ``commit``."""
         self.connection.execute(f"ROLLBACK PREPARED '{gtrid}'")
 
     def give_up(self) -> None:
-        """Roll back what has not voted."""
+        """Roll back a branch without a vote."""
         self.connection.execute("ROLLBACK")
 
     def in_doubt(self, prefix: str) -> list[str]:
-        """Branches of a slot that have voted."""
+        """Return the prepared branches of a slot."""
         query = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND starts_with(gid, %s)"
         return [gid for (gid,) in self.connection.execute(query, [prefix])]
 
@@ -199,18 +200,18 @@ class BankSide:
         return self.connection.execute("SELECT 1 FROM entry WHERE gtrid = %s", [gtrid]).fetchone() is not None
 
     def close(self) -> None:
-        """End the session; what has not voted is rolled back."""
+        """End the session; the database rolls back a branch without a vote."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
 
 def dtx_id_of(properties: pika.BasicProperties) -> str:
-    """A message's ``x-dtx-id``."""
+    """Return the ``x-dtx-id`` of a message."""
     value = (properties.headers or {}).get("x-dtx-id", "")
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def belongs(xid: Xid, prefix: str) -> bool:
-    """Whether a branch is of the transaction manager whose transfers begin with *prefix*."""
+    """Whether a branch belongs to the transaction manager whose transfers begin with *prefix*."""
     return xid.format_id == FORMAT_ID and xid.gtrid.startswith(prefix.encode())

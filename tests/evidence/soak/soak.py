@@ -1,4 +1,4 @@
-"""One soak: rounds of transfers under a nemesis, each of which ends with a census."""
+"""One soak: rounds of transfers with faults, each of which ends with a count."""
 
 import random
 import time
@@ -19,20 +19,21 @@ from tests.support.processes import wait_until
 from tests.support.soak import declare, insist
 
 QUIET_SECONDS: Final = 120.0
-"""Until everything must have come to rest when nobody does harm any more: a branch that has not voted times out, a
-database recovers from its crash, a machine is busy."""
+"""Limit of seconds until all branches have ended after the last fault: a branch without a vote times out, a database
+recovers from its crash, the machine may be busy.
+"""
 
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """What a soak has seen."""
+    """The results of a soak."""
 
     mode: Mode
     seed: int
     rounds: int = 0
     seconds: float = 0.0
     looks: int = 0
-    """How often readers have compared a bank with the decisions while money moved."""
+    """Number of comparisons of a bank with the decisions while money moved."""
     in_doubt: int = 0
     nemesis: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
@@ -44,7 +45,7 @@ class Report:
 
     @property
     def bad(self) -> list[str]:
-        """Everything that must not be."""
+        """All broken guarantees."""
         return [
             f"{kind}: {text}"
             for kind, texts in (("lost", self.lost), ("repeated", self.repeated), ("wrong", self.wrong))
@@ -53,24 +54,24 @@ class Report:
 
     @property
     def committed(self) -> int:
-        """Transfers."""
+        """Number of committed transfers."""
         return sum(n for name, n in self.counts.items() if name.startswith("committed: "))
 
     @property
     def rolled_back(self) -> int:
-        """Transfers."""
+        """Number of rolled back transfers."""
         return sum(n for name, n in self.counts.items() if name.startswith("rolled back: "))
 
 
 class Soak:
-    """Runs rounds in a world of its own.
+    """Runs rounds with its own servers.
 
     Args:
-        mode: where the messages are.
-        seed: of every choice that is made here; what the machine makes of it is its own.
-        say: gets a line now and then.
-        afterwards: is called when everything has agreed, before it is taken down.
-        harm: only what has one of these in its name; all of it where there is none.
+        mode: alongside or standalone.
+        seed: of all random choices in this process; timing is not reproducible.
+        say: prints a line of progress.
+        afterwards: called after the rounds if there are no findings, before the servers are stopped.
+        harm: only faults with one of these in their name; empty: all.
     """
 
     def __init__(
@@ -92,13 +93,13 @@ class Soak:
         self._doubts = 0
 
     def run(self, seconds: float, *, each: float, broker_deaths: Callable[[int], bool]) -> Report:
-        """Run rounds of *each* seconds for so many *seconds* (at least one), until something is wrong.
+        """Run rounds of *each* seconds for *seconds* (at least one round), until there is a finding.
 
         Args:
-            seconds: of harm; setting up, recovery and counting come on top.
+            seconds: with faults; setup, recovery and counting take additional time.
             each: seconds of a round.
-            broker_deaths: whether the broker is killed in the round of that number. There, and only there, a message
-                may be repeated, and has to be recognisable by its x-dtx-id.
+            broker_deaths: whether the broker is killed in the round with that number. Only there a message may be
+                repeated, with the same x-dtx-id.
         """
         began = time.monotonic()
         with World(self._mode, self._chance.getrandbits(32)) as world:
@@ -122,7 +123,7 @@ class Soak:
         return self.report
 
     def _open(self, world: World) -> None:
-        """Put the first coins into the queues."""
+        """Publish the first coins to the queues."""
         declare(world.service.url(), *QUEUES)
         open_ways(world.service.url(), QUEUES)
         opening = Transfer(gtrid="opening", kind="opening")
@@ -178,7 +179,7 @@ class Soak:
             census.close_round()
 
     def _recover(self, world: World) -> None:
-        """What every transaction manager would do at its next start, for all of them."""
+        """Recover for all transaction managers, as each would do at its next start."""
         desk = Desk(world.ledger, "s")
         recovery = Recovery(
             desk,
@@ -198,7 +199,7 @@ class Soak:
             recovery.close()
 
     def _count(self, census: Census) -> Findings:
-        """Count until nothing is missing: what a dead client held comes back a moment later."""
+        """Count until no coin is lost: messages of dead clients return after a moment."""
         deadline = time.monotonic() + QUIET_SECONDS / 2
         while True:
             findings = census.count()

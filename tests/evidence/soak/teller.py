@@ -1,7 +1,7 @@
-"""The clients: each thread is an application that moves money between queues and banks, through two-phase commit.
+"""The clients: each thread is an application that moves money between queues and banks, with two-phase commit.
 
-``python -m tests.evidence.soak.teller CONFIG`` is one process of them, with its own transaction manager; it is killed
-at any moment, and what it leaves is found by the next process of the same slot.
+``python -m tests.evidence.soak.teller CONFIG`` is one process with several clients and their transaction manager. It
+may be killed at any moment; the next process of the same slot recovers its branches.
 """
 
 import json
@@ -25,23 +25,23 @@ from tests.evidence.soak.sides import BROKEN, BankSide, QueueSide
 from tests.evidence.soak.ways import WAYS
 
 ROLLED_BACK: Final = 0.08
-"""How often a transfer is rolled back though everybody voted yes."""
+"""Share of transfers that are rolled back although all participants voted yes."""
 LEFT: Final = 0.04
-"""How often nobody says anything after the votes: the recovery has to find it."""
+"""Share of transfers without a decision after the votes: the recovery rolls them back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """What a process of tellers is told.
+    """The configuration of a client process.
 
     Args:
-        slot: the prefix of its transfers' names; every life of the slot has the same.
-        life: which life this is.
+        slot: the prefix of its transfers' names, the same for all processes of the slot.
+        life: distinguishes the processes of a slot.
         dtx: URL.
         banks: URLs.
         ledger: path.
-        threads: how many tellers.
-        seed: of their choices.
+        threads: number of clients.
+        seed: of their random choices.
     """
 
     slot: str
@@ -53,26 +53,26 @@ class Config:
     seed: int
 
     def to_json(self) -> str:
-        """For the command line."""
+        """Return the configuration as a command line argument."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """From the command line."""
+        """Parse the command line argument."""
         return cls(**json.loads(text))
 
 
 class NotNow(Exception):
-    """There is nothing to transfer: a queue is empty, or what it gave is not known to be there."""
+    """A transfer is not possible now: a queue is empty, or the outcome of its coin's transfer is not known."""
 
 
 class Teller(threading.Thread):
     """One client.
 
     Args:
-        desk: the transaction manager's.
-        config: whom to connect to.
-        number: which of the process's.
+        desk: the state of the transaction manager.
+        config: of its process.
+        number: of the client in its process.
     """
 
     def __init__(self, desk: Desk, config: Config, number: int) -> None:
@@ -113,7 +113,7 @@ class Teller(threading.Thread):
             self._desk.leave(transfer.gtrid, voted)
 
     def _vote(self, transfer: Transfer, work: Callable[[Transfer], None], voted: set[str]) -> bool:
-        """The first phase; whether everybody said yes. Else everybody is told to roll back, who can be."""
+        """Do the first phase; return whether all voted yes. If not, roll back at each reachable participant."""
         try:
             work(transfer)
             assert transfer.balance == 0, transfer
@@ -153,7 +153,7 @@ class Teller(threading.Thread):
         return False
 
     def _outcome(self, transfer: Transfer, voted: set[str]) -> None:
-        """The second phase, or the only one."""
+        """Do the second phase, or the only one."""
         if transfer.one_phase:
             self._ask(transfer)
             return
@@ -182,7 +182,7 @@ class Teller(threading.Thread):
             self._desk.ended(transfer.gtrid)
 
     def _ask(self, transfer: Transfer) -> None:
-        """Have dtx decide. Where there is no answer the recovery asks again."""
+        """Let dtx decide. Without an answer, the recovery repeats the request."""
         try:
             self._queues.commit_in_one_phase(transfer.gtrid)
         except XARollback:
@@ -195,7 +195,7 @@ class Teller(threading.Thread):
             self._desk.ledger.close_open(transfer.gtrid, committed=True)
 
     def _tell(self, side: str, gtrid: str, *, commit: bool) -> bool:
-        """Tell a participant that voted yes the outcome; whether it is done."""
+        """Send the outcome to a participant that voted yes; return whether the branch has ended."""
         ending = "commit" if commit else "rollback"
         try:
             who = self._queues if side == QUEUE_SIDE else self._banks[side]
@@ -209,16 +209,16 @@ class Teller(threading.Thread):
         return True
 
     def _give_up(self, transfer: Transfer, voted: set[str]) -> None:
-        """Roll back at everybody, in order."""
+        """Roll back at all participants."""
         for side in (QUEUE_SIDE, *BANKS):
             if side in voted:
-                voted.discard(side)  # from now on nobody knows whether it has been told
+                voted.discard(side)  # from now on it is not known whether the participant has received the outcome
                 self._tell(side, transfer.gtrid, commit=False)
             elif side == QUEUE_SIDE or side in transfer.entries:
                 self._take_back(side, transfer)
 
     def _take_back(self, side: str, transfer: Transfer) -> None:
-        """Roll back at a participant that has not been asked for its vote, or has voted no."""
+        """Roll back at a participant that has not voted, or has voted no."""
         try:
             if side != QUEUE_SIDE:
                 self._banks[side].give_up()
@@ -229,7 +229,7 @@ class Teller(threading.Thread):
             self._drop(side)
 
     def _abandon(self, transfer: Transfer, voted: set[str]) -> None:
-        """Somebody is away: end the sessions in which there may be work that has not voted."""
+        """After a lost connection, end the sessions that may have a branch without a vote."""
         for side in (QUEUE_SIDE, *transfer.entries):
             if side not in voted:
                 self._drop(side)
@@ -240,7 +240,7 @@ class Teller(threading.Thread):
     # -- the business
 
     def _queue_to_queue(self, transfer: Transfer) -> None:
-        """One coin is split, or two are put together; or one just moves."""
+        """Split a coin, join two coins, or move one."""
         source, target = self._two_queues()
         self._queues.start(transfer.gtrid)
         self._take(transfer, source, self._random.choice((1, 1, 2)))
@@ -275,7 +275,7 @@ class Teller(threading.Thread):
             self._move(transfer, bank, delta)
 
     def _everywhere(self, transfer: Transfer) -> None:
-        """A coin moves, and each bank gets its share of it."""
+        """Move a coin, and pay a share of it to each bank."""
         source, target = self._two_queues()
         self._queues.start(transfer.gtrid)
         self._take(transfer, source, 1)
@@ -289,7 +289,7 @@ class Teller(threading.Thread):
         self._queues.end(transfer.gtrid)
 
     def _two_queues(self) -> tuple[str, str]:
-        """Where from, and where to."""
+        """Return a source and a target."""
         source = self._subscribes or self._random.choice(QUEUES)
         return source, self._random.choice([queue for queue in QUEUES if queue != source])
 
@@ -316,8 +316,10 @@ class Teller(threading.Thread):
         return True
 
     def _tell_of_repeats(self, transfer: Transfer) -> None:
-        """Now that dtx has voted. A client that stood still, or was cut off, may have one in its hands that is not its
-        own any more: others have spent it in the meantime, and dtx lets it have no part in a branch.
+        """Record repeats after dtx's vote.
+
+        Before the vote, a coin may only look like a repeat: a client that was stopped or cut off may hold a copy that
+        others have spent meanwhile, and dtx refuses such a copy in a branch.
         """
         for seen in transfer.discarded:
             self._desk.count("repeats that a client recognised")
@@ -335,8 +337,8 @@ class Teller(threading.Thread):
 
 
 def main(text: str) -> None:
-    """Run until SIGTERM: then finish the transfers that are under way, and end."""
-    logging.getLogger("pika").setLevel(logging.CRITICAL)  # it tells of each connection that dies, at length
+    """Run until SIGTERM; then finish the active transfers, and end."""
+    logging.getLogger("pika").setLevel(logging.CRITICAL)  # it logs each lost connection with many lines
     config = Config.from_json(text)
     desk = Desk(Ledger(Path(config.ledger)), config.slot)
     recovery = Recovery(

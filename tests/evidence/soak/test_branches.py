@@ -1,4 +1,4 @@
-"""kill -9 at any moment, again and again: every message is in one of two queues, and never twice."""
+"""kill -9 at random moments, repeatedly: every message is in exactly one of two queues."""
 
 import contextlib
 import random
@@ -22,12 +22,12 @@ WORKERS = 3
 
 
 class Worker(threading.Thread):
-    """An application with its transaction manager: moves messages to and fro, one by one.
+    """An application with its transaction manager, which moves messages between two queues one by one.
 
     Args:
-        stage: where.
-        decided: xids that are to be committed; what is not in it was never decided.
-        seed: of its choices.
+        stage: the servers.
+        decided: the log of the transaction manager: xids to commit.
+        seed: of its random choices.
     """
 
     def __init__(self, stage: Stage, decided: set[Xid], seed: int) -> None:
@@ -39,7 +39,7 @@ class Worker(threading.Thread):
 
     def run(self) -> None:
         while not self.stop.wait(0.05):
-            # ValueError: what pika raises for a socket that is reset at once after it was connected.
+            # pika raises ValueError for a socket that is reset just after connecting.
             with (
                 contextlib.suppress(AMQPError, XAException, OSError, ValueError),
                 self._stage.connected() as connection,
@@ -71,7 +71,7 @@ class Worker(threading.Thread):
 
 
 def recovered(stage: Stage, decided: set[Xid]) -> bool:
-    """What a transaction manager does after a crash, until nothing is left; what dtx has decided it ends by itself."""
+    """Recover like a transaction manager after a crash; return whether no branch remains."""
     with stage.coordinator() as coordinator:
         for xid in coordinator.recover():
             with contextlib.suppress(XAER_NOTA, XAER_PROTO):
@@ -81,12 +81,12 @@ def recovered(stage: Stage, decided: set[Xid]) -> bool:
 
 @pytest.fixture
 def stage(rabbitmq: RabbitNode, postgres: PostgresServer) -> Iterator[Stage]:
-    """A broker, a log, and dtx."""
+    """Start a broker, a database for the log, and dtx."""
     with Stage(rabbitmq, postgres) as made:
         yield made
 
 
-# pika leaves the socket of a connection open that is refused or cut while it is made.
+# pika does not close the socket of a connection that is refused or cut during the handshake.
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 def test_every_message_is_somewhere_exactly_once(stage: Stage) -> None:
     """Guarantee: "exactly once when dtx, PostgreSQL, clients or the network die"."""

@@ -1,4 +1,4 @@
-"""The counting of the soak: a test of the tests, for a count that finds nothing proves nothing."""
+"""The counting of the soak finds differences; otherwise a count without differences proves nothing."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ HERE = Seen(coin=COIN, dtx_id="id")
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    """Has decided that there is one coin, in till3."""
+    """Make a ledger with one coin, in till3."""
     ledger = Ledger(tmp_path / "ledger", make=True)
     ledger.decide(Transfer(gtrid="s0.1", kind="minting", made=[(COIN, "till3")]))
     yield ledger
@@ -48,7 +48,7 @@ def test_a_coin_that_was_spent_is_repeated(ledger: Ledger) -> None:
 
 
 def test_a_repeat_under_another_id_is_wrong(ledger: Ledger) -> None:
-    """A consumer could not recognise it."""
+    """A consumer could not recognise it as a repeat."""
     other = Seen(coin=COIN, dtx_id="other")
     assert compare_coins({"till3": [HERE, other]}, ledger).wrong == ["s0.1/0 has copies with different x-dtx-id"]
     spend(ledger)
@@ -81,7 +81,7 @@ def test_a_bank_is_compared_transfer_by_transfer(ledger: Ledger) -> None:
 
 
 def test_a_coin_is_spent_once(ledger: Ledger) -> None:
-    """Two transfers that hold two copies of one coin: one of them is decided, nothing of the other is."""
+    """Of two transfers with copies of one coin, only one can be decided, and no change of the other is written."""
     spend(ledger)
     with pytest.raises(SpentBefore):
         ledger.decide(Transfer(gtrid="s0.5", kind="queue to database", spent=[HERE], entries={"west": 7}))
@@ -103,7 +103,7 @@ def test_a_decision_outlives_the_process_until_everybody_has_committed(ledger: L
 
 
 def asked(ledger: Ledger) -> Coin:
-    """The coin is being moved to another queue in one phase; the new one."""
+    """Request a move of the coin to another queue in one phase; return the new coin."""
     coin = Coin(id="s0.8/0", amount=7)
     transfer = Transfer(gtrid="s0.8", kind="", spent=[HERE], made=[(coin, "till4")], one_phase=True)
     ledger.decide(transfer, by_dtx=True)
@@ -111,7 +111,7 @@ def asked(ledger: Ledger) -> Coin:
 
 
 def test_what_dtx_was_asked_to_do_in_one_phase_is_open_until_it_has_answered(ledger: Ledger) -> None:
-    """Nobody else may commit or roll it back, and what it takes and makes may be seen."""
+    """No other client may complete it, and both its spent and its new coin may be visible."""
     made = asked(ledger)
     assert ledger.decided("s0.8")
     assert ledger.unended("s0.8") == []
@@ -123,7 +123,7 @@ def test_what_dtx_was_asked_to_do_in_one_phase_is_open_until_it_has_answered(led
     ledger.close_open("s0.8", committed=True)
     assert ledger.open("s0.") == []
     assert compare_coins({"till4": [Seen(coin=made, dtx_id="new")]}, ledger).all == []
-    ledger.close_open("s0.8", committed=False)  # too late
+    ledger.close_open("s0.8", committed=False)  # no effect any more
     assert ledger.coin(made.id) is not None
 
 

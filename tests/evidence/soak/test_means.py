@@ -1,4 +1,4 @@
-"""What the nemesis works with does what it says."""
+"""The faults of the nemesis have the intended effects."""
 
 import errno
 import signal
@@ -41,7 +41,7 @@ def test_the_disk_goes_away_with_its_directory(left_out: Callable[[str], None]) 
 
 
 def test_the_disk_goes_away_with_whoever_made_it(left_out: Callable[[str], None]) -> None:
-    """Also with a run that is killed."""
+    """Also after a kill."""
     with short_directory("disk") as place:
         program = f"""
 import os, signal
@@ -59,7 +59,7 @@ with SmallDisk(Path({str(place)!r})) as disk:
 
 
 def test_a_clock_is_wrong_by_what_it_was_told(left_out: Callable[[str], None]) -> None:
-    """And the clocks that merely go on are right, as on a machine whose clock is set."""
+    """Monotonic clocks are right, as on a machine whose clock is set."""
     with short_directory("clock") as place:
         clock = Clock(place / "clock")
         if clock.library is None:

@@ -1,4 +1,4 @@
-"""Money moves between queues and two databases in both modes while everything dies: nothing is lost."""
+"""Money moves between queues and two databases in both modes during all faults: nothing is lost."""
 
 import logging
 import secrets
@@ -21,7 +21,7 @@ _ROUND = 40.0
 """Seconds between two counts."""
 
 
-# pika leaves the socket of a connection open that is refused or cut while it is made.
+# pika does not close the socket of a connection that is refused or cut during the handshake.
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.parametrize("mode", MODES)
 def test_money_is_conserved_while_everything_dies(
@@ -32,7 +32,7 @@ def test_money_is_conserved_while_everything_dies(
     figures: Callable[..., None],
 ) -> None:
     """Guarantees: "exactly once when dtx, PostgreSQL, clients or the network die"; else repeated, never lost."""
-    caplog.set_level(logging.CRITICAL, "pika")  # it tells of each connection that dies, at length
+    caplog.set_level(logging.CRITICAL, "pika")  # it logs each lost connection with many lines
     seed = secrets.randbits(32)
     print(f"seed {seed}")
 
@@ -62,7 +62,7 @@ def test_money_is_conserved_while_everything_dies(
 
 
 def every_harm_is_found(world: World, census: Census) -> None:
-    """A census that everybody has passed finds a coin that is gone, one that came twice, and money from nowhere."""
+    """Check that a count finds a lost coin, a repeated coin, and a wrong balance."""
     assert census.count().all == []
     with connected(census.past_dtx) as connection:
         channel = connection.channel()
@@ -74,9 +74,9 @@ def every_harm_is_found(world: World, census: Census) -> None:
         (lost,) = census.count().all
         assert lost == f"lost: {Coin.of(body).id} in {queue}"
         channel.basic_publish("", queue, body, properties)
-        assert census.count().all == []  # one is as good as the other
+        assert census.count().all == []  # the copy replaces the lost message
         channel.basic_nack(method.delivery_tag)
-        channel.queue_declare(queue, passive=True)  # answered when that is done
+        channel.queue_declare(queue, passive=True)  # answered after the nack has been processed
         (repeated,) = census.count().all
         assert repeated == f"repeated: {Coin.of(body).id} is there 2 times instead of 1"
     assert census.remove_repeats() == 1
@@ -89,7 +89,7 @@ def every_harm_is_found(world: World, census: Census) -> None:
 
 
 def clients_tell_of_repeats(world: World, census: Census) -> None:
-    """Whoever gets a coin that was spent takes it out of the world: before a census can see it."""
+    """Check that clients record a repeat when they get a coin that was spent, and remove it."""
     with connected(census.past_dtx) as connection:
         channel = connection.channel()
         channel.confirm_delivery()

@@ -1,4 +1,4 @@
-"""Standalone mode, kill -9 at any moment, again and again: every promise that a client was given is kept."""
+"""Standalone mode, kill -9 at random moments, repeatedly: every guarantee to a client is kept."""
 
 import logging
 import random
@@ -18,11 +18,11 @@ from tests.support.service import DtxService
 from tests.support.soak import Brancher, Eater, Ledger, Mover, Order, Publisher, Worker, declare, drain, insist
 
 FAULTS = {"kill dtx": 8, "cut": 6, "kill PostgreSQL": 4, "kill both": 2, "stop dtx": 2}
-"""What happens, and how often beside the others. A stop is one in order."""
+"""Faults and their relative frequencies; "stop dtx" is a normal stop."""
 
 
 def harm(fault: str, service: DtxService, postgres: PostgresServer, proxy: Proxy) -> None:
-    """Do it, and bring back what has ended."""
+    """Cause a fault; if dtx has ended, start it again."""
     match fault:
         case "cut":
             proxy.cut()
@@ -40,13 +40,13 @@ def harm(fault: str, service: DtxService, postgres: PostgresServer, proxy: Proxy
 
 
 def start(service: DtxService, postgres: PostgresServer) -> None:
-    """Start dtx, which wants a database at its start."""
+    """Start dtx, which needs a running database at its start."""
     postgres.wait_ready()
     service.start()
 
 
 def check_order(bodies: list[bytes], ledger: Ledger) -> None:
-    """What waits in a queue that only its publishers put messages into stands in their order."""
+    """Check that the remaining messages of a queue, to which only publishers publish, are in their order."""
     order = Order(ledger)
     for body in bodies:
         order.see(body)
@@ -56,7 +56,7 @@ def test_every_promise_is_kept(
     own_postgres: PostgresServer, caplog: pytest.LogCaptureFixture, minutes: float, figures: Callable[..., None]
 ) -> None:
     """Guarantees: "prepared means durable", "nothing is lost", "exactly once", "never 404 in doubt"."""
-    caplog.set_level(logging.CRITICAL, "pika")  # it tells of each connection that dies, at length
+    caplog.set_level(logging.CRITICAL, "pika")  # it logs each lost connection with many lines
     seed = secrets.randbits(32)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -95,18 +95,18 @@ def test_every_promise_is_kept(
         figures(faults_between_promises=done.total())
         check_order(in_queues["a"], ledger)
         assert ledger.audit(Counter(body for bodies in in_queues.values() for body in bodies)) == []
-        wait_until(lambda: not rows(database), what="the removal of everything that was consumed")
+        wait_until(lambda: not rows(database), what="the deletion of all consumed messages")
 
 
 def resolve(brancher: Brancher) -> None:
-    """Complete what is left."""
+    """Complete the remaining branches."""
     with connected(brancher.url) as connection:
         brancher.resolve(connection, every=True)
     assert not brancher.open
 
 
 def rows(database: str) -> int:
-    """How many messages and branches PostgreSQL has."""
+    """Return the number of messages and branches in PostgreSQL."""
     with psycopg.connect(database) as connection:
         row = connection.execute(
             "SELECT (SELECT count(*) FROM dtx.message) + (SELECT count(*) FROM dtx.branch)"

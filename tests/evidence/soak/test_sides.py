@@ -1,4 +1,4 @@
-"""The clients of the soak do in a branch what they say that they do in a branch."""
+"""The clients of the soak work only in a branch."""
 
 import pika
 import pytest
@@ -17,7 +17,7 @@ _TILL = "till-of-sides"
 
 @pytest.mark.parametrize("work", ["put", "take"])
 def test_work_whose_connection_has_died_is_not_done_on_another_one(postgres_url: str, work: str) -> None:
-    """It would belong to no branch: a coin would move though nobody had decided that."""
+    """Otherwise a coin would move outside of a branch, without a decision."""
     with DtxService(broker=None, database=postgres_url) as service:
         declare(service.url(), _TILL)
         with connected(service.url()) as connection:
@@ -27,7 +27,7 @@ def test_work_whose_connection_has_died_is_not_done_on_another_one(postgres_url:
         side.connection.close()
         with pytest.raises(BROKEN):
             _do(side, work)
-        side.start("another")  # the next branch has a connection of its own
+        side.start("another")  # the next branch has a new connection
         side.take(_TILL)
         side.end("another")
         side.roll_back_unprepared("another")
@@ -41,7 +41,7 @@ def test_work_whose_connection_has_died_is_not_done_on_another_one(postgres_url:
 
 
 def test_a_coin_in_the_hands_of_a_client_that_was_cut_off_may_be_spent_already(postgres_url: str) -> None:
-    """So it is no repeat before dtx has voted for the branch that has it, and that branch is gone."""
+    """So a client must not report it as a repeat before dtx has voted for the branch, and dtx refuses this branch."""
     persistent = pika.BasicProperties(delivery_mode=2)
     with (
         DtxService(broker=None, database=postgres_url) as service,
@@ -53,7 +53,7 @@ def test_a_coin_in_the_hands_of_a_client_that_was_cut_off_may_be_spent_already(p
                 connection.channel().basic_publish("", _TILL, Coin(id=name, amount=1).body, persistent)
         cut_off = QueueSide(service.url().replace(str(service.port), str(proxy.port)), subscribes=_TILL)
         cut_off.start("before")
-        assert cut_off.take(_TILL) is not None  # and the second is in its hands
+        assert cut_off.take(_TILL) is not None  # the second one is prefetched
         cut_off.end("before")
         cut_off.prepare("before")
         cut_off.commit("before")
@@ -67,7 +67,7 @@ def test_a_coin_in_the_hands_of_a_client_that_was_cut_off_may_be_spent_already(p
             got.extend(filter(None, [other.take(_TILL)]))
             return bool(got)
 
-        wait_until(has_taken, what="dtx giving up the client")
+        wait_until(has_taken, what="the end of the client's connection")
         other.end("other")
         other.prepare("other")
         other.commit("other")

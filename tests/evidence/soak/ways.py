@@ -1,4 +1,4 @@
-"""The ways by which a coin comes into a queue: each leads into one queue alone, by an exchange of another kind."""
+"""The ways of a coin into a queue: each leads into only one queue, through another type of exchange."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from tests.support.client import connected
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """An exchange, and what has to be said there for a queue.
+    """An exchange, and the routing to a queue.
 
     Args:
         exchange: its name.
         kind: its type.
         pattern: of routing keys; ``{}`` stands for the queue.
         named: the queue is named in a header.
-        leads_to: another exchange, to which it hands everything on; else the queues are bound to it.
+        leads_to: another exchange, bound to this one; otherwise the queues are bound to it.
     """
 
     exchange: str
@@ -26,11 +26,11 @@ class Way:
     leads_to: str | None = None
 
     def key(self, queue: str) -> str:
-        """The routing key of a message for *queue*."""
+        """Return the routing key of a message for *queue*."""
         return self.pattern.format(queue)
 
     def headers(self, queue: str) -> dict[str, str] | None:
-        """The headers of a message for *queue*, and the arguments of its binding."""
+        """Return the headers of a message for *queue*, and the arguments of its binding."""
         return {"till": queue} if self.named else None
 
 
@@ -46,7 +46,7 @@ WAYS: Final = (STRAIGHT, *_MADE)
 
 
 def open_ways(url: str, queues: Iterable[str]) -> None:
-    """Declare the exchanges, and bind *queues*, which are there."""
+    """Declare the exchanges, and bind *queues*, which exist."""
     with connected(url) as connection:
         channel = connection.channel()
         for way in _MADE:

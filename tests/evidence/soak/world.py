@@ -1,7 +1,7 @@
-"""Everything that has to run for a soak: dtx, its database, two banks, a broker or none, and a bad network between all.
+"""The servers of a soak: dtx, its database, two banks, a broker or none, and proxies between all of them.
 
-Whatever ends comes back, as a machine's supervisor sees to: the nemesis only has to kill. What PostgreSQL's servers and
-the broker are is ``tests.support``; each of them and dtx are behind a proxy of their own.
+A process that has ended is started again, as by a supervisor: the nemesis only has to kill it. The servers come from
+``tests.support``; each PostgreSQL, the broker and dtx are behind separate proxies.
 """
 
 import contextlib
@@ -35,22 +35,21 @@ from tests.support.service import DtxService
 
 PROCESSES: Final = 6
 TELLERS: Final = 5
-"""In each process: 30 clients."""
+"""In each process: 30 clients in all."""
 _SCHEMA: Final = """
 CREATE TABLE account (name text PRIMARY KEY, balance bigint NOT NULL CHECK (balance >= 0));
 CREATE TABLE entry (gtrid text PRIMARY KEY, delta bigint NOT NULL);
 """
 ORDERLY_EXITS: Final = frozenset({0, 3, 4, 5, -signal.SIGKILL, -signal.SIGTERM})
-"""How dtx may end: stopped, without its database, its broker or its lease; or killed. By SIGTERM itself it ends where
-that comes before Python runs a line of dtx."""
+"""Allowed exit statuses: stop; loss of database, broker or lease; SIGKILL; SIGTERM before dtx has a handler."""
 
 
 class ClientProcess:
-    """One slot of clients with their transaction manager, life after life.
+    """One slot of clients with their transaction manager, in one process after another.
 
     Args:
-        config: the first life's.
-        log: a file for what it says.
+        config: without the process's own life and seed.
+        log: a file for its output.
     """
 
     def __init__(self, config: Config, log: Path) -> None:
@@ -61,11 +60,11 @@ class ClientProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it lives."""
+        """Whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
     def start(self, life: str) -> None:
-        """Begin the next life."""
+        """Start the next process."""
         config = dataclasses.replace(
             self._config, life=f"{life}.{next(self._lives)}", seed=self._config.seed + next(self._lives)
         )
@@ -77,26 +76,26 @@ class ClientProcess:
             )
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal, if it lives."""
+        """Send it a signal, if it has been started."""
         if self._process is not None:
             self._process.send_signal(number)
 
     def kill9(self) -> None:
-        """Kill it; returns when it is dead."""
+        """Kill it, and wait for its end."""
         if self._process is not None:
             end(self._process, signal.SIGKILL)
 
     def stop(self, seconds: float) -> int:
-        """Let it finish what is under way, for so long; its exit status."""
+        """Let it finish active transfers for at most *seconds*; return its exit status."""
         return 0 if self._process is None else end(self._process, signal.SIGTERM, seconds)
 
 
 class World:
-    """All of it. Use as a context manager.
+    """All servers and clients. Use as a context manager.
 
     Args:
-        mode: where the messages are.
-        seed: of the clients' choices.
+        mode: alongside or standalone.
+        seed: of the clients' random choices.
     """
 
     def __init__(self, mode: Mode, seed: int) -> None:
@@ -104,11 +103,11 @@ class World:
         self._seed = seed
         self._stack = contextlib.ExitStack()
         self.exits: Counter[int] = Counter()
-        """How dtx ended without having been asked to."""
+        """Number of ends of dtx by exit status."""
         self._dtx_lock = threading.RLock()
         self._clients_lock = threading.RLock()
         self._wanted = threading.Event()
-        """Clients are to be running."""
+        """Set while clients should run."""
         self._closing = threading.Event()
         self._life = ""
         self.node: RabbitNode | None = None
@@ -156,12 +155,12 @@ class World:
         self._stack.callback(self._closing.set)
 
     def _start_log_server(self, place: Path) -> PostgresServer:
-        """On the small disk, with the skewed clock."""
+        """Start the server of dtx's log on the small disk, with the skewed clock."""
         server = PostgresServer("log", place=place)
         words = [f"{name}={value}" for name, value in self.clocks["log"].environment.items()]
 
         def launch(command: list[str], *, data_dir: Path, **arguments: Any) -> subprocess.Popen[bytes]:
-            # PostgreSQL gets nothing of our environment; and it is this server alone whose clock is wrong
+            # PostgreSQL does not inherit the environment; only this server has a wrong clock
             prefix = ["/usr/bin/env", *words] if data_dir.is_relative_to(place) else []
             return cluster.launch([*prefix, *command], data_dir=data_dir, **arguments)
 
@@ -185,7 +184,7 @@ class World:
         return DtxService(broker=broker, database=database, options=tuple(options), env=self.clocks["dtx"].environment)
 
     def _through(self, link: str, url: str) -> str:
-        """A database's URL by way of a proxy."""
+        """Return the URL of a database through a proxy."""
         parts = conninfo_to_dict(url)
         place = f"127.0.0.1:{self.links[link].port}/{parts['dbname']}"
         return f"postgresql://{parts['user']}:{parts['password']}@{place}?sslmode=disable&gssencmode=disable"
@@ -218,7 +217,7 @@ class World:
         self._wanted.set()
 
     def stop_clients(self, seconds: float) -> None:
-        """End the round: clients finish what is under way, or are killed when they cannot."""
+        """End the round: clients finish their active transfers, or are killed after *seconds*."""
         with self._clients_lock:
             self._wanted.clear()
         stoppers = [threading.Thread(target=client.stop, args=(seconds,)) for client in self.clients]
@@ -228,7 +227,7 @@ class World:
             stopper.join()
 
     def heal(self) -> None:
-        """Undo whatever the nemesis has left; returns when everything is up."""
+        """End all faults, and return when everything runs."""
         for link in self.links.values():
             link.resume()
         for clock in self.clocks.values():
@@ -238,20 +237,20 @@ class World:
             server.wait_ready(seconds=180)
         if self.node is not None:
             self.node.mend()
-        wait_until(self.dtx_answers, seconds=240, what="the return of dtx")
+        wait_until(self.dtx_answers, seconds=240, what="the restart of dtx")
 
     def dtx_answers(self) -> bool:
-        """Whether clients can connect."""
+        """Whether dtx is ready for clients."""
         return self.service.running and bool(self.service.ready_line)
 
     def kill_dtx(self) -> None:
-        """Kill -9; it comes back."""
+        """Kill dtx; it is started again."""
         with self._dtx_lock:
             if self.service.running:
                 self.service.kill9()
 
     def stop_dtx(self) -> None:
-        """SIGTERM; it comes back."""
+        """Stop dtx with SIGTERM; it is started again."""
         with self._dtx_lock:
             if self.service.running:
                 self.service.signal(signal.SIGTERM)
@@ -259,7 +258,7 @@ class World:
                     self.service.wait(60)
 
     def branches(self) -> int:
-        """How many branches the log has at this moment; -1 when nobody can tell."""
+        """Return the number of branches in the log; -1 if the database does not answer."""
         try:
             with psycopg.connect(self.database, connect_timeout=2) as connection:
                 row = connection.execute("SELECT count(*) FROM dtx.branch").fetchone()
@@ -288,19 +287,19 @@ class World:
             client.kill9()
 
     def left_out(self) -> Iterator[str]:
-        """What cannot be done to anybody on this machine."""
+        """Yield the faults that are not possible on this machine."""
         if not self.disk.real:
             yield "the disk of PostgreSQL is never full in the soak: only root can make a small file system"
         if self.clocks["dtx"].library is None:
             yield "no clock is wrong in the soak: install libfaketime"
 
     def doubts(self) -> list[str]:
-        """What dtx says of work whose outcome it could not find out, in all rounds."""
+        """Return log lines about units whose outcome dtx could not determine, of all rounds."""
         said = self.service.log_path.read_text(errors="replace").splitlines()
         return [line for line in said if "cannot be found out" in line]
 
     def trouble(self) -> Iterator[str]:
-        """What processes ended with, or said, that they must not."""
+        """Yield unexpected exit statuses, and tracebacks of clients."""
         for status, count in self.exits.items():
             if status not in ORDERLY_EXITS:
                 yield f"dtx ended {count} times with status {status}"
@@ -311,6 +310,6 @@ class World:
 
 
 def _address(url: str) -> tuple[str, int]:
-    """Where a server of ``tests.support`` listens: the directory of its socket, and the port."""
+    """Return the directory of the socket of a server of ``tests.support``, and the port."""
     parts = conninfo_to_dict(url)
     return str(parts["host"]), int(str(parts["port"]))
