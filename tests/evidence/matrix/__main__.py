@@ -1,4 +1,4 @@
-"""``python -m tests.evidence.matrix``: the whole kill matrix, with its table. Hours, or less with ``--only``."""
+"""``python -m tests.evidence.matrix``: the whole kill matrix with its table, in hours, or less with ``--only``."""
 
 import argparse
 import sys
@@ -17,14 +17,14 @@ from tests.evidence.matrix.table import Figures, embed
 
 
 class Run:
-    """Plays rows and says how it goes.
+    """Plays rows, and prints progress.
 
     Args:
-        figures: where the results go.
-        most: how often one point is tried in a row.
-        until: monotonic time after which no cell is begun.
-        every: play each so-manieth cell of a row alone.
-        learn: only learn which points the cases reach.
+        figures: for the results.
+        most: limit of cells for one point in a row.
+        until: monotonic time after which no cell is started.
+        every: play only every *every*-th cell of a row.
+        learn: only find the points that the cases reach.
     """
 
     def __init__(self, figures: Figures, most: int, until: float, *, every: int = 1, learn: bool = False) -> None:
@@ -34,17 +34,17 @@ class Run:
         self._most = most
         self._until = until
         self.wrong: list[str] = []
-        """Broken promises that belong to no cell."""
+        """Broken guarantees that belong to no cell."""
         self._played = 0
         self._spent = 0.0
 
     @property
     def over(self) -> bool:
-        """Whether its time is up."""
+        """Whether the time has ended."""
         return time.monotonic() > self._until
 
     def stage(self, servers: Servers, mode: Mode, condition: Condition, rows: list[Row]) -> None:
-        """All rows that share a stage."""
+        """Play all rows of one stage."""
         with MatrixStage(condition, mode, servers) as stage:
             starts = True
             for position, row in enumerate(rows):
@@ -94,7 +94,7 @@ class Run:
 
 
 def say(text: str) -> None:
-    """Print at once."""
+    """Print a line at once."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
@@ -113,10 +113,10 @@ def play_rows(
     every: int = 1,
     learn: bool = False,
 ) -> list[str]:
-    """Play *rows* on servers of their own. See :class:`Run`; *seconds* from now no further cell is begun.
+    """Play *rows* on new servers. See :class:`Run`; after *seconds* no further cell is started.
 
     Returns:
-        Broken promises that belong to no cell.
+        Broken guarantees that belong to no cell.
     """
     run = Run(figures, most, time.monotonic() + seconds, every=every, learn=learn)
     with Servers() as servers:
@@ -127,17 +127,17 @@ def play_rows(
 
 
 def main() -> int:
-    """Run what is asked for; 1 where a promise was broken."""
+    """Run the command; return 1 if a guarantee was broken."""
     parser = argparse.ArgumentParser(prog="python -m tests.evidence.matrix", description=__doc__)
     parser.add_argument("--only", default="", help="rows whose name contains this")
-    parser.add_argument("--results", type=Path, help="keep results there, and go on where an earlier run stopped")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no cell after so many seconds")
-    parser.add_argument("--most", type=int, default=MOST, help="how often a point is tried that a case reaches often")
-    parser.add_argument("--every", type=int, default=1, help="play each so-manieth cell of a row alone")
-    parser.add_argument("--page", type=Path, help="bring the table in this file up to date")
-    parser.add_argument("--add", action="store_true", help="add to the table in this file, which is of other runs")
-    parser.add_argument("--learn", action="store_true", help="kill nobody; write which case the short form takes")
-    parser.add_argument("--list", action="store_true", help="print the names of the rows and end")
+    parser.add_argument("--results", type=Path, help="file for results; a later run continues with them")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no cell after this time")
+    parser.add_argument("--most", type=int, default=MOST, help="limit of cells for one point in a row")
+    parser.add_argument("--every", type=int, default=1, help="play only every Nth cell of a row")
+    parser.add_argument("--page", type=Path, help="update the table in this file")
+    parser.add_argument("--add", action="store_true", help="add to the numbers in this file instead")
+    parser.add_argument("--learn", action="store_true", help="kill nothing; choose the cases of the short form")
+    parser.add_argument("--list", action="store_true", help="print the names of the rows")
     words = parser.parse_args()
     every = rotation.candidates() if words.learn else all_rows()
     rows = [row for row in every if words.only in row.name]

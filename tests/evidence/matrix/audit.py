@@ -1,8 +1,8 @@
-"""The invariants: what must be true of one branch, and of everything beside it, when it has ended.
+"""The invariants for one branch and its surroundings after its end.
 
-Every branch ended as its transaction manager decided; each message of a committed branch is in its queue exactly once,
-and none of a rolled-back one; each consumed message is gone after a commit and back exactly once after a rollback; the
-journal tells the same story; and nothing else has changed.
+The branch ended as its transaction manager decided. Each message of a committed branch is in its queue exactly once,
+and no message of a rolled-back one. Each consumed message is gone after a commit, and back exactly once after a
+rollback. The journal agrees, and nothing else has changed.
 """
 
 import contextlib
@@ -21,20 +21,20 @@ from tests.support.processes import wait_until
 from tests.support.queues import take_all
 
 _ASIDE = frozenset({"stuck", "hazard", "repeated", "decided", "redirected"})
-"""Events that tell of the way, and of trouble on it."""
+"""Journal events that are not part of the outcome."""
 _SETTLING = 5.0
-"""Seconds in which a broker requeues what a dead connection had."""
+"""Seconds in which a broker requeues the messages of a dead connection."""
 
 Taken = Sequence[tuple[bytes, pika.BasicProperties, bool]]
 
 
 @dataclass
 class Verdict:
-    """What an audit found.
+    """The result of an audit.
 
     Args:
-        lost, repeated: messages.
-        wrong: everything else that does not agree, for people.
+        lost, repeated: numbers of messages.
+        wrong: descriptions of all other differences.
     """
 
     lost: int = 0
@@ -42,14 +42,14 @@ class Verdict:
     wrong: list[str] = field(default_factory=list)
 
     def broken(self, *, may_repeat: bool) -> list[str]:
-        """The promises that were broken, for people."""
+        """Return descriptions of the broken guarantees."""
         lost = [f"{self.lost} messages are lost"] if self.lost else []
         repeated = [f"{self.repeated} messages are repeated"] if self.repeated and not may_repeat else []
         return [*self.wrong, *lost, *repeated]
 
 
 def audit(stage: MatrixStage, transaction: Transaction) -> Verdict:
-    """Look at the end of *transaction*; its queues are empty afterwards."""
+    """Check the end of *transaction*, and empty its queues."""
     verdict = Verdict()
     outcome = transaction.outcome
     verdict.wrong += transaction.faults
@@ -57,7 +57,7 @@ def audit(stage: MatrixStage, transaction: Transaction) -> Verdict:
         verdict.wrong.append(f"{transaction.xid} did not come to an end")
         outcome = Decision.ROLLBACK
     try:
-        wait_until(lambda: transaction.xid not in stage.states(), seconds=INSISTING, what="the end in the log")
+        wait_until(lambda: transaction.xid not in stage.states(), seconds=INSISTING, what="the branch's end in the log")
     except TimeoutError:
         verdict.wrong.append(f"the log still has {transaction.xid}: {stage.rows().get(transaction.xid)}")
     else:
@@ -78,9 +78,9 @@ def audit(stage: MatrixStage, transaction: Transaction) -> Verdict:
 
 
 def _take(channel: BlockingChannel, queue: str, count: int) -> Taken:
-    """Everything that is in *queue*, *count* messages at least if they come in time."""
+    """Take all messages of *queue*; wait some seconds for at least *count*."""
     with contextlib.suppress(TimeoutError):
-        wait_until(lambda: ready(channel, queue) >= count, seconds=_SETTLING, what=f"what is in {queue}")
+        wait_until(lambda: ready(channel, queue) >= count, seconds=_SETTLING, what=f"the messages of {queue}")
     return take_all(channel, queue)
 
 
@@ -95,7 +95,7 @@ def _compare(
     for body in expected:
         verdict.lost += not found[body]
         verdict.repeated += max(0, found[body] - 1)
-    # "RabbitMQ itself may redeliver what a classic queue had acked moments before its death."
+    # "RabbitMQ may redeliver messages of a classic queue that were acknowledged moments before the broker died."
     redelivered = transaction.filled(queue) if stage.condition is Condition.BROKER and queue in SOURCES else []
     for body in found.keys() - expected:
         if body in redelivered:
@@ -126,7 +126,7 @@ def _story(events: list[str], transaction: Transaction, outcome: Decision) -> It
 
 
 def _stories(transaction: Transaction, outcome: Decision) -> list[list[str]]:
-    """What the journal may tell: one story when the vote was heard."""
+    """Return the sequences of journal events that are allowed; only one if the vote was received."""
     kind = transaction.kind
     if transaction.operated:
         return [["prepared", "heuristic", "forgotten"]]
@@ -136,5 +136,5 @@ def _stories(transaction: Transaction, outcome: Decision) -> list[list[str]]:
         return [["committed"]] if kind.one_phase else [["prepared", "committed"]]
     if transaction.heard:
         return [["prepared", "rolled-back"]]
-    # What did not vote is presumed aborted, and need not be told of. A rollback may have met a vote that nobody heard.
+    # A branch without a vote is presumed aborted, and may be missing. A rollback may come after a vote that was lost.
     return [[], ["rolled-back"], *([] if kind.one_phase else [["prepared", "rolled-back"]])]

@@ -1,4 +1,4 @@
-"""The cases of the kill matrix: what a branch does, what becomes of it, and who dies in the midst of it."""
+"""The cases of the kill matrix: the work of a branch, its outcome, and the process that dies meanwhile."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,7 +9,7 @@ MODES: Final[tuple[Mode, ...]] = ("alongside", "standalone")
 
 
 class Kind(StrEnum):
-    """What the branch does."""
+    """The work of the branch, and the disturbance."""
 
     PUBLISH = "publish"
     CONSUME = "consume"
@@ -21,7 +21,7 @@ class Kind(StrEnum):
     HEURISTIC_COMMIT = "heuristic commit"
     HEURISTIC_ROLLBACK = "heuristic rollback"
     NOTHING = "no work"
-    """It holds nothing when it is asked to vote; the channel works beside it."""
+    """The branch has no work when it votes; its channel works outside of the branch."""
     ABANDONED = "rolled back before the vote"
     STOPPED = "dtx stopped in order behind the vote"
     CARRIED = "the log's connection breaks under the vote"
@@ -36,27 +36,27 @@ class Kind(StrEnum):
 
     @property
     def publishes(self) -> bool:
-        """Whether messages come into queues."""
+        """Whether the branch publishes messages."""
         return self not in (Kind.CONSUME, Kind.ONE_PHASE_CONSUME, Kind.NOTHING)
 
     @property
     def consumes(self) -> bool:
-        """Whether messages leave queues."""
+        """Whether the branch consumes messages."""
         return self not in (Kind.PUBLISH, Kind.ONE_PHASE_PUBLISH, Kind.NOTHING)
 
     @property
     def decides(self) -> bool:
-        """Whether its transaction manager may want either."""
+        """Whether there are cases with both decisions."""
         return self in (Kind.PUBLISH, Kind.CONSUME, Kind.BOTH) or self.joined
 
     @property
     def joined(self) -> bool:
-        """Whether a second connection works for it."""
+        """Whether a second connection joins the branch."""
         return self is Kind.JOINED or self.linked
 
     @property
     def linked(self) -> bool:
-        """Whether that is one of AMQP 1.0."""
+        """Whether the second connection is one of AMQP 1.0."""
         return self in (Kind.LINKED, Kind.ACQUIRED, Kind.PROMOTED)
 
     @property
@@ -66,24 +66,24 @@ class Kind(StrEnum):
 
     @property
     def needs_broker(self) -> bool:
-        """Whether there is nothing like it without one."""
+        """Whether the case exists only alongside a broker."""
         return self in (Kind.SEVERED, Kind.MENDED)
 
     @property
     def operator(self) -> "Decision | None":
-        """What an operator decides of the prepared branch before its transaction manager does."""
+        """The order of an operator before the transaction manager's decision."""
         return {Kind.HEURISTIC_COMMIT: Decision.COMMIT, Kind.HEURISTIC_ROLLBACK: Decision.ROLLBACK}.get(self)
 
 
 class Decision(StrEnum):
-    """What the transaction manager wants."""
+    """The decision of the transaction manager."""
 
     COMMIT = "commit"
     ROLLBACK = "rollback"
 
 
 class Condition(StrEnum):
-    """Who dies at the failpoint, and under which circumstances."""
+    """The process that dies at the failpoint, and the circumstances."""
 
     DTX = "dtx dies"
     POSTGRES = "PostgreSQL dies"
@@ -93,19 +93,19 @@ class Condition(StrEnum):
 
     @property
     def kills_dtx(self) -> bool:
-        """Whether dtx ends itself at the point; otherwise it stands still there while another one is killed."""
+        """Whether dtx dies at the point; otherwise it stops there while another process is killed."""
         return self not in (Condition.POSTGRES, Condition.BROKER)
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One branch, from start to its end.
+    """One branch, from start to end.
 
     Args:
-        mode: with or without a broker.
-        kind: what it does.
-        decision: what its transaction manager wants when it has voted.
-        killed_at: the first life of dtx ends at this point, and the matrix is about the second one.
+        mode: alongside or standalone.
+        kind: its work.
+        decision: of its transaction manager after the vote.
+        killed_at: the first process of dtx dies at this point, and the cells are points of the second one.
     """
 
     mode: Mode
@@ -115,14 +115,14 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For people; unique within a mode."""
+        """A name that is unique within a mode."""
         asked = f", {self.decision}" if self.kind.decides else ""
         return f"{self.kind}{asked}" + (f", restarted after {self.killed_at}" if self.killed_at else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A case under a condition: one row of the table. Every point that it reaches is a cell."""
+    """A case under a condition: one row of the table. Each point that it reaches is a cell."""
 
     case: Case
     condition: Condition
@@ -134,7 +134,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Unique."""
+        """A unique name."""
         return f"{self.case.mode}: {self.condition}: {self.case.name}"
 
 
@@ -153,7 +153,7 @@ _EVERYWHERE: Final = frozenset(
         Kind.LOCAL,
     }
 )
-"""What is tried under every condition; the rest is there for points that nothing else reaches."""
+"""Kinds to play under every condition; the others are there for points that only they reach."""
 _KINDS: Final = tuple(
     (kind, decision) for kind in Kind for decision in Decision if decision is Decision.COMMIT or kind.decides
 )
@@ -178,11 +178,11 @@ _HALF_WAY: Final[dict[Mode, tuple[tuple[Kind, Decision, str], ...]]] = {
         (Kind.BOTH, Decision.COMMIT, "log-committed-after"),
     ),
 }
-"""Where first lives end: in the midst of each write and unit that a restart has to look into."""
+"""Points at which first processes die: during each write and unit that a restart must look up."""
 
 
 def cases(mode: Mode) -> tuple[Case, ...]:
-    """All of one mode."""
+    """Return all cases of one mode."""
     kinds = [which for which in _KINDS if mode == "alongside" or not which[0].needs_broker]
     whole = (Case(mode, kind, decision) for kind, decision in kinds)
     half = (Case(mode, kind, decision, killed_at) for kind, decision, killed_at in _HALF_WAY[mode])
@@ -190,13 +190,13 @@ def cases(mode: Mode) -> tuple[Case, ...]:
 
 
 def conditions(mode: Mode) -> tuple[Condition, ...]:
-    """All of one mode."""
+    """Return all conditions of one mode."""
     alone = (Condition.DTX, Condition.POSTGRES, Condition.REFUSING)
     return tuple(Condition) if mode == "alongside" else alone
 
 
 def rows(mode: Mode, condition: Condition) -> tuple[Row, ...]:
-    """What is tried."""
+    """Return the rows of a mode under a condition."""
     return tuple(
         Row(case, condition)
         for case in cases(mode)
@@ -206,5 +206,5 @@ def rows(mode: Mode, condition: Condition) -> tuple[Row, ...]:
 
 
 def all_rows() -> tuple[Row, ...]:
-    """The whole matrix."""
+    """Return the whole matrix."""
     return tuple(row for mode in MODES for condition in conditions(mode) for row in rows(mode, condition))

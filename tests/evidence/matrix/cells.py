@@ -1,9 +1,9 @@
-"""Cells: a case is played once to learn which failpoints it reaches, and once more for each, with a death there.
+"""Cells: a case is played once to find the failpoints that it reaches, and again for each with a death there.
 
-Theory of operation. Between two cells only dtx starts anew, so the end of one cell is also the restart that the next
-one begins with. A cell has lives: of a case that is about a restart the first one ends where the case says; the next
-one ends at the cell's point, or holds still there while PostgreSQL or RabbitMQ is killed; the last one is not armed,
-and brings everything to its end.
+Theory of operation. Between two cells only dtx is restarted, so the end of one cell is the restart for the next one. A
+cell consists of several processes of dtx. In a case about a restart, the first one dies at the case's point. The next
+one dies at the cell's point, or stops there while PostgreSQL or RabbitMQ is killed. The last one has no failpoint, and
+completes everything.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ LINGER: Final = 2.5
 """Seconds after the end in which points are still reached: receipts are drained, the lease is renewed."""
 _PAUSE: Final = 0.05
 _LATE: Final = 12.0
-"""Seconds to wait for a point that is reached behind the end."""
+"""Seconds to wait for a point that is reached after the end."""
 MOST: Final = 4
-"""How many times one point is a cell, when a case reaches it more often."""
+"""Default limit of cells for one point in a row."""
 TIMED: Final = frozenset(
     {
         Point.LEASE_RENEW_BEFORE,
@@ -37,16 +37,16 @@ TIMED: Final = frozenset(
         Point.LOG_STORED_AFTER,
     }
 )
-"""Reached again and again as time goes by, or by what is written now and then: once is enough."""
+"""Points that are reached periodically, or by occasional writes: one cell is enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A death.
+    """A place of death: one occurrence of a failpoint in a process.
 
     Args:
-        point: where.
-        number: the how-manieth time that the process reaches it.
+        point: the failpoint.
+        number: the occurrence, counted from 1.
     """
 
     point: Point
@@ -54,24 +54,24 @@ class Cell:
 
     @property
     def at(self) -> str:
-        """As ``python -m dtx.failpoint`` wants it."""
+        """The argument of ``python -m dtx.failpoint``."""
         return f"{self.point.label}#{self.number}"
 
     @classmethod
     def read(cls, at: str) -> "Cell":
-        """From that text."""
+        """Parse that argument."""
         label, _, number = at.partition("#")
         return cls(Point.named(label), int(number))
 
 
 @dataclass
 class Result:
-    """What came of one run.
+    """The result of one run.
 
     Args:
-        reached: whether the point was reached; else nobody died.
+        reached: whether the point was reached; otherwise nothing was killed.
         verdict: of the audit.
-        seconds: how long it took.
+        seconds: duration.
     """
 
     reached: bool
@@ -81,11 +81,11 @@ class Result:
 
 @dataclass
 class Trace:
-    """What a life reached, in order, when nobody died.
+    """The points that a process of dtx reached, in order, without a death.
 
     Args:
-        start: up to READY: the same for all cases without a first life.
-        rest: from there to its end.
+        start: up to READY, the same for all cases without a first process.
+        rest: from READY to its end.
         verdict: of the audit.
     """
 
@@ -94,11 +94,11 @@ class Trace:
     verdict: Verdict
 
     def cells(self, *, start: bool, most: int = MOST) -> list[Cell]:
-        """What is to be tried.
+        """Return the cells to play.
 
         Args:
-            start: with the points that are reached before READY.
-            most: how often a point is tried that is reached more often.
+            start: include points that are reached before READY.
+            most: limit of cells for one point.
         """
         times: Counter[Point] = Counter()
         tried: Counter[Point] = Counter()
@@ -114,7 +114,7 @@ class Trace:
 
 
 def learn(stage: MatrixStage, row: Row) -> Trace:
-    """Play *row* with nobody dying but in the life before."""
+    """Play *row* without a death, except that of the first process."""
     transaction = _begin(stage, row)
     service = stage.dtx
     service.trace_file.unlink(missing_ok=True)
@@ -122,7 +122,7 @@ def learn(stage: MatrixStage, row: Row) -> Trace:
         raise AssertionError("dtx does not start")
     started = _points(stage)
     _proceed_to_the_end(stage, transaction)
-    time.sleep(LINGER)  # nothing tells that no point will be reached any more
+    time.sleep(LINGER)  # no event shows that no further point will be reached
     everything = _points(stage)
     verdict = audit(stage, transaction)
     return Trace(everything[: len(started)], everything[len(started) :], verdict)
@@ -148,7 +148,7 @@ def _begin(stage: MatrixStage, row: Row) -> Transaction:
         stage.forget_markers()
     if row.case.killed_at is not None:
         reached = _die_at(stage, transaction, row.case.killed_at)
-        assert reached, f"{row.name}: the first life did not end there"
+        assert reached, f"{row.name}: the first process did not die at its point"
     return transaction
 
 
@@ -157,7 +157,7 @@ def _die(stage: MatrixStage, transaction: Transaction, _condition: Condition, ce
 
 
 def _die_at(stage: MatrixStage, transaction: Transaction, at: str) -> bool:
-    """One life, up to that point; whether it came so far."""
+    """Run one process up to that point; return whether it was reached."""
     service = stage.dtx
     if service.start_armed("--at", at, "--do", "die"):
         deadline = time.monotonic() + INSISTING
@@ -173,7 +173,7 @@ def _die_at(stage: MatrixStage, transaction: Transaction, at: str) -> bool:
 
 
 def _hold(stage: MatrixStage, transaction: Transaction, condition: Condition, cell: Cell) -> bool:
-    """Let dtx stand still at that point, and kill another one; dtx goes on. Whether it came so far."""
+    """Stop dtx at that point, kill another process, and continue dtx. Return whether the point was reached."""
     service = stage.dtx
     service.hold_file.unlink(missing_ok=True)
     service.arming = ("--at", cell.at, "--do", "hold", "--hold-file", str(service.hold_file))
@@ -186,7 +186,7 @@ def _hold(stage: MatrixStage, transaction: Transaction, condition: Condition, ce
     except RuntimeError:
         if service.running:
             raise
-        # A database or a broker that dies while dtx starts may end it; whoever started it starts it again.
+        # A database or a broker that dies during the start of dtx may end it; the last step starts it again.
     else:
         _proceed_while_running(stage, transaction)
         with contextlib.suppress(TimeoutError):
@@ -199,7 +199,7 @@ def _hold(stage: MatrixStage, transaction: Transaction, condition: Condition, ce
 
 
 def _kill_other(stage: MatrixStage, condition: Condition, given_up: threading.Event) -> bool:
-    """What is done while dtx holds still."""
+    """Kill the other process while dtx is stopped at its point, and start it again."""
     held = stage.dtx.hold_file
     while not held.exists():
         if given_up.wait(0.005) or not stage.dtx.running:
@@ -228,7 +228,7 @@ def _proceed_while_running(stage: MatrixStage, transaction: Transaction) -> None
 
 
 def _proceed_to_the_end(stage: MatrixStage, transaction: Transaction) -> None:
-    """The last life, or two where dtx is stopped in order."""
+    """Run the last process of dtx, or two if the case stops dtx."""
     for _ in range(2):
         if not stage.dtx.running:
             stage.dtx.start()

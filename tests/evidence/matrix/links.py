@@ -1,4 +1,4 @@
-"""What a client of AMQP 1.0 does in a case of the kill matrix."""
+"""The work of an AMQP 1.0 client in a case of the kill matrix."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from tests.evidence.matrix.stages import MatrixStage
 from tests.servers.amqp10.raw import Raw
 
 CONSUMED: Final = 2
-"""Messages of each source."""
+"""Number of messages from each source."""
 _COMMITTED: Final = """
 SELECT DISTINCT format_id, gtrid, bqual FROM dtx.journal WHERE format_id = %s AND event = 'committed'
 """
@@ -33,8 +33,8 @@ class Links:
     """A connection with a control link and a transaction.
 
     Args:
-        raw: opened.
-        global_id: of the branch to work for; ``None`` for a local transaction.
+        raw: the open connection.
+        global_id: of the branch to work for; ``None``: a local transaction.
     """
 
     def __init__(self, raw: Raw, global_id: bytes | None) -> None:
@@ -44,12 +44,12 @@ class Links:
         self._txn_id = raw.declare(self._session, self._control, global_id)
 
     def work(self, sources: Sequence[str], published: Mapping[str, Sequence[bytes]], *, acquires: bool = False) -> None:
-        """Consume of each source, and publish.
+        """Consume from each source, and publish.
 
         Args:
             sources: queues.
             published: bodies, by queue.
-            acquires: what is consumed is also sent in the transaction.
+            acquires: messages are also delivered in the transaction.
         """
         raw, session = self._raw, self._session
         retired = TransactionalState(txn_id=self._txn_id, outcome=ACCEPTED)
@@ -70,21 +70,21 @@ class Links:
                 assert isinstance(outcome.outcome, Accepted), outcome
 
     def promote(self, global_id: bytes) -> None:
-        """Let the transaction, a local one, work for a branch."""
+        """Let the local transaction work for a branch."""
         outcome = self._raw.promote(self._session, self._control, self._txn_id, global_id)
         assert isinstance(outcome, Declared), outcome
 
     def discharge(self) -> DeliveryState | None:
-        """End the transaction; what the coordinator says."""
+        """End the transaction, and return the answer of the coordinator."""
         return self._raw.discharge(self._session, self._control, self._txn_id)
 
 
 @contextlib.contextmanager
 def links(stage: MatrixStage, global_id: bytes | None = None) -> Iterator[Links]:
-    """A client with a transaction.
+    """Open a client with a transaction.
 
     Raises:
-        ConnectionError: dtx is gone, or says something that makes no sense here.
+        ConnectionError: dtx is gone, or gave an unexpected answer.
     """
     try:
         with Raw(stage.dtx, hostname=f"vhost:{stage.vhost}") as raw:
@@ -94,17 +94,17 @@ def links(stage: MatrixStage, global_id: bytes | None = None) -> Iterator[Links]
 
 
 def is_rolled_back(outcome: DeliveryState | None) -> bool:
-    """Whether a discharge says that the transaction was rolled back, and not that nobody knows."""
+    """Whether the answer to a discharge means a rollback, and not an unknown outcome."""
     return isinstance(outcome, Rejected) and outcome.error is not None and "transaction:" in outcome.error.condition
 
 
 def committed(database: str) -> set[Xid]:
-    """Local transactions of clients of AMQP 1.0 that the journal knows as committed."""
+    """Return the local transactions of AMQP 1.0 clients that are committed in the journal."""
     return _local(database, _COMMITTED)
 
 
 def stuck(database: str) -> set[Xid]:
-    """Those that phase two is stuck with."""
+    """Return the local transactions that are stuck in phase two."""
     return _local(database, _STUCK)
 
 

@@ -1,4 +1,4 @@
-"""An operator who decides a prepared branch, or has a message go elsewhere, by the HTTP API."""
+"""An operator who completes a prepared branch, or redirects a message, through the HTTP API."""
 
 import time
 from http import HTTPStatus
@@ -10,29 +10,29 @@ from tests.evidence.matrix.stages import MatrixStage
 from tests.support.operator import Answered, Operator
 
 _INSISTING: Final = 60.0
-"""Seconds for which an order is repeated whose outcome is not known."""
+"""Seconds for which an order with an unknown outcome is repeated."""
 
 
 def decide(stage: MatrixStage, xid: Xid, decision: Decision) -> None:
-    """Commit or roll back *xid*, unless that has been decided already.
+    """Commit or roll back *xid*, unless it has been decided already.
 
     Raises:
-        OSError: dtx is gone, or has not said what became of it.
+        OSError: dtx is gone, or the outcome is not known.
     """
     deadline = time.monotonic() + _INSISTING
     while (answer := _order(stage, xid, decision)).status != HTTPStatus.OK:
         if answer.status == HTTPStatus.CONFLICT and stage.states().get(xid) != "prepared":
-            return  # an earlier order was decided, though nobody heard of it
+            return  # an earlier order was carried out, but its answer was lost
         if answer.status != HTTPStatus.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
             raise ConnectionError(f"{decision} {xid}: {answer}")
         time.sleep(0.05)
 
 
 def redirect(stage: MatrixStage, xid: Xid, position: int, queue: str) -> None:
-    """Have the message at *position*, with which *xid* is stuck, go to *queue*; it may not be stuck with it any more.
+    """Redirect the message at *position*, with which *xid* is stuck, to *queue*; it may not be stuck any more.
 
     Raises:
-        OSError: dtx is gone, or has not said what became of it.
+        OSError: dtx is gone, or the outcome is not known.
     """
     answer = _order(stage, xid, "redirect", position=position, routing_key=queue)
     if answer.status not in {HTTPStatus.OK, HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND}:
@@ -40,10 +40,10 @@ def redirect(stage: MatrixStage, xid: Xid, position: int, queue: str) -> None:
 
 
 def retry(stage: MatrixStage, xid: Xid) -> None:
-    """Have dtx try once more what *xid* is stuck with; it may not be stuck any more, or be so again.
+    """Retry the stuck branch *xid*; it may not be stuck any more, or be stuck again.
 
     Raises:
-        OSError: dtx is gone, or has said something that makes no sense here.
+        OSError: dtx is gone, or gave an unexpected answer.
     """
     answer = _order(stage, xid, "retry")
     if answer.status not in {

@@ -1,7 +1,7 @@
-"""The short form of the matrix: each failpoint once, in a case that reaches it; which one is kept in a file.
+"""The short form of the matrix: each failpoint once, in a case that reaches it; a file has the cases.
 
-The file is made by ``python -m tests.evidence.matrix --learn``: of the cases that reach a point that one is taken which
-has the fewest points so far, and of those that take their time only where no other one reaches it.
+``python -m tests.evidence.matrix --learn`` writes the file. For each point it takes the case with the fewest points so
+far among those that reach it. It takes slow cases only if no other one reaches the point.
 """
 
 from collections import Counter
@@ -16,12 +16,12 @@ FILE: Final = Path(__file__).with_name("rotation.txt")
 
 
 def candidates() -> tuple[Row, ...]:
-    """Rows that the short form takes its cells from."""
+    """Return the rows that the short form may use."""
     return tuple(row for row in all_rows() if row.condition in (Condition.DTX, Condition.REFUSING))
 
 
 def choose(reached: Mapping[str, list[str]]) -> dict[Point, Row]:
-    """A row for each point.
+    """Choose a row for each point.
 
     Args:
         reached: the labels of the points that a row reaches, by its name.
@@ -38,25 +38,25 @@ def choose(reached: Mapping[str, list[str]]) -> dict[Point, Row]:
 
 
 def _is_slow(row: Row) -> bool:
-    """Whether a cell of it waits for a lease to run out, for programs of RabbitMQ's, or for dtx to look once more."""
+    """Whether a cell waits for the end of a lease, for a RabbitMQ command, or for a repeated check of dtx."""
     return row.case.kind in (Kind.TAKEN_OVER, Kind.SEVERED, Kind.MENDED, Kind.DOUBTED)
 
 
 def _is_open(row: Row) -> bool:
-    """Whether the first life ends when something was sent: what the second one reaches depends on what has arrived."""
+    """Whether the first process dies just after sending: the points of the second one depend on what has arrived."""
     return row.case.killed_at is not None and row.case.killed_at.endswith("-sent")
 
 
 def write(chosen: Mapping[Point, Row]) -> None:
-    """Keep it."""
+    """Write the choice to the file."""
     FILE.write_text("".join(f"{point.label:34} {row.name}\n" for point, row in chosen.items()), encoding="utf-8")
 
 
 def read() -> dict[Point, Row]:
-    """What was kept.
+    """Read the choice from the file.
 
     Raises:
-        ValueError, KeyError: a point or a row is not there any more.
+        ValueError, KeyError: a point or a row no longer exists.
     """
     rows = {row.name: row for row in candidates()}
     lines = (line.split(maxsplit=1) for line in FILE.read_text(encoding="utf-8").splitlines())

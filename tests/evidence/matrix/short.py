@@ -1,4 +1,4 @@
-"""The matrix as tests: which cells, and the stages that they share."""
+"""The matrix as tests: parameters for the cells, and shared stages."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -14,13 +14,13 @@ from tests.support.postgres import PostgresServer
 
 
 def of_rotation(mode: Mode) -> Iterator[tuple[Row, Cell]]:
-    """Each point once; those of one stage follow each other."""
+    """Yield each point once, grouped by stage."""
     chosen = ((row, Cell(point, 1)) for point, row in rotation.read().items() if row.case.mode == mode)
     return iter(sorted(chosen, key=lambda found: list(Condition).index(found[0].condition)))
 
 
 def row(mode: Mode, condition: Condition, kind: Kind, decision: Decision = Decision.COMMIT) -> Row:
-    """The row of a case that is played from its start."""
+    """Return the row of a case without a first process."""
     wanted = (mode, condition, kind, decision, None)
     for found in all_rows():
         case = found.case
@@ -30,17 +30,17 @@ def row(mode: Mode, condition: Condition, kind: Kind, decision: Decision = Decis
 
 
 def parameters(cells: Iterable[tuple[Row, Cell]]) -> pytest.MarkDecorator:
-    """One test for each cell."""
+    """Return the parameters with one test for each cell."""
     named = [pytest.param(row, cell, id=f"{cell.at} - {row.condition} - {row.case.name}") for row, cell in cells]
     return pytest.mark.parametrize(("row", "cell"), named)
 
 
 class Stages:
-    """One stage after the other, made when a cell needs it. Use as a context manager.
+    """Keeps the stage of the last cell, and makes another one if a cell needs it. Use as a context manager.
 
     Args:
         postgres: a server.
-        request: gives the broker, if one is needed.
+        request: for the broker, if a cell needs one.
     """
 
     def __init__(self, postgres: PostgresServer, request: pytest.FixtureRequest) -> None:
@@ -65,7 +65,7 @@ class Stages:
                 stage.__exit__()
 
     def play(self, row: Row, cell: Cell) -> None:
-        """Play a cell, and demand all promises of it."""
+        """Play a cell, and check all guarantees."""
         mode, condition = row.case.mode, row.condition
         if self._stage is None or (self._stage.mode, self._stage.condition) != (mode, condition):
             self._leave()

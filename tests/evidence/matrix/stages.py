@@ -1,7 +1,7 @@
-"""Where cells are played: one database and one virtual host for all of them; between them dtx alone starts anew.
+"""The servers for cells: one database and one virtual host for all of them; only dtx is restarted between cells.
 
-Two branches are in doubt before the first cell and after the last one, and a queue has a message that nobody wants:
-whatever dies, they stay as they are.
+Two branches are in doubt from before the first cell until after the last one, and a queue has a message without a
+consumer. No death may change them.
 """
 
 import contextlib
@@ -33,9 +33,9 @@ SOURCES: Final = "s1", "s2"
 TARGETS: Final = "o1", "o2"
 SPARE: Final = "spare"
 FULL: Final = "full"
-"""Takes one message and refuses the next."""
+"""A queue with room for one message, which refuses the next."""
 GONE: Final = "gone"
-"""An exchange that leads into the first of TARGETS, until it is deleted."""
+"""An exchange bound to the first of TARGETS, until it is deleted."""
 _ROWS: Final = """
 SELECT b.format_id, b.gtrid, b.bqual, b.state, b::text, (
     SELECT array_agg(w::text ORDER BY w.position) FROM dtx.work w WHERE w.branch_id = b.id
@@ -48,12 +48,12 @@ SELECT (SELECT count(*) FROM dtx.work w WHERE NOT EXISTS (SELECT FROM dtx.branch
 
 
 def ready(channel: BlockingChannel, queue: str) -> int:
-    """How many messages are ready in *queue*."""
+    """Return the number of ready messages in *queue*."""
     return int(channel.queue_declare(queue, passive=True).method.message_count)
 
 
 class ArmedService(DtxService):
-    """``dtx serve`` with a failpoint, as long as *arming* has words for ``python -m dtx.failpoint``.
+    """``dtx serve``, with a failpoint while *arming* has arguments for ``python -m dtx.failpoint``.
 
     Args:
         nursery: makes its processes.
@@ -77,19 +77,19 @@ class ArmedService(DtxService):
 
     @property
     def hold_file(self) -> Path:
-        """Is there while the process holds still."""
+        """A file that exists while the process is stopped at its point."""
         return self.directory / "held"
 
     @property
     def trace_file(self) -> Path:
-        """The points that were reached."""
+        """A file with the points that were reached."""
         return self.directory / "trace"
 
     def start_armed(self, *arming: str) -> bool:
-        """Start it, armed with these words.
+        """Start it with these arguments for the failpoint.
 
         Returns:
-            Whether it became ready; otherwise it died on the way.
+            Whether it became ready; otherwise it died during the start.
         """
         self.arming = arming
         self.start(wait=False)
@@ -109,18 +109,18 @@ class ArmedService(DtxService):
         return not self.running and self.wait() == DIED
 
     def wait_end(self, seconds: float) -> bool:
-        """Wait until it has ended; whether it has."""
+        """Wait for its end; return whether it has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(seconds)
         return not self.running
 
 
 class Servers:
-    """What all stages of one process share. Use as a context manager.
+    """The servers that all stages of one process share. Use as a context manager.
 
     Args:
-        postgres: a server to use; ``None`` for one of their own.
-        node: gives a broker to use, when one is needed first; ``None`` for one of their own.
+        postgres: a server to use; ``None``: start one.
+        node: returns a broker at its first use; ``None``: start one.
     """
 
     def __init__(self, postgres: PostgresServer | None = None, node: Callable[[], RabbitNode] | None = None) -> None:
@@ -130,7 +130,7 @@ class Servers:
         self._node: RabbitNode | None = None
 
     def __enter__(self) -> Self:
-        with unmeasured():  # its copies end without a word in any case
+        with unmeasured():  # copies die at their failpoints, before coverage is written
             self.nursery = self._stack.enter_context(Nursery())
         self.postgres = self._postgres or self._stack.enter_context(PostgresServer("matrix"))
         return self
@@ -139,7 +139,7 @@ class Servers:
         self._stack.close()
 
     def node(self) -> RabbitNode:
-        """The broker."""
+        """Return the broker."""
         if self._node is None:
             self._node = self._find_node()
         return self._node
@@ -149,9 +149,9 @@ class MatrixStage(Scene):
     """dtx between a broker (or none) and a database, for many cells. Use as a context manager.
 
     Args:
-        condition: under which the cells are played.
-        mode: with or without a broker.
-        servers: what cells share.
+        condition: of the cells.
+        mode: alongside or standalone.
+        servers: the shared servers.
     """
 
     dtx: ArmedService
@@ -190,7 +190,7 @@ class MatrixStage(Scene):
         return self
 
     def another_service(self, *options: str, start: bool = True) -> ArmedService:
-        """A further dtx, not armed; to be entered, and left before the next cell."""
+        """Return a further dtx without a failpoint; leave its context before the next cell."""
         return ArmedService(self._nursery, options=(*self._words, *options), start=start, **self._options)
 
     def _delete_vhost(self, node: RabbitNode) -> None:
@@ -215,12 +215,12 @@ class MatrixStage(Scene):
                 assert xa.prepare(xid) is XaFlag.OK
         self.bystanders = self.rows()
         assert len(self.bystanders) == 2
-        # What is written a moment late (how far queues were delivered) would be reached by the first cell alone.
+        # A restart writes late records (delivered positions of queues) now, so that they are not in the first cell.
         assert self.dtx.stop() == 0
         self.dtx.start()
 
     def changed(self, channel: BlockingChannel) -> Iterator[str]:
-        """What has happened to the bystanders, as a channel of the broker sees it."""
+        """Yield changes of the branches and queues that no cell uses."""
         rows = self.rows()
         for xid, row in self.bystanders.items():
             if rows.get(xid) != row:
@@ -230,7 +230,7 @@ class MatrixStage(Scene):
                 yield f"{queue} has {found} messages ready instead of {count}"
 
     def finish_bystanders(self) -> Iterator[str]:
-        """Complete them: one is committed, one rolled back; what is wrong then."""
+        """Commit one of the two branches and roll the other back; yield differences."""
         first, second = self.bystanders
         with self.coordinator() as coordinator:
             coordinator.commit(first)
@@ -243,7 +243,7 @@ class MatrixStage(Scene):
     # -- trouble
 
     def open_exchange(self, *, exists: bool) -> None:
-        """Make the exchange ``GONE``, or delete it. Idempotent."""
+        """Make or delete the exchange ``GONE``. Idempotent."""
         with self.broker.channel(self.vhost) as channel:
             if exists:
                 channel.exchange_declare(GONE, "fanout", durable=True)
@@ -252,12 +252,12 @@ class MatrixStage(Scene):
                 channel.exchange_delete(GONE)
 
     def end_connections(self) -> None:
-        """Have the broker end all connections of the virtual host: those of clients, and dtx's own."""
+        """Let the broker end all connections of the virtual host, of clients and of dtx."""
         assert self.node is not None
         self.node.ctl("close_all_connections", "--vhost", self.vhost, "the test wants it")
 
     def forget_markers(self) -> None:
-        """Make the broker look as if it were new to dtx, or had restarted: no receipt, and no marker."""
+        """Remove receipts and markers, so that the broker looks new or restarted to dtx."""
         assert self.node is not None
         found = self.node.api("GET", f"/api/queues/{self.vhost}?columns=name")
         with self.broker.channel(self.vhost) as channel:
@@ -268,13 +268,13 @@ class MatrixStage(Scene):
     # -- the log
 
     def rows(self) -> dict[Xid, tuple[Any, ...]]:
-        """Every branch that the log has: its state, and all that there is of it."""
+        """Return every branch in the log: its state, and all its columns and work."""
         with psycopg.connect(self.database) as connection:
             found = connection.execute(_ROWS).fetchall()
         return {Xid(f, bytes(g), bytes(b)): (state, *rest) for f, g, b, state, *rest in found}
 
     def orphans(self) -> int:
-        """Rows of branches that there are not."""
+        """Return the number of rows that belong to no branch."""
         with psycopg.connect(self.database) as connection:
             row = connection.execute(_LEFT).fetchone()
         assert row is not None

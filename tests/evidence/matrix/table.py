@@ -1,4 +1,4 @@
-"""The table of the matrix: the result of each cell, kept in a file, printed, and shown in the documentation."""
+"""The table of the matrix: the results of all cells are kept in a file, printed, and shown in the documentation."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -11,15 +11,15 @@ from tests.evidence.matrix.cells import Cell, Result
 from tests.support import pages
 
 NAME: Final = "kill-matrix"
-"""Of the markers of the table in the page."""
+"""Name of the table's markers in the page."""
 HEAD: Final = "| case | runs | lost | repeated | wrong |\n| --- | ---: | ---: | ---: | ---: |\n"
 
 
 class Figures:
-    """What came of the cells so far, by row. Kept in a file, so that a long run can go on where it stopped.
+    """The results of the cells so far, by row, in a file, so that a later run can continue.
 
     Args:
-        path: of the file; ``None`` for none.
+        path: of the file; ``None``: no file.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -37,18 +37,18 @@ class Figures:
         return self._reached
 
     def learned(self, row: Row, points: Iterable[Point], cells: Iterable[Cell]) -> None:
-        """The points that *row* reaches, and the cells that it has."""
+        """Store the points that *row* reaches, and its cells."""
         self._reached[row.name] = sorted({point.label for point in points})
         self._plans[row.name] = [cell.at for cell in cells]
         self._save()
 
     def plan(self, row: Row) -> list[Cell] | None:
-        """The cells of *row*, if that has been learned."""
+        """Return the cells of *row* if they are known."""
         plan = self._plans.get(row.name)
         return None if plan is None else [Cell.read(at) for at in plan]
 
     def add(self, row: Row, cell: Cell, result: Result) -> None:
-        """One more."""
+        """Add the result of a cell."""
         verdict = result.verdict
         self._cells.setdefault(row.name, {})[cell.at] = {
             "reached": result.reached,
@@ -61,7 +61,7 @@ class Figures:
         self._save()
 
     def has(self, row: Row, cell: Cell) -> bool:
-        """Whether it was played already."""
+        """Whether the cell has been played."""
         return cell.at in self._cells.get(row.name, {})
 
     def _save(self) -> None:
@@ -72,19 +72,19 @@ class Figures:
             unfinished.rename(self._path)
 
     def line(self, row: Row) -> str:
-        """Its line of the table."""
+        """Return the line of *row* in the table."""
         cells = [cell for cell in self._cells.get(row.name, {}).values() if cell["reached"]]
         sums = [sum(cell["lost"] for cell in cells), sum(cell["repeated"] for cell in cells)]
         wrong = sum(bool(cell["wrong"]) for cell in cells)
         return f"| {row.name} | {len(cells)} | {sums[0]} | {sums[1]} | {wrong} |"
 
     def table(self, rows: Iterable[Row], known: Mapping[str, "Line"] | None = None, *, add: bool = False) -> str:
-        """For people and the page.
+        """Return the table.
 
         Args:
-            rows: which.
-            known: lines of earlier runs, by name, for rows of which nothing was played.
-            add: these runs come on top of the earlier ones, which were others.
+            rows: the rows to show.
+            known: lines of earlier runs by name, for rows without results.
+            add: add the results to those of the earlier runs.
         """
         lines = []
         for row in rows:
@@ -97,17 +97,17 @@ class Figures:
         return HEAD + "".join(f"{line}\n" for line in (*lines, f"| all | {' | '.join(map(str, totals))} |"))
 
     def totals(self, rows: Iterable[Row]) -> "Line":
-        """The sums over *rows*."""
+        """Return the sums over *rows*."""
         lines = [Line.of(self.line(row)) for row in rows]
         return Line("all", *(sum(column) for column in zip(*(line[1:] for line in lines), strict=True)))
 
     def unreached(self) -> list[Point]:
-        """Points that no case reaches."""
+        """Return the points that no case reaches."""
         reached = {label for labels in self._reached.values() for label in labels}
         return [point for point in Point if point.label not in reached]
 
     def faults(self) -> Mapping[str, list[str]]:
-        """The promises that were broken, by cell."""
+        """Return the broken guarantees by cell."""
         return {
             f"{row} at {at}": cell["broken"]
             for row, cells in self._cells.items()
@@ -117,12 +117,12 @@ class Figures:
 
 
 def embed(text: str, figures: Figures, *, add: bool = False) -> str:
-    """*text*, which is the page's, with the table brought up to date; rows that were not played keep their line.
+    """Return the page *text* with a new table; rows without results keep their line.
 
     Args:
-        text: as it was.
-        figures: of the runs.
-        add: to the figures that are there, which are of other runs.
+        text: the old page.
+        figures: the results.
+        add: add the results to the numbers in the page.
 
     Raises:
         ValueError: the markers are not in *text*.
@@ -132,7 +132,7 @@ def embed(text: str, figures: Figures, *, add: bool = False) -> str:
 
 
 class Line(NamedTuple):
-    """A row of the table, as it is shown."""
+    """A row of the table."""
 
     name: str
     runs: int
@@ -142,12 +142,12 @@ class Line(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> "Line":
-        """From a row of the table."""
+        """Parse a row of the table."""
         name, *numbers = (cell.strip() for cell in text.strip("|").split("|"))
         return cls(name, *map(int, numbers))
 
     def plus(self, other: "Line") -> "Line":
-        """The sum of the runs of both."""
+        """Return the sum of both rows."""
         return Line(self.name, *(int(one) + int(two) for one, two in zip(self[1:], other[1:], strict=True)))
 
     def __str__(self) -> str:
@@ -155,6 +155,6 @@ class Line(NamedTuple):
 
 
 def shown(text: str) -> list[Line]:
-    """The rows that *text*, which is the page's, has, without the sum."""
+    """Return the rows in the page *text*, without the sum."""
     block = text.partition(f"<!-- {NAME} -->")[2].partition(f"<!-- /{NAME} -->")[0]
     return [Line.of(line) for line in [line for line in block.splitlines() if "|" in line][2:-1]]

@@ -1,4 +1,4 @@
-"""The kill matrix at length: at least one cell of every row, and as many as there is time for."""
+"""The kill matrix at length: at least one cell of every row, and as many as the time allows."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,7 @@ from tests.evidence.matrix.cases import all_rows
 from tests.evidence.matrix.table import Figures
 
 _ALL_MINUTES = 240.0
-"""What all cells take, on two processors."""
+"""Duration of all cells on two processors."""
 
 
 def test_every_promise_is_kept_whatever_dies_wherever(

@@ -1,9 +1,8 @@
-"""One branch, its application and its transaction manager. What the manager knows survives whoever dies.
+"""One branch, with its application and its transaction manager, whose state survives every death.
 
-Theory of operation. The manager keeps to presumed abort: it has decided to commit only when it has heard every vote, so
-a branch whose vote it did not hear is rolled back. After a death it asks ``recover`` what is in doubt, and completes it
-as decided. It insists until it has an answer, and holds every answer against what it knows: what does not agree is a
-fault.
+Theory of operation. The manager uses presumed abort: it decides to commit only after it has received every vote, so a
+branch whose vote was lost is rolled back. After a death it calls ``recover``, and completes branches in doubt as
+decided. It repeats requests until it has an answer, and compares every answer with its state: a difference is a fault.
 """
 
 import contextlib
@@ -47,11 +46,11 @@ from tests.support.obstacles import Lock, refusing
 from tests.support.processes import wait_until
 
 UNANSWERED: Final = (XAER_RMFAIL, XAER_RMERR, AMQPError, OSError, psycopg.OperationalError)
-"""The service is gone, or has not said what became of it (541); or PostgreSQL died while the log was looked at."""
+"""dtx is gone, or the outcome is not known (541); or PostgreSQL died during a query of the log."""
 PATIENCE: Final = 30.0
-"""Seconds for one call."""
+"""Limit of seconds for one call."""
 INSISTING: Final = 60.0
-"""Seconds for which a call is repeated that finds the branch busy, or the outcome not known."""
+"""Seconds for which a call is repeated while the branch is busy or the outcome is not known."""
 _PAUSE: Final = 0.05
 _POSITION: Final = """
 SELECT w.position FROM dtx.work w JOIN dtx.branch b ON b.id = w.branch_id
@@ -64,22 +63,22 @@ WHERE datname = current_database() AND application_name LIKE 'dtx writer%'
 
 
 class Step(IntEnum):
-    """How far the branch has come, as its transaction manager knows."""
+    """The progress of the branch, as its transaction manager knows it."""
 
     NEW = 0
     BEGUN = 1
     ASKED = 2
-    """To prepare, or to commit in one phase."""
+    """Prepare, or commit in one phase, was sent."""
     VOTED = 3
     ENDED = 4
 
 
 class Transaction:
-    """Goes through one case.
+    """Plays one case.
 
     Args:
-        case: what to do.
-        stage: where; nothing is in its queues.
+        case: the case.
+        stage: the servers; the queues are empty.
         number: unique on this stage; part of the bodies.
     """
 
@@ -90,26 +89,26 @@ class Transaction:
         self.step = Step.NEW
         self.decision = case.decision
         self.outcome: Decision | None = None
-        """What has become of it, as far as is known."""
+        """The outcome, as far as it is known."""
         self.voted = False
-        """It is in doubt: the manager has heard the vote, or found the branch listed."""
+        """The branch is in doubt: the manager has received the vote, or recover listed the branch."""
         self.heard = False
-        """The manager has heard the vote."""
+        """The manager has received the vote."""
         self.told = False
-        """The manager has asked for the outcome, and may not have heard the answer."""
+        """The manager has sent the outcome; its answer may be lost."""
         self.operated = False
         self.asked_to_forget = False
         self._stopping = 0
-        """The process that was told to."""
+        """The id of the process that has received SIGTERM."""
         self.relieved: list[bytes] = []
-        """What was taken out of the full queue."""
+        """Bodies that were taken from the full queue."""
         self.faults: list[str] = []
         self._stage = stage
         self._number = number
         self._before: set[Xid] = set()
-        """Local transactions of clients of AMQP 1.0 that were committed before it."""
+        """Local transactions of AMQP 1.0 clients that were committed before."""
         self._answer: Decision | None = None
-        """What the discharge of a local transaction was answered, where that was heard."""
+        """The answer to the discharge of a local transaction, if it was received."""
         joined = self.kind.joined
         refusing = stage.condition is Condition.REFUSING and self.kind.publishes
         self.sources = SOURCES[: 2 if joined else 1] if self.kind.consumes else ()
@@ -118,30 +117,30 @@ class Transaction:
     # -- what goes where
 
     def body(self, queue: str, position: int) -> bytes:
-        """The body of a message."""
+        """Return the body of a message."""
         return b"%d %s %d" % (self._number, queue.encode(), position)
 
     def is_of_an_earlier_one(self, body: bytes) -> bool:
-        """Whether *body* was audited in an earlier cell: its acknowledgement died with the broker of this one."""
+        """Whether *body* belongs to an earlier cell: the broker lost its acknowledgement when it died in this one."""
         number = body.split(b" ")[0]
         return number.isdigit() and int(number) < self._number
 
     def filled(self, queue: str) -> list[bytes]:
-        """What is in a source before."""
+        """Return the initial messages of a source."""
         return [self.body(queue, position) for position in range(3)]
 
     def published(self, queue: str) -> list[bytes]:
-        """What it publishes to a target."""
+        """Return the messages to publish to a target."""
         return [self.body(queue, position) for position in range(1 if queue == FULL else 2)]
 
     def expected(self, outcome: Decision) -> dict[str, list[bytes]]:
-        """What is in the queues at last."""
+        """Return the expected messages of each queue at the end."""
         committed = outcome is Decision.COMMIT
         left = {queue: self.filled(queue)[2:] if committed else self.filled(queue) for queue in self.sources}
         return left | {queue: self.published(queue) if committed else [] for queue in self.targets}
 
     def fill(self) -> None:
-        """Put into the queues what is there before."""
+        """Publish the initial messages."""
         for queue in self.sources:
             self._stage.fill(queue, *self.filled(queue))
         if FULL in self.targets:
@@ -150,10 +149,10 @@ class Transaction:
     # -- the way
 
     def proceed(self) -> None:
-        """Go on from where it is, up to the end.
+        """Continue from the current step up to the end.
 
         Raises:
-            UNANSWERED: the service died on the way; call it again.
+            UNANSWERED: dtx died meanwhile; call this again.
         """
         if self._stopping == self._stage.dtx.pid:
             self._stage.dtx.wait_end(INSISTING)
@@ -226,7 +225,7 @@ class Transaction:
             self._take_over()
 
     def _take_over(self) -> None:
-        """Another dtx serves while this one stands still, as a machine does that is migrated; then this one goes on."""
+        """Let another dtx serve while this one is stopped, as in a migration; then continue this one: it must end."""
         stage = self._stage
         stage.dtx.pause()
         try:
@@ -241,10 +240,10 @@ class Transaction:
         raise XAER_RMFAIL("another dtx had taken over")
 
     def _prepare_over_a_broken_connection(self, xa: XAResource) -> XaFlag:
-        """PostgreSQL ends the log's session while it writes the vote: whether that was committed is not known."""
+        """End the log's session in PostgreSQL during the write of the vote, so that its outcome is not known."""
         with Lock(self._stage.database, "journal") as lock:
             answer = self._stage.background(lambda: xa.prepare(self.xid))
-            wait_until(lambda: lock.felt or answer.done(), seconds=PATIENCE, what="a vote that is being written")
+            wait_until(lambda: lock.felt or answer.done(), seconds=PATIENCE, what="the write of a vote")
             with psycopg.connect(self._stage.database, autocommit=True) as connection:
                 connection.execute(_END_WRITER)
         flag = answer.result(PATIENCE)
@@ -252,7 +251,7 @@ class Transaction:
         return flag
 
     def _work_beside(self, xa: XAResource) -> None:
-        """What a selected channel may do outside of branches."""
+        """Use a selected channel outside of branches."""
         xa.select()
         xa.channel.queue_declare(SPARE, durable=True)
         method, _, _ = xa.channel.basic_get(IDLE)
@@ -269,7 +268,7 @@ class Transaction:
             xa.end(self.xid)
 
     def _link(self) -> None:
-        """The second part, as a client of AMQP 1.0 does it."""
+        """Do the second part as an AMQP 1.0 client."""
         promotes = self.kind is Kind.PROMOTED
         with links(self._stage, None if promotes else self.xid.to_wire()) as second:
             published = {TARGETS[1]: self.published(TARGETS[1])}
@@ -280,7 +279,7 @@ class Transaction:
                 raise ConnectionError("the association was not ended")
 
     def _work_locally(self) -> None:
-        """All of it, as a client of AMQP 1.0 does it."""
+        """Do everything as an AMQP 1.0 client."""
         self._before = committed(self._stage.database)
         with links(self._stage) as client:
             self.step = Step.BEGUN
@@ -293,7 +292,7 @@ class Transaction:
         self._look_up()
 
     def _look_up(self) -> None:
-        """What has become of a local transaction: nobody can ask dtx, the journal says it."""
+        """Find the outcome of a local transaction in the journal, since dtx has no request for it."""
         stage = self._stage
         wait_until(
             lambda: not stage.dtx.running or not self._is_left(),
@@ -312,7 +311,7 @@ class Transaction:
             self.faults.append(f"the discharge was answered with {self._answer}, and the journal tells {self.outcome}")
 
     def _is_left(self) -> bool:
-        """Whether the log has a local transaction. An operator tries again what is stuck, once there is room."""
+        """Whether the log has a local transaction. If it is stuck, make room and retry it as an operator."""
         left = any(xid.format_id == LOCAL_FORMAT for xid in self._stage.states())
         if left and FULL in self.targets:
             for xid in stuck(self._stage.database):
@@ -325,7 +324,7 @@ class Transaction:
             for _ in range(2):
                 method, _, _ = channel.basic_get(queue)
                 if method is None:
-                    raise AMQPError(f"{queue} is empty")  # its messages are on their way back from a dead connection
+                    raise AMQPError(f"{queue} is empty")  # its messages have not returned from a dead connection yet
                 channel.basic_ack(method.delivery_tag)
         if self.kind is Kind.NOTHING:
             return
@@ -344,7 +343,7 @@ class Transaction:
                 self._look_up()
                 return
             if not self.voted and listed and not self.kind.one_phase:
-                # Nobody has heard the vote, so nobody has decided to commit.
+                # The vote was lost, so there is no decision to commit.
                 self.step, self.voted, self.decision = Step.VOTED, True, Decision.ROLLBACK
             if self.voted:
                 self._finish(connection, manager)
@@ -352,16 +351,16 @@ class Transaction:
                 self._give_up(connection, manager)
 
     def _await_quiet(self) -> None:
-        """What a restarted dtx finds half-way it looks into by itself."""
+        """Wait until a restarted dtx has resolved a branch in state taking."""
         stage = self._stage
         wait_until(
             lambda: not stage.dtx.running or stage.states().get(self.xid) != "taking",
             seconds=INSISTING,
-            what=f"the fate of {self.xid}",
+            what=f"the end of the taking of {self.xid}",
         )
 
     def _scan(self, manager: Coordinator) -> bool:
-        """Whether a recovery scan lists the branch; it lists exactly what is in doubt."""
+        """Return whether a recovery scan lists the branch; check that it lists exactly the branches in doubt."""
         before = self._stage.rows()
         listed = set(manager.recover())
         after = self._stage.rows()
@@ -405,7 +404,7 @@ class Transaction:
             self._ended(self.decision)
 
     def _commit_over_a_severed_connection(self, manager: Coordination) -> None:
-        """The broker ends all connections when it has all of a unit, and a queue that takes its time."""
+        """The broker ends all connections when it has a complete unit, but one of its queues is suspended."""
         stage = self._stage
         assert stage.node is not None
         with stage.node.suspended(TARGETS[0], vhost=stage.vhost):
@@ -429,12 +428,12 @@ class Transaction:
         self._ended(self.kind.operator)
 
     def see_to_the_end(self) -> None:
-        """Ask again for what was answered and is in doubt once more: dtx died before the log heard of the end.
+        """Repeat a completion that was answered if the branch is in doubt again: dtx died before the log had the end.
 
-        Where receipts are not believed the messages come a second time then, and may find the queue full again.
+        If receipts are not trusted, messages are repeated then, and may find the queue full again.
 
         Raises:
-            UNANSWERED: the service died meanwhile.
+            UNANSWERED: dtx died meanwhile.
         """
         if FULL not in self.targets or self.outcome is None or self.xid not in self._stage.states():
             return
@@ -447,7 +446,7 @@ class Transaction:
             self._insist(connection, manager.commit if committed else manager.rollback)
 
     def _give_up(self, connection: BlockingConnection, manager: Coordination) -> None:
-        """It did not vote, as far as is known: hear what has become of it, and roll it back where that is open."""
+        """Complete a branch that has not voted, as far as known: find its outcome, or roll it back."""
         one_phase = self.kind.one_phase and self.step is Step.ASKED
         try:
             self._insist(connection, partial(manager.commit, one_phase=True) if one_phase else manager.rollback)
@@ -462,7 +461,7 @@ class Transaction:
             self._ended(Decision.COMMIT if one_phase else Decision.ROLLBACK)
 
     def _insist(self, connection: BlockingConnection, call: Callable[[Xid], object]) -> None:
-        """Ask until there is an answer, as long as the connection lives."""
+        """Repeat a request until there is an answer, as long as the connection is open."""
         deadline = time.monotonic() + INSISTING
         while True:
             try:
@@ -471,7 +470,7 @@ class Transaction:
                 if not connection.is_open or time.monotonic() > deadline:
                     raise
                 self._relieve()
-            except XAER_PROTO:  # an earlier request is still under way, or a channel whose death nobody has noticed
+            except XAER_PROTO:  # an earlier request is in progress, or dtx has not noticed the death of a channel
                 if time.monotonic() > deadline:
                     raise
             else:
@@ -479,7 +478,7 @@ class Transaction:
             time.sleep(_PAUSE)
 
     def _relieve(self) -> None:
-        """Make room in the queue that refuses, or have the message go elsewhere that has nowhere to go."""
+        """Make room in the queue that refuses, or redirect the message whose exchange is missing."""
         if FULL in self.targets:
             self.relieved += self._stage.bodies(FULL)
         if self.kind is Kind.MENDED:
@@ -490,7 +489,7 @@ class Transaction:
                 redirect(self._stage, self.xid, int(row[0]), TARGETS[0])
 
     def _heard(self, error: XAER_NOTA) -> None:
-        """It ended earlier."""
+        """Check the outcome in the answer that the branch has ended before."""
         outcomes = {
             "committed": Decision.COMMIT,
             "rolled-back": Decision.ROLLBACK,
