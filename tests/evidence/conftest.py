@@ -1,4 +1,4 @@
-"""Evidence: long runs, whose figures the documentation shows. Each folder is a part, and leaves one result file.
+"""Evidence: long runs, whose figures are in the documentation. Each folder is a part with one result file.
 
 ``make evidence`` runs all parts, ``make evidence PARTS="sim soak" MINUTES=60`` two of them for an hour each.
 """
@@ -13,7 +13,7 @@ from tests.support.results import FIGURE, Results
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What ``make evidence`` passes on."""
+    """Add the options of ``make evidence``."""
     parser.addoption("--minutes", type=float, default=10.0, help="duration of each part that has no fixed size (10)")
     parser.addoption("--results", type=Path, default=Path("docs/evidence"), help="folder of the result files")
 
@@ -26,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A test may take twice its minutes, and half an hour for everything around them, but always an hour."""
+    """Set the time limit of each test: twice its minutes and half an hour more, at least one hour."""
     seconds = max(3600.0, config.getoption("--minutes", 10.0) * 120 + 1800)
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
@@ -35,13 +35,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def minutes(pytestconfig: pytest.Config) -> float:
-    """How long a part takes that has no fixed size."""
+    """Return the duration of a part without a fixed size."""
     return float(pytestconfig.getoption("--minutes", 10.0))
 
 
 @pytest.fixture
 def figures(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """Call it with figures for the result file: ``figures(seeds=12)``. Tests of one part add theirs up."""
+    """Return a function that adds figures to the result file: ``figures(seeds=12)``. Tests of one part are added up."""
 
     def note(**values: float | str) -> None:
         request.node.user_properties += [(FIGURE, (name.replace("_", " "), value)) for name, value in values.items()]
@@ -51,6 +51,6 @@ def figures(request: pytest.FixtureRequest) -> Callable[..., None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def unmeasured_processes() -> Iterator[None]:
-    """Processes run without measurement of coverage: the servers tier measures it."""
+    """Run processes without measurement of coverage: the servers tier measures it."""
     with unmeasured():
         yield

@@ -1,4 +1,4 @@
-"""What is fuzzed of AMQP 1.0: the codec, and an engine that a small shell answers for."""
+"""The AMQP 1.0 targets: the codec, and an engine with a small shell."""
 
 import random
 from contextlib import suppress
@@ -33,13 +33,13 @@ _LINKS: Final = b"".join(
     frame(AMQP, 0, encode(said)) for said in (attach("in", Role.SENDER, 0), attach("out", Role.RECEIVER, 1))
 )
 STAGES: Final = (b"", SASL_HEADER, LOGIN + AMQP_HEADER, LOGIN + AMQP_HEADER + _ENTER)
-"""Where a peer begins to say anything; behind the last stage come two links."""
+"""The input of the engine before the fuzzed bytes; the last stage is followed by two links."""
 _LARGEST_NOTHING: Final = 8
-"""Bytes that a value may take when it is written, though it took none: an empty list in an array, as ``list32``."""
+"""Bytes that a value takes when it is written, though it took none: an empty list in an array, as ``list32``."""
 
 
 def value(data: bytes) -> None:
-    """Octets are a value, a performative, a message, or none; what was read is written again, and is the same."""
+    """Any bytes are a value, a performative, a message, or an error; encoding and decoding again gives the same."""
     with suppress(AmqpError):
         found, end = codec.read(data, 0, len(data))
         written = encode_value(found)
@@ -63,7 +63,7 @@ def value(data: bytes) -> None:
 
 
 def peer(data: bytes) -> None:
-    """Whatever a peer says at any time is answered; the engine raises nothing and holds no more than it may."""
+    """The engine answers any bytes at any stage, raises only AmqpError, and keeps its limits of memory."""
     chosen, seed = (*data[:2], 0, 0)[:2]
     octets = data[2:]
     engine = Connection(settings(mechanisms=("ANONYMOUS",), max_frame_size=4096, max_message_size=8192), 0.0)
@@ -74,7 +74,7 @@ def peer(data: bytes) -> None:
     dice = random.Random(seed)
     places = sorted(dice.randrange(len(octets) + 1) for _ in range(dice.randrange(6))) if seed else []
     for start, end in zip([0, *places], [*places, len(octets)], strict=True):
-        with suppress(AmqpError):  # what a shell asks for may not fit the peer's frames
+        with suppress(AmqpError):  # an answer of the shell may not fit the peer's frames
             shell.take(octets[start:end])
         assert 0 <= engine.unfinished <= engine.settings.max_partial
         assert engine._splitter.pending <= 4096
@@ -84,7 +84,7 @@ def peer(data: bytes) -> None:
 
 
 def seeds(name: str) -> list[bytes]:
-    """Where the targets begin."""
+    """Return the first inputs of a target."""
     state = TransactionalState(txn_id=b"t")
     said = [
         transfer(0, more=True, state=state),
@@ -112,7 +112,7 @@ def _list(items: bytes, count: int) -> bytes:
 
 
 def _talk(*said: Composite) -> bytes:
-    """Of a peer that has its links."""
+    """Return an input of a peer with two links."""
     return bytes((len(STAGES), 0)) + b"".join(frame(AMQP, 0, encode(one)) for one in said)
 
 
@@ -124,7 +124,7 @@ LONG_VALUES: Final = {
     "lists in lists": b"\xc0\xff\x01" * 10_000,
     "sections of nothing": message.data(b"") * 6000,
 }
-"""The worst that a value can be."""
+"""The most expensive values."""
 LONG_TALK: Final = {
     "endless fragments": _talk(transfer(0, more=True), *[transfer(None, more=True)] * 1500),
     "a flood of handles": _talk(*(attach(f"l{n}", Role.SENDER, n) for n in range(2, 250))),
@@ -135,4 +135,4 @@ LONG_TALK: Final = {
     "echoes": _talk(*[flow(1, delivery_count=0, link_credit=5, echo=True)] * 1000),
     "endless ranges": _talk(*[Disposition(role=Role.SENDER, first=0, last=0x7FFFFFFF, settled=True)] * 1500),
 }
-"""The worst that a peer can say."""
+"""The most expensive inputs of a peer."""

@@ -1,8 +1,8 @@
-"""Fuzzing for a while: ``python -m tests.evidence.fuzz.campaign [--seconds N] [--keep] [TARGET …]``.
+"""Fuzzing for a given time: ``python -m tests.evidence.fuzz.campaign [--seconds N] [--keep] [TARGET …]``.
 
-Each target runs in processes of its own, from the corpus and from conversations of real clients. An input that dtx
-does not stand is left in a file, with the words that run it again. With ``--keep`` what was found goes into the
-corpus, distilled.
+Each target runs in a separate process, from the corpus and from conversations of real clients. An input on which a
+target fails is left in a file, and a command that repeats it is printed. With ``--keep`` new inputs are distilled into
+the corpus.
 """
 
 import argparse
@@ -26,7 +26,7 @@ _XID: Final = Xid(1, b"gtrid", b"bqual")
 
 
 def seeds(name: str) -> list[bytes]:
-    """Where a target begins that has no corpus yet."""
+    """Return the first inputs of a target, for use without a corpus."""
     queue = methods.QueueDeclare(b"q", durable=True).frame(1)
     arguments = b"".join(tables.entry(key, b"l", bytes(7) + b"\x05") for key in (b"x-max-length", b"x-message-ttl"))
     match name:
@@ -59,7 +59,7 @@ def seeds(name: str) -> list[bytes]:
 
 
 def run(name: str, seconds: int, keep: bool) -> int | None:
-    """Fuzz one target; the number of inputs, ``None`` where one of them broke it."""
+    """Fuzz one target; return the number of inputs, ``None`` if one of them failed."""
     FINDINGS.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="dtx-fuzz-") as directory:
         found = Path(directory)
@@ -84,9 +84,9 @@ def run(name: str, seconds: int, keep: bool) -> int | None:
 
 
 def main() -> int:
-    """The command."""
+    """Run the command; return 1 if a target failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("targets", nargs="*", choices=[[], *TARGETS], help="default: all of them")
+    parser.add_argument("targets", nargs="*", choices=[[], *TARGETS], help="default: all")
     parser.add_argument("--seconds", type=int, default=60, help="for each target")
     parser.add_argument("--keep", action="store_true", help="renew the corpus")
     options = parser.parse_args()

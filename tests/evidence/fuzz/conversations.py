@@ -1,4 +1,4 @@
-"""Conversations of clients that use everything, without waiting for answers; and what mutates them, frame by frame."""
+"""Conversations of clients that use all features without waiting for answers, and their mutations by frame."""
 
 import random
 import struct
@@ -26,14 +26,14 @@ Mutation = Callable[[random.Random, list[bytes]], list[bytes]]
 
 
 def any_xid(rng: random.Random) -> Xid:
-    """One that is no other's, and the same for the same seed."""
+    """Return an xid that is unique, and the same for the same seed."""
     return Xid(1, rng.randbytes(16), rng.randbytes(4))
 
 
 def conversation(rng: random.Random, queue: bytes) -> list[bytes]:
-    """Frames of a client that uses everything, on channels 1 and 2, without waiting for answers.
+    """Return frames of a client that uses all features, on channels 1 and 2, without waiting for answers.
 
-    All but basic.cancel: RabbitMQ 3.10 loses the channel when that comes right behind basic.consume.
+    basic.cancel is missing: RabbitMQ 3.10 loses the channel if it directly follows basic.consume.
     """
     xid, other = any_xid(rng), any_xid(rng)
     raw = properties.build({properties.Property.USER_ID: b"guest"})
@@ -80,7 +80,7 @@ def conversation(rng: random.Random, queue: bytes) -> list[bytes]:
 
 
 def broker_of_its_own(rng: random.Random, queue: bytes) -> list[bytes]:
-    """The same of a client that uses what only dtx without a broker answers by itself."""
+    """Return frames of a client that uses features which dtx implements only without a broker."""
     exchange = b"fuzzed-" + rng.randbytes(4).hex().encode()
     limits = tables.entry(b"x-max-length", b"l", (3).to_bytes(8, "big"))
     limits += tables.entry(b"x-dead-letter-exchange", b"S", exchange)
@@ -142,13 +142,13 @@ def broker_of_its_own(rng: random.Random, queue: bytes) -> list[bytes]:
     frames = [method_frame(1, payload) for payload in first]
     others = [*publishes, *(method_frame(2, payload) for payload in second), *publishes]
     places = sorted((rng.randrange(4, len(frames) + 1) for _ in others), reverse=True)
-    for place, frame in zip(places, reversed(others), strict=True):  # each of the two keeps its order
+    for place, frame in zip(places, reversed(others), strict=True):  # the frames of each channel keep their order
         frames.insert(place, frame)
     return frames
 
 
 def coordination(rng: random.Random, xid: Xid) -> Sequence[bytes]:
-    """The end of a branch, always rolled back: the queue must stay as it is."""
+    """Return frames that end a branch, always by rollback: the queue must not change."""
     calls: list[DtxCall] = [
         DtxPrepare(xid=xid),
         DtxRecover(startscan=True, endscan=rng.random() < 0.5),
@@ -166,7 +166,7 @@ def flip(rng: random.Random, frames: list[bytes]) -> list[bytes]:
 
 
 def flip_arguments(rng: random.Random, frames: list[bytes]) -> list[bytes]:
-    """Whole frames, whose arguments are others."""
+    """Change arguments within a frame."""
     position = rng.randrange(len(frames))
     frame = bytearray(frames[position])
     for _ in range(rng.choice((1, 3)) if len(frame) > 8 else 0):
@@ -175,7 +175,7 @@ def flip_arguments(rng: random.Random, frames: list[bytes]) -> list[bytes]:
 
 
 def cut_arguments(rng: random.Random, frames: list[bytes]) -> list[bytes]:
-    """A method frame that ends too early, but is whole as a frame."""
+    """Shorten the arguments of a frame; the frame stays complete."""
     position = rng.randrange(len(frames))
     kind, channel, size = struct.unpack_from(">BHI", frames[position])
     payload = frames[position][7 : 7 + rng.randrange(size + 1)]
@@ -208,7 +208,7 @@ def change_channel(rng: random.Random, frames: list[bytes]) -> list[bytes]:
 
 
 def insert_call(rng: random.Random, frames: list[bytes]) -> list[bytes]:
-    """A method of one of the dtx classes with any arguments, anywhere."""
+    """Insert a method of one of the dtx classes with random arguments."""
     key = rng.choice(
         (*sorted(pika_methods.METHODS), 101 << 16 | rng.randrange(65536), 105 << 16 | rng.randrange(65536))
     )

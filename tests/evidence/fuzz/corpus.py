@@ -1,4 +1,4 @@
-"""Inputs worth keeping: few and small, and together they reach what all that were ever found reach."""
+"""Selection of inputs: few and small ones that together reach all code that any input reaches."""
 
 import hashlib
 import sys
@@ -14,7 +14,7 @@ from tests.evidence.fuzz.targets import TARGETS, Target
 
 DIRECTORY: Final = Path(__file__).parent / "corpus"
 MOST: Final = 60
-"""Inputs kept of one target: replaying all of them takes seconds."""
+"""Limit of inputs of one target: replaying all of them takes seconds."""
 _SOURCE: Final = str(Path(dtx.__file__).parent)
 
 Arc = tuple[str, int, int]
@@ -22,12 +22,12 @@ Arc = tuple[str, int, int]
 
 
 def stored(name: str) -> list[Path]:
-    """The inputs of a target that are kept, in an order that is always the same."""
+    """Return the stored inputs of a target, in a fixed order."""
     return sorted((DIRECTORY / name).glob("*"))
 
 
 def reached(run: Callable[[bytes], None], data: bytes) -> set[Arc]:
-    """The steps of dtx's own code from one line to the next that *data* brings about."""
+    """Return the steps from line to line in dtx's code that *data* causes."""
     arcs: set[Arc] = set()
 
     def trace(frame: FrameType, event: str, _argument: object) -> Any:
@@ -54,14 +54,14 @@ def reached(run: Callable[[bytes], None], data: bytes) -> set[Arc]:
 
 
 def distil(target: Target, inputs: Iterable[bytes], pieces: Callable[[bytes], list[bytes]]) -> list[bytes]:
-    """The smallest of *inputs* that still reach everything, with what they do not need for that taken out.
+    """Return the smallest of *inputs* that together reach the same code, without their unnecessary parts.
 
     Args:
-        target: what they are for.
-        inputs: all that are known.
-        pieces: cuts an input into parts that may be left out.
+        target: of the inputs.
+        inputs: all known inputs.
+        pieces: cuts an input into parts that may be removed.
     """
-    target.run(b"")  # what happens once in a process is nobody's merit
+    target.run(b"")  # exclude code that runs once in a process
     by_size = sorted(set(inputs), key=lambda data: (len(data), data))
     reach = {data: reached(target.run, data) for data in by_size}
     chosen: list[bytes] = []
@@ -84,7 +84,7 @@ def distil(target: Target, inputs: Iterable[bytes], pieces: Callable[[bytes], li
 
 
 def _shrink(target: Target, data: bytes, needed: set[Arc], pieces: Callable[[bytes], list[bytes]]) -> bytes:
-    """*data* without the parts that its *needed* steps do not need; the first part stays."""
+    """Return *data* without parts that the *needed* steps do not need; the first part stays."""
     parts = pieces(data)
     size = max(1, (len(parts) - 1) // 2)
     while size:
@@ -100,7 +100,7 @@ def _shrink(target: Target, data: bytes, needed: set[Arc], pieces: Callable[[byt
 
 
 def store(name: str, inputs: Iterable[bytes]) -> int:
-    """Keep these and no others; how many octets they are."""
+    """Store these inputs, remove all others, and return the number of bytes."""
     directory = DIRECTORY / name
     directory.mkdir(parents=True, exist_ok=True)
     by_name = {hashlib.sha256(data).hexdigest()[:16]: data for data in inputs}
@@ -113,7 +113,7 @@ def store(name: str, inputs: Iterable[bytes]) -> int:
 
 
 def frames_of(data: bytes) -> tuple[list[bytes], bytes]:
-    """The frames of a stream, and what comes after the last one."""
+    """Return the frames of a stream, and the bytes after the last one."""
     splitter = FrameSplitter(0)
     try:
         buffer, frames = splitter.feed(data)
@@ -124,7 +124,7 @@ def frames_of(data: bytes) -> tuple[list[bytes], bytes]:
 
 
 def pieces(name: str, data: bytes) -> list[bytes]:
-    """Parts of an input that may be left out, behind the first one, which may not."""
+    """Return the parts of an input that may be removed, after the first part, which must stay."""
     if not TARGETS[name].frames:
         return [b"", *(data[position : position + 1] for position in range(len(data)))]
     frames, rest = frames_of(data[1:])

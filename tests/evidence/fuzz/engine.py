@@ -1,8 +1,7 @@
-"""One coverage-guided run of one target, by atheris: ``python -m tests.evidence.fuzz.engine TARGET [WORD …]``.
+"""One coverage-guided run of one target with atheris: ``python -m tests.evidence.fuzz.engine TARGET [WORD …]``.
 
-The words are libFuzzer's, which does not return, so this is a process of its own; :mod:`tests.evidence.fuzz.campaign`
-starts it. What a client says to a whole dtx is mutated as frames most of the time: hardly any byte that is changed
-alone leaves a frame a frame.
+The words are options of libFuzzer. It does not return, so :mod:`tests.evidence.fuzz.campaign` starts this as a process.
+Most inputs for a whole dtx are mutated by frame, because a change of single bytes nearly always breaks a frame.
 """
 
 import random
@@ -18,22 +17,22 @@ from tests.evidence.fuzz.corpus import frames_of
 from tests.evidence.fuzz.server import be_strict
 
 _BLIND = 0.3
-"""How often octets are mutated as such nevertheless."""
+"""Share of mutations of raw bytes."""
 _ARGUMENTS = 0.4
-"""How often the payload of a single frame is."""
+"""Share of mutations of the payload of a single frame."""
 _READS = 0.1
-"""How often the same is said in other pieces."""
+"""Share of mutations that also change the reads."""
 _PAYLOAD = 4096
 
 
 def mutate_frames(data: bytes, most: int, seed: int) -> bytes:
-    """Another conversation: the first octet, which chooses the reads, stays apart."""
+    """Mutate a conversation by frame; the first byte, which chooses the reads, is mutated separately."""
     dice = random.Random(seed)
     frames, rest = frames_of(data[1:])
     for _ in range(dice.choice((1, 1, 2, 4))):
         if not frames or dice.random() < _BLIND:
             return bytes(atheris.Mutate(data, most))
-        if dice.random() < _ARGUMENTS:  # libFuzzer knows which octets were compared with what
+        if dice.random() < _ARGUMENTS:  # libFuzzer knows the bytes that code compares with the payload
             position = dice.randrange(len(frames))
             frame = frames[position]
             payload = bytes(atheris.Mutate(frame[7:-1], _PAYLOAD))
@@ -46,7 +45,7 @@ def mutate_frames(data: bytes, most: int, seed: int) -> bytes:
 
 
 def main(words: list[str]) -> None:
-    """Run until libFuzzer has enough, or has found something."""
+    """Run until libFuzzer reaches its limits or finds a failure."""
     target: Target = TARGETS[words[1]]
     be_strict()
     more = {"custom_mutator": mutate_frames} if target.frames else {}

@@ -1,7 +1,7 @@
-"""A whole dtx without a broker in this process, for clients that say anything: no sockets, no database, nothing left.
+"""A whole dtx without a broker in this process, for clients with any input: no sockets, no database.
 
-Everything is the service's own but for the ends: the log is its in-memory twin, the socket is a list, and passwords
-are not worth milliseconds. What must hold whatever a client has said is checked after each conversation.
+It consists of the service's code, with three replacements: the in-memory twin of the log, a list as the socket, and
+passwords without a slow hash. After each conversation, the invariants are checked.
 """
 
 import asyncio
@@ -36,19 +36,19 @@ _GUEST: Final = methods.ConnectionStartOk(
     client_properties=b"", mechanism=handshake.PLAIN, response=handshake.plain(b"guest", b"guest"), locale=b"en_US"
 )
 START_OK: Final = _GUEST.frame(0)
-"""What a client says first."""
+"""The first frame of a client."""
 AMQPLAIN: Final = replace(
     _GUEST,
     mechanism=handshake.AMQPLAIN,
     response=tables.entry(b"LOGIN", b"S", b"guest") + tables.entry(b"PASSWORD", b"S", b"guest"),
 )
-"""The same by the other mechanism."""
+"""The same with the other mechanism."""
 TUNE_OK: Final = methods.ConnectionTuneOk(channel_max=100, frame_max=FRAME_MAX, heartbeat=0).frame(0)
 OPEN: Final = methods.ConnectionOpen(b"/").frame(0)
 ENTER: Final = TUNE_OK + OPEN
-"""What it says when it may come in."""
+"""The frames that complete the handshake."""
 _TURNS: Final = 6
-"""Turns of the event loop in which everything that one read has begun comes to its end: the log is memory."""
+"""Turns of the event loop until all effects of one read have ended, since the log is in memory."""
 TWO_CHANNELS: Final = b"".join(methods.ChannelOpen().frame(number) for number in (1, 2))
 pika_methods.register()
 preview.register()
@@ -56,11 +56,11 @@ _EVERYTHING: Final = Patterns(configure=".*", write=".*", read=".*")
 
 
 Saying = Callable[[random.Random, bytes], list[bytes]]
-"""Frames of a client that uses a queue."""
+"""Makes frames of a client that uses a queue."""
 
 
 class Known(Accounts):
-    """One user, whose password takes no time to verify."""
+    """Accounts with one user, whose password is verified immediately."""
 
     def __init__(self) -> None:
         self.users = Snapshot(
@@ -69,7 +69,7 @@ class Known(Accounts):
         )
 
     async def authenticate(self, user: bytes, password: bytes, *, loopback: bool, peer: str = "") -> Account:
-        """Let guest in."""
+        """Accept guest."""
         if (user, password) != (b"guest", b"guest"):
             raise LoginRefused("unknown user or wrong password")
         return Account(self, "guest")
@@ -107,11 +107,11 @@ class Wire:
 
 
 class Complaint(AssertionError):
-    """dtx has met something that nobody had foreseen."""
+    """dtx logged an unexpected error."""
 
 
 def _complain(_logger: object, method: str, event: Any) -> Any:
-    """An event that tells of a fault of dtx's own."""
+    """Raise for an event that reports an internal error of dtx."""
     if method in ("error", "exception", "critical") or event.get("exc_info"):
         error = event.get("exc_info")
         raise Complaint(str(dict(event))) from (error if isinstance(error, BaseException) else None)
@@ -119,25 +119,26 @@ def _complain(_logger: object, method: str, event: Any) -> Any:
 
 
 def be_strict() -> None:
-    """Have everything that is logged judged, in this process from now on."""
+    """Check all log events in this process from now on."""
     structlog.configure(processors=[_complain], cache_logger_on_first_use=False)
 
 
 async def converse(
     reads: Iterable[bytes], *, enter: bool = True, look: Callable[[Metrics], None] = lambda _: None
 ) -> bytes:
-    """One client's conversation with a server that is made for it.
+    """Run one client's conversation with a new server.
 
     Args:
-        reads: what its socket returns, read by read.
-        enter: begin with a handshake that succeeds; else *reads* are all that the client says.
-        look: is shown the server's numbers before the client goes.
+        reads: the result of each read of the socket.
+        enter: begin with a successful handshake; otherwise *reads* are the whole input.
+        look: gets the server's metrics before the client disconnects.
 
     Returns:
-        What the client was sent.
+        The bytes that the client received.
 
     Raises:
-        Complaint: an error that nobody foresaw was logged, or something is left when the client is gone.
+        Complaint: an unexpected error was logged.
+        AssertionError: the server kept state of the client.
     """
     async with whole() as (parts, store):
         wire = Wire()
@@ -158,7 +159,7 @@ async def converse(
 
 @asynccontextmanager
 async def whole() -> AsyncIterator[tuple[Parts, PostgresStore]]:
-    """A server: what its connections share, and where its messages are."""
+    """Start a server; yield the shared parts of its connections, and its store."""
     log = MemoryLog()
     await log.open()
     store = PostgresStore(log)
@@ -178,7 +179,7 @@ async def whole() -> AsyncIterator[tuple[Parts, PostgresStore]]:
 
 
 async def hear(connection: ClientSession, wire: Wire, data: bytes) -> None:
-    """Let the server read *data*, and do what comes of it."""
+    """Let the server read *data*, and wait for the effects."""
     if wire.open:
         connection.client_data(data)
     for _ in range(_TURNS):
@@ -188,7 +189,7 @@ async def hear(connection: ClientSession, wire: Wire, data: bytes) -> None:
 async def leave(
     connection: ClientSession, manager: TransactionManager, find_writes: Callable[[], Writes | None]
 ) -> None:
-    """The client goes; return when nothing is under way any more. There are no writes before it has come in."""
+    """Disconnect, and return when no task or write is left. Before the handshake there are no writes."""
     connection.client_gone()
     async with asyncio.timeout(10):
         await connection.ended
@@ -201,7 +202,7 @@ async def leave(
 
 
 def check(sent: bytes) -> None:
-    """What the client was sent are whole frames that a client understands."""
+    """Check that the client received complete frames that it can decode."""
     splitter = FrameSplitter()
     splitter.max_frame = FRAME_MAX
     buffer, frames = splitter.feed(sent)
@@ -213,18 +214,18 @@ def check(sent: bytes) -> None:
 
 
 def check_nothing_is_left(connection: ClientSession, manager: TransactionManager, store: PostgresStore) -> None:
-    """The client is gone, and with it all that was its own; a branch that it has ended goes on."""
+    """Check that the client's state is gone, except for branches that it has ended."""
     assert not connection.channels
     assert manager.metrics.channels._value.get() == 0
     assert manager.metrics.selected_channels._value.get() == 0
     held = sum(entry.work._charged for entry in manager.entries() if entry.work is not None)
-    assert manager.budget.used == held, "memory that nobody has is counted"
+    assert manager.budget.used == held, "memory of ended branches is still counted"
     branches = sum(len(entry.work.items) for entry in manager.entries() if entry.work is not None)
     branches += sum(len(entry.outcomes) for entry in manager.entries())
     records = [entry.record for entry in manager.entries() if entry.record is not None]
     branches += sum(len(record.consumed or ()) for record in records)
     host = store.virtual_host("/")
     for queue in host.queues.values():
-        assert queue.owner is None, f"{queue} is exclusive to nobody"
-        assert not queue.index.consumers, f"{queue} has consumers that are gone"
-        assert queue.index.unacked <= branches, f"{queue} has {queue.index.unacked} deliveries to nobody"
+        assert queue.owner is None, f"{queue} is exclusive to an ended connection"
+        assert not queue.index.consumers, f"{queue} has consumers of ended channels"
+        assert queue.index.unacked <= branches, f"{queue} has {queue.index.unacked} deliveries without a channel"

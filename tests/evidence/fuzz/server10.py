@@ -1,4 +1,4 @@
-"""Conversations of clients of AMQP 1.0 with a whole dtx in this process: see :mod:`.server`."""
+"""Conversations of AMQP 1.0 clients with a whole dtx in this process: see :mod:`.server`."""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -40,7 +40,7 @@ from tests.evidence.fuzz.server import FRAME_MAX, Wire, check_nothing_is_left, h
 from tests.unit.wire.amqp10.peer import attach, transfer
 
 TXN: Final = b"the last txn-id!"
-"""In what a client says: the id that it was told last."""
+"""A placeholder in the client's frames for the last transaction id that it received."""
 _DECLARED: Final = b"\x00\x53\x33\xc0\x13\x01\xa0\x10"
 _LOGIN: Final = frame(SASL, 0, encode(SaslInit(mechanism="PLAIN", initial_response=b"\x00guest\x00guest")))
 _BEGIN: Final = Begin(remote_channel=None, next_outgoing_id=0, incoming_window=1000, outgoing_window=1000)
@@ -58,16 +58,17 @@ _FILTER: Final = {"key": Described(Symbol("apache.org:legacy-amqp-topic-binding:
 
 
 async def converse(reads: Iterable[bytes]) -> bytes:
-    """One client's conversation with a server that is made for it, and has a queue ``q``.
+    """Run one client's conversation with a new server that has a queue ``q``.
 
     Args:
-        reads: what its socket returns, read by read.
+        reads: the result of each read of the socket.
 
     Returns:
-        What the client was sent.
+        The bytes that the client received.
 
     Raises:
-        Complaint: an error that nobody foresaw was logged, or something is left when the client is gone.
+        Complaint: an unexpected error was logged.
+        AssertionError: the server kept state of the client.
     """
     async with whole() as (parts, store):
         store.virtual_host("/").declare_queue(b"q", None, durable=True)
@@ -90,7 +91,7 @@ async def converse(reads: Iterable[bytes]) -> bytes:
 
 
 def check(sent: bytes) -> list[Composite]:
-    """What the client was sent are whole frames that a client understands; the performatives."""
+    """Check that the client received complete frames, and return their performatives."""
     found: list[Composite] = []
     rest = sent
     while rest:
@@ -109,7 +110,7 @@ def check(sent: bytes) -> list[Composite]:
 
 
 def conversation(rng: random.Random) -> list[bytes]:
-    """Frames of a client that uses everything, on channels 0 and 1, without waiting for answers."""
+    """Return frames of a client that uses all features, on channels 0 and 1, without waiting for answers."""
     state = TransactionalState(txn_id=TXN)
     retired = TransactionalState(txn_id=TXN, outcome=rng.choice((ACCEPTED, RELEASED, _CHANGE)))
     xid = Xid(1, rng.randbytes(16), rng.randbytes(4)).to_wire()
@@ -187,7 +188,7 @@ def _credit(flow: Flow, handle: int, credit: int, *, drain: bool, txn_id: bytes 
 
 
 def cut_body(rng: random.Random, frames: list[bytes]) -> list[bytes]:
-    """A frame whose body ends too early, but that is whole as a frame."""
+    """Shorten the body of a frame; the frame stays complete."""
     position = rng.randrange(len(frames))
     found = frames[position]
     short = found[: rng.randrange(HEAD, max(HEAD + 1, len(found)))]
@@ -202,7 +203,7 @@ def change_channel(rng: random.Random, frames: list[bytes]) -> list[bytes]:
 
 
 def change_handle(rng: random.Random, frames: list[bytes]) -> list[bytes]:
-    """Small numbers are handles, delivery ids, credit, constructors, and much else."""
+    """Change a small number: a handle, delivery id, credit, or constructor, among others."""
     position = rng.randrange(len(frames))
     found = bytearray(frames[position])
     places = [place for place in range(HEAD, len(found)) if found[place] == 0x52]

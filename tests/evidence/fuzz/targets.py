@@ -1,8 +1,8 @@
-"""What is fuzzed: each target takes any octets, and raises only where dtx is wrong.
+"""The fuzz targets: each takes any bytes, and raises only if dtx is wrong.
 
-The first octets of an input may choose (a limit, a reader); the rest is what a peer says. Errors that are documented
-are expected here; everything else escapes, and is a finding. What can be said about a result is checked as well: that
-it can be written again, that two ways of reading agree, that nothing is lost.
+The first bytes of an input may be a choice (a limit, a reader); the rest is the input of the peer. Documented errors
+are expected; every other exception is a finding. Properties of the results are checked as well: encoding gives the
+input again, two readers agree, no byte is lost.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ _MALFORMED: Final = (HardCode.SYNTAX_ERROR, HardCode.NOT_IMPLEMENTED)
 
 
 class Target(NamedTuple):
-    """One way in.
+    """One entry point.
 
     Args:
-        run: takes any octets.
-        most: octets of one input.
-        cost: octets of memory that an octet of input may cost, beyond :data:`SPARE`.
-        frames: whether an input is frames, to be mutated as such.
+        run: takes any bytes.
+        most: limit of the bytes of one input.
+        cost: limit of the memory for each byte of input, in bytes, beyond :data:`SPARE`.
+        frames: the input consists of frames, and is mutated by frame.
     """
 
     run: Callable[[bytes], None]
@@ -49,12 +49,12 @@ class Target(NamedTuple):
 
 
 SPARE: Final = 128 << 10
-"""Octets that any input may cost: caches of results, and what a test itself keeps."""
+"""Bytes of memory that any input may take: caches of results, and objects of the test itself."""
 
 
 @contextmanager
 def nothing_but(*codes: HardCode | ReplyCode) -> Iterator[None]:
-    """Errors with these codes end the block, and no others; a peer can be told of them."""
+    """Let errors with these codes end the block, and check that they can be sent to a peer."""
     try:
         yield
     except (WireError, XaError) as error:
@@ -69,7 +69,7 @@ def _octet(data: bytes) -> tuple[int, bytes]:
 
 
 def _split(data: bytes, frame_max: int, places: list[int]) -> tuple[list[tuple[Frame, bytes]], str, int]:
-    """Frames, what went wrong, and how many octets are left, when *data* is cut at *places*."""
+    """Return frames, the error, and the number of pending bytes after feeding *data* cut at *places*."""
     splitter = FrameSplitter(frame_max)
     found: list[tuple[Frame, bytes]] = []
     position = 0
@@ -89,7 +89,7 @@ def _split(data: bytes, frame_max: int, places: list[int]) -> tuple[list[tuple[F
 
 
 def splitter(data: bytes) -> None:
-    """A stream is the same frames however it is cut, with the same end."""
+    """A stream gives the same frames and the same error however it is cut."""
     chosen, data = _octet(data)
     seed, data = _octet(data)
     dice = random.Random(seed)
@@ -101,7 +101,7 @@ def splitter(data: bytes) -> None:
 
 
 def _walk(entries: list[Entry], depth: int = 0) -> int:
-    """How many values there are in all."""
+    """Return the number of values in a table."""
     assert depth <= tables.MAX_DEPTH
     count = len(entries)
     for entry in entries:
@@ -113,7 +113,7 @@ def _walk(entries: list[Entry], depth: int = 0) -> int:
 
 
 def table(data: bytes) -> None:
-    """What was read as a table is read to its last octet, and to the bottom."""
+    """A table is decoded completely, including nested tables and arrays."""
     with nothing_but(*_MALFORMED):
         found = tables.entries(data)
         assert b"".join(entry.raw for entry in found) == data
@@ -124,7 +124,7 @@ def table(data: bytes) -> None:
 
 
 def xid(data: bytes) -> None:
-    """Octets are one xid or none, and so is text."""
+    """Bytes are one xid or an error, and so is text."""
     with nothing_but(ReplyCode.SYNTAX_ERROR):
         read = Xid.from_wire(data)
         assert read.to_wire() == data
@@ -138,7 +138,7 @@ _CALLS: Final = sorted(pika_methods.METHODS)
 
 
 def call(data: bytes) -> None:
-    """Methods of the dtx classes, as the server reads them and as the client does."""
+    """Methods of the dtx classes are decoded by the server's and the client's reader."""
     chosen, rest = _octet(data)
     payload = _CALLS[chosen % len(_CALLS)].to_bytes(4, "big") + rest if chosen else rest.ljust(4, b"\x00")
     with nothing_but(ReplyCode.SYNTAX_ERROR, ReplyCode.COMMAND_INVALID, ReplyCode.NOT_IMPLEMENTED):
@@ -166,14 +166,14 @@ READERS: Final[tuple[Callable[[bytes], object], ...]] = (
 
 
 def method(data: bytes) -> None:
-    """Every method that dtx reads, of clients and of brokers; the first octet chooses which."""
+    """All methods that dtx reads, from clients and from brokers; the first byte chooses one."""
     chosen, payload = _octet(data)
     with nothing_but(*_MALFORMED):
         READERS[chosen % len(READERS)](payload.ljust(4, b"\x00"))
 
 
 def sasl(data: bytes) -> None:
-    """start-ok: who says it, on both ways of asking; what is refused is not told."""
+    """start-ok: both readers find the same user, and no password is in a representation."""
     with nothing_but(*_MALFORMED):
         said = methods.ConnectionStartOk.decode(data.ljust(4, b"\x00"))
         with nothing_but(*_MALFORMED):
@@ -191,7 +191,7 @@ def _respond(mechanism: bytes, response: bytes) -> None:
         found = handshake.credentials(mechanism, response)
     except handshake.NotOffered:
         assert mechanism not in handshake.PASSED
-    if name is not None:  # both modes take the client for the same
+    if name is not None:  # both modes find the same user
         assert found is not None
         assert found.user == name.encode()
     assert found is None or "password" not in repr(found)
@@ -201,7 +201,7 @@ _RENAMED: Final = {b"CC": b"x-dtx-cc", b"BCC": b"x-dtx-bcc"}
 
 
 def basic_properties(data: bytes) -> None:
-    """Properties of a message: what is changed is changed, everything else is as it came."""
+    """A change of properties affects only the changed ones."""
     with nothing_but(*_MALFORMED):
         view = properties.read(data)
         for which in Property:
@@ -236,7 +236,7 @@ def arguments(data: bytes) -> None:
 
 
 def topic(data: bytes) -> None:
-    """Topic patterns match what the words of the specification say, in little time."""
+    """Topic patterns match as specified, and fast."""
     pattern, _, key = data.partition(b"\n")
     pattern, key = pattern[:255], key[:255]
     exchange: matchers.Topic[int] = matchers.Topic()
@@ -248,7 +248,7 @@ def topic(data: bytes) -> None:
 
 
 def _matches(pattern: bytes, key: bytes) -> int:
-    """The same, slowly and obviously: a table of which start of the pattern takes which start of the key."""
+    """Match slowly but obviously: a table of the pattern's prefixes that match the key's prefixes."""
     words, key_words = (text.split(b".") if text else [] for text in (pattern, key))
     row = [True] + [False] * len(key_words)
     for word in words:
@@ -263,7 +263,7 @@ def _matches(pattern: bytes, key: bytes) -> int:
 
 
 def _reads(data: bytes) -> list[bytes]:
-    """What is said, in reads that the first octet chooses."""
+    """Return the input as reads; the first byte chooses them."""
     seed, data = _octet(data)
     if not seed:
         return [data]
@@ -281,12 +281,12 @@ def conversation(data: bytes) -> None:
 
 
 def conversation10(data: bytes) -> None:
-    """A client of AMQP 1.0 that has logged in, and a whole dtx."""
+    """An AMQP 1.0 client that has logged in, and a whole dtx."""
     _loop.run_until_complete(server10.converse([*server10.ENTER, *_reads(data)]))
 
 
 def opening(data: bytes) -> None:
-    """A client from its first octet after the protocol header on."""
+    """A client from its first byte after the protocol header."""
     with suppress(TimeoutError):
         _loop.run_until_complete(server.converse(_reads(data), enter=False))
 
@@ -305,6 +305,6 @@ TARGETS: Final = {
     "amqp10-peer": Target(amqp10.peer, most=4096, cost=400),
     "amqp10-conversation": Target(conversation10, most=8192, cost=600),
     "opening": Target(opening, most=4096, frames=True),
-    # a topic pattern is a path of a node for each of its words: 250 dots are 90 KB of them
+    # a topic pattern has a node for each of its words: 250 dots take 90 KB
     "conversation": Target(conversation, most=32_768, cost=500, frames=True),
 }

@@ -1,4 +1,4 @@
-"""A crowd of clients in processes of their own, each with an event loop and an address to connect from."""
+"""A crowd of clients in several processes, each with an event loop and a source address."""
 
 import asyncio
 import multiprocessing
@@ -17,17 +17,17 @@ from tests.evidence.overload.members import KINDS, Place
 from tests.support.raw import Address
 
 AT_ONCE: Final = 50
-"""Members of one process that connect at the same time."""
+"""Limit of members of a process that connect at the same time."""
 PATIENCE: Final = 180.0
-"""Seconds for all members of a process to come into place."""
+"""Limit of seconds until all members of a process are in place."""
 
 
 class CrowdError(Exception):
-    """A member of the crowd has met something that must not be."""
+    """A member of the crowd had an error."""
 
 
 async def _gather(pipe: Connection, server: Address, source: str, numbers: Mapping[str, range], every: float) -> None:
-    """The life of one process: bring everybody into place, say so, stay until told to go, tell what was done."""
+    """Run the members of one process: report when all are in place, and answer each request with the work done."""
     loop = asyncio.get_running_loop()
     gate = asyncio.Semaphore(AT_ONCE)
     done: Counter[str] = Counter()
@@ -75,20 +75,20 @@ def _process(pipe: Connection, server: Address, source: str, numbers: Mapping[st
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_gather(pipe, server, source, numbers, every))
     except EOFError:
-        return  # whoever started us is gone
+        return  # the parent process has ended
     except BaseExceptionGroup as group:
         first, *others = group.exceptions
         pipe.send(CrowdError(f"{first} (and {len(others)} others)"))
 
 
 class Crowd:
-    """Clients, in place when this is entered. Use as a context manager: at its end all connections are dropped.
+    """Clients, in place after entering. Use as a context manager: at its end all connections are dropped.
 
     Args:
         url: of dtx.
-        counts: how many of each of the kinds.
-        every: seconds from one piece of work of an active member to its next.
-        processes: on which they are spread.
+        counts: number of clients of each kind.
+        every: seconds between two pieces of work of an active member.
+        processes: number of processes.
     """
 
     def __init__(self, url: str, counts: Mapping[str, int], *, every: float = 4.0, processes: int = 4) -> None:
@@ -99,7 +99,7 @@ class Crowd:
         for index in range(processes):
             ours, theirs = context.Pipe()
             numbers = {kind: range(index, count, processes) for kind, count in counts.items()}
-            # an address has some 28,000 ports to connect from
+            # an address has about 28,000 ports for connections
             arguments = theirs, server, f"127.0.0.{2 + index}", numbers, every
             self._processes.append(context.Process(target=_process, args=arguments, daemon=True))
             self._pipes.append(ours)
@@ -116,14 +116,14 @@ class Crowd:
         return self
 
     def done(self) -> "Counter[str]":
-        """How many pieces of work each kind has done so far.
+        """Return the number of pieces of work of each kind so far.
 
         Raises:
-            CrowdError: a member has met something that must not be.
+            CrowdError: a member had an error.
         """
         total: Counter[str] = Counter()
         for pipe in self._pipes:
-            with suppress(BrokenPipeError):  # it has ended, and said why
+            with suppress(BrokenPipeError):  # it has ended, and has sent the error
                 pipe.send("done")
         for pipe in self._pipes:
             found = self._receive(pipe, 30)
@@ -147,7 +147,7 @@ class Crowd:
         self.leave()
 
     def leave(self) -> None:
-        """All are gone at once, as a fleet whose machine loses power: the kernel closes their sockets. Idempotent."""
+        """Drop all connections at once: the processes are killed, and the kernel closes the sockets. Idempotent."""
         for process in self._processes:
             if process.pid is not None:
                 process.kill()

@@ -1,4 +1,4 @@
-"""Clients that do everything right, each in a process of its own, and how long they wait."""
+"""Well-behaved clients, each in its own process, and their waiting times."""
 
 import multiprocessing
 import time
@@ -38,11 +38,11 @@ _PAUSE: Final = 0.01
 
 @dataclass
 class Waits:
-    """Seconds.
+    """Waiting times in seconds.
 
     Args:
-        branches: from start to commit-ok, of each branch.
-        requests: of each request within them, by its name: from its first octet to its answer.
+        branches: of each branch, from start to commit-ok.
+        requests: by name, of each request in the branches, from its first byte to its answer.
     """
 
     branches: list[float] = field(default_factory=list)
@@ -50,12 +50,12 @@ class Waits:
 
 
 def calls(xid: Xid) -> tuple[DtxCall, ...]:
-    """What is asked in a branch, in order; the publish comes before end."""
+    """Return the requests of a branch in order; the publish comes before end."""
     return DtxStart(xid=xid), DtxEnd(xid=xid), DtxPrepare(xid=xid), DtxCommit(xid=xid, one_phase=False)
 
 
 def percentile(values: list[float], percent: float) -> float:
-    """The value that so many percent of *values* do not exceed."""
+    """Return the value that *percent* of *values* do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
@@ -106,15 +106,15 @@ def _run_beside(pipe: Connection, url: str) -> None:
 
 
 class Healthy:
-    """Branch after branch, with a short pause between them. Use as a context manager.
+    """A client that does one branch after another, with a short pause between them. Use as a context manager.
 
     Args:
-        url: of dtx; or, *beside* it, of its broker: then each branch is one of the broker's own transactions.
+        url: of dtx; with *beside* of its broker: then the client does AMQP transactions of the broker.
     """
 
     def __init__(self, url: str, *, beside: bool = False) -> None:
         self.committed = 0
-        """Branches that it has told of."""
+        """Number of reported branches."""
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_run_beside if beside else _run, args=(theirs, url), daemon=True)
@@ -125,7 +125,7 @@ class Healthy:
         return self
 
     def waits(self, seconds: float = 0.0) -> Waits:
-        """Since the last call, or anew for so many *seconds*."""
+        """Return the waiting times since the last call; with *seconds*, of the next *seconds*."""
         if seconds:
             self._ask()
             time.sleep(seconds)
@@ -142,6 +142,6 @@ class Healthy:
         self.leave()
 
     def leave(self) -> None:
-        """No more branches. Idempotent."""
+        """Stop the client. Idempotent."""
         self._process.kill()
         self._process.join(10)

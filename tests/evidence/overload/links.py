@@ -1,4 +1,4 @@
-"""One client's connection on an event loop, as cheap as Python has it: thousands of them share a process."""
+"""A client's connection on an event loop, as cheap as possible in Python: thousands of them share a process."""
 
 import asyncio
 import socket
@@ -10,17 +10,17 @@ from dtx.wire.amqp09.frames import BODY, HEARTBEAT, HEARTBEAT_FRAME, FrameSplitt
 from tests.support.raw import FRAME_MAX, Address
 
 PATIENCE: Final = 120.0
-"""Seconds for one answer: far beyond what is measured, so that what hangs is told from what is slow."""
+"""Limit of seconds for one answer: far above the measured times, to distinguish a hang from a delay."""
 RESET: Final = struct.pack("ii", 1, 0)
-"""SO_LINGER: the socket goes with a reset, whatever is still to be sent."""
+"""SO_LINGER: the socket is closed with a reset, and unsent bytes are dropped."""
 
 
 class Left(Exception):
-    """The server has ended the connection or the channel, with these words."""
+    """The server has closed the connection or the channel; the message has its reply text."""
 
 
 class Link(asyncio.Protocol):
-    """One connection. What it waits for is asked for one by one, as a program does.
+    """One connection, with one pending request at a time.
 
     Args:
         server: to connect to.
@@ -31,7 +31,7 @@ class Link(asyncio.Protocol):
     def __init__(self, server: Address) -> None:
         self.server = server
         self.deliveries = 0
-        """Bodies that came, of whatever message."""
+        """Number of received body frames."""
         self.delivered = 0
         """Tag of the last delivery."""
         self.ended = asyncio.get_running_loop().create_future()
@@ -42,13 +42,13 @@ class Link(asyncio.Protocol):
 
     @classmethod
     async def connect(cls, server: Address, source: str) -> Self:
-        """Connect from the address *source*, and no more."""
+        """Connect from the address *source*, without a handshake."""
         loop = asyncio.get_running_loop()
         _, link = await loop.create_connection(lambda: cls(server), server.host, server.port, local_addr=(source, 0))
         return link
 
     async def log_in(self, heartbeat: int = 0) -> Self:
-        """The handshake, and a channel."""
+        """Do the handshake, and open a channel."""
         self.transport.write(Protocol.AMQP_0_9_1.value)
         await self.wait(methods.ConnectionStart.KEY)
         offered = methods.ConnectionTune.decode(
@@ -63,12 +63,12 @@ class Link(asyncio.Protocol):
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connected."""
+        """Set TCP_NODELAY."""
         self.transport = cast("asyncio.Transport", transport)
         self.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:
-        """Octets from the server."""
+        """Process received bytes."""
         buffer, frames = self._splitter.feed(data)
         for key, _, start, end in frames:
             if key == HEARTBEAT:
@@ -84,7 +84,7 @@ class Link(asyncio.Protocol):
                 self._fail(f"{closed.reply_code} {closed.reply_text.decode(errors='replace')}")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The end."""
+        """Fail the pending request."""
         self._fail(f"the connection is gone: {exc or 'closed'}")
         if not self.ended.done():
             self.ended.set_result(None)
@@ -101,20 +101,20 @@ class Link(asyncio.Protocol):
     # -- what members of a crowd do
 
     def say(self, payload: bytes, channel: int = 1) -> None:
-        """Send one method."""
+        """Send a method."""
         self.transport.write(method_frame(channel, payload))
 
     async def ask(self, payload: bytes, answer: int, channel: int = 1) -> bytes:
-        """Send one method and wait for its answer."""
+        """Send a method, and return the payload of its answer."""
         self.say(payload, channel)
         return await self.wait(answer)
 
     async def wait(self, *keys: int) -> bytes:
-        """The payload of the next method that is one of *keys*.
+        """Return the payload of the next method that is one of *keys*.
 
         Raises:
-            Left: the server would rather have us go.
-            TimeoutError: it says nothing.
+            Left: the server closed the connection or the channel.
+            TimeoutError: there was no answer.
         """
         if self.ended.done():
             raise Left("the connection is gone")
@@ -124,11 +124,11 @@ class Link(asyncio.Protocol):
             return await self._answer
 
     async def close(self) -> None:
-        """Leave in order."""
+        """Close the connection in order."""
         await self.ask(methods.ConnectionClose(200, b"bye").encode(), methods.ConnectionCloseOk.KEY, 0)
         self.transport.abort()
 
     def vanish(self) -> None:
-        """Leave with a reset."""
+        """Close the socket with a reset."""
         self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         self.transport.abort()

@@ -1,7 +1,7 @@
-"""The kinds of clients that make up a crowd: those that do nothing, those that work, and those that behave badly.
+"""The kinds of clients in a crowd: idle ones, working ones, and badly behaved ones.
 
-Each is a coroutine that tells when it is in place and goes on until it is cancelled. What must not happen to it ends
-it with an exception, and with that the crowd.
+Each kind is a coroutine that reports when it is in place, and runs until it is cancelled. An unexpected event ends it
+with an exception, which also ends the crowd.
 """
 
 import asyncio
@@ -32,29 +32,29 @@ from tests.support.raw import Address, message
 
 BODY: Final = bytes(1024)
 HEARTBEAT: Final = 60
-"""Seconds: what RabbitMQ and dtx offer, and most programs take."""
+"""Seconds; the offer of RabbitMQ and dtx, which most programs accept."""
 NUMBERS: Final = 16
-"""Queues that those who work share."""
+"""Number of queues that the working clients share."""
 _GOT: Final = methods.BasicGetOk.HEAD
 PLENTY: Final = b"overload-plenty"
-"""A queue with many messages, for those who consume and do not read or settle."""
+"""A queue with many messages, for clients that consume and do not read or settle."""
 
 
 def queue_of(number: int) -> bytes:
-    """Where the active client *number* publishes."""
+    """Return the queue of the active client *number*."""
     return b"overload-%d" % (number % NUMBERS)
 
 
 @dataclass
 class Place:
-    """Where a member of the crowd stands.
+    """The parameters and callbacks of a member.
 
     Args:
         server: to connect to.
         source: address to connect from.
         number: of this member, within its kind.
-        every: seconds from one piece of work to the next.
-        in_place: called once, when it has come as far as it ever will.
+        every: seconds between two pieces of work.
+        in_place: called when the member is ready.
         count: called for each piece of work done.
     """
 
@@ -70,37 +70,37 @@ class Place:
         self.dice = random.Random(self.number)
 
     async def link(self, heartbeat: int = 0) -> Link:
-        """A connection with a channel."""
+        """Open a connection with a channel."""
         return await (await Link.connect(self.server, self.source)).log_in(heartbeat)
 
 
 async def forever(link: Link) -> None:
-    """Until the server ends the connection, which it must not."""
+    """Wait until the server ends the connection, which is an error."""
     await asyncio.shield(link.ended)
     raise Left("the connection is gone")
 
 
 def new_xid() -> Xid:
-    """One that nobody has."""
+    """Return a new xid."""
     return Xid(1, os.urandom(16), b"overload")
 
 
 async def idle(place: Place) -> None:
-    """Logs in, opens a channel, and answers heartbeats."""
+    """Log in, open a channel, and answer heartbeats."""
     link = await place.link(HEARTBEAT)
     place.in_place()
     await forever(link)
 
 
 async def select(place: Place) -> Link:
-    """A connection whose channel has selected dtx."""
+    """Open a connection whose channel has selected dtx."""
     link = await place.link(HEARTBEAT)
     await link.ask(DtxSelect().encode(), DtxSelectOk.KEY)
     return link
 
 
 async def branch(link: Link, work: Callable[[], Awaitable[None]]) -> None:
-    """A whole branch in two phases, each answer waited for."""
+    """Do a branch in two phases, waiting for each answer."""
     xid = new_xid()
     await link.ask(DtxStart(xid=xid).encode(), DtxStartOk.KEY)
     await work()
@@ -110,7 +110,7 @@ async def branch(link: Link, work: Callable[[], Awaitable[None]]) -> None:
 
 
 async def active(place: Place) -> None:
-    """A branch that publishes a message, then one that consumes a message, and so on."""
+    """Alternate between branches that publish a message and branches that consume one."""
     link = await select(place)
     queue = queue_of(place.number)
 
@@ -135,7 +135,7 @@ async def active(place: Place) -> None:
 
 
 async def deaf(place: Place) -> None:
-    """Consumes, asks something twice a second, and never reads a thing."""
+    """Consume, send a request twice a second, and never read."""
     link = await place.link()
     link.transport.pause_reading()
     link.say(methods.BasicConsume(PLENTY, b"deaf").encode())
@@ -149,7 +149,7 @@ async def deaf(place: Place) -> None:
 
 
 async def hoarder(place: Place) -> None:
-    """Consumes without a prefetch, reads everything and settles nothing."""
+    """Consume without a prefetch, read everything, and settle nothing."""
     link = await place.link()
     await link.ask(methods.BasicConsume(PLENTY, b"hoarder").encode(), methods.BasicConsumeOk.KEY)
     place.in_place()
@@ -157,7 +157,7 @@ async def hoarder(place: Place) -> None:
 
 
 async def slow(place: Place) -> None:
-    """A publish and a question, an octet a second; within the handshake first, where that is not put up with."""
+    """Send one byte per second: with an odd number handshakes, which dtx ends, with an even number publishes."""
     while place.number % 2:
         link = await Link.connect(place.server, place.source)
         place.in_place()
@@ -179,7 +179,7 @@ async def slow(place: Place) -> None:
 
 
 async def deserter(place: Place) -> None:
-    """Opens a branch, publishes and consumes in it, and is gone; some have said end before, some are within a frame."""
+    """Open a branch, publish in it, and reset the connection, after end or in the middle of a frame."""
     while True:
         with suppress(Left, OSError):
             link = await select(place)
@@ -198,4 +198,4 @@ async def deserter(place: Place) -> None:
 
 KINDS: Final = {kind.__name__: kind for kind in (idle, active, deaf, hoarder, slow, deserter)}
 BADLY: Final = tuple(kind.__name__ for kind in (deaf, hoarder, slow, deserter))
-"""Those that behave badly."""
+"""The badly behaved kinds."""

@@ -1,4 +1,4 @@
-"""Clients that come in thousands, stay for a while and go, again and again: memory is used again."""
+"""Thousands of clients connect and disconnect, several times: dtx reuses its memory."""
 
 import json
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from tests.support.service import DtxService
 COUNT = 1000
 WAVES = 2
 MOST = 6 * MIB
-"""How much more later waves may take than the first one: what was left of the first is used again, or nearly all."""
+"""Limit of the memory that later waves add to that of the first: nearly all of it must be reused."""
 
 
 @pytest.mark.parametrize("mode", ["alongside", "standalone"])
@@ -47,10 +47,10 @@ def test_clients_that_come_and_go_cost_memory_once(
 
 
 class Waves:
-    """Clients that come and go.
+    """Clients that connect and disconnect.
 
     Args:
-        service: where.
+        service: dtx.
     """
 
     def __init__(self, service: DtxService) -> None:
@@ -58,9 +58,9 @@ class Waves:
         self._left = 0
 
     def one(self, count: int) -> int:
-        """All come, and go; memory as soon as all that they have left behind is freed."""
+        """Connect and disconnect *count* clients; return the memory after dtx has freed their state."""
         self._come_and_go(count)
-        while self._freed() < self._left:  # on a slow machine some left behind the look, too few for another one
+        while self._freed() < self._left:  # some may end after the check, too few for another line of the log
             self._come_and_go(FEW)
         return resident(self._service.pid)
 
@@ -68,9 +68,9 @@ class Waves:
         with Crowd(self._service.url(), {"idle": count}, processes=2):
             pass
         self._left += count
-        wait_until(lambda: self._left - self._freed() < FEW, seconds=120, what="the end of what they left")
+        wait_until(lambda: self._left - self._freed() < FEW, seconds=120, what="the release of the connections' memory")
 
     def _freed(self) -> int:
-        """Of how many connections dtx has freed the leftovers so far."""
+        """Return the number of connections whose memory dtx has freed so far."""
         lines = self._service.log_path.read_text(errors="replace").splitlines()
         return sum(json.loads(line)["connections"] for line in lines if FREED in line)

@@ -1,7 +1,7 @@
-"""A crowd, part of which behaves badly: a client that does everything right hardly notices, and memory has a bound.
+"""A crowd, part of which behaves badly, hardly delays a well-behaved client, and the memory of dtx is bounded.
 
-Ten thousand connections that do nothing, two thousand that work, and a hundred each that never read, never settle,
-send a byte a second, or open branches and vanish.
+Ten thousand idle connections, two thousand that work, and a hundred each that never read, never settle, send one byte
+per second, or open branches and reset the connection.
 """
 
 import resource
@@ -29,26 +29,26 @@ Mode = Literal["alongside", "standalone"]
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 IDLE_COST: Final = 24 * KIB
-"""Memory of dtx for a connection that has a channel and does nothing, at most; seen: 9 KiB, alongside a broker 12."""
+"""Limit of dtx's memory for an idle connection with a channel; measured: 9 KiB, alongside a broker 12."""
 ACTIVE_COST: Final = 48 * KIB
-"""The same for one that works on branches; seen: 14 KiB, alongside a broker 28."""
+"""The same for a connection that works on branches; measured: 14 KiB, alongside a broker 28."""
 BAD_COST: Final = 1 * MIB
-"""The same for one that behaves badly: what waits for a client that does not read; seen: 35 KiB."""
+"""The same for a badly behaved one: bytes queue up for a client that does not read; measured: 35 KiB."""
 ELBOW_ROOM: Final = 32 * MIB
-"""Memory that dtx may take as well: caches that fill, and what the allocator keeps."""
+"""Memory that dtx may take in addition: caches that fill, and reserves of the allocator."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything.
+    """The size of the test.
 
     Args:
-        idle, active, bad: connections; *bad* of each kind.
-        every: seconds between two branches of an active one.
-        seconds: how long each state of affairs is looked at.
-        p99: seconds, of a healthy client's branch from start to commit-ok; beside a broker, of what the branch takes
-            longer than one of the broker's own transactions in the same crowd. More where the processor is slower.
-        processes: in which the crowd is.
+        idle, active, bad: numbers of connections; *bad* of each kind.
+        every: seconds between two branches of an active client.
+        seconds: duration of each measurement.
+        p99: limit in seconds for a well-behaved client's branch from start to commit-ok; alongside a broker, for the
+            time in addition to a transaction of the broker in the same crowd. It grows on slower processors.
+        processes: number of processes of the crowd.
     """
 
     idle: int
@@ -61,11 +61,11 @@ class Size:
 
     @property
     def connections(self) -> int:
-        """In all."""
+        """Number of connections in all."""
         return self.idle + self.active + self.bad * len(BADLY) + 10
 
     def within(self, connections: int) -> "Size":
-        """The same shape with so many connections at most."""
+        """Return the same proportions with at most *connections*."""
         if connections >= self.connections:
             return self
         part = connections / self.connections
@@ -79,7 +79,7 @@ CROWD: Final = Size(idle=10_000, active=2_000, bad=100, every=10.0, seconds=20.0
 
 @contextmanager
 def open_files() -> Iterator[int]:
-    """As many open files as this machine allows, for us and for what we start; how many."""
+    """Raise the limit of open files to its maximum, also for child processes; yield it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
@@ -89,7 +89,7 @@ def open_files() -> Iterator[int]:
 
 
 def prepare(peer: RawClient) -> None:
-    """The queues, and messages for those who take them and do nothing with them."""
+    """Declare the queues, and publish messages for clients that do not settle them."""
     for queue in (*map(queue_of, range(NUMBERS)), PLENTY, QUEUE, BESIDE):
         peer.say(1, methods.QueueDeclare(queue, durable=True).encode())
         peer.wait(methods.QueueDeclareOk.KEY)
@@ -99,17 +99,17 @@ def prepare(peer: RawClient) -> None:
 
 
 def depth(peer: RawClient, queue: bytes) -> int:
-    """How many messages are ready."""
+    """Return the number of ready messages."""
     peer.say(1, methods.QueueDeclare(queue, passive=True).encode())
     return methods.QueueDeclareOk.decode(peer.wait(methods.QueueDeclareOk.KEY).payload).message_count
 
 
 class Watch:
-    """Says what was seen, and judges it.
+    """Prints measurements, and compares them with limits.
 
     Args:
-        service: it runs.
-        healthy: a client that does everything right.
+        service: dtx.
+        healthy: a well-behaved client.
         beside: another one, of the broker.
     """
 
@@ -118,11 +118,11 @@ class Watch:
         self.healthy = healthy
         self._beside = beside
         self.broker = 0.0
-        """What the broker's own client has waited meanwhile (p99)."""
+        """The p99 of the broker's client in the last measurement."""
         self.base = self.memory = resident(service.pid)
 
     def waits(self, what: str, seconds: float = 0.0) -> Waits:
-        """How long the client has waited since the last call, *seconds* from now."""
+        """Return the client's waiting times since the last call; with *seconds*, of the next *seconds*."""
         if self._beside is not None:
             self._beside.waits()
         waits = self.healthy.waits(seconds)
@@ -137,7 +137,7 @@ class Watch:
         return waits
 
     def grown(self, what: str, count: int, cost: int) -> None:
-        """*count* connections have come: not more than *cost* bytes of memory for each."""
+        """Check that *count* new connections take at most *cost* bytes of memory each."""
         memory = resident(self.service.pid)
         each = (memory - self.memory) / count
         print(f"{what}: {each / KIB:.1f} KiB for each of {count}, {memory / MIB:.0f} MiB in all")
@@ -145,7 +145,7 @@ class Watch:
         self.memory = memory
 
     def descriptors(self) -> int:
-        """Open files of dtx."""
+        """Return the number of open files of dtx."""
         return len(list(Path(f"/proc/{self.service.pid}/fd").iterdir()))
 
 
@@ -206,14 +206,14 @@ def test_a_healthy_client_hardly_notices_a_crowd(
         worked = active.done()["active"] - worked
         print(f"{worked / size.seconds:.0f} branches a second of {size.active} active ones; {dict(bad.done())}")
         assert worked >= size.active / size.every * size.seconds / 4
-        idle.done()  # none of them was disturbed
+        idle.done()  # fails if a member had an error
         for crowd in (bad, active, idle):
             crowd.leave()
-        wait_until(lambda: watch.descriptors() <= before + 10, seconds=120, what="all sockets closed")
+        wait_until(lambda: watch.descriptors() <= before + 10, seconds=120, what="the end of all connections")
         watch.waits("alone again", size.seconds)
         come("idle again", idle=size.idle).leave()
         watch.waits("and alone again")
-        assert resident(service.pid) <= watch.memory + ELBOW_ROOM // 2, "memory is not used again"
+        assert resident(service.pid) <= watch.memory + ELBOW_ROOM // 2, "memory is not reused"
         figures(**{f"{mode} connections": size.connections})
         watch.healthy.leave()
         with logged_in(service.url()) as peer:

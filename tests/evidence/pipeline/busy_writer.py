@@ -1,6 +1,6 @@
-"""A program that writes a journal as fast as it can, with a transaction that stays open beside: python FILE URL FIRST.
+"""Writes a journal as fast as possible, while one transaction stays open: python FILE URL FIRST.
 
-It says after each round how many lines there are of it. It is meant to be killed.
+After each round it prints the number of the last line. It is meant to be killed.
 """
 
 import signal
@@ -12,15 +12,15 @@ import psycopg
 from tests.support.journal import write
 
 _SHORT = 20
-"""Lines of a short transaction."""
+"""Number of lines of a short transaction."""
 _LONG = 40
-"""Short transactions that come and go while the long one is open."""
+"""Number of short transactions while the long one is open."""
 _MOST = 50_000
-"""Lines, after which it waits to be killed, in the middle of a long transaction: all are compared one by one."""
+"""Limit of lines; then it waits in the middle of a long transaction to be killed, since every line is compared."""
 
 
 def main() -> None:
-    """Write until somebody ends it."""
+    """Write until the process is killed."""
     url, number = sys.argv[1], int(sys.argv[2])
     most = number + _MOST
     with psycopg.connect(url) as slow, psycopg.connect(url, autocommit=True) as quick:
@@ -31,7 +31,7 @@ def main() -> None:
             for _ in range(_LONG):
                 number += _SHORT
                 write(quick, number + 1, number + _SHORT)
-            # every third one is given up
+            # every third one is rolled back
             (slow.rollback if turn % 3 == 0 else slow.commit)()
             number += _SHORT
             print(number, flush=True)

@@ -1,4 +1,4 @@
-"""Spark as the pipeline starts it."""
+"""A Spark session for the pipeline."""
 
 import pytest
 from pyspark.sql import SparkSession
@@ -10,5 +10,5 @@ __all__ = ["database"]
 
 @pytest.fixture(scope="session")
 def spark() -> SparkSession:
-    """The session, with the pipeline's own settings."""
+    """Return a session with the pipeline's own settings."""
     return shared_spark(quick=False)

@@ -1,4 +1,4 @@
-"""Reconciles one transaction of very many lines and branches in a heap of 1 GiB: its verdict, branches, evidence.
+"""Reconciles one transaction of many lines and branches with a heap of 1 GiB; prints verdict, branches, evidence.
 
 Usage: python -m tests.evidence.pipeline.one_transaction LINES BRANCHES
 """

@@ -1,4 +1,4 @@
-"""A third opinion: what the benchmark asks of DuckDB has the answers of the reference, on fleets at random."""
+"""The benchmark's SQL for DuckDB gives the verdicts of the reference, on random fleets."""
 
 from dataclasses import replace
 from pathlib import Path

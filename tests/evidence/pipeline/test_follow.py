@@ -1,4 +1,4 @@
-"""``dtx pipeline archive --follow`` beside a writer at full speed, and kill -9 of either side: every line once."""
+"""``dtx pipeline archive --follow`` with a writer at full speed, and kill -9 of both: every line is there once."""
 
 import os
 import subprocess
@@ -16,14 +16,14 @@ from tests.servers.pipeline.test_archive import in_lake, journal, run
 from tests.support.processes import end, spawn, wait_until
 
 KILLS = 20
-"""Of each side."""
+"""Number of kills of each of the two."""
 SECONDS = 600.0
-"""For a batch, on a machine that is busy."""
+"""Limit for a batch on a busy machine."""
 
 
 @contextmanager
 def writer(url: str, first: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A writer that has written something."""
+    """Start a writer, and wait until it has written a round."""
     with log.open("wb") as output:
         process = spawn(
             [sys.executable, str(busy_writer.__file__), url, str(first)],
@@ -31,7 +31,7 @@ def writer(url: str, first: int, log: Path) -> Iterator[subprocess.Popen[bytes]]
             env=os.environ | {"PYTHONPATH": str(Path.cwd())},
         )
     try:
-        wait_until(lambda: log.stat().st_size or process.poll() is not None, seconds=SECONDS, what="a line")
+        wait_until(lambda: log.stat().st_size or process.poll() is not None, seconds=SECONDS, what="the first lines")
         assert process.poll() is None, log.read_text()
         yield process
     finally:
@@ -40,7 +40,7 @@ def writer(url: str, first: int, log: Path) -> Iterator[subprocess.Popen[bytes]]
 
 @contextmanager
 def follower(here: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The archive, as anybody would start it."""
+    """Start the archive."""
     words = ["pipeline", "archive", "--follow", "--interval", "200ms"]
     with (here / "follower.log").open("ab") as output:
         process = spawn([sys.executable, "-m", "dtx", *words], output=output.fileno(), cwd=here)
@@ -51,13 +51,13 @@ def follower(here: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def batches(lake: Path) -> int:
-    """How many there are."""
+    """Return the number of batches in the lake."""
     return (DeltaTable(lake).transaction_version("dtx") or 0) if DeltaTable.is_deltatable(str(lake)) else 0
 
 
 def until(following: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
-    """Wait for something that the archive does, or for its end."""
-    wait_until(lambda: condition() or following.poll() is not None, seconds=SECONDS, what="a step of the archive")
+    """Wait for a condition, or for the end of the archive."""
+    wait_until(lambda: condition() or following.poll() is not None, seconds=SECONDS, what="progress of the archive")
 
 
 def test_journal_and_lake_agree_whoever_is_killed(
@@ -75,12 +75,12 @@ def test_journal_and_lake_agree_whoever_is_killed(
             wanted = batches(lake) + dice.randint(1, 3)
             until(following, lambda wanted=wanted: batches(lake) >= wanted)  # type: ignore[misc]
             assert following.poll() is None, (tmp_path / "follower.log").read_text()[-3000:]
-            # which of them first
+            # in a random order
             for process in dice.sample([writing, following], 2):
                 process.kill()
                 process.wait()
         if number == 0:
-            assert 0 < len(in_lake(lake)) < len(journal(migrated_postgres_url)), "nothing was in the middle"
+            assert 0 < len(in_lake(lake)) < len(journal(migrated_postgres_url)), "the kill came too early or late"
     with psycopg.connect(migrated_postgres_url) as connection:
         row = connection.execute("SELECT count(*) FROM dtx.journal").fetchone()
     run(lake, migrated_postgres_url, source="bank", maxRowsPerBatch="100000")

@@ -1,4 +1,4 @@
-"""The commands that people use, night after night."""
+"""The pipeline's commands, as they run every night."""
 
 import sys
 from pathlib import Path

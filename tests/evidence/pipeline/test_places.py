@@ -1,4 +1,4 @@
-"""Where else Spark may run: what comes out is the same. ``python -m benchmarks.cluster`` is this, with times."""
+"""Spark Connect and a cluster give the same results. ``python -m benchmarks.cluster`` does the same, with times."""
 
 from dataclasses import replace
 

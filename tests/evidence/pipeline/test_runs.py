@@ -1,4 +1,4 @@
-"""Longer stories of runs that follow each other. The servers tier has the shorter ones."""
+"""Longer sequences of runs. The servers tier has the shorter ones."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.support.reference import Decision, Observation
 
 
 def test_what_is_under_way_is_not_called_unfinished_and_is_looked_at_again(spark: SparkSession, tmp_path: Path) -> None:
-    """Lines are older than the log that is read after them: what commits in between is open, and is decided."""
+    """The log is read after the lines, so a decided branch without an end is in doubt until the skew has passed."""
     lake, out, at = Batches(), str(tmp_path / "results"), 1_000_000_000
     begun = [line(b"open", "prepared", at - 1), line(b"ended", "prepared", at - 1), line(b"ended", "committed", at)]
     lake.batches.append(events_frame(spark, begun))
@@ -38,7 +38,7 @@ def test_what_is_under_way_is_not_called_unfinished_and_is_looked_at_again(spark
 
 
 def test_who_cannot_be_asked_has_in_doubt_what_was_there_the_last_time(spark: SparkSession, tmp_path: Path) -> None:
-    """A database that is down has lost nothing; a log of which a part was read has finished nothing."""
+    """Branches of an unreachable database are kept, and decisions of a partly read log stay unfinished."""
     lake, out, rules = Batches(), str(tmp_path / "results"), Rules(as_of=10_000_000_000)
     lake.batches.append(events_frame(spark, [line(b"kept", "committed", 1)]))
     foreign = Observation(
@@ -54,7 +54,7 @@ def test_who_cannot_be_asked_has_in_doubt_what_was_there_the_last_time(spark: Sp
 
     both = {b"kept": "unfinished", b"gone": "orphan"}
     assert verdicts(made, seen=observations_frame(spark, [foreign]), logs_read=["log"]) == both
-    # its second file, which had the decision, is cut off
+    # its second file, with the decision, is missing
     first_file = replace(made, gtrid=b"other", finished=True)
     for _ in range(2):
         assert verdicts(first_file, away=["bank"], logs_read=[]) == both | {b"other": "committed"}
@@ -67,7 +67,7 @@ def test_who_cannot_be_asked_has_in_doubt_what_was_there_the_last_time(spark: Sp
 def test_what_is_in_doubt_since_nobody_says_when_is_so_since_it_was_seen_first(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """XA RECOVER of MySQL and MariaDB has no times; without one nothing there ever was an orphan."""
+    """XA RECOVER of MySQL and MariaDB has no times; without a time, no branch would become an orphan."""
     lake, out = Batches(), str(tmp_path / "results")
     lake.batches.append(events_frame(spark, ()))
     nothing = decisions_frame(spark, ())
@@ -89,7 +89,7 @@ def test_what_is_in_doubt_since_nobody_says_when_is_so_since_it_was_seen_first(
 
 
 def test_what_is_known_is_read_anew_where_the_lake_is_not_what_it_was(spark: SparkSession, tmp_path: Path) -> None:
-    """A file that was damaged and is not any more, and another lake in the place of the one before."""
+    """After a damaged file is repaired, and after the lake is replaced, all lines are read again."""
     lake, out, at = Batches(), str(tmp_path / "results"), 1_000_000
     rules = Rules(as_of=10_000_000_000, skew=0)
     lines = [
@@ -111,10 +111,10 @@ def test_what_is_known_is_read_anew_where_the_lake_is_not_what_it_was(spark: Spa
     lake.damaged = set()
     done, found = verdicts()
     assert (done.lines, done.lines_read, found) == (4, 4, {b"a": "forgotten-early", b"b": "committed"})
-    # clocks that may differ by more: judged again, though nothing has come
+    # a larger skew of clocks: verdicts are computed again without new lines
     done, found = verdicts(replace(rules, skew=1))
     assert (done.lines_read, done.touched, found[b"a"]) == (0, 2, "committed")
-    # somebody has removed it and had it archived anew
+    # the lake was removed and archived again
     lake.identity = "lake 2"
     done, found = verdicts()
     assert (done.lines, done.lines_read, found[b"a"]) == (4, 4, "forgotten-early")

@@ -59,7 +59,7 @@ def test_two_that_archive_into_the_same_place_do_not_double_a_line(
     both = [subprocess.Popen(words, env=os.environ | store) for _ in range(2)]
     ends = time.monotonic() + 240
     while not met.exists():
-        assert time.monotonic() < ends, "they have never met"
+        assert time.monotonic() < ends, "there was no conflict"
         write(database, 3, at=datetime.now(UTC))
     assert [process.wait(120) for process in both] == [0, 0]
     run(LAKE, database)

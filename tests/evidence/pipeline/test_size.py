@@ -1,4 +1,4 @@
-"""The reconciliation at size: many random fleets beside the reference, and millions of lines beside their truth."""
+"""The reconciliation at size: many random fleets compared with the reference, and a million lines with their truth."""
 
 import re
 import subprocess
@@ -24,7 +24,7 @@ def test_spark_and_the_reference_agree_on_many_fleets(spark: SparkSession, seed:
 
 
 def test_every_anomaly_among_a_million_lines_is_found(figures: Callable[..., None]) -> None:
-    """Precision and recall of every verdict are 1: the program ends with 1 otherwise."""
+    """Precision and recall of every verdict are 1; otherwise the program ends with 1."""
     words = ["--lines", str(LINES), "--anomalies", "1000", "--memory", "3", "--no-duckdb"]
     command = [sys.executable, "-m", "benchmarks.reconcile", *words]
     done = subprocess.run(command, text=True, capture_output=True, check=False)
@@ -37,7 +37,7 @@ def test_every_anomaly_among_a_million_lines_is_found(figures: Callable[..., Non
 
 
 def test_a_transaction_of_a_million_lines_needs_no_more_memory(figures: Callable[..., None]) -> None:
-    """Of one branch, or of as many branches, in a heap of 1 GiB."""
+    """With one branch, and with as many branches as lines, in a heap of 1 GiB."""
     for branches in ("1", str(LINES)):
         command = [sys.executable, "-m", "tests.evidence.pipeline.one_transaction", str(LINES), branches]
         done = subprocess.run(command, text=True, capture_output=True, check=False)

@@ -1,11 +1,12 @@
 """Programs with a transaction manager are killed at random points, again and again.
 
-Two databases and two dtx; several programs at a time, of one node, on one log. Each recovers, does transactions over
-all four, and dies at a point, in its recovery or in its work; another one comes after it. A few transactions are rolled
-back by the program, a few have one resource alone. In the end nothing may be in doubt, all four must have the same ids,
-each message once, everything that a program heard was committed, and nothing that it heard was rolled back.
+There are two databases and two dtx, and several programs at a time, with the same node and log. Each program recovers,
+does transactions over all four resources, and dies at a point in its recovery or in its work; then another one
+continues. A few transactions are rolled back by the program, and a few have only one resource. At the end, no branch
+may be in doubt, all four resources must have the same ids, and each message must be there once. All transactions that
+were reported as committed must be there, and none that was reported as rolled back.
 
-The points of heuristic outcomes need an operator: ``tests/servers/crash/test_tm.py`` has them and all others.
+The points of heuristic outcomes need an operator: ``tests/servers/crash/test_tm.py`` covers them and all others.
 """
 
 import argparse
@@ -34,22 +35,22 @@ from tests.support.tm_child import DIED_AT, UNDONE
 IN_WORK: Final = [point for point in CommitPoint if point <= CommitPoint.ROLLED_BACK]
 IN_RECOVERY: Final = [point for point in CommitPoint if point >= CommitPoint.RECOVERY_SCANNED]
 _BATCH: Final = 250
-"""Transactions that are the work of one program, and of those that come after it."""
+"""Number of transactions of one program and its successors."""
 _DEATHS: Final = 0.9
-"""The share of programs that are to die in their work, as far as they get to their points."""
+"""The share of programs with a point of death in their work."""
 _RECOVERIES: Final = 0.5
-"""The share of those that are to die in recovery, where there is so much to recover."""
+"""The share of programs with a point of death in their recovery."""
 _LIFE: Final = 30
-"""The most times that a program gets to its point; it is there once or four times in a transaction."""
+"""Limit of the occurrence number of a point; a transaction reaches a point once or four times."""
 _RARE: Final = (CommitPoint.ONE_PHASE_BEFORE, CommitPoint.ONE_PHASE_AFTER, CommitPoint.ROLLED_BACK)
-"""Points of few transactions: a program dies at the first ones, or it would hardly ever."""
+"""Points of few transactions: their occurrence number is at most 2, because they are seldom reached."""
 _PROGRAM_SECONDS: Final = 600.0
 _TELL_EVERY: Final = 5.0
 """Seconds between two lines of progress."""
 
 
 def nursery() -> Nursery:
-    """Makes copies of the program."""
+    """Return a factory for copies of the program."""
     return Nursery("tests.support.tm_child")
 
 
@@ -63,13 +64,13 @@ class Ended:
 
     @property
     def died_at(self) -> CommitPoint | None:
-        """The point that it died at."""
+        """The point at which it died."""
         points = [point for point in CommitPoint if DIED_AT + point == self.status]
         return points[0] if points else None
 
 
 def program(copies: Nursery, world: World, **order: Any) -> Ended:
-    """Run the program as a copy, until it has ended."""
+    """Run a copy of the program until it has ended."""
     urls = world.databases | {name: service.url() for name, service in world.services.items()}
     words = [json.dumps({"log": str(world.log), "resources": urls, **order})]
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
@@ -89,7 +90,7 @@ def program(copies: Nursery, world: World, **order: Any) -> Ended:
 
 @dataclass(slots=True)
 class Tally:
-    """What programs have said, and what was found in the end."""
+    """The reports of programs, and the state at the end."""
 
     total: int
     begun: int = 0
@@ -99,7 +100,7 @@ class Tally:
     unknown: set[str] = field(default_factory=set)
     deaths: Counter[CommitPoint] = field(default_factory=Counter)
     found: dict[str, int] = field(default_factory=dict)
-    """How many rows or messages each resource has in the end."""
+    """Number of rows or messages of each resource at the end."""
     in_doubt: int = 0
     wrong: list[str] = field(default_factory=list)
     since: float = field(default_factory=time.monotonic)
@@ -107,11 +108,11 @@ class Tally:
 
     @property
     def rate(self) -> float:
-        """Transactions a second."""
+        """Transactions per second."""
         return self.begun / max(time.monotonic() - self.since, 0.001)
 
     def tell(self) -> None:
-        """Say how far it is, now and then."""
+        """Print the progress from time to time."""
         if time.monotonic() - self.told < _TELL_EVERY and self.begun < self.total:
             return
         self.told = time.monotonic()
@@ -121,21 +122,21 @@ class Tally:
 
 
 def ids(seed: int, total: int) -> list[str]:
-    """The ids of all transactions: of a hundred five are rolled back, and one is alone at each resource."""
+    """Return the ids of all transactions: of a hundred, five are rolled back, and one uses only each resource."""
     kinds = {7: UNDONE, 27: UNDONE, 47: UNDONE, 67: UNDONE, 87: UNDONE}
     kinds |= {13 + 20 * position: name for position, name in enumerate(ALL)}
     return [f"{kinds.get(number % 100, 'all')}-{seed}-{number}" for number in range(total)]
 
 
 def play(copies: Nursery, world: World, total: int, seed: int, programs: int = 4) -> Tally:
-    """Do *total* transactions, with deaths; recover; look at everything.
+    """Do *total* transactions, with deaths; recover; check all resources.
 
     Args:
         copies: of the program.
-        world: empty.
-        total: transactions that are begun.
-        seed: of points and lots.
-        programs: at a time.
+        world: the empty resources.
+        total: number of transactions to begin.
+        seed: of all random choices.
+        programs: number at a time.
     """
     tally = Tally(total)
     lots = random.Random(seed)
@@ -143,7 +144,7 @@ def play(copies: Nursery, world: World, total: int, seed: int, programs: int = 4
     every = ids(seed, total)
 
     def run(first: int) -> None:
-        """One program after the other, until each transaction was begun by one of them."""
+        """Run programs one after the other, until each transaction has been begun."""
         left = every[first : first + _BATCH]
         while left and not tally.wrong:
             with mutex:
@@ -161,7 +162,7 @@ def play(copies: Nursery, world: World, total: int, seed: int, programs: int = 4
 
 
 def _fates(lots: random.Random) -> list[tuple[CommitPoint, int]]:
-    """Where a program dies, and the how-manieth time that it is there: whichever comes first."""
+    """Draw the points of death, with occurrence numbers; the first one that is reached applies."""
     fates = []
     if lots.random() < _RECOVERIES:
         fates.append((lots.choice(IN_RECOVERY), lots.randint(1, 2)))
@@ -172,7 +173,7 @@ def _fates(lots: random.Random) -> list[tuple[CommitPoint, int]]:
 
 
 def count(tally: Tally, ended: Ended) -> set[str]:
-    """Take down what a program said; the transactions that it began."""
+    """Add the reports of a program, and return the transactions that it began."""
     tally.programs += 1
     if ended.died_at is not None:
         tally.deaths[ended.died_at] += 1
@@ -211,7 +212,7 @@ def _judge(world: World, tally: Tally) -> None:
 
 
 def compare(tally: Tally, found: dict[str, set[str]]) -> None:
-    """All that is to be everywhere is everywhere or nowhere; what is alone is where it belongs."""
+    """Check that each transaction is in all of its resources or in none, and in no other one."""
 
     def of(kind: str, ids: set[str]) -> set[str]:
         return {id_ for id_ in ids if id_.partition("-")[0] == kind}
@@ -234,7 +235,7 @@ def _some(ids: set[str]) -> Sequence[str]:
 
 
 def table(tally: Tally, seed: int) -> str:
-    """What came of it, for people."""
+    """Return the results as a table."""
     seconds = time.monotonic() - tally.since
     rows: list[tuple[str, object]] = [
         ("seed", seed),
@@ -252,11 +253,11 @@ def table(tally: Tally, seed: int) -> str:
 
 
 def main() -> int:
-    """See the module."""
+    """Run the campaign; return 1 if something was wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--transactions", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=None, help="of points and lots; printed")
-    parser.add_argument("--programs", type=int, default=4, help="at a time")
+    parser.add_argument("--seed", type=int, default=None, help="of all random choices; printed")
+    parser.add_argument("--programs", type=int, default=4, help="number of programs at a time")
     parser.add_argument("--mode", choices=MODES, default="standalone", help="where both dtx have their messages")
     options = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 30) if options.seed is None else options.seed

@@ -13,18 +13,18 @@ from tests.support.rabbitmq import RabbitNode
 from tests.support.tm import World, two_phase_server
 
 _A_MINUTE = 1_000
-"""Transactions, on two processors."""
+"""Number of transactions, on two processors."""
 
 
 @pytest.fixture(params=MODES)
 def mode(request: pytest.FixtureRequest) -> Mode:
-    """What keeps the messages."""
+    """Alongside a broker, or standalone."""
     return cast("Mode", request.param)
 
 
 @pytest.fixture
 def world(mode: Mode, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    """Two databases and two dtx."""
+    """Start two databases and two dtx."""
     with ExitStack() as stack:
         node: RabbitNode | None = request.getfixturevalue("rabbitmq") if mode == "alongside" else None
         yield stack.enter_context(World(stack.enter_context(two_phase_server()), tmp_path, node))

@@ -1,4 +1,4 @@
-"""The campaign finds what it is there to find."""
+"""The campaign finds differences between the resources."""
 
 from collections.abc import Callable
 
@@ -13,9 +13,9 @@ Found = dict[str, set[str]]
 
 
 def agreeing() -> tuple[Tally, Found]:
-    """Six transactions, whose outcomes are as they should be."""
+    """Return six transactions with correct outcomes."""
     tally = Tally(6, committed={"all-1-1", "db1-1-2"}, rolled_back={"undone-1-3"})
-    found = {name: {"all-1-1", "all-1-4"} for name in ALL}  # of the last one nobody heard
+    found = {name: {"all-1-1", "all-1-4"} for name in ALL}  # the outcome of the second one was not reported
     found["db1"].add("db1-1-2")
     return tally, found
 

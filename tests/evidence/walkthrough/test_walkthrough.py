@@ -1,4 +1,4 @@
-"""The web pages as an operator uses them, with a picture of every step beside the result files."""
+"""The web pages in use by an operator, with a picture of every step beside the result files."""
 
 import shutil
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from tests.support.tour import Tour
 
 @pytest.fixture
 def pictures(pytestconfig: pytest.Config) -> Path:
-    """The folder of the pictures."""
+    """Return the empty folder of the pictures."""
     results: Path = pytestconfig.getoption("--results")
     directory = pytestconfig.rootpath / results / "walkthrough"
     shutil.rmtree(directory, ignore_errors=True)
@@ -27,7 +27,7 @@ def pictures(pytestconfig: pytest.Config) -> Path:
 def test_the_whole_tour_without_a_broker(
     postgres: PostgresServer, browser: Browser, pictures: Path, figures: Callable[..., None]
 ) -> None:
-    """Found, inspected, dry-run, rolled back, told, forgotten; a race; a viewer; many at once; no secrets."""
+    """An orphan is found, inspected, rolled back after a dry run, and forgotten; a race; a viewer; many; no secrets."""
     with StandaloneStage(postgres, options=ADMIN) as stage:
         tour = Tour(stage, browser, pictures, print)
         tour.populate()
