@@ -252,7 +252,7 @@ def compiled_or_not(stack: ExitStack, name: str, make: Callable[[], AbstractCont
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds of each measurement (default 5)")
     seconds: float = parser.parse_args().seconds
     print(machine())
     with ExitStack() as stack:

@@ -78,15 +78,15 @@ def arguments() -> argparse.Namespace:
         prog="python -m benchmarks.amqp10", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--connections", type=int, nargs="+", default=[1, 8, 32], metavar="N", help="clients; four rows for each")
-    add("--protocols", nargs="+", default=["1.0", "0-9"], choices=("1.0", "0-9"), help="which (default: both)")
+    add("--connections", type=int, nargs="+", default=[1, 8, 32], metavar="N", help="numbers of clients")
+    add("--protocols", nargs="+", default=["1.0", "0-9"], choices=("1.0", "0-9"), help="protocols (default: both)")
     add("--seconds", type=int, default=5, help="measured time of each row, after a second of warming up (default 5)")
-    add("--size", type=int, default=1024, help="octets of the message (default 1024)")
+    add("--size", type=int, default=1024, help="bytes of the message (default 1024)")
     add("--pipeline", choices=("both", "yes", "no"), default="both", help="pipelined, or not (default: both)")
-    add("--broker", action="store_true", help="alongside RabbitMQ; without it dtx keeps the messages in PostgreSQL")
-    add("--processes", type=int, default=min(2, os.cpu_count() or 1), help="load processes (default 2)")
-    add("--profile", type=Path, metavar="DIR", help="sample dtx with py-spy (pip install py-spy); stacks go there")
-    add("--dtx", nargs="+", default=[], metavar="WORD", help="further words for dtx serve")
+    add("--broker", action="store_true", help="alongside RabbitMQ; otherwise dtx stores the messages in PostgreSQL")
+    add("--processes", type=int, default=min(2, os.cpu_count() or 1), help="number of load processes (default 2)")
+    add("--profile", type=Path, metavar="DIR", help="sample dtx with py-spy (pip install py-spy) into DIR")
+    add("--dtx", nargs="+", default=[], metavar="WORD", help="further options for dtx serve")
     options = parser.parse_args()
     if options.size < 8:
         parser.error("--size must be at least 8: each message carries the number of its transaction")

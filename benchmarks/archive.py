@@ -30,7 +30,7 @@ from dtx.db import migrate
 from dtx.db.migrate import partition_name
 
 _LOOK: Final = 0.25
-"""Seconds between two readings of the processor time of the command."""
+"""Seconds between two readings of the command's processor time."""
 _DAYS: Final = 30
 _AT_ONCE: Final = 500_000
 _PARTITION: Final = """
@@ -80,7 +80,7 @@ def fill(url: str, lines: int) -> Totals:
         for number in range(_DAYS):
             day = (first + timedelta(days=number)).date()
             partition = _PARTITION.format(name=partition_name(day), first=day, end=day + timedelta(days=1))
-            connection.execute(partition.encode())  # names and dates of our own
+            connection.execute(partition.encode())  # names and dates come from this program
         for begin in range(0, lines, _AT_ONCE):
             values = {
                 "first": first,
@@ -128,8 +128,8 @@ def archive(fleet: Path) -> Seen:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lines", type=int, nargs="+", default=[1_000_000], help="of the journal (1,000,000)")
-    parser.add_argument("--directory", type=Path, help="for what is written; with PostgreSQL 0.6 GB a million lines")
+    parser.add_argument("--lines", type=int, nargs="+", default=[1_000_000], help="number of journal lines (1,000,000)")
+    parser.add_argument("--directory", type=Path, help="for all files: 0.6 GB for a million lines, with PostgreSQL")
     asked = parser.parse_args()
     print(machine())
     heads = [

@@ -218,10 +218,10 @@ def arguments() -> argparse.Namespace:
         prog="python -m benchmarks.bloat", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--messages", type=int, default=5_000_000, help="that come and go (default 5,000,000)")
-    add("--size", type=int, default=100, help="octets of bodies (default 100)")
-    add("--depth", type=int, default=20_000, help="messages that are there at any time (default 20,000)")
-    add("--queues", type=int, default=10, help="that they are in (default 10)")
+    add("--messages", type=int, default=5_000_000, help="number of messages in all (default 5,000,000)")
+    add("--size", type=int, default=100, help="bytes of each body (default 100)")
+    add("--depth", type=int, default=20_000, help="number of messages in the queues at any time (default 20,000)")
+    add("--queues", type=int, default=10, help="number of queues (default 10)")
     add("--branches", type=int, default=10, metavar="N", help="each Nth record is a branch; 0 for none (default 10)")
     add("--every", type=float, default=10.0, help="seconds between two rows (default 10)")
     return parser.parse_args()

@@ -147,9 +147,9 @@ def arguments() -> argparse.Namespace:
         prog="python -m benchmarks.branches", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--connections", type=int, nargs="+", default=[1, 8, 32, 128], metavar="N", help="clients; one row for each")
+    add("--connections", type=int, nargs="+", default=[1, 8, 32, 128], metavar="N", help="numbers of clients")
     add("--seconds", type=int, default=5, help="measured time of each row, after a second of warming up (default 5)")
-    add("--size", type=int, default=1024, help="octets of the published message (default 1024)")
+    add("--size", type=int, default=1024, help="bytes of the published message (default 1024)")
     add(
         "--mode",
         choices=("publish", "consume"),
@@ -160,14 +160,14 @@ def arguments() -> argparse.Namespace:
     add(
         "--pipeline",
         action="store_true",
-        help="start, publish, end and prepare in one write, then commit: what a client could do that does not wait",
+        help="start, publish, end and prepare in one write, then commit, as a client that does not wait for answers",
     )
-    add("--standalone", action="store_true", help="without a broker: dtx keeps the messages in PostgreSQL")
-    add("--processes", type=int, default=min(2, os.cpu_count() or 1), help="load processes (default 2)")
-    add("--prefill", type=int, default=0, help="messages to consume; default 4,000 for each second")
-    add("--profile", type=Path, metavar="DIR", help="sample dtx with py-spy (pip install py-spy); stacks go there")
+    add("--standalone", action="store_true", help="without a broker: dtx stores the messages in PostgreSQL")
+    add("--processes", type=int, default=min(2, os.cpu_count() or 1), help="number of load processes (default 2)")
+    add("--prefill", type=int, default=0, help="number of messages to consume; default 4,000 for each second")
+    add("--profile", type=Path, metavar="DIR", help="sample dtx with py-spy (pip install py-spy) into DIR")
     add("--no-pgbench", action="store_true", help="measure dtx alone, without pgbench and the broker's row")
-    add("--dtx", nargs="+", default=[], metavar="WORD", help="further words for dtx serve, e.g. --dtx=--lanes=32")
+    add("--dtx", nargs="+", default=[], metavar="WORD", help="further options for dtx serve, e.g. --dtx=--lanes=32")
     options = parser.parse_args()
     if options.size < 8:
         parser.error("--size must be at least 8: each message carries the number of its branch")

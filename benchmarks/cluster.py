@@ -278,9 +278,9 @@ def repeated(events: Path) -> int:
 def main() -> None:
     """Run everywhere, print, and end with status 1 if anything differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--transactions", type=int, default=20_000, help="of the fleet (%(default)s)")
-    parser.add_argument("--anomalies", type=int, default=100, help="of each kind (%(default)s)")
-    parser.add_argument("--lines", type=int, default=100_000, help="of the journal (%(default)s)")
+    parser.add_argument("--transactions", type=int, default=20_000, help="number of transactions (%(default)s)")
+    parser.add_argument("--anomalies", type=int, default=100, help="number of anomalies of each kind (%(default)s)")
+    parser.add_argument("--lines", type=int, default=100_000, help="number of journal lines (%(default)s)")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     words = parser.parse_args()
     if words.job:

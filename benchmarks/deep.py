@@ -301,9 +301,9 @@ def arguments() -> argparse.Namespace:
         prog="python -m benchmarks.deep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--messages", type=int, default=1_000_000, help="in one queue (default 1,000,000)")
-    add("--size", type=int, default=200, help="octets of bodies (default 200)")
-    add("--queues", type=int, default=100_000, help="declared (default 100,000)")
+    add("--messages", type=int, default=1_000_000, help="number of messages in one queue (default 1,000,000)")
+    add("--size", type=int, default=200, help="bytes of each body (default 200)")
+    add("--queues", type=int, default=100_000, help="number of declared queues (default 100,000)")
     add("--only", choices=sorted(_PARTS), nargs="*", default=list(_PARTS), help="parts to run (default all)")
     return parser.parse_args()
 

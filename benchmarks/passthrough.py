@@ -172,11 +172,11 @@ def arguments() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--sizes", type=int, nargs="+", default=[1024, 65_536], metavar="OCTETS", help="of bodies (default 1024 65536)")
-    add("--rounds", type=int, default=5, help="how often both ways are gone (default 5)")
-    add("--seconds", type=float, default=1.5, help="about how long one way publishes in one round (default 1.5)")
-    add("--window", type=int, default=WINDOW, help=f"unconfirmed publishes, and prefetch (default {WINDOW})")
-    add("--pings", type=int, default=2000, help="publishes one at a time, each way (default 2000)")
+    add("--sizes", type=int, nargs="+", default=[1024, 65_536], metavar="OCTETS", help="sizes of bodies (1024 65536)")
+    add("--rounds", type=int, default=5, help="number of rounds over all ways (default 5)")
+    add("--seconds", type=float, default=1.5, help="about the time of publishing on one way in one round (default 1.5)")
+    add("--window", type=int, default=WINDOW, help=f"limit of unconfirmed publishes, and prefetch (default {WINDOW})")
+    add("--pings", type=int, default=2000, help="number of publishes one at a time, for each way (default 2000)")
     add("--transient", action="store_true", help="messages that the broker does not write: shows dtx, not the disk")
     options = parser.parse_args()
     if options.window < 4:

@@ -109,12 +109,12 @@ def arguments() -> argparse.Namespace:
         prog="python -m benchmarks.queue", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--size", type=int, default=1024, metavar="OCTETS", help="of bodies (default 1024)")
-    add("--connections", type=int, default=2, metavar="N", help="at the same time (default 2)")
+    add("--size", type=int, default=1024, metavar="OCTETS", help="bytes of each body (default 1024)")
+    add("--connections", type=int, default=2, metavar="N", help="number of connections at the same time (default 2)")
     add("--count", type=int, default=10_000, help="messages of each connection in one round (default 10000)")
-    add("--rounds", type=int, default=3, help="how often both are measured (default 3)")
-    add("--window", type=int, default=WINDOW, help=f"unconfirmed publishes, and prefetch (default {WINDOW})")
-    add("--pings", type=int, default=1000, help="publishes one at a time (default 1000)")
+    add("--rounds", type=int, default=3, help="number of rounds over both (default 3)")
+    add("--window", type=int, default=WINDOW, help=f"limit of unconfirmed publishes, and prefetch (default {WINDOW})")
+    add("--pings", type=int, default=1000, help="number of publishes one at a time (default 1000)")
     return parser.parse_args()
 
 

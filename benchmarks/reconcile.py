@@ -36,7 +36,7 @@ from dtx.pipeline.session import SessionOptions, open_session
 from dtx.pipeline.verdicts import Rules, Verdict
 
 _OUT_OF_MEMORY = 7
-"""An exit code of DuckDB's process."""
+"""The exit code of DuckDB's process if it runs out of memory."""
 _PARTS = (1, 4, 16)
 _LINES_OF_ONE = 4.6
 """Average journal lines of a transaction."""
@@ -232,12 +232,12 @@ def measure(spark: SparkSession, directory: Path, lines: int, asked: argparse.Na
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--lines", type=int, nargs="+", default=[1_000_000], help="lines of journals, about (1,000,000)"
+        "--lines", type=int, nargs="+", default=[1_000_000], help="approximate numbers of journal lines (1,000,000)"
     )
-    parser.add_argument("--anomalies", type=int, default=100, help="of each kind (100)")
-    parser.add_argument("--memory", type=int, default=4, help="GiB of Java heap (4)")
-    parser.add_argument("--directory", type=Path, help="for what is written; it needs about 0.3 GB a million lines")
-    parser.add_argument("--no-duckdb", action="store_true", help="the pipeline alone")
+    parser.add_argument("--anomalies", type=int, default=100, help="number of anomalies of each kind (100)")
+    parser.add_argument("--memory", type=int, default=4, help="GiB of Java heap, and GB of DuckDB's memory (4)")
+    parser.add_argument("--directory", type=Path, help="for all files: about 0.3 GB for a million lines")
+    parser.add_argument("--no-duckdb", action="store_true", help="run only the pipeline")
     asked = parser.parse_args()
     print(machine())
     directory = Path(tempfile.mkdtemp(prefix="dtx-reconcile-", dir=asked.directory))

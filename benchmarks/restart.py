@@ -208,10 +208,10 @@ def arguments() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--standalone", action="store_true", help="no broker, and a backlog of messages")
-    add("--branches", type=int, help="in doubt (default 100,000, or 10,000 with --standalone)")
-    add("--size", type=int, default=1024, help="octets of each message (default 1024)")
-    add("--messages", type=int, default=1_000_000, help="in queues, with --standalone (default 1,000,000)")
-    add("--queues", type=int, default=100, help="with --standalone (default 100)")
+    add("--branches", type=int, help="number of branches in doubt (default 100,000, or 10,000 with --standalone)")
+    add("--size", type=int, default=1024, help="bytes of each message (default 1024)")
+    add("--messages", type=int, default=1_000_000, help="messages in queues, with --standalone (default 1,000,000)")
+    add("--queues", type=int, default=100, help="number of queues, with --standalone (default 100)")
     options = parser.parse_args()
     if options.branches is None:
         options.branches = 10_000 if options.standalone else 100_000

@@ -122,10 +122,10 @@ def by_jdbc(spark: SparkSession, url: str, partitions: int) -> DataFrame:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=2_000_000, help="lines of the journal (%(default)s)")
-    parser.add_argument("--partitions", type=int, default=4, help="ranges of both (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="of each, after one that does not count (%(default)s)")
-    parser.add_argument("--jar", type=Path, required=True, help="postgresql-42….jar of pgjdbc")
+    parser.add_argument("--rows", type=int, default=2_000_000, help="number of journal lines (%(default)s)")
+    parser.add_argument("--partitions", type=int, default=4, help="number of ranges for both readers (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each, after an uncounted one (%(default)s)")
+    parser.add_argument("--jar", type=Path, required=True, help="path of postgresql-42….jar of pgjdbc")
     words = parser.parse_args()
     print(machine())
     options = SessionOptions(master="local[2]", settings={"spark.jars": str(words.jar)})

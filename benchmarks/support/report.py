@@ -7,7 +7,7 @@ from statistics import median
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the value that *percent* of all do not exceed; *values* may be in any order, and must not be empty."""
+    """Return the value that *percent* of *values* do not exceed. *values* are in any order, and not empty."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 

@@ -140,14 +140,14 @@ def consume(connection: RawConnection, queue: bytes, size: int, properties: byte
 
 
 def fill(connection: RawConnection, queue: bytes, count: int, size: int) -> None:
-    """Make a queue that holds *count* persistent messages of *size* octets."""
+    """Make a queue that holds *count* persistent messages of *size* bytes."""
     connection.declare(queue)
     connection.select_confirms()
     publish(connection, message_frames(b"", queue, bytes(size)), count)
 
 
 def drain(connection: RawConnection, queue: bytes) -> "array[int]":
-    """Consume all ready messages of a queue, and return the stamps of their bodies in order."""
+    """Consume all ready messages of a queue, and return the numbers in their bodies in order."""
     count = connection.depth(queue)
     stamps = array("Q")
     if not count:

@@ -78,7 +78,7 @@ class _Said:
     """A frame whose ids are patched in.
 
     Args:
-        octets: the encoded frame with placeholders.
+        octets: the encoded frame with placeholders, in bytes.
     """
 
     __slots__ = ("_id", "_stamp", "_txn", "octets")
