@@ -1,22 +1,22 @@
-# make help: what there is.
-# Everything happens in .venv; nothing outside of this directory is changed, but for the data of `make run` under root.
+# make help: the list of targets.
+# Everything is installed in .venv. Outside of this directory, only `make run` under root and `make rabbitmq4` write.
 
 PYTHON ?= python3
-# the broker of `make run` and `make demo`, with dtx's own credentials; none: dtx keeps the messages itself
+# the broker of `make run` and `make demo`, with dtx's own credentials; without it, dtx stores the messages
 BROKER ?= $(DTX_BROKER)
-# PostgreSQL refuses to run as root, and the account that it runs as instead cannot enter root's home
+# under root, PostgreSQL runs as another account, which has no access to root's home
 DATA_DIR ?= $(if $(filter 0,$(shell id -u)),/var/lib/dtx,$(CURDIR)/.dtx-data)
-# further words for the command that is run
+# further arguments for the command
 ARGS ?=
-# processes that run tests; each has servers of its own
+# number of test processes; each has its own servers
 JOBS ?= 3
 # the benchmarks of `make bench`
 BENCH ?= branches passthrough restart queue
-# unit tests that `make test-servers` runs, too: they reach every branch of the core and the wire, for which the floor is 100 %
+# unit tests that `make test-servers` also runs, for the floor of 100 % branch coverage of dtx/xa and dtx/wire
 CORE := $(addprefix tests/unit/,fuzz manager server wire xa)
-# tests that work with a broker
+# tests with a broker
 RABBITMQ_TESTS := tests/contract $(addprefix tests/servers/,alongside proxy branches test_cli_doctor_broker.py)
-# parts of `make evidence`, and minutes for each one that has no fixed size
+# parts of `make evidence`, and minutes for each part without a fixed size
 PARTS ?= sim matrix tm soak overload fuzz pipeline walkthrough
 MINUTES ?= 10
 
@@ -25,24 +25,24 @@ AMQP_CLIENT ?= /usr/share/java/amqp-client.jar
 
 BIN := .venv/bin
 STAMP := .venv/.installed
-# Spark is half a gigabyte, and needed by the pipeline and its tests alone
+# Spark takes half a gigabyte, and only the pipeline and its tests need it
 PIPELINE := .venv/.pipeline
 
 .DEFAULT_GOAL := help
 .PHONY: help install run demo pipeline-demo java xa-switch test test-servers rabbitmq4 test-rabbitmq4 evidence check docs format bench
 
-help: ## this list
+help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
-	@echo 'BROKER=amqp://user:password@host:port/   the broker of run and demo (default: none, dtx is the broker)'
+	@echo 'BROKER=amqp://user:password@host:port/   the broker of run and demo (default: none, dtx stores the messages)'
 	@echo 'DATA_DIR=directory                       the data of run (default: $(DATA_DIR))'
 	@echo 'PARTS="sim soak"                         parts of evidence (default: $(PARTS))'
 	@echo 'MINUTES=10                               duration of each part that has no fixed size'
-	@echo 'JOBS=3                                   processes of test (0: none but the first, for a debugger)'
-	@echo 'ARGS="..."                               further words, e.g. make test ARGS="tests/unit -x"'
-	@echo 'PYTHON=python3.12                        the Python that .venv is made with (3.11 or newer)'
+	@echo 'JOBS=3                                   number of test processes (0: no further process, for a debugger)'
+	@echo 'ARGS="..."                               further arguments, e.g. make test ARGS="tests/unit -x"'
+	@echo 'PYTHON=python3.12                        the Python for .venv (3.11 or newer)'
 
-install: $(STAMP) ## make .venv and install dtx with everything that tests need
+install: $(STAMP) ## make .venv, and install dtx and the dependencies of its tests
 
 $(STAMP): pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { \
@@ -53,18 +53,18 @@ $(STAMP): pyproject.toml
 	    echo 'this Python cannot make virtual environments: install its venv package (Debian: apt install python3-venv)' >&2; exit 1; }
 	@if [ -e .venv ] && ! $(BIN)/python -c 'import pip' 2>/dev/null; then rm -rf .venv; fi
 	@[ -x $(BIN)/python ] || { echo 'making .venv'; $(PYTHON) -m venv .venv; }
-	@echo 'installing dtx and what it needs into .venv'
+	@echo 'installing dtx and its dependencies into .venv'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --editable '.[dev]'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --editable '.[interop]' 2>/dev/null || \
-	    echo 'python-qpid-proton cannot be built here (it needs a C compiler): the tests beside it are skipped'
+	    echo 'python-qpid-proton cannot be built here (it needs a C compiler): the tests with it are skipped'
 	@touch $@
 
 $(PIPELINE): $(STAMP)
-	@echo 'installing Spark and what else the pipeline needs into .venv: half a gigabyte, some minutes'
+	@echo 'installing Spark and other dependencies of the pipeline into .venv: half a gigabyte, some minutes'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --editable '.[pipeline]'
 	@touch $@
 
-run: install ## start dtx with its embedded PostgreSQL, in front of BROKER or as the broker itself
+run: install ## start dtx with its embedded PostgreSQL, alongside BROKER or standalone
 	@$(if $(BROKER),DTX_BROKER='$(BROKER)') exec $(BIN)/dtx serve --data-dir '$(DATA_DIR)' $(ARGS)
 
 demo: install ## move money between PostgreSQL and a queue, kill dtx in between, recover
@@ -73,10 +73,10 @@ demo: install ## move money between PostgreSQL and a queue, kill dtx in between,
 pipeline-demo: install $(PIPELINE) ## a fleet with faults on Spark: archive, reconcile, report (ARGS="--keep DIRECTORY")
 	@exec $(BIN)/python -m examples.demo.pipeline $(ARGS)
 
-test: install $(PIPELINE) ## the tests to run while you work, in minutes; they start their own PostgreSQL and RabbitMQ
+test: install $(PIPELINE) ## run the tests for daily work, in minutes; they start their own PostgreSQL and RabbitMQ
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) $(ARGS)
 
-test-servers: install $(PIPELINE) ## the tests that start servers of their own, each failpoint once, and coverage floors
+test-servers: install $(PIPELINE) ## run the tests that start servers, with each failpoint once, and check coverage floors
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --cov --cov-report= $(CORE) tests/servers $(ARGS)
 	@$(BIN)/coverage report --include='dtx/xa/*,dtx/wire/*' --fail-under=100 --precision=2
 	@$(BIN)/coverage report --fail-under=90 --precision=2 --format=total
@@ -84,13 +84,13 @@ test-servers: install $(PIPELINE) ## the tests that start servers of their own, 
 rabbitmq4: install ## make RabbitMQ 4 for tests, once, in /var/cache/dtx (needs root on Debian, or Docker)
 	@$(BIN)/python -m tests.support.rabbitmq_install
 
-test-rabbitmq4: install rabbitmq4 ## the tests that work with a broker, against RabbitMQ 4
+test-rabbitmq4: install rabbitmq4 ## run the tests with a broker against RabbitMQ 4
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --rabbitmq 4 $(RABBITMQ_TESTS) $(ARGS)
 
-evidence: install $(PIPELINE) ## long runs, with result files in docs/evidence (PARTS="sim soak" MINUTES=60)
+evidence: install $(PIPELINE) ## run long tests, with result files in docs/evidence (PARTS="sim soak" MINUTES=60)
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || \
 	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --editable '.[dev,fuzz]' || \
-	    echo 'atheris has wheels for Linux on x86-64 alone: the part fuzz is left out'
+	    echo 'atheris has wheels only for Linux on x86-64: the part fuzz is left out'
 	@$(BIN)/python -c 'import duckdb' 2>/dev/null || \
 	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --editable '.[bench]'
 	@$(BIN)/python -m pytest --quiet --minutes $(MINUTES) $(addprefix tests/evidence/,$(PARTS)) $(ARGS)
@@ -108,7 +108,7 @@ java: ## build dtx-client.jar, XA for Java's transaction managers, in build/java
 xa-switch: install ## build libdtx_xa_switch.so, XA for C's transaction managers, in build/xa_switch (CC=cc)
 	@$(BIN)/python -m dtx.client.xa_switch.build --into build/xa_switch
 
-check: install $(PIPELINE) ## lint, format, types, import contracts
+check: install $(PIPELINE) ## check lint, format, types, import contracts
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -118,7 +118,7 @@ docs: install $(PIPELINE) ## build the documentation site in build/docs, warning
 	@$(BIN)/sphinx-build -q -E -W --keep-going -j 2 -d build/doctrees docs build/docs
 	@echo build/docs/index.html
 
-format: install ## repair what lint and format can repair themselves
+format: install ## format the code, and fix what ruff can fix
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
