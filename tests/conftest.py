@@ -23,7 +23,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.processes import log_tails, short_directory
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitNode
-from tests.support.rabbitmq_install import OPTION, VERSIONS
+from tests.support.rabbitmq_install import KHEPRI, OPTION, VERSIONS
 from tests.support.rabbitmq_versions import DIFFERENCES
 from tests.support.service import DtxService
 from tests.support.summary import LEFT_OUT, Exercised
@@ -31,7 +31,7 @@ from tests.support.summary import LEFT_OUT, Exercised
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--rabbitmq 4``."""
-    parser.addoption("--rabbitmq", choices=sorted(VERSIONS), help="major version of RabbitMQ that the tests run")
+    parser.addoption("--rabbitmq", choices=[*VERSIONS, KHEPRI], help="the RabbitMQ of the tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:

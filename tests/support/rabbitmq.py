@@ -19,7 +19,7 @@ import pika
 
 from tests.support.processes import end, forget_log, free_port, short_directory, show_on_failure, spawn, wait_until
 from tests.support.queues import QueueAccess
-from tests.support.rabbitmq_install import Kind, chosen, find_rabbitmq
+from tests.support.rabbitmq_install import Kind, chosen, chosen_khepri, find_rabbitmq
 
 START_SECONDS = 180.0
 DEFAULTS = {
@@ -95,6 +95,8 @@ class RabbitNode(QueueAccess):
             self._stack.callback(self._kill)
         try:
             self.start()
+            if chosen_khepri() and self.version == "4":
+                self.ctl("enable_feature_flag", "--experimental", "khepri_db")
             if self._joins is not None:
                 for words in (("stop_app",), ("join_cluster", f"{self._joins.name}@localhost"), ("start_app",)):
                     self.ctl(*words)

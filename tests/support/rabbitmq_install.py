@@ -23,6 +23,8 @@ from tests.support.debian import install, make_system, say
 
 OPTION: Final = "DTX_TEST_RABBITMQ"
 """The variable of the environment that has the major version, for processes that tests start as well."""
+KHEPRI: Final = "4-khepri"
+"""The option for RabbitMQ 4 with its newer metadata store, Khepri."""
 VERSIONS: Final = {"3": "rabbitmq:3.13-management", "4": "rabbitmq:4.0-management"}
 """Major versions, and their images."""
 SYSTEM: Final = Path("/var/cache/dtx/rabbitmq-4")
@@ -101,7 +103,12 @@ def find_rabbitmq(version: str) -> Installation:
 
 def chosen() -> str:
     """The major version that this run is about."""
-    return os.environ.get(OPTION, "3")
+    return os.environ.get(OPTION, "3").removesuffix("-khepri")
+
+
+def chosen_khepri() -> bool:
+    """Whether the nodes of this run use Khepri."""
+    return os.environ.get(OPTION) == KHEPRI
 
 
 def is_there(version: str) -> bool:
