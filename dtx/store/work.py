@@ -72,6 +72,7 @@ class Delivery:
         slot: standalone mode: where the message is stored; the content is not kept here.
         exclusive: alongside: the broker deletes *queue* with the client's connection.
         stream: alongside: it comes from a stream: it can be acknowledged, but not put back.
+        revoked: alongside: the broker has cancelled its consumer, and may have taken it back.
     """
 
     holder: "Holder"
@@ -86,6 +87,7 @@ class Delivery:
     slot: Slot | None = None
     exclusive: bool = field(default=False, kw_only=True)
     stream: bool = field(default=False, kw_only=True)
+    revoked: bool = field(default=False, kw_only=True)
 
     def to_row(self, position: int, unit: int) -> WorkRow:
         """Its row in the log; *unit* takes it."""

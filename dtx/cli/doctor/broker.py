@@ -156,6 +156,7 @@ def _delivery_limits(management: Management, vhost: str, version: tuple[int, ...
 _OLDEST: Final = (3, 10)
 _TESTED: Final = ((3, 10), (4, 0))
 """Versions that the project's tests run."""
+_BROKEN: Final = ("4.2.6", "4.3.0")
 _TIMEOUT_SECONDS: Final = 5.0
 _NOT_EQUIVALENT: Final = 406
 _PREDECLARED: Final = ("amq.direct", "amq.fanout", "amq.topic", "amq.headers")
@@ -249,6 +250,12 @@ def _version(connection: Any) -> Iterator[DoctorCheck]:
         )
     elif not numbers or numbers < _OLDEST:
         yield failed("broker.version", f"RabbitMQ {version} is too old: dtx needs 3.10 or newer")
+    elif version in _BROKEN:
+        yield warning(
+            "broker.version",
+            f"RabbitMQ {version} refuses passive declarations without the configure permission: upgrade, or give users "
+            "that permission on their queues",
+        )
     elif numbers not in _TESTED:
         tested = " and ".join(".".join(map(str, each)) for each in _TESTED)
         yield warning(

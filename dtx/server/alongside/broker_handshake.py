@@ -1,5 +1,7 @@
 """The handshake of a client: the broker checks the login, dtx reads the handshake and sets its limits."""
 
+from typing import Final
+
 from dtx.server.limits import SessionLimits
 from dtx.store.rabbitmq.service import Broker
 from dtx.wire.amqp09 import handshake, methods
@@ -20,6 +22,10 @@ def _servable(upstream: int) -> int:
     return max(1, (upstream - 2) // 2)
 
 
+_LEAST_FRAME: Final = 8192
+"""RabbitMQ refuses a frame-max below it since 4.1."""
+
+
 class BrokerHandshake:
     """Translates the handshake between client and broker, and keeps its facts.
 
@@ -37,6 +43,7 @@ class BrokerHandshake:
         """SASL mechanisms that were offered to the client."""
         self._channel_max = 0xFFFF
         """The broker's offer. dtx accepts all of it, because dtx itself needs channels, too."""
+        self._least_frame = 0
         self.user: str | None = None
         """User name of the login; ``None`` if the login has none."""
         self.vhost = ""
@@ -50,6 +57,8 @@ class BrokerHandshake:
         match key:
             case methods.ConnectionStart.KEY:
                 start = handshake.advertise(payload)
+                if handshake.version(start) >= (4, 1):
+                    self._least_frame = _LEAST_FRAME
                 self._mechanisms = start.mechanisms.split()
                 self._engine.greet(start)
             case methods.ConnectionSecure.KEY:
@@ -58,7 +67,9 @@ class BrokerHandshake:
                 tune = methods.ConnectionTune.decode(payload)
                 self._channel_max = tune.channel_max or 0xFFFF
                 channel_max = min(_servable(self._channel_max), self._limits.max_channels)
-                frame_max = min(tune.frame_max or MAX_FRAME, self._limits.frame_max or MAX_FRAME)
+                frame_max = min(
+                    tune.frame_max or MAX_FRAME, max(self._limits.frame_max or MAX_FRAME, self._least_frame)
+                )
                 self._engine.tune(methods.ConnectionTune(channel_max, frame_max, tune.heartbeat))
 
     def from_client(self, event: EngineEvent) -> Method:

@@ -377,7 +377,10 @@ class SelectedChannel(ProxyChannel):
         entry = self._demarcation.branch
         work = None if entry is None else entry.work
         if entry is None or work is None:
-            self._taking.nack(deliveries, requeue=settle.requeue, multiple=settle.multiple)
+            if isinstance(settle, methods.BasicReject):
+                self._taking.reject(deliveries, requeue=settle.requeue)
+            else:
+                self._taking.nack(deliveries, requeue=settle.requeue, multiple=settle.multiple)
             return
         self._run(self._reject_in(entry, work, deliveries, settle.requeue), methods.BasicNack.KEY)
 

@@ -47,7 +47,7 @@ _FOOTER: Final = KEPT + b"footer"
 _BODY: Final = KEPT + b"body"
 DELIVERY_COUNT: Final = b"x-delivery-count"
 """The header that counts failed deliveries, as in RabbitMQ's quorum queues."""
-_OURS: Final = frozenset((b"x-exchange", b"x-routing-key", DELIVERY_COUNT))
+_OURS: Final = frozenset((b"x-exchange", b"x-routing-key", DELIVERY_COUNT, b"x-acquired-count"))
 """Annotations that dtx sets itself, as RabbitMQ does."""
 _ROUTING: Final = frozenset((b"CC", b"BCC"))
 """Headers that route a message; application properties must not set them."""

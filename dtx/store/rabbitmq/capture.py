@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from dtx.store.rabbitmq.consume_channel import REPLY_TO
+from dtx.store.rabbitmq.consume_channel import REPLY_TO, REVOKED
 from dtx.store.rabbitmq.phase_two import Lane
 from dtx.store.work import Delivery
 from dtx.wire.amqp09 import properties
@@ -64,11 +64,13 @@ def _check_user(lane: Lane, own_user: str, view: BasicProperties) -> None:
 
 
 def check_settle(delivery: Delivery) -> None:
-    """Refuse to settle a delivery from a stream within a branch: it cannot be put back.
+    """Refuse to settle a delivery within a branch that cannot be put back, or that the broker may have taken back.
 
     Raises:
-        XaError: 540.
+        XaError: 540 for a stream, 406 when its consumer was cancelled by the broker.
     """
+    if delivery.revoked:
+        raise XaError(ReplyCode.PRECONDITION_FAILED, f"delivery tag {delivery.tag}: {REVOKED}")
     if delivery.stream:
         raise XaError(ReplyCode.NOT_IMPLEMENTED, "a delivery from a stream cannot be consumed in a branch")
 
@@ -81,8 +83,8 @@ def check_consume(lane: Lane, delivery: Delivery) -> None:
         delivery: not settled.
 
     Raises:
-        XaError: 406 for the user-id of another user; 540 for a stream. 506 if its content was not kept, or its headers
-            cannot be written again; then the branch must be rolled back.
+        XaError: as :func:`check_settle`; 406 for the user-id of another user. 506 if its content was not kept, or its
+            headers cannot be written again; then the branch must be rolled back.
     """
     check_settle(delivery)
     if delivery.body is None:

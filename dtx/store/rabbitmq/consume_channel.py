@@ -51,6 +51,15 @@ _HEARD: Final = frozenset(
 """Classes of the broker's methods that this channel decodes."""
 _DROP: Final = partial(_nack, requeue=False)
 _REQUEUE: Final = partial(_nack, requeue=True)
+REVOKED: Final = "the broker has cancelled its consumer, and may deliver the message again"
+"""Why a delivery can be settled in no branch."""
+
+
+def _reject(number: int, tag: int, multiple: bool, *, requeue: bool) -> bytes:  # noqa: ARG001 - reject has no multiple
+    return methods.BasicReject(tag, requeue).frame(number)
+
+
+_REJECT: Final = {requeue: partial(_reject, requeue=requeue) for requeue in (False, True)}
 
 
 class ConsumeOwner(Protocol):
@@ -355,6 +364,10 @@ class ConsumeChannel:
         """Reject deliveries; this is committed at once. *multiple* is as for :meth:`ack`."""
         self._settle(deliveries, _REQUEUE if requeue else _DROP, multiple=multiple)
 
+    def reject(self, deliveries: Sequence[Delivery], *, requeue: bool) -> None:
+        """As :meth:`nack`. Quorum queues of RabbitMQ 4.3 count it for their delivery limit, and do not count nack."""
+        self._settle(deliveries, _REJECT[requeue], multiple=False)
+
     def recover(self) -> None:
         """basic.recover: requeue all unsettled deliveries that no branch holds."""
         self._give_back(list(self._in_order()))
@@ -657,6 +670,8 @@ class ConsumeChannel:
                 if tag == self.lock.encode():
                     # without the lock, a successor would conclude that this connection has ended
                     self.upstream.abort("its lock was deleted")
+                elif tag in self._consumers:
+                    self._revoke(self._consumers[tag].queue)
                 self._end_consumer(tag)
             case methods.BasicGetEmpty() if self._getting:
                 self._getting.popleft()
@@ -676,6 +691,19 @@ class ConsumeChannel:
             case _:
                 pass
         return True
+
+    def _revoke(self, queue: bytes) -> None:
+        """Let no branch consume the deliveries of a consumer that the broker has cancelled.
+
+        A quorum queue of RabbitMQ 4.3 takes them back at the consumer timeout, gives them to others, and ignores their
+        acknowledgements. The channel stays open.
+        """
+        for delivery in self._open.values():
+            delivery.revoked |= delivery.queue == queue
+        branches = {id(held.branch): held.branch for held in self._held.values() if held.delivery.queue == queue}
+        for branch in branches.values():
+            if branch is not None:
+                self._keeper.held_lost(branch, REVOKED)
 
     def _end_consumer(self, tag: bytes) -> None:
         consumer = self._consumers.pop(tag, None)

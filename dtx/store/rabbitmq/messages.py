@@ -24,6 +24,8 @@ _STREAM_OFFSET: Final = b"x-stream-offset"
 _REDELIVERED: Final = b"x-dtx-redelivered"
 _X_DEATH: Final = b"x-death"
 _RETURNS: Final = b"x-delivery-count"
+_COUNTS: Final = (_RETURNS, b"x-acquired-count")
+"""Headers of quorum queues. A message that is put back is counted anew."""
 _DEATHS: Final = b"x-dtx-death"
 _COPIES: Final = {b"CC": b"x-dtx-cc", b"BCC": b"x-dtx-bcc"}
 _publish: Final = packer(methods.BasicPublish)
@@ -117,8 +119,8 @@ def put_back_frames(channel: int, frame_max: int, branch_id: UUID, work: Iterabl
 
 def _marked(branch_id: UUID, item: WorkRow) -> bytes:
     raw = properties.rename_headers(item.properties, _COPIES)
-    if _RETURNS in raw:  # the queue counts anew
-        raw = properties.remove_headers(raw, (_RETURNS,))
+    if any(name in raw for name in _COUNTS):
+        raw = properties.remove_headers(raw, _COUNTS)
     view = properties.read(raw)
     here = message_id(branch_id, item.position)
     values = {PUT_BACK: (b"S", here)}

@@ -182,7 +182,7 @@ async def test_a_settlement_waits_until_its_delivery_is_whole(getting: Rig, sett
     for _ in range(3):
         await asyncio.sleep(0)
     sent = [key for data in getting.sent for key, _, _, _ in FrameSplitter(0).feed(data)[1]]
-    assert sent[0] in (methods.BasicAck.KEY, methods.BasicNack.KEY)
+    assert sent[0] in (methods.BasicAck.KEY, methods.BasicNack.KEY, methods.BasicReject.KEY)
     assert sent[1] == methods.TxCommit.KEY
     assert methods.ChannelClose.KEY not in getting.keys
 

@@ -239,6 +239,7 @@ class BrokerOrigin(Reader):
         self._ack: _Act = taking.ack
         self._drop: _Act = partial(taking.nack, requeue=False)
         self._return: _Act = partial(taking.nack, requeue=True)
+        self._failed: _Act = partial(taking.reject, requeue=True)
         self._to_do: list[tuple[_Act, list[Delivery]]] = []
         """Consecutive settlements of the same kind are joined; the channel splits long ones."""
 
@@ -378,7 +379,10 @@ class BrokerOrigin(Reader):
 
     def modify(self, taken: Sequence[object], outcome: Modified) -> None:
         """See :class:`Origin`: AMQP 0-9-1 cannot change a message at the broker."""
-        (self.reject if outcome.undeliverable_here else self.requeue)(taken)
+        if outcome.undeliverable_here:
+            self.reject(taken)
+        else:
+            self._settle(taken, self._failed if outcome.delivery_failed else self._return)
 
     def _settle(self, taken: Sequence[object], act: _Act) -> None:
         deliveries = cast("Sequence[Delivery]", taken)

@@ -191,8 +191,8 @@ class BrokerAccess:
         if self.knows(queue):
             return
         try:
-            await self.find_queue(queue)
-        except UpstreamChannelClosed as closed:
+            await self._ask(methods.QueueDeclare(queue, passive=True))
+        except UpstreamChannelClosed as closed:  # 403 too: a transaction would lose messages to a queue that is missing
             if closed.close.reply_code != ReplyCode.RESOURCE_LOCKED:
                 raise broker_error(closed.close) from closed
         except UpstreamLost as error:

@@ -50,6 +50,10 @@ class Broker:
         assert requeue
         self._asked += [(methods.BasicNack.KEY, delivery.tag.to_bytes(8, "big")) for delivery in deliveries]
 
+    def reject(self, deliveries: Any, *, requeue: bool) -> None:
+        assert requeue
+        self._asked += [(methods.BasicReject.KEY, delivery.tag.to_bytes(8, "big")) for delivery in deliveries]
+
     def detach(self) -> None:
         self._consumer = None
 
@@ -93,7 +97,7 @@ class Broker:
             case _:
                 of = self._of.pop(int.from_bytes(payload, "big"))
                 self._room += of is not None and of == self._consumer
-                self.ready += key == methods.BasicNack.KEY
+                self.ready += key in (methods.BasicNack.KEY, methods.BasicReject.KEY)
 
     def _send(self, consumer: bytes | None) -> None:
         self.ready -= 1
