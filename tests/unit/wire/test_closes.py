@@ -38,7 +38,7 @@ def test_facts_come_before_the_sentence_and_are_never_cut_off() -> None:
         ("NOT_FOUND - unknown xid 1:6774:62", {}),
         ("NOT_FOUND - no queue 'ended=committed; '", {}),
         ("state=idle; without a name", {"state": "idle"}),
-        # what the sentence says besides does not count
+        # facts in the sentence do not count
         ("NOT_FOUND - ended=forgotten; unknown xid, completed: committed at T", {"ended": "forgotten"}),
         # servers of dtx 0.1
         ("NOT_FOUND - unknown xid, completed: committed at T (xid 1:61:62)", {"ended": "committed", "at": "T"}),

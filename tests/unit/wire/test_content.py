@@ -1,4 +1,4 @@
-"""Contents: a header is read as pika writes it, and pika reads a message that is put together."""
+"""Contents: a header written by pika is read, and pika reads the message that dtx writes."""
 
 import pytest
 from pika import amqp_object, frame, spec
@@ -8,7 +8,7 @@ from dtx.wire.amqp09.codec import Method
 from dtx.wire.amqp09.errors import WireError
 
 PROPERTIES = b"\x10\x00\x02"
-"""delivery-mode 2, from the property flags on."""
+"""delivery-mode 2, starting with the property flags."""
 
 
 def test_a_content_header_is_read_without_its_properties() -> None:

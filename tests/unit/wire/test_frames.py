@@ -107,7 +107,7 @@ def test_a_read_behind_room_for_the_incomplete_frame_gives_the_same_frames(size:
         buffer = bytearray(b"?" * splitter.pending + chunk + b"more room")
         frames = splitter.feed_behind(buffer, splitter.pending + len(chunk))
         found += [(key, channel, bytes(buffer[start:end])) for key, channel, start, end in frames]
-        buffer[:] = bytes(len(buffer))  # what is incomplete was copied out
+        buffer[:] = bytes(len(buffer))  # incomplete frames were copied
     assert found == WHOLE
     assert splitter.pending == 0
 

@@ -1,4 +1,4 @@
-"""The opening of a connection, and who it is that opens it."""
+"""The opening of a connection, and the user that opens it."""
 
 import pytest
 from pika import amqp_object, data, frame, spec
@@ -159,7 +159,7 @@ def test_a_server_learns_user_and_password(mechanism: bytes, response: bytes) ->
     ],
 )
 def test_a_response_that_names_nobody_is_nobodys(mechanism: bytes, response: bytes) -> None:
-    """RFC 4616 with an authorization identity among them: brokers refuse it."""
+    """Some are RFC 4616 with an authorization identity, which brokers refuse."""
     assert handshake.credentials(mechanism, response) is None
 
 

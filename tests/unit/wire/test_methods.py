@@ -1,4 +1,4 @@
-"""Every row: read and written as pika does, as bytes, and to the last byte."""
+"""Every row is read and written as by pika, as bytes, and to the last byte."""
 
 import struct
 from copy import copy
@@ -180,7 +180,7 @@ METHODS: list[tuple[Method, amqp_object.Method]] = [
     (methods.ExecutionFlush(), Execution.Flush()),
     (methods.ExecutionComplete(7), Execution.Complete(7)),
 ]
-"""Each with what pika makes of it; the dtx methods are in tests/unit/client/test_pika_methods.py."""
+"""Each with its method in pika. The dtx methods are in tests/unit/client/test_pika_methods.py."""
 
 
 each_method = pytest.mark.parametrize(("method", "of_pika"), METHODS, ids=lambda value: repr(value)[:60])

@@ -1,4 +1,4 @@
-"""binding.query, exchange.query and execution, octet for octet as the AMQP 0-9 preview has them."""
+"""binding.query, exchange.query and execution, byte by byte as in the AMQP 0-9 preview."""
 
 import pytest
 from pika import amqp_object, frame, spec

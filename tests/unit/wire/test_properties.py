@@ -1,4 +1,4 @@
-"""Properties are edited in place: what is not changed comes out as it came."""
+"""Properties are edited in place: unchanged parts keep their bytes."""
 
 import pytest
 from pika import spec

@@ -1,4 +1,4 @@
-"""Lists of xids: the frame of recover-ok, and how many come in one."""
+"""Lists of xids: the frame of recover-ok, and the number of xids in it."""
 
 import pytest
 from pika import frame

@@ -1,4 +1,4 @@
-"""Field tables: every type that brokers know, every way to be malformed."""
+"""Field tables: every type that brokers know, and every malformed form."""
 
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -113,7 +113,7 @@ def test_a_table_may_have_entries_to_a_limit() -> None:
 
 
 def test_a_nested_value_must_end_where_its_table_does() -> None:
-    """The inner string claims one octet more than the array around it has."""
+    """The inner string is one byte longer than the array around it."""
     with pytest.raises(WireError, match="truncated"):
         tables.entries(bytes.fromhex("01 61 41 00000006 53 00000002 78 79"))
 
@@ -141,7 +141,7 @@ def test_an_array_may_have_values_to_a_limit() -> None:
 
 @pytest.mark.parametrize("kind", [b"A", b"F"])
 def test_what_is_nested_in_a_table_has_few_values(kind: bytes) -> None:
-    """All clients wait while they are looked at, however deep they are."""
+    """All clients wait while nested values are read, at any depth."""
     one = b"\x00V" if kind == b"F" else b"V"
     half = tables.entry(b"", kind, one * (tables.MAX_ENTRIES // 2))
     assert len(tables.entries(half * 2)) == 2

@@ -1,15 +1,15 @@
-"""A second, simple-minded writing of one branch: no table, no effects, only what a peer would expect.
+"""A second, simple model of one branch: no table and no effects, only what a peer expects.
 
-It says what the answer is and where every message then lies. How an operation goes is a matter of *luck*: ``well``;
-``not`` and ``partly`` (taking consumed messages failed); ``silence`` (the broker says nothing); ``stuck`` (phase two
-failed).
+It gives the answer of each operation and the place of each message. *luck* is the result of an operation: ``well``;
+``not`` and ``partly`` (not all consumed messages were taken); ``silence`` (no answer from the broker); ``stuck``
+(phase two failed).
 """
 
 from dataclasses import dataclass, field
 from typing import Final
 
 BAD_LUCK: Final = ("silence", "stuck")
-"""Phase two does not come to its end."""
+"""Phase two does not finish."""
 
 
 @dataclass
@@ -18,12 +18,12 @@ class Reference:
 
     Args:
         stage: nobody, open, taking, ready, going, undoing.
-        one_phase: taking on behalf of a one-phase commit.
-        doom: what a doomed branch answers, else empty.
-        on, parked: channels that work in the branch, and that suspended it.
+        one_phase: taking for a one-phase commit.
+        doom: the answer of a doomed branch, else empty.
+        on, parked: channels that work in the branch, and channels that suspended it.
         consumed, published: messages of the branch.
         visible: messages that consumers can get. finished: consumed for good.
-        timeout, deadline: as set and as due, ``None`` for never.
+        timeout, deadline: the timeout as set, and when it is due; ``None`` for never.
     """
 
     stage: str = "nobody"
@@ -38,7 +38,7 @@ class Reference:
     timeout: int = 0
     deadline: float | None = None
 
-    # -- what a channel asks
+    # -- calls of channels
 
     def start(self, channel: int, timeout: int, now: float) -> str:
         if self.stage != "nobody":
@@ -89,7 +89,7 @@ class Reference:
             self.parked.add(channel)
         return "xa-ok"
 
-    # -- what a transaction manager asks
+    # -- calls of the transaction manager
 
     def prepare(self, luck: str) -> str:
         if self.stage == "taking" and not self.one_phase:
@@ -138,7 +138,7 @@ class Reference:
         if self.stage == "open":
             return self._roll_back("xa-rbtimeout" if self.doom == "xa-rbtimeout" else "xa-ok")
         if not self.consumed:
-            return self._roll_back("xa-ok")  # nothing has to return to a queue
+            return self._roll_back("xa-ok")  # no message returns to a queue
         self.stage = "undoing"
         return "541" if luck in BAD_LUCK else self._roll_back("xa-ok")
 
@@ -153,7 +153,7 @@ class Reference:
             self.deadline = now + seconds if seconds else None
         return "xa-ok"
 
-    # -- what befalls it
+    # -- other events
 
     def time_passes(self, now: float) -> None:
         if self.deadline is not None and now >= self.deadline:

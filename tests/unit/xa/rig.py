@@ -1,4 +1,4 @@
-"""A shell around one branch: it runs the effects on a broker and a log that are a few sets, and can fail anywhere."""
+"""A shell around one branch. The broker and the log are sets in memory, and every effect can fail."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ RESUMED = {
     State.COMMITTING: Operation.COMMIT,
     State.ROLLING_BACK: Operation.ROLLBACK,
 }
-"""What a restart asks for, for every state that goes on by itself."""
+"""The operation that a restart requests, for each state that continues on its own."""
 
 
 class CrashError(Exception):
@@ -41,12 +41,12 @@ class CrashError(Exception):
 
 
 class WriteFailedError(Exception):
-    """The log did not take a write."""
+    """The log did not accept a write."""
 
 
 @dataclass
 class Row:
-    """The branch in the log, and what truly happened to its messages at the broker."""
+    """The branch in the log, and what really happened to its messages at the broker."""
 
     state: State
     publishes: set[str]
@@ -63,9 +63,9 @@ class Rig:
     Args:
         ready: copies of messages that the broker would deliver.
         held: delivered to the branch, not acknowledged yet. unsent: published in the branch, in memory.
-        gone: consumed for good. dropped: published in vain. repeated: may be there more than once.
-        answers: what the peer was told. luck: see the reference.
-        fail_write: which write from now on fails, 0 for none. crash_after: effects until the crash, or ``None``.
+        gone: consumed for good. dropped: published, then discarded. repeated: there may be several copies.
+        answers: the peer's answers. luck: see the reference.
+        fail_write: number of the next write that fails, 0 for none. crash_after: effects until the crash, or ``None``.
     """
 
     branch: Branch = field(default_factory=lambda: Branch(xid=XID, owner="alice"))
@@ -94,7 +94,7 @@ class Rig:
         return self.row is not None and self.row.applied
 
     def run(self, event: Event, now: float) -> str:
-        """Step and run the effects until nothing is left to do.
+        """Step, and run the effects until none is left.
 
         Returns:
             The answer, empty when there was none.
@@ -123,7 +123,7 @@ class Rig:
         return self.answers[0] if self.answers else ""
 
     def restart(self, *, trusted: bool) -> None:
-        """Load what the log has, with everything that was only in memory lost, and go on with it."""
+        """Continue with the content of the log. Everything in memory is lost."""
         self.crash_after, self.fail_write, self.luck = None, 0, "well"
         self.ready.update(self.held)
         self.dropped |= self.unsent
@@ -134,7 +134,7 @@ class Rig:
             self.run(Request(operation=RESUMED[self.branch.state], vote=self.vote), 0)
 
     def copies(self, message: str) -> int:
-        """How many there are of *message*, wherever it lies."""
+        """The number of copies of *message*, in all places."""
         logged = 0
         if self.row is not None:
             logged += message in self.row.taken
@@ -161,7 +161,7 @@ class Rig:
             case PutBack():
                 return self._put_back()
             case _:
-                pass  # what is noted for people, and the tombstone
+                pass  # notes for operators, and the tombstone
         return None
 
     def _write(self, effect: Persist | Complete | Note) -> None:
@@ -177,11 +177,11 @@ class Rig:
             case Complete(ending=ending):
                 assert self.row is not None
                 if ending is Ending.COMMITTED:
-                    assert self.row.applied or not self.row.publishes, "committed, and not published"
-                    assert self.row.taken == self.row.consumes, "committed, and not consumed"
+                    assert self.row.applied or not self.row.publishes, "committed but not published"
+                    assert self.row.taken == self.row.consumes, "committed but not consumed"
                     self.gone |= self.row.taken
                 else:
-                    assert not self.row.taken, "rolled back, and not put back"
+                    assert not self.row.taken, "rolled back but not put back"
                     assert not self.row.applied
                     self.dropped |= self.row.publishes
                 self.row = None
@@ -192,7 +192,7 @@ class Rig:
         row = self.row
         assert row is not None
         if not row.trusted:
-            # Nobody knows any more what was taken: all of it is put back, which may repeat.
+            # It is unknown what was taken. All of it is put back, which may repeat messages.
             self.repeated |= row.consumes
             row.taken = set(row.consumes)
             return Happened(operation=Operation.TAKEN_IN_PART, vote=self.vote)

@@ -1,4 +1,4 @@
-"""What the tests of the core share: branches in any state, and events and effects in words."""
+"""Helpers of the core's tests: branches in any state, and events and effects in words."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, assert_never
@@ -36,9 +36,9 @@ from dtx.xa.xid import Xid
 
 XID: Final = Xid(1, b"gt", b"b")
 HERE: Final = "channel 1"
-"""The channel that asks."""
+"""The channel of the request."""
 THERE: Final = "channel 2"
-"""Another one."""
+"""Another channel."""
 DEMARCATIONS: Final = frozenset(
     {Operation.START, Operation.JOIN, Operation.RESUME, Operation.END, Operation.FAIL, Operation.SUSPEND}
 )
@@ -55,7 +55,7 @@ def branch_in(
     deadline: float | None = None,
     outcome: Heuristic | None = None,
 ) -> Branch:
-    """A branch that stands in *state*."""
+    """A branch in *state*."""
     return Branch(
         xid=XID,
         owner="alice",
@@ -68,7 +68,7 @@ def branch_in(
 
 
 def event_of(operation: Operation, vote: Vote = Vote.NOTHING, channel: str = HERE, seconds: int = 0) -> Event:
-    """The event that *operation* arrives as."""
+    """The event of *operation*."""
     if operation in DECISIONS:
         return Decide(operation=operation, vote=vote, outcome=Heuristic.MIXED)
     if operation in DEMARCATIONS:
@@ -119,7 +119,7 @@ def words(effects: Sequence[Effect]) -> str:
 def answer_to(
     branch: Branch, event: Event, taken: Operation = Operation.TAKEN, *, now: float = 0
 ) -> tuple[Branch, str]:
-    """What the peer is told in the end, as ``xa-ok`` or ``503``, when taking ends in *taken* and phase two succeeds."""
+    """The final answer, as ``xa-ok`` or ``503``, when taking ends in *taken* and phase two succeeds."""
     try:
         after, effects = step(branch, event, now)
     except XaError as error:

@@ -1,4 +1,4 @@
-"""What a peer is told for every call in every state, as the protocol's texts say it."""
+"""The answer to every call in every state, as the protocol's texts define it."""
 
 from itertools import product
 from typing import Final
@@ -15,7 +15,7 @@ STATES: Final = """
   unknown active idle rollback-only timed-out taking taking-one-phase prepared committing rolling-back heuristic
 """
 
-# call           this channel is
+# call           association of this channel
 DEMARCATION: Final = """
 start            none            ok   530  530  530 530    530 530 530 530 530 530
 start            associated      -    530  -    530 530    -   -   -   -   -   -
@@ -63,7 +63,7 @@ get-timeout      both            404  -    ok   ok  ok      ok  ok  ok  ok  ok  
 set-timeout      both            404  -    ok   ok  ok      ok  ok  ok  ok  ok  ok
 """
 
-# A prepare or one-phase commit in a state that takes consumed messages, when they could not all be taken.
+# A prepare or one-phase commit in a state that takes consumed messages, when not all of them could be taken.
 NOT_TAKEN: Final = """
 prepare          consumed        -    -    rb   -   -       rb  -   -   -   -   -
 prepare          both            -    -    rb   -   -       rb  -   -   -   -   -
@@ -156,7 +156,7 @@ def test_timeouts_are_told_and_set_while_channels_are_associated(operation: Oper
 def test_a_heuristic_outcome_is_told_as_often_as_asked_and_stays(
     operation: Operation, outcome: Heuristic | None, flag: str
 ) -> None:
-    """Forget: "called to forget about a heuristically completed transaction branch"; nothing else does."""
+    """Forget: "called to forget about a heuristically completed transaction branch"; no other call does it."""
     before = branch_in(State.HEURISTIC, outcome=outcome)
     after, first = answer_to(before, event_of(operation, Vote.BOTH))
     again, second = answer_to(after, event_of(operation, Vote.BOTH))

@@ -1,4 +1,4 @@
-"""The branch as a value: channels, deadlines, and the words of its refusals."""
+"""The branch as a value: channels, deadlines, and the texts of its errors."""
 
 import pytest
 from hypothesis import given
@@ -138,12 +138,12 @@ def test_a_timeout_set_too_late_is_told_but_never_strikes(state: State) -> None:
 
 
 def test_a_timeout_is_written_before_the_work_is_let_go() -> None:
-    """A write that fails leaves the branch as it was, with all that it held, to be prepared or timed out again."""
+    """A failed write leaves the branch unchanged, with its work. It can be prepared or timed out again."""
     _, effects = step(branch_in(State.IDLE, timeout=60, deadline=60), Happened(operation=Operation.TIMEOUT), 60)
     assert words(effects) == "note timed-out, release"
 
 
-# -- words
+# -- texts
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_any_event_on_any_branch_is_a_step_or_an_xa_error(
     try:
         after, _ = step(before, event_of(operation, vote), 1)
     except XaError as error:
-        assert error.code in (404, 503, 530)  # noqa: PT017 either is right, and nothing else
+        assert error.code in (404, 503, 530)  # noqa: PT017 one of these, no other
     else:
         assert after.deadline is None or after.state in (State.ACTIVE, State.IDLE, before.state)
-    assert dict(associations) == copy, "a step never changes what it is given"
+    assert dict(associations) == copy, "a step never changes its arguments"

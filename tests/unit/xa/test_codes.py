@@ -1,4 +1,4 @@
-"""The numbers of the wire."""
+"""The numbers of the protocol."""
 
 import pickle
 

@@ -1,7 +1,7 @@
-"""Whole branches, from start to end, as dialogues that were written by hand: see the texts in ``dialogues``.
+"""Whole branches from start to end, as hand-written dialogues in the folder ``dialogues``.
 
-A line that starts with a time is an event: what is asked or happens, on which channel, with which vote. The indented
-line below it says where the branch then stands and which effects the step returned, in order.
+A line that starts with a time is an event: the request or incident, its channel and its vote. The indented line below
+it shows the new state of the branch and the effects of the step, in order.
 """
 
 import re
@@ -30,7 +30,7 @@ def _stands(branch: Branch) -> str:
 
 
 def _play(text: str) -> str:
-    """*text* with every indented line written anew."""
+    """*text* with every indented line computed again."""
     branch = Branch(xid=XID, owner="alice", timeout=60)
     lines = []
     for line in text.splitlines():

@@ -1,4 +1,4 @@
-"""What every row of the transition table must keep: the order of effects is the durability contract."""
+"""Rules for every row of the transition table: the order of effects is the durability contract."""
 
 from itertools import product
 from typing import Final
@@ -35,7 +35,7 @@ END: Final = {
     State.HEURISTIC_COMMITTING: State.HEURISTIC,
     State.HEURISTIC_ROLLING_BACK: State.HEURISTIC,
 }
-"""Where phase two leads."""
+"""The state after phase two."""
 
 
 def _place(effects: tuple[Effect, ...], kinds: tuple[type[Effect], ...]) -> list[int]:
@@ -43,14 +43,14 @@ def _place(effects: tuple[Effect, ...], kinds: tuple[type[Effect], ...]) -> list
 
 
 def test_what_must_be_durable_is_written_once_and_before_anything_else() -> None:
-    """A write that fails finds nothing answered, and nothing released that the branch would still need."""
+    """When a write fails, nothing has been answered or released that the branch still needs."""
     for key, rule in RULES:
         if key[:2] != (State.COMMITTING, Operation.APPLIED):
             assert _place(rule.effects, DURABLE) in ([], [0]), key
 
 
 def test_a_commit_is_answered_when_its_decision_is_durable_and_its_messages_are_published() -> None:
-    """All that xa-ok promises is done then; that the log forgets the branch is promised to nobody."""
+    """All that xa-ok promises is done by then. The removal from the log is not part of the promise."""
     for key, rule in RULES:
         if key[:2] == (State.COMMITTING, Operation.APPLIED):
             assert rule.effects == (Answer(flag=XaFlag.OK), Complete(ending=Ending.COMMITTED)), key
@@ -61,7 +61,7 @@ def test_a_logged_state_is_entered_only_by_its_own_write() -> None:
     for key, rule in RULES:
         written = [effect.state for effect in rule.effects if isinstance(effect, Persist)]
         if (rule.to in LOGGED and rule.to is not key[0]) or key[1] is Operation.DISCARD:
-            assert written == [rule.to], key  # that a message is given up is written, whatever the state
+            assert written == [rule.to], key  # a discard is written in each state
         else:
             assert written == [], key
 
@@ -71,7 +71,7 @@ def test_the_log_is_left_only_by_a_completion() -> None:
     for key, rule in RULES:
         completed = bool(_place(rule.effects, (Complete,)))
         if key == (State.IDLE, Operation.ONE_PHASE, Vote.LOCAL):
-            assert completed, "work, journal and decision in one transaction: it enters and leaves at once"
+            assert completed, "one transaction enters and leaves the log"
             continue
         assert completed == (key[0] in LOGGED and rule.to not in LOGGED), key
 
@@ -80,7 +80,7 @@ def test_a_request_is_answered_once_or_by_the_result_of_its_last_effect() -> Non
     for key, rule in RULES:
         answers = len(_place(rule.effects, (Answer,)))
         slow = _place(rule.effects, SLOW)
-        assert slow in ([], [len(rule.effects) - 1]), "an effect that comes back as an operation is the last of its row"
+        assert slow in ([], [len(rule.effects) - 1]), "an effect with a later result is the last of its row"
         if key[1] in REQUESTS:
             filled_in_by_the_step = key[0] is State.HEURISTIC and key[1] is not Operation.FORGET and not rule.effects
             assert answers + len(slow) == (0 if filled_in_by_the_step else 1), key
@@ -113,7 +113,7 @@ def test_an_effect_that_takes_its_time_runs_only_in_the_state_that_knows_its_res
 
 
 def test_only_a_vote_a_decision_or_nothing_follows_prepared() -> None:
-    """No prepared branch is ever completed by a timeout."""
+    """A timeout never completes a prepared branch."""
     for key, rule in RULES:
         if key[0] is State.PREPARED and rule.to is not State.PREPARED:
             operators = (Operation.HEURISTIC_COMMIT, Operation.HEURISTIC_ROLLBACK)
@@ -123,7 +123,7 @@ def test_only_a_vote_a_decision_or_nothing_follows_prepared() -> None:
 
 
 def test_a_decision_is_never_turned_round() -> None:
-    """What an operator gives up of it is not its end: that is heuristic, and told so."""
+    """A discard of messages makes the end heuristic, and the answer tells so."""
     for key, rule in RULES:
         given_up = key[1] in (Operation.DISCARD, Operation.DISCARD_LAST)
         if key[0] in (State.COMMITTING, State.HEURISTIC_COMMITTING):

@@ -1,4 +1,4 @@
-"""The core, run by a small shell, against the reference: any order of calls, channels, failures and crashes."""
+"""The core in a small shell, compared with the reference: any order of calls, channels, failures and crashes."""
 
 from collections import Counter
 from copy import deepcopy
@@ -27,9 +27,9 @@ from tests.unit.xa.support import COORDINATIONS, XID
 CHANNELS: Final = st.integers(1, 3)
 LUCK: Final = st.sampled_from(["well"] * 4 + ["not", "partly", "silence", "stuck"])
 FAILS: Final = st.sampled_from([0] * 6 + [1, 2, 3])
-"""Which write of the log fails; mostly none."""
+"""The write of the log that fails; in most cases none."""
 CRASHES: Final = st.sampled_from([None] * 8 + [0, 1, 2, 3, 4, 5])
-"""After how many effects the process dies; mostly it lives."""
+"""The number of effects before the process dies; in most cases it does not."""
 STAGES: Final = {
     State.TAKING: "taking",
     State.TAKING_ONE_PHASE: "taking",
@@ -48,7 +48,7 @@ CALLS: Final = {
 
 
 class OneXid(RuleBasedStateMachine):
-    """Three channels and a transaction manager at one xid."""
+    """Three channels and a transaction manager that use one xid."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class OneXid(RuleBasedStateMachine):
         ends=st.sampled_from([True, True, False]),
     )
     def work(self, channel: int, timeout: int, publishes: int, consumes: int, ends: bool) -> None:
-        """The usual opening; every other order of these calls is made by the rules below."""
+        """The usual beginning. The rules below make all other orders of these calls."""
         self._call("start", channel, timeout)
         for _ in range(publishes):
             self._publish()
@@ -110,7 +110,7 @@ class OneXid(RuleBasedStateMachine):
 
     @rule(what=st.sampled_from([*sorted(CALLS), *sorted(COORDINATIONS), "set-timeout"]), number=CHANNELS)
     def ask_anything(self, what: str, number: int) -> None:
-        """Mostly out of order."""
+        """Most of these calls are out of order."""
         if what in CALLS:
             self._call(what, number)
         elif what == "set-timeout":
@@ -122,7 +122,7 @@ class OneXid(RuleBasedStateMachine):
         else:
             self.complete(Operation(what), "well", 0, None, trusted=True)
 
-    # -- what befalls
+    # -- other events
 
     @precondition(lambda self: self.reference.deadline is not None)
     @rule(seconds=st.sampled_from([1, 5, 30]), fail=st.booleans())
@@ -134,7 +134,7 @@ class OneXid(RuleBasedStateMachine):
             answer = self._ask(Happened(operation=Operation.TIMEOUT, vote=self.rig.vote))
             self.rig.fail_write = 0
             if answer == "541":
-                return  # the timer comes again
+                return  # the timer fires again
         self.reference.time_passes(self.now)
 
     @precondition(lambda self: self.reference.stage == "open")
@@ -158,7 +158,7 @@ class OneXid(RuleBasedStateMachine):
         if crash:
             self._restart(trusted)
 
-    # -- what always holds
+    # -- invariants
 
     @invariant()
     def no_message_is_lost_and_none_is_repeated_without_need(self) -> None:
@@ -197,7 +197,7 @@ class OneXid(RuleBasedStateMachine):
         if not half_way:
             assert set(+self.rig.ready) == self.reference.visible
 
-    # -- how
+    # -- helpers
 
     def _call(self, call: str, channel: int, timeout: int = 60) -> None:
         reference = self.reference
@@ -226,7 +226,7 @@ class OneXid(RuleBasedStateMachine):
             return
         message = ready[0]
         if message in self.rig.repeated:
-            self.rig.ready[message] = 0  # one is as good as another: the copies go together
+            self.rig.ready[message] = 0  # the copies are equal and are removed together
             self.rig.repeated.discard(message)
         else:
             self.rig.ready[message] -= 1
@@ -256,14 +256,14 @@ class OneXid(RuleBasedStateMachine):
     def _request(self, operation: Operation, luck: str, fail: int, crash: int | None, trusted: bool) -> str:
         rig = self.rig
         if rig.row is not None and rig.row.taken and luck in ("not", "partly"):
-            luck = "well"  # it was taken the first time, and the broker is asked
+            luck = "well"  # the first attempt took it, and the broker is asked
         rig.luck, rig.fail_write, rig.crash_after = luck, fail, crash
         before = deepcopy(self.reference)
         expected = self._expect(self.reference, operation, luck)
         try:
             answer = self._ask(Request(operation=operation, vote=rig.vote))
         except CrashError:
-            # Whatever else it promised, something was left to do; a commit may only be left to be forgotten.
+            # After xa-ok, only the removal of a committed branch from the log may be missing.
             assert "xa-ok" not in rig.answers or (rig.branch.state is State.COMMITTING and rig.done)
             self._restart(trusted)
             return ""
@@ -273,7 +273,7 @@ class OneXid(RuleBasedStateMachine):
         if failed_at and rig.done:
             self.reference = before
             assert self._expect(before, operation, "stuck") == "541"
-            assert answer == "xa-ok", "it is committed, only the log does not know yet"
+            assert answer == "xa-ok", "it is committed, but still in the log"
         elif failed_at == 1:
             self.reference = before
             assert answer == "541"
@@ -285,7 +285,7 @@ class OneXid(RuleBasedStateMachine):
         return answer
 
     def _luck_of_a_later_write(self, operation: Operation) -> str:
-        """What a failed write comes to when an earlier one of the same operation was done."""
+        """The result of a failed write after an earlier successful write of the same operation."""
         match self.rig.branch.state:
             case State.TAKING | State.TAKING_ONE_PHASE:
                 return "silence"
@@ -307,7 +307,7 @@ class OneXid(RuleBasedStateMachine):
                 return reference.rollback(luck)
 
     def _restart(self, trusted: bool) -> None:
-        """The reference learns from the log where the branch stands: what may be there, the invariants say."""
+        """Set the reference to the state in the log. The invariants check the messages."""
         rig = self.rig
         rig.restart(trusted=trusted)
         reference = Reference(visible=set(+rig.ready), finished=set(rig.gone))

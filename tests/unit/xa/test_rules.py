@@ -1,6 +1,6 @@
-"""Every rule of the dtx classes that the core keeps, under the rule's own name and words.
+"""Every rule of the dtx classes that the core implements, with the rule's name and words.
 
-Rules about select, tickets, recovery scans and failures of the log are kept by the layers above, and tested there.
+The layers above implement the rules about select, tickets, recovery scans and failures of the log, with their tests.
 """
 
 import pytest
@@ -172,7 +172,7 @@ class TestPrepare:
         assert after.state is State.PREPARED or (operation in DECISIONS and after.state in WITH_OUTCOME)
 
     def test_internal_error(self) -> None:
-        """internalError: "The specified Xid may or may not have been prepared": asking again goes on from there."""
+        """internalError: "The specified Xid may or may not have been prepared": a repeated prepare continues."""
         assert request(branch_in(State.TAKING), Operation.PREPARE) == (branch_in(State.TAKING), (Take(),))
 
     def test_command_invalid(self) -> None:
@@ -202,7 +202,7 @@ class TestCommit:
         assert branch.state is State.COMMITTING
 
     def test_a_commit_that_failed_may_be_asked_for_again(self) -> None:
-        """A decision stays: the state after a 541 is the one before it."""
+        """The decision stays: the state after a 541 is the state before it."""
         assert request(branch_in(State.COMMITTING), Operation.COMMIT)[1] == (Apply(),)
 
     def test_command_invalid(self) -> None:

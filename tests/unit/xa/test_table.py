@@ -1,4 +1,4 @@
-"""The transition table against a second writing of it, made from the rules of the protocol and not from the code."""
+"""The transition table, compared with a second one that was derived from the protocol's rules, not from the code."""
 
 from itertools import product
 from pathlib import Path
@@ -33,8 +33,8 @@ VOTES: Final = {
     "-published": (Vote.NOTHING, Vote.CONSUMED),
     "-consumed": (Vote.NOTHING, Vote.PUBLISHED),
 }
-"""``joined``: some channel is associated or suspended; ``free``: none is; the others: what a free branch holds,
-``local`` where that lies in the log's own database, ``broker`` where it does not."""
+"""``joined``: a channel is associated or suspended; ``free``: none is. The others name what a free branch holds:
+``local`` if it is in the log's own database, ``broker`` if not."""
 
 EXPECTED: Final = Path(__file__).with_name("rows.txt")
 
@@ -49,7 +49,7 @@ def _read(text: str) -> dict[Key, tuple[State, str]]:
         state, operation, votes, to, effects = (cell.strip() for cell in line.split("|"))
         for vote in VOTES[votes]:
             key = State(state), Operation(operation), vote
-            assert key not in rows, f"{key} is written twice"
+            assert key not in rows, f"{key} occurs twice"
             rows[key] = State(to), effects
     return rows
 
@@ -92,7 +92,7 @@ def _associations_before(operation: Operation, vote: Vote) -> dict[ChannelId, As
 
 
 def _reachable(key: Key) -> bool:
-    """Whether the step can see this vote: a channel that has just been associated is one that is associated."""
+    """Whether the step can see this vote. A channel that has just been associated counts as associated."""
     state, operation, vote = key
     ties = {Operation.START, Operation.JOIN, Operation.RESUME, Operation.SUSPEND}
     if operation in ties and state not in DOOMED:
@@ -110,7 +110,7 @@ def test_a_step_does_what_its_row_says_and_nothing_without_a_row(state: State, o
         key = state, operation, vote
         if not _reachable(key):
             continue
-        # The answer of a branch that has come to its heuristic end is its outcome, which the step fills in.
+        # The answer of a branch with a heuristic outcome is the outcome, which the step fills in.
         before = branch_in(state, _associations_before(operation, vote), outcome=Heuristic.COMMITTED)
         flag = "xa-heurmix" if operation in DECISIONS else "xa-heurcom"
         event = event_of(operation, vote)
@@ -123,7 +123,7 @@ def test_a_step_does_what_its_row_says_and_nothing_without_a_row(state: State, o
         to, said = ROWS[key]
         assert after.state is to, vote
         if operation is Operation.STUCK:
-            continue  # the step fills this in: see the tests of the branch
+            continue  # filled in by the step, see the tests of the branch
         if to is State.HEURISTIC and "answer" not in said:
             said = f"{said}, answer {flag}" if said else f"answer {flag}"
         assert words(effects) == said, vote

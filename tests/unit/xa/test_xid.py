@@ -1,4 +1,4 @@
-"""The Xid on the wire and for people."""
+"""The Xid in its wire form and its text form."""
 
 import pickle
 

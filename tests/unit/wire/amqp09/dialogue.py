@@ -1,6 +1,6 @@
-"""Dialogues with the engine as text: what it receives, what is called, and what it must tell and send.
+"""Dialogues with the engine as text: the frames that it receives, the calls, and the events and frames expected of it.
 
-The first line that is no comment says what the engine is, for example ``server, running, channel 1 open``. Then:
+The first line that is not a comment describes the engine, for example ``server, running, channel 1 open``. Then:
 
     < 1 queue.declare "q" 0 1     frames that it receives, with the fields of the method in order
     < 1 header 3                  a content header: size, and properties and class where they matter
@@ -11,9 +11,9 @@ The first line that is no comment says what the engine is, for example ``server,
     = 1 MethodReceived queue.declare "q"
     > 1 queue.declare-ok "q" 0 0  a frame that it sends
 
-A line names as many fields as matter; the rest may have any value, or is as its row has it by default. A call between
-two events is made while the engine is being iterated. Nothing may be told or sent that no line names. What passes has
-a line for each frame, ``= FramesPassed 1 basic.publish``, however many frames are told at once.
+A line names as many fields as needed. The others may have any value, or have the default of their row. A call between
+two events is made while the engine is iterated. Each event and each frame needs a line. Passed frames have a line each,
+``= FramesPassed 1 basic.publish``, even if one event holds several of them.
 """
 
 import shlex
@@ -95,7 +95,7 @@ def _said(value: Any) -> str:
 
 
 def words_of(said: Method) -> list[str]:
-    """The words that a line may have for *said*."""
+    """All words that a line can have for *said*."""
     found = [_said(getattr(said, each.name)) for each in fields(cast("Any", said))]
     if isinstance(said, methods.ChannelClose | methods.ConnectionClose):
         found[-1] = f"{said.failed >> 16}.{said.failed & 0xFFFF}"
@@ -103,12 +103,12 @@ def words_of(said: Method) -> list[str]:
 
 
 def words_of_frame(key: int) -> str:
-    """What kind of frame *key* means."""
+    """The name of the kind of frame *key*."""
     return {HEADER: "header", BODY: "body"}.get(key) or methods.METHODS[key].NAME
 
 
 def words_of_event(event: events.EngineEvent) -> list[str]:
-    """The same for an event."""
+    """All words that a line can have for an event."""
     if isinstance(event, events.FramePassed):
         assert event.end <= len(event.buffer)
         return [str(event.channel), "FramePassed", words_of_frame(event.key)]
@@ -127,7 +127,7 @@ def words_of_event(event: events.EngineEvent) -> list[str]:
 
 
 def octets(words: list[str]) -> bytes:
-    """What a line with ``<`` sends."""
+    """The bytes of a line with ``<``."""
     if words[0].startswith("x'"):
         return bytes.fromhex("".join(words)[2:-1])
     channel, name, *rest = words
@@ -144,11 +144,11 @@ def octets(words: list[str]) -> bytes:
 
 
 class Dialogue:
-    """Holds one dialogue.
+    """Plays one dialogue.
 
     Args:
-        text: of the file.
-        split: how what is received becomes reads.
+        text: text of the file.
+        split: cuts the received bytes into reads.
     """
 
     def __init__(self, text: str, split: Callable[[bytes], Iterator[bytes]]) -> None:
@@ -159,9 +159,9 @@ class Dialogue:
         self._reads: list[bytes] = []
         self._events: Iterator[events.EngineEvent] = iter(())
         self._joined: deque[list[str]] = deque()
-        """What else was told at once."""
+        """The remaining frames of a joined event."""
         self._early: list[str] | None = None
-        """What was told before its line was read: the engine was iterated to see what it sends."""
+        """An event before its line is reached: the engine was iterated to make it send."""
         self._sent: list[list[str]] = []
         self._now = 0.0
         self.engine = self._begin([word.strip() for word in lines[0].split(",")])
@@ -207,7 +207,7 @@ class Dialogue:
             list(self.engine.receive(methods.ChannelOpenOk().frame(number)))
 
     def hold(self) -> None:
-        """Do and check all that the lines say."""
+        """Play all lines, and check the results."""
         received = b""
         for number, words in enumerate(self._words):
             sign, rest = words[0], words[1:]
@@ -225,7 +225,7 @@ class Dialogue:
             match sign:
                 case "=":
                     event = self._next_event()
-                    assert event is not None, f"{where}: nothing is told"
+                    assert event is not None, f"{where}: there is no event"
                     _compare(rest, event, where)
                 case ">":
                     self._expect_sent(rest, where)
@@ -265,9 +265,9 @@ class Dialogue:
         left = []
         while (event := self._next_event()) is not None:
             left.append(event)
-        assert not left, f"{where}: {left} was told as well"
+        assert not left, f"{where}: {left} are unexpected events"
         self._collect()
-        assert not self._sent, f"{where}: {self._sent} was sent as well"
+        assert not self._sent, f"{where}: {self._sent} was sent unexpectedly"
 
     def _collect(self) -> None:
         sent = b"".join(self.engine.data_to_send())
@@ -299,7 +299,7 @@ class Dialogue:
         if not self._sent and self._early is None:
             self._early = self._next_event()
             self._collect()
-        assert self._sent, f"{where}: nothing is sent"
+        assert self._sent, f"{where}: nothing was sent"
         if wanted[0].startswith("x'"):
             wanted = [bytes.fromhex(wanted[0][2:-1]).decode("latin-1")]
         _compare(wanted, self._sent.pop(0), where)

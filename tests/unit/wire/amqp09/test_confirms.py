@@ -1,4 +1,4 @@
-"""Publisher confirms: in order, as few frames as possible, and none for what is not known."""
+"""Publisher confirms: in order, with as few frames as possible, and none for unknown results."""
 
 import random
 

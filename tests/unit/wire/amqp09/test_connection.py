@@ -1,4 +1,4 @@
-"""What the engine of AMQP 0-9 holds back, and what it leaves for later; dialogues have the rest."""
+"""What the AMQP 0-9 engine delays and keeps for later turns. The other tests of the engine are dialogues."""
 
 from collections.abc import Iterator
 
@@ -73,7 +73,7 @@ def test_many_frames_are_looked_at_in_several_turns(engine: ConnectionEngine) ->
 
 
 def test_what_the_shell_does_not_take_is_kept(engine: ConnectionEngine) -> None:
-    """It stops where others are to have their turn; what is read meanwhile comes behind that."""
+    """The shell stops to give other clients a turn. Data read in the meantime comes after the rest."""
     events = engine.receive(QOS + QOS)
     assert isinstance(next(events), MethodReceived)
     assert engine.behind
@@ -93,7 +93,7 @@ def test_a_bad_frame_ends_what_is_read_meanwhile(engine: ConnectionEngine) -> No
 
 @pytest.mark.parametrize("spare", range(4))
 def test_a_close_is_told_however_many_frames_waited(engine: ConnectionEngine, spare: int) -> None:
-    """Also where the last look of a turn finds that nothing waits any more."""
+    """Even if the last look of a turn finds an empty queue."""
     channel = first_channel(engine)
     parts = MAX_EFFORT - spare - 2
     header = b"\x02\0\x01\0\0\0\x0e\0\x3c\0\0" + (MAX_EFFORT).to_bytes(8, "big") + b"\0\0\xce"
@@ -184,7 +184,7 @@ def test_a_channel_that_is_gone_lets_no_frames_of_its_successor_pass(engine: Con
 
 
 def test_a_very_long_row_is_cut(engine: ConnectionEngine) -> None:
-    """Only so many frames are cut out of what was read at once."""
+    """The number of frames in one event is limited."""
     first_channel(engine).pass_frames(Passing.JOINED)
     told = all_of(engine.receive(QOS * (2 * MOST_AT_ONCE + 1)))
     assert [len(event.frames) for event in told if isinstance(event, FramesPassed)] == [MOST_AT_ONCE, MOST_AT_ONCE, 1]
@@ -193,7 +193,7 @@ def test_a_very_long_row_is_cut(engine: ConnectionEngine) -> None:
 
 @pytest.mark.parametrize("good", range(MAX_EFFORT - 8, MAX_EFFORT + 2))
 def test_what_comes_behind_a_bad_frame_is_heard_wherever_a_turn_ends(engine: ConnectionEngine, good: int) -> None:
-    """The close-ok of the connection that fails so, which was read while the frames before it are handled."""
+    """The close-ok of the failed connection can be read while earlier frames are handled."""
     events = engine.receive(methods.BasicAck(1).frame(1) * good + b"\x09 is no kind of a frame")
     next(events)
     engine.receive(methods.ConnectionCloseOk().frame(0))
@@ -255,9 +255,9 @@ def test_a_channel_that_fails_with_confirms_to_say_says_them_first(engine: Conne
     all_of(engine.receive(methods.BasicPublish(b"", b"q").frame(1) + header))
     channel.confirm(1, safe=True)
     channel.close_ok()
-    engine.close_ok()  # nothing was closed
+    engine.close_ok()  # the peer closed nothing
     all_of(engine.receive(methods.ChannelClose(200, b"", 0).frame(1)))
-    assert not engine.data_to_send(), "who has closed hears of nothing but that"
+    assert not engine.data_to_send(), "the peer gets no confirms after its close"
 
 
 def test_a_content_comes_behind_the_confirms_that_are_due(engine: ConnectionEngine) -> None:
@@ -272,7 +272,7 @@ def test_a_content_comes_behind_the_confirms_that_are_due(engine: ConnectionEngi
 
 
 def test_a_peer_that_is_gone_leaves_nothing(engine: ConnectionEngine) -> None:
-    """Neither what was read and not handled, nor half a content."""
+    """Frames that were not handled and partial contents are dropped."""
     memory = Few()
     engine.memory = memory
     header = b"\x02\0\x01\0\0\0\x0e\0\x3c\0\0" + (50).to_bytes(8, "big") + b"\0\0\xce"

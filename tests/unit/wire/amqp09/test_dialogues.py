@@ -1,6 +1,6 @@
 """Golden dialogues of the AMQP 0-9 engine; see :mod:`.dialogue`.
 
-Each is held in whole reads, byte by byte, and with every frame cut in two, with the same result.
+Each dialogue is played in whole reads, byte by byte, and with every frame cut in two, with the same result.
 """
 
 from collections.abc import Callable, Iterator

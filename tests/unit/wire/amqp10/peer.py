@@ -1,4 +1,4 @@
-"""A peer that says exactly what a test wants, against an engine; and what it hears, read again."""
+"""A peer that sends exactly what a test needs to an engine, and decodes the answers."""
 
 from typing import Any, NamedTuple
 
@@ -40,7 +40,7 @@ def flow(handle: int | None = None, **fields: Any) -> Flow:
 
 
 def attach(name: str, role: Role, handle: int = 0, **fields: Any) -> Attach:
-    """An attach; of a sender with delivery-count 0."""
+    """An attach. For a sender the delivery-count is 0."""
     if role is Role.SENDER:
         fields = {"initial_delivery_count": 0} | fields
     fields = {"source": Source(address="from"), "target": Target(address="to")} | fields
@@ -48,7 +48,7 @@ def attach(name: str, role: Role, handle: int = 0, **fields: Any) -> Attach:
 
 
 def transfer(delivery_id: int | None, handle: int = 0, **fields: Any) -> Transfer:
-    """The first transfer of a delivery, or another one (None)."""
+    """The first transfer of a delivery, or a later one (None)."""
     tag = None if delivery_id is None else b"%d" % delivery_id
     return Transfer(handle=handle, delivery_id=delivery_id, **({"delivery_tag": tag} | fields))
 
@@ -64,14 +64,14 @@ class Peer:
         return self.server.receive(data, now)
 
     def say(self, *performatives: Composite, channel: int = 0, payload: bytes = b"") -> list[Event]:
-        """Say some frames in one read; a payload goes with each of them."""
+        """Send frames in one read, each with the payload."""
         return self.raw(b"".join(frame(AMQP, channel, encode(one) + payload) for one in performatives))
 
     def octets(self, now: float = 0.0) -> bytes:
         return b"".join(self.server.data_to_send(now))
 
     def heard(self) -> list[Heard]:
-        """What the engine has said since the last time, without protocol headers."""
+        """What the engine has sent since the last call, without protocol headers."""
         data = self.octets()
         for header in (SASL_HEADER, AMQP_HEADER):
             data = data.removeprefix(header)
@@ -88,11 +88,11 @@ class Peer:
         return found
 
     def said(self) -> list[Any]:
-        """The performatives alone."""
+        """Only the performatives."""
         return [one.said for one in self.heard()]
 
     def open(self, **fields: Any) -> "Peer":
-        """Open the connection, from both ends."""
+        """Open the connection from both ends."""
         self.raw(AMQP_HEADER)
         self.say(Open(container_id="peer", **fields))
         self.server.open()
@@ -100,7 +100,7 @@ class Peer:
         return self
 
     def begin(self, channel: int = 0, **fields: Any) -> Session:
-        """Begin a session, from both ends."""
+        """Begin a session from both ends."""
         given = {"remote_channel": None, "next_outgoing_id": 0, "incoming_window": 100, "outgoing_window": 100}
         (event,) = self.say(Begin(**(given | fields)), channel=channel)
         session = self.server.session(getattr(event, "session", -1))
@@ -110,7 +110,7 @@ class Peer:
         return session
 
     def attach(self, session: Session, role: Role, handle: int = 0, credit: int = 0, **fields: Any) -> Link:
-        """Attach a link, from both ends; *role* is the peer's; a sender gets credit."""
+        """Attach a link from both ends. *role* is the peer's. A sender gets credit."""
         name = fields.pop("name", f"link-{handle}")
         channel = session.remote_channel or 0
         (event,) = self.say(attach(name, role, handle, **fields), channel=channel)
@@ -124,14 +124,14 @@ class Peer:
 
 
 def sender(credit: int = 10, **changes: Any) -> tuple[Peer, Session, Link]:
-    """A peer that sends: it has been granted credit."""
+    """A peer that sends, and has credit."""
     peer = Peer(**changes).open()
     session = peer.begin()
     return peer, session, peer.attach(session, Role.SENDER, credit=credit)
 
 
 def receiver(credit: int = 0, *, max_frame_size: int = 512, window: int = 100) -> tuple[Peer, Session, Link]:
-    """A peer that receives, and has granted so much credit."""
+    """A peer that receives, and has granted the credit."""
     peer = Peer().open(max_frame_size=max_frame_size)
     session = peer.begin(incoming_window=window)
     link = peer.attach(session, Role.RECEIVER)

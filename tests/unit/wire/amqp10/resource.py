@@ -1,4 +1,4 @@
-"""A transactional resource in a few lines, which keeps nothing and accepts everything; and pictures of what is said."""
+"""A small transactional resource that accepts everything and stores nothing, and pictures of its dialogues."""
 
 import dataclasses
 from typing import Any, assert_never
@@ -26,10 +26,10 @@ CAPABILITIES = frozenset((TransactionCapability.LOCAL, TransactionCapability.MUL
 
 
 class Resource:
-    """What a shell does with a coordination.
+    """The shell's part of a coordination.
 
     Args:
-        engine: of the connection.
+        engine: engine of the connection.
     """
 
     def __init__(self, engine: Connection) -> None:
@@ -98,7 +98,7 @@ class Resource:
 
 
 class Picture:
-    """A dialogue as the text draws it: what the controller says at the margin, what the resource says to the right."""
+    """A dialogue as the specification draws it: the controller's frames on the left, the resource's on the right."""
 
     def __init__(self) -> None:
         self.peer = Peer().open()
@@ -107,7 +107,7 @@ class Picture:
         self.lines: list[str] = []
 
     def say(self, said: Composite, payload: bytes = b"", what: str = "") -> None:
-        """The controller says something; the resource answers."""
+        """The controller sends a frame, and the resource answers."""
         self.lines.append(f"{drawn(said)} --->")
         if what:
             self.lines.append(f"  {{ {what} }}")
@@ -132,7 +132,7 @@ _SHOWN = {
 
 
 def drawn(said: Any) -> str:
-    """A performative with the fields that the pictures have, as far as they say something."""
+    """A performative with the fields that the pictures show, if they have a value."""
     name = said.layout.name
     shown = ((field, getattr(said, field)) for field in _SHOWN[name])
     words = ", ".join(

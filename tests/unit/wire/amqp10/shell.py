@@ -1,4 +1,4 @@
-"""A small shell around the engine: it answers everything, and keeps what it was told."""
+"""A small shell around the engine. It answers everything, and records the events."""
 
 from typing import assert_never
 
@@ -27,8 +27,8 @@ class Shell:
 
     Args:
         server: the engine.
-        credit: of each link from the peer.
-        greeting: a message for the first link of the peer that takes one.
+        credit: credit of each link from the peer.
+        greeting: a message for the peer's first link that receives.
     """
 
     def __init__(self, server: Connection, credit: int = 100, greeting: bytes = b"") -> None:
@@ -38,7 +38,7 @@ class Shell:
         self.events: list[Event] = []
 
     def take(self, data: bytes) -> bytes:
-        """Take octets of the peer; what it is answered."""
+        """Handle bytes of the peer, and return the answer."""
         events = self.server.receive(data, 0.0)
         while events:
             event = events.pop(0)

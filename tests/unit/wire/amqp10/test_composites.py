@@ -1,4 +1,4 @@
-"""Composite types: performatives, states, termini, SASL frames; what is left out, and what may not be."""
+"""Composite types: performatives, states, termini, SASL frames; omitted fields and mandatory fields."""
 
 from contextlib import suppress
 from typing import Any

@@ -1,4 +1,4 @@
-"""A connection: open and close in any order, channels, idle time-outs, and which mistakes end it."""
+"""A connection: open and close in any order, channels, idle timeouts, and the errors that end it."""
 
 import pytest
 
@@ -13,7 +13,7 @@ OPEN = Open(container_id="peer")
 
 
 def closed_by(peer: Peer, events: list[Event]) -> Condition:
-    """The condition with which the connection has been closed because of the peer."""
+    """The condition with which this end closed the connection because of the peer."""
     closed = events[-1]
     assert isinstance(closed, Closed)
     assert not closed.by_peer
@@ -90,7 +90,7 @@ def test_a_client_may_open_and_close_before_it_is_answered() -> None:
 
 
 def peer_open(peer: Peer) -> Open:
-    """What the engine's open says, read from another one of the same settings."""
+    """The engine's open, from another engine with the same settings."""
     other = Peer()
     other.raw(AMQP_HEADER)
     other.say(OPEN)

@@ -1,4 +1,4 @@
-"""Two engines in conversation, however the octets are cut; and whatever else may come."""
+"""Conversations of two engines with bytes cut at any place, and with damaged bytes."""
 
 from contextlib import suppress
 
@@ -40,7 +40,7 @@ def server() -> Shell:
 
 
 class Talk:
-    """A client's engine and a server's; the client's turns are kept."""
+    """A client's engine and a server's. The client's data is recorded."""
 
     def __init__(self) -> None:
         self.shell = server()
@@ -48,7 +48,7 @@ class Talk:
         self.turns: list[bytes] = []
 
     def on(self) -> list[Event]:
-        """Go on until both are silent; what the client was told."""
+        """Exchange data until both are quiet, and return the client's events."""
         events = []
         while up := b"".join(self.client.data_to_send(0.0)):
             self.turns.append(up)
@@ -129,7 +129,7 @@ def test_a_stream_that_is_damaged_is_refused_at_most(damage: list[tuple[int, int
     shell.take(LOGIN + AMQP_HEADER)
     size = chosen.draw(st.integers(1, len(STREAM)))
     for at in range(0, len(octets), size):
-        with suppress(AmqpError):  # the shell may not: it echoes what its peer cannot take
+        with suppress(AmqpError):  # the shell echoes values that the peer does not accept
             shell.take(bytes(octets[at : at + size]))
     assert engine._splitter.pending <= engine.settings.max_frame_size
     assert sum(isinstance(event, Closed) for event in shell.events) <= 1

@@ -1,4 +1,4 @@
-"""Transactions as the text has them: each sentence of a test quotes or names what it proves (AMQP 1.0 transactions)."""
+"""Transactions as specified. Each test quotes or names the clause that it proves (AMQP 1.0 transactions)."""
 
 from typing import Any
 
@@ -87,7 +87,7 @@ def discharge(found: CoordinationEngine, *, fail: bool = False, txn_id: bytes = 
 
 
 def condition(answer: Any) -> str:
-    """Of a rejected outcome, or of a detach."""
+    """The condition of a rejected outcome or of a detach."""
     error = answer.error if isinstance(answer, Terminate) else answer.outcome.error
     assert isinstance(error, Error)
     return error.condition
@@ -208,7 +208,7 @@ def test_a_discharge_against_a_partial_delivery_ends_the_control_link() -> None:
 
 
 def test_a_discharge_against_a_partial_delivery_that_another_control_link_asks_for_rolls_back_all_the_same() -> None:
-    """It was told of a rollback: a later discharge, when the delivery is complete, cannot commit."""
+    """The client was told of a rollback, so a later discharge of the complete delivery cannot commit."""
     found = coordination_of()
     transaction = declare(found)
     other = (0, 6)
@@ -271,7 +271,7 @@ def test_a_promoted_transaction_keeps_its_id() -> None:
     transaction = declare(found)
     asked = promote(found, b"txn", b"xid")
     assert asked == PromoteAsked(control=CONTROL, delivery_id=8, transaction=transaction, global_id=b"xid")
-    assert found.posting(0, (provisional(transaction),)) is transaction  # its work goes on meanwhile
+    assert found.posting(0, (provisional(transaction),)) is transaction  # work can continue in the meantime
     assert condition(promote(found, b"txn", b"other")) == Condition.ILLEGAL_STATE
     assert found.promoted(asked) == CoordinatorAnswer(control=CONTROL, delivery_id=8, outcome=Declared(txn_id=b"txn"))
     assert (transaction.global_id, transaction.phase, transaction.doom) == (b"xid", Phase.LIVE, None)
@@ -299,7 +299,7 @@ def test_a_discharge_behind_a_promotion_that_is_under_way_is_one_of_it() -> None
         promotion = promote(found, b"txn", b"xid")
         asked = discharge(found)
         assert isinstance(asked, DischargeAsked)
-        assert found.control_closed(CONTROL) == ()  # it goes its way
+        assert found.control_closed(CONTROL) == ()  # its discharge continues
         if refused:
             found.promotion_refused(promotion, AmqpError(Condition.NOT_FOUND, "no"))
         else:
@@ -388,7 +388,7 @@ def test_delivery_and_outcome_must_not_belong_to_different_live_transactions(sta
     assert caught.value.error.condition == Condition.ROLLBACK
     assert caught.value.terminates == (CONTROL if state is ACCEPTED else second.control)
     found.discharged(discharge(found, txn_id=b"a", fail=True))
-    found.retiring(0, state, first)  # it is discharged
+    found.retiring(0, state, first)  # the first one is discharged
 
 
 def test_a_flow_names_the_transaction_of_what_is_acquired() -> None:

@@ -1,4 +1,4 @@
-"""The life of an endpoint: every state with every step."""
+"""The states of an endpoint: every state with every step."""
 
 import pytest
 from hypothesis import given, settings
@@ -30,7 +30,7 @@ def test_a_step_leads_on_or_is_illegal(state: Amqp10State, made: Amqp10Step) -> 
 @settings(deadline=None)
 @given(st.permutations(list(Amqp10Step)))
 def test_four_legal_steps_in_any_order_end_closed(order: list[Amqp10Step]) -> None:
-    """Each end opens before it closes; how the two ends interleave does not matter."""
+    """Each end opens before it closes. The interleaving of the two ends does not matter."""
     ordered = all(order.index(first) < order.index(then) for first, then in (
         (Amqp10Step.SEND_OPEN, Amqp10Step.SEND_CLOSE), (Amqp10Step.RECEIVE_OPEN, Amqp10Step.RECEIVE_CLOSE),
     ))  # fmt: skip

@@ -1,4 +1,4 @@
-"""A link: attach and detach, credit, drain, fragments both ways, limits; and which mistakes end it."""
+"""A link: attach and detach, credit, drain, fragments in both directions, limits, and the errors that end it."""
 
 from typing import Any, NoReturn
 
@@ -33,7 +33,7 @@ from tests.unit.wire.amqp10.peer import Peer, attach, flow, receiver, sender, tr
 
 
 def detached_by(peer: Peer, events: list[Event]) -> Condition:
-    """The condition with which the link has been closed because of the peer."""
+    """The condition with which this end closed the link because of the peer."""
     detached = events[-1]
     assert isinstance(detached, Detached)
     assert not detached.by_peer
@@ -93,7 +93,7 @@ def test_a_link_is_refused_by_an_attach_without_ends_and_a_detach() -> None:
     attached, detach = peer.said()
     assert (attached.source, attached.target) == (None, None)
     assert detach == Detach(handle=0, closed=True, error=Error(condition="amqp:not-found"))
-    assert peer.say(transfer(0), flow(0)) == []  # on their way when the link was refused
+    assert peer.say(transfer(0), flow(0)) == []  # sent before the peer knew of the refusal
     link.attach(source=None, target=None)
     link.grant(5)
     link.detach()
@@ -169,7 +169,7 @@ def test_a_name_that_is_attached_once_more_is_stolen() -> None:
     assert session.link(0) is None
     link = other.link(0)
     assert link is not None
-    peer.say(attach("link-0", Role.RECEIVER, 1), channel=1)  # the other direction is another link
+    peer.say(attach("link-0", Role.RECEIVER, 1), channel=1)  # a link of the other direction is a different link
     assert other.link(1) is not None
     link.attach(source=None, target=None)
     assert peer.server.names["link-0", Role.RECEIVER] is link
@@ -297,7 +297,7 @@ def test_what_a_mistake_ends_is_partial_no_more(mistake: Transfer) -> None:
 
 
 def test_no_link_is_looked_at_to_say_what_is_partial() -> None:
-    """It is asked for each discharge, of connections with thousands of links, and all other clients wait meanwhile."""
+    """The check runs at each discharge. Connections can have thousands of links, and other clients wait meanwhile."""
 
     class Links(dict[int, Link]):
         def values(self) -> NoReturn:
@@ -416,7 +416,7 @@ def test_the_peers_credit_counts_from_what_it_has_seen() -> None:
     peer, _, link = receiver(3)
     assert link.credit == 3
     link.send(b"a", b"")
-    peer.say(flow(0, delivery_count=0, link_credit=5))  # it has not seen that one yet
+    peer.say(flow(0, delivery_count=0, link_credit=5))  # the peer has not seen the message yet
     assert link.credit == 4
     peer.say(flow(0, delivery_count=1, link_credit=1, drain=True, properties={"txn-id": b"t"}))
     assert (link.credit, link.drain) == (1, True)
@@ -445,7 +445,7 @@ def test_the_flows_of_a_sender_have_its_properties() -> None:
     """
     peer, _, link = receiver(3)
     peer.say(flow(0, delivery_count=0, link_credit=4, echo=True, properties={"txn-id": b"t"}))
-    assert peer.said() == []  # the shell knows the transaction, or ends the link
+    assert peer.said() == []  # the shell answers it, or ends the link
     link.properties = {"txn-id": b"t"}
     link.flow()
     peer.say(flow(0, delivery_count=0, link_credit=4, echo=True))
@@ -474,7 +474,7 @@ def test_what_is_left_of_the_credit_is_given_back() -> None:
     assert (said.delivery_count, said.link_credit, said.available) == (5, 0, 0)
     assert link.credit == 0
     link.drained()
-    assert peer.said() == []  # it was told: the next answer is one to the next drain
+    assert peer.said() == []  # already answered: the next answer is for the next drain
     peer.say(flow(0, delivery_count=5, link_credit=2, drain=True))
     link.drained()
     (said,) = peer.said()
@@ -491,7 +491,7 @@ def test_nothing_is_given_back_while_messages_wait() -> None:
     (said,) = peer.said()
     assert (said.delivery_count, said.link_credit) == (0, 5)
     peer.say(flow(0, incoming_window=0, delivery_count=0, link_credit=7))
-    assert link.credit == 6  # what waits has its credit
+    assert link.credit == 6  # the waiting message uses one
     assert Writable(session=0) in peer.say(flow(0, delivery_count=0, link_credit=5, drain=True))
     assert (link.credit, link.queued) == (4, 0)
     link.drained()
@@ -583,7 +583,7 @@ def test_a_client_attaches_links_and_knows_the_answer() -> None:
 
 
 def test_receivers_settle_second_when_the_sender_has() -> None:
-    """2.8.3, second: the receiver settles when it hears that the sender has."""
+    """2.8.3, second: the receiver settles after it knows that the sender has settled."""
     peer, session, _ = sender()
     peer.say(transfer(0, rcv_settle_mode=ReceiverSettles.SECOND))
     session.dispose(Role.RECEIVER, [0], ACCEPTED, settled=False)

@@ -1,4 +1,4 @@
-"""Protocol headers and SASL: what is answered to whom, and that nothing said too early is lost."""
+"""Protocol headers and SASL: the answers, and data that a client sends early is kept."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def sasl(said: SaslInit | SaslResponse | SaslOutcome) -> bytes:
 
 
 def over(events: list[object]) -> bool:
-    """Whether the stream has been given up with one word about it."""
+    """Whether this end has closed the stream with an error, as the only event."""
     (event,) = events
     return isinstance(event, Closed) and event.error is not None and not event.by_peer
 

@@ -1,4 +1,4 @@
-"""Messages: their sections in order, the body as a slice of what was received."""
+"""Messages: their sections in order, and the body as a slice of the received bytes."""
 
 from typing import Any
 from uuid import UUID

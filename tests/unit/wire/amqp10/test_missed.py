@@ -1,4 +1,4 @@
-"""Transfers that come to nothing because of this end: the transaction that they name hears of it."""
+"""Transfers that this end drops: the transaction that they name is notified."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The pictures of the text of the transactions, as the engine draws them (golden: ``pictures/``)."""
+"""The pictures in the specification of transactions, drawn from the engine's dialogues (golden: ``pictures/``)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -81,7 +81,7 @@ def acquiring(picture: Picture) -> None:
 
 
 def partial(picture: Picture) -> None:
-    """No picture of the text, but a MUST of 4.4.1."""
+    """The specification has no picture of it, but a MUST in 4.4.1."""
     declare(picture)
     picture.say(attach("to", Role.SENDER, 1, source=Source(), target=Target(address="q")))
     picture.peer.server.names["to", Role.RECEIVER].grant(5)

@@ -1,4 +1,4 @@
-"""The codec beside Qpid Proton's, which is nobody's copy of it: each understands what the other writes."""
+"""The codec and Qpid Proton's, an independent one: each reads what the other writes."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ proton = pytest.importorskip("proton", reason="needs python-qpid-proton, which i
 
 
 def _described_twice(value: Any) -> bool:
-    """Whether there is a description of a description, which Proton reads, but writes as a list that is too short."""
+    """Whether a described value directly contains another. Proton reads it, but writes a list that is too short."""
     match value:
         case Described():
             return isinstance(value.value, Described) or _described_twice(value.value)

@@ -1,4 +1,4 @@
-"""The engine beside Qpid Proton's: open, link, transfer, credit, drain, settle, detach, in memory."""
+"""The engine with Qpid Proton's: open, link, transfer, credit, drain, settle, detach, in memory."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ proton = pytest.importorskip("proton", reason="needs python-qpid-proton, which i
 
 
 class Proton:
-    """A client of Proton, whose octets go to the engine and back."""
+    """A Proton client that exchanges bytes with the engine."""
 
     def __init__(self, mechanism: str = "", **changes: Any) -> None:
         self.connection = proton.Connection()
@@ -46,7 +46,7 @@ class Proton:
         self.shell = Shell(Connection(settings(**changes), 0.0), credit=10)
 
     def settle(self) -> "Proton":
-        """Until neither has anything to say."""
+        """Exchange data until both are quiet."""
         while True:
             pending = self.transport.pending()
             up = self.transport.peek(pending) if pending > 0 else b""
@@ -62,7 +62,7 @@ class Proton:
         return [event for event in self.shell.events if isinstance(event, kind)]
 
     def begin(self) -> tuple[Any, Session]:
-        """A session, from both ends."""
+        """Begin a session from both ends."""
         self.connection.open()
         session = self.connection.session()
         session.open()

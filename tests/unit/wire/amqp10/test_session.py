@@ -1,4 +1,4 @@
-"""A session: windows both ways, dispositions by range, and which mistakes end it."""
+"""A session: windows in both directions, dispositions by range, and the errors that end it."""
 
 import pytest
 from hypothesis import given
@@ -45,7 +45,7 @@ from tests.unit.wire.amqp10.peer import BEGIN, Peer, attach, flow, receiver, sen
 
 
 def ended_by(peer: Peer, events: list[Event]) -> Condition:
-    """The condition with which the session has been ended because of the peer."""
+    """The condition with which this end ended the session because of the peer."""
     ended = events[-1]
     assert isinstance(ended, Ended)
     assert not ended.by_peer
@@ -106,7 +106,7 @@ def test_mistakes_that_end_the_session(said: Composite, condition: Condition) ->
     peer, _, _ = sender()
     other = peer.begin(1)
     assert ended_by(peer, peer.say(said)) is condition
-    other.end()  # nothing else suffers
+    other.end()  # the other session is not affected
     assert peer.said() == [End()]
 
 
@@ -118,7 +118,7 @@ def test_links_are_bounded_by_the_peers_handle_max_too() -> None:
 
 
 def test_a_peer_that_overruns_the_window_loses_the_session() -> None:
-    """2.8.17, window-violation; it cannot have heard of a larger window while it sent what comes in one read."""
+    """2.8.17, window-violation; the peer cannot know a larger window while it sends the frames of one read."""
     peer = Peer(window=4).open()
     session = peer.begin()
     peer.attach(session, Role.SENDER, credit=1000)
@@ -175,7 +175,7 @@ def test_a_flow_that_was_sent_before_the_last_transfers_counts_them() -> None:
     for number in range(3):
         link.send(b"%d" % number, b"", settled=True)
     peer.said()
-    peer.say(flow(next_incoming_id=1, incoming_window=3))  # it has seen one of the three
+    peer.say(flow(next_incoming_id=1, incoming_window=3))  # the peer has seen one of the three
     for number in range(3):
         link.send(b"%d" % number, b"", settled=True)
     assert [said.delivery_id for said in peer.said()] == [3]
@@ -224,16 +224,16 @@ def test_an_endless_range_costs_what_there_is() -> None:
 
 
 def test_dispositions_of_much_leave_others_their_turn() -> None:
-    """Not of the text: a frame of thirty octets may name all that is unsettled, and one read is thousands of frames."""
+    """A frame of thirty bytes can name all unsettled deliveries, and one read can hold thousands of such frames."""
     peer, session, _ = sender(credit=1000)
     peer.say(*[transfer(number) for number in range(1000)])
     everything = Disposition(role=Role.SENDER, first=0, last=0x7FFF_FFFF, state=ACCEPTED)
     frames = [frame(AMQP, 0, encode(everything))] * 200
     told = [len(peer.raw(b"".join(frames)))]
-    assert told[0] < 100  # so that there are turns after which something is left
+    assert told[0] < 100  # so that several turns are needed
     last = frame(AMQP, 0, encode(Disposition(role=Role.SENDER, first=0, last=999, settled=True)))
     told.append(len(peer.raw(last + b"no frame")))
-    peer.server.mark_alive(1.0)  # which is said at any time, and takes nothing of what waits
+    peer.server.mark_alive(1.0)  # may be called at any time, and handles no frames
     while peer.server.behind:
         told.append(len(peer.raw(b"")))
     assert max(told) <= MAX_EFFORT // 1000 + 2
@@ -243,7 +243,7 @@ def test_dispositions_of_much_leave_others_their_turn() -> None:
 
 
 def test_thousands_of_small_frames_leave_others_their_turn() -> None:
-    """Not of the text: each asks for an answer, and whoever waits behind all of them loses a lease."""
+    """Each frame asks for an answer. Without turns, the renewal of the lease would be late."""
     peer, _, _ = sender()
     asked = Flow(next_incoming_id=0, incoming_window=10, next_outgoing_id=0, outgoing_window=10, echo=True)
     peer.raw(frame(AMQP, 0, encode(asked)) * 4000)
@@ -252,7 +252,7 @@ def test_thousands_of_small_frames_leave_others_their_turn() -> None:
         peer.raw(b"")
         turns += 1
     assert turns >= 4000 * FRAME_EFFORT // MAX_EFFORT
-    assert sum(isinstance(said, Flow) for said in peer.said()) >= 4000  # nobody's question is lost
+    assert sum(isinstance(said, Flow) for said in peer.said()) >= 4000  # each echo is answered
 
 
 def test_a_mistake_waits_for_the_frames_before_it() -> None:
@@ -335,7 +335,7 @@ REFUSED = Rejected(error=Error(condition=LONG))
 def test_an_outcome_that_fits_no_frame_is_told_without_what_makes_it_long(
     state: DeliveryState, told: DeliveryState
 ) -> None:
-    """It is what the peer has said itself: to whom frames are small it is no news."""
+    """The peer sent these fields itself, so a peer with small frames loses no information."""
     for size, expected in ((512, told), (4096, state)):
         peer, session, _ = receiver(max_frame_size=size)
         session.dispose(Role.SENDER, [7, 8], state, settled=True)
@@ -384,7 +384,7 @@ def test_a_message_that_was_not_sent_is_settled_in_silence() -> None:
 
 @pytest.mark.parametrize("last", [2 * DISPOSED_AT_ONCE, 0x7FFF_FFFF])
 def test_a_disposition_of_very_many_deliveries_is_told_in_pieces(last: int) -> None:
-    """The shell has something to do for each of them, and others shall have their turn meanwhile."""
+    """The shell has work for each of them, and other clients get turns in between."""
     count = 2 * DISPOSED_AT_ONCE + 1
     peer, session, link = receiver(count, window=count)
     for _ in range(count):

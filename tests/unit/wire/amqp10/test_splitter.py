@@ -42,7 +42,7 @@ def test_one_octet_at_a_time() -> None:
 
 
 def test_an_extended_header_is_skipped() -> None:
-    """2.3.1: "an extension point defined for future expansion", of which AMQP frames have made no use."""
+    """2.3.1: "an extension point defined for future expansion". AMQP frames do not use it."""
     octets = bytes.fromhex("0000000e 03 00 0001") + b"exte" + b"ab"
     assert collect(Amqp10FrameSplitter(512), [octets]) == [(AMQP, 1, b"ab")]
 

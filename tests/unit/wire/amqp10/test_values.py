@@ -197,7 +197,7 @@ def test_descriptors_of_descriptors_are_as_deep() -> None:
 
 
 def test_an_array_of_nothing_may_not_be_endless() -> None:
-    """Ten octets would make four thousand million values."""
+    """Ten bytes would make four thousand million values."""
     for constructor in ("40", "41", "42", "43", "44", "45"):
         with pytest.raises(AmqpError, match="more than 65536 values"):
             decode(bytes.fromhex("f0 00000005 ffffffff" + constructor))

@@ -1,4 +1,4 @@
-"""AMQP values for Hypothesis: every type, and values in values."""
+"""AMQP values for Hypothesis: every type, and nested values."""
 
 from collections.abc import Callable
 from typing import Any
