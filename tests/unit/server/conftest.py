@@ -1,4 +1,4 @@
-"""What tests of the server's parts share."""
+"""Fixtures for the tests of the server's parts."""
 
 import pytest
 
@@ -8,6 +8,6 @@ from dtx.store import slices
 
 @pytest.fixture
 def one_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a client sends is handled when the call returns, however busy the machine is."""
+    """Data of a client is handled before the call returns, however busy the machine is."""
     for module in (slices, connection):
         monkeypatch.setattr(module, "SLICE_SECONDS", 60.0)

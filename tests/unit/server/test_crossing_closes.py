@@ -1,4 +1,4 @@
-"""Both sides close a channel of the connection to the broker at once."""
+"""dtx and the broker close a channel at the same time."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,7 +22,7 @@ CLOSE = ChannelClose(404, b"NOT_FOUND - no queue", methods.QueueDeclare.KEY)
 
 
 class Rig:
-    """A connection to the broker that keeps what is written to it, and a channel on it."""
+    """A connection to the broker that records what is written to it, and a channel on it."""
 
     def __init__(self) -> None:
         self.written = b""
@@ -36,13 +36,13 @@ class Rig:
         self.written += data
 
     def forget(self) -> None:
-        """What was written so far does not matter."""
+        """Drop what was written so far."""
         self.upstream.flush()
         self.written = b""
 
     @property
     def keys(self) -> list[int]:
-        """The methods that the broker got."""
+        """The methods that the broker received."""
         return [key for key, _, _, _ in FrameSplitter(0).feed(self.written)[1]]
 
     def broker(self, method: ChannelClose | ChannelCloseOk) -> None:
@@ -52,7 +52,7 @@ class Rig:
 
 
 def nothing(*_: object) -> None:
-    """What the owner of a channel does here."""
+    """A callback that does nothing."""
 
 
 def selected(rig: Rig) -> None:
@@ -79,7 +79,7 @@ def confirming(rig: Rig) -> None:
 
 
 def of_dtx_itself(rig: Rig) -> None:
-    rig.upstream.free(rig.number)  # it takes one itself, the same
+    rig.upstream.free(rig.number)  # the channel takes the same number
     channel = OwnChannel(rig.upstream)
     rig.forget()
     closing = asyncio.ensure_future(channel.close())
@@ -88,7 +88,7 @@ def of_dtx_itself(rig: Rig) -> None:
 
 @pytest.mark.parametrize("begin", [selected, drained, passed_through, confirming, of_dtx_itself])
 async def test_the_close_of_the_broker_is_confirmed_behind_its_close_ok(begin: Callable[[Rig], None]) -> None:
-    """RabbitMQ ends a channel at close-ok, and with it a close-ok of its own that it has not written yet."""
+    """RabbitMQ ends a channel at close-ok, and then drops a close-ok that it has not written yet."""
     rig = Rig()
     begin(rig)
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""A mistake of dtx's own ends the connection that it happened on, and says no more than that."""
+"""An internal error of dtx ends only its own connection, and tells the client only "internal error"."""
 
 import asyncio
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ SELECT = DtxSelect().frame(2)
 
 
 class Socket:
-    """What the client is sent."""
+    """A transport that records the bytes for the client."""
 
     is_local = True
     peer = "127.0.0.1"
@@ -54,7 +54,7 @@ class Socket:
 
 
 def running(socket: Socket) -> ProxySession:
-    """A session in front of a broker that is not there."""
+    """A session that has no broker behind it."""
     budget = Budget(0)
     nothing: Any = SimpleNamespace(broker=None, budget=budget, quotas=Quotas((), budget))
     limits = SessionLimits(
@@ -66,7 +66,7 @@ def running(socket: Socket) -> ProxySession:
 
 
 def breaks() -> None:
-    """What nobody has foreseen."""
+    """Raise an unforeseen error."""
     raise RuntimeError("a mistake of ours")
 
 
@@ -74,7 +74,7 @@ def breaks() -> None:
 async def test_an_unforeseen_error_is_logged_and_the_client_hears_internal_error(
     capsys: pytest.CaptureFixture[str], waited: bool
 ) -> None:
-    """The frame before it counts; the words of the error are for the log alone."""
+    """The frame before it is handled. The text of the error is only in the log."""
     socket = Socket()
     session = running(socket)
     came = []
@@ -139,12 +139,12 @@ async def test_a_channel_of_the_standalone_server_that_breaks_keeps_no_other_eit
         connection.client_gone()
         await connection.ended
         assert second.engine.state is EndpointState.GONE
-        assert parts.metrics.selected_channels._value.get() == 0, "it was let go"
+        assert parts.metrics.selected_channels._value.get() == 0, "the channel was released"
         assert not connection.channels
 
 
 async def test_no_two_connections_have_the_same_number() -> None:
-    """An operator closes a connection by its number, and beside a broker dtx speaks AMQP 0-9 and 1.0."""
+    """An operator closes a connection by its number. With a broker, AMQP 0-9 and 1.0 share the numbers."""
     async with whole() as (parts, _):
         numbers = [running(Socket()).id, StandaloneConnection(parts, Wire()).id, running(Socket()).id]
     assert numbers == sorted(set(numbers))

@@ -1,4 +1,4 @@
-"""Who is accepted: limits of handshakes, room for coordinators, and what the log says of connections."""
+"""Limits of handshakes, places for coordinators, and log lines about connections."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Session:
-    """A client that is let in by its first byte: it is *ordinary* then, or a *coordinator*."""
+    """A session that is logged in by its first byte, as *ordinary* client or as *coordinator*."""
 
     def __init__(self, transport: AcceptedConnection, header: bytes) -> None:
         self.id = 7
@@ -83,7 +83,7 @@ class Port:
 
 
 async def answer(stream: Stream) -> bytes:
-    """The byte that says whether the client is let in; empty where its socket was closed."""
+    """The byte that confirms the login, or nothing if the socket was closed."""
     try:
         return await asyncio.wait_for(stream[0].read(1), 20)
     except ConnectionResetError:

@@ -1,4 +1,4 @@
-"""What is loaded when: a start and a command that is asked often should not wait for what they do not use."""
+"""Imports at start-up: the service and frequent commands do not load modules that they do not use."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""When what connections leave behind is looked for."""
+"""When dtx collects the garbage that closed connections leave."""
 
 import asyncio
 import gc
@@ -19,14 +19,14 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Part:
-    """Something that knows something that knows it."""
+    """An object in a reference cycle."""
 
     def __init__(self) -> None:
         self.other = self
 
 
 class Clock:
-    """Time as the test has it; each look takes as long as it says."""
+    """A clock that the test sets. Each collection takes *takes* seconds."""
 
     def __init__(self, *, takes: float = 0.0) -> None:
         self.now = 1000.0
@@ -42,7 +42,7 @@ class Clock:
 
 
 async def turn() -> None:
-    """Let what is due happen."""
+    """Let due callbacks run."""
     for _ in range(3):
         await asyncio.sleep(0.001)
 
@@ -50,7 +50,7 @@ async def turn() -> None:
 async def test_what_has_left_is_freed_without_anything_else_happening() -> None:
     left = [Part() for _ in range(300)]
     seen = [weakref.ref(part) for part in left]
-    gc.collect()  # they are old now, as those of clients that stayed for a while
+    gc.collect()  # they are in the oldest generation, as for long connections
     gc.disable()
     try:
         leftovers = Leftovers(lambda: 0)
@@ -87,7 +87,7 @@ async def test_a_fleet_that_leaves_at_once_costs_one_look() -> None:
 
 
 async def test_looks_take_a_fiftieth_of_all_time_at_most() -> None:
-    """What takes long, since there is much to look at, is done the more rarely."""
+    """The longer a collection takes, the rarer it is."""
     clock = Clock(takes=0.25)
     leftovers = Leftovers(lambda: 0, collect=clock.look, clock=clock, worked=clock)
     waits: list[float] = []
@@ -145,13 +145,13 @@ asyncio.run(log_in())
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators keep their own rules")
 def test_memory_for_verifying_passwords_is_given_back() -> None:
-    """19 MiB for each thread that verifies them."""
+    """19 MiB for each thread that verifies passwords."""
     done = subprocess.run([sys.executable, "-c", _LOGINS], check=True, capture_output=True, text=True, timeout=60)
     assert int(done.stdout) < 4096, "KiB"
 
 
 def test_garbage_is_looked_for_among_so_many_objects_at_a_time_that_nobody_waits_long() -> None:
-    """40,000 took 36 ms where other work filled the caches, and nothing may hold the event loop for more than 50 ms."""
+    """40,000 took 36 ms when other work filled the caches, and nothing may hold the event loop for more than 50 ms."""
     code = """
 import gc
 from dtx.server.memory import loading

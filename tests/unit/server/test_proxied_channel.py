@@ -1,4 +1,4 @@
-"""A channel of a client that did not select, without a broker behind it."""
+"""A channel whose client did not select, without a broker behind it."""
 
 import asyncio
 from types import SimpleNamespace
@@ -27,15 +27,15 @@ def keys_of(data: bytes) -> list[int]:
 
 
 class Rig:
-    """A session with channel 1, and what it sends both ways."""
+    """A session with channel 1, and what it sends to both sides."""
 
     def __init__(self) -> None:
         self.socket = Socket()
         self.session: ProxySession = running(self.socket)
         self.sent = b""
-        """To the broker."""
+        """Bytes to the broker."""
         self.answer: Any = None
-        """Answers the call that runs."""
+        """Answers the running call."""
         upstream = self.session.upstream
         upstream.engine.adopt(methods.ConnectionTuneOk(100, 131_072, 0))
         transport: Any = SimpleNamespace(set_write_buffer_limits=lambda **_: None, write=self._write)
@@ -72,7 +72,7 @@ async def test_what_comes_behind_a_call_waits_for_its_answer(rig: Rig) -> None:
 
 
 async def test_a_number_is_free_again_though_a_call_of_its_last_channel_runs(rig: Rig) -> None:
-    """The broker has closed the channel: its client has nothing to wait for."""
+    """The broker has closed the channel, so its client waits for no answer."""
     rig.client(methods.BasicQos(0, 1), PREPARE, methods.BasicQos(0, 2))
     rig.broker(methods.ChannelClose(404, b"NOT_FOUND - no queue"))
     rig.sent = b""
@@ -110,7 +110,7 @@ async def test_a_client_is_not_read_from_while_much_waits(rig: Rig) -> None:
 
 
 async def test_a_content_is_passed_to_its_end_though_the_broker_has_closed_the_channel(rig: Rig) -> None:
-    """Its method has been passed: RabbitMQ ends the connection (505) where a close-ok comes before the body."""
+    """Its method has been passed: RabbitMQ ends the connection (505) if a close-ok comes before the body."""
     rig.client(methods.BasicPublish(b"", b"q"))
     rig.broker(methods.ChannelClose(404, b"NOT_FOUND - no queue"))
     rig.sent = b""

@@ -1,4 +1,4 @@
-"""The scratch buffer that sockets are read into: what was read is all there, and nobody's octets are written over."""
+"""The scratch buffer for reads from sockets: no data is lost, and no data in use is overwritten."""
 
 import random
 
@@ -14,11 +14,11 @@ SIZE = 65_536
 
 
 class Socket:
-    """Where octets come from.
+    """A source of bytes.
 
     Args:
-        data: all of them.
-        frame_max: agreed.
+        data: all bytes.
+        frame_max: the negotiated frame size.
     """
 
     def __init__(self, data: bytes, frame_max: int = 131_072) -> None:
@@ -27,7 +27,7 @@ class Socket:
         self._data = memoryview(data)
 
     def read(self, most: int = ROOM, *, behind: bool = False) -> tuple[bytes, list[tuple[int, int, int, int]]]:
-        """One read of at most that many octets."""
+        """One read of at most *most* bytes."""
         room = self.reading.room(behind=behind)
         count = min(most, len(room), len(self._data))
         room[:count] = self._data[:count]
@@ -37,12 +37,12 @@ class Socket:
 
     @property
     def more(self) -> bool:
-        """Whether there are any left."""
+        """Whether bytes are left."""
         return bool(self._data)
 
 
 def bodies(count: int, size: int = SIZE) -> list[bytes]:
-    """Frames that are not all the same."""
+    """Frames with different contents."""
     return [body_frames(7, bytes([number % 251]) * size, 0)[0] for number in range(count)]
 
 
@@ -82,7 +82,7 @@ def test_much_is_split_where_it_was_read_and_little_is_copied_out() -> None:
 
 
 def test_what_is_still_to_be_sent_is_not_written_over() -> None:
-    """A peer that is slow: the event loop keeps a view until its socket takes the rest."""
+    """With a slow peer, the event loop keeps a view until its socket takes the rest."""
     sent = bodies(32)
     socket = Socket(b"".join(sent))
     buffer, frames = socket.read()
@@ -107,7 +107,7 @@ def test_while_the_other_side_is_behind_reads_are_small_and_hold_no_scratch_buff
 
 
 def test_a_frame_that_comes_slowly_is_not_moved_again_and_again() -> None:
-    """Pieces shorter than what is there already are kept as pieces, and joined once."""
+    """Pieces shorter than the data already there are kept as pieces, and joined once."""
     (large,) = body_frames(7, bytes(range(256)) * 12_000, 0)
     socket = Socket(large + large, frame_max=0)
     found: list[bytes] = []

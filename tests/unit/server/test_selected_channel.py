@@ -25,7 +25,7 @@ from tests.support.raw import body_frames
 CLOSE = methods.ChannelClose(403, b"ACCESS_REFUSED - no", methods.BasicPublish.KEY).encode()
 ANSWER = DtxPrepareOk(XaFlag.RBROLLBACK).frame(1)
 P = 9
-"""The channel at the broker that publishes."""
+"""The number of the broker channel that publishes."""
 
 
 def key_of(frame: bytes) -> int:
@@ -33,16 +33,16 @@ def key_of(frame: bytes) -> int:
 
 
 class Rig:
-    """A channel with the number 1 on both sides, and whatever it has to do with."""
+    """A channel with the number 1 on both sides, and the objects that it uses."""
 
     def __init__(self) -> None:
         self.said: list[bytes] = []
-        """To the client."""
+        """Bytes to the client."""
         self.finish: Any = None
-        """Answers the call that runs."""
+        """Answers the running call."""
         nothing = lambda *_: None  # noqa: E731
         self.sent: list[bytes] = []
-        """To the broker."""
+        """Bytes to the broker."""
         upstream: Any = SimpleNamespace(
             handlers={}, is_lost=False, lock="", write=self.sent.append, exclusive=ExclusiveQueues()
         )
@@ -104,7 +104,7 @@ class Rig:
         self._handle(self.engine.receive(b"".join(frames)))
 
     def sent_to(self, number: int) -> list[int]:
-        """What the broker got on a channel."""
+        """The methods that the broker received on a channel."""
         return [key for key, on, _, _ in FrameSplitter(0).feed(b"".join(self.sent))[1] if on == number]
 
     def broker(self, number: int, payload: bytes) -> None:
@@ -118,13 +118,13 @@ class Rig:
 
     @property
     def keys(self) -> list[int]:
-        """The methods that the client got."""
+        """The methods that the client received."""
         return [key for data in self.said for key, _, _, _ in FrameSplitter(0).feed(data)[1]]
 
 
 @pytest.fixture
 def rig() -> Rig:
-    """A channel on which a prepare runs."""
+    """A channel with a prepare in progress."""
     rig = Rig()
     rig.client(DtxPrepare(xid=Xid(1, b"g", b"b")).encode())
     return rig
@@ -132,7 +132,7 @@ def rig() -> Rig:
 
 @pytest.mark.parametrize("number", [1, P], ids=["that consumes", "that publishes"])
 def test_an_answer_comes_before_the_end_of_its_channel(rig: Rig, number: int) -> None:
-    """What a prepare has decided is told, whatever the broker thinks of the channel by then."""
+    """The client receives the result of a prepare, even if the broker has closed the channel by then."""
     rig.broker(number, CLOSE)
     assert rig.said == []
     rig.finish(ANSWER)
@@ -140,7 +140,7 @@ def test_an_answer_comes_before_the_end_of_its_channel(rig: Rig, number: int) ->
 
 
 def test_a_channel_that_is_gone_can_be_closed_before_its_answer(rig: Rig) -> None:
-    """The client waits no longer, and there is nothing left to close but what it publishes on."""
+    """The client waits for no answer, and only the publishing channel is left to close."""
     rig.broker(1, CLOSE)
     rig.client(methods.ChannelClose(200, b"never mind").encode())
     rig.broker(P, methods.ChannelCloseOk().encode())
@@ -160,7 +160,7 @@ SETTLEMENTS = {
 
 @pytest.fixture
 def getting() -> Rig:
-    """A channel whose client has the method of a delivery with the tag 7, and asked for what comes behind that."""
+    """A channel whose client has received the method of delivery 7, but not its content."""
     rig = Rig()
     rig.client(methods.BasicGet(b"queue").encode())
     rig.broker(1, methods.BasicGetOk.HEAD + (7).to_bytes(8, "big") + bytes(7))
@@ -170,7 +170,7 @@ def getting() -> Rig:
 
 @pytest.mark.parametrize("settlement", SETTLEMENTS.values(), ids=SETTLEMENTS)
 async def test_a_settlement_waits_until_its_delivery_is_whole(getting: Rig, settlement: bytes) -> None:
-    """RabbitMQ takes it as soon as it has sent the method."""
+    """RabbitMQ accepts it as soon as it has sent the method."""
     getting.client(settlement)
     getting.client(methods.BasicQos(0, 1).encode())
     getting.broker_frame(1, HEADER, header_frame(1, 60, 2, b"\x00\x00"))
@@ -189,7 +189,7 @@ async def test_a_settlement_waits_until_its_delivery_is_whole(getting: Rig, sett
 
 @pytest.mark.parametrize("name", ["ack all", "recover"])
 async def test_a_settlement_waits_for_none_that_begins_meanwhile(getting: Rig, name: str) -> None:
-    """A queue that never runs dry would hold it for ever."""
+    """Otherwise a queue that is never empty would hold it for ever."""
     getting.client(methods.BasicGet(b"queue").encode())
     getting.client(SETTLEMENTS[name])
     getting.broker_frame(1, HEADER, header_frame(1, 60, 2, b"\x00\x00"))
@@ -202,7 +202,7 @@ async def test_a_settlement_waits_for_none_that_begins_meanwhile(getting: Rig, n
     sent = [key for data in getting.sent for key, _, _, _ in FrameSplitter(0).feed(data)[1]]
     assert sent == [methods.BasicAck.KEY if name == "ack all" else methods.BasicNack.KEY, methods.TxCommit.KEY]
     getting.client(SETTLEMENTS[name])
-    assert getting.channel.engine.held, "the next one waits for the second delivery"
+    assert getting.channel.engine.held, "the next settlement waits for the second delivery"
 
 
 async def test_a_settlement_of_another_delivery_does_not_wait(getting: Rig) -> None:
@@ -220,7 +220,7 @@ async def test_nobody_waits_for_a_delivery_whose_channel_has_ended(getting: Rig)
 
 @pytest.fixture
 async def closing(getting: Rig) -> Rig:
-    """A channel that a branch needs, which has asked for something, and whose client closes it."""
+    """A channel with messages in a branch and a call in progress, which its client closes."""
     getting.broker_frame(1, HEADER, header_frame(1, 60, 0, b"\x00\x00"))
     taking = getting.channel._taking
     taking.hold(taking.select(methods.BasicAck(7)), "a branch")
@@ -261,7 +261,7 @@ def publishing() -> Rig:
 
 
 def test_a_content_is_whole_before_its_channel_closes_which_the_broker_asked_for(publishing: Rig) -> None:
-    """RabbitMQ drops it, and ends the connection (505) where anything else comes first."""
+    """RabbitMQ drops the content, and ends the connection (505) if another frame comes first."""
     publishing.broker(P, CLOSE)
     assert publishing.said == [method_frame(1, CLOSE)]
     assert not publishing.sent_to(P)
@@ -278,7 +278,7 @@ def test_a_content_is_whole_before_its_channel_closes_since_the_other_one_has_en
 
 
 def test_a_content_that_will_never_be_whole_keeps_its_channel(publishing: Rig) -> None:
-    """Its connection lives on where a branch needs what it has consumed."""
+    """Its connection stays open if a branch needs messages that it has consumed."""
     publishing.engine.end()
     publishing.channel.shut_down()
     assert not publishing.sent_to(P)

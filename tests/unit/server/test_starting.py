@@ -1,4 +1,4 @@
-"""What ends a dtx before it serves, and with which exit code."""
+"""Events that end dtx before it serves, and their exit codes."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ from dtx.server import memory, service
 async def test_a_start_that_is_cut_short_says_by_what(
     monkeypatch: pytest.MonkeyPatch, happens: Callable[[Any], None], code: int
 ) -> None:
-    """A supervisor that restarts what has failed must not take a lost lease for a stop that was asked for."""
+    """A supervisor restarts dtx after a failure, so a lost lease must not look like a requested stop."""
 
     async def start(_settings: Any, _stack: Any, stop: Any) -> None:
         happens(stop)
@@ -52,7 +52,7 @@ async def test_a_start_warns_of_addresses_without_tls(monkeypatch: pytest.Monkey
 
 
 async def test_a_start_lets_glibc_give_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before it verifies or makes a password, each of which takes 19 MiB."""
+    """Before dtx verifies or hashes a password, which takes 19 MiB each time."""
     done: list[str] = []
 
     async def start(_settings: Any, _stack: Any, stop: Any) -> None:

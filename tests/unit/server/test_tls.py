@@ -1,4 +1,4 @@
-"""Whom a certificate names."""
+"""The user that a certificate names."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Spans of XA calls: one for each, in the trace of the branch's messages; and none of it is loaded when it is off."""
+"""Spans of XA calls: one for each call, in the trace of the branch's messages. Without tracing, nothing is loaded."""
 
 import asyncio
 import subprocess
@@ -32,13 +32,13 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 @dataclass(frozen=True)
 class Channel:
-    """As much of a channel as spans say."""
+    """The part of a channel that spans use."""
 
     place: tuple[int, int] = (7, 3)
 
 
 class Traced:
-    """A channel of a dtx that makes spans."""
+    """A channel of a dtx with tracing."""
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()
@@ -51,7 +51,7 @@ class Traced:
         self.coordination = CoordinationHandler(self.manager, metrics, 3, 7)
 
     def publish(self, *, traceparent: bytes | None = None, kind: bytes = b"S") -> None:
-        """Something is published in the branch."""
+        """Publish a message in the branch."""
         entry = self.demarcation.branch
         assert entry is not None
         assert entry.work is not None
@@ -64,7 +64,7 @@ class Traced:
         self,
         call: methods.DtxPrepare | methods.DtxCommit | methods.DtxRollback | methods.DtxForget | methods.DtxRecover,
     ) -> None:
-        """A call of dtx-coordination, until it is answered."""
+        """Make a call of dtx-coordination, and wait for its answer."""
         answered = asyncio.Event()
         self.coordination.run(call, WHO, 131072, lambda _: answered.set())
         async with asyncio.timeout(30):
@@ -72,7 +72,7 @@ class Traced:
 
     @property
     def spans(self) -> list[ReadableSpan]:
-        """Those that have ended, in that order."""
+        """The ended spans, in the order of their end."""
         return list(self.exporter.get_finished_spans())
 
 
@@ -114,7 +114,7 @@ async def test_a_branch_has_a_span_for_each_call_in_the_trace_of_its_messages(tr
             "dtx.answer": "xa-ok",
         }  # fmt: skip
         assert span.status.status_code is StatusCode.UNSET
-    assert not traced.traces._branches, "what has ended is not remembered"
+    assert not traced.traces._branches, "a branch that has ended is not remembered"
 
 
 async def test_a_refusal_is_an_error_with_its_code_and_reason(traced: Traced) -> None:
@@ -156,7 +156,7 @@ async def test_a_branch_of_many_traces_is_linked_to_some_of_them(traced: Traced)
 
 @pytest.mark.parametrize("before", ["", "sys.modules['opentelemetry.sdk'] = None; "])
 def test_without_traces_opentelemetry_is_not_loaded_and_not_needed(before: str) -> None:
-    """Where it is installed, libraries of dtx's may look at its API; nobody loads what makes and sends spans."""
+    """Libraries may import its API where it is installed. The SDK, which makes and sends spans, is not loaded."""
     code = f"import sys; {before}import dtx.server.service; sys.exit(bool(sys.modules.get('opentelemetry.sdk')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

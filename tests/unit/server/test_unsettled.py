@@ -1,4 +1,4 @@
-"""What is unsettled on a channel that passes unseen, against a broker that keeps every delivery by its tag."""
+"""The count of unsettled deliveries on a channel that is passed through, checked against a list of all tags."""
 
 import time
 
@@ -35,23 +35,23 @@ def get_ok(tag: int) -> bytes:
 
 
 class Watched:
-    """One channel, as a session watches it."""
+    """One channel as a session watches it."""
 
     def __init__(self) -> None:
         self.tally = Tally()
         self.unsettled = UnsettledDeliveries()
 
     def open(self) -> str | None:
-        """What keeps the channel from being selected."""
+        """The reason why the channel cannot be selected."""
         return self.tally.open
 
     def ask(self, payload: bytes) -> None:
-        """basic.consume and basic.get, as they go to the broker."""
+        """Pass basic.consume or basic.get to the broker."""
         self.tally.asked(int.from_bytes(payload[:4], "big"), payload)
         self.unsettled.sort(NUMBER, UPSTREAM, self.tally)
 
     def hear(self, *payloads: bytes) -> None:
-        """What the broker sent at once."""
+        """Pass what the broker sent in one read."""
         buffer, frames = FrameSplitter().feed(b"".join(method_frame(UPSTREAM, payload) for payload in payloads))
         for key, _, start, end in frames:
             if key in unsettled_deliveries.ANSWERS:
@@ -60,18 +60,18 @@ class Watched:
             self.unsettled.from_broker(buffer, frames)
 
     def settle(self, *payloads: bytes, channel: int = NUMBER) -> None:
-        """What the client sent at once."""
+        """Pass what the client sent in one read."""
         if self.unsettled.by_number:
             data = b"".join(method_frame(channel, payload) for payload in payloads)
             self.unsettled.from_client(*FrameSplitter().feed(data))
 
     def consume(self, *, no_ack: bool = False, tag: bytes = TAG) -> None:
-        """A consumer, and the answer to it."""
+        """Start a consumer, and pass its answer."""
         self.ask(methods.BasicConsume(QUEUE, tag, no_ack=no_ack).encode())
         self.hear(answer(methods.BasicConsumeOk.KEY, bytes((len(tag),)), tag))
 
     def deliver(self, *tags: int) -> None:
-        """Deliveries that come at once."""
+        """Pass deliveries in one read."""
         self.hear(*(methods.BasicDeliver(TAG, tag, False, b"", QUEUE).encode() for tag in tags))
 
 
@@ -207,7 +207,7 @@ def test_tags_that_are_settled_out_of_order_are_remembered_up_to_a_limit(
 
 
 def test_settling_up_to_one_tag_after_the_other_looks_at_each_tag_once() -> None:
-    """Of 9,000 remembered tags each settlement of 3,000 looked at all: a second for what one read brings."""
+    """With 9,000 remembered tags, each of 3,000 settlements looked at all of them: one second for one read."""
     seconds = []
     for remembered in ((), range(4_000, 22_000, 2)):
         channel = Watched()
@@ -240,7 +240,7 @@ def test_malformed_settlements_settle_nothing(watched: Watched) -> None:
 
 
 def test_a_recover_settles_only_what_was_delivered_before_it(watched: Watched) -> None:
-    """What came behind its answer, in the same breath, is a new delivery."""
+    """A delivery behind its answer in the same read is a new one."""
     watched.consume()
     watched.deliver(1)
     watched.hear(RECOVER_OK, methods.BasicDeliver(TAG, 2, True, b"", QUEUE).encode())

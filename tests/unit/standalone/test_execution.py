@@ -1,4 +1,4 @@
-"""Class execution of the AMQP 0-9 preview, said by a client: "server, implement MUST"."""
+"""Class execution of the AMQP 0-9 preview, sent by a client: "server, implement MUST"."""
 
 import pytest
 
@@ -10,7 +10,7 @@ FLUSH = method_frame(1, methods.ExecutionFlush().encode())
 
 
 async def test_execution_complete_of_a_client_is_taken() -> None:
-    """Dtx sends no flush, so there is nothing to do; it is no command that counts."""
+    """There is nothing to do, because dtx sends no flush. It does not count as a command."""
     complete = method_frame(1, methods.ExecutionComplete.HEAD + (7).to_bytes(4, "big"))
     sent = await converse([TWO_CHANNELS, complete, FLUSH])
     buffer, frames = FrameSplitter(0).feed(sent)

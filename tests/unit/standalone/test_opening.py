@@ -27,7 +27,7 @@ def start_ok(properties: object, password: bytes = b"guest") -> bytes:
 
 
 async def said(*reads: bytes, limits: ConnectionLimits = LIMITS) -> list[amqp_object.Method]:
-    """What a server of these *limits* answers, method by method."""
+    """The methods that a server with these *limits* sends."""
     async with whole() as (parts, _):
         wire = Wire()
         connection = StandaloneConnection(replace(parts, limits=limits), wire)
@@ -71,11 +71,11 @@ async def test_a_client_that_understands_it_hears_that_its_login_failed() -> Non
     *_, close = await said(method_frame(0, start_ok(CAPABLE, b"wrong")))
     assert (close.reply_code, close.reply_text) == (403, "ACCESS_REFUSED - unknown user or wrong password")
     assert (close.class_id, close.method_id) == (10, 11)
-    assert len(await said(method_frame(0, start_ok({}, b"wrong")))) == 1, "another one hears nothing"
+    assert len(await said(method_frame(0, start_ok({}, b"wrong")))) == 1, "another client gets no answer"
 
 
 async def test_each_step_is_expected_once_and_in_its_turn() -> None:
-    """Who a client is, is decided once: nothing may come while that is being looked up."""
+    """A client is authenticated once, and no method is expected during the authentication."""
     tune_ok, enter = spec.Connection.TuneOk(10, 4096, 5), spec.Connection.Open("/")
     for reads in ([tune_ok], [START_OK + START_OK], [START_OK, enter]):
         frames = [data if isinstance(data, bytes) else method_frame(0, payload(data)) for data in reads]
@@ -123,7 +123,7 @@ async def test_a_vhost_that_is_no_utf_8_is_not_allowed() -> None:
 
 
 def answers(sent: bytes) -> list[int]:
-    """What the server has said, as class << 16 | method."""
+    """What the server has sent, as class << 16 | method."""
     return [key for key, *_ in FrameSplitter(0).feed(sent)[1]]
 
 
@@ -138,7 +138,7 @@ async def test_a_mechanism_that_was_not_offered_ends_in_silence() -> None:
     ("octets", "answer"), [(FRAME_MAX - 200, methods.ConnectionTune.KEY), (FRAME_MAX, methods.ConnectionClose.KEY)]
 )
 async def test_a_login_may_be_as_long_as_a_frame(octets: int, answer: int) -> None:
-    """Tokens are longer than frame-min-size."""
+    """Tokens can be longer than frame-min-size."""
     long = replace(AMQPLAIN, response=AMQPLAIN.response + tables.entry(b"x", b"S", bytes(octets)))
     sent = await converse([long.frame(0)], enter=False)
     assert answers(sent) == [methods.ConnectionStart.KEY, answer]
@@ -154,7 +154,7 @@ async def test_a_login_may_be_as_long_as_a_frame(octets: int, answer: int) -> No
     ],
 )
 async def test_what_a_login_may_hold_is_bounded(frame_max: int, octets: int, answers_with: str) -> None:
-    """Every socket may hold that much before anybody has logged in."""
+    """Every socket can hold that much before a login."""
     limits = ConnectionLimits(max_channels=1, frame_max=frame_max, max_message_bytes=1, handshake_timeout=1)
     rest = tables.entry(b"x", b"S", b"")
     response = AMQPLAIN.response + rest[:-4] + octets.to_bytes(4, "big") + bytes(octets)

@@ -1,4 +1,4 @@
-"""When a client of standalone mode is read from, without sockets."""
+"""When standalone mode reads from a client, without sockets."""
 
 from dtx.server.standalone.connection import StandaloneConnection
 from dtx.wire.amqp09 import methods
@@ -9,7 +9,7 @@ from tests.evidence.fuzz.server import ENTER, START_OK, TWO_CHANNELS, Wire, hear
 
 
 async def test_a_client_that_was_paused_is_heard_when_dtx_closes() -> None:
-    """It confirms the close, where much waited on a channel as well."""
+    """Its close-ok is read, even if many frames wait on a channel."""
     async with whole() as (parts, _):
         wire = Wire()
         connection = StandaloneConnection(parts, wire)

@@ -1,4 +1,4 @@
-"""Rejecting in a branch, while the dead letter is being read."""
+"""Rejecting in a branch while the dead letter is read."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -40,17 +40,17 @@ class Rig:
         self.store = store
 
     async def say(self, *payloads: bytes) -> bytes:
-        """Send methods on channel 1; what the server says then."""
+        """Send methods on channel 1, and return the server's answer."""
         before = len(self.wire.sent)
         await hear(self.connection, self.wire, b"".join(method_frame(1, payload) for payload in payloads))
         return bytes(self.wire.sent[before:])
 
     async def call(self, *calls: DtxCall) -> bytes:
-        """The same with dtx methods."""
+        """Send dtx methods, and return the server's answer."""
         return await self.say(*(call.encode() for call in calls))
 
     def ready(self, queue: bytes) -> int:
-        """Messages that wait."""
+        """The number of ready messages."""
         return self.store.virtual_host("/").queues[queue].index.ready
 
 
@@ -77,7 +77,7 @@ async def rig() -> AsyncIterator[Rig]:
 
 @pytest.fixture
 def may(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Set, messages may be read."""
+    """Messages can be read once this event is set."""
     read, event = rig.store.dead_letters, asyncio.Event()
 
     async def late(*arguments: Any) -> Any:
@@ -97,7 +97,7 @@ async def test_the_end_of_the_branch_waits_for_its_dead_letter(rig: Rig, may: as
 
 
 async def test_a_dead_letter_that_cannot_be_read_spoils_the_branch(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit would lose it."""
+    """A commit would lose the message."""
 
     async def fail(*_: Any) -> Any:
         raise LogError("the database is away")

@@ -1,4 +1,4 @@
-"""Delivery tags: which deliveries a settlement means."""
+"""Delivery tags: the deliveries that a settlement covers."""
 
 import pytest
 
@@ -52,7 +52,7 @@ def test_tags_count_what_needs_no_acknowledgement_too(unsettled: Unsettled[str])
 
 
 def test_what_is_restored_is_in_its_old_place(unsettled: Unsettled[str]) -> None:
-    """After tx.rollback acknowledgements can be made again, ``multiple`` among them."""
+    """After tx.rollback acknowledgements can be made again, also with ``multiple``."""
     taken = unsettled.take(2, multiple=True)
     unsettled.restore(reversed(taken.items()))
     assert unsettled.take(3, multiple=True) == {1: "a", 2: "b", 3: "c"}

@@ -1,4 +1,4 @@
-"""What a channel may hold without acknowledging it."""
+"""The limit of unacknowledged deliveries on a channel."""
 
 import pytest
 from pika import frame, spec
@@ -8,7 +8,7 @@ from tests.evidence.fuzz.server import converse
 
 _LIMIT = 3
 _GET_OK = bytes((0, 60, 0, 71))
-"""Class and method."""
+"""Class and method of get-ok."""
 
 
 def said(*methods: object) -> bytes:
@@ -24,7 +24,7 @@ def published(body: bytes) -> bytes:
 async def test_a_client_cannot_get_any_number_of_messages_without_settling_some(
     monkeypatch: pytest.MonkeyPatch, settle: bool
 ) -> None:
-    """Messages that it holds are in memory, and no limit of memory counts them."""
+    """Unacknowledged messages stay in memory, and no memory limit counts them."""
     monkeypatch.setattr(channel_consumers, "MAX_UNACKED", _LIMIT)
     gets = [said(spec.Basic.Get(queue="q")) for _ in range(_LIMIT)]
     unread = [said(spec.Basic.Get(queue="q", no_ack=True))]

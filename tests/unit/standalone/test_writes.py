@@ -1,4 +1,4 @@
-"""What one connection has on its way into the store."""
+"""Writes of one connection that the store has not finished."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -20,7 +20,7 @@ from dtx.xa.codes import ReplyCode, XaError
 
 
 class Recording:
-    """A broker that keeps what it gets; the test says when that is durable."""
+    """A broker that records what it gets. The test decides when it is durable."""
 
     def __init__(self) -> None:
         self.records: list[tuple[list[bytes], list[Any], Done]] = []
@@ -71,7 +71,7 @@ class Recording:
 
 
 class Listening:
-    """A channel that hears of its publishes."""
+    """A channel that records the results of its publishes."""
 
     def __init__(self) -> None:
         self.heard: list[object] = []
@@ -105,7 +105,7 @@ def rig() -> Rig:
 
 @pytest.mark.parametrize(("body", "copies"), [(SHARED_BYTES - 1, 3), (SHARED_BYTES, 1)])
 def test_a_publish_costs_what_is_written_of_it(body: int, copies: int) -> None:
-    """Bodies that are not short are written once, and rows and properties for each queue."""
+    """Long bodies are written once. Rows and properties are written for each queue."""
     message = HeldPublish(b"", b"q", False, b"\x00\x00", bytes(body), queues=(1, 2, 3))
     assert message.size == body * copies + 3 * 2 + 2 * ROW_BYTES
     rig = Rig()

@@ -1,4 +1,4 @@
-"""A client of AMQP 1.0 and a whole dtx in one process: what the other end says is there when the loop has turned."""
+"""An AMQP 1.0 client and a whole dtx in one process. Answers are available after some turns of the event loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -45,8 +45,8 @@ class Inside:
     """A client's connection.
 
     Args:
-        parts: of the server.
-        new_nodes: makes what its messages come from, where that is not the server's.
+        parts: parts of the server.
+        new_nodes: makes the nodes of the connection, if they are not the server's.
     """
 
     def __init__(self, parts: Parts, new_nodes: Callable[[Home], Nodes] | None = None) -> None:
@@ -66,7 +66,7 @@ class Inside:
         return self
 
     async def turn(self) -> list[Event]:
-        """Say what there is to say, and hear the answers to it; what is new."""
+        """Exchange data until both sides are quiet, and return the new events."""
         began = len(self.events)
         quiet = 0
         while quiet < 2:
@@ -89,28 +89,28 @@ class Inside:
         return True
 
     def among(self, kind: type[E]) -> list[E]:
-        """What was heard of a kind."""
+        """The events of one type so far."""
         return [event for event in self.events if isinstance(event, kind)]
 
     # -- steps
 
     async def begin(self) -> Session:
-        """A session."""
+        """Begin a session."""
         session = self.engine.new_session()
         session.begin()
         await self.turn()
         return session
 
     async def control(self, session: Session, name: str = "control") -> Link:
-        """A control link, whose source lists no outcomes."""
+        """Attach a control link, whose source lists no outcomes."""
         return await self._attached(session.new_link(name, Role.SENDER), target=Coordinator())
 
     async def sender(self, session: Session, queue: str, name: str = "sender") -> Link:
-        """A link to a queue."""
+        """Attach a link to a queue."""
         return await self._attached(session.new_link(name, Role.SENDER), target=Target(address=queue))
 
     async def receiver(self, session: Session, queue: str, name: str = "receiver", *, settled: bool = False) -> Link:
-        """A link from a queue, without credit."""
+        """Attach a link from a queue, without credit."""
         mode = SenderSettles.SETTLED if settled else SenderSettles.MIXED
         link = session.new_link(name, Role.RECEIVER)
         return await self._attached(link, source=Source(address=queue), target=Target(), sender_settles=mode)
@@ -122,19 +122,19 @@ class Inside:
         return link
 
     async def ask(self, session: Session, control: Link, request: Declare | Discharge) -> DeliveryState | None:
-        """A request to the coordinator; the outcome, where there is one by now."""
+        """Send a request to the coordinator. Returns the outcome if there is one by now."""
         number = control.send(b"request", message.value(request))
         await self.turn()
         return self.outcome(session, number)
 
     async def declare(self, session: Session, control: Link, global_id: bytes | None = None) -> bytes:
-        """A transaction, for the branch *global_id* where that is given; its id."""
+        """Declare a transaction, for the branch *global_id* if given. Returns its id."""
         outcome = await self.ask(session, control, Declare(global_id=global_id))
         assert isinstance(outcome, Declared), outcome
         return outcome.txn_id
 
     def outcome(self, session: Session, number: int | None) -> DeliveryState | None:
-        """What the server has said last of a delivery that was sent to it."""
+        """The last state that the server sent for a delivery to it."""
         found = None
         for event in self.among(Disposed):
             if event.session == session.channel and event.role is Role.SENDER and (number in dict(_by(event))):
@@ -143,5 +143,5 @@ class Inside:
 
 
 def _by(event: Disposed) -> list[tuple[int, int]]:
-    """The links of its deliveries, by their numbers."""
+    """Number and link of each delivery."""
     return [(number, link) for link, number in event.deliveries]

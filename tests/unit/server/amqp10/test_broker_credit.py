@@ -1,4 +1,4 @@
-"""The credit of a link against a broker that knows prefetches alone: never too much, and never nothing for ever."""
+"""The credit of a link with a broker that knows only prefetch counts: it is never exceeded, and is used in the end."""
 
 from collections import deque
 from typing import Any
@@ -17,10 +17,10 @@ from dtx.wire.amqp09.tables import put_short
 
 
 class Broker:
-    """The channel, and the queue behind it: does what it is asked when the test lets it, in order.
+    """The channel and the queue behind it. Each step delivers a message or handles the oldest request.
 
     Args:
-        messages: that are ready.
+        messages: number of ready messages.
     """
 
     def __init__(self, messages: int) -> None:
@@ -32,7 +32,7 @@ class Broker:
         self._prefetch = 0
         self._consumer: bytes | None = None
         self.consumers = 0
-        """That there ever were."""
+        """Number of consumers so far."""
         self._room = 0
         self._of: dict[int, bytes | None] = {}
 
@@ -40,7 +40,7 @@ class Broker:
 
     def request(self, key: int, payload: bytes) -> None:
         early = key == methods.BasicCancel.KEY and any(asked == methods.BasicConsume.KEY for asked, _ in self._asked)
-        assert not early, "for that RabbitMQ 3.10 ends the connection"
+        assert not early, "RabbitMQ 3.10 ends the connection on a cancel before consume-ok"
         self._asked.append((key, payload))
 
     def ack(self, deliveries: Any) -> None:
@@ -64,7 +64,7 @@ class Broker:
         return bool(self._asked) or (self._consumer is not None and self._room > 0 and self.ready > 0)
 
     def step(self, *, deliver: bool) -> None:
-        """Deliver a message, or do what was asked."""
+        """Deliver a message, or handle a request."""
         if deliver and self._consumer is not None and self._room > 0 and self.ready > 0:
             self._room -= 1
             self._send(self._consumer)
@@ -77,7 +77,7 @@ class Broker:
         match key:
             case methods.BasicQos.KEY:
                 self._prefetch = methods.BasicQos.decode(payload).prefetch_count
-                assert self._prefetch > 0, "that would be no limit"
+                assert self._prefetch > 0, "0 means no limit"
             case methods.BasicConsume.KEY:
                 assert self._consumer is None, "two consumers"
                 self._consumer = methods.BasicConsume.decode(payload).consumer_tag
@@ -112,7 +112,7 @@ class Broker:
 
 
 class Client:
-    """The link, its connection, and the client."""
+    """The link, its connection and its client."""
 
     def __init__(self, messages: int) -> None:
         self.broker = Broker(messages)
@@ -149,18 +149,18 @@ class Client:
         raise error
 
     def flow(self, credit: int, *, drain: bool = False) -> None:
-        """The client says how much it takes."""
+        """The client sends its credit."""
         self.credit, self.draining = credit, drain
         self.origin.follow()
 
     def settle(self, count: int) -> None:
-        """The client accepts what it got first."""
+        """The client accepts its oldest deliveries."""
         done, self.got = self.got[:count], self.got[count:]
         if done:
             self.origin.accept(done)
 
     def rest(self) -> None:
-        """Nothing more happens by itself."""
+        """Run until nothing more happens."""
         self.flush()
         while self.broker.has_work:
             self.broker.step(deliver=True)
@@ -227,7 +227,7 @@ _STEPS = st.lists(
 @settings(deadline=None, max_examples=200)
 @given(steps=_STEPS, eager=st.booleans())
 def test_whatever_comes_when_the_credit_is_kept_and_used(steps: list[tuple[str, int]], eager: bool) -> None:
-    """Deliveries never exceed the credit (:meth:`Client.deliver`); in the end none is left that could be used."""
+    """Deliveries never exceed the credit (:meth:`Client.deliver`). In the end no usable credit is left."""
     client = Client(500)
     for what, number in steps:
         match what:
@@ -267,7 +267,7 @@ _GRANTS = st.lists(
 @settings(deadline=None, max_examples=200)
 @given(steps=_GRANTS, eager=st.booleans())
 def test_nothing_leaves_the_queue_that_the_client_has_no_credit_for(steps: list[tuple[str, int]], eager: bool) -> None:
-    """What waits here for credit is taken from others, and comes back marked as redelivered."""
+    """Messages that waited here for credit would be kept from others, and return marked as redelivered."""
     client, settled = Client(500), 0
     for what, number in steps:
         if what in ("settle", "both"):

@@ -1,4 +1,4 @@
-"""What a link publishes at a broker, without one behind it."""
+"""Publishing of a link at a broker, without a broker behind it."""
 
 import asyncio
 from collections import deque
@@ -10,11 +10,11 @@ from dtx.store.work import HeldPublish
 
 MESSAGE = HeldPublish(b"", b"queue", False, b"", b"")
 FEW = 2_000
-"""Messages that are published within some milliseconds."""
+"""A number of messages that takes some milliseconds to publish."""
 
 
 class Destination(BrokerDestination):
-    """One that notes what it would publish."""
+    """A destination that records what it would publish."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -25,7 +25,7 @@ class Destination(BrokerDestination):
 
 
 async def test_a_client_is_not_read_from_while_many_messages_wait_to_be_judged() -> None:
-    """However small they are: all of them are published in one turn of the event loop."""
+    """The size does not matter: all of them are published in one turn of the event loop."""
     judged = asyncio.get_running_loop().create_future()
     said: deque[str] = deque()
     home = SimpleNamespace(hold_client=lambda _: said.append("hold"), release_client=lambda _: said.append("release"))

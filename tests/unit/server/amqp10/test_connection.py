@@ -1,4 +1,4 @@
-"""A connection when what it waits for comes to nothing that anybody foresaw, or ends in an unlucky order."""
+"""A connection with unforeseen errors, and with ends in an unusual order."""
 
 import asyncio
 import time
@@ -20,18 +20,18 @@ from tests.unit.server.amqp10.inside import Inside
 
 @pytest.fixture
 async def parts() -> AsyncIterator[Parts]:
-    """A server."""
+    """The parts of a server."""
     async with whole() as (found, _):
         yield found
 
 
 class Broken(StandaloneNodes):
-    """Nodes of which something fails as nothing may that is written with care.
+    """Nodes with an operation that raises an unforeseen error.
 
     Args:
-        parts: of the server.
+        parts: parts of the server.
         home: the connection.
-        what: fails: ``enter`` or ``destination``.
+        what: the operation that fails: ``enter`` or ``destination``.
     """
 
     def __init__(self, parts: Parts, home: Any, what: str) -> None:
@@ -54,7 +54,7 @@ class Broken(StandaloneNodes):
 async def test_what_fails_behind_the_scenes_ends_the_connection_and_nobody_waits_for_ever(
     parts: Parts, what: str
 ) -> None:
-    """What nobody foresaw is logged, and the client is told no more than that it was an internal error."""
+    """The error is logged. The client is told only that it was an internal error."""
     client = Inside(parts, lambda home: Broken(parts, home, what))
     await client.open()
     if what == "destination":
@@ -67,7 +67,7 @@ async def test_what_fails_behind_the_scenes_ends_the_connection_and_nobody_waits
     assert closed.error is not None
     assert closed.error.condition == "amqp:internal-error"
     assert "division" not in str(closed.error.description).lower()
-    assert client.wire.reads, "its answer to close is heard"
+    assert client.wire.reads, "dtx reads the client's close"
     client.engine.close()
     await client.turn()
     assert not client.wire.open
@@ -77,7 +77,7 @@ async def test_what_fails_behind_the_scenes_ends_the_connection_and_nobody_waits
 async def test_a_link_that_breaks_when_its_client_goes_keeps_no_other_from_being_let_go(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor the connection from its end: what the others hold would belong to nobody."""
+    """The connection ends too. Otherwise messages that the other links hold would stay unavailable."""
     parts.broker.virtual_host("/").declare_queue(b"q", None, durable=True)
     client = Inside(parts)
     await client.open()
@@ -104,7 +104,7 @@ async def test_a_link_that_breaks_when_its_client_goes_keeps_no_other_from_being
 async def test_a_connection_is_over_behind_the_transactions_of_its_links(
     parts: Parts, monkeypatch: pytest.MonkeyPatch, by_client: bool
 ) -> None:
-    """Also where its links are let go in several turns."""
+    """Even if its links are released in several turns."""
     parts.broker.virtual_host("/").declare_queue(b"q", None, durable=True)
     client = Inside(parts)
     await client.open()

@@ -1,8 +1,8 @@
-"""What becomes of messages, whatever a client does with its transactions, links and sessions, one step after the other.
+"""The end of each message after random steps of a client with transactions, links and sessions.
 
-A model keeps what each step means by the text alone: who has a delivery, which outcome belongs to which transaction,
-what has been posted. At the end, when all is decided and the client gone, each message is in its queue exactly once, or
-was consumed: as the model says, which knows nothing of branches, windows and links inside.
+A model follows the text of the specification: who has a delivery, which outcome belongs to which transaction, and what
+has been posted. At the end all is decided and the client is gone. Each message is then in its queue exactly once or
+consumed, as in the model. The model knows nothing of branches, windows and the internals of links.
 """
 
 import random
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.usefixtures("one_slice")
 WHO: Final = Who("guest", "/")
 QUEUES: Final = "a", "b"
 FIRST: Final = 6
-"""Messages of each queue before."""
+"""Messages in each queue at the start."""
 OUTCOMES: Final = (
     ACCEPTED,
     RELEASED,
@@ -71,19 +71,19 @@ class Branch:
 
 @dataclass(eq=False)
 class Txn:
-    """A transaction: what it does, as long as nothing is decided."""
+    """A transaction, and its work before the decision."""
 
     txn_id: bytes
     control: Place
     branch: Branch | None = None
     alive: bool = True
-    """It has not been discharged, and its control link is there."""
+    """It has not been discharged, and its control link is attached."""
     doomed: bool = False
-    """It is rolled back."""
+    """Its work is rolled back."""
     hopeless: bool = False
-    """It will be, when it is discharged: that was refused once, because of a partial delivery."""
+    """Its discharge will roll back: a discharge was refused before, because of a partial delivery."""
     ended: bool = False
-    """It was discharged with success, and its branch decides."""
+    """It was discharged successfully, and its branch decides."""
     posts: list[str] = field(default_factory=list)
     taken: list["Taken"] = field(default_factory=list)
     partial: bool = False
@@ -91,7 +91,7 @@ class Txn:
 
 @dataclass(eq=False)
 class Taken:
-    """A delivery."""
+    """A delivery that the client holds."""
 
     body: str
     session: int
@@ -103,16 +103,16 @@ class Taken:
 
 
 def consumes(outcome: Outcome) -> bool:
-    """Whether a message goes with it: no queue here has a place for dead letters."""
+    """Whether the outcome removes the message: no queue here has a dead-letter exchange."""
     return isinstance(outcome, Accepted | Rejected) or (isinstance(outcome, Modified) and outcome.undeliverable_here)
 
 
 class History:
-    """One client, and the model of what it does.
+    """One client, and the model of its steps.
 
     Args:
-        parts: of the server.
-        dice: decides what is done.
+        parts: parts of the server.
+        dice: chooses the steps.
     """
 
     def __init__(self, parts: Parts, dice: random.Random) -> None:
@@ -122,17 +122,17 @@ class History:
         self.told: list[str] = []
         self.there: set[str] = set()
         self.either: set[str] = set()
-        """Messages that their client has consumed a second time: their transaction is rolled back, perhaps by now."""
+        """Messages that the client consumed again after a doomed transaction retired them: both ends are right."""
         self.txns: list[Txn] = []
         self.branches: list[Branch] = []
         self.taken: dict[Place, Taken] = {}
-        """By session and delivery id."""
+        """Deliveries by session and delivery id."""
         self.sessions: list[Session] = []
         self.controls: list[tuple[Session, Link]] = []
         self.senders: list[tuple[Session, Link, str]] = []
         self.receivers: list[tuple[Session, Link, str]] = []
         self.fresh: list[Delivered] = []
-        """What has come in this step; what that step means may be the reason."""
+        """Deliveries of this step. The model handles them after the step."""
         self.partials: dict[Place, tuple[Txn | None, str]] = {}
         self._names = iter(range(1 << 30))
 
@@ -142,7 +142,7 @@ class History:
     def name(self, kind: str) -> str:
         return f"{kind}-{next(self._names)}"
 
-    # -- what is heard
+    # -- events
 
     async def turn(self) -> list[Event]:
         events = await self.client.turn()
@@ -170,11 +170,11 @@ class History:
         named = [self._of(state.txn_id) for state in event.states if isinstance(state, TransactionalState)]
         acquired = named[0] if named else None
         self.note(f"  got {body} as {event.session}/{event.delivery_id}, settled {event.settled}, {acquired}")
-        assert body in self.there, "it was consumed, or never there"
+        assert body in self.there, "it was consumed, or never sent"
         taken = Taken(body, event.session, event.link, event.delivery_id, acquired)
         if not event.settled:
             if (event.session, event.link) not in {(one[0].channel, one[1].handle) for one in self.receivers}:
-                return  # it has gone since then
+                return  # the link is gone
             self.taken[event.session, event.delivery_id] = taken
         elif acquired is None:
             self.there.discard(body)
@@ -185,7 +185,7 @@ class History:
         return next(txn for txn in self.txns if txn.txn_id == txn_id)
 
     def _gone(self, place: Place) -> None:
-        """A link is gone, and what belongs to it."""
+        """Remove a link, and what belongs to it."""
         self.controls = [one for one in self.controls if (one[0].channel, one[1].handle) != place]
         self.senders = [one for one in self.senders if (one[0].channel, one[1].handle) != place]
         self.receivers = [one for one in self.receivers if (one[0].channel, one[1].handle) != place]
@@ -193,7 +193,7 @@ class History:
         if half is not None and half[0] is not None:
             half[0].partial = any(txn is half[0] for txn, _ in self.partials.values())
         for key in [key for key, taken in self.taken.items() if (taken.session, taken.link) == place]:
-            del self.taken[key]  # what is retired stays so
+            del self.taken[key]  # retired deliveries stay retired
         for txn in self.txns:
             if txn.alive and txn.control == place:
                 self._fail(txn)
@@ -208,7 +208,7 @@ class History:
             taken.retired = None
 
     def _doom(self, txn: Txn) -> None:
-        """It is rolled back; what it has retired is its own up to the discharge, which says so."""
+        """Mark it as rolled back. What it has retired stays with it until the discharge reports the rollback."""
         for one in [txn] if txn.branch is None else txn.branch.parts:
             one.doomed = True
 
@@ -220,7 +220,7 @@ class History:
         self._back(txn)
 
     def _back(self, txn: Txn) -> None:
-        """What was acquired in it has not been sent."""
+        """Return acquired messages: for the model, they have not been sent."""
         for key in [key for key, taken in self.taken.items() if taken.acquired is txn]:
             del self.taken[key]
 
@@ -260,7 +260,7 @@ class History:
     def _some_txn(self, odds: float = 0.8) -> Txn | None:
         alive = [txn for txn in self.txns if txn.alive]
         if self.txns and self.dice.random() < 0.05:
-            return self.dice.choice(self.txns)  # one that is over, perhaps
+            return self.dice.choice(self.txns)  # it may be over
         return self.dice.choice(alive) if alive and self.dice.random() < odds else None
 
     async def post(self) -> None:
@@ -289,7 +289,7 @@ class History:
                 txn.posts.append(body)
 
     async def post_a_part(self) -> None:
-        """The first frame of a message, or its last."""
+        """Send the first frame of a message, or its last."""
         if self.partials and self.dice.random() < 0.5:
             await self._post_the_rest()
             return
@@ -353,7 +353,7 @@ class History:
         if not numbers:
             return
         first = self.dice.choice(numbers)
-        found = list(range(first, first + self.dice.randrange(1, 8)))  # some of them are settled, or not there yet
+        found = list(range(first, first + self.dice.randrange(1, 8)))  # some are settled or not delivered yet
         if self.dice.random() < 0.3:
             found = found[::2]  # several dispositions
         there = [number for number in found if number in session.incoming]
@@ -377,7 +377,7 @@ class History:
             told = await self.turn()
             ended = {(one.session, one.link) for one in told if isinstance(one, Detached)}
             for one in known:
-                # A roll-back that the disposition has brought about may have taken some of them back.
+                # A rollback that the disposition caused may have taken back some of them.
                 if (one.session, one.link) not in ended and self.taken.get((one.session, one.number)) is one:
                     self._disposed(one, outcome, txn, settled=settled)
 
@@ -388,9 +388,9 @@ class History:
             self.either.add(taken.body)
         if txn is not None:
             if taken.retired is None:
-                self._retire(taken, txn, outcome or RELEASED)  # if it is alive, and not refused for another link
+                self._retire(taken, txn, outcome or RELEASED)  # unless it is over or another link is detached
         elif taken.retired is None and taken.acquired is not None and taken.acquired.alive:
-            assert outcome is None, "the link was to be detached"
+            assert outcome is None, "the link must be detached"
             self._retire(taken, taken.acquired, RELEASED)
         elif taken.retired is None and consumes(outcome or RELEASED):
             self.there.discard(taken.body)
@@ -412,7 +412,7 @@ class History:
         if partial and not fail:
             assert outcome is None
             assert place not in {(one.channel, link.handle) for one, link in self.controls}
-            if txn.alive:  # another control link has declared it
+            if txn.alive:  # another control link declared it
                 txn.hopeless = True
             return
         if outcome == ACCEPTED and not fail:
@@ -427,7 +427,7 @@ class History:
                     self.taken.pop((taken.session, taken.number), None)
             for taken in self.taken.values():
                 if taken.acquired is txn:
-                    taken.acquired = None  # it is the client's
+                    taken.acquired = None  # the client holds it
             return
         assert fail or txn.doomed or txn.hopeless, outcome
         assert outcome == ACCEPTED or isinstance(outcome, Rejected), outcome
@@ -455,7 +455,7 @@ class History:
             self._doom(txn)
 
     async def decide(self) -> None:
-        """The transaction manager completes a branch that nobody works for."""
+        """The transaction manager completes a branch without open transactions."""
         done = [one for one in self.branches if not any(part.alive for part in one.parts)]
         if not done:
             return
@@ -483,7 +483,7 @@ class History:
             assert flag is None or doomed, flag
 
     async def doom(self) -> None:
-        """Its time is up, or part of its work is lost; what the client says next may come in the same moment."""
+        """Time out a transaction, or lose a part of its work. The client's next step may come in the same turn."""
         alive = [txn for txn in self.txns if txn.alive]
         if not alive:
             return
@@ -499,7 +499,7 @@ class History:
             await self.turn()
 
     async def attach(self) -> None:
-        """A link of any kind, on a session of any."""
+        """Attach links of random kinds, on a random session."""
         if len(self.sessions) < 3 and self.dice.random() < 0.4:
             self.sessions.append(await self._begin())
         if not self.sessions:
@@ -533,7 +533,7 @@ class History:
         await self.turn()
 
     async def end(self) -> None:
-        """A session, with all that is on it."""
+        """End a session, with all its links."""
         if not self.sessions or self.dice.random() < 0.5:
             return
         session = self.sessions.pop(self.dice.randrange(len(self.sessions)))
@@ -544,10 +544,10 @@ class History:
         session.end()
         await self.turn()
 
-    # -- all of it
+    # -- the run
 
     async def play(self, steps: int) -> None:
-        """Do so many things, and let everything come to its end."""
+        """Run *steps* random steps, then complete everything."""
         await self.client.open()
         await self.attach()
         for queue in QUEUES:
@@ -576,7 +576,7 @@ class History:
         }
         for step in self.dice.choices(list(weights), list(weights.values()), k=steps):
             self.note(step.__name__)
-            self.client.events.clear()  # delivery ids come again with another session
+            self.client.events.clear()  # delivery ids are used again by other sessions
             await step()
             fresh, self.fresh = self.fresh, []
             for event in fresh:
@@ -589,7 +589,7 @@ class History:
             await self.decide()
 
     async def left(self) -> Counter[str]:
-        """What is in the queues, as the next client finds it."""
+        """The messages in the queues, as the next client receives them."""
         reader = await Inside(self.parts).open()
         session = await reader.begin()
         for queue in QUEUES:
@@ -629,7 +629,7 @@ async def test_each_message_is_where_its_last_outcome_has_put_it(seed: int) -> N
 async def test_what_is_said_behind_a_failed_discharge_counts_when_others_still_work_for_the_branch(
     outcome: Outcome, settled: bool
 ) -> None:
-    """The delivery is held for the branch until nobody works for it. Then it is its client's, who spoke before."""
+    """The delivery is held until no one works for the branch. The outcome that its client sent before then counts."""
     async with whole() as (parts, store):
         store.virtual_host("/").declare_queue(b"a", None, durable=True)
         client = await Inside(parts).open()

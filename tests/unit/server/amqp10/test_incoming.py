@@ -1,4 +1,4 @@
-"""Messages of a transaction that are judged later."""
+"""Messages of a transaction that the broker validates later."""
 
 import asyncio
 from asyncio import Future
@@ -19,7 +19,7 @@ NUMBER = 7
 
 
 class Place:
-    """Connection, session, link, node and transaction in one: all that the link's shell asks of them."""
+    """Connection, session, link, node and transaction in one: all that the link's shell uses."""
 
     credit = CREDIT
     channel = handle = 0
@@ -72,7 +72,7 @@ def posted(*, settled: bool) -> Place:
 
 
 def posting(*, settled: bool) -> tuple[Place, Incoming]:
-    """The same, and the link on which it came."""
+    """The same, with the link on which the message arrived."""
     place: Any = Place()
     shell = Incoming(place, place, place, QueueAddress(b"q"), place)
     payload = memoryview(message.data(b"one"))
@@ -88,14 +88,14 @@ def posting(*, settled: bool) -> tuple[Place, Incoming]:
             states=(),
         )
     )
-    assert len(place.held) == 1, "until it is judged it has its place among the others"
+    assert len(place.held) == 1, "it keeps its place until it is judged"
     assert place.said == []
     found: Place = place
     return found, shell
 
 
 async def judged(place: Place) -> None:
-    """Let the judgement be heard."""
+    """Wait until the judgement has been handled."""
     await asyncio.wait([place.verdict])
     await asyncio.sleep(0)
 
@@ -123,7 +123,7 @@ async def test_a_message_that_is_refused_is_left_out(settled: bool) -> None:
 
 
 async def test_a_message_that_nobody_judges_any_more_dooms_its_transaction() -> None:
-    """Its connection to the broker is lost: it would be published with the rights of dtx, and nobody has judged it."""
+    """Its connection to the broker is lost. Without the judgement it would be published with dtx's permissions."""
     place = posted(settled=False)
     place.verdict.cancel()
     await judged(place)

@@ -1,4 +1,4 @@
-"""Deliveries that come behind the broker's answer to cancel, as those of RabbitMQ 3.10 may."""
+"""Deliveries that arrive after the broker's answer to cancel, as RabbitMQ 3.10 can send them."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from dtx.wire.amqp09.tables import put_short
 
 
 class Upstream:
-    """A connection on which everything is taken and nothing said; it has memory for all."""
+    """A connection that discards everything written to it. It has no memory limit."""
 
     lock = ""
 
@@ -21,11 +21,11 @@ class Upstream:
         self.exclusive = ExclusiveQueues()
 
     def write(self, data: bytes) -> None:
-        """Nobody reads it."""
+        """Discard the data."""
 
 
 def test_the_queue_of_a_delivery_behind_cancel_ok_is_known() -> None:
-    """Else a branch that retires it could not put it back."""
+    """Otherwise a branch that retires it could not put it back."""
     upstream: Any = Upstream()
     taking = ConsumeChannel(upstream, 1, 1000, Budget(1 << 20), b"other", upstream)
     taken: list[Delivery] = []

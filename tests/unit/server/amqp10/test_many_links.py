@@ -1,4 +1,4 @@
-"""A transaction over hundreds of links, of which some have a delivery that is not complete when it is discharged."""
+"""A transaction over hundreds of links, some of which have an incomplete delivery at the discharge."""
 
 from collections.abc import AsyncIterator
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("one_slice")
 
 LINKS = 200
 EVERY = 10
-"""Each so-manieth of them has a part of a second delivery."""
+"""Every tenth link has a part of a second delivery."""
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def post(link: Link, body: str, txn_id: bytes | None) -> int | None:
 
 
 def post_a_part(session: Session, link: Link, txn_id: bytes) -> int:
-    """The first frame of a message."""
+    """Send the first frame of a message."""
     number = session._next_delivery
     session._next_delivery += 1
     session._next_outgoing += 1
@@ -81,7 +81,7 @@ def post_the_rest(session: Session, link: Link, *, aborted: bool = False) -> Non
 
 
 async def bodies(parts: Parts) -> list[str]:
-    """What is in the queue."""
+    """The messages in the queue."""
     reader = await Inside(parts).open()
     session = await reader.begin()
     link = await reader.receiver(session, "q", settled=True)
@@ -144,7 +144,7 @@ async def test_what_has_been_completed_or_has_come_to_nothing_is_no_obstacle(par
 
 
 async def test_an_id_that_was_discharged_is_nobody_s(parts: Parts) -> None:
-    """A client that uses it again does nothing of what the next transaction will commit."""
+    """A client that uses the id again adds nothing to the next transaction."""
     client = await Inside(parts).open()
     session = await client.begin()
     control = await client.control(session)

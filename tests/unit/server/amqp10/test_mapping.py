@@ -1,4 +1,4 @@
-"""Messages of AMQP 1.0 in the store, which has them as AMQP 0-9 does."""
+"""Messages of AMQP 1.0 in the store, which keeps them in the form of AMQP 0-9."""
 
 from typing import Any
 from uuid import UUID
@@ -89,7 +89,7 @@ def _section(code: int, value: Any) -> bytes:
 
 
 def _wide(code: int, octets: bytes, constructor: int = 0xB0) -> bytes:
-    """A section in a longer form than it needs, with the descriptor's longer form as well."""
+    """A section in a longer form than needed, with the longer form of its descriptor."""
     return b"\x00\x80" + code.to_bytes(8, "big") + bytes((constructor,)) + len(octets).to_bytes(4, "big") + octets
 
 
@@ -237,7 +237,7 @@ def test_a_message_of_amqp_0_9_is_read_with_amqp_1_0() -> None:
 def test_sections_that_somebody_makes_up_harm_nobody(
     named: dict[str, bytes], kept: dict[str, bytes], body: bytes
 ) -> None:
-    """Whatever the headers hold, a reader gets a message, with the user-id that the broker has judged."""
+    """With any headers, a reader gets a message with the user-id that the broker has validated."""
     table = b"".join(
         [tables.entry(f"x-amqp-1.0-{name}".encode(), b"x", octets) for name, octets in kept.items()]
         + [tables.entry(name.encode(), b"x", octets) for name, octets in named.items()]

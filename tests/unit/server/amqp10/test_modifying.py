@@ -1,4 +1,4 @@
-"""What the outcome *modified* makes of a message in the store."""
+"""The effect of the outcome *modified* on a message in the store."""
 
 from typing import Any
 
@@ -20,18 +20,18 @@ FAILED = Modified(delivery_failed=True)
 
 
 def stored(annotations: dict[str, Any] | None = None, properties: Properties | None = None) -> Content:
-    """A message as a sender of AMQP 1.0 has made it."""
+    """A message as a sender of AMQP 1.0 made it."""
     bare = message.bare(properties or Properties(), {"app": "mine"}, _BODY)
     return to_basic(message.read(message.head(Header(durable=True), None, annotations or {}) + bare))
 
 
 def seen(raw: bytes, content: Content, *, redelivered: bool = True) -> Message:
-    """What the next receiver of AMQP 1.0 gets."""
+    """The message as the next receiver of AMQP 1.0 gets it."""
     return message.read(from_basic(Content(raw, content.body), b"", b"q", redelivered=redelivered))
 
 
 def annotations(found: Message) -> dict[str, Any]:
-    """Those that are not dtx's own."""
+    """Annotations without dtx's own."""
     own = ("x-exchange", "x-routing-key", "x-delivery-count")
     return {key: value for key, value in found.message_annotations.items() if key not in own}
 
@@ -49,7 +49,7 @@ def test_each_failed_delivery_counts() -> None:
 
 
 def test_a_count_that_a_message_brings_along_is_not_its_own() -> None:
-    """3.2.1: "on first delivery, the value is zero"; a dead letter has been somewhere else."""
+    """3.2.1: "on first delivery, the value is zero"; a dead letter was counted in another queue."""
     content = stored()
     raw = modified(modified(content.properties, FAILED, redelivered=False), FAILED, redelivered=True)
     assert seen(raw, content, redelivered=False).header.delivery_count == 0
@@ -92,7 +92,7 @@ def test_annotations_are_combined_and_those_of_the_outcome_take_precedence() -> 
     assert annotations(seen(again, content)) == {
         "x-opt-a": ["7"], "x-opt-b": "b", "plain": ["a"], "x-opt-c": Long(3), "other": Symbol("s"),
     }  # fmt: skip
-    # A reader of AMQP 0-9 finds what it has types for, and nothing that was true before.
+    # A reader of AMQP 0-9 finds the values that it has types for, and no old ones.
     headers = {entry.key: entry.value for entry in basic.read(again).headers}
     assert (b"x-opt-a" in headers, headers[b"x-opt-c"][-1]) == (False, 3)
 

@@ -1,4 +1,4 @@
-"""The credit of a link to a receiver, and that of its consumer in the queue."""
+"""The credit of a link to a receiver, and that of its consumer at the queue."""
 
 import asyncio
 from asyncio import Future
@@ -22,7 +22,7 @@ from dtx.wire.amqp10.performatives import Accepted, Flow, Modified, Rejected, Re
 
 
 class Link:
-    """The engine's end."""
+    """The link of the engine."""
 
     name, handle, drain, credit, queued = "link", 0, False, 0, 0
 
@@ -43,7 +43,7 @@ class Link:
 
 
 class Index:
-    """A queue whose messages come when the test says so."""
+    """A queue that delivers when the test calls for it."""
 
     closed = False
 
@@ -59,7 +59,7 @@ class Index:
 
 
 class Place:
-    """Connection, nodes, session, queue and outbox in one: all that the link's shell asks of them."""
+    """Connection, nodes, session, queue and outbox in one: all that the link's shell uses."""
 
     has_room, backlog, channel = True, 0, 0
 
@@ -76,7 +76,7 @@ class Place:
 
 
 def flowing(shell: OutgoingLink, link: Link, credit: int, *, drain: bool) -> None:
-    """The client has said so."""
+    """The client sends a flow."""
     link.credit, link.drain = credit, drain
     flow = Flow(next_incoming_id=0, incoming_window=1, next_outgoing_id=0, outgoing_window=1, handle=0)
     shell.flowed(Flowed(session=0, link=0, flow=flow))
@@ -93,7 +93,7 @@ def opened() -> tuple[OutgoingLink, Link, Index, Consumer]:
 
 
 def room(consumer: Consumer) -> int:
-    """How many deliveries the consumer takes now."""
+    """The number of deliveries that the consumer can take now."""
     return consumer.credit.limit - consumer.credit.used
 
 
@@ -125,7 +125,7 @@ async def test_a_drain_takes_one_message_after_the_other_and_then_gives_back_the
 
 
 async def test_a_drain_that_the_client_takes_back_leaves_no_credit_twice() -> None:
-    """The answer to the last get comes when credit is for the consumer again: it uses up one of that."""
+    """The answer to the last get arrives when the consumer has the credit again: it uses one of that."""
     shell, link, index, consumer = opened()
     flowing(shell, link, 1, drain=True)
     flowing(shell, link, 1, drain=False)
@@ -143,7 +143,7 @@ async def test_a_drain_that_was_taken_back_gives_nothing_back() -> None:
 
 
 class Rejecting:
-    """A transaction that rejects, what it holds, and the queue."""
+    """A transaction that rejects, the messages that it holds, and the queue."""
 
     arguments = SimpleNamespace(dead_letter_exchange=b"dead")
 
@@ -173,7 +173,7 @@ class Rejecting:
 
 @pytest.mark.parametrize("error", [LogUnavailable("away"), RuntimeError("a mistake")])
 async def test_what_is_rejected_and_cannot_be_read_is_not_committed(error: Exception) -> None:
-    """It would be consumed, and its dead letter would be nowhere."""
+    """A commit would consume it without a dead letter."""
     answers: list[Any] = [["first"], error]
 
     async def dead_letters(deliveries: list[QueueDelivery], _: object) -> list[object]:
@@ -203,7 +203,7 @@ async def test_what_is_rejected_and_cannot_be_read_is_not_committed(error: Excep
 
 
 class Failing:
-    """Nodes, connection and queue whose database is away until the test says what becomes of a write."""
+    """Nodes, connection and queue. The test decides when a write succeeds or fails."""
 
     where = "queue 'q'"
 
@@ -239,7 +239,7 @@ class Failing:
 
 @pytest.mark.parametrize("error", [None, LogUnavailable("the database is away")])
 async def test_what_is_modified_returns_when_its_change_was_written_or_cannot_be(error: LogUnavailable | None) -> None:
-    """A change may be lost with its database, and a message never; who waits for the outcome hears behind it."""
+    """A failed write may lose the change, but not the message. The outcome is reported after it."""
     place: Any = Failing()
     node = QueueOrigin(place, place)
     for position, undeliverable in enumerate((False, True)):
@@ -259,7 +259,7 @@ async def test_what_is_modified_returns_when_its_change_was_written_or_cannot_be
 
 
 class Over:
-    """A transaction that has ended: nothing can be held for it."""
+    """A transaction that has ended and holds nothing."""
 
     def retire(self, *_: object, **__: object) -> None:
         raise AssertionError("an outcome is held for a transaction that is over")
@@ -267,7 +267,7 @@ class Over:
 
 @pytest.mark.parametrize("committed", [True, False])
 async def test_an_outcome_behind_the_discharge_is_the_clients_own(committed: bool) -> None:
-    """The rest of the discharge takes several turns; a message held for it would be in nobody's hands."""
+    """The rest of the discharge takes several turns. Nothing would release a message held for it."""
     shell, _, _, _ = opened()
     done: list[tuple[str, object]] = []
     later: list[Any] = []
@@ -292,7 +292,7 @@ async def test_an_outcome_behind_the_discharge_is_the_clients_own(committed: boo
 
 
 def test_an_outcome_that_may_not_be_durable_is_not_settled() -> None:
-    """The link ends with an error instead: the outcome is not known."""
+    """The link ends with an error instead, because the outcome is not known."""
     heard: list[Any] = []
     place: Any = Place()
     place.writes = SimpleNamespace(then=lambda act, failed: heard.append((act, failed)))

@@ -1,4 +1,4 @@
-"""The moments of a link from a stream that a real broker does not give when one wants them."""
+"""Events on a link from a stream at moments that a real broker does not produce on demand."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,7 +24,7 @@ REFUSED = ChannelClose(403, b"no", 0)
 
 
 class Channel:
-    """The broker's side, which does nothing by itself."""
+    """The broker's side, which does nothing on its own."""
 
     def __init__(self) -> None:
         self.owner: Any = None
@@ -46,7 +46,7 @@ class Channel:
         self.owner.forward(frame, 0, len(frame))
 
     def send(self, tag: int, body: bytes | None, raw: bytes = properties.EMPTY) -> None:
-        """A message; ``None`` where there is no memory for it."""
+        """Send a message. ``None`` as body means that there was no memory for it."""
         self.on_message(Delivery(self.owner, tag, b"s", b"", b"s", False, raw, body, 1), b"")
 
 
@@ -66,7 +66,7 @@ class World:
         self.origin = StreamOrigin(nodes, taking, b"s", {}, offset)
 
     async def opened(self) -> None:
-        """The broker has taken the consumer, and the link is not there yet."""
+        """The broker has accepted the consumer, and the link is not attached yet."""
         opening = asyncio.create_task(self.origin.open())
         await asyncio.sleep(0)
         self.channel.say(methods.BasicConsumeOk.KEY, b"1")
@@ -128,7 +128,7 @@ async def test_what_happens_before_the_link_is_there_ends_it_then(
 
 @pytest.mark.parametrize("offset", [None, Timestamp((1 << 63) - 1)], ids=["none", "a-time-that-cannot-be-said"])
 async def test_a_reader_that_does_not_say_where_it_begins_has_an_offset_all_the_same(offset: Value) -> None:
-    """Nothing but a stream takes it: a queue of the same name would take each acknowledgement for the message's end."""
+    """Only a stream accepts it: a queue of the same name would remove each message at its acknowledgement."""
     world = World(offset)
     await world.opened()
     assert world.channel.asked[-1] == methods.BasicConsume.KEY
@@ -159,7 +159,7 @@ async def test_without_memory_a_message_comes_again_of_the_next_consumer() -> No
 
 
 async def test_a_place_in_the_stream_that_cannot_be_read_ends_the_link() -> None:
-    """Where reading would begin again nobody knows, and messages are not left out."""
+    """The position to resume from is unknown, and no message may be skipped."""
     world = World()
     await world.opened()
     world.origin.begin(world)

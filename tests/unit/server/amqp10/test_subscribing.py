@@ -1,4 +1,4 @@
-"""Which binding a link from an exchange gets, and which filters are in place with that."""
+"""The binding of a link from an exchange, and the filters that are in place with it."""
 
 from typing import Any
 
@@ -59,7 +59,7 @@ def test_a_filter_is_in_place_where_the_exchange_does_what_it_says(
 
 
 def test_a_pattern_is_none_of_a_direct_exchange() -> None:
-    """A message passes "if and only if" it does the filters: an exchange that takes it literally would do another."""
+    """A message passes "if and only if" it matches the filters. A direct exchange takes a pattern literally."""
     with pytest.raises(AmqpError, match="is direct"):
         subscription(EXCHANGE, {"f": said(TOPIC, "a.*")}, "direct")
 
@@ -71,7 +71,7 @@ def test_a_filter_has_two_names(code: ULong | Symbol) -> None:
 
 
 def test_one_filter_is_in_place_and_the_others_are_not() -> None:
-    """3.5.8: a message passes through a set if it does through each of its filters; a second binding would add."""
+    """3.5.8: a message passes a set if it passes each of its filters; a second binding would add messages."""
     asked = {"s": said(SELECTOR, "a = 1"), "one": said(TOPIC, "a.*"), "two": said(TOPIC, "*.b")}
     assert subscription(EXCHANGE, asked, "topic") == (b"a.*", b"", {"one": asked["one"]})
 

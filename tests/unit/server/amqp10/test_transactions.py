@@ -1,4 +1,4 @@
-"""Discharges that come to nothing: what they leave of the branch, and of what was retired."""
+"""Discharges that fail: the state of the branch and of retired deliveries afterwards."""
 
 import asyncio
 import time
@@ -57,7 +57,7 @@ class Place:
         self.slices = Slices(_raise)
         self.said: list[CoordinatorAnswer] = []
         self.attached: object = self
-        """What is attached where the control link was."""
+        """The current link with the handle of the control link."""
 
     def after_all(self, act: Callable[[], None]) -> None:
         self.slices.then(act)
@@ -76,7 +76,7 @@ class Place:
 async def declared(
     global_id: bytes | None, limits: Limits, broker: Broker
 ) -> AsyncIterator[tuple[Place, Transactions, DischargeAsked, BranchRuntime]]:
-    """A transaction, and what its discharge asks for."""
+    """A transaction, and the request to discharge it."""
     log = MemoryLog("rm")
     await log.open()
     manager = TransactionManager(log, broker, limits, Metrics())
@@ -99,7 +99,7 @@ async def declared(
 async def discharging(
     global_id: bytes | None,
 ) -> AsyncIterator[tuple[Place, Transactions, DischargeAsked, BranchRuntime]]:
-    """The same, while something else runs on its branch for too long."""
+    """The same, while another operation on its branch takes longer than dtx's patience."""
     async with declared(global_id, Limits(patience=0.01), Preparing()) as found:
         found[-1].claim()
         yield found
@@ -112,9 +112,9 @@ async def test_a_branch_whose_discharge_came_to_nothing_can_be_rolled_back(commi
         transactions.discharge(replace(asked, commit=commit))
         assert await place.manager.drain(30)
         (answer,) = place.said
-        assert isinstance(answer.outcome, Rejected) is commit  # one that fails it always succeeds
+        assert isinstance(answer.outcome, Rejected) is commit  # a rollback always succeeds
         assert transactions.ties == []
-        place.manager._branches.through(entry)  # what ran is through
+        place.manager._branches.through(entry)  # the other operation ends
         assert entry.branch.state is State.ROLLBACK_ONLY
         assert entry.branch.associations == {}
         assert await answer_of(place.manager, WHO, xid, Operation.PREPARE) is XaFlag.RBROLLBACK
@@ -124,9 +124,9 @@ async def test_a_local_transaction_whose_discharge_came_to_nothing_is_gone() -> 
     async with discharging(None) as (place, transactions, asked, entry):
         transactions.discharge(asked)
         while not await place.manager.drain(30):
-            pass  # one task asks for what the next one does
-        place.manager._branches.through(entry)  # what ran is through
-        assert entry.branch.state is State.ROLLBACK_ONLY  # it is dropped after a while
+            pass  # a task may start another one
+        place.manager._branches.through(entry)  # the other operation ends
+        assert entry.branch.state is State.ROLLBACK_ONLY  # it is removed later
         assert entry.branch.associations == {}
         assert entry.work is not None
         assert entry.work.count == 0
@@ -134,7 +134,7 @@ async def test_a_local_transaction_whose_discharge_came_to_nothing_is_gone() -> 
 
 @pytest.mark.parametrize("promoting", [False, True], ids=["discharge", "promotion"])
 async def test_an_answer_that_comes_late_is_not_for_the_link_that_has_the_place_of_its_own(promoting: bool) -> None:
-    """It would end that link, which its client has not been told of, or settle what was sent on it."""
+    """It would end that link without notice to its client, or settle deliveries that were sent on it."""
     async with discharging(None) as (place, transactions, asked, _):
         if promoting:
             found = asked.transaction
@@ -144,12 +144,12 @@ async def test_an_answer_that_comes_late_is_not_for_the_link_that_has_the_place_
             transactions.discharge(asked)
         place.attached = object()
         while not await place.manager.drain(30):
-            pass  # one task asks for what the next one does
+            pass  # a task may start another one
         assert place.said == []
 
 
 class Node:
-    """A source, and the channel of the broker on which its deliveries are held."""
+    """A source, and the broker channel that holds its deliveries."""
 
     lock = "lock"
 
@@ -163,7 +163,7 @@ class Node:
     def release(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
             released = self.held.pop(delivery.tag, None)
-            if released is not None:  # it was not taken
+            if released is not None:  # it was not taken by a unit
                 released()
 
 
@@ -183,7 +183,7 @@ class Source:
 
 
 class Taking(Broker):
-    """A broker that has said of some units that they happened."""
+    """A broker that reports some units as happened."""
 
     def __init__(self, happened: set[Node]) -> None:
         super().__init__()
@@ -206,7 +206,7 @@ class Taking(Broker):
 async def test_a_commit_in_one_phase_that_fails_gives_deliveries_back_and_tells_of_those_that_had_left(
     part: bool,
 ) -> None:
-    """4.4.2: what is rolled back remains the controller's. What was taken and put back is not: it may be sent again."""
+    """4.4.2: rolled-back deliveries remain the controller's. Messages that were put back may be sent again."""
     links = Source(), Source()
     broker = Taking({links[0].node} if part else set())
     async with declared(None, Limits(), broker) as (place, transactions, asked, entry):
@@ -230,7 +230,7 @@ async def test_a_commit_in_one_phase_that_fails_gives_deliveries_back_and_tells_
 
 
 async def test_a_local_transaction_that_ended_while_the_log_was_away_holds_nothing_for_ever() -> None:
-    """Nobody else knows the name of its branch, and there may be no time-out."""
+    """No client knows the xid of its branch, and there may be no timeout."""
     link = Source()
     async with declared(None, Limits(default_timeout=0), Taking(set())) as (place, transactions, asked, entry):
         taken = Delivery(link.node, 7, b"q", b"", b"q", False, b"\x00\x00", b"body", 6)
@@ -273,12 +273,12 @@ async def test_a_discharge_that_waits_commits_nothing_once_its_control_link_is_g
                 time.sleep(0.01)
                 yield
 
-        place.slices.run(work())  # as where very many transactions end, or deliveries return
+        place.slices.run(work())  # as when many transactions end or many deliveries return
         transactions.lose([asked.transaction])
         verdict.set_result(None)
         for _ in range(20):
             await asyncio.sleep(0)
-        assert entry.branch.state is not State.IDLE  # or it could be prepared, without what has returned
+        assert entry.branch.state is not State.IDLE  # in idle it could be prepared without what has returned
         busy.clear()
         assert await place.manager.drain(30)
         assert entry.branch.state is State.ROLLBACK_ONLY
@@ -286,7 +286,7 @@ async def test_a_discharge_that_waits_commits_nothing_once_its_control_link_is_g
 
 
 def test_a_discharge_is_rolled_back_only_if_all_of_it_was() -> None:
-    """After an operator's decision a part may be published: then the client hears neither of success nor rollback."""
+    """After an operator's decision a part may be published: then the client gets neither success nor rollback."""
     conditions = {answer: None if (error := failure_of(answer)) is None else error.condition for answer in XaFlag}
     assert conditions == {
         XaFlag.OK: None,

@@ -1,4 +1,4 @@
-"""Which queues of a broker are streams: asked for each link, and of the broker now and then only."""
+"""Whether a queue of a broker is a stream: needed for each link, and asked of the broker only now and then."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ class Broker:
     """Store, management API and connection in one.
 
     Args:
-        tells: whether the API does.
+        tells: whether the API answers.
     """
 
     vhost = "/"
