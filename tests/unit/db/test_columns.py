@@ -1,4 +1,4 @@
-"""PostgreSQL's binary arrays, against psycopg's own loaders."""
+"""PostgreSQL's binary arrays, checked with psycopg's loaders."""
 
 from typing import Any
 from uuid import UUID
@@ -14,7 +14,7 @@ from dtx.db import columns
 INT4 = st.integers(-(2**31), 2**31 - 1)
 INT8 = st.integers(-(2**63), 2**63 - 1)
 ELEMENTS = {2951: 2950, 1009: 25, 1001: 17, 1007: 23, 1016: 20, 1000: 16}
-"""Types of elements, by those of arrays."""
+"""Element types by array type."""
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
 
 
@@ -41,7 +41,7 @@ def test_a_column_reads_back_as_it_was(encode: columns.Encoder, oid: int, values
     @given(st.lists(values, min_size=1, max_size=20))
     def check(column: list[Any]) -> None:
         assert loaded(oid, encode.array(column)) == column
-        # where there is only one, it is a parameter of its own
+        # a single row is sent as a scalar parameter
         cell = encode.cell(column[0])
         assert cell == (
             None if encode.array(column[:1])[20:24] == b"\xff\xff\xff\xff" else encode.array(column[:1])[24:]
@@ -74,7 +74,7 @@ def test_raw_uuids_are_uuids(column: list[UUID]) -> None:
 
 @given(st.text())
 def test_any_words_for_people_can_be_stored(text: str) -> None:
-    """The broker's words come from anywhere: what PostgreSQL cannot keep is escaped."""
+    """A broker's reason can hold any characters. Those that PostgreSQL cannot store are escaped."""
     (stored,) = loaded(1009, columns.optional_texts.array([text]))
     assert "\0" not in stored
     if "\0" not in text and not any(0xD800 <= ord(char) < 0xE000 for char in text):

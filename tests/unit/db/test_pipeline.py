@@ -1,4 +1,4 @@
-"""One exchange with PostgreSQL, whatever the network makes of its answer."""
+"""One exchange with PostgreSQL, in whatever pieces the answer arrives."""
 
 import socket
 from collections import deque
@@ -14,7 +14,7 @@ from dtx.db.pipeline import PipelineSession, Statement, StatementRefused
 
 
 class Result:
-    """What libpq makes of one message of the server."""
+    """libpq's result for one message of the server."""
 
     def __init__(self, status: ExecStatus) -> None:
         self.status = status
@@ -25,7 +25,7 @@ class Result:
 
 
 class Libpq:
-    """libpq as the session sees it: *pieces* is what each read finds on the socket, and it is read once."""
+    """A stub of libpq: each read of the socket consumes one item of *pieces*."""
 
     status = ConnStatus.OK
     backend_pid = 1
@@ -55,7 +55,7 @@ class Libpq:
             self._held.extend(self._pieces.popleft())
         if not self._pieces:
             with suppress(BlockingIOError):
-                self._ours.recv(1, socket.MSG_DONTWAIT)  # readable no more
+                self._ours.recv(1, socket.MSG_DONTWAIT)  # not readable any more
 
     def is_busy(self) -> bool:
         return not self._held
@@ -65,7 +65,7 @@ class Libpq:
 
 
 class Connection:
-    """What the session is given."""
+    """The connection that the session uses."""
 
     def __init__(self, pgconn: Libpq) -> None:
         self.pgconn = pgconn
@@ -75,7 +75,7 @@ class Connection:
 
 
 async def test_an_error_whose_end_comes_a_moment_later_is_answered() -> None:
-    """What libpq has read makes the socket readable no more: whoever reads must also take what is in it."""
+    """Once libpq has read the data, the socket is not readable. The reader must take all results that libpq holds."""
     libpq = Libpq([[Result(ExecStatus.FATAL_ERROR), None], [Result(ExecStatus.PIPELINE_SYNC)]])
     connection = cast("psycopg.AsyncConnection", Connection(libpq))
     session = PipelineSession(connection, Dsn("postgresql://dtx@127.0.0.1/dtx"), answer_timeout=2)

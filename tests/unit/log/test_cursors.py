@@ -1,4 +1,4 @@
-"""Cursors come back from clients: what is none is refused in plain words, before the database sees it."""
+"""Cursors come back from clients: an invalid one is refused with a clear message before any query."""
 
 from uuid import UUID
 
@@ -55,13 +55,13 @@ def test_a_cursor_of_the_journal_is_read_back() -> None:
 
 @pytest.mark.parametrize("format_id", [None, 0, (1 << 32) - 1])
 def test_a_cursor_of_verdicts_is_read_back(format_id: int | None) -> None:
-    """Names that PostgreSQL's own prepared transactions may have are longer than a gtrid: up to 200 bytes."""
+    """Names of PostgreSQL's own prepared transactions can be longer than a gtrid: up to 200 bytes."""
     cursor = Cursor(VERDICT_CURSORS, (1, b"g" * 200, format_id))
     assert VERDICT_CURSORS.parse(str(cursor)) == cursor
 
 
 def test_cursors_look_as_they_did_before() -> None:
-    """Clients that follow pages while dtx is replaced by a newer one go on."""
+    """Clients that follow pages while dtx is upgraded can continue."""
     assert str(Cursor(BRANCH_CURSORS[Sort.STARTED], (KEY,))) == str(KEY)
     assert str(Cursor(BRANCH_CURSORS[Sort.BYTES], (KEY, 7))) == f"{KEY}.7"
     assert str(Cursor(JOURNAL_CURSORS, (5, KEY, 0))) == f"5-{KEY.hex}-0"

@@ -1,4 +1,4 @@
-"""The in-memory twin's faults, which tests of what stands on the log order."""
+"""The faults of the in-memory log, which other tests inject."""
 
 import asyncio
 

@@ -57,7 +57,7 @@ def test_what_cannot_be_told_counts_as_alive(part: int) -> None:
 
 
 def test_a_process_that_is_hidden_from_us_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With ``hidepid`` there is nothing under /proc about processes of other users."""
+    """With ``hidepid``, /proc does not show processes of other users."""
     child, identity = another()
     state = lease._state
 
@@ -76,5 +76,5 @@ def test_a_process_that_is_hidden_from_us_is_alive(monkeypatch: pytest.MonkeyPat
 
 
 def refuses(pid: int, number: int) -> None:
-    """What the system says of other users' processes."""
+    """The system's error for processes of other users."""
     raise PermissionError

@@ -1,4 +1,4 @@
-"""Asking a manager as a channel does, and seeing whether that took a task."""
+"""Requests to a manager as a channel makes them, with a check whether a task was started."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from dtx.xa.xid import Xid
 
 
 def took_a_task(manager: TransactionManager, who: Who, xid: Xid, operation: Operation, reply: Reply) -> bool:
-    """Ask; whether a task was begun for it."""
+    """Ask, and return whether a task was started."""
     before = len(manager._tasks)
     manager.ask(who, xid, operation, reply)
     return len(manager._tasks) != before
@@ -19,7 +19,7 @@ def took_a_task(manager: TransactionManager, who: Who, xid: Xid, operation: Oper
 async def answer_of(manager: TransactionManager, who: Who, xid: Xid, operation: Operation) -> XaFlag | ReplyCode:
     """Ask, and wait for the answer."""
     answered: asyncio.Future[XaFlag | XaError] = asyncio.get_running_loop().create_future()
-    # A request whose phase two takes too long is answered twice, and the second time ignored.
+    # A request whose phase two takes too long is answered twice. The second answer is ignored.
     manager.ask(who, xid, operation, lambda answer: None if answered.done() else answered.set_result(answer))
     async with asyncio.timeout(30):
         answer = await answered

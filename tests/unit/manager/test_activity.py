@@ -1,4 +1,4 @@
-"""Whose turn it is on a branch, and how far its units are: neither makes a step that is not in its table."""
+"""The activity of a branch and the progress of its units change only as their tables permit."""
 
 import time
 from collections.abc import Callable
@@ -25,7 +25,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     "uncertain": ("claim", "mark_uncertain", "done"),
     "rereading": ("claim", "mark_uncertain", "done", "reread"),
 }
-"""How a branch comes into each state of affairs."""
+"""The moves that lead to each activity."""
 SEEN = {
     "idle": (True, False, False),
     "running": (False, True, False),
@@ -46,7 +46,7 @@ LEADS = {
 
 
 def entry(way: str) -> BranchRuntime:
-    """A branch in that state of affairs."""
+    """A branch with that activity."""
     made = BranchRuntime(Branch(xid=new_xid(), owner="guest", timeout=0), "/", now=time.time())
     for move in WAYS[way]:
         MOVES[move](made)
@@ -54,7 +54,7 @@ def entry(way: str) -> BranchRuntime:
 
 
 def seen(of: BranchRuntime) -> tuple[bool, bool, bool]:
-    """What others see."""
+    """The properties that callers read."""
     return of.idle, of.busy, of.uncertain
 
 
@@ -79,7 +79,7 @@ REACHED: dict[UnitProgress, tuple[UnitProgress, ...]] = {
     APPLIED: (SENT, APPLIED),
     ANSWERED: (SENT, APPLIED, ANSWERED),
 }
-"""How the units of a branch come so far."""
+"""The steps that lead to each progress."""
 FOLLOWS = {
     (UNSENT, UNSENT),
     (UNSENT, SENT),

@@ -1,4 +1,4 @@
-"""The disk alarm: who waits for room, and until when."""
+"""The disk alarm: which publishers wait for space, and until when."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def test_the_alarm_is_logged_once_for_as_long_as_it_lasts() -> None:
 
 
 def test_a_database_that_has_no_space_raises_the_alarm_anywhere() -> None:
-    """Of a PostgreSQL on another machine nobody else can tell."""
+    """For a PostgreSQL on another machine, its error is the only sign."""
     full = True
     alarm = DiskAlarm(None, 100, lambda: full)
     alarm.judge()

@@ -1,4 +1,4 @@
-"""Branches whose messages live in the log's own database: done or not done, whatever fails."""
+"""Branches whose messages are in the log's own database: each decision is done once, whatever fails."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Sequence
@@ -30,12 +30,12 @@ ANSWERS = (Fault.REFUSED, Fault.ANSWER_LOST)
 
 @dataclass
 class Ledger:
-    """A LocalStore that remembers what it was told: which slots are seen, held, gone."""
+    """A LocalStore that records which slots are visible, held and gone."""
 
     seen: set[Slot] = field(default_factory=set)
     held: set[Slot] = field(default_factory=set)
     promised: set[Slot] = field(default_factory=set)
-    """Planned for, and nothing was heard of them since."""
+    """Planned, and neither committed nor rolled back yet."""
     position: int = 100
 
     async def open(self) -> None: ...
@@ -69,7 +69,7 @@ class Ledger:
         return Change(drops=published)
 
     def committed(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> None:
-        assert not self.seen & set(published), "shown twice"
+        assert not self.seen & set(published), "made visible twice"
         self.promised -= set(published)
         self.seen |= set(published)
         self.held -= set(consumed)
@@ -77,13 +77,13 @@ class Ledger:
     def rolled_back(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> None:
         assert not self.seen & set(published)
         self.promised -= set(published)
-        assert set(consumed) <= self.held, "given back twice"
+        assert set(consumed) <= self.held, "released twice"
         self.held -= set(consumed)
         self.seen |= set(consumed)
 
 
 class Channel:
-    """Holds deliveries, and hears of returned messages."""
+    """Holds deliveries, and records returned messages."""
 
     lock = ""
 
@@ -115,7 +115,7 @@ class Stand:
         await self.manager.start()
 
     def work(self) -> None:
-        """One message routed, one that nobody wants, one consumed."""
+        """Publish a message that is routed and a mandatory one that is not, and consume one."""
         found = self.manager.demarcate(WHO, XID, Operation.START, 1)
         assert found is not None
         work = found[1].work
@@ -132,13 +132,13 @@ class Stand:
 
     @property
     def stored(self) -> set[Slot]:
-        """The slots that the database has, put by this test."""
+        """The slots of messages in the database."""
         return set(self.log.database.messages.messages)
 
 
 @pytest.fixture(params=[False, True], ids=["task", "at-once"])
 async def stand(request: pytest.FixtureRequest) -> AsyncIterator[Stand]:
-    """Requests that one write stands before take no task, and end as those that do."""
+    """A request with a single write runs with or without a task. The results are the same."""
     stand = Stand(MemoryDatabase(), at_once=request.param)
     await stand.start()
     stand.work()
@@ -160,7 +160,7 @@ async def test_a_commit_shows_what_was_published_and_drops_what_was_consumed(sta
     await stand.ask(Operation.PREPARE)
     assert await stand.ask(Operation.COMMIT) is XaFlag.OK
     assert (stand.ledger.seen, stand.ledger.held) == ({PUBLISHED}, set())
-    assert stand.channel.back == [312], "the mandatory message that nobody wanted comes back"
+    assert stand.channel.back == [312], "the unroutable mandatory message is returned"
     assert await stand.ask(Operation.COMMIT) is ReplyCode.NOT_FOUND
 
 
@@ -184,7 +184,7 @@ async def test_a_one_phase_commit_is_one_write(stand: Stand) -> None:
 async def test_a_decision_whose_write_failed_is_done_once_when_it_is_asked_for_again(
     stand: Stand, operation: Operation, fault: Fault
 ) -> None:
-    """A write of unknown outcome shows nothing until the log has been read again."""
+    """A write with an unknown outcome changes nothing visible until the log has been read again."""
     await stand.ask(Operation.PREPARE)
     stand.log.faults.append(fault)
     assert await stand.ask(operation) is ReplyCode.INTERNAL_ERROR
@@ -215,7 +215,7 @@ async def test_a_one_phase_commit_whose_write_failed_is_done_once_when_it_is_ask
 async def test_what_did_not_come_into_the_log_is_promised_to_no_queue(
     stand: Stand, operation: Operation, tries: int
 ) -> None:
-    """A queue that is to go when nobody uses it would stay for ever."""
+    """Otherwise an auto-delete queue would stay for ever."""
     stand.log.faults.extend([Fault.REFUSED] * tries)
     for _ in range(tries):
         assert await stand.ask(operation) is ReplyCode.INTERNAL_ERROR
@@ -253,7 +253,7 @@ async def test_a_branch_of_a_dead_dtx_is_completed_by_the_next(stand: Stand, ope
 
 @pytest.mark.parametrize("operation", [Operation.PREPARE, Operation.ONE_PHASE])
 async def test_a_request_behind_one_write_is_begun_at_once_and_waited_for(stand: Stand, operation: Operation) -> None:
-    """Nobody is answered before the write is durable, and a service that stops waits for it."""
+    """No answer is given before the write is durable, and a service that stops waits for it."""
     stand.log.running.clear()
     answers: list[XaFlag | XaError] = []
     assert not took_a_task(stand.manager, WHO, XID, operation, answers.append)
@@ -266,7 +266,7 @@ async def test_a_request_behind_one_write_is_begun_at_once_and_waited_for(stand:
 
 
 async def test_a_request_that_came_second_is_answered_as_the_first(stand: Stand) -> None:
-    """As the table says, "a repeated commit waits for the first": it takes the long way for that."""
+    """As the table says, "a repeated commit waits for the first". The second request takes a task."""
     await stand.ask(Operation.PREPARE)
     answers: list[XaFlag | XaError] = []
     stand.manager.ask(WHO, XID, Operation.COMMIT, answers.append)
@@ -278,7 +278,7 @@ async def test_a_request_that_came_second_is_answered_as_the_first(stand: Stand)
 
 @pytest.mark.parametrize("first", [Operation.COMMIT, Operation.ROLLBACK])
 async def test_what_is_asked_first_wins_though_the_other_is_the_shorter_way(stand: Stand, first: Operation) -> None:
-    """A request that takes a task has the branch from the moment it is asked for."""
+    """A request that takes a task claims the branch at once."""
     await stand.ask(Operation.PREPARE)
     second = Operation.ROLLBACK if first is Operation.COMMIT else Operation.COMMIT
     answers: list[XaFlag | XaError] = []
@@ -306,7 +306,7 @@ async def test_what_is_refused_changes_nothing(stand: Stand) -> None:
 
 
 async def test_a_reply_that_fails_leaves_the_branch_usable(stand: Stand) -> None:
-    """An error of dtx's own behind the write hangs nobody."""
+    """An internal error after the write leaves no client waiting."""
     answers: list[XaFlag | XaError] = []
 
     def reply(answer: XaFlag | XaError) -> None:
@@ -328,7 +328,7 @@ async def test_a_branch_that_did_not_vote_is_given_back(stand: Stand) -> None:
 
 
 async def test_a_dry_run_of_forget_names_the_fate_of_each_message(stand: Stand) -> None:
-    """No fate would mean that the message goes elsewhere."""
+    """Without a fate, the message would get a new destination."""
     await stand.ask(Operation.PREPARE)
     operators = Operators(stand.manager)
     order = Order(vhost="/", xid=XID, action=OperatorAction.ROLLBACK, actor="olga", reason="the site is lost")
@@ -354,7 +354,7 @@ async def test_start_and_end_wait_for_the_request_under_way(stand: Stand) -> Non
 
 
 async def test_branches_of_a_broker_are_not_taken_for_local_ones() -> None:
-    """Their messages are elsewhere: nobody here could complete them."""
+    """Their messages are in the broker, so standalone mode could not complete them."""
     database = MemoryDatabase()
     log = MemoryLog("rm", database)
     await log.open()

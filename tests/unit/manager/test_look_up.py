@@ -1,4 +1,4 @@
-"""A request for an xid that is not known, while the log is asked for it."""
+"""A request for an unknown xid, while the log is queried for it."""
 
 import asyncio
 from uuid import UUID
@@ -20,7 +20,7 @@ XID = Xid(1, b"gtrid", b"bqual")
 
 
 class SlowLog(MemoryLog):
-    """Is asked, and answers when it is let."""
+    """A log whose lookup waits until the test lets it answer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class SlowLog(MemoryLog):
 
 @pytest.mark.parametrize("operation", [Operation.PREPARE, Operation.ONE_PHASE, Operation.ROLLBACK])
 async def test_a_request_is_not_about_a_branch_that_begins_behind_it(operation: Operation) -> None:
-    """Its client may have closed the channel, and begun the branch that it meant to ask about on another one."""
+    """The client may have closed the channel and started the branch of its request on another channel."""
     log = SlowLog()
     manager = TransactionManager(log, Ledger(), Limits(), Metrics())
     await log.open()

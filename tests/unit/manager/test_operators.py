@@ -1,4 +1,4 @@
-"""Operators decide: what is durable first, what is done, what the transaction manager is told, what is archived."""
+"""Orders of operators: the decision is durable first; work, answer to the transaction manager and archive follow."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -25,12 +25,12 @@ TM = Who("guest", "/")
 
 @dataclass
 class Broker:
-    """A BrokerStore whose broker takes everything but what is in *refused*, and notes where it went."""
+    """A BrokerStore that accepts all messages except those in *refused*, and records where they were sent."""
 
     seen: list[tuple[bytes, bytes]] = field(default_factory=list)
     refused: dict[bytes, Refused] = field(default_factory=dict)
     on_refused: Callable[[], None] | None = None
-    """Called with the first refusal, which alone settles something."""
+    """Called at the first refusal. Only the first one settles messages."""
     answering: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class Stand:
         await self.start()
 
     async def holds(self, *work: WorkRow, state: LogState = LogState.PREPARED, **changes: Any) -> None:
-        """The log has a branch with *work* before dtx starts."""
+        """Write a branch with *work* to the log before dtx starts."""
         publishes = sum(item.kind is WorkKind.PUBLISH for item in work)
         self.branch = a_branch(state=state, publishes=publishes, consumes=len(work) - publishes, **changes)
         log = MemoryLog("rm", self.database)
@@ -126,12 +126,12 @@ class Stand:
         return caught.value
 
     async def ask(self, operation: Operation) -> XaFlag | ReplyCode:
-        """As a transaction manager."""
+        """Send a request as the transaction manager."""
         return await answer_of(self.manager, TM, self.branch.xid, operation)
 
     @property
     def record(self) -> BranchRecord | None:
-        """What is durable."""
+        """The durable record of the branch."""
         row = self.database.rows.get(self.branch.id)
         return None if row is None else row.branch
 
@@ -214,7 +214,7 @@ async def test_a_dry_run_says_what_will_happen_and_does_nothing(
 
 
 async def test_of_two_operators_one_decides_and_the_other_hears_of_it(stand: Stand) -> None:
-    """Optimistic version so that two operators cannot decide twice."""
+    """The version check lets only one of two operators decide."""
     await stand.holds(*BOTH)
     version = (await stand.operators.forecast(stand.order(OperatorAction.COMMIT))).version
     orders = [stand.order(action, version=version) for action in (OperatorAction.COMMIT, OperatorAction.ROLLBACK)]
@@ -264,7 +264,7 @@ async def test_nothing_is_done_before_the_decision_is_durable(
     flag = {OperatorAction.COMMIT: XaFlag.HEURCOM, OperatorAction.ROLLBACK: XaFlag.HEURRB}[action]
     if fault is Fault.REFUSED:
         assert (await stand.do(action)).answer == flag.wire_name
-    else:  # it was decided, and whoever asks hears of it
+    else:  # the decision is durable, and later requests report it
         assert await stand.ask(Operation.COMMIT) is flag
     assert len(stand.broker.seen) == 1
     assert await stand.ask(Operation.ROLLBACK) is flag
@@ -272,7 +272,7 @@ async def test_nothing_is_done_before_the_decision_is_durable(
 
 @pytest.mark.parametrize("action", [OperatorAction.COMMIT, OperatorAction.ROLLBACK])
 async def test_a_decision_goes_on_after_a_restart(stand: Stand, action: OperatorAction) -> None:
-    """Decision first durable, then the work."""
+    """The decision is durable before the work begins."""
     await stand.holds(*BOTH)
     stand.broker.answering.clear()
     order = asyncio.ensure_future(stand.do(action))
@@ -309,7 +309,7 @@ PARTLY = Refused(reason="406 PRECONDITION_FAILED - partial tx completion", parti
 
 
 async def stuck(stand: Stand, refused: Refused = GONE, *more: WorkRow) -> None:
-    """A branch whose commit cannot finish: of two messages one has nowhere to go."""
+    """A branch whose commit cannot finish: one of two messages cannot be published."""
     stand.broker.refused[b"gone"] = refused
     work = (a_publish(0, exchange=b"x", body=b"a"), a_publish(1, exchange=b"gone", body=b"b"), *more)
     await stand.holds(*work)
@@ -330,12 +330,12 @@ async def test_a_stuck_branch_is_retried_and_ends_as_it_was_decided(stand: Stand
 
 @pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.LEASE_LOST, Fault.ANSWER_LOST])
 async def test_a_retry_whose_end_may_not_be_in_the_log_is_not_said_to_be_done(stand: Stand, fault: Fault) -> None:
-    """A transaction manager is answered when the messages are there; an operator looks at what the log has."""
+    """The transaction manager's answer needs only the published messages. An operator's needs the end in the log."""
     await stuck(stand)
     stand.broker.refused.clear()
     stand.broker.answering.clear()
     order = asyncio.ensure_future(stand.do(OperatorAction.RETRY))
-    for _ in range(100):  # it comes as far as the broker
+    for _ in range(100):  # until it waits for the broker
         await asyncio.sleep(0)
     assert stand.broker.seen == []
     stand.log.faults.append(fault)
@@ -360,7 +360,7 @@ async def test_a_message_that_is_redirected_goes_there_and_the_commit_stays_one(
 
 
 async def test_a_message_that_is_given_up_makes_the_outcome_mixed(stand: Stand) -> None:
-    """Mixed outcome records which message went which way; forget archives what was never delivered."""
+    """A mixed outcome records the fate of each message. Forget archives messages that were never delivered."""
     await stuck(stand)
     done = await stand.do(OperatorAction.DISCARD, positions=(1,))
     assert (done.answer, done.state, done.forecast.outcome) == (
@@ -406,14 +406,14 @@ async def test_consumed_messages_went_their_way_though_all_publishes_are_given_u
 async def test_what_was_stuck_and_is_done_leaves_the_log_though_nobody_asks_again(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The transaction manager was told that all is well, and will not come again: the end is written without it."""
+    """The transaction manager has its answer and sends no more requests. Maintenance writes the end."""
     monkeypatch.setattr(maintenance, "_TICK", 0.005)
     monkeypatch.setattr(maintenance, "_REVIVE", 0.01)
     await stuck(stand)
     stand.broker.refused.clear()
     stand.broker.answering.clear()
     asked = asyncio.ensure_future(stand.ask(Operation.COMMIT))
-    for _ in range(100):  # it comes as far as the broker
+    for _ in range(100):  # until it waits for the broker
         await asyncio.sleep(0)
     stand.log.faults.append(Fault.REFUSED)
     stand.broker.answering.set()
@@ -426,7 +426,7 @@ async def test_what_was_stuck_and_is_done_leaves_the_log_though_nobody_asks_agai
 
 
 async def test_to_give_up_what_may_have_come_in_is_a_hazard(stand: Stand) -> None:
-    """A queue that refuses its part of a unit leaves nobody who knows about the others; a restart changes nothing."""
+    """If one queue refuses, it is unknown which other messages of the unit were stored. A restart keeps this."""
     await stuck(stand, PARTLY)
     assert stand.fates == {0: Fate.UNSURE, 1: Fate.UNSURE}
     await stand.restart()
@@ -451,7 +451,7 @@ async def test_a_message_that_cannot_be_put_back_is_given_up(stand: Stand) -> No
 
 
 async def test_what_was_put_back_is_known_though_the_log_was_away_when_it_was(stand: Stand) -> None:
-    """Or an operator would give up what is in its queue, and the answer would be that all was committed."""
+    """Otherwise discarding a message that is already in its queue would be answered as a full commit."""
     stand.broker.refused[b"gone"] = Refused(reason="312 NO_ROUTE", settled=(0,))
     await stand.holds(a_consume(0, queue=b"q"), a_consume(1, queue=b"gone"))
     stand.broker.on_refused = lambda: stand.log.faults.append(Fault.REFUSED)

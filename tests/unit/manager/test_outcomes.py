@@ -1,4 +1,4 @@
-"""What waits for the end of a branch happens once, when that is known, and a branch that has nothing else votes."""
+"""Outcomes registered with a branch run once, after its decision. A branch that has only outcomes still votes."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,13 +24,13 @@ WHO = Who("guest", "/")
 
 
 class Rig:
-    """A manager, and a branch with one outcome and nothing else.
+    """A manager, and a branch that has one outcome and no messages.
 
     Args:
-        manager: started.
-        log: of the manager.
-        broker: likewise.
-        entry: of the branch.
+        manager: the started manager.
+        log: the manager's log.
+        broker: the manager's broker.
+        entry: the branch.
     """
 
     def __init__(self, manager: TransactionManager, log: MemoryLog, broker: Broker, entry: BranchRuntime) -> None:
@@ -68,7 +68,7 @@ def end(rig: Rig, operation: Operation = Operation.END) -> None:
 
 
 async def test_a_branch_that_has_only_outcomes_votes_and_they_wait_for_the_decision() -> None:
-    """Read-only would be the end: nobody would say any more what becomes of them."""
+    """A read-only answer would end the branch, and the decision would never arrive."""
     for operation, committed in ((Operation.COMMIT, True), (Operation.ROLLBACK, False)):
         async with branch() as rig:
             end(rig)

@@ -1,4 +1,4 @@
-"""Policies: what is due, by which clock; and all that must not make a branch due."""
+"""Policies: which branches are due, by which clock, and what must not make a branch due."""
 
 import asyncio
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ ORPHANS = "orphans rollback format=1 vhost=/ after=1h"
 
 @dataclass
 class World:
-    """Clocks, and branches of which policies know."""
+    """Clocks, and the branches that policies see."""
 
     steady: float = 1_000.0
     wall: float = 1_700_000_000.0
     ahead: float = 0.0
-    """Of the database's clock."""
+    """How far the database's clock is ahead, in seconds."""
     active: bool = True
     records: list[BranchRecord] = field(default_factory=list)
     decided: list[tuple[str, int]] = field(default_factory=list)
@@ -99,7 +99,7 @@ async def test_a_branch_is_decided_when_it_is_old_enough_and_not_before() -> Non
 
 
 async def test_branches_of_others_are_never_meant() -> None:
-    """Never for another vhost's or younger branches, nor other format ids, nor what is not prepared."""
+    """Not branches of another vhost or format id, younger ones, or ones that are not prepared."""
     world = World()
     world.prepared(ago=9 * HOUR, format_id=2)
     world.prepared(ago=9 * HOUR, vhost="other")
@@ -134,17 +134,17 @@ async def test_a_database_clock_that_jumps_makes_nothing_old() -> None:
     await watch.look()
     world.prepared()
     world.passes(GRACE)
-    world.ahead = world.wall  # centuries
+    world.ahead = world.wall  # 54 years
     await watch.look()
-    world.ahead = 30.0  # a jump that the wall clocks agree with, nearly
+    world.ahead = 30.0  # a small difference between the clocks
     world.passes(HOUR - 2 * GRACE)
     await watch.look()
-    assert world.decided != []  # the one that is: 0.5 hours and 0.9 hours
+    assert world.decided != []  # only the older one: 0.5 hours and 0.9 hours
     assert len(world.decided) == 1
 
 
 async def test_a_jump_of_all_wall_clocks_makes_nothing_old() -> None:
-    """Database and dtx on one machine whose clock is set: only the steady clock knows."""
+    """Database and dtx share a machine whose clock is set. Only the steady clock is unchanged."""
     world = World()
     world.prepared(ago=0.5 * HOUR)
     watch = world.watch()
@@ -156,7 +156,7 @@ async def test_a_jump_of_all_wall_clocks_makes_nothing_old() -> None:
     assert world.decided == []
     world.passes(0.5 * HOUR)
     await watch.look()
-    assert len(world.decided) == 1, "the older one is an hour old by now"
+    assert len(world.decided) == 1, "only the older one is one hour old"
 
 
 async def test_a_branch_whose_vote_was_written_with_a_wrong_clock_is_as_old_as_it_was_seen() -> None:

@@ -1,4 +1,4 @@
-"""The short way of a prepare with a broker: one write, no task, and the truth where that write fails."""
+"""A prepare with a broker that needs one write and no task, and its answers when that write fails."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ Answer = XaFlag | XaError
 
 
 class Preparing(Broker):
-    """Nothing has to be taken."""
+    """A broker store with no messages to take."""
 
     def taking_units(self, vhost: str, work: HeldWork) -> dict[Holder, Unit]:
         return {}
@@ -46,17 +46,17 @@ async def idle_branch() -> AsyncIterator[tuple[TransactionManager, MemoryLog, Br
 
 
 async def at_once(manager: TransactionManager, xid: Xid, operation: Operation) -> XaFlag | ReplyCode:
-    """The answer to a request that takes no task."""
+    """The answer to a request that starts no task."""
     answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
     assert not took_a_task(manager, WHO, xid, operation, answered.set_result)
-    assert not answered.done(), "the answer comes behind the write that it promises"
+    assert not answered.done(), "the answer waits for the write"
     async with asyncio.timeout(30):
         answer = await answered
     return answer.code if isinstance(answer, XaError) else answer
 
 
 async def slowly(manager: TransactionManager, xid: Xid, operation: Operation) -> XaFlag | ReplyCode:
-    """The answer to a request that is not that simple."""
+    """The answer to a request that starts a task."""
     answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
     assert took_a_task(manager, WHO, xid, operation, answered.set_result)
     async with asyncio.timeout(30):
@@ -103,14 +103,14 @@ async def test_a_vote_that_may_not_be_durable_is_not_given_and_can_be_asked_for_
         if there:
             assert await slowly(manager, xid, Operation.COMMIT) is XaFlag.OK
         else:
-            assert await slowly(manager, xid, Operation.PREPARE) is XaFlag.OK  # what the log has is read first
+            assert await slowly(manager, xid, Operation.PREPARE) is XaFlag.OK  # the log is read first
             assert await slowly(manager, xid, Operation.COMMIT) is XaFlag.OK
         assert broker.seen == [(b"x", b"body")]
 
 
 @pytest.mark.parametrize("operation", [Operation.ROLLBACK, Operation.ONE_PHASE])
 async def test_an_answer_that_cannot_be_given_stops_nothing_behind_it(operation: Operation) -> None:
-    """A channel that fails in the midst of an answer has no part in its branch, which is over."""
+    """A channel that fails while it handles the answer does not affect its branch, which has ended."""
 
     def failing(_answer: Answer) -> None:
         raise RuntimeError("nobody is there")

@@ -1,4 +1,4 @@
-"""What users and virtual hosts hold, and what they may hold at most."""
+"""Usage of users and virtual hosts, and their quotas."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -37,7 +37,7 @@ async def a_manager(
 
 
 def begin(manager: TransactionManager, who: Who = WHO) -> Xid:
-    """A branch that is idle, with one message."""
+    """Make an idle branch with one message."""
     xid = Xid(1, uuid4().bytes, b"")
     channel = object()
     started = manager.demarcate(who, xid, Operation.START, channel)
@@ -66,7 +66,7 @@ def usage(manager: TransactionManager) -> dict[str, dict[str, int]]:
 
 
 async def test_prepared_branches_count_as_branches() -> None:
-    """--max-branches bounds what dtx has to keep, and that is prepared and heuristic branches above all."""
+    """--max-branches bounds all branches that dtx keeps, including prepared and heuristic ones."""
     async with a_manager(branches=2) as manager:
         first, _ = [begin(manager) for _ in range(2)]
         assert await ask(manager, first, Operation.PREPARE) is XaFlag.OK
@@ -115,13 +115,13 @@ async def test_bytes_are_counted_from_publish_to_commit() -> None:
         assert await ask(manager, first, Operation.COMMIT) is XaFlag.OK
         assert await ask(manager, second, Operation.ROLLBACK) is XaFlag.OK
         assert await manager.drain(30)
-        assert usage(manager) == {"user alice": {"branches": 1}, "vhost /": {"branches": 1}}, "the refused one"
+        assert usage(manager) == {"user alice": {"branches": 1}, "vhost /": {"branches": 1}}, "the refused branch stays"
         assert manager.budget.used == 0
 
 
 @pytest.mark.parametrize("faults", [(), (Fault.ANSWER_LOST,)])
 async def test_a_branch_counts_once_while_its_xid_starts_again(faults: tuple[Fault, ...]) -> None:
-    """The end is answered and not durable yet: it counts no more, and a start waits for it."""
+    """After the answer and before the end is durable, the branch does not count, and a start waits."""
     store = Preparing()
     async with a_manager("user=alice in-doubt=1", store=store) as manager:
         log, xid, channel = manager.log, begin(manager), object()
@@ -162,7 +162,7 @@ async def test_what_a_restart_finds_is_counted_and_not_refused() -> None:
 
 
 async def test_users_that_come_and_go_leave_nothing_behind() -> None:
-    """However many names there are, and whatever else is held meanwhile."""
+    """The number of names is bounded, and holdings in use are kept."""
     async with a_manager("user=* branches=1") as manager:
         kept = begin(manager)
         for number in range(10_000):

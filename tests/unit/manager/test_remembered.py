@@ -1,4 +1,4 @@
-"""What is remembered of branches that were rolled back by themselves, and for how long."""
+"""How long dtx remembers branches that were rolled back on their own."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ XID = Xid(1, b"gtrid", b"bqual")
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Sets the clock of managers that are made later; they look at it all the time."""
+    """Set the clock of managers that are made later. They look at it all the time."""
     seconds = [100.0]
     clock = SimpleNamespace(monotonic=lambda: seconds[0], time=time.time)
     for module in (branches, effects, manager, maintenance):
@@ -44,7 +44,7 @@ async def doomed() -> TransactionManager:
 
 
 async def looks() -> None:
-    """The manager looks at its clock several times."""
+    """Let the manager look at its clock several times."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -65,7 +65,7 @@ async def test_a_tombstone_answers_one_rollback_as_long_as_it_stands(
 async def test_a_tombstone_that_has_expired_answers_nothing(
     now: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long it takes until it is removed."""
+    """The answer does not depend on when it is removed."""
     monkeypatch.setattr(maintenance, "_REVIVE", 3600)
     asked = await doomed()
     assert await answer_of(asked, WHO, XID, Operation.PREPARE) is XaFlag.RBROLLBACK
@@ -78,9 +78,9 @@ async def test_a_tombstone_that_has_expired_answers_nothing(
 async def test_a_branch_that_failed_is_kept_as_long_for_whoever_asks(
     now: Callable[[float], None], seconds: float, answer: XaFlag | ReplyCode
 ) -> None:
-    """Event `expire`: nobody asked any more."""
+    """Event `expire`: no request arrived in time."""
     asked = await doomed()
-    await looks()  # from now on it counts
+    await looks()  # the time starts here
     now(seconds)
     await looks()
     assert await answer_of(asked, WHO, XID, Operation.ROLLBACK) is answer
@@ -88,7 +88,7 @@ async def test_a_branch_that_failed_is_kept_as_long_for_whoever_asks(
 
 
 async def test_of_too_many_tombstones_the_oldest_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client may have branches rolled back as fast as it can, and each stands for ten minutes."""
+    """A client can roll back branches at any rate, and each tombstone stays for ten minutes."""
     monkeypatch.setattr(branches, "MOST_TOMBSTONES", 3, raising=False)
     asked = await doomed()
     assert await answer_of(asked, WHO, XID, Operation.PREPARE) is XaFlag.RBROLLBACK
@@ -103,7 +103,7 @@ async def test_of_too_many_tombstones_the_oldest_give_way(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("messages", [0, 1])
 async def test_a_one_phase_commit_that_is_asked_for_twice_at_once_is_answered_twice(messages: int) -> None:
-    """As the table says, "a repeated commit waits for the first": also of a branch without work."""
+    """As the table says, "a repeated commit waits for the first". This includes branches without work."""
     log = MemoryLog("rm", MemoryDatabase())
     asked = TransactionManager(log, Ledger(), Limits(), Metrics())
     await log.open()

@@ -1,4 +1,4 @@
-"""A branch that consumed, between the log's "taking" and its vote: what a roll-back does then."""
+"""A branch that consumed, between "taking" in the log and its vote: a rollback in this state."""
 
 import asyncio
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ WHO = Who("guest", "/")
 
 
 class Queue:
-    """Has one delivery out."""
+    """Holds one delivery, and records its release."""
 
     def __init__(self) -> None:
         self.lock = "dtx.lock.t"
@@ -36,14 +36,14 @@ class Queue:
 
 
 class Taking(Broker):
-    """Would take what it is asked to take."""
+    """A store that would take the consumed messages."""
 
     def taking_units(self, vhost: str, work: HeldWork) -> dict[Holder, Unit]:
         return {holder: a_unit(number) for number, holder in enumerate(work.holders(), 1)}
 
 
 async def a_consumer(broker: Broker, queue: Queue) -> tuple[MemoryLog, TransactionManager, Xid, Delivery]:
-    """An idle branch that has consumed one message."""
+    """A manager with an idle branch that has consumed one message."""
     log, xid = MemoryLog("rm"), Xid(1, uuid4().bytes, b"taking")
     await log.open()
     manager = TransactionManager(log, broker, Limits(), Metrics())
@@ -83,13 +83,13 @@ async def test_a_vote_that_the_log_refused_is_taken_up_at_the_next_look() -> Non
 
 
 async def test_a_roll_back_of_what_was_not_taken_leaves_it_in_its_place() -> None:
-    """The answer to "taking" was lost, so nothing was asked of the broker yet: the message never leaves its queue."""
+    """The answer to "taking" was lost before any request to the broker. The message never leaves its queue."""
     broker, queue = Taking(), Queue()
     log, manager, xid, delivery = await a_consumer(broker, queue)
     log.faults.append(Fault.ANSWER_LOST)
     assert await answer_of(manager, WHO, xid, Operation.PREPARE) is ReplyCode.INTERNAL_ERROR
     assert [row.branch.state for row in log.database.rows.values()] == [LogState.TAKING]
-    assert await answer_of(manager, WHO, xid, Operation.ROLLBACK) is XaFlag.OK  # taking would raise
+    assert await answer_of(manager, WHO, xid, Operation.ROLLBACK) is XaFlag.OK  # a request to the broker would raise
     assert queue.released == [delivery]
     assert await manager.drain(30)
     assert broker.seen == []
@@ -99,7 +99,7 @@ async def test_a_roll_back_of_what_was_not_taken_leaves_it_in_its_place() -> Non
 
 @pytest.mark.parametrize(("fate", "said"), [(Fate.UNSURE, True), (None, False)])
 async def test_a_commit_behind_a_partial_one_is_counted_as_a_repetition(fate: Fate | None, said: bool) -> None:
-    """406, "partial tx completion", of a dtx that is gone: the messages that it sent may be there twice now."""
+    """After 406, "partial tx completion", in a dtx that has ended, the messages it sent may be in the queues twice."""
     stand = Stand()
     await stand.holds(a_publish(fate=fate), state=LogState.COMMITTING, units=(a_unit(0, lock=""),))
     assert await stand.manager.drain(30)
@@ -109,7 +109,7 @@ async def test_a_commit_behind_a_partial_one_is_counted_as_a_repetition(fate: Fa
 
 
 async def test_a_one_phase_commit_that_has_taken_all_is_over_after_a_restart() -> None:
-    """What the log has of its units leaves nothing to ask the broker for."""
+    """The units in the log show that nothing is left to ask the broker."""
     stand = Stand()
     done = replace(a_unit(1), state=UnitState.DONE)
     await stand.holds(a_consume(), state=LogState.TAKING, one_phase=True, units=(done,))
@@ -122,7 +122,7 @@ async def test_a_one_phase_commit_that_has_taken_all_is_over_after_a_restart() -
 
 
 async def test_an_unknown_outcome_is_kept_when_the_next_unit_is_refused() -> None:
-    """Whoever gives the message up then must know that it may have come in."""
+    """An operator who discards the message later must see that it may have been stored."""
 
     class Breaking(Broker):
         attempts = 0
@@ -145,7 +145,7 @@ async def test_an_unknown_outcome_is_kept_when_the_next_unit_is_refused() -> Non
 
 
 async def test_a_repetition_is_told_though_the_log_was_away_when_it_became_possible() -> None:
-    """What became of a unit is not known, and a new one cannot be sent yet: it is not known any better later."""
+    """The outcome of a unit is unknown, and a new unit cannot be sent yet. It stays unknown."""
 
     class Away(Broker):
         async def apply(self, phase: PhaseTwo) -> Applied | Refused:
@@ -174,7 +174,7 @@ async def test_a_branch_that_ends_while_branches_are_counted_does_not_count() ->
         manager.demarcate(WHO, xid, Operation.START, log)
         manager.demarcate(WHO, xid, Operation.END, log)
     counting = asyncio.ensure_future(branch_stats(manager.entries()))
-    await asyncio.sleep(0)  # 1,000 of them are counted
+    await asyncio.sleep(0)  # the first 1,000 are counted
     answers: list[XaFlag | XaError] = []
     manager.ask(WHO, xids[-1], Operation.ROLLBACK, answers.append)
     stats = await counting

@@ -1,4 +1,4 @@
-"""A queue's index with a store around it that keeps rows in a dictionary, and channels that keep what they get."""
+"""A queue's index with a store that keeps rows in a dictionary, and channels that record their deliveries."""
 
 from collections.abc import Iterable
 
@@ -26,7 +26,7 @@ def message(
 
 
 class Channel:
-    """A sink: what its consumers got, in order."""
+    """A sink that records the deliveries of its consumers, in order."""
 
     def __init__(self) -> None:
         self.full = False
@@ -45,7 +45,7 @@ class Channel:
         return [message.position for message in self.messages]
 
     def taken(self) -> list[QueueDelivery]:
-        """What it got since the last time."""
+        """The deliveries since the last call."""
         found, self.deliveries = self.deliveries, []
         self.messages.clear()
         self.tags.clear()
@@ -64,19 +64,19 @@ class Get:
 
     @property
     def delivery(self) -> QueueDelivery:
-        """The message of the one answer."""
+        """The message of the only answer."""
         ((delivery, _),) = self.answers
         assert delivery is not None
         return delivery
 
 
 class Rig:
-    """The store. ``run`` does all that it was asked for; ``rows`` is what the database has.
+    """The store. ``run`` handles all requests. ``rows`` is the content of the database.
 
     Args:
-        arguments: of the queue.
-        cache: octets for bodies; with 0 each is read when its turn comes.
-        batch: how many rows one read brings at most.
+        arguments: arguments of the queue.
+        cache: bytes for bodies; with 0 each body is read when it is delivered.
+        batch: maximum number of rows of one read.
     """
 
     def __init__(
@@ -121,14 +121,14 @@ class Rig:
             self.letters.append((position, reason))
         self.remove(position for position, _ in letters)
 
-    # -- what tests do
+    # -- actions of tests
 
     def remove(self, positions: Iterable[int]) -> None:
         for position in positions:
             del self.rows[position]
 
     def put(self, *positions: int, **more: object) -> None:
-        """Publish; the rows are committed."""
+        """Publish messages whose rows are committed."""
         for position in positions:
             self.put_message(message(position, **more))  # type: ignore[arg-type]
 
@@ -147,7 +147,7 @@ class Rig:
         self.queue.arrived(positions, [self.rows[position] for position in there[: self.batch]])
 
     def run(self) -> None:
-        """Until nothing is asked for any more."""
+        """Run until there are no requests left."""
         for _ in range(10_000):
             if self.scheduled:
                 self.dispatch()
@@ -155,10 +155,10 @@ class Rig:
                 self.answer()
             else:
                 return
-        raise AssertionError("the queue is never content")
+        raise AssertionError("the queue never becomes idle")
 
     def at(self, now: float) -> None:
-        """The clock goes on, and the timer of the queue."""
+        """Set the clock, and run the queue's timer."""
         self.now = now
         if self.wake is not None and self.wake <= now:
             self.dispatch()
@@ -175,7 +175,7 @@ class Rig:
         exclusive: bool = False,
         priority: int = 0,
     ) -> Consumer:
-        """Somebody consumes."""
+        """Add a consumer, and run."""
         new = Consumer(
             tag,
             channel,
@@ -202,7 +202,7 @@ class Rig:
         return getter
 
     def drained(self) -> list[int]:
-        """All that is ready, in the order in which a consumer gets it; it stays settled."""
+        """All ready messages, in the order in which a consumer gets them. They are settled afterwards."""
         channel = Channel()
         consumer = self.consumer(channel, no_ack=True)
         self.queue.cancel(consumer, self.now)

@@ -81,7 +81,7 @@ def test_what_a_queue_would_have_to_ignore_is_not_implemented(arguments: dict[st
 
 
 def test_times_have_rabbitmqs_limit() -> None:
-    """RabbitMQ: ten years."""
+    """RabbitMQ's limit is ten years."""
     assert read({"x-message-ttl": MAX_MILLISECONDS}).message_ttl == 315_360_000_000
     with pytest.raises(XaError, match="315360000001 is more than 315360000000"):
         read({"x-message-ttl": MAX_MILLISECONDS + 1})

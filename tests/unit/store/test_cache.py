@@ -1,4 +1,4 @@
-"""Messages in memory, of several queues: what they share counts once, and is let go by all."""
+"""The cache of messages of several queues: shared bodies count once, and are freed with their last queue."""
 
 from dtx.log.changes import StoredMessage
 from dtx.store.postgres.cache import OVERHEAD, SLACK, Bodies, MessageCache
@@ -12,7 +12,7 @@ def a_message(position: int, shared: int | None) -> StoredMessage:
 
 
 def test_a_shared_body_is_charged_and_kept_once() -> None:
-    """Every budget counts what is really held."""
+    """Every budget counts the memory that is really used."""
     cache = MessageCache(1 << 30)
     queues = [Bodies(cache, DispatchRound(), []) for _ in range(3)]
     for number, queue in enumerate(queues):
@@ -43,7 +43,7 @@ def test_what_arrives_again_shares_the_body_too() -> None:
 
 
 def test_a_full_cache_lets_the_same_end_of_each_queue_go() -> None:
-    """A shared body is free only when no queue has it any more."""
+    """A shared body is freed only when no queue has it any more."""
     count = 100
     cache = MessageCache((count - 1) * (SIZE + 3 * OVERHEAD))
     queues = [Bodies(cache, DispatchRound(), []) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""What became of messages in confirm mode: which number means which, and which of them came back."""
+"""The fates of messages in confirm mode: the messages of a number, and which message was returned."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ CHANNEL = 3
 
 
 class Broker:
-    """The upstream connection, and what the broker says on it."""
+    """The connection to the broker, and the broker's answers on it."""
 
     is_lost = False
 
@@ -65,7 +65,7 @@ class Broker:
 
 
 class Owner:
-    """Who publishes."""
+    """The publisher of the messages."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[list[object], MessageFate]] = []
@@ -106,7 +106,7 @@ def test_numbers_are_those_of_the_messages_in_their_order(
         channel.publish(name, a_message())
     broker.confirm(2)
     broker.confirm(4, multiple=True)
-    broker.confirm(4)  # said already
+    broker.confirm(4)  # confirmed already
     broker.confirm(5, taken=False)
     broker.confirm(0, multiple=True)
     assert owner.heard == [
@@ -118,7 +118,7 @@ def test_numbers_are_those_of_the_messages_in_their_order(
 
 
 def test_a_message_is_published_as_mandatory(channel: ConfirmChannel, broker: Broker) -> None:
-    """Else nobody would hear that no queue took it."""
+    """Otherwise a message that no queue took would not be returned."""
     channel.publish("one", a_message())
     publish = methods.BasicPublish.decode(broker.sent[0][7 : 7 + int.from_bytes(broker.sent[0][3:7], "big")])
     assert publish == methods.BasicPublish(b"x", b"k", methods.MANDATORY)
@@ -151,7 +151,7 @@ def test_what_the_broker_adds_to_a_returned_message_does_not_matter(
 def test_a_return_of_nothing_that_was_sent_ends_the_connection(
     channel: ConfirmChannel, broker: Broker, owner: Owner
 ) -> None:
-    """Nobody may be told that a message was taken that may be the one that was not."""
+    """A message that may be the returned one must not be reported as taken."""
     channel.publish("one", a_message())
     broker.give_back(a_message(b"another"))
     assert broker.aborted

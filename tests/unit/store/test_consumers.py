@@ -1,4 +1,4 @@
-"""The round of a queue's consumers: who is next, and what many of them cost."""
+"""The round of a queue's consumers: which one is next, and the cost of many consumers."""
 
 import pytest
 
@@ -11,7 +11,7 @@ MANY = 2000
 
 
 class Counted(Consumer):
-    """It counts how often somebody looks at its priority."""
+    """Counts how often its priority is read."""
 
     __slots__ = ("_priority",)
     looks = 0
@@ -30,7 +30,7 @@ class Counted(Consumer):
 @pytest.mark.parametrize("levels", [1, MANY])
 @pytest.mark.parametrize("backwards", [True, False])
 def test_consumers_that_leave_do_not_look_at_all_others(single: bool, levels: int, backwards: bool) -> None:
-    """Ten thousand of them end with one channel.close, which may hold the event loop for 50 ms."""
+    """Ten thousand consumers end with one channel.close, which may hold the event loop for 50 ms."""
     turns = DispatchRound(single=single)
     consumers = [Counted(b"", Channel(), priority=number % levels) for number in range(MANY)]
     Counted.looks = 0
@@ -72,7 +72,7 @@ def test_consumers_that_can_take_nothing_are_passed_over_in_steps() -> None:
 
 
 def test_nothing_is_handed_out_before_all_has_returned() -> None:
-    """Requeued messages keep their places, also where they return in many steps."""
+    """Requeued messages keep their places, even if they return in many steps."""
     rig = Rig(QueueArguments())
     first, second = Channel(), Channel()
     count = 3 * RETURN_MESSAGES + 1
@@ -90,7 +90,7 @@ def test_nothing_is_handed_out_before_all_has_returned() -> None:
 
 
 def test_a_queue_with_a_limit_drops_what_is_too_much_at_the_end() -> None:
-    """And in steps: what very many clients had returns at once."""
+    """It does so in steps: deliveries of very many consumers can return at once."""
     rig = Rig(QueueArguments(max_length=5))
     channel = Channel()
     leaving = rig.consumer(channel)

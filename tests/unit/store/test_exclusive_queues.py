@@ -1,4 +1,4 @@
-"""Which queues go with a connection: what its channels declare, and what becomes of that."""
+"""The exclusive queues of a connection, by what its channels declare and delete."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def channel(queues: ExclusiveQueues) -> ExclusiveDeclarations:
 def test_a_queue_is_exclusive_when_the_broker_has_declared_it(
     queues: ExclusiveQueues, channel: ExclusiveDeclarations
 ) -> None:
-    """It may refuse that: then the queue is somebody else's."""
+    """The broker may refuse the declaration, because the queue belongs to another connection."""
     channel.asked(declare(b"durable", 0))
     channel.asked(declare(b"", EXCLUSIVE))
     channel.answered(b"durable")
@@ -41,7 +41,7 @@ def test_a_queue_is_exclusive_when_the_broker_has_declared_it(
 def test_a_queue_that_may_be_anybodys_is_not_exclusive(
     queues: ExclusiveQueues, channel: ExclusiveDeclarations, bits: int
 ) -> None:
-    """Passive says nothing of it, and whether one without an answer was declared is not known."""
+    """A passive declaration does not show it, and with no-wait the result is unknown."""
     channel.asked(declare(b"q", bits))
     if not bits & NO_WAIT:
         channel.answered(b"q")
@@ -68,7 +68,7 @@ def test_a_queue_that_is_declared_for_all_is_exclusive_no_more(
 
 
 def test_a_deleted_queue_is_not_exclusive(queues: ExclusiveQueues, channel: ExclusiveDeclarations) -> None:
-    """Its name may be another one's from then on; without a name it is the last one of the channel."""
+    """Another connection may use its name then. A delete without a name means the last queue of the channel."""
     for name in (b"q", b"r", b"s"):
         queues.add(name)
     channel.deleted(methods.QueueDelete(b"q").encode(), b"r")
@@ -84,7 +84,7 @@ def test_what_the_broker_will_refuse_changes_nothing(queues: ExclusiveQueues, ch
 
 
 def test_the_oldest_of_too_many_queues_is_forgotten(queues: ExclusiveQueues, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client may declare as many as it likes; a forgotten one waits for an operator, as any queue that is gone."""
+    """A client can declare any number. A put-back to a forgotten one needs an operator, as for a deleted queue."""
     monkeypatch.setattr(upstream, "_MOST_EXCLUSIVE", 2)
     for name in (b"1", b"2", b"3"):
         queues.add(name)

@@ -13,7 +13,7 @@ ONE, TWO = table({"a": 1, "b": 2}), table({"a": 2})
 
 @pytest.fixture
 def vhost() -> VirtualHost:
-    """Exchange x: to queue q by k with arguments a=1 b=2, to queue p by l with a=2."""
+    """Exchange x is bound to queue q by k with arguments a=1 b=2, and to queue p by l with a=2."""
     made = virtual_host()
     made.declare_exchange(b"x", b"topic", arguments=ONE)
     for queue, key, arguments in ((b"q", b"k", ONE), (b"p", b"l", TWO)):
@@ -66,5 +66,5 @@ THERE = BindingFacts()
 def test_a_binding_is_searched_for(
     vhost: VirtualHost, exchange: bytes, queue: bytes, key: bytes, arguments: bytes, expected: BindingFacts
 ) -> None:
-    """binding.query: what is populated is searched for, what is not is ignored; default exchange: implied."""
+    """binding.query: populated fields are searched for, others are ignored; default exchange: implied."""
     assert binding_facts(vhost, exchange, queue, key, arguments) == expected

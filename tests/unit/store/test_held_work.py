@@ -1,10 +1,10 @@
-"""What a branch holds that has not voted."""
+"""The work of a branch that has not voted."""
 
 from dtx.store.work import Budget, HeldPublish, HeldWork
 
 
 class Publish(HeldPublish):
-    """One that counts how often it is compared."""
+    """Counts how often it is compared."""
 
     compared = 0
 
@@ -32,7 +32,7 @@ def test_a_withdrawn_publish_leaves_the_others_in_order() -> None:
 
 
 def test_very_many_publishes_are_withdrawn_without_a_look_at_the_others() -> None:
-    """A broker may refuse all that a transaction has, and the last ones first."""
+    """A broker may refuse all publishes of a transaction, and the last ones first."""
     work, publishes = held(1000)
     Publish.compared = 0
     for publish in reversed(publishes):

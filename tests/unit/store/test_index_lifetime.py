@@ -1,4 +1,4 @@
-"""A queue that is gone leaves nothing behind that only a garbage collection would find: those are rare, by intent."""
+"""A deleted queue leaves no reference cycles, because garbage collections are rare by design."""
 
 import gc
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ NAME = "queue 'short-lived' in vhost '/'"
 
 @pytest.fixture
 def no_collections() -> Iterator[None]:
-    """Nothing is freed but by the count of its references."""
+    """Objects are freed only by reference counts."""
     gc.collect()
     gc.disable()
     yield

@@ -1,4 +1,4 @@
-"""What the four types of exchanges match."""
+"""Routing by the four types of exchanges."""
 
 import re
 from typing import Any
@@ -19,7 +19,7 @@ def binding(key: str = "", arguments: bytes = b"", to: str = "q") -> BindingRow:
 
 
 def bound(kind: ExchangeType, *keys: str) -> Matcher[str]:
-    """A matcher in which each key leads to what is called like it."""
+    """A matcher in which each key leads to the destination of the same name."""
     found: Matcher[str] = matcher(kind)
     for key in keys:
         found.add(binding(key), key)
@@ -55,7 +55,7 @@ routing_keys = st.lists(st.sampled_from(["a", "b", "", "ab", "c"]), max_size=6).
 def test_a_topic_exchange_matches_as_a_regular_expression_would(
     there: list[str], keys: list[str], data: st.DataObject
 ) -> None:
-    """3.1.3.3: "``*`` matches a single word and ``#`` matches zero or more words"; also after bindings have gone."""
+    """3.1.3.3: "``*`` matches a single word and ``#`` matches zero or more words"; also after bindings were removed."""
     topic = bound(ExchangeType.TOPIC, *there)
     gone = data.draw(st.sets(st.sampled_from(there))) if there else set()
     for key in gone:
@@ -67,7 +67,7 @@ def test_a_topic_exchange_matches_as_a_regular_expression_would(
 
 
 def test_many_wildcards_cost_no_more_than_words_times_nodes() -> None:
-    """A pattern of 128 ``#`` against a key of 128 words: a search that tries every way would never end."""
+    """A pattern of 128 ``#`` against a key of 128 words: a search that tries all combinations would not end."""
     topic = bound(ExchangeType.TOPIC, ".".join(["#"] * 127 + ["z"]))
     assert not list(topic.match([b".".join([b"a"] * 128)], b""))
 
@@ -97,7 +97,7 @@ def test_two_bindings_with_one_key_go_one_by_one(kind: ExchangeType) -> None:
 
 @pytest.mark.parametrize(("wanted", "headers", "expected"), HEADERS)
 def test_a_headers_exchange_compares_values(wanted: dict[str, Any], headers: dict[str, Any], expected: bool) -> None:
-    """3.1.3.4: "all the headers must match", "any"; "x-" only where asked for; a void asks for presence."""
+    """3.1.3.4: "all the headers must match", "any"; "x-" only where requested; a void requires presence."""
     found: Matcher[str] = matcher(ExchangeType.HEADERS)
     found.add(binding(arguments=table(wanted)), "q")
     assert list(found.match([b"any"], table(headers))) == (["q"] if expected else [])

@@ -1,4 +1,4 @@
-"""What dtx writes on messages that it publishes for a branch."""
+"""Headers that dtx sets on messages that it publishes for a branch."""
 
 from uuid import uuid4
 
@@ -12,7 +12,7 @@ from tests.support.branches import a_consume, a_publish
 
 
 def headers(message: bytes) -> dict[str, object]:
-    """Of a message."""
+    """The headers of a message."""
     buffer, (_, (_, _, start, end), *_) = FrameSplitter(0).feed(message)
     view = properties.read(buffer[start + 7 + 12 : end - 1])
     table = b"".join(entry.raw for entry in view.headers)
@@ -20,14 +20,14 @@ def headers(message: bytes) -> dict[str, object]:
 
 
 def copied() -> bytes:
-    """Properties that an application has copied from a message which it got from dtx."""
+    """Properties that an application has copied from a message that dtx delivered."""
     ours = (b"x-dtx-id", b"x-dtx-put-back", b"x-dtx-redelivered", b"x-dtx-original-exchange", b"x-dtx-later")
     entries = [tables.entry(key, b"S", b"theirs") for key in (*ours, b"x-own")]
     return properties.build({properties.Property.HEADERS: b"".join(entries)})
 
 
 def test_marks_that_an_application_has_copied_are_removed_at_commit() -> None:
-    """They mean the message that they were copied from: "the lane removes every x-dtx-* header"."""
+    """They belong to the message that they were copied from: "the lane removes every x-dtx-* header"."""
     branch, work = uuid4(), a_publish(properties=copied())
     assert headers(*messages.commit_frames(1, 4096, branch, [work])) == {
         "x-own": "theirs",

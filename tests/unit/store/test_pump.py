@@ -1,4 +1,4 @@
-"""Queues are dispatched in turn, each however it fares with the others."""
+"""Queues are dispatched in turn. A failure of one does not affect the others."""
 
 import asyncio
 from typing import Any
@@ -7,7 +7,7 @@ from dtx.store.postgres.dispatcher import Dispatcher
 
 
 class Index:
-    """A queue that notes its turns, and may raise."""
+    """A queue that records its turns, or raises."""
 
     def __init__(self, turns: list[str], name: str, *, raises: bool = False) -> None:
         self._turns = turns
@@ -15,7 +15,7 @@ class Index:
         self._raises = raises
 
     def dispatch(self, now: float) -> float | None:
-        """Nothing is to be done later."""
+        """Record the turn. No timer is needed."""
         if self._raises:
             raise RuntimeError("a mistake of ours")
         self._turns.append(self._name)

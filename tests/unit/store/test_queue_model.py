@@ -1,7 +1,7 @@
-"""Whatever happens to a queue, it does what the simplest queue does: a set of messages, of which the first is next.
+"""A queue behaves like the simplest queue: a set of messages, of which the first is delivered next.
 
-The model knows a message as ready, handed out, held or gone. It judges each delivery and each drop at the moment at
-which the index makes it: right message, right flag, right consumer, once.
+In the model a message is ready, handed out, held or gone. The model checks each delivery and each drop when the index
+makes it: right message, right flag, right consumer, once.
 """
 
 from array import array
@@ -32,7 +32,7 @@ mostly = st.sampled_from((True, True, True, False))
 
 
 class Watched(Rig):
-    """A store that tells the model before it does what the index wants."""
+    """A store that reports each action to the model before it acts."""
 
     def __init__(self, model: "QueueMachine", arguments: QueueArguments, cache: int, batch: int) -> None:
         self.model = model
@@ -97,7 +97,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.consumers: list[Consumer] = []
         self.sole: Consumer | None = None
 
-    # -- the model's own words
+    # -- state of the model
 
     def order(self, position: int) -> tuple[int, int]:
         priority = min(self.messages[position].flags >> 8, self.arguments.max_priority)
@@ -123,7 +123,7 @@ class QueueMachine(RuleBasedStateMachine):
         position = delivery.position
         assert found == self.messages[position]
         if position in self.ready:
-            assert position == self.head(), "out of turn"
+            assert position == self.head(), "not the first one"
             assert not self.expired(position)
             self.ready.remove(position)
         else:
@@ -143,7 +143,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert not self.shared.limit or self.used() <= self.shared.limit
 
     def used(self, consumer: Consumer | None = None) -> int:
-        """What is handed out to *consumer*, or to all of the channel."""
+        """The number of messages handed out to *consumer*, or on the channel."""
         takers = [each.consumer for each in (*self.out.values(), *self.held.values()) if each.consumer is not None]
         return len(takers) if consumer is None else takers.count(consumer)
 
@@ -167,14 +167,14 @@ class QueueMachine(RuleBasedStateMachine):
         self.again.discard(position)
 
     def chosen(self, picks: Iterable[int]) -> list[QueueDelivery]:
-        """Some of what is handed out, each once, in any order."""
+        """Some of the handed-out messages, each once, in any order."""
         there = list(self.out.values())
         found = [there[pick % len(there)] for pick in picks if there]
         return list(dict.fromkeys(found))
 
     arriving = 0
 
-    # -- what happens
+    # -- actions
 
     def come(self, position: int, priority: int, ttl: int | None, size: int) -> None:
         at = None if ttl is None else self.rig.now + ttl
@@ -361,7 +361,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert self.rig.queue.ready == len(self.ready)
         if self.ready:
             assert not self.expired(self.head())
-            assert all(self.can_take_nothing(consumer) for consumer in self.consumers), "somebody starves"
+            assert all(self.can_take_nothing(consumer) for consumer in self.consumers), "a consumer waits"
 
     def can_take_nothing(self, consumer: Consumer) -> bool:
         if self.channel.full or (self.arguments.single_active and consumer is not self.sole):
@@ -371,7 +371,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """All is lost but the rows, and what the log has of branches."""
+        """Only the rows survive, and what the log has of branches."""
         delivered = self.rig.queue.delivered
         rows, now = self.rig.rows, self.rig.now
         self.ready = set(rows) - set(self.held)
@@ -399,7 +399,7 @@ class QueueMachine(RuleBasedStateMachine):
             priorities={position: was.flags >> 8 for position, was in there.items() if was.flags >> 8},
         )
 
-    # -- what always holds
+    # -- invariants
 
     @invariant()
     def counts_are_right(self) -> None:

@@ -1,4 +1,4 @@
-"""A message goes to the consumer that waited when it came, whatever is asked in the same turn of the event loop."""
+"""A message goes to the consumer that was waiting when it arrived, even if a get follows in the same turn."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_a_get_behind_a_waiting_consumer_finds_nothing() -> None:
 
 
 def test_a_consumer_that_leaves_is_served_first() -> None:
-    """By priority; those that come later are for the next consumer."""
+    """By priority. Later messages go to the next consumer."""
     rig, high, low = Rig(), Channel(), Channel()
     leaving = rig.consumer(high, prefetch=2, priority=10)
     rig.consumer(low)
@@ -38,7 +38,7 @@ def test_a_consumer_that_leaves_is_served_first() -> None:
 
 @pytest.mark.parametrize("cache", [0, 1 << 20])
 def test_a_get_waits_for_a_limited_number_of_deliveries(monkeypatch: pytest.MonkeyPatch, cache: int) -> None:
-    """A consumer that is never satisfied must not keep it waiting; bodies may have to be read again and again."""
+    """Consumers without a credit limit must not delay it for ever. Bodies may have to be read more than once."""
     monkeypatch.setattr(queue, "DISPATCH_MESSAGES", 5)
     rig, channel = Rig(cache=cache, batch=2), Channel()
     rig.put(*range(1, 21))
@@ -73,7 +73,7 @@ def test_a_message_behind_the_one_of_a_get_expires_on_time() -> None:
 
 
 def test_messages_with_long_properties_are_handed_out_in_parts() -> None:
-    """A link of AMQP 1.0 reads the properties of each message: tens of milliseconds for the largest."""
+    """A link of AMQP 1.0 parses the properties of each message: tens of milliseconds for the largest."""
     rig, channel = Rig(), Channel()
     rig.consumer(channel)
     most = queue.DISPATCH_MESSAGES * queue.PROPERTY_OCTETS
@@ -87,7 +87,7 @@ def test_messages_with_long_properties_are_handed_out_in_parts() -> None:
 
 
 def test_a_get_waits_behind_a_message_with_long_properties() -> None:
-    """One of the two at most is handed out in one step."""
+    """At most one of the two is handed out in one step."""
     rig, channel, getter = Rig(), Channel(), Get()
     rig.consumer(channel, prefetch=1)
     rig.put(1, 2, properties=bytes(queue.DISPATCH_MESSAGES * queue.PROPERTY_OCTETS))

@@ -1,4 +1,4 @@
-"""The line of positions that wait does what a sorted list does, however its pieces are cut."""
+"""The positions of ready messages behave as a sorted list, however they are split into pieces."""
 
 from array import array
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ steps = st.lists(
 
 @pytest.fixture(autouse=True, scope="module")
 def small_pieces() -> Iterator[None]:
-    """Pieces so small that lines of a few positions have several."""
+    """Pieces so small that a few positions fill several."""
     patch = pytest.MonkeyPatch()
     patch.setattr(ready_messages, "_CHUNK", 4)
     patch.setattr(ready_messages, "_FRONT", 2)
@@ -67,7 +67,7 @@ def test_a_line_is_a_sorted_list(actions: list[tuple[str, int]]) -> None:
 def test_one_is_taken_out_of_the_middle_wherever_it_is() -> None:
     there = Ready()
     there.restore(array("q", range(10, 30)), {})
-    there.append(5)  # a branch that was long in doubt
+    there.append(5)  # its branch was in doubt for a long time
     there.put_back(7)
     assert [there.discard(position) for position in (5, 7, 10, 17, 29, 17, 31)] == [True] * 5 + [False] * 2
     assert list(there.drain()) == [*range(11, 17), *range(18, 29)]

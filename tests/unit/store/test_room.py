@@ -1,4 +1,4 @@
-"""Memory that those who work at the same time share."""
+"""Memory that is shared by work at the same time."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from dtx.store.rabbitmq.memory_quota import MemoryQuota, Share
 
 
 async def turns() -> None:
-    """Let everybody go as far as they can."""
+    """Let all tasks run as far as they can."""
     for _ in range(5):
         await asyncio.sleep(0)
 
@@ -87,7 +87,7 @@ async def test_who_is_cancelled_keeps_nothing_and_lets_others_go_on(given: bool)
     small = asking(room.share(5))
     await turns()
     if given:
-        held.release()  # it has its share, and has not been told
+        held.release()  # it has its share, but has not resumed
     large.cancel()
     with pytest.raises(asyncio.CancelledError):
         await large

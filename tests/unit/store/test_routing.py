@@ -1,4 +1,4 @@
-"""From exchange to exchange to queues, and the further keys that a message brings along."""
+"""Routing through exchanges to queues, and the additional keys of a message."""
 
 from typing import Any
 
@@ -64,7 +64,7 @@ def alternate(vhost: VirtualHost, name: bytes, to: str, kind: bytes = b"direct")
 
 
 def test_what_matches_nothing_goes_to_the_alternate_exchange(vhost: VirtualHost) -> None:
-    """RabbitMQ, Alternate exchanges: whenever an exchange cannot route a message to any queue."""
+    """RabbitMQ, Alternate exchanges: used if an exchange cannot route a message to any queue."""
     alternate(vhost, b"first", "x")
     vhost.bind(b"first", QUEUE, b"a", b"k")
     vhost.bind(b"x", QUEUE, b"b", b"")
@@ -86,7 +86,7 @@ def test_alternate_exchanges_may_be_missing_or_form_cycles(vhost: VirtualHost) -
 
 
 def test_an_exchange_that_leads_to_no_queue_has_matched_all_the_same(vhost: VirtualHost) -> None:
-    """As in RabbitMQ: a binding to an exchange is a match, whatever comes of it."""
+    """As in RabbitMQ: a binding to an exchange is a match, even if it leads to no queue."""
     alternate(vhost, b"first", "x", b"fanout")
     vhost.bind(b"first", EXCHANGE, b"y", b"")
     vhost.bind(b"x", QUEUE, b"a", b"")
@@ -103,7 +103,7 @@ def test_further_keys_count_as_the_first_does(vhost: VirtualHost, kind: bytes) -
 
 
 def test_a_route_follows_every_change_of_the_topology(vhost: VirtualHost) -> None:
-    """Routes are remembered; what is remembered must never be old."""
+    """Routes are cached. A cached route must never be outdated."""
 
     def routed() -> list[str]:
         return names(vhost.route(b"d", b"k"))
@@ -131,7 +131,7 @@ def test_a_route_follows_every_change_of_the_topology(vhost: VirtualHost) -> Non
 
 
 def test_a_route_by_headers_is_found_for_each_message(vhost: VirtualHost) -> None:
-    """Also where the exchange that looks at headers is further on."""
+    """Even if the headers exchange is not the first one."""
     vhost.bind(b"x", EXCHANGE, b"amq.headers", b"")
     vhost.bind(b"amq.headers", QUEUE, b"a", b"", table({"n": 1}))
     vhost.bind(b"amq.headers", QUEUE, b"b", b"", table({"n": 2}))

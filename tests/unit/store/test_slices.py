@@ -1,4 +1,4 @@
-"""Long work in slices: the event loop's turns between them, their order, and mistakes."""
+"""Long work in slices: turns of the event loop between them, their order, and errors."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ from dtx.store.slices import SLICE_SECONDS, Slices, in_turns
 
 
 class Clock:
-    """It goes on by a third of a slice with each step."""
+    """A clock that advances by a third of a slice with each step."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
@@ -78,7 +78,7 @@ async def test_work_that_fails_keeps_no_other_from_its_turn(clock: Clock) -> Non
 
 
 async def test_clients_with_long_work_take_turns(clock: Clock) -> None:
-    """Together they take no more of a turn of the loop than one of them."""
+    """Together they take no more of a turn of the event loop than one of them."""
     done: list[str] = []
     clients = [Slices(_fail) for _ in range(3)]
     for name, slices in zip("abc", clients, strict=True):

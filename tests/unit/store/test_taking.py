@@ -24,7 +24,7 @@ from dtx.xa.codes import ReplyCode, XaError
 
 
 class Upstream:
-    """A connection that keeps what was written to it."""
+    """A connection that records what is written to it."""
 
     lock = ""
 
@@ -42,12 +42,12 @@ class Upstream:
         self.aborted = reason
 
     def write_steps(self, *steps: tuple[Iterable[bytes], object]) -> None:
-        """Frames in steps."""
+        """Write frames in steps."""
         for frames, _ in steps:
             self.write(b"".join(frames))
 
     def write(self, data: bytes) -> None:
-        """Methods, without their frames."""
+        """Record methods without their frames."""
         buffer, frames = FrameSplitter(0).feed(bytes(data))
         self.written += [buffer[start + 7 : end - 1] for _, _, start, end in frames]
 
@@ -62,7 +62,7 @@ def delivery(consumer: bytes, tag: int) -> list[tuple[int, bytes]]:
 def test_what_still_comes_for_a_client_that_has_left_is_given_back_unless_it_needs_no_acknowledgement(
     no_ack: bool,
 ) -> None:
-    """The broker closes a channel on which something is refused that it has forgotten; a branch holds others there."""
+    """The broker closes a channel that refuses an unknown delivery, and a branch holds other deliveries there."""
     upstream: Any = Upstream()
     taking = ConsumeChannel(upstream, 1, 1000, Budget(1000), b"other", upstream)
     taking.owner = SimpleNamespace(forward=lambda *_: None)
@@ -87,7 +87,7 @@ def test_what_still_comes_for_a_client_that_has_left_is_given_back_unless_it_nee
 
 
 def test_a_consumer_of_the_last_queue_knows_the_name_that_the_broker_chooses_later() -> None:
-    """A client need not wait for declare-ok: what is put back must not go to the queue before that."""
+    """A client need not wait for declare-ok. A put-back must not go to the queue that was declared before."""
     upstream: Any = Upstream()
     taking = ConsumeChannel(upstream, 1, 1000, Budget(1000), b"before", upstream)
     taking.owner = SimpleNamespace(forward=lambda *_: None)
@@ -168,14 +168,14 @@ def consuming(max_kept: int) -> tuple[Any, ConsumeChannel]:
 
 
 def deliver(taking: ConsumeChannel, tag: int, raw: bytes) -> None:
-    """A message with these properties."""
+    """Deliver a message with these properties."""
     (method, _) = delivery(b"c", tag)
     for key, frame in (method, (HEADER, header_frame(1, 60, 0, raw))):
         taking.frame(key, frame, 0, len(frame))
 
 
 def test_what_is_too_much_to_keep_is_not_kept_in_part() -> None:
-    """--max-kept-bytes: properties are limited by a frame alone."""
+    """--max-kept-bytes: properties are limited only by the frame size."""
     _, taking = consuming(max_kept=1000)
     deliver(taking, 1, build({Property.HEADERS: b"\x01aV" * 1_000}))
     (kept,) = taking.select(methods.BasicAck(1))
@@ -185,7 +185,7 @@ def test_what_is_too_much_to_keep_is_not_kept_in_part() -> None:
 
 
 def test_thousands_of_headers_do_not_hold_up_a_recover() -> None:
-    """Whether a delivery is from a stream is found out as it comes, one by one, and not for all of them at once."""
+    """Whether a delivery is from a stream is determined at its arrival, not for all deliveries at once."""
     upstream, taking = consuming(max_kept=1 << 30)
     raw = build({Property.HEADERS: b"\x01aV" * 4_000 + entry(b"b", b"S", b"x-stream-offset")})
     for tag in range(1, 201):
@@ -198,7 +198,7 @@ def test_thousands_of_headers_do_not_hold_up_a_recover() -> None:
 
 @pytest.mark.parametrize("held", [True, False])
 def test_many_deliveries_are_settled_with_one_method_unless_a_branch_holds_some(held: bool) -> None:
-    """To the broker, what a branch holds is not settled either: it must not be among them."""
+    """For the broker, deliveries that a branch holds are unsettled, so `multiple` must not include them."""
     upstream, taking = consuming(max_kept=1000)
     for tag in range(1, 6):
         deliver(taking, tag, EMPTY)
@@ -215,7 +215,7 @@ def test_many_deliveries_are_settled_with_one_method_unless_a_branch_holds_some(
 
 @pytest.mark.parametrize("held", [True, False], ids=["one by one", "with one method for each part"])
 def test_thousands_of_deliveries_are_settled_in_parts_and_what_follows_comes_behind_them(held: bool) -> None:
-    """How long the event loop is held for as many as may be is measured beside a broker."""
+    """How long the maximum number holds the event loop is measured with a broker."""
     most, parts = 4_096, 3
     count = parts * most - 5
     upstream, taking = consuming(max_kept=1 << 30)
@@ -237,7 +237,7 @@ def test_thousands_of_deliveries_are_settled_in_parts_and_what_follows_comes_beh
         assert not done
         *acks, commit = upstream.written
         upstream.written.clear()
-        assert commit == methods.TxCommit().encode(), "nothing may follow it before commit-ok"
+        assert commit == methods.TxCommit().encode(), "no method may follow it before commit-ok"
         tags = {int.from_bytes(payload[4:12], "big") for payload in acks}
         assert len(tags) <= most
         settled = settled | tags if held else set(range(1, max(tags) + 1))
@@ -248,7 +248,7 @@ def test_thousands_of_deliveries_are_settled_in_parts_and_what_follows_comes_beh
 
 
 def test_what_a_branch_gives_back_is_settled_in_the_order_of_its_tag() -> None:
-    """All up to a tag, and the last tag of all, are told by the order of what is open."""
+    """Settlements up to a tag, and the last of all tags, depend on the order of unsettled deliveries."""
     upstream, taking = consuming(max_kept=1000)
     for tag in range(1, 6):
         deliver(taking, tag, EMPTY)
@@ -274,7 +274,7 @@ SENT = (methods.BasicAck.KEY, methods.BasicPublish.KEY, methods.TxCommit.KEY)
 
 @pytest.mark.parametrize("receipt", [True, False])
 async def test_a_branch_takes_its_deliveries_with_one_commit_and_its_receipt(receipt: bool) -> None:
-    """Without a receipt the unit's row says so: then nothing may be left in the queue of receipts."""
+    """Without a receipt, the unit's row says so, and nothing may be published to the queue of receipts."""
     upstream, taking = consuming(max_kept=1000)
     deliver(taking, 1, EMPTY)
     held = taking.select(methods.BasicAck(1))
@@ -292,7 +292,7 @@ async def test_a_branch_takes_its_deliveries_with_one_commit_and_its_receipt(rec
 
 
 async def test_a_delivery_that_the_channel_does_not_hold_is_never_taken() -> None:
-    """It went back to its queue meanwhile; an acknowledgement would take another message, or close the channel."""
+    """It was returned to its queue. An acknowledgement would take another message or close the channel."""
     upstream, taking = consuming(max_kept=1000)
     deliver(taking, 1, EMPTY)
     (delivery,) = taking.select(methods.BasicAck(1))
@@ -318,7 +318,7 @@ async def test_a_delivery_that_the_channel_does_not_hold_is_never_taken() -> Non
 async def test_a_unit_is_in_doubt_where_the_broker_closes_its_channel_at_the_commit(
     failed: int, expected: UnitOutcome | None
 ) -> None:
-    """Its receipt can be asked for once the connection has ended, so that ends at once."""
+    """The receipt can be looked up only after the connection has ended, so dtx ends it at once."""
     upstream, taking = consuming(max_kept=1000)
     lost = list[object]()
     upstream.held_lost = lambda branch, _reason: lost.append(branch)
@@ -336,7 +336,7 @@ async def test_a_unit_is_in_doubt_where_the_broker_closes_its_channel_at_the_com
 
 
 def test_a_message_that_comes_back_behind_one_for_the_lock_is_the_clients() -> None:
-    """Nobody but dtx consumes from the lock; what somebody has published to it is not passed on."""
+    """Only dtx consumes from the lock queue. Messages that others publish to it are not passed on."""
     upstream, taking = consuming(max_kept=1000)
     upstream.lock = "dtx.lock"
     passed: list[bytes] = []

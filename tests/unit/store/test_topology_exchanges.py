@@ -1,4 +1,4 @@
-"""Exchanges and bindings under RabbitMQ's rules. The texts are RabbitMQ's; test_topology.py asks it for the codes."""
+"""Exchanges and bindings by RabbitMQ's rules. The texts are RabbitMQ's; test_topology.py compares the codes with it."""
 
 from itertools import pairwise
 
@@ -159,7 +159,7 @@ def test_what_is_the_brokers_own_cannot_be_deleted(vhost: VirtualHost) -> None:
 
 
 def test_an_exchange_in_use_stays_if_asked_to(vhost: VirtualHost) -> None:
-    """exchange.delete, if-unused: "only … if it has no queue bindings"; being bound to is no use."""
+    """exchange.delete, if-unused: "only … if it has no queue bindings"; being a destination is no use."""
     vhost.declare_exchange(b"x", b"fanout")
     vhost.declare_exchange(b"y", b"fanout")
     vhost.bind(b"x", EXCHANGE, b"y", b"")
@@ -198,7 +198,7 @@ def test_binding_again_changes_nothing(vhost: VirtualHost) -> None:
 
 
 def test_both_ends_of_a_binding_are_there(vhost: VirtualHost) -> None:
-    """queue.bind: not-found for an unknown exchange or queue; the exchange is looked for first."""
+    """queue.bind: not-found for an unknown exchange or queue; the exchange is looked up first."""
     with refused(ReplyCode.NOT_FOUND, "no exchange 'x' in vhost 'v'"):
         vhost.bind(b"x", QUEUE, b"q", b"")
     with refused(ReplyCode.NOT_FOUND, "no queue 'q' in vhost 'v'"):
@@ -236,7 +236,7 @@ def test_an_exchange_goes_with_the_last_binding_that_leads_out_of_it(vhost: Virt
 
 
 def test_a_chain_of_exchanges_goes_link_by_link(vhost: VirtualHost) -> None:
-    """Thousands of links: nothing here may depend on how deep an interpreter can call."""
+    """Deleting thousands of links must not depend on the recursion limit."""
     chain = [f"x{number}".encode() for number in range(5000)]
     for name in chain:
         vhost.declare_exchange(name, b"fanout", auto_delete=True)

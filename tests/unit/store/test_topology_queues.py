@@ -1,4 +1,4 @@
-"""Queues under RabbitMQ's rules, and what a restart brings back."""
+"""Queues by RabbitMQ's rules, and what a restart restores."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_a_durable_queue_is_for_the_log(vhost: VirtualHost) -> None:
 
 
 def test_a_queue_that_does_not_survive_a_restart_is_not_for_the_log(vhost: VirtualHost) -> None:
-    """An exclusive one goes with its connection, so never survives: RabbitMQ treats it as not durable."""
+    """RabbitMQ treats an exclusive queue as not durable, because it is deleted with its connection."""
     assert vhost.declare_queue(b"t", ME).define is None
     exclusive = vhost.declare_queue(b"e", ME, durable=True, exclusive=True)
     assert exclusive.define is None
@@ -108,7 +108,7 @@ def test_messages_reach_an_exclusive_queue_from_anywhere(vhost: VirtualHost) -> 
 
 
 def test_exclusive_queues_go_with_their_connection(vhost: VirtualHost) -> None:
-    """queue.declare, exclusive: "are deleted when that connection closes"; so do exchanges that lived for them."""
+    """queue.declare, exclusive: "are deleted when that connection closes"; auto-delete exchanges go with them."""
     vhost.declare_exchange(b"x", b"fanout", durable=True, auto_delete=True)
     one = vhost.declare_queue(b"one", ME, exclusive=True).queue
     two = vhost.declare_queue(b"two", ME, exclusive=True).queue
@@ -132,7 +132,7 @@ def test_exclusive_queues_go_in_steps_where_they_are_many(vhost: VirtualHost) ->
 
 
 def test_a_queue_takes_its_bindings_along(vhost: VirtualHost) -> None:
-    """queue.delete: bindings go, and what goes by itself when it has none."""
+    """queue.delete: bindings are deleted, and auto-delete exchanges without bindings."""
     vhost.declare_exchange(b"x", b"direct", durable=True, auto_delete=True)
     queue = vhost.declare_queue(b"q", ME, durable=True).queue
     vhost.bind(b"amq.topic", QUEUE, b"q", b"#")
@@ -153,7 +153,7 @@ def test_a_queue_takes_its_bindings_along(vhost: VirtualHost) -> None:
 
 
 def test_a_name_can_be_used_again_and_is_another_queue(vhost: VirtualHost) -> None:
-    """Messages are stored under the id: those of the first must never be taken for those of the second."""
+    """Messages are stored under the id, so those of the first queue never appear in the second."""
     first = vhost.declare_queue(b"q", ME).queue
     vhost.delete_queue(b"q", ME)
     second = vhost.declare_queue(b"q", ME).queue

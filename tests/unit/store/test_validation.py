@@ -1,4 +1,4 @@
-"""Which judgements of the broker are remembered, for what, and for how long."""
+"""Which judgements of the broker are cached, for which messages, and for how long."""
 
 import asyncio
 from typing import Any, cast
@@ -26,7 +26,7 @@ def headers(**values: str) -> bytes:
 
 
 class Broker:
-    """The upstream connection, and what the broker says on it."""
+    """The connection to the broker, and the broker's answers on it."""
 
     def __init__(self) -> None:
         self.engine = ConnectionEngine(EngineSettings(), PeerEnd.CLIENT)
@@ -43,7 +43,7 @@ class Broker:
         self.asked += data.count(methods.TxRollback().frame(CHANNEL))
 
     def flush(self) -> None:
-        """What the engine sends by itself does not matter."""
+        """The engine's own data is ignored."""
 
     def _say(self, payload: bytes) -> None:
         frame = method_frame(CHANNEL, payload)
@@ -72,7 +72,7 @@ async def validator(broker: Broker) -> Validator:
 
 
 class Clock:
-    """The event loop's, as the test sets it."""
+    """The event loop's clock, which the test sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead = 0.0
@@ -87,7 +87,7 @@ async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def judged_good(validator: Validator, broker: Broker, publish: BasicPublish = PUBLISH, raw: bytes = PLAIN) -> bool:
-    """Whether *publish* is known to be good; else the broker is asked, and approves."""
+    """Whether *publish* is known to be good. Otherwise the broker is asked and approves."""
     judgement = validator.judge(publish, raw)
     if judgement is None:
         return True
@@ -149,7 +149,7 @@ async def test_headers_of_the_applications_own_share_a_judgement(validator: Vali
 async def test_a_judgement_is_believed_for_ten_seconds_and_no_longer(
     validator: Validator, broker: Broker, clock: Clock
 ) -> None:
-    """A permission that was taken away, or an exchange that was deleted, is noticed then; use does not renew it."""
+    """A revoked permission or a deleted exchange is noticed then. Use does not renew the judgement."""
     assert not judged_good(validator, broker)
     for _ in range(9):
         clock.ahead += 1
@@ -160,7 +160,7 @@ async def test_a_judgement_is_believed_for_ten_seconds_and_no_longer(
 
 
 async def test_a_refusal_is_never_remembered(validator: Validator, broker: Broker) -> None:
-    """What was missing may be there the next moment."""
+    """What was missing may exist the next moment."""
     for code in (403, 404):
         judgement = validator.judge(PUBLISH, PLAIN)
         assert judgement is not None
@@ -176,7 +176,7 @@ async def test_a_refusal_is_never_remembered(validator: Validator, broker: Broke
 async def test_a_refusal_ends_the_validity_of_what_was_judged_before_for_nobody_else(
     validator: Validator, broker: Broker
 ) -> None:
-    """The channel is closed by one; those behind it are asked again on the next, in their order."""
+    """A refusal closes the channel. The judgements behind it are asked again on the next channel, in their order."""
     other = BasicPublish(b"y", b"key", 0)
     assert not judged_good(validator, broker, other)
     refused, waiting = validator.judge(PUBLISH, PLAIN), validator.judge(BasicPublish(b"z", b"key", 0), PLAIN)
@@ -203,7 +203,7 @@ async def test_a_revoked_permission_is_noticed_when_the_judgement_is_old(
     broker.refuse()
     broker.reopen()
     assert judgement.result() is not None
-    assert not judged_good(validator, broker), "the old one does not come back"
+    assert not judged_good(validator, broker), "the old judgement is not used again"
 
 
 async def test_the_oldest_of_too_many_judgements_is_forgotten(

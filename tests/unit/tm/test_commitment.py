@@ -1,4 +1,4 @@
-"""What each answer of a resource means in each phase: the table of ``dtx.client.tm.commitment``, without any server."""
+"""The meaning of each answer of a resource in each phase, by the table of ``dtx.client.tm.commitment``."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,10 +43,10 @@ GTRID = b"n.0123456789ab.a.1"
 
 
 class FakeSession:
-    """Answers as it is told.
+    """A session with prepared answers.
 
     Args:
-        answers: by operation, one after the other; what is not named succeeds.
+        answers: answers by operation, one after the other; other operations succeed.
     """
 
     one_phase_repeatable = True
@@ -71,7 +71,7 @@ class FakeSession:
 
 
 class FakeResource:
-    """Opens sessions that go on with the same answers."""
+    """Opens sessions that share the answers."""
 
     def __init__(self, asked: list[str], name: str, answers: dict[str, list[Any]]) -> None:
         self.name, self._asked, self._answers = name, asked, answers
@@ -85,7 +85,7 @@ class FakeResource:
 
 
 class Stage:
-    """A transaction over resources ``a`` and ``b``; the answers are b's."""
+    """A transaction with resources ``a`` and ``b``. The answers are those of b."""
 
     def __init__(self, directory: Path) -> None:
         self.log = SqliteLog(directory / "tm.db")
@@ -298,11 +298,11 @@ def test_a_lone_branch_that_was_committed_instead_is_a_heuristic_commit(stage: S
         stage.rollback(a=False, rollback=[XA_HEURCOM("x")])
 
 
-# -- what should not happen ------------------------------------------------------------------------------------------
+# -- unexpected errors -----------------------------------------------------------------------------------------------
 
 
 def test_a_driver_that_raises_what_it_should_not_keeps_no_other_branch_waiting(stage: Stage) -> None:
-    """Nobody knows what became of its call: XAER_RMFAIL, and the other branches are told."""
+    """The result of its call is unknown: XAER_RMFAIL. The other branches are still committed."""
     plan = stage.plan()
 
     def broken(_xid: Xid) -> None:
@@ -333,7 +333,7 @@ def test_a_log_that_raises_what_it_should_not_has_failed(stage: Stage, monkeypat
         raise ZeroDivisionError("a bug of the log's")
 
     monkeypatch.setattr(stage.log, "decide", broken)
-    with pytest.raises(RolledBack, match="a bug of the log's"):  # the fence found that nothing was written
+    with pytest.raises(RolledBack, match="a bug of the log's"):  # the fence shows that nothing was written
         stage.commit()
     assert stage.asked[-2:] == ["rollback a", "rollback b"]
 

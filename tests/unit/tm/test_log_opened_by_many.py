@@ -1,4 +1,4 @@
-"""A log of decisions in a SQLite file that several processes open at once."""
+"""A log of decisions in a SQLite file that several threads open at once."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

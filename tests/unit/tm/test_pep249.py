@@ -1,4 +1,4 @@
-"""Databases whose drivers say less than psycopg: what their errors mean, with threads and with asyncio."""
+"""Drivers that report less than psycopg: the meaning of their errors, with threads and with asyncio."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,15 +16,15 @@ OTHER = Xid(7, b"n.0123456789ab.a.2", b"db")
 
 
 class DriverError(Exception):
-    """All that this driver says is text."""
+    """This driver's errors have only a text."""
 
 
 class Driver:
-    """A connection of a driver without SQLSTATE and without the status of a transaction: PEP 249, and no more.
+    """A connection of a driver with PEP 249 only: no SQLSTATE, and no status of a transaction.
 
     Args:
         fails: names of methods that raise.
-        in_doubt: what the database lists.
+        in_doubt: the transactions that the database lists.
     """
 
     def __init__(self, *fails: str, in_doubt: tuple[Any, ...] = ()) -> None:
@@ -65,7 +65,7 @@ class Driver:
 
 
 def listed(xid: Xid) -> tuple[int, str, str]:
-    """As a driver lists it."""
+    """The xid as a driver lists it."""
     return xid.format_id, xid.gtrid.decode(), xid.bqual.decode()
 
 
@@ -87,7 +87,7 @@ def test_a_transaction_in_two_phases_asks_for_what_the_text_of_pep_249_says() ->
 def test_a_driver_that_says_that_there_is_nothing_to_commit_is_not_asked_to(
     returned: bool | None, vote: XaFlag
 ) -> None:
-    """As Oracle's do, for which a commit would be an error then."""
+    """Oracle's drivers do so, and a commit would be an error then."""
 
     class Voting(Driver):
         def tpc_prepare(self) -> bool | None:  # type: ignore[override]
@@ -106,7 +106,7 @@ def test_what_another_connection_prepared_is_completed_by_its_xid() -> None:
     session.rollback(XID)
     session.commit(OTHER)
     session.forget(OTHER)
-    session.close()  # the application's own stays open
+    session.close()  # the application's connection stays open
     assert driver.asked == ["tpc_rollback xid", "tpc_commit xid"]
 
 
@@ -121,7 +121,7 @@ def test_what_another_connection_prepared_is_completed_by_its_xid() -> None:
 def test_a_refusal_in_the_first_phase(
     fails: str, call: Callable[[Pep249Session], object], error: type[XAException]
 ) -> None:
-    """As long as the connection lives; where it is lost, nobody knows, and that is XAER_RMFAIL."""
+    """While the connection is open. If it is lost, the outcome is unknown: XAER_RMFAIL."""
     for closed, expected in ((False, error), (True, XAER_RMFAIL)):
         driver = Driver(fails)
         session = Pep249Session(driver, own=True)
@@ -143,7 +143,7 @@ def test_a_refusal_in_the_first_phase(
 def test_an_error_without_sqlstate_means_what_the_list_of_prepared_branches_says(
     decision: str, in_doubt: tuple[Any, ...], also_fails: tuple[str, ...], error: type[XAException]
 ) -> None:
-    """A branch that is not listed any more was completed; of one that is, or may be, the outcome is open."""
+    """A branch that is not listed was completed. If it is listed or may be, the outcome is open."""
     session = Pep249Session(Driver(f"tpc_{decision} xid", *also_fails, in_doubt=in_doubt), own=True)
     with pytest.raises(error):
         getattr(session, decision)(XID)
@@ -192,7 +192,7 @@ async def test_coroutines_do_the_same() -> None:
 
 
 def test_what_interrupts_a_call_is_raised_where_the_call_was_made() -> None:
-    """``finally`` of an algorithm is carried out, calls in it too, whoever drives it."""
+    """``finally`` blocks of an algorithm run, including the calls in them, with each driver of it."""
     done: list[str] = []
 
     def work() -> Work[None]:

@@ -1,4 +1,4 @@
-"""What recovery writes about orphans, without any server; above all about branches that commit in one phase."""
+"""What recovery records about orphans, without a server, mainly for branches that commit in one phase."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -15,27 +15,27 @@ from dtx.client.tm.recovery import Gtrid, RecoveryReport, RecoveryRound, Resourc
 from dtx.client.tm.steps import CommitPoint, access, drive
 
 DEAD = Gtrid("n", "0123456789ab", time.time() - 3600, 1).to_octets()
-"""A transaction of a process that is gone."""
+"""A transaction of a process that has ended."""
 COMMITTING = XAER_PROTO("COMMAND_INVALID - state=committing; not now")
 COMMITTED = XAER_NOTA("NOT_FOUND - ended=committed; at=2026-01-01T00:00:00Z; no more")
 
 
 class Died(BaseException):
-    """The process got no further."""
+    """The process dies here."""
 
 
 class FakeResource:
-    """A resource, and its only session.
+    """A resource and its only session.
 
     Args:
-        name: of it.
+        name: name of the resource.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.in_doubt: list[Xid] = []
         self.answer: XAException | None = None
-        """To a roll-back; ``None``: it is done."""
+        """The answer to a rollback. ``None`` means success."""
         self.asked: list[str] = []
         self.away = False
 
@@ -48,7 +48,7 @@ class FakeResource:
         return True
 
     def release(self, _session: object) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def recover(self) -> list[Xid]:
         return list(self.in_doubt)
@@ -60,14 +60,14 @@ class FakeResource:
         self.in_doubt.remove(xid)
 
     def forget(self, _xid: Xid) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Node:
-    """A node whose program has died, and what recovers it.
+    """A node whose program has died, and its recovery.
 
     Args:
-        directory: for its log.
+        directory: directory of its log.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -79,7 +79,7 @@ class Node:
         self.alone: set[Xid] = set()
 
     def recover(self) -> RecoveryReport:
-        """One round."""
+        """Run one round."""
         work = RecoveryRound(
             identity=self.identity,
             resources={"q": self.queue},
@@ -92,7 +92,7 @@ class Node:
         return drive(work.steps())
 
     def fence(self, *names: str) -> None:
-        """Recovery has got as far as to decide to roll back."""
+        """Recovery has decided to roll back, and gone no further."""
         self.log.decide(
             DecisionRow(
                 gtrid=DEAD,
@@ -107,7 +107,7 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    """Its queue has a branch in doubt, about which nothing was decided."""
+    """A node whose queue has a branch in doubt without a decision."""
     node = Node(tmp_path)
     yield node
     steps.arm(None)
@@ -125,7 +125,7 @@ def test_an_orphan_leaves_a_roll_back_that_is_finished(node: Node) -> None:
 
 
 def test_a_branch_that_commits_in_one_phase_leaves_nothing_in_the_log(node: Node) -> None:
-    """The program died in its one-phase commit: the resource manager decided, and the log must not say otherwise."""
+    """The program died in its one-phase commit. The resource manager decided, and the log must not contradict it."""
     node.queue.answer = COMMITTING
     report = node.recover()
     assert report.one_phase == [node.xid]
@@ -137,7 +137,7 @@ def test_a_branch_that_commits_in_one_phase_leaves_nothing_in_the_log(node: Node
 
 
 def test_it_is_asked_about_once(node: Node) -> None:
-    """A branch may be stuck for days: each round would fence it and withdraw the fence."""
+    """A branch may be stuck for days. Otherwise each round would fence it and withdraw the fence."""
     node.queue.answer = COMMITTING
     node.recover()
     assert node.recover() == RecoveryReport()
@@ -186,7 +186,7 @@ def test_an_orphan_that_cannot_be_rolled_back_yet_stays_decided(node: Node, answ
 def test_a_fence_of_a_recovery_that_died_is_seen_to_though_no_resource_lists_the_branch(
     node: Node, answer: XAException, left: Decision | None
 ) -> None:
-    """The branch ended in the meantime. What stands in the log must be true of it all the same."""
+    """The branch ended in the meantime, and the log must match its outcome."""
 
     def die(here: CommitPoint) -> None:
         if here is CommitPoint.RECOVERY_FENCED:

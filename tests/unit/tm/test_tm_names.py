@@ -1,4 +1,4 @@
-"""Identity, and the log of decisions in SQLite, without any server."""
+"""Identity, and the log of decisions in SQLite, without a server."""
 
 import sqlite3
 import threading
@@ -38,7 +38,7 @@ def test_a_node_that_is_the_beginning_of_another_is_another() -> None:
 
 @given(st.binary(min_size=1, max_size=64))
 def test_any_octets_are_a_gtrid_or_none(octets: bytes) -> None:
-    """Only ``None`` may come out, whatever others call their transactions."""
+    """Other names of transactions give ``None``, never an error."""
     parts = Gtrid.read(octets)
     assert parts is None or isinstance(parts.begun, float)
 

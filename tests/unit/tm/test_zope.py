@@ -1,4 +1,4 @@
-"""Queues in transactions of the package ``transaction``, in many threads: no thread is in another's way."""
+"""Queues in transactions of the package ``transaction``, in many threads that do not disturb each other."""
 
 import sys
 import threading
@@ -18,11 +18,11 @@ from dtx.xa.codes import XaFlag
 THREADS = 4
 TRANSACTIONS = 100
 OTHERS = 300
-"""Transactions that are under way all the time."""
+"""Transactions that are open during the test."""
 
 
 class Session:
-    """It can do everything."""
+    """A session on which every call succeeds."""
 
     handle = SimpleNamespace()
 
@@ -36,7 +36,7 @@ class Session:
 
 
 class Resource:
-    """It always has a session."""
+    """A resource that always has a session."""
 
     name = "queue"
 
@@ -44,15 +44,15 @@ class Resource:
         return Session()
 
     def release(self, _session: Session) -> None:
-        """Nobody needs it any more."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 @pytest.fixture
 def hurried() -> Iterator[None]:
-    """Threads take turns as often as can be."""
+    """Threads switch as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -61,7 +61,7 @@ def hurried() -> Iterator[None]:
 
 @pytest.mark.usefixtures("hurried")
 def test_transactions_of_other_threads_do_not_make_one_fail(tmp_path: Path) -> None:
-    """``tpc_finish`` "should never fail": the application would take for undone what is committed."""
+    """``tpc_finish`` "should never fail": the application would treat committed work as undone."""
     failed: list[BaseException] = []
     options: dict[str, Any] = {"node": "n", "log": tmp_path / "tm.db", "recover_every": None}
     with TransactionManager(resources=[Resource()], registry=CollectorRegistry(), **options) as tm:
