@@ -1,4 +1,4 @@
-"""The table of clauses of AMQP 1.0 names tests that there are, and each clause has one."""
+"""Every clause in the table of AMQP 1.0 clauses names tests that exist."""
 
 import ast
 import re
@@ -13,14 +13,14 @@ TYPES = ("4.5.1", "4.5.2", "4.5.3", "4.5.4", "4.5.7", "4.5.8")
 
 
 def rows() -> dict[str, str]:
-    """Clause or row, and its last column."""
+    """Maps each clause or row to its last column."""
     found: dict[str, str] = {}
     for line in TABLE.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if not line.startswith("|") or cells[0] in ("clause", "row", "---"):
             continue
         name, _, proof = cells
-        assert name not in found, f"{name} is there twice"
+        assert name not in found, f"{name} occurs twice"
         found[name] = proof
     return found
 
@@ -37,7 +37,7 @@ def test_a_clause_is_shown_by_tests_that_there_are(clause: str, proof: str) -> N
     named = re.findall(r"`([^`]+)`", proof)
     if proof == "Controller":
         return
-    assert named, f"nothing shows {clause}"
+    assert named, f"no test is named for {clause}"
     assert proof == ", ".join(f"`{name}`" for name in named)
     for name in named:
         file, _, test = name.partition("::")

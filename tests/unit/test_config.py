@@ -1,4 +1,4 @@
-"""Settings: flags over ``DTX_*`` over a TOML file over defaults, and nothing unknown."""
+"""Settings: flags override ``DTX_*``, which override the TOML file; unknown keys and variables are refused."""
 
 import os
 from pathlib import Path

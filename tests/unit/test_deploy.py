@@ -1,4 +1,4 @@
-"""The alert rules and the dashboard ask for numbers that there are, in words that Prometheus and Grafana understand."""
+"""The alert rules and the dashboard use metrics that dtx exports, in the formats of Prometheus and Grafana."""
 
 import json
 import re
@@ -24,7 +24,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = DEPLOY / "prometheus" / "dtx.rules.yml"
 DASHBOARD = DEPLOY / "grafana" / "dtx.json"
 OTHERS = {"up": {"job", "instance"}, "process_resident_memory_bytes": {"job", "instance"}}
-"""What Prometheus itself and the process tell."""
+"""Series that Prometheus and the process library export."""
 _SERIES = re.compile(r"\b((?:dtx|process)_\w+|up)\b(?:\{([^}]*)\})?")
 _MATCHER = re.compile(r'(\w+)\s*(=~?)\s*"([^"]*)"')
 
@@ -36,7 +36,7 @@ def known() -> dict[str, set[str]]:
 
 
 def values(name: str) -> dict[str, set[str]]:
-    """Values that the labels of a series have from the start."""
+    """Label values that a series has from the start."""
     found: dict[str, set[str]] = {}
     for family in families():
         if name in series(family):
@@ -47,12 +47,12 @@ def values(name: str) -> dict[str, set[str]]:
 
 
 def dashboard() -> Any:
-    """The dashboard, as Grafana imports it."""
+    """The dashboard as JSON, as Grafana imports it."""
     return json.loads(DASHBOARD.read_text())
 
 
 def expressions() -> Iterator[str]:
-    """Everything that rules and dashboard ask for."""
+    """All expressions of the rules and the dashboard."""
     for group in yaml.safe_load(RULES.read_text())["groups"]:
         yield from (rule["expr"] for rule in group["rules"])
     for panel in dashboard()["panels"]:
@@ -65,7 +65,7 @@ def test_what_is_asked_for_is_there(expression: str) -> None:
     asked = _SERIES.findall(expression)
     assert asked
     for name, matchers in asked:
-        assert name in known(), f"{name} is no metric of dtx"
+        assert name in known(), f"{name} is not a metric of dtx"
         for label, how, wanted in _MATCHER.findall(matchers):
             assert label in known()[name], f"{name} has no label {label}"
             there = values(name).get(label)
@@ -74,7 +74,7 @@ def test_what_is_asked_for_is_there(expression: str) -> None:
 
 
 def test_what_needs_somebody_before_it_is_too_late_has_an_alert() -> None:
-    """A disk that fills up, and what users may hold at most."""
+    """A disk that fills up, and quotas that are nearly used."""
     alerts = {
         rule["alert"]: {name for name, _ in _SERIES.findall(rule["expr"])}
         for group in yaml.safe_load(RULES.read_text())["groups"]
@@ -91,7 +91,7 @@ def test_every_metric_but_histograms_of_sizes_is_on_the_dashboard() -> None:
 
 
 def test_labels_have_the_values_that_dtx_knows() -> None:
-    """Bounded labels, all there from the start: a counter that first appears at 1 has never been seen to grow."""
+    """Labels are bounded, and every value exists from the start, so that an increase from 0 to 1 is seen."""
     assert set(metrics.BRANCH_STATES) == {state.value for state in State} - {"unknown"}
     assert set(metrics.EVENTS) == set(JournalEvent)
     assert set(metrics.OUTCOMES) == set(Heuristic)
@@ -100,7 +100,7 @@ def test_labels_have_the_values_that_dtx_knows() -> None:
 
 
 def test_the_dashboard_is_one_that_grafana_loads() -> None:
-    """What the importer needs: a title, a uid, panels with ids and places of their own, queries with letters."""
+    """The importer needs a title, a uid, panels with distinct ids and places, and queries with letters."""
     found = dashboard()
     assert (found["title"], found["uid"]) == ("dtx", "dtx-overview")
     assert found["schemaVersion"] >= 36
@@ -123,7 +123,7 @@ def test_the_dashboard_is_one_that_grafana_loads() -> None:
 
 
 def promtool(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Prometheus's own checks."""
+    """Run promtool, which checks files as Prometheus does."""
     return subprocess.run(["promtool", *words], cwd=cwd, capture_output=True, text=True, check=False, timeout=60)
 
 
@@ -137,7 +137,7 @@ def test_prometheus_takes_the_rules_and_they_fire_when_they_should(
     assert checked.returncode == 0, checked.stderr
     tested = promtool("test", "rules", "dtx.rules.test.yml", cwd=RULES.parent)
     assert tested.returncode == 0, tested.stdout + tested.stderr
-    # Grafana's variables are filled in as it does; then a recording rule must parse like any query.
+    # Fills in Grafana's variables as Grafana does; then each expression must parse as a recording rule.
     rules = [
         {"record": f"panel:number{number}", "expr": text.replace("$__rate_interval", "5m").replace("$job", "dtx")}
         for number, text in enumerate(expressions())

@@ -1,4 +1,4 @@
-"""The kill matrix is complete: every failpoint has a cell, and the page of the matrix shows every row."""
+"""Every failpoint has a cell in the kill matrix, and the page of the matrix shows every row."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs/evidence/kill-matrix.md"
 
 
 def test_every_failpoint_has_a_cell_in_the_short_form() -> None:
-    """Made, never edited: ``python -m tests.evidence.matrix --learn`` plays all cases and writes which reach them."""
+    """``python -m tests.evidence.matrix --learn`` plays all cases and writes the list. Do not edit it."""
     assert set(rotation.read()) == set(Point)
 
 

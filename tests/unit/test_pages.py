@@ -1,4 +1,4 @@
-"""Generated blocks of the documentation are up to date, its links lead somewhere, and README is short."""
+"""Generated blocks of the documentation are up to date, links to files work, and the README is short."""
 
 import re
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_readme_has_at_most_150_lines() -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])
 def test_links_to_files_lead_somewhere(page: str) -> None:
-    """``make docs`` checks those between pages of the documentation."""
+    """``make docs`` checks the links between pages of the documentation."""
     text = (DOCS.parent / page).read_text(encoding="utf-8")
     links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if not link.startswith("http")]
     assert [link for link in links if not Path(DOCS.parent, link).exists()] == []

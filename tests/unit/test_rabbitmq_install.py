@@ -1,4 +1,4 @@
-"""Where the tests' RabbitMQ comes from on machines that have none: tests are never skipped for the lack of it."""
+"""How the tests find or install RabbitMQ. A missing RabbitMQ never skips tests."""
 
 import os
 import shutil
@@ -18,11 +18,12 @@ HERE = Installation(Kind.PROGRAM, Path("/usr/lib/rabbitmq/bin"))
 
 
 class Machine:
-    """One with these programs alone.
+    """A machine that has only the given programs. It records the commands that run.
 
     Args:
-        programs: their names; what is run is noted, and fails where it is among *failing*.
+        programs: names of the programs.
         root: whether the tests run as root.
+        failing: name of a program that fails.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *programs: str, root: bool, failing: str = "") -> None:
@@ -32,7 +33,7 @@ class Machine:
         self.installed: Installation | None = None
         monkeypatch.setattr(os, "geteuid", lambda: 0 if root else 1000)
         monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name in programs else None)
-        monkeypatch.setattr(Path, "exists", lambda _: True)  # Debian, with a policy-rc.d that is nobody's to change
+        monkeypatch.setattr(Path, "exists", lambda _: True)  # Debian, with a policy-rc.d that must not be changed
         monkeypatch.setattr(rabbitmq_install, "_installed", lambda _: self.installed)
         monkeypatch.setattr(rabbitmq_install, "make_system", lambda *_: None)
         monkeypatch.setattr(subprocess, "run", self._run)
@@ -57,8 +58,8 @@ def test_root_on_debian_installs_the_package(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_time_of_the_test_that_comes_first_is_not_spent_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pytest-timeout would interrupt dpkg, and then nothing could be installed any more."""
-    limited = signal.getitimer(signal.ITIMER_REAL)[0] > 0  # as this test is, unless somebody debugs it
+    """pytest-timeout would interrupt dpkg, and later installations would fail."""
+    limited = signal.getitimer(signal.ITIMER_REAL)[0] > 0  # off in a debugger
     machine = Machine(monkeypatch, "apt-get", root=True)
     find("3")
     assert machine.hurried == [False, False]
@@ -86,7 +87,7 @@ def test_else_one_sentence_says_what_to_do_and_the_run_fails(
 
 
 def test_programs_of_another_system_run_inside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the directory of the node under the same name."""
+    """The node's directory has the same path there."""
     assert HERE.command(Path("/d"), "rabbitmqctl", "status") == [Path("/usr/lib/rabbitmq/bin/rabbitmqctl"), "status"]
     words = Installation(Kind.PROGRAM, Path("/usr/lib/rabbitmq/bin"), SYSTEM).command(Path("/d"), "rabbitmqctl", "x")
     assert words[0] == "unshare"

@@ -1,4 +1,4 @@
-"""A run of the evidence tier leaves a file for each part."""
+"""A run of the evidence tier writes one file for each part."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ def test_snow(): assert not "snow"
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    """A project whose evidence has one part."""
+    """A project whose evidence tier has one part."""
     part = tmp_path / "tests/evidence/weather"
     part.mkdir(parents=True)
     (tmp_path / "conftest.py").write_text(CONFTEST)

@@ -1,4 +1,4 @@
-"""dtx under the simulation, in short. ``make evidence PARTS=sim`` runs as many steps as there is time for."""
+"""Short simulations of dtx. ``make evidence PARTS=sim`` runs as many steps as the time permits."""
 
 import pytest
 
@@ -8,6 +8,6 @@ from tests.evidence.sim.short import Run, runs
 
 @pytest.mark.parametrize("run", runs(), ids=lambda run: f"seed {run.seed}, {run.shape}")
 def test_every_promise_holds_in_a_short_run(run: Run) -> None:
-    """Both modes, with and without a broker that dies. The guarantees say what must hold."""
+    """Both modes, with and without broker failures. The guarantees define what must hold."""
     result = run.play()
     assert not result.failed, report(result)

@@ -1,4 +1,4 @@
-"""The last line of a test run says what was not exercised, and why."""
+"""The last line of a test run names the tests that did not run, and why."""
 
 import subprocess
 import sys

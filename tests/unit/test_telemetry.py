@@ -1,4 +1,4 @@
-"""Logs: one event a line, no secrets, nothing that moves a cursor. Metrics: what Prometheus will read."""
+"""Logs have one event per line, no secrets and no control characters. Metrics have the text format of Prometheus."""
 
 import contextlib
 import io
@@ -19,9 +19,9 @@ SECRET = "s3cret-word"
 
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
-    """A stream to log to; afterwards logging is as it was."""
+    """A stream to log to. The logging configuration is restored afterwards."""
     root = logging.getLogger()
-    logging.getLogger("pika").setLevel(logging.NOTSET)  # the doctor, run in this process, silences it
+    logging.getLogger("pika").setLevel(logging.NOTSET)  # the doctor sets it when it runs in this process
     before = root.handlers[:], root.level, logging.raiseExceptions
     yield io.StringIO()
     structlog.reset_defaults()
@@ -53,7 +53,7 @@ def test_a_logger_made_before_configuration_obeys_it(stream: io.StringIO) -> Non
 
 
 def test_no_secret_reaches_the_log_whichever_way_it_comes(stream: io.StringIO) -> None:
-    """Secrets in logs, journal or metrics: what must never happen."""
+    """No secret may reach the log."""
     configure("debug", "json", stream)
     log = get_logger()
     url = f"amqp://u:{SECRET}@h/"
@@ -147,7 +147,7 @@ def test_operations_are_counted_by_method_and_answer() -> None:
     assert 'dtx_operation_seconds_bucket{le="0.001",operation="prepare"} 0.0' in text
     assert 'dtx_operation_seconds_bucket{le="0.0025",operation="prepare"} 1.0' in text
     assert 'dtx_operation_seconds_bucket{le="+Inf",operation="prepare"} 2.0' in text
-    assert 'dtx_operation_seconds_bucket{le="0.001",operation="commit"} 1.0' in text, "at most as long"
+    assert 'dtx_operation_seconds_bucket{le="0.001",operation="commit"} 1.0' in text, "`le` is inclusive"
 
 
 def test_every_number_has_its_name() -> None:
@@ -186,7 +186,7 @@ def test_two_services_in_one_process_count_apart() -> None:
 
 
 def test_warnings_that_repeat_are_limited_and_counted() -> None:
-    """A log must not fill the disk that it complains of."""
+    """Repeated warnings about a full disk must not fill the disk."""
     now = 0.0
     limit = Repeats(lambda: now)
 

@@ -1,4 +1,4 @@
-"""What the watch on an event loop says of a loop that is held."""
+"""The report of the watch on a blocked event loop."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +19,7 @@ def test_the_watch_names_the_innermost_functions_last() -> None:
 
 
 def look(watch: _Watch, seen: threading.Event) -> str:
-    """Where the loop is, once it is in its innermost function."""
+    """The stack of the loop once it is in the innermost function."""
     while "in innermost" not in (where := watch._stack()):
         pass
     seen.set()

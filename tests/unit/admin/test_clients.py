@@ -1,4 +1,4 @@
-"""Lists of clients: whatever they have, others get their turn."""
+"""Lists of clients do not block the event loop, however many branches or scans the clients have."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -21,16 +21,16 @@ CLIENTS = 20
 
 @pytest.fixture(autouse=True)
 def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slice is over as soon as it may be."""
+    """A slice ends after one step."""
     monkeypatch.setattr(slices, "SLICE_SECONDS", 0.0)
 
 
 class Client(SimpleNamespace):
-    """One whose only channel works for *branches*, and has a recovery scan open.
+    """A client with one channel, which has *branches* associations and an open recovery scan.
 
     Args:
-        number: of the connection.
-        branches: how many.
+        number: number of the connection.
+        branches: number of branches.
     """
 
     __hash__ = object.__hash__  # type: ignore[assignment]
@@ -47,7 +47,7 @@ class Client(SimpleNamespace):
 
 
 def a_desk(branches: int) -> Any:
-    """With clients that came in another order than that of their numbers."""
+    """An object with clients in the reverse order of their numbers."""
     arrival = SimpleNamespace(protocol="AMQP 0-9-1", address="127.0.0.1:1", tls=False, since=0.0)
     found = [Client(number, branches) for number in reversed(range(1, CLIENTS + 1))]
     active = SimpleNamespace(connections=lambda: dict.fromkeys(found, arrival))
@@ -56,7 +56,7 @@ def a_desk(branches: int) -> Any:
 
 @asynccontextmanager
 async def counted_turns() -> AsyncIterator[Callable[[], int]]:
-    """How many turns of the event loop others have had."""
+    """Count the turns of the event loop that another task gets."""
     turns = 0
 
     async def others() -> None:

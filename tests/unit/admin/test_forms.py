@@ -1,4 +1,4 @@
-"""What the API takes, before anything is asked of the log."""
+"""The API validates requests before it queries the log."""
 
 import pytest
 from pydantic import ValidationError
@@ -6,12 +6,12 @@ from pydantic import ValidationError
 from dtx.admin.forms import RedirectForm
 
 LONGEST = "\u00e4" * 127 + "a"
-"""255 octets in 128 letters."""
+"""255 bytes in 128 letters."""
 
 
 @pytest.mark.parametrize("name", ["exchange", "routing_key", "queue"])
 def test_a_name_that_amqp_cannot_carry_is_no_place_for_a_message(name: str) -> None:
-    """It counts octets, and not letters; the branch could not be completed any more."""
+    """The limit is in bytes, not letters. With a longer name the branch could not be completed."""
     given = {"reason": "moved", "position": 1}
     assert getattr(RedirectForm.model_validate({**given, name: LONGEST}), name) == LONGEST
     with pytest.raises(ValidationError, match="AMQP permits at most 255 bytes"):

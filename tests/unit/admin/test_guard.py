@@ -1,4 +1,4 @@
-"""The guard of the operators' API, without a server: under which names it answers."""
+"""The guard of the operators' API: the host names that it accepts."""
 
 import asyncio
 import socket
@@ -10,7 +10,7 @@ from dtx.admin.server import Guard
 
 
 def status_of(host: str | None, *, names: tuple[str, ...] = (), path: str = "/api/status") -> int:
-    """What a request to that host is answered."""
+    """Status of the answer to a request with that host header."""
     said: list[Message] = []
 
     async def receive() -> Message:

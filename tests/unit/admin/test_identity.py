@@ -1,4 +1,4 @@
-"""Refused sign-ins in the trail: few enough that nobody fills it by trying."""
+"""Refused sign-ins are recorded in the audit log, with a limit so that attempts cannot fill it."""
 
 import json
 from http import HTTPStatus
@@ -12,10 +12,10 @@ from dtx.log.api import LogUnavailable
 
 
 class Trail:
-    """What is written, in memory.
+    """An audit log in memory.
 
     Args:
-        away: whether the database is.
+        away: whether the database is unavailable.
     """
 
     def __init__(self, *, away: bool = False) -> None:
@@ -23,7 +23,7 @@ class Trail:
         self._away = away
 
     def find_token(self, secret: str) -> None:
-        """There is none."""
+        """No token exists."""
 
     def begin(self, **line: str) -> int:
         if self._away:

@@ -1,4 +1,4 @@
-"""What pages make of numbers, names and what people type."""
+"""How pages format numbers and names, and parse search fields."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -15,7 +15,7 @@ from dtx.telemetry import Metrics
 
 
 def fields(**values: str) -> dict[str, list[str]]:
-    """Of a search."""
+    """Parsed fields of a search."""
     return asked(Fields(list(values.items())))
 
 

@@ -1,4 +1,4 @@
-"""What the API is, before anybody asks about a branch: its methods, and the types that its document tells."""
+"""Routes of the API without a database: their methods, and the types in the OpenAPI document."""
 
 import asyncio
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The operators' port with clients that send nothing, little, or read nothing; without the application behind it."""
+"""The operators' port with clients that send nothing, send slowly or do not read. A test application runs behind it."""
 
 import asyncio
 import ssl
@@ -18,7 +18,7 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Port:
-    """The port, with an application that answers at once, except for ``/late``."""
+    """The port with an application that answers at once, except for ``/late``."""
 
     def __init__(self, *proxies: str, **options: Any) -> None:
         self.admin = AdminServer("127.0.0.1", 0, proxies=proxies, **options)
@@ -68,7 +68,7 @@ async def status_of(stream: Stream, request: bytes) -> int:
 
 
 async def end_of(stream: Stream) -> bytes:
-    """What comes until the server closes."""
+    """The bytes that arrive until the server closes."""
     try:
         return await asyncio.wait_for(stream[0].read(), 20)
     except ConnectionResetError:
@@ -92,7 +92,7 @@ async def test_slow_sockets_leave_the_health_reachable(
         writer.write(sent)
     assert await port.get(b"/healthz") == 200
     assert await port.get(b"/") == 200
-    assert await end_of(slow[0]) == b"", "the one that waited longest made room"
+    assert await end_of(slow[0]) == b"", "the oldest one is closed"
 
 
 @pytest.fixture
@@ -105,18 +105,18 @@ async def tls_port(certificates: Path) -> AsyncIterator[Port]:
 async def test_sockets_that_begin_no_tls_leave_the_health_reachable(
     tls_port: Port, certificates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An event loop's own TLS servers count a socket when its handshake is over, and hold as many as there are."""
+    """Slow sockets count from the accept, not from the end of the handshake as in asyncio's TLS servers."""
     monkeypatch.setattr(server, "_MOST_OF_ADDRESS", 10)
     slow = [await tls_port.connect() for _ in range(40)]
     trusting = ssl.create_default_context(cafile=certificates / "ca.pem")
     assert await status_of(await tls_port.connect(trusting), HEAD % b"/" + b"\r\n") == 200
-    assert [await end_of(one) for one in slow[:30]] == [b""] * 30, "they made room"
+    assert [await end_of(one) for one in slow[:30]] == [b""] * 30, "the oldest ones are closed"
     assert await status_of(await tls_port.connect(trusting), HEAD % b"/" + b"\r\n") == 200
 
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A port that is made now waits shortly."""
+    """The request timeout is 0.2 s for a port that is made after this fixture."""
     monkeypatch.setattr(server, "_REQUEST_SECONDS", 0.2)
 
 
@@ -153,7 +153,7 @@ async def test_an_idle_connection_is_closed_in_time(port: Port, monkeypatch: pyt
     monkeypatch.setattr(server, "_REQUEST_SECONDS", 0.2)
     idle = await port.connect()
     assert await status_of(idle, HEAD % b"/" + b"\r\n") == 200
-    idle[1].write(HEAD % b"/")  # a part of the next one does not begin the time anew
+    idle[1].write(HEAD % b"/")  # a part of the next request does not restart the timeout
     assert (await end_of(idle)).endswith(b"x\r\n0\r\n\r\n")
 
 

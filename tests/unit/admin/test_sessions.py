@@ -1,4 +1,4 @@
-"""Sessions of browsers: known by their cookie alone, and ended by time."""
+"""Sessions of browsers: identified by their cookie, and ended by time."""
 
 import pytest
 
@@ -13,7 +13,7 @@ BADGE = ApiCredentials(
 
 
 class Clock:
-    """Seconds, as the test says."""
+    """A clock that the test sets, in seconds."""
 
     now = 0.0
 

@@ -1,4 +1,4 @@
-"""What people see on a terminal: nothing that a client chose can move the cursor or forge a line."""
+"""Text on a terminal: data that a client chose cannot move the cursor or forge a line."""
 
 import json
 import re
@@ -191,6 +191,6 @@ def test_a_message_is_shown_with_where_it_goes_and_how_large_it_is() -> None:
         unit=1,
     )  # fmt: skip
     assert message_value(taken, 0, 80)["redelivered"] is False
-    assert message_value(replace(taken, flags=None), 0, 80)["redelivered"] is None  # nobody knows
+    assert message_value(replace(taken, flags=None), 0, 80)["redelivered"] is None  # not known
     assert message_value(replace(work, flags=None), 0, 80)["mandatory"] is None
     assert re.fullmatch(r"[a-z_]+", "".join(message_value(taken, 0, 80)))

@@ -1,4 +1,4 @@
-"""Turns: whoever comes first, and nobody at another's cost."""
+"""Turns are shared fairly among sources and users."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from dtx.auth.login_throttle import Turns, source_of
 
 
 class Crowd:
-    """Those who want a turn; each keeps it until it is told to go."""
+    """Tasks that wait for a turn. Each keeps its turn until ``leave``."""
 
     def __init__(self, most: int) -> None:
         self.turns = Turns(most)
@@ -17,7 +17,7 @@ class Crowd:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def come(self, *names: str) -> None:
-        """Come, as ``source/user#number``."""
+        """Start tasks, named ``source/user#number``."""
         for name in names:
             self._go[name] = asyncio.Event()
             self._tasks[name] = asyncio.create_task(self._stay(name))
@@ -31,7 +31,7 @@ class Crowd:
             self.inside.remove(name)
 
     async def leave(self, name: str) -> None:
-        """Go, with or without having had a turn."""
+        """End the task, whether it had a turn or not."""
         self._go[name].set()
         if name not in self.inside:
             self._tasks[name].cancel()

@@ -1,4 +1,4 @@
-"""Passwords: never kept as they are, verified once, and silent about who exists."""
+"""Passwords are stored as hashes and verified once. Timing does not show which users exist."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ def verifier(monkeypatch: pytest.MonkeyPatch) -> Iterator[Verifier]:
 
 
 class Counter:
-    """Counts how often the costly work is done."""
+    """Counts how often a password is hashed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.runs: list[str] = []
@@ -58,7 +58,7 @@ async def test_a_thousand_reconnects_cost_one_run(verifier: Verifier, monkeypatc
 async def test_a_thousand_clients_that_come_at_once_cost_one_run(
     verifier: Verifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a start of dtx nothing is remembered yet."""
+    """After a start of dtx, no password is remembered."""
     count = Counter(monkeypatch)
     assert all(await asyncio.gather(*(verifier.verify(b"u", b"right", STORED) for _ in range(1000))))
     assert len(count.runs) == 1
@@ -78,7 +78,7 @@ async def test_a_client_that_insists_on_an_old_password_costs_one_run(
 async def test_wrong_passwords_of_one_source_leave_others_their_turns(
     verifier: Verifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By order, not by time: the many attempts that were there first are not through yet."""
+    """The order shows it, not the time: the earlier attempts are not all finished."""
     monkeypatch.setattr(passwords, "PAUSE", 60.0)
     flood = [
         asyncio.create_task(verifier.verify(user, str(number).encode(), None, source="10.0.0.1"))
@@ -89,7 +89,7 @@ async def test_wrong_passwords_of_one_source_leave_others_their_turns(
     for user, source in ((b"alice", "10.0.0.2"), (b"bob", "10.0.0.1"), (b"carol", "10.0.0.3")):
         assert await verifier.verify(user, b"right", STORED, source=source)
     through = [number for number, task in enumerate(flood) if task.done()]
-    assert [number for number in through if number % 2 == 0] == [0]  # the name that is tried again pauses
+    assert [number for number in through if number % 2 == 0] == [0]  # a name that is tried again pauses
     for task in flood:
         task.cancel()
     await asyncio.gather(*flood, return_exceptions=True)
@@ -98,7 +98,7 @@ async def test_wrong_passwords_of_one_source_leave_others_their_turns(
 async def test_an_address_that_tries_many_names_is_slowed_down(
     verifier: Verifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Password spraying: no name is tried twice. Who is known already, and other addresses, do not wait."""
+    """Password spraying: no name is tried twice. Users that are remembered, and other addresses, do not wait."""
     assert await verifier.verify(b"dave", b"right", STORED, source="10.0.0.1")
     monkeypatch.setattr(passwords, "PAUSE", 60.0)
     for number in range(login_throttle.FAILURES_AT_ONCE + 1):
@@ -132,7 +132,7 @@ async def test_sources_that_failed_are_forgotten_in_the_end(monkeypatch: pytest.
 
 
 def test_the_decoy_is_verified_to_the_end_and_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text that is refused before it is hashed would tell who exists."""
+    """A decoy that is refused before it is hashed would show which users exist."""
     monkeypatch.setattr(passwords, "hash_password", None)
     made = Verifier()
     made.close()
@@ -152,7 +152,7 @@ async def test_passwords_are_verified_behind_commits(verifier: Verifier) -> None
 async def test_who_goes_away_while_its_password_is_verified_keeps_its_turn_till_the_end(
     verifier: Verifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a source that never waits for the answer would have all threads at work for it."""
+    """Otherwise a source that does not wait for answers could use all threads."""
     begun, may_end, running, most = asyncio.Event(), threading.Event(), 0, 0
     loop = asyncio.get_running_loop()
 
@@ -183,7 +183,7 @@ async def test_who_goes_away_while_its_password_is_verified_keeps_its_turn_till_
 async def test_an_attempt_that_was_given_up_counts_by_its_result(
     verifier: Verifier, monkeypatch: pytest.MonkeyPatch, right: bool
 ) -> None:
-    """A client that has gone is no failure; but going early is no way to try many passwords."""
+    """A disconnect is not a failed login, but it must not allow more attempts either."""
     monkeypatch.setattr(passwords, "PAUSE", 60.0)
     begun, may_end, loop = asyncio.Event(), threading.Event(), asyncio.get_running_loop()
 
@@ -222,7 +222,7 @@ async def test_what_was_verified_counts_for_that_user_alone(
 async def test_an_unknown_user_costs_what_a_wrong_password_costs(
     verifier: Verifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same work with the same parameters: the time tells nobody which names there are."""
+    """The work and its parameters are the same, so the time does not show which users exist."""
     count = Counter(monkeypatch)
     for password in (b"x", b"y"):
         assert not await verifier.verify(b"nobody", password, None)

@@ -1,4 +1,4 @@
-"""Patterns of permissions: RabbitMQ's rules ("Access Control in RabbitMQ"), and none that stops the service."""
+"""Patterns of permissions follow RabbitMQ's rules ("Access Control in RabbitMQ"). None can block the service."""
 
 import time
 
@@ -20,7 +20,7 @@ ENDLESS = ("^(a|aa)+$", "(b|b)*$", r"^(\d|\d\d)+$", r"(\w|\w\w|-)*$")
 
 @pytest.fixture
 def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was logged as a warning."""
+    """The warnings that are logged."""
     said: list[str] = []
 
     class Log:
@@ -80,7 +80,7 @@ def test_a_pattern_whose_match_can_take_for_ever_is_refused_before_it_is_stored(
 
 
 def test_a_match_that_takes_too_long_is_given_up_and_is_no_match(warnings: list[str]) -> None:
-    """As RabbitMQ at PCRE's match limit: a row that was put there by hand does not stop the service."""
+    """As in RabbitMQ at PCRE's match limit. A pattern that was inserted by hand does not block the service."""
     began = time.process_time()
     assert not may("^(a|aa)+$", b"a" * 254 + b"!")
     assert time.process_time() - began < MATCH_SECONDS * 50

@@ -1,4 +1,4 @@
-"""Commands at an API that is named: what is sent there, and what is said when the answer is not as it should be."""
+"""Commands with ``--api``: the requests that they send, and the messages for unexpected answers."""
 
 import json
 import socket
@@ -17,7 +17,7 @@ XID = "1:6774:62"
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers as the server says."""
+    """Gives the answer that the server holds."""
 
     protocol_version = "HTTP/1.1"
 
@@ -42,11 +42,11 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_DELETE = _answer  # noqa: N815 - the names of http.server
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 class Server(ThreadingHTTPServer):
-    """An API with one answer to everything; status 0 closes the connection without one."""
+    """An API with one answer for every request. Status 0 closes the connection without an answer."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

@@ -1,4 +1,4 @@
-"""The command: what it takes, what it says, and what it ends with."""
+"""The command line: arguments, output and exit codes."""
 
 import errno
 import os
@@ -56,7 +56,7 @@ def test_every_tag_of_a_user_is_explained(capsys: pytest.CaptureFixture[str], co
 
 
 def test_the_words_of_options_are_those_of_the_tables() -> None:
-    """Commands do not load the tables to parse a command line."""
+    """Commands parse a command line without importing the tables, so the names are repeated."""
     assert list(options.STATES) == [str(state) for state in LogState]
 
 
@@ -85,7 +85,7 @@ def test_every_setting_is_a_flag_of_serve_with_its_variable_and_its_sentence(
 
 
 def test_a_flag_that_asks_for_a_file_is_a_path() -> None:
-    """Whoever reads FILE looks for one."""
+    """A metavar FILE means that the value is a path to a file."""
     metavars = {option.name: option.metavar for option in serve.params if isinstance(option, SettingOption)}
     files = {name.removeprefix("setting_") for name, metavar in metavars.items() if metavar == "FILE"}
     paths = {name for name, field in Settings.model_fields.items() if "Path" in str(field.annotation)}

@@ -1,4 +1,4 @@
-"""``dtx tm``: what is wrong with its configuration is said in one sentence."""
+"""``dtx tm`` explains a wrong configuration in one sentence."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from dtx.client.tm.decisions import now
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """A log with a decision that is not finished."""
+    """A log with an unfinished decision."""
     path = tmp_path / "tm.db"
     with SqliteLog(path) as opened:
         opened.decide(
@@ -70,7 +70,7 @@ SECRET = "s3cr%et"
 def test_what_is_wrong_with_a_url_is_said_without_its_password(
     log: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
 ) -> None:
-    """The libraries repeat it, and a password with ``%`` or ``/`` in it is what makes URLs wrong."""
+    """Libraries repeat the URL in their errors. Passwords with ``%`` or ``/`` are a common cause of wrong URLs."""
     words = tuple(word.replace("LOG", str(log)) for word in words)
     code = run(["tm", "recover", "--node", "n", *words])
     output = "".join(capsys.readouterr())

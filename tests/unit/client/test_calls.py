@@ -1,4 +1,4 @@
-"""What is sent, and what the answers mean."""
+"""The methods that calls send, and the results of the answers."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the helpers say where there is no connection to be had."""
+"""The errors of the helpers when a connection cannot be opened."""
 
 import aiormq
 import pika.exceptions

@@ -114,7 +114,7 @@ def test_adapters_decide_on_the_facts_of_an_answer() -> None:
 
 
 def test_no_adapter_looks_at_the_sentence_of_an_answer() -> None:
-    """But one: the Java adapter still reads those of dtx 0.1."""
+    """One exception: the Java adapter still reads those of dtx 0.1."""
     sources = [
         path for path in Path(dtx.client.__file__).parent.rglob("*") if path.suffix in {".py", ".java", ".c", ".h"}
     ]

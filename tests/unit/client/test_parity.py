@@ -12,7 +12,7 @@ from dtx.client.tm import asynchronous
 
 
 def interface(of: type[Any]) -> Iterator[tuple[str, list[tuple[str, Any, Any]]]]:
-    """Its public methods with their parameters: name, kind, default."""
+    """Public methods of a class with the name, kind and default of each parameter."""
     for name, member in inspect.getmembers(of, inspect.isfunction):
         if not name.startswith("_"):
             parameters = list(inspect.signature(member).parameters.values())[1:]

@@ -1,4 +1,4 @@
-"""Every method of classes 101 and 105, octet for octet."""
+"""Every method of classes 101 and 105, compared byte by byte."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Transaction ids of PEP 249, and which of its errors stands for what."""
+"""Transaction ids of PEP 249, and the PEP 249 error of each answer."""
 
 import inspect
 from typing import Any

@@ -1,4 +1,4 @@
-"""Every write that the log takes, in each of the forms that differ by their failpoints."""
+"""Every write to the log, in each form that has failpoints of its own."""
 
 from collections.abc import Iterator
 
@@ -10,11 +10,11 @@ from dtx.xa.model import Ending
 from tests.support.branches import a_branch, a_line, a_unit
 
 NEVER_LOGGED = (Ending.READ_ONLY, Ending.TIMED_OUT)
-"""Endings of branches that the log does not have: a line of the journal is all that is written."""
+"""Endings of branches that the log does not have. Only a line of the journal is written."""
 
 
 def every_record() -> Iterator[LogWrite]:
-    """Each kind, state and ending."""
+    """One record of each kind, state and ending."""
     branch = a_branch()
     for state in (LogState.TAKING, LogState.PREPARED, LogState.COMMITTING):
         yield Insert(branch=a_branch(state=state))

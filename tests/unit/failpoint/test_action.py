@@ -1,4 +1,4 @@
-"""What happens at a failpoint, and what does not where nobody armed one."""
+"""Actions at failpoints. A process that is not armed does nothing at them."""
 
 import ast
 import asyncio
@@ -36,12 +36,12 @@ for _ in range(3):
     print("between", flush=True)
     failpoint.at(Point.ANSWER_AFTER)
 """
-"""Reaches two points three times, and is to do something at the second, the second time."""
+"""Reaches two points three times, and acts when it reaches the second point the second time."""
 
 
 @pytest.fixture
 def disarmed() -> Iterator[None]:
-    """Undoes what a test armed in this process."""
+    """Disarm what a test armed in this process."""
     before = failpoint.armed, failpoint._reached
     yield
     failpoint.armed, failpoint._reached = before
@@ -59,7 +59,7 @@ def test_nothing_happens_in_a_process_that_is_not_armed() -> None:
 
 
 def test_nothing_but_the_program_for_tests_arms_a_process() -> None:
-    """No way leads from a setting or the environment to ``arm``."""
+    """No setting and no environment variable calls ``arm``."""
     package = Path(dtx.__file__).parent
     arming = []
     for path in package.rglob("*.py"):
@@ -77,7 +77,7 @@ def test_nothing_but_the_program_for_tests_arms_a_process() -> None:
 
 
 def test_a_process_dies_at_its_point_at_once(tmp_path: Path) -> None:
-    """os._exit: neither cleaned up nor flushed."""
+    """os._exit runs no cleanup and flushes nothing."""
     process = _start(tmp_path / "trace", Action.DIE)
     said, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (DIED, "")
@@ -107,7 +107,7 @@ def test_a_process_holds_still_until_its_file_is_removed(tmp_path: Path, capsys:
     file.unlink()
     thread.join(30)
     assert not thread.is_alive()
-    reached(HERE)  # once is all
+    reached(HERE)  # it acts only once
     assert not file.exists()
     assert capsys.readouterr().err == f"FAILPOINT {HERE.label}\n"
 
@@ -121,7 +121,7 @@ def test_a_trace_has_what_was_reached_in_order(tmp_path: Path, disarmed: None) -
 
 
 async def test_what_is_written_is_said_behind_the_writes_of_this_turn_of_the_loop(disarmed: None) -> None:
-    """Answers of standalone mode are joined, and written at the end of a turn."""
+    """Standalone mode joins answers and writes them at the end of a turn."""
     events: list[object] = []
     done = asyncio.Event()
 

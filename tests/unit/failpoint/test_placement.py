@@ -1,7 +1,7 @@
-"""The list of failpoints and the code agree: every point stands where the list says, and nothing is without points.
+"""The list of failpoints matches the code, and every effect and every write has failpoints.
 
-A kill matrix proves no more than its list of instants is complete. So what can happen to a branch is walked here: the
-closed unions of the core's effects and of the log's writes.
+The kill matrix is only as complete as its list of points. Therefore these tests walk the closed unions of the core's
+effects and of the log's writes.
 """
 
 import ast
@@ -45,19 +45,19 @@ IN_PLACE = {
     Remember: (Point.REMEMBER_BEFORE, Point.REMEMBER_AFTER),
     Refuse: (Point.REFUSE_BEFORE, Point.REFUSE_AFTER),
 }
-"""Effects whose points stand where they are run."""
+"""Effects with points in the place where they run."""
 BY_FUNCTION = {
     Release: ("release", Point.RELEASE_BEFORE, Point.RELEASE_AFTER),
     Answer: ("give", Point.ANSWER_BEFORE, Point.ANSWER_AFTER),
 }
-"""Effects that are run in more than one place, by a function that has their points."""
+"""Effects that run in several places, through a function that has their points."""
 WRITES = {
     Persist: "writing",
     Complete: "writing",
     Note: "writing",
     NoteStuck: "note_stuck",
 }
-"""Effects that are a write to the log, of a record that this method makes; the points are those of the record."""
+"""Effects that write to the log. The method makes the record, and the points are those of the record."""
 
 
 def _modules() -> Iterator[tuple[str, ast.Module]]:
@@ -92,11 +92,11 @@ def test_every_point_stands_once_in_the_module_that_the_list_names() -> None:
     found = {name: [module for module in placed if placed[module][name]] for name in Point.__members__}
     assert {name: modules for name, modules in found.items() if modules != [Point[name].module]} == {}
     twice = {name for counts in placed.values() for name, count in counts.items() if count > 1}
-    assert twice == set(), "of two places with one name a test could choose but one"
+    assert twice == set(), "a test cannot choose between two places with one name"
 
 
 def test_a_module_that_has_points_asks_for_them_by_the_module_and_never_keeps_a_copy() -> None:
-    """``from dtx.failpoint import armed`` would stay False for ever."""
+    """A copy made with ``from dtx.failpoint import armed`` would stay False."""
     for module, tree in _modules():
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module == "dtx.failpoint" and module != "dtx.failpoint.action":
@@ -108,7 +108,7 @@ def test_every_effect_of_the_core_is_known_here() -> None:
 
 
 def _cases(source: str) -> dict[str, list[list[ast.stmt]]]:
-    """The bodies of ``case X():`` in the methods of ``Effects``, without those that are never run."""
+    """The bodies of ``case X():`` in the methods of ``Effects``, by effect."""
     found: dict[str, list[list[ast.stmt]]] = {}
     (runner,) = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "Effects")
     for node in ast.walk(runner):
@@ -121,7 +121,7 @@ def _cases(source: str) -> dict[str, list[list[ast.stmt]]]:
 
 
 def _unguarded(source: str) -> list[str]:
-    """Effects that are run without points around them."""
+    """Effects that run without points around them."""
     functions = {node.name: node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)}
     cases = _cases(source)
     wrong = []
@@ -168,7 +168,7 @@ def test_every_effect_of_the_core_is_run_between_two_points() -> None:
     ],
 )
 def test_a_point_that_is_taken_away_is_missed(line: str, effect: str) -> None:
-    """The check above can fail."""
+    """This shows that the check above can fail."""
     assert SOURCE.count(line) == 1
     assert _unguarded(SOURCE.replace(line, "pass")) == [f"{effect} has no points around it"]
 
@@ -178,7 +178,7 @@ def test_an_effect_that_nobody_runs_is_missed() -> None:
 
 
 def test_every_write_to_the_log_has_points_around_it() -> None:
-    """Each member of the union, with each state and each ending that it can carry."""
+    """Each member of the union, with each of its states and endings."""
     records = list(every_record())
     assert {type(record) for record in records} == set(get_args(LogWrite))
     assert {record.branch.state for record in records if isinstance(record, Insert)} | {
@@ -191,7 +191,7 @@ def test_every_write_to_the_log_has_points_around_it() -> None:
 
 
 def test_the_points_of_the_log_are_those_of_its_writes() -> None:
-    """None of them is left over."""
+    """The list has no point of the log without a write."""
     reached = {point for record in every_record() for point in around(record)}
     assert reached == {point for point in Point if point.module == "dtx.log.write_queue"}
 

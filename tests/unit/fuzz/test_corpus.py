@@ -1,4 +1,4 @@
-"""What coverage-guided fuzzing has found worth keeping, run again: nothing undocumented escapes, memory is bounded."""
+"""Inputs that coverage-guided fuzzing found: only documented errors are raised, and memory is bounded."""
 
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ def _strict() -> Iterator[None]:
 
 
 def peak(run: Callable[[], object]) -> int:
-    """Octets that are there at most while *run* runs, beyond those before."""
+    """The peak memory of *run* in bytes."""
     tracemalloc.start()
     try:
         run()
@@ -37,8 +37,8 @@ def peak(run: Callable[[], object]) -> int:
 
 
 def check_memory(target: Target, data: bytes) -> None:
-    """What an input costs is bounded by its size."""
-    target.run(data)  # what is made once and stays is not its own
+    """The memory for an input is bounded by its size."""
+    target.run(data)  # caches are filled before the measurement
     assert peak(lambda: target.run(data)) <= SPARE + target.cost * len(data)
 
 
@@ -55,7 +55,7 @@ def test_what_was_ever_found_raises_nothing_and_costs_what_its_size_allows(name:
 
 
 def test_the_corpus_is_small() -> None:
-    """A checkout carries it about: it holds what distils to something, and nothing twice."""
+    """It is part of every checkout, so it keeps only distinct inputs that add coverage."""
     sizes = [path.stat().st_size for path in DIRECTORY.rglob("*") if path.is_file()]
     assert sum(sizes) <= 300_000
     assert {path.name for path in DIRECTORY.iterdir()} == set(TARGETS)
@@ -97,7 +97,7 @@ def test_the_worst_that_a_frame_can_hold_costs_a_multiple_of_its_size(case: str)
 @given(st.integers(1, 64), st.integers(1, 4096))
 @example(1, 4096)
 def test_a_frame_in_pieces_is_held_once(size: int, count: int) -> None:
-    """Whoever sends octet by octet makes dtx keep the octets, and not an object for each."""
+    """A client that sends byte by byte makes dtx keep the bytes, not an object for each."""
     data = body_frames(1, bytes(65_536), 0)[0][: size * count]
 
     def feed() -> None:

@@ -1,4 +1,4 @@
-"""Whole conversations of clients that go wrong somewhere, against a whole dtx in this process: see :mod:`.server`."""
+"""Whole conversations with mutated frames, against a whole dtx in this process: see :mod:`.server`."""
 
 import asyncio
 import random
@@ -30,7 +30,7 @@ def _strict() -> Iterator[None]:
 
 
 def keys_of(sent: bytes) -> list[int]:
-    """What the server has said, as class << 16 | method or the frame's type."""
+    """What the server has sent, as class << 16 | method or the frame's type."""
     return [key for key, *_ in FrameSplitter(0).feed(sent)[1]]
 
 
@@ -48,7 +48,7 @@ def talk(*said: bytes, enter: bool = True) -> bytes:
 
 @pytest.mark.parametrize("say", [conversation, broker_of_its_own])
 def test_a_conversation_without_faults_is_answered_to_its_end(say: server.Saying) -> None:
-    """What is mutated below does get far when it is left alone."""
+    """The conversations that are mutated below get far without mutations."""
     found = keys_of(talk(server.TWO_CHANNELS, DECLARED, *say(random.Random(1), b"q")))
     assert methods.ConnectionClose.KEY not in found
     assert len(found) > 20
@@ -73,7 +73,7 @@ def test_a_mutated_login_lets_nobody_in_or_guest(seed: int, amqplain: bool) -> N
     frames = [start_ok, server.TUNE_OK, server.OPEN, server.TWO_CHANNELS]
     mutated = dice.choice(MUTATIONS)(dice, frames)
     found = keys_of(talk(*reads(dice, b"".join(mutated)), enter=False))
-    if methods.ConnectionOpenOk.KEY in found:  # nobody gets there but by the whole way
+    if methods.ConnectionOpenOk.KEY in found:  # only after all steps of the login
         assert methods.ConnectionTune.KEY in found
 
 
@@ -102,7 +102,7 @@ def test_channels_that_have_selected_are_counted_while_they_are_there(said: list
 
 
 def test_what_nobody_foresaw_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checks of these tests do see a fault of dtx's own."""
+    """The checks of these tests detect an internal error of dtx."""
 
     def fail(*_: object) -> bytes:
         raise ZeroDivisionError

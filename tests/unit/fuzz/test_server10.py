@@ -1,4 +1,4 @@
-"""Whole conversations of clients of AMQP 1.0 that go wrong somewhere, against a whole dtx in this process."""
+"""Whole conversations of AMQP 1.0 clients with mutated frames, against a whole dtx in this process."""
 
 import asyncio
 import random
@@ -26,7 +26,7 @@ def talk(reads: list[bytes]) -> bytes:
 
 
 def test_a_conversation_without_faults_is_answered_to_its_end() -> None:
-    """What is mutated below does get far when it is left alone: it declares, works and discharges."""
+    """Without mutations, the conversation below declares, works and discharges."""
     said = server10.check(talk(server10.conversation(random.Random(1))))
     states = [one.state for one in said if isinstance(one, Disposition)]
     assert sum(isinstance(state, Declared) for state in states) == 3
@@ -48,7 +48,7 @@ def test_a_mutated_conversation_leaves_no_trace(seed: int, strokes: int, whole: 
 
 
 def test_what_nobody_foresaw_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checks of these tests do see a fault of dtx's own."""
+    """The checks of these tests detect an internal error of dtx."""
 
     def fail(*_: object) -> None:
         raise ZeroDivisionError

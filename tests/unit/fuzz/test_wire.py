@@ -1,4 +1,4 @@
-"""Anything may come over the wire; only the documented errors come out of the code that reads it."""
+"""The code that reads from the wire raises only the documented errors, whatever arrives."""
 
 import random
 from collections.abc import Callable, Iterable

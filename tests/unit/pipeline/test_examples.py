@@ -1,6 +1,6 @@
-"""What starts the pipeline, and what reads its results: the names that examples and units use are there.
+"""The files that start the pipeline or read its results: the names that they use exist.
 
-Modules that keep what they are told replace Airflow and Dagster. A script called ``dtx`` ends with any exit code.
+Stub modules that record their arguments replace Airflow and Dagster. A script named ``dtx`` ends with any exit code.
 """
 
 import ast
@@ -33,11 +33,11 @@ EXAMPLES: Final = ROOT / "examples/pipeline"
 SYSTEMD: Final = ROOT / "deploy/systemd"
 RULES: Final = ROOT / "deploy/prometheus/pipeline.rules.yml"
 PASSING: Final = PLAIN | {Verdict.IN_DOUBT, Verdict.NOT_ARCHIVED}
-"""The verdicts that need nobody's attention, or not yet."""
+"""The verdicts that need no attention, or none yet."""
 
 
 class Kept:
-    """Whatever is made or called: it keeps the words it was given."""
+    """A stub that records the arguments of its construction."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.args, self.words = args, kwargs
@@ -53,7 +53,7 @@ class Kept:
 
 
 class Failure(Exception):
-    """Dagster's."""
+    """A stub of Dagster's class."""
 
     def __init__(self, description: str, allow_retries: bool) -> None:
         super().__init__(description)
@@ -66,7 +66,7 @@ def decorator(*_: Any, **__: Any) -> Callable[[Any], Any]:
 
 @pytest.fixture
 def airflow(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The names of the DAG's file."""
+    """The names that the DAG's file defines, by name."""
     for name in ("airflow", "airflow.providers", "airflow.providers.standard", "airflow.providers.standard.operators"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, "airflow.sdk", SimpleNamespace(DAG=Kept))
@@ -76,7 +76,7 @@ def airflow(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.fixture
 def dagster(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The names of Dagster's file."""
+    """The names that Dagster's file defines, by name."""
     names = ("AssetCheckSpec", "RetryPolicy", "MaterializeResult", "AssetCheckResult", "Definitions")
     module = SimpleNamespace(
         **dict.fromkeys((*names, "ScheduleDefinition", "define_asset_job"), Kept),
@@ -91,7 +91,7 @@ def dagster(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.fixture
 def ends_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Path]:
-    """Call it with an exit code: from now on that is what ``dtx`` ends with. Its path."""
+    """A function that makes a ``dtx`` with the given exit code, and returns its path."""
 
     def become(code: int) -> Path:
         program = tmp_path / "bin" / "dtx"
@@ -113,7 +113,7 @@ def tables(tmp_path: Path) -> Path:
 
 
 def check_words(words: list[str]) -> None:
-    """That these are words of ``dtx pipeline run`` that it takes."""
+    """Check that ``dtx pipeline run`` accepts these arguments."""
     assert words[:2] == ["pipeline", "run"]
     command = pipeline.commands["run"]
     with click.Context(command) as context:
@@ -122,7 +122,7 @@ def check_words(words: list[str]) -> None:
 
 
 def unit(name: str) -> ConfigParser:
-    """A unit of systemd."""
+    """A systemd unit."""
     parser = ConfigParser(interpolation=None, delimiters=("=",), comment_prefixes=("#", ";"))
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read_string((SYSTEMD / name).read_text())
@@ -139,7 +139,7 @@ def test_the_dag_tells_what_was_not_read_apart_from_a_failure(
     assert done.returncode == (0 if code == ExitCode.QUARANTINED else code)
     check_words((tmp_path / "words").read_text().split())
     if done.returncode == 0:
-        # Airflow hands on the last line that was written
+        # Airflow passes on the last line of the output
         last = done.stdout.splitlines()[-1]
         then = everything_read["bash_command"].replace("{{ ti.xcom_pull(task_ids='run') }}", last)
         assert subprocess.run(["bash", "-c", then], check=False).returncode == code
@@ -210,7 +210,7 @@ def test_systemd_takes_the_units(tmp_path: Path, left_out: Callable[[str], None]
         left_out("units by systemd's own check: there is no systemd-analyze")
         return
     for path in SYSTEMD.iterdir():
-        # it looks whether the program is there
+        # it checks that the program exists
         (tmp_path / path.name).write_text(path.read_text().replace("/opt/dtx/bin/dtx", "/bin/true"))
     done = subprocess.run(
         ["systemd-analyze", "verify", *map(str, sorted(tmp_path.iterdir()))],
@@ -255,7 +255,7 @@ def quoted(text: str, word: str) -> set[str]:
 
 
 def cells() -> list[str]:
-    """The code of the notebook."""
+    """The code cells of the notebook."""
     found = json.loads((EXAMPLES / "questions.ipynb").read_text())["cells"]
     code = [cell for cell in found if cell["cell_type"] == "code"]
     assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code)
@@ -269,7 +269,7 @@ def test_the_notebook_has_no_outputs_and_asks_for_verdicts_that_there_are() -> N
 
 
 def answers(lake: Path, results: Path) -> Iterator[Any]:
-    """What the last expression of each cell of the notebook is."""
+    """The value of the last expression of each cell of the notebook."""
     names: dict[str, Any] = {"LAKE": str(lake), "RESULTS": str(results)}
     for text in cells()[1:]:
         code = ast.parse(text)
@@ -300,7 +300,7 @@ def test_the_notebook_answers_its_questions(tables: Path, left_out: Callable[[st
 
 
 def rules() -> dict[str, str]:
-    """The alerts, and what each asks for."""
+    """The expression of each alert."""
     groups = yaml.safe_load(RULES.read_text())["groups"]
     return {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
 

@@ -1,4 +1,4 @@
-"""Small files of a lake, on this machine and on a store of objects."""
+"""Small files of a lake, on this machine and in an object store."""
 
 from pathlib import Path
 

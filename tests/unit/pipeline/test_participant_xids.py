@@ -1,4 +1,4 @@
-"""Xids out of what databases call prepared transactions."""
+"""Xids from the names that databases give to prepared transactions."""
 
 import base64
 
@@ -29,7 +29,7 @@ def test_a_gid_of_psycopg_is_its_xid() -> None:
 
 @given(st.text(max_size=200))
 def test_no_text_whatever_is_more_than_no_xid(gid: str) -> None:
-    """Parsing never raises past its edge."""
+    """Parsing does not raise."""
     found = from_gid(gid)
     assert found is None or isinstance(found, Xid)
 
@@ -50,7 +50,7 @@ def test_other_gids_are_no_xids() -> None:
 
 @given(parts)
 def test_recover_says_the_same_raw_and_converted(given_parts: tuple[int, bytes, bytes]) -> None:
-    """MySQL: CONVERT XID shows the octets in hexadecimal; MariaDB shows them as they are."""
+    """MySQL: CONVERT XID shows the bytes in hexadecimal; MariaDB shows them as they are."""
     format_id, gtrid, bqual = given_parts
     xid = Xid(format_id, gtrid, bqual)
     assert from_recover(format_id, len(gtrid), len(bqual), gtrid + bqual) == xid

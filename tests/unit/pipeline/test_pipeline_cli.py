@@ -1,4 +1,4 @@
-"""The command line of the pipeline: what it teaches, and what it refuses before any Spark starts."""
+"""The command line of the pipeline: its help, and the errors that it reports before Spark starts."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(*words: str) -> tuple[int, str]:
-    """The exit code and what is said, errors as the program says them."""
+    """The exit code and the output. Errors have the text that the program prints."""
     result = CliRunner().invoke(pipeline, list(words))
     if result.exception is None or isinstance(result.exception, SystemExit):
         return result.exit_code, result.output
@@ -55,7 +55,7 @@ class Recorded:
 
 
 def test_a_report_is_made_of_verdicts_that_could_not_be_published(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the exit code is that of the error."""
+    """The exit code is that of the error."""
     made = []
 
     class Run(Recorded):

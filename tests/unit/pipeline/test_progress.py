@@ -1,4 +1,4 @@
-"""What a long run shows of itself."""
+"""The progress that a long run shows."""
 
 import io
 import threading
@@ -11,7 +11,7 @@ from dtx.pipeline import progress as module
 from dtx.pipeline.progress import Progress, StageProgress
 
 ERASED = "\r\x1b[1A\x1b[2K"
-"""A terminal goes up and erases that line."""
+"""The sequence that moves the cursor up a line and erases it."""
 
 
 def test_a_line_says_what_runs_how_far_and_how_long_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +21,7 @@ def test_a_line_says_what_runs_how_far_and_how_long_it_may_take(monkeypatch: pyt
     assert progress.line(1000.0, StageProgress(1, 0, 40)) == (
         "archive · 3 of 5 databases · 1,234,567 rows · 1 stage, 0 of 40 tasks · 0:00 elapsed"
     )
-    # ten tasks took a minute, so thirty take three
+    # ten tasks took one minute, so thirty take three minutes
     assert progress.line(1060.0, StageProgress(1, 10, 40)).endswith(
         "10 of 40 tasks · 1:00 elapsed · about 3:00 for this stage"
     )

@@ -1,4 +1,4 @@
-"""The report: what the page shows, that it needs nothing else, and that names from clients do no harm."""
+"""The report: the page loads nothing else, and names that clients chose do no harm."""
 
 import csv
 import io
@@ -84,7 +84,7 @@ FULL = replace(
 
 
 class Outside(HTMLParser):
-    """Collects what a page would load from elsewhere."""
+    """Collects the addresses that a page would load."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def test_the_page_needs_nothing_else(figures: Figures) -> None:
     page = Outside()
     page.feed(render(figures))
     assert page.found == []
-    assert len(page.ids) == len(set(page.ids)), "several drawings on one page keep their ids to themselves"
+    assert len(page.ids) == len(set(page.ids)), "ids of all drawings differ"
 
 
 def test_what_others_named_is_text_and_nothing_else() -> None:
@@ -124,7 +124,7 @@ def test_a_page_is_the_same_for_the_same_figures() -> None:
 def test_colours_of_plots_are_those_of_the_page() -> None:
     drawn = "".join(re.findall(r"<svg.*?</svg>", render(FULL), re.DOTALL))
     assert "var(--bad)" in drawn
-    assert not re.findall(r"(?:fill|stroke): ?#(?!000000)[0-9a-f]{6}", drawn), "a colour that stays light in the dark"
+    assert not re.findall(r"(?:fill|stroke): ?#(?!000000)[0-9a-f]{6}", drawn), "a colour without a dark variant"
 
 
 def test_every_verdict_that_needs_attention_has_a_colour() -> None:
@@ -147,7 +147,7 @@ def test_the_page_says_what_is_wrong_and_what_was_not_read() -> None:
 
 
 def test_what_has_no_time_is_no_bar_and_in_the_tables_all_the_same(tmp_path: Path) -> None:
-    """The log of Atomikos has no times, and what it has decided may be about no branch that is known."""
+    """Atomikos's log has no times, and a decision in it can be about a transaction without known branches."""
     days: list[tuple[date | None, str, int]] = [(None, "unfinished", 3), (None, "committed", 1)]
     alone = replace(EMPTY, days=days, attention_total=3)
     assert "No transaction that needs attention has a time." in render(alone)
@@ -184,7 +184,7 @@ def browser() -> Iterator[Browser]:
 
 
 def test_each_line_of_evidence_is_a_row_with_its_xid(browser: Browser, tmp_path: Path) -> None:
-    """A branch of dtx has an xid that ``dtx show`` takes; decisions and other resource managers have none."""
+    """A branch of dtx has an xid that ``dtx show`` takes. Decisions and other resource managers have none."""
     lines = evidence(
         {"outcome": "heuristic-mixed"},
         {"source": "bank-b", "event": "observed: prepared", "bqual": "00ff", "id": None, "at": None},
@@ -278,7 +278,7 @@ def test_databases_say_how_fresh_they_are_the_oldest_first() -> None:
 
 
 def test_letters_of_any_script_are_drawn(browser: Browser, tmp_path: Path) -> None:
-    """The browser has fonts for them that Matplotlib lacks; warnings are errors in tests."""
+    """The browser has fonts that Matplotlib lacks. Warnings are errors in tests."""
     labels = {FAR: 3, "注" * 99: 2, "שלום": 2, "a\nb\tc\x01": 1}
     drawing = names("Names", labels)
     for text in (FAR, f"{'注' * 15}…", "שלום", "a b c"):
@@ -308,4 +308,4 @@ def test_a_browser_shows_it_light_and_dark_and_on_a_telephone(browser: Browser, 
         text = visitor.page.locator("figure svg text").first.evaluate("node => getComputedStyle(node).fill")
         colours.add(text)
         visitor.require_peace()
-    assert len(grounds) == len(colours) == 2, "plots are dark where the page is"
+    assert len(grounds) == len(colours) == 2, "plots are dark where the page is dark"

@@ -1,4 +1,4 @@
-"""A session that is stopped with Ctrl-C, without Spark; with Spark nobody hears more of it either."""
+"""A session that is stopped with Ctrl-C, without Spark."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ from dtx.pipeline.session import SessionOptions, open_session
 
 
 class Spark:
-    """A session that remembers what was asked of it."""
+    """A stub of a session that records its calls."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -33,7 +33,7 @@ class Spark:
 def test_ctrl_c_cancels_what_runs_and_shows_no_stack(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """PySpark asks Java from its handler of the signal, in the middle of another question, and py4j shows a stack."""
+    """PySpark's signal handler calls Java in the middle of another call, and py4j logs a traceback."""
     spark = Spark()
 
     def make(_: SessionOptions) -> Spark:
@@ -58,11 +58,11 @@ def test_ctrl_c_cancels_what_runs_and_shows_no_stack(
     assert spark.asked == ["interrupt", "stop"]
     assert caplog.messages == ["of somebody else"]
     logging.getLogger().handle(record)
-    assert caplog.messages == ["of somebody else", "stack"], "outside it is as it was"
+    assert caplog.messages == ["of somebody else", "stack"], "the filter ends with the session"
 
 
 def test_what_ends_a_task_is_said_once() -> None:
-    """By the pipeline, in one sentence; whoever asks for Spark's log has that, too."""
+    """The pipeline reports it in one sentence. Only with Spark's log does Spark report it too."""
     words = [session._static(SessionOptions(log=log))["spark.driver.extraJavaOptions"] for log in ("error", "info")]
     assert ["-Ddtx.spark.log.told=off" in each for each in words] == [True, False]
     assert "-Ddtx.spark.log.told=info" in words[1]
@@ -70,7 +70,7 @@ def test_what_ends_a_task_is_said_once() -> None:
 
 
 def test_a_session_suits_the_lines_that_it_reads() -> None:
-    """Few lines take longer to compile for than to read; many are divided."""
+    """For few lines, compilation takes longer than reading. Many lines are partitioned."""
     found = {lines: SessionOptions(lines=lines) for lines in (None, 2_000, 1_000_000, 20_000_000, 10**9)}
     assert [(each.is_quick, each.pieces) for each in found.values()] == [
         (False, 64), (True, 1), (False, 8), (False, 40), (False, 64),
@@ -92,7 +92,7 @@ def test_classes_are_mapped_once_they_are_kept(monkeypatch: pytest.MonkeyPatch, 
     assert f'"-XX:ArchiveClassesAtExit={archive.with_suffix(f".{os.getpid()}")}"' in words(keep=True)
     archive.touch()
     assert f'"-XX:SharedArchiveFile={archive}"' in words(keep=False)
-    assert words(keep=True) == words(keep=False), "it is written once"
+    assert words(keep=True) == words(keep=False), "the archive is written once"
 
 
 def test_an_archive_of_classes_belongs_to_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Snapshots as sets of transactions; what their SQL finds is tested on PostgreSQL."""
+"""Snapshots as sets of transactions. Their SQL is tested on PostgreSQL."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ XIDS = range(1, 40)
 
 
 def shows(snapshot: SourceSnapshot, xid: int) -> bool:
-    """Whether the transaction had ended."""
+    """Whether the transaction had ended at the snapshot."""
     return xid < snapshot.xmax and xid not in snapshot.under_way
 
 
@@ -22,7 +22,7 @@ def snapshots(draw: st.DrawFn) -> SourceSnapshot:
 
 @st.composite
 def two_moments(draw: st.DrawFn) -> tuple[SourceSnapshot, SourceSnapshot]:
-    """An earlier and a later one of one database: what has ended stays so."""
+    """An earlier and a later snapshot of one database. A transaction that has ended stays so."""
     early = draw(snapshots())
     xmax = draw(st.integers(min_value=early.xmax, max_value=39))
     still = draw(st.sets(st.sampled_from(sorted(early.under_way)))) if early.under_way else set()
@@ -47,7 +47,7 @@ def test_one_contains_another_when_it_shows_all_that_the_other_shows(
 def test_a_cut_lies_between_both_and_leaves_out_what_is_new_and_not_below(
     moments: tuple[SourceSnapshot, SourceSnapshot], at: int
 ) -> None:
-    """Else a stream with a limit would lose transactions, or read some twice."""
+    """Otherwise a stream with a limit would lose transactions or read some twice."""
     start, end = moments
     cut = end.cut(start, at)
     for xid in XIDS:

@@ -1,4 +1,4 @@
-"""Options: what is wrong is refused with a sentence, before anything is read."""
+"""Options of the source: a wrong one is refused with a sentence before any read."""
 
 import json
 
@@ -61,7 +61,7 @@ def test_a_checkpoint_that_somebody_else_wrote_is_refused(since: str) -> None:
 
 
 def test_another_history_is_refused() -> None:
-    """The numbers of transactions mean something else there: what is new would be lost, or come twice."""
+    """Transaction ids differ there, so rows would be lost or read twice."""
     now = SourceSnapshot(30)
     with pytest.raises(SourceError, match="not the database that was read before"):
         PLACE.follow("a", SourceIdentity(system="9/2", timeline=3), now, any_timeline=True)

@@ -1,4 +1,4 @@
-"""What PostgreSQL sends is what Spark wants to have: octets as text and numbers, and nothing where there was none."""
+"""PostgreSQL's values become Spark's: bytes as text and numbers, and nulls as nulls."""
 
 import struct
 import uuid
@@ -32,7 +32,7 @@ def whole(arrays: list[pa.Array], names: list[str]) -> pa.RecordBatch:
 
 
 def part(arrays: list[pa.Array], names: list[str]) -> pa.RecordBatch:
-    """The same rows as a slice of longer arrays, which have others before and after."""
+    """The same rows as a slice of longer arrays, with other rows before and after."""
     longer = [pa.concat_arrays([array, array, array]) for array in arrays]
     return pa.RecordBatch.from_arrays([array.slice(len(array) // 3, len(array) // 3) for array in longer], names=names)
 

@@ -1,4 +1,4 @@
-"""What the steps say, note and keep others out of; what they do with Spark: tests/servers/pipeline."""
+"""Messages, notes and locks of the steps. The steps with Spark are tested in tests/servers/pipeline."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ def fleet(tmp_path: Path) -> Fleet:
 
 
 def steps(fleet: Fleet, said: list[str]) -> Steps:
-    """Without Spark."""
+    """Steps without Spark."""
     made = Steps(fleet, SessionOptions(), say=said.append)
     made.__dict__["spark"] = None
     return made
@@ -40,7 +40,7 @@ def failed(source: str, error: str | None) -> Archived:
 def test_who_follows_is_told_at_once_of_a_database_that_fails(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each time that something changes, and not at every look; passwords are left out."""
+    """Once for each change, without passwords."""
 
     def follow(*_: object, watch: Callable[[Sequence[Archived]], None], **__: object) -> list[Archived]:
         for error in (None, "gone", "gone", "gone postgresql://u:pw@h/d", None, None):
@@ -58,7 +58,7 @@ def test_who_follows_is_told_at_once_of_a_database_that_fails(
 
 
 def test_what_was_not_read_stays_noted_until_it_is(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run over some of the databases says nothing of the others."""
+    """A run over some databases does not change the notes of the others."""
     results: list[Archived] = []
     monkeypatch.setattr("dtx.pipeline.archive.archive", lambda *_, **__: results)
     monkeypatch.setattr("dtx.pipeline.archive.maintain", lambda *_: [])
@@ -117,16 +117,16 @@ def test_verdicts_that_cannot_be_published_are_said_and_noted(fleet: Fleet, monk
         wanted.reconcile(full=False, to_publish=True)
     assert said == ["reconciled 0 transactions from 3 lines, 2 of them new"]
     assert wanted._noted() == away
-    assert given["away"] == {"a"}, "of b everything was read"
+    assert given["away"] == {"a"}, "b was read completely"
 
 
 def test_a_lake_that_is_older_than_what_has_ended_is_named(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a run over a fresh one is not: something ends while it runs."""
+    """With a fresh lake it is not: transactions end while a run is in progress."""
     ended = {"not-archived": Total(transactions=2, branches=2)}
 
     def run(*words: Any, **_: Any) -> Run:
         rules: Rules = words[5]
-        assert rules.asked == {"b"}, "a is away"
+        assert rules.asked == {"b"}, "a is unavailable"
         return Run(
             number=1, as_of=rules.as_of, token=0, lines_read=2, lines=3, touched=0, totals=ended,
             fingerprint=0, archived=rules.archived,
@@ -151,4 +151,4 @@ def test_a_lake_that_is_older_than_what_has_ended_is_named(fleet: Fleet, monkeyp
     assert steps(fleet, []).reconcile(full=False, to_publish=False) == [away]
     ended.clear()
     lake.note("b", batch=None, place={}, read_at=1_500_000)
-    assert steps(fleet, []).reconcile(full=False, to_publish=False) == [away], "nothing that is known has ended"
+    assert steps(fleet, []).reconcile(full=False, to_publish=False) == [away], "no known transaction has ended"

@@ -1,4 +1,4 @@
-"""Each rule by its sentence, with what is next to it and must not match."""
+"""Each rule has cases that match it, and close cases that do not."""
 
 from dataclasses import replace
 from typing import Any
@@ -218,7 +218,7 @@ def test_a_case_has_its_verdict(case: str) -> None:
     verdict, known = CASES[case]
     assert judged(*known).verdict == verdict
     assert judged(*reversed(known)) == judged(*known), "the order of lines does not matter"
-    assert judged(*known, *known) == judged(*known), "nor does a line that is read twice"
+    assert judged(*known, *known) == judged(*known), "duplicate lines do not matter"
 
 
 def test_every_verdict_has_one_rule_and_a_case() -> None:
@@ -241,7 +241,7 @@ def test_nothing_is_an_orphan_where_no_log_was_read() -> None:
 
 
 def test_what_its_dtx_has_no_more_has_ended() -> None:
-    """Whatever an old lake says, nothing is an orphan, unfinished or in doubt that was seen to be gone."""
+    """A branch that its dtx no longer has is never an orphan, unfinished or in doubt, even in an old lake."""
     asked = Rules(as_of=NOW, asked=frozenset({"db"}))
     assert judged(OPEN, rules=asked).findings == (Verdict.NOT_ARCHIVED,)
     assert judged(OPEN, COMMIT, rules=asked).findings == (Verdict.NOT_ARCHIVED,)
@@ -250,13 +250,13 @@ def test_what_its_dtx_has_no_more_has_ended() -> None:
     assert judged(OPEN, seen("prepared", 1), COMMIT, rules=asked).verdict is Verdict.UNFINISHED
     assert judged(OPEN, seen("prepared", 1, "bank", SourceKind.POSTGRESQL), rules=asked).findings == (
         Verdict.NOT_ARCHIVED, Verdict.IN_DOUBT,
-    ), "what has ended may have been committed"  # fmt: skip
+    ), "the branch that ended may have been committed"  # fmt: skip
     assert judged(OPEN, *committed("rm2"), *rolled_back("rm3"), rules=asked).verdict is Verdict.MIXED
     assert judged(OPEN, rules=replace(asked, asked=frozenset({"another"}))).verdict is Verdict.ORPHAN
 
 
 def test_what_nobody_could_be_asked_about_is_as_old_as_its_journal() -> None:
-    """Its database was away when the lake was filled, and now: what was young then need not be an orphan."""
+    """Its database has been unavailable since then. A branch that was young at that time need not be an orphan."""
     young = line(E.PREPARED, 50_000)
     then = replace(RULES_NOW, archived={"db": 50_600 * MICROS})
     assert judged(young).verdict is Verdict.ORPHAN
@@ -265,12 +265,12 @@ def test_what_nobody_could_be_asked_about_is_as_old_as_its_journal() -> None:
     assert judged(young, just).verdict is Verdict.UNFINISHED
     assert judged(young, just, rules=then).verdict is Verdict.IN_DOUBT
     old = replace(RULES_NOW, archived={"db": 60_000 * MICROS})
-    assert judged(young, rules=old).verdict is Verdict.ORPHAN, "it was one then already"
+    assert judged(young, rules=old).verdict is Verdict.ORPHAN, "it was already an orphan then"
     assert judged(young, seen("prepared", 50_000), rules=then).known_at == NOW
 
 
 def test_who_is_away_hides_nothing_of_the_others() -> None:
-    """Each branch is as old as what is known of it; what a manager's log says is as of now."""
+    """Each branch is judged by the time of its data. A transaction manager's log is as of now."""
     away = replace(seen("prepared", 60, "bank", SourceKind.POSTGRESQL), observed_at=60 * MICROS)
     assert judged(OPEN, seen("prepared", 1), away).verdict is Verdict.ORPHAN
     assert judged(OPEN, seen("prepared", 1), away, decided(Choice.COMMIT, 100)).verdict is Verdict.UNFINISHED
@@ -278,7 +278,7 @@ def test_who_is_away_hides_nothing_of_the_others() -> None:
     assert judged(away, decided(Choice.COMMIT, 100, finished=False)).verdict is Verdict.UNFINISHED
     before = replace(seen("prepared", 1), observed_at=60 * MICROS)
     fresh = replace(RULES_NOW, archived={"db": NOW - 10})
-    assert judged(OPEN, before, rules=fresh).verdict is Verdict.ORPHAN, "and its journal has no end of it"
+    assert judged(OPEN, before, rules=fresh).verdict is Verdict.ORPHAN, "the journal has no end of the branch"
 
 
 def test_a_decision_without_a_format_id_is_about_whatever_has_its_gtrid() -> None:
