@@ -1,4 +1,4 @@
-"""What both kinds of log and both modes must obey. All tests of this tier share one dtx of each mode."""
+"""The contract of both kinds of log and both modes. All tests of this tier share one dtx of each mode."""
 
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -103,19 +103,19 @@ def standalone_service(services: Callable[[Mode], DtxService]) -> DtxService:
 
 @pytest.fixture(scope="module", params=MODES)
 def mode(request: pytest.FixtureRequest) -> Mode:
-    """What the rules are tested in: they are the same, whatever keeps the messages."""
+    """The mode of dtx; the rules are the same in both."""
     return cast("Mode", request.param)
 
 
 @pytest.fixture(scope="module")
 def service(mode: Mode, services: Callable[[Mode], DtxService]) -> DtxService:
-    """The service."""
+    """The shared dtx of ``mode``."""
     return services(mode)
 
 
 @pytest.fixture(scope="module")
 def shared_broker(mode: Mode, service: DtxService, request: pytest.FixtureRequest) -> Broker:
-    """Where the service has its messages."""
+    """The broker, or the standalone dtx, that has the messages of ``service``."""
     if mode == "alongside":
         return cast("RabbitNode", request.getfixturevalue("shared_rabbitmq"))
     return StandaloneBroker(service)
@@ -123,14 +123,14 @@ def shared_broker(mode: Mode, service: DtxService, request: pytest.FixtureReques
 
 @pytest.fixture
 def broker(shared_broker: Broker) -> Broker:
-    """The same, mended."""
+    """``shared_broker``, repaired after the test before."""
     shared_broker.mend()
     return shared_broker
 
 
 @pytest.fixture(params=["RabbitMQ", "standalone"])
 def either_url(request: pytest.FixtureRequest) -> str:
-    """Where RabbitMQ listens, or dtx without a broker: what holds for one must hold for the other."""
+    """The URL of RabbitMQ or of a dtx without a broker: both must behave the same."""
     if request.param == "RabbitMQ":
         return cast("RabbitNode", request.getfixturevalue("rabbitmq")).url()
     return cast("DtxService", request.getfixturevalue("standalone_service")).url()
@@ -138,7 +138,7 @@ def either_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["RabbitMQ", "standalone"])
 def users(request: pytest.FixtureRequest) -> Users:
-    """The users of either of them."""
+    """The users of RabbitMQ or of a dtx without a broker."""
     if request.param == "RabbitMQ":
         return RabbitUsers(request.getfixturevalue("rabbitmq"))
     return StandaloneUsers(request.getfixturevalue("standalone_service"))
@@ -156,5 +156,5 @@ def alice(users: Users) -> Iterator[str]:
 
 @pytest.fixture
 def talk(either_url: str) -> Iterator[Dialogue]:
-    """A connection to either of them."""
+    """A connection to ``either_url``."""
     yield from connected(either_url)

@@ -1,4 +1,4 @@
-"""Channels of standalone mode beside RabbitMQ's: the same frames, the same answers."""
+"""Channels of standalone mode and RabbitMQ: the same frames get the same answers."""
 
 import secrets
 import struct
@@ -39,7 +39,7 @@ def client(either_url: str) -> Iterator[RawClient]:
 
 @pytest.fixture
 def queue(client: RawClient) -> bytes:
-    """An exclusive queue with a name of its own."""
+    """An exclusive queue with a unique name."""
     name = f"dialogue-{secrets.token_hex(6)}".encode()
     ask(client, 1, methods.QueueDeclare(name, exclusive=True).encode(), methods.QueueDeclareOk.KEY)
     return name
@@ -133,7 +133,7 @@ def test_a_copy_goes_to_each_key_of_cc_and_bcc_and_bcc_is_not_seen(client: RawCl
         assert client.read().payload == b"copied"
 
 
-# -- frames that have no place -----------------------------------------------------------------------------------------
+# -- unexpected frames -------------------------------------------------------------------------------------------------
 
 
 def test_a_method_in_the_midst_of_content_ends_the_connection(client: RawClient, queue: bytes) -> None:
@@ -235,7 +235,7 @@ def test_deliveries_come_in_order_with_growing_tags(client: RawClient, queue: by
 
 
 def test_a_prefetch_holds_back_what_is_beyond_it(client: RawClient, queue: bytes) -> None:
-    """basic.qos: "The client can request that messages be sent in advance" up to so many unacknowledged."""
+    """basic.qos: "The client can request that messages be sent in advance", up to a number of unacknowledged ones."""
     ask(client, 1, methods.BasicQos(0, 2).encode(), methods.BasicQosOk.KEY)
     fill(client, queue, b"1", b"2", b"3", b"4")
     consume(client, queue)
@@ -269,7 +269,7 @@ def test_a_consumer_that_is_cancelled_gets_what_was_published_before(client: Raw
 
 
 def test_a_consumer_that_comes_gets_nothing_published_before(client: RawClient, queue: bytes) -> None:
-    """Where another one has waited for it, whatever their priorities."""
+    """A waiting consumer gets the message, even if a later consumer has a higher priority."""
     consume(client, queue, b"low")
     publish(client, queue, b"1")
     high = entry(b"x-priority", b"I", b"\x00\x00\x00\x0a")
@@ -566,7 +566,7 @@ def test_transactions_and_confirms_exclude_each_other(client: RawClient) -> None
 
 
 def test_a_new_secret_is_taken(client: RawClient, queue: bytes) -> None:
-    """RabbitMQ passes it to those who judge the login, which do not look at passwords again."""
+    """RabbitMQ passes the secret to its authentication backend, which does not check the password again."""
     client.say(0, methods.ConnectionUpdateSecret.HEAD + put_long(b"new") + put_short(b"renewed"))
     assert client.read_method(0, methods.ConnectionUpdateSecretOk.KEY)[4:] == b""
     assert declare(client, queue, passive=True).queue == queue
@@ -593,12 +593,12 @@ def test_what_was_sent_before_a_close_is_done(client: RawClient, either_url: str
 
 
 def test_both_sides_may_close_a_channel_at_once(client: RawClient) -> None:
-    """AMQP 0-9-1, 1.5.2.5: each side answers the other's close."""
+    """AMQP 0-9-1, 1.5.2.5: each side answers the close of the other."""
     close = methods.ChannelClose(200, b"done").encode()
     client.say(1, methods.BasicGet(b"not-there").encode(), close)
     client.read_method(1, methods.ChannelClose.KEY)
     client.read_method(1, methods.ChannelCloseOk.KEY)
-    client.say(1, methods.ChannelCloseOk().encode())  # a RabbitMQ that has read it may forget its own
+    client.say(1, methods.ChannelCloseOk().encode())  # RabbitMQ may drop its own close after it has read the client's
     client.open(1)
 
 

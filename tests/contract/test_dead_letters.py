@@ -1,4 +1,4 @@
-"""Dead letters of standalone mode beside RabbitMQ's: the same dialogue, the same messages.
+"""Dead letters of standalone mode and RabbitMQ: the same dialogue gives the same messages.
 
 RabbitMQ, "Dead Letter Exchanges", "Time-To-Live and Expiration", "Queue Length Limit", "Sender-selected Distribution".
 """
@@ -78,7 +78,7 @@ def test_a_message_that_dies_again_is_counted(talk: Dialogue) -> None:
     (got,) = talk.receive(first)
     found = [(death["queue"], death["reason"], death["count"]) for death in got.deaths]
     assert found[0] == (second, "rejected", 3)
-    # RabbitMQ 3 turns the others round each time
+    # RabbitMQ 3 reverses the order of the others each time
     assert set(found[1:]) == {(third, "expired", 3), (first, "rejected", 3)}
     assert (got.headers["x-first-death-queue"], got.headers["x-first-death-reason"]) == (first, "rejected")
     assert got.method.routing_key == first
@@ -227,7 +227,7 @@ def test_a_dead_letter_exchange_may_be_internal(talk: Dialogue) -> None:
     talk.receive(grave)
 
 
-# -- order, and who else has to do with it -----------------------------------------------------------------------------
+# -- order, limits and transactions ------------------------------------------------------------------------------------
 
 
 def test_dead_letters_keep_their_order(talk: Dialogue) -> None:
@@ -262,7 +262,7 @@ def test_an_x_death_that_a_client_made_up_is_replaced(talk: Dialogue) -> None:
 
 
 def test_an_x_death_that_a_client_kept_goes_on(talk: Dialogue) -> None:
-    """A client that publishes a dead letter again with all its headers goes on counting."""
+    """If a client publishes a dead letter again with all its headers, the counts continue."""
     queue, grave = graves(talk, "rejected")
     kill(talk, queue)
     (got,) = talk.receive(grave)

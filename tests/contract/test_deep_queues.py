@@ -1,4 +1,4 @@
-"""Queues with more messages than one record, one answer or the cache have room for."""
+"""Queues with more messages than fit into one record, one answer or the cache."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -19,7 +19,7 @@ OpenClient = Callable[[], Coroutine[Any, Any, Client]]
 
 @pytest.fixture(autouse=True)
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything takes several pieces."""
+    """Lower the limits so that all operations take several pieces."""
     monkeypatch.setattr(store, "DROPS_AT_ONCE", AT_ONCE)
     monkeypatch.setattr(recorder, "DROPS_AT_ONCE", AT_ONCE)
 
@@ -62,11 +62,11 @@ async def test_a_purge_in_pieces_lets_others_publish_and_keeps_what_they_do(open
     await client.publish(*bodies())
     purging = asyncio.ensure_future(client.store.purge(queue))
     await asyncio.sleep(0)
-    assert queue.index.ready == 0, "all is gone at once for those who look"
+    assert queue.index.ready == 0, "the purge is visible at once"
     await client.publish(b"new")
     assert await purging == COUNT
     assert await rows(client, queue.spec.id) == queue.index.ready == 1
-    # nothing is remembered of what is gone
+    # purged messages leave no expiry behind
     assert len(queue.index._limits.expiries) == 1
     sink = client.consume(queue)
     assert await sink.wait(1) == [b"new"]
@@ -112,7 +112,7 @@ async def test_what_a_restart_drops_goes_in_pieces_and_what_branches_hold_stays(
     queue = again.host.queues[b"q"]
     assert (queue.index.ready, queue.index.unacked) == (1, 3)
     async with asyncio.timeout(30):
-        while await rows(again, queue.spec.id) > 5:  # one that is ready, three that are held, one that is hidden
+        while await rows(again, queue.spec.id) > 5:  # one ready, three held, one hidden
             await asyncio.sleep(0.01)
     await again.roll_back(branch)
     assert queue.index.ready == 4

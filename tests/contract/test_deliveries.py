@@ -1,4 +1,4 @@
-"""Who gets which message, beside RabbitMQ: turns, priorities and prefetches of consumers, and what is given back.
+"""Deliveries in standalone mode and RabbitMQ: round-robin, priorities and prefetch of consumers, and requeueing.
 
 RabbitMQ, "Consumer Prefetch", "Consumer Priorities", "Negative Acknowledgements", "Exclusive Consumers".
 """
@@ -16,11 +16,11 @@ def bodies(found: list[Got]) -> list[str]:
 
 
 def take(talk: Dialogue, queue: str, count: int) -> list[Got]:
-    """So many messages by basic.get, not acknowledged."""
+    """Get *count* messages by basic.get, without acknowledging them."""
     return [talk.take(queue) for _ in range(count)]
 
 
-# -- given back --------------------------------------------------------------------------------------------------------
+# -- requeueing --------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_given_back_has_its_old_place(talk: Dialogue) -> None:
@@ -75,7 +75,7 @@ def test_a_message_that_is_published_again_is_not_redelivered(talk: Dialogue) ->
 
 
 def test_no_header_counts_deliveries(talk: Dialogue) -> None:
-    """RabbitMQ: x-delivery-count is of quorum queues."""
+    """RabbitMQ: only quorum queues set x-delivery-count."""
     queue = talk.queue()
     talk.publish(queue, "1", headers={"mine": 1})
     for _ in range(3):
@@ -136,7 +136,7 @@ def test_the_highest_priority_is_served_while_it_has_room(talk: Dialogue) -> Non
     low, middle, high = tags
     for number in range(5):
         talk.publish(queue, str(number))
-        talk.until(lambda: len(found) > number, "one more delivery")  # noqa: B023 - it is over before the next
+        talk.until(lambda: len(found) > number, "one more delivery")  # noqa: B023 - called only in this round
     assert [got.method.consumer_tag for got in found] == [high, high, middle, middle, low]
     talk.channel.basic_ack(found[1].method.delivery_tag)
     talk.publish(queue, "high again")
@@ -179,7 +179,7 @@ def test_a_priority_of_a_consumer_is_a_number(talk: Dialogue, value: object) -> 
 
 
 def test_one_consumer_is_active_and_others_wait_for_its_end(talk: Dialogue) -> None:
-    """RabbitMQ, Consumers: "only one consumer at a time consuming from a queue", and another "in case" it goes."""
+    """RabbitMQ, Consumers: "only one consumer at a time consuming from a queue"; another "in case" it ends."""
     queue = talk.queue(single_active_consumer=True)
     found: list[Got] = []
     channels = [talk.another() for _ in range(3)]
@@ -191,10 +191,10 @@ def test_one_consumer_is_active_and_others_wait_for_its_end(talk: Dialogue) -> N
     assert talk.count(queue) == 2
     channels[0].basic_ack(found[0].method.delivery_tag)
     talk.until(lambda: len(found) == 2, "the second delivery")
-    with pytest.raises(ChannelClosedByBroker):  # pika's own close would cancel the consumer first
+    with pytest.raises(ChannelClosedByBroker):  # closes the channel; close() of pika would cancel the consumer first
         channels[0].queue_declare(unique(), passive=True)
     talk.until(lambda: len(found) == 3, "the second message for the next consumer")
-    channels[2].basic_cancel(tags[2])  # one that waits
+    channels[2].basic_cancel(tags[2])  # a waiting consumer
     channels[1].basic_ack(found[2].method.delivery_tag)
     talk.until(lambda: len(found) == 4, "the last delivery")
     assert [got.method.consumer_tag for got in found] == [tags[0], tags[0], tags[1], tags[1]]
@@ -280,7 +280,7 @@ def test_of_both_prefetches_the_smaller_counts(talk: Dialogue) -> None:
 
 
 def test_a_channels_prefetch_stops_consumers_that_do_not_acknowledge(talk: Dialogue) -> None:
-    """RabbitMQ asks the limit of the channel for each delivery, and counts those that are to be acknowledged."""
+    """RabbitMQ checks the limit of the channel before each delivery and counts deliveries that need an ack."""
     queue, free = talk.queue(), talk.queue()
     talk.channel.basic_qos(prefetch_count=1, global_qos=True)
     held: list[Got] = []

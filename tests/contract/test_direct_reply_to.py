@@ -1,4 +1,4 @@
-"""Direct reply-to: what RabbitMQ does, standalone dtx does."""
+"""Direct reply-to works the same in RabbitMQ and in standalone mode."""
 
 from collections.abc import Iterator
 
@@ -36,14 +36,14 @@ def asker(either_url: str) -> Iterator[RawClient]:
 
 @pytest.fixture
 def answerer(either_url: str) -> Iterator[RawClient]:
-    """Another client, which has the queue for questions."""
+    """Another client, which answers questions."""
     with session(either_url) as client:
         client.open(1)
         yield client
 
 
 def question(asker: RawClient, answerer: RawClient) -> bytes:
-    """Ask; the address for the reply that the other one sees."""
+    """Ask a question; return the reply address that *answerer* receives."""
     queue = declare(answerer).queue
     ask(asker, 1, methods.ConfirmSelect().encode(), methods.ConfirmSelectOk.KEY)
     publish(asker, queue, b"question", properties=ASKING)
@@ -132,7 +132,7 @@ def test_a_channel_has_one_consumer_of_replies(asker: RawClient) -> None:
 
 
 def test_its_tag_is_used_once(standalone_service: DtxService) -> None:
-    """basic.consume: "The client MUST NOT specify a tag that refers to an existing consumer"; RabbitMQ lets it."""
+    """basic.consume: "The client MUST NOT specify a tag that refers to an existing consumer"; RabbitMQ allows it."""
     with session(standalone_service.url()) as asker:
         asker.open(1)
         consume(asker, REPLY_TO, b"replies", no_ack=True)

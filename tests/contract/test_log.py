@@ -1,4 +1,4 @@
-"""The contract of the transaction log: PostgreSQL and the in-memory twin obey it alike."""
+"""The contract of the transaction log, for PostgreSQL and its in-memory twin."""
 
 import asyncio
 from dataclasses import replace
@@ -73,7 +73,7 @@ async def test_a_branch_advances_with_its_version(log: TransactionLog) -> None:
 
 @pytest.mark.parametrize("event", [JournalEvent.COMMITTED, JournalEvent.ROLLED_BACK])
 async def test_a_line_of_the_branch_itself_says_what_its_row_says(log: TransactionLog, event: JournalEvent) -> None:
-    """The journal has the same of it as of a line that was written out."""
+    """A ``Line`` takes its values from the row of the branch; the journal entry is complete."""
     branch = a_branch(
         xid=Xid(0xFFFFFFFF, bytes(64), b"\xff" * 64),
         owner="Jürgen",
@@ -118,7 +118,7 @@ async def test_a_branch_with_messages_enters_and_leaves_with_lines_of_its_own(lo
 
 
 async def test_a_branch_that_is_forgotten_keeps_the_time_of_its_decision(log: TransactionLog) -> None:
-    """``forget`` decides nothing: the line of a heuristic outcome's end has what was recorded with that."""
+    """``forget`` decides nothing: its line has the outcome and the time of the heuristic decision."""
     branch = a_branch(published=(), consumed=())
     assert branch.prepared_at is not None
     await log.write(Insert(branch=branch, journal=Line(JournalEvent.PREPARED, branch.prepared_at, "guest")))
@@ -133,7 +133,7 @@ async def test_a_branch_that_is_forgotten_keeps_the_time_of_its_decision(log: Tr
 
 
 async def test_lines_of_branches_stand_beside_others_in_one_group(log: TransactionLog) -> None:
-    """Each record keeps what is its own, whatever it is written with, and one that conflicts fails alone."""
+    """Records written in one group keep their own values; only the conflicting record fails."""
     branches = [a_branch(published=(), consumed=(), vhost=f"v{number % 2}", owner=f"o{number}") for number in range(6)]
     for branch in branches:
         assert branch.prepared_at is not None
@@ -160,7 +160,7 @@ async def test_lines_of_branches_stand_beside_others_in_one_group(log: Transacti
     ids=["version", "state", "branch"],
 )
 async def test_a_write_that_expects_something_else_is_refused(log: TransactionLog, wrong: dict[str, Any]) -> None:
-    """Every write names the state it expects; no row is an error."""
+    """Every write names the state that it expects; if no row matches, the write fails."""
     branch = a_branch()
     await log.write(an_insert(branch))
     with pytest.raises(LogConflict):
@@ -371,7 +371,7 @@ async def test_a_heuristic_outcome_stays_until_it_is_forgotten(log: TransactionL
     ],
 )  # fmt: skip
 async def test_what_recovery_could_not_read_is_not_stored(log: TransactionLog, record: Insert) -> None:
-    """Constraints repeat the core's invariants."""
+    """Constraints of the database repeat the invariants of the core."""
     with pytest.raises(LogConflict):
         await log.write(record)
     assert await all_of(log.load()) == {}
@@ -379,7 +379,7 @@ async def test_what_recovery_could_not_read_is_not_stored(log: TransactionLog, r
 
 
 async def test_a_refused_record_takes_nobody_down(log: TransactionLog) -> None:
-    """A failing record is retried apart and never takes the group down."""
+    """A failing record is retried separately; the others of its group are written."""
     taken = a_branch()
     await log.write(an_insert(taken))
     branches = [a_branch(xid=taken.xid) if number % 7 == 3 else a_branch() for number in range(50)]

@@ -1,4 +1,4 @@
-"""The contract of the transaction log for heuristic decisions: what became of each message, and what nobody got."""
+"""The contract of the transaction log for heuristic decisions: the fate of each message, and the archive."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ COMMITTED = CloseWrite(publishes=Fate.PUBLISHED, consumes=Fate.CONSUMED)
 
 
 async def fates(log: MessageLog) -> list[Fate | None]:
-    """What became of each message of the only branch."""
+    """The fate of each message of the only branch."""
     found = [record async for record in log.load()]
     assert len(found) == 1
     return [work.fate for work in await log.read_messages_of(found[0].id)]
@@ -32,7 +32,7 @@ async def test_a_decision_that_is_under_way_has_its_outcome(log: MessageLog, sta
     assert stored is not None
     assert (stored.state, stored.outcome, stored.version) == (state, Heuristic.COMMITTED, 2)
     assert (await log.history(None, branch.xid))[-1] == line
-    # The end of it needs no outcome of its own: the one that was decided stays.
+    # The end of the decision names no outcome: the decided one stays.
     await log.write(a_commit(branch, expect=state, version=2, to=LogState.HEURISTIC, close=COMMITTED))
     stored = (await log.lookup("/", branch.xid)).branch
     assert stored is not None
@@ -131,7 +131,7 @@ async def test_a_decision_about_messages_in_the_log_is_one_write_with_them(log: 
     await log.write(Define(queues=[QUEUE]))
     branch = a_branch(published=(HIDDEN,), consumed=(HELD,), consumes=1)
     await log.write(an_insert(branch))
-    assert (await log.read_messages_of(branch.id))[1:] == []  # no message is in these slots yet
+    assert (await log.read_messages_of(branch.id))[1:] == []  # the slots are still empty
     await log.write(
         a_commit(
             branch,

@@ -1,4 +1,4 @@
-"""The contract of the log about messages and topology: PostgreSQL and the in-memory twin obey it alike."""
+"""The contract of the log for messages and topology, for PostgreSQL and its in-memory twin."""
 
 import asyncio
 from dataclasses import replace
@@ -38,7 +38,7 @@ async def test_a_stored_message_reads_back_octet_by_octet(log: MessageLog) -> No
 
 
 async def test_bodies_are_read_up_to_a_number_of_octets(log: MessageLog) -> None:
-    """Every buffer has a limit; one message comes at least, however large."""
+    """Every buffer has a limit; at least one message is returned, whatever its size."""
     messages = [a_message(body=bytes(size)) for size in (5000, 0, 3000, 1, 9)]
     slots = [message.slot for message in messages]
     await log.write(Store(change=puts(*messages)))
@@ -68,7 +68,7 @@ async def test_a_shared_body_counts_in_full_for_each_message(log: MessageLog) ->
 
 
 async def test_messages_of_one_change_come_together_or_not_at_all(log: MessageLog) -> None:
-    """A slot that is taken refuses the record."""
+    """A record that puts a message into an occupied slot is refused."""
     taken = a_message()
     await log.write(Store(change=puts(taken)))
     other = a_message()
@@ -91,7 +91,7 @@ async def test_a_refused_change_takes_nobody_down(log: MessageLog) -> None:
 
 
 async def test_what_is_gone_may_be_dropped_again(log: MessageLog) -> None:
-    """A drop of what is gone is no error."""
+    """Dropping a message that does not exist is no error."""
     message = a_message()
     await log.write(Store(change=puts(message)))
     await log.write(Store(change=drops(message, a_message())))
@@ -117,7 +117,7 @@ async def test_submitted_records_are_written_in_order(log: MessageLog) -> None:
         log.post(Store(change=puts(message)), told.append)
     for message in messages[::2]:
         log.post(Store(change=drops(message)), told.append, urgent=False)
-    assert not told, "nobody is told before the call has returned"
+    assert not told, "no callback runs before the call has returned"
     done: asyncio.Future[LogError | None] = asyncio.get_running_loop().create_future()
     log.post(Store(change=Change()), done.set_result)
     await done
@@ -147,7 +147,7 @@ async def test_properties_are_changed_only_where_the_message_is(log: MessageLog)
 
 
 async def test_a_start_learns_of_a_queue_without_reading_bodies(log: MessageLog) -> None:
-    """Recovery loads message ids; bodies are read when needed."""
+    """Recovery loads positions of messages; bodies are read when needed."""
     first = a_message(flags=1 | 9 << 8)
     second = a_message(flags=0, expires_at=1_800_000_000.25, body=b"abc")
     third = a_message(flags=1, body=b"")
@@ -177,7 +177,7 @@ async def test_many_queues_are_loaded_in_their_order(log: MessageLog) -> None:
 
 
 async def test_a_branch_that_has_voted_keeps_its_slots_and_messages(log: MessageLog) -> None:
-    """Prepare marks rows; published ones are in the log, and named by the branch."""
+    """The published messages of a prepared branch are in the log; the branch has their slots."""
     held, message = a_message(), a_message()
     await log.write(Store(change=puts(held)))
     branch = a_branch(published=(message.slot,), consumed=(held.slot, Slot(2**62, 2**63 - 1)))
@@ -188,7 +188,7 @@ async def test_a_branch_that_has_voted_keeps_its_slots_and_messages(log: Message
 
 
 async def test_a_branch_of_the_other_mode_has_no_slots(log: MessageLog) -> None:
-    """None in alongside mode, and an empty tuple where standalone mode holds nothing."""
+    """The slots are None in alongside mode, and an empty tuple in standalone mode without messages."""
     alongside, standalone = a_branch(), a_branch(published=(), consumed=())
     for branch in (alongside, standalone):
         await log.write(an_insert(branch))
@@ -223,7 +223,7 @@ async def test_a_refused_branch_stores_no_message(log: MessageLog) -> None:
 
 
 async def test_a_one_phase_commit_is_a_note_and_names_its_branch(log: MessageLog) -> None:
-    """An unknown outcome is decidable afterwards by the ending's branch."""
+    """The branch id of the ending decides an unknown outcome afterwards."""
     held, message = a_message(), a_message()
     await log.write(Store(change=puts(held)))
     line = a_line(a_branch(state=LogState.PREPARED), JournalEvent.COMMITTED, one_phase=True)
@@ -275,7 +275,7 @@ async def test_topology_goes_piece_by_piece(log: MessageLog) -> None:
 
 
 async def test_a_name_goes_and_comes_again_in_one_record_and_in_one_group(log: MessageLog) -> None:
-    """What goes leaves before what comes; records of topology are done in order."""
+    """In a record, deletions come before additions; records of topology are written in order."""
     await log.write(TOPOLOGY)
     second, third = a_queue(id=20), a_queue(id=21)
     await asyncio.gather(
@@ -303,7 +303,7 @@ async def test_the_mark_of_what_was_delivered_only_grows(log: MessageLog) -> Non
 
 
 async def test_messages_of_unknown_queues_are_found(log: MessageLog) -> None:
-    """Rows of queues that are not there are dropped in the background."""
+    """The store drops messages of missing queues in the background."""
     await log.write(Define(queues=[a_queue()]))
     await log.write(Store(change=puts(*(a_message(queue=queue) for queue in (QUEUE, 3, 4, 4, 5)))))
     assert sorted(await log.stray_queues([QUEUE, 4])) == [3, 5]

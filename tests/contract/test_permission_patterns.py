@@ -1,4 +1,4 @@
-"""A pattern gives the same permission here as at RabbitMQ: asked by reading queues that are not there."""
+"""A pattern gives the same permission in dtx as in RabbitMQ; the tests read queues that do not exist."""
 
 import pika
 import pytest
@@ -33,20 +33,20 @@ READ_OTHERWISE = ("(?<n>a)\\g{1}", "a{,3}", "\\Qx{\\E", "x{e}")
 
 
 def readable(rabbitmq: RabbitNode, user: str, name: str) -> bool:
-    """403 says that it may not be read, 404 that it might be but is not there."""
+    """Whether *user* may read *name*: 403 means no; 404 means yes, but the queue does not exist."""
     with pika.BlockingConnection(pika.URLParameters(rabbitmq.url(user))) as connection:
         channel = connection.channel()
         if not name:
             channel.basic_publish("", "no-such-queue", b"")
         with pytest.raises(ChannelClosedByBroker) as caught:
-            # a passive declaration needs no permission: it only waits for what became of the publish
+            # a passive declaration needs no permission: it only waits for the result of the publish
             channel.basic_get(name) if name else channel.queue_declare("no-such-queue", passive=True)
         assert caught.value.reply_code in {403, 404}
         return bool(caught.value.reply_code == 404)
 
 
 def test_patterns_mean_what_they_mean_to_rabbitmq(rabbitmq: RabbitNode) -> None:
-    """RabbitMQ, "Access Control": patterns are PCRE's, searched in the name."""
+    """RabbitMQ, "Access Control": patterns are PCRE patterns, searched in the name."""
     differences = []
     rabbitmq.add_user("pattern")
     try:

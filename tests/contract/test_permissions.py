@@ -1,4 +1,4 @@
-"""Permissions of standalone mode beside RabbitMQ's: the same users, the same operations, the same refusals."""
+"""Permissions of standalone mode and RabbitMQ: the same users and operations get the same refusals."""
 
 import secrets
 from collections.abc import Iterable, Iterator
@@ -31,7 +31,7 @@ OTHERWISE = table({"alternate-exchange": ALTERNATE.decode()})
 Pair = tuple[Permission, bytes]
 
 
-# -- what each operation needs -----------------------------------------------------------------------------------------
+# -- permissions of each operation -------------------------------------------------------------------------------------
 
 
 def exchange_declare(name: bytes, arguments: bytes = b"", *, passive: bool = False, internal: bool = False) -> bytes:
@@ -55,12 +55,12 @@ def queue_unbind(queue: bytes, exchange: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Operation:
-    """What a client asks for, and what it needs for it.
+    """An operation of a client and the permissions that it needs.
 
     Args:
-        frames: on channel 1.
-        needs: RabbitMQ, "Access Control", the table of operations.
-        code: how the channel ends although all is permitted; 0 when it does not.
+        frames: the frames that the client sends on channel 1.
+        needs: the permissions; RabbitMQ, "Access Control", the table of operations.
+        code: the code of the channel.close although all is permitted; 0 if the channel stays open.
     """
 
     frames: bytes
@@ -140,7 +140,7 @@ EXCHANGES: Final = (SOURCE, DESTINATION, LETTERS, ALTERNATE, NEW_EXCHANGE, EXCHA
 
 
 class Stage:
-    """The exchanges and queues of the operations, as guest sets them up anew for each."""
+    """The exchanges and queues of the operations, which guest sets up again for each operation."""
 
     def __init__(self, users: Users) -> None:
         self._guest = RawClient(users.url()).log_in()
@@ -178,7 +178,7 @@ def stage(users: Users) -> Iterator[Stage]:
 
 
 def patterns(needs: Iterable[Pair]) -> dict[str, str]:
-    """What gives *needs* and nothing else; names of the server's have a random end."""
+    """The patterns that allow exactly *needs*; server-generated names have a random end."""
     given: dict[str, list[str]] = {permission.value: [] for permission in Permission}
     for permission, name in needs:
         given[permission].append("amq\\.gen-.{22}" if name == SERVER_NAMED else name.decode().replace(".", "\\."))
@@ -186,7 +186,7 @@ def patterns(needs: Iterable[Pair]) -> dict[str, str]:
 
 
 def test_an_operation_needs_its_permissions_and_no_others(users: Users, alice: str, stage: Stage) -> None:
-    """RabbitMQ, "Access Control": configure, write and read, and on what, for each operation."""
+    """RabbitMQ, "Access Control": the permissions and resources that each operation needs."""
     differences = []
     for name, each in OPERATIONS.items():
         stage.set()
@@ -199,7 +199,7 @@ def test_an_operation_needs_its_permissions_and_no_others(users: Users, alice: s
     assert differences == []
 
 
-# -- what nobody may, whatever the permissions -------------------------------------------------------------------------
+# -- operations that are refused whatever the permissions --------------------------------------------------------------
 
 NOBODYS: Final = {
     "publish to an internal exchange": message(1, b"key", exchange=b"p-internal"),
@@ -244,7 +244,7 @@ def test_a_message_says_who_published_it_or_nothing(users: Users, said: str, tag
 
 
 def test_a_refusal_names_the_default_exchange_as_patterns_have_to(users: Users, alice: str) -> None:
-    """RabbitMQ, Access Control: "the default exchange … is amq.default"; a pattern for no name at all would not do."""
+    """RabbitMQ, Access Control: "the default exchange … is amq.default"; patterns match this name, not ``""``."""
     users.permit(alice, write="^other$")
     with session(users.url(alice)) as client:
         close = refusal(client, message(1, b"nowhere"))
@@ -253,13 +253,13 @@ def test_a_refusal_names_the_default_exchange_as_patterns_have_to(users: Users, 
     assert "access to exchange 'amq.default' in vhost '/' refused for user" in close.reply_text.decode()
 
 
-# -- who comes in ------------------------------------------------------------------------------------------------------
+# -- logins ------------------------------------------------------------------------------------------------------------
 
 TELL_ME: Final = table({"capabilities": {"authentication_failure_close": True}})
 
 
 def refused_login(url: str) -> methods.ConnectionClose:
-    """How a client is refused that wants to hear of it."""
+    """The connection.close of a refused login, for a client with authentication_failure_close."""
     with RawClient(url) as peer:
         peer.begin()
         peer.say(0, peer.start_ok(properties=TELL_ME))
@@ -312,7 +312,7 @@ def test_a_vhost_is_entered_with_a_permission_only(users: Users, alice: str) -> 
         RawClient(users.url(alice)).log_in()
 
 
-# -- changes while somebody is connected -------------------------------------------------------------------------------
+# -- changes during a connection ---------------------------------------------------------------------------------------
 
 
 def test_a_renewed_password_counts_for_the_next_login_and_cuts_nobody(users: Users, alice: str) -> None:

@@ -1,6 +1,6 @@
-"""Queues of standalone mode beside RabbitMQ's: what bounds them, how long they live, and in which order they give.
+"""Queues of standalone mode and RabbitMQ: their limits, their lifetime and the order of their messages.
 
-The same dialogue with both. RabbitMQ, "Time-To-Live and Expiration", "Queue Length Limit", "Queues".
+Each test runs against both. RabbitMQ, "Time-To-Live and Expiration", "Queue Length Limit", "Queues".
 """
 
 import time
@@ -11,11 +11,11 @@ import pytest
 from tests.support.dialogue import Dialogue, Got, unique
 
 EXPIRES: Final = 2000
-"""Milliseconds that an unused queue lives."""
+"""The lifetime of an unused queue, in milliseconds."""
 
 
 def passed(talk: Dialogue, milliseconds: int) -> None:
-    """Wait until a message with that time to live has died that is published now."""
+    """Wait until a message published now with this time to live has expired."""
     grave = talk.grave()
     watched = talk.queue(dead_letter_exchange=grave, message_ttl=milliseconds)
     talk.publish(watched, "sand")
@@ -112,7 +112,7 @@ def test_expirations_that_are_a_time_are_taken(talk: Dialogue, value: str) -> No
     assert talk.publish_refused("", "anywhere", expiration=value) == 0
 
 
-# -- queues that go by themselves --------------------------------------------------------------------------------------
+# -- queues that expire ------------------------------------------------------------------------------------------------
 
 
 def test_an_unused_queue_goes_and_its_messages_are_no_dead_letters(talk: Dialogue) -> None:
@@ -163,7 +163,7 @@ def test_an_unused_queue_goes_after_its_last_consumer(talk: Dialogue) -> None:
     talk.until(lambda: not talk.exists(queue), "the queue gone")
 
 
-# -- how much fits -----------------------------------------------------------------------------------------------------
+# -- length limits -----------------------------------------------------------------------------------------------------
 
 
 def test_a_full_queue_drops_its_oldest_messages(talk: Dialogue) -> None:
@@ -185,7 +185,7 @@ def test_octets_of_bodies_count(talk: Dialogue) -> None:
 
 
 def test_only_what_is_ready_counts(talk: Dialogue) -> None:
-    """RabbitMQ: "the number of ready messages is taken into account": those delivered and not acknowledged are not."""
+    """RabbitMQ: "the number of ready messages is taken into account"; unacknowledged messages do not count."""
     queue = talk.queue(max_length=2)
     talk.publish(queue, "1", "2")
     assert [talk.take(queue).body, talk.take(queue).body] == ["1", "2"]
@@ -238,7 +238,7 @@ def test_without_a_dead_letter_exchange_what_a_queue_refuses_is_gone(talk: Dialo
 
 
 def test_one_queue_that_refuses_is_enough_for_a_nack(talk: Dialogue) -> None:
-    """RabbitMQ: what others took is theirs nevertheless; standalone takes it for none, so that nothing is doubled."""
+    """In RabbitMQ the other queues keep the message; in standalone mode no queue gets it, to avoid duplicates."""
     full, other = talk.queue(max_length=1, overflow="reject-publish"), talk.queue()
     fanout = talk.exchange("fanout")
     for queue in (full, other):
@@ -302,7 +302,7 @@ def test_without_priorities_in_the_queue_those_of_messages_do_not_count(talk: Di
     assert talk.drain(queue) == ["low", "high"]
 
 
-# -- who may use a queue, and when it goes -----------------------------------------------------------------------------
+# -- exclusive queues and deletion -------------------------------------------------------------------------------------
 
 
 def test_an_exclusive_queue_is_for_its_connection(talk: Dialogue) -> None:
@@ -352,7 +352,7 @@ def test_an_exchange_goes_with_its_last_binding(talk: Dialogue) -> None:
     talk.channel.queue_unbind(first, name)
     assert there(name)
     talk.channel.queue_delete(second)
-    # the last one that led out of the first leads nowhere now, and the source had no other
+    # both are deleted: the first has lost its last binding, and with it the source its only one
     assert (there(name), there(source)) == (False, False)
 
 
@@ -388,7 +388,7 @@ def test_a_queue_in_use_or_with_messages_is_kept_if_asked_for(talk: Dialogue) ->
     talk.publish(queue, "1")
     assert talk.refused(lambda channel: channel.queue_delete(queue, if_empty=True)) == 406
     talk.take(queue)
-    # what is not acknowledged does not count
+    # unacknowledged messages do not count
     assert talk.channel.queue_delete(queue, if_empty=True, if_unused=True).method.message_count == 0
 
 

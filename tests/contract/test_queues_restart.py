@@ -1,6 +1,6 @@
-"""What queues were declared with holds after a restart, and while branches hold messages of theirs.
+"""The arguments of queues apply after a restart and while branches hold messages.
 
-The clock is the test's own, so that it goes on while nothing runs.
+The tests set the clock, so time can pass while no store runs.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ DEAD: Final[dict[str, Any]] = {"dead_letter_exchange": "", "dead_letter_routing_
 
 
 class Clock:
-    """Seconds since the epoch, as the test says."""
+    """A clock in seconds since the epoch that the test sets."""
 
     def __init__(self) -> None:
         self.now = 1_900_000_000.0
@@ -43,14 +43,14 @@ def queues(client: Client, *names: bytes) -> tuple[Queue, ...]:
 
 
 def deaths(raw: bytes) -> list[dict[bytes, bytes]]:
-    """x-death: by table its entries."""
+    """The tables of x-death."""
     found = properties.read(raw).header(b"x-death")
     assert found is not None
     return [{entry.key: entry.value for entry in tables.entries(item.value)} for item in tables.items(found.value)]
 
 
 async def letters(client: Client, count: int, reason: bytes) -> list[bytes]:
-    """So many dead letters, each of which died once, for *reason*; they stay unacknowledged."""
+    """Consume *count* dead letters, which died once, for *reason*; they stay unacknowledged."""
     (dead,) = queues(client, b"dead")
     sink = client.consume(dead)
     await sink.wait(count)
@@ -128,7 +128,7 @@ async def test_a_bounded_queue_stays_bounded(open_client: OpenClient) -> None:
 
 
 async def test_what_should_have_left_a_full_queue_leaves_at_the_start(open_client: OpenClient) -> None:
-    """The last messages came, and dtx died before it had moved those that had to go."""
+    """The last messages were stored, and dtx ended before it had dead-lettered the oldest ones."""
     client = await open_client()
     queue = await client.declare("q", max_length=2, **DEAD)
     await client.declare("dead")
@@ -173,7 +173,7 @@ async def test_an_unused_queue_has_its_whole_life_again_after_a_restart(open_cli
 
 
 async def test_a_clock_that_is_set_forward_makes_no_queue_unused(open_client: OpenClient, clock: Clock) -> None:
-    """Its messages would be lost."""
+    """The messages of the queue would be lost."""
     steady = Clock()
     client = await open_client(clock=clock, steady=steady)
     queue = await client.declare("q", expires=60_000)
@@ -222,7 +222,7 @@ async def test_a_queue_is_in_use_while_a_branch_holds_its_messages(open_client: 
 async def test_a_queue_stays_while_a_branch_has_messages_for_it(
     open_client: OpenClient, clock: Clock, commits: bool
 ) -> None:
-    """What is prepared can be committed, whatever time it takes: it must not vanish with its queue."""
+    """A prepared branch can be committed at any later time, so its queues do not expire."""
     client = await open_client(clock=clock)
     for name in ("first", "q"):
         await client.declare(name, expires=60_000)
@@ -287,7 +287,7 @@ async def test_a_branch_gives_back_in_order_and_then_time_counts(
     await client.publish(b"1", b"2", b"3", b"4")
     sink = client.consume(queue, prefetch=3)
     await sink.wait(3)
-    # the middle one stays with the consumer, whose channel ends
+    # the middle one is not part of the branch; its channel ends
     branch = await client.prepare(client.work(acked=[sink.deliveries[2], sink.deliveries[0]]))
     if restart:
         client = await open_client(clock=clock)
@@ -305,7 +305,7 @@ async def test_a_branch_gives_back_in_order_and_then_time_counts(
 
 
 async def test_a_branch_gives_back_into_a_queue_that_is_full_by_now(open_client: OpenClient) -> None:
-    """As with any requeue in RabbitMQ the head gives way: what came back, for it is the oldest."""
+    """As after any requeue in RabbitMQ the head is dropped: the returned message, which is the oldest."""
     client = await open_client()
     queue = await client.declare("q", max_length=1, **DEAD)
     await client.declare("dead")
@@ -340,7 +340,7 @@ async def test_a_dead_letter_is_moved_once_whatever_the_log_says(fault: Fault) -
 
 
 class Watched(MemoryLog):
-    """It tells when it is asked to write."""
+    """A log with an event that is set by each write."""
 
     def __init__(self, rm: str, database: MemoryDatabase) -> None:
         super().__init__(rm, database)
@@ -352,7 +352,7 @@ class Watched(MemoryLog):
 
 
 async def test_a_dead_letter_of_a_queue_that_is_deleted_meanwhile_is_nowhere() -> None:
-    """The log has neither the old message, nor the new one: nobody must get to see it."""
+    """The log has neither the old message nor the new one, so no client may see the dead letter."""
     log = Watched("rm", MemoryDatabase())
     await log.open()
     client = await Client(log).open()

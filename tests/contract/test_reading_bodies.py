@@ -1,4 +1,4 @@
-"""Bodies that are read from the log while their messages leave, and reads that fail."""
+"""Bodies read from the log while their messages are removed, and reads that fail."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -17,7 +17,7 @@ MISSED = "messages are not in the database any more"
 
 
 class SlowLog(MemoryLog):
-    """Reads are answered when the test says so, and fail when it says that."""
+    """A log whose reads wait for ``go_on`` and fail ``failures`` times."""
 
     def __init__(self) -> None:
         super().__init__("rm")
@@ -35,7 +35,7 @@ class SlowLog(MemoryLog):
         return await super().read_messages(slots, octets)
 
     async def which_exist(self, slots: Sequence[Slot]) -> set[Slot]:
-        return set(await super().read_messages(slots))  # bodies alone fail
+        return set(await super().read_messages(slots))  # only reads of bodies fail
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ async def slow() -> AsyncIterator[SlowLog]:
 
 @pytest.fixture
 async def client(slow: SlowLog) -> AsyncIterator[Client]:
-    """No body stays in memory: each is read when its turn comes."""
+    """A client without a cache: each body is read from the log before its delivery."""
     client = await Client(slow, cache_bytes=0).open()
     yield client
     await client.close()

@@ -1,4 +1,4 @@
-"""Topology that a constraint of the database refuses: 541 for who asks, until what is in its way is gone."""
+"""Topology that a constraint of the database refuses stays refused until the conflicting row is removed."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.support.standalone import Client, OpenClient
 
 
 async def in_the_way(client: Client) -> QueueRow:
-    """A queue that somebody has written past dtx, with the name that another one shall have."""
+    """Write a queue to the log without the store, so that declaring its name conflicts; return its row."""
     await client.declare("q")
     (row,) = (await client.log.load_definitions()).queues
     gone = client.host.delete_queue(b"q", object())
@@ -46,7 +46,7 @@ async def test_others_are_defined_behind_a_refused_one(client: Client) -> None:
     await in_the_way(client)
     with pytest.raises(LogConflict):
         await client.declare("q")
-    assert client.store.defined() is None, "nothing is on its way"
+    assert client.store.defined() is None, "no definition is being written"
     await client.declare("other")
     await client.publish(b"1", key="other")
     names = {queue.name for queue in (await client.log.load_definitions()).queues}
@@ -61,4 +61,4 @@ async def test_a_refused_queue_can_be_deleted(client: Client) -> None:
     client.store.close_queues(gone.queues)
     await client.store.define(gone.define)
     left = (await client.log.load_definitions()).queues
-    assert list(left) == [row], "what is in the way is not ours to remove"
+    assert list(left) == [row], "the conflicting row must stay"

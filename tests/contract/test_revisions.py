@@ -1,4 +1,4 @@
-"""Messages that change while they are handed out."""
+"""Messages that are changed while they are delivered."""
 
 import pytest
 
@@ -12,14 +12,14 @@ from tests.support.standalone import Client, OpenClient
 
 
 def marked(_: QueueDelivery, message: StoredMessage) -> bytes:
-    """A message that has been here."""
+    """The properties of the message with the header x-seen."""
     return properties.set_header(message.properties, b"x-seen", message.body)
 
 
 async def test_whoever_gets_a_message_next_gets_it_changed(
     open_client: OpenClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of them, though not all are read at once; what is consumed, or in no queue any more, is passed over."""
+    """All messages are changed, in several reads; consumed messages are skipped."""
     monkeypatch.setattr(store, "REVISED_OCTETS", 2)
     client = await open_client()
     queue = await client.declare()

@@ -1,4 +1,4 @@
-"""The message store of standalone mode on both kinds of log: what is written is shown, what is shown is written."""
+"""The message store of standalone mode on both kinds of log: clients see only messages that are durable."""
 
 import time
 from typing import Any
@@ -129,7 +129,7 @@ async def test_what_basic_get_handed_out_is_redelivered_after_a_restart(
     client = await open_client()
     queue = await client.declare()
     await client.publish(b"1", b"2")
-    for _ in range(2):  # one after the other, so that nothing else makes the store look at the queue
+    for _ in range(2):  # one after the other, so that no other event makes the store check the queue
         getter = _Got()
         queue.index.get(getter, time.time())
         await until(lambda getter=getter: _is_kept(client, getter))  # type: ignore[misc]
@@ -140,13 +140,13 @@ async def test_what_basic_get_handed_out_is_redelivered_after_a_restart(
 
 
 async def _is_kept(client: Client, getter: _Got) -> bool:
-    """Whether the log knows how far the queue was delivered."""
+    """Whether the log contains the position of the delivery."""
     (row,) = (await client.log.load_definitions()).queues
     return getter.found is not None and row.delivered == getter.found[0].position
 
 
 async def test_a_restart_drops_what_is_transient(open_client: OpenClient) -> None:
-    """A message that is not persistent, and all of a queue that is not durable."""
+    """A restart drops messages that are not persistent and queues that are not durable."""
     client = await open_client()
     queue, other = await client.declare(), await client.declare("other", durable=False)
     await client.publish(b"kept")
@@ -258,7 +258,7 @@ async def test_a_branch_shows_its_messages_when_it_commits(client: Client) -> No
 
 
 async def test_a_branch_that_rolls_back_leaves_no_trace(client: Client) -> None:
-    """Rolled-back consumption returns to its place, published messages were never seen."""
+    """A consumed message returns to its place; published messages are never visible."""
     queue = await client.declare()
     sink = client.consume(queue, prefetch=1)
     await client.publish(b"1", b"2")
@@ -282,7 +282,7 @@ async def test_one_phase_is_the_same_in_one_record(client: Client) -> None:
 
 @pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
 async def test_a_prepared_branch_survives_a_restart(open_client: OpenClient, commits: bool) -> None:
-    """Prepared means durable: transient messages, too."""
+    """Prepared means durable, also for transient messages."""
     client = await open_client()
     queue = await client.declare("q", max_priority=5, max_length_bytes=10_000)
     sink = client.consume(queue, prefetch=1)
@@ -356,7 +356,7 @@ async def test_more_branches_than_fit_into_memory_commit_from_the_log(open_clien
 
 
 async def test_no_slot_is_used_twice(open_client: OpenClient) -> None:
-    """Also not after a restart with empty queues."""
+    """Slots are not reused after a restart with empty queues either."""
     client = await open_client()
     seen: set[Slot] = set()
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Permissions on topics in standalone mode beside RabbitMQ's: the same keys, the same operations, the same refusals."""
+"""Topic permissions of standalone mode and RabbitMQ: the same keys and operations get the same refusals."""
 
 import secrets
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def link(key: int, destination: str, source: str, routing_key: str) -> bytes:
 
 @pytest.fixture
 def queue(users: Users, alice: str) -> Iterator[str]:
-    """One that goes with its connection."""
+    """A queue that alice declares and deletes after the test."""
     name = f"topics-{secrets.token_hex(4)}"
     with session(users.url(alice)) as client:
         client.open(1)
@@ -62,7 +62,7 @@ def test_who_has_no_topic_permissions_may_use_every_key(users: Users, alice: str
     assert codes(users, alice, publish("a"), bind(queue, TOPIC, "a"), unbind(queue, TOPIC, "a")) == [0, 0, 0]
 
 
-# What the two find in the same patterns and keys; the first value of each is of publishing, the second of binding.
+# Whether each pattern matches each key; the same for publishing and binding.
 EXPECTED: Final = {
     (pattern, key): found
     for pattern, allowed in {
@@ -107,7 +107,7 @@ def test_binding_and_unbinding_of_queues_and_exchanges_need_to_read(users: Users
             link(methods.ExchangeUnbind.KEY, "amq.fanout", TOPIC, key),
         )
         assert codes(users, alice, *operations) == [code] * len(operations)
-    # as destination a topic exchange is written to, by no key
+    # a topic exchange as destination needs no topic permission
     assert codes(users, alice, *(
         link(row.KEY, TOPIC, "amq.fanout", "yours") for row in (methods.ExchangeBind, methods.ExchangeUnbind)
     )) == [0, 0]  # fmt: skip
@@ -137,7 +137,7 @@ def test_names_of_user_and_vhost_stand_in_patterns(users: Users, alice: str) -> 
 
 
 def test_other_recipients_are_not_judged(users: Users, alice: str) -> None:
-    """RabbitMQ judges the routing key alone, not the keys of headers CC and BCC."""
+    """RabbitMQ checks only the routing key, not the keys in the headers CC and BCC."""
     users.permit_topic(alice, TOPIC, write="^mine", read="")
     raw = properties.build({Property.HEADERS: table({"CC": ["yours"]})})
     assert codes(users, alice, publish("mine", raw=raw)) == [0]

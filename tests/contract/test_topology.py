@@ -1,4 +1,4 @@
-"""Topology and routing of standalone mode beside RabbitMQ: the same calls, the same answers."""
+"""Topology and routing: standalone mode and RabbitMQ give the same answers to the same calls."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -82,7 +82,7 @@ class Broker:
             channel.basic_publish(exchange, key, b"", pika.BasicProperties(headers=headers), mandatory=True)
         except UnroutableError:
             return frozenset()
-        # counted, then purged: the next message finds them empty
+        # purge counts the messages and empties the queue for the next publish
         return frozenset(
             name for name, owner in queues.items() if self._channel(owner).queue_purge(name).method.message_count
         )
@@ -97,7 +97,7 @@ class Model:
 
     @property
     def queues(self) -> dict[str, int]:
-        """By name, a connection that may use it."""
+        """For each queue name, the number of a connection that may use the queue."""
         return {
             name.decode(): 0 if queue.owner is None else self._owners.index(queue.owner)
             for name, queue in self.vhost.queues.items()
@@ -181,27 +181,27 @@ class Model:
 
 
 class Twins:
-    """Both, asked the same."""
+    """RabbitMQ and the model, which get the same calls."""
 
     def __init__(self, broker: Broker, model: Model) -> None:
         self.broker = broker
         self.model = model
 
     def ask(self, method: str, who: int = 0, **arguments: Any) -> Answer:
-        """The answer, which both agree on."""
+        """Make the call on both, compare the answers and return them."""
         call = Call(who, method, arguments)
         expected = self.broker.call(call)
         assert self.model.call(call) == expected, call
         return expected
 
     def publish(self, exchange: str, key: str, headers: Any = None) -> Answer:
-        """Who gets a message."""
+        """Publish on both; return the queues that get the message."""
         return self.ask("publish", exchange=exchange, key=key, headers=headers, queues=self.model.queues)
 
 
 @pytest.fixture
 def twins(rabbitmq: RabbitNode, vhost: str) -> Iterator[Twins]:
-    """A fresh virtual host of each."""
+    """A fresh virtual host in RabbitMQ and in the model."""
     broker = Broker(rabbitmq.url(vhost=vhost))
     yield Twins(broker, Model())
     broker.close()
@@ -337,7 +337,7 @@ def test_further_keys_count_alike(twins: Twins, headers: dict[str, Any]) -> None
 
 
 def test_alternate_exchanges_count_alike(twins: Twins) -> None:
-    """Also one that names itself, one that names the default exchange, and one behind a binding."""
+    """Also an alternate exchange that is the exchange itself, the default exchange, or reached through a binding."""
     for name, to in (("one", "two"), ("two", "one"), ("self", "self"), ("default", ""), ("last", "amq.fanout")):
         arguments = {"alternate-exchange": to}
         twins.ask("exchange_declare", exchange=name, exchange_type="direct", arguments=arguments)
@@ -352,7 +352,7 @@ def test_alternate_exchanges_count_alike(twins: Twins) -> None:
 
 
 def a_call(chance: random.Random) -> tuple[str, dict[str, Any]]:
-    """Any call, with names from so few that they meet."""
+    """A random call; there are few names, so that calls concern the same objects."""
     queue, exchange = chance.choice("abc"), chance.choice(["x", "y", "z", "amq.direct", "amq.topic"])
     key = chance.choice(["", "k", "k.l", "#", "*.l"])
 
@@ -383,7 +383,7 @@ def a_call(chance: random.Random) -> tuple[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("seed", [*range(3), None])
 def test_any_sequence_of_calls_is_answered_alike(twins: Twins, seed: int | None) -> None:
-    """And after each of them every exchange routes to the same queues, whatever it has routed before."""
+    """After each call both route a message to the same queues."""
     chosen = random.SystemRandom().randrange(10**6) if seed is None else seed
     print(f"seed {chosen}")
     chance = random.Random(chosen)

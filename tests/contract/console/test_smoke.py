@@ -1,4 +1,4 @@
-"""Every page of the console opens in a browser. The servers tier has what people do there."""
+"""Every page of the console opens in a browser. The servers tier tests the actions on the pages."""
 
 import secrets
 

@@ -1,4 +1,4 @@
-"""Spark."""
+"""Provides the Spark session."""
 
 from tests.support.spark import spark
 

@@ -1,4 +1,4 @@
-"""The pipeline on Spark, in one test: a generated fleet with known anomalies. The servers tier has the rest."""
+"""One test of the pipeline on Spark: a generated fleet with known anomalies. The servers tier has more tests."""
 
 from collections import Counter
 from pathlib import Path

@@ -13,7 +13,7 @@ from tests.support.service import DtxService
 
 @pytest.fixture
 def vhost(broker: Broker) -> Iterator[str]:
-    """A fresh virtual host, which guest may use."""
+    """A fresh virtual host that guest may use."""
     name = broker.add_vhost()
     yield name
     broker.delete_vhost(name)
@@ -21,7 +21,7 @@ def vhost(broker: Broker) -> Iterator[str]:
 
 @pytest.fixture
 def raw(service: DtxService, broker: Broker) -> Iterator[RawClient]:
-    """A connection with channel 1 selected, channel 2 not, and channel 3 selected."""
+    """A connection with channels 1 to 3; channels 1 and 3 are selected."""
     with session(service.url()) as client:
         client.open(1, select=True)
         client.open(2)
@@ -31,5 +31,5 @@ def raw(service: DtxService, broker: Broker) -> Iterator[RawClient]:
 
 @pytest.fixture
 def xid() -> Xid:
-    """An xid that nobody has used."""
+    """A new xid."""
     return new_xid()

@@ -1,4 +1,4 @@
-"""What each call answers in each state of a branch: flags, refusals, and what is remembered of one that is gone."""
+"""Answers to calls in each state of a branch: flags, refusals, and answers about completed branches."""
 
 import contextlib
 import secrets
@@ -28,7 +28,7 @@ def exchange_to(node: Broker, queue: str) -> Iterator[str]:
 
 
 def doomed(raw: RawClient, xid: Xid) -> Xid:
-    """A branch that failed, ended on every channel."""
+    """A rollback-only branch without associations."""
     raw.ask(1, DtxStart(xid=xid))
     assert raw.ask(1, DtxEnd(xid=xid, fail=True)) is XaFlag.RBROLLBACK
     return xid
@@ -104,7 +104,7 @@ def test_a_two_phase_commit_of_a_doomed_branch_is_refused(raw: RawClient, xid: X
 def test_what_could_not_be_committed_waits_and_is_told_apart(
     raw: RawClient, broker: Broker, queue: str, xid: Xid
 ) -> None:
-    """Commit, rule internalError: "If an error occurs in committing ... 541"; the decision stands all the same."""
+    """Commit, rule internalError: "If an error occurs in committing ... 541"; the decision to commit stands."""
     with exchange_to(broker, queue) as exchange:
         raw.ask(1, DtxStart(xid=xid))
         raw.publish(1, "key", b"late", exchange=exchange)
@@ -125,7 +125,7 @@ def test_what_could_not_be_committed_waits_and_is_told_apart(
 
 @only_alongside
 def test_what_could_not_be_put_back_waits_and_is_told_apart(raw: RawClient, broker: Broker, xid: Xid) -> None:
-    """Rollback, rule internalError: "If an error occurs in rolling back ... 541"; the decision stands all the same."""
+    """Rollback, rule internalError: "If an error occurs in rolling back ... 541"; the decision to roll back stands."""
     with fresh_queue(broker) as queue:
         raw.publish(1, queue, b"back")
         raw.ask(1, DtxStart(xid=xid))
@@ -148,7 +148,7 @@ def test_what_could_not_be_put_back_waits_and_is_told_apart(raw: RawClient, brok
 def test_an_exchange_that_goes_after_the_publish_does_not_keep_it_from_its_queue(
     raw: RawClient, broker: Broker, queue: str, xid: Xid
 ) -> None:
-    """Where dtx has the messages it routes them when they are published, as brokers do: prepared means committable."""
+    """In standalone mode dtx routes a message when it is published, so a prepared branch can be committed."""
     with exchange_to(broker, queue) as exchange:
         raw.ask(1, DtxStart(xid=xid))
         raw.publish(1, "key", b"routed", exchange=exchange)
@@ -163,7 +163,7 @@ def test_an_exchange_that_goes_after_the_publish_does_not_keep_it_from_its_queue
 def test_a_queue_that_is_deleted_takes_the_messages_of_branches_along(
     raw: RawClient, broker: Broker, queue: str, xid: Xid, commit: bool
 ) -> None:
-    """queue.delete: "messages … are discarded"; the branch has an outcome all the same, and its other work stays."""
+    """queue.delete: "messages … are discarded"; the branch still completes, with its other work."""
     with fresh_queue(broker) as doomed:
         raw.publish(1, doomed, b"consumed")
         raw.publish(1, queue, b"consumed too")
@@ -183,12 +183,12 @@ def test_a_queue_that_is_deleted_takes_the_messages_of_branches_along(
         channel.queue_delete(doomed)
 
 
-# -- what is remembered -----------------------------------------------------------------------------------------------
+# -- completed branches -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("outcome", ["committed", "committed at once", "rolled-back", "read-only"])
 def test_an_xid_that_completed_is_said_to_have(raw: RawClient, queue: str, xid: Xid, outcome: str) -> None:
-    """404, with how it ended and when: the TM that lost an answer need not guess."""
+    """404 contains the outcome and its time, for a TM that has lost an answer."""
     if outcome == "read-only":
         raw.idle(1, xid)
         raw.ask(2, DtxPrepare(xid=xid))
@@ -207,7 +207,7 @@ def test_an_xid_that_completed_is_said_to_have(raw: RawClient, queue: str, xid: 
 
 
 def test_the_reason_comes_before_an_xid_that_fills_the_whole_reply_text(raw: RawClient, queue: str) -> None:
-    """Reply-text is a short string, and the longest xid is longer than that."""
+    """Reply-text is a short string, which the longest xid exceeds."""
     xid = raw.prepared(1, Xid(0xFFFFFFFF, secrets.token_bytes(64), secrets.token_bytes(64)), queue=queue)
     assert "already known, in state prepared" in raw.refusal(3, DtxStart(xid=xid)).text
     assert raw.ask(2, DtxCommit(xid=xid)) is XaFlag.OK
@@ -216,7 +216,7 @@ def test_the_reason_comes_before_an_xid_that_fills_the_whole_reply_text(raw: Raw
 
 @pytest.mark.parametrize("call", [DtxPrepare, "one-phase"])
 def test_a_rolled_back_branch_answers_one_further_rollback(raw: RawClient, xid: Xid, call: object) -> None:
-    """Prepare-ok: xa-rbrollback; a TM that rolls back nevertheless hears the same and no 404."""
+    """Prepare-ok: xa-rbrollback; one further rollback gets the same answer instead of 404."""
     doomed(raw, xid)
     first = DtxPrepare(xid=xid) if call is DtxPrepare else DtxCommit(xid=xid, one_phase=True)
     assert raw.ask(2, first) is XaFlag.RBROLLBACK
@@ -227,7 +227,7 @@ def test_a_rolled_back_branch_answers_one_further_rollback(raw: RawClient, xid: 
 
 
 def test_what_is_remembered_does_not_block_a_new_start(raw: RawClient, xid: Xid) -> None:
-    """The new branch is not taken for the old one: its rollback is the last that is answered."""
+    """The new branch replaces the memory of the old one: a second rollback is refused."""
     doomed(raw, xid)
     assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.RBROLLBACK
     raw.idle(1, xid)
@@ -238,7 +238,7 @@ def test_what_is_remembered_does_not_block_a_new_start(raw: RawClient, xid: Xid)
 def test_of_a_lost_connection_only_ended_branches_can_still_be_prepared(
     service: DtxService, raw: RawClient, queue: str, xid: Xid
 ) -> None:
-    """Gone while associated: rollback-only, which the next call tells."""
+    """A branch whose channel ends while associated is rollback-only; the next call says so."""
     ended = new_xid()
     lost = RawClient(service.url()).log_in()
     lost.idle(lost.open(1, select=True), ended, queue=queue)

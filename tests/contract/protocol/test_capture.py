@@ -1,4 +1,4 @@
-"""What belongs to a branch between start and end, what does not, and what becomes of it when its channel dies."""
+"""The work that belongs to a branch between start and end, and its fate when its channel ends."""
 
 import secrets
 import struct
@@ -41,7 +41,7 @@ def read_declared(client: RawClient, channel: int) -> str:
 def test_an_ack_outside_the_branch_never_takes_what_a_branch_holds(
     raw: RawClient, broker: Broker, full: str, xid: Xid
 ) -> None:
-    """Transactionality; ack with multiple is "up to and including", and yet not what is held."""
+    """Transactionality; ack with multiple is "up to and including", except for messages that a branch holds."""
     tags = [raw.get(1, full) for _ in range(6)]
     raw.ask(1, DtxStart(xid=xid))
     raw.say(1, methods.BasicAck(tags[1] or 0).encode(), methods.BasicAck(tags[3] or 0).encode())
@@ -55,7 +55,7 @@ def test_an_ack_outside_the_branch_never_takes_what_a_branch_holds(
 def test_an_ack_of_all_within_the_branch_takes_what_is_not_settled(
     raw: RawClient, broker: Broker, full: str, xid: Xid
 ) -> None:
-    """Delivery tag 0 with multiple: "all outstanding messages"; those that were acked before are not among them."""
+    """Delivery tag 0 with multiple: "all outstanding messages"; messages acknowledged before are excluded."""
     tags = [raw.get(1, full) for _ in range(3)]
     raw.say(1, methods.BasicAck(tags[0] or 0).encode())
     raw.ask(1, DtxStart(xid=xid))
@@ -88,7 +88,7 @@ def test_a_delivery_is_settled_before_all_of_it_has_come(
     left: int,
     within: bool,
 ) -> None:
-    """RabbitMQ takes a settlement as soon as it has sent the method of the delivery."""
+    """RabbitMQ accepts a settlement as soon as it has sent the method of the delivery."""
     body = bytes(200_000)
     with broker.channel() as channel:
         channel.confirm_delivery()
@@ -111,7 +111,7 @@ def test_a_delivery_is_settled_before_all_of_it_has_come(
 def test_a_reject_within_the_branch_waits_for_its_end(
     raw: RawClient, broker: Broker, full: str, xid: Xid, commits: bool, prepares: bool
 ) -> None:
-    """Rolled back it is undone with the rest; what is requeued returns in either case."""
+    """A rollback undoes the reject with the rest; a requeued message returns in either case."""
     tags = [raw.get(1, full) or 0 for _ in range(3)]
     raw.ask(1, DtxStart(xid=xid))
     raw.say(
@@ -149,7 +149,7 @@ def test_a_branch_that_only_requeues_returns_messages_at_its_end(
 
 @only_standalone
 def test_too_many_rejections_roll_the_branch_back(raw: RawClient, broker: Broker, queue: str, xid: Xid) -> None:
-    """They count as messages of it, of which there are 20."""
+    """Rejections count as messages of the branch; the limit is 20."""
     with broker.channel() as channel:
         channel.confirm_delivery()
         for number in range(21):
@@ -162,7 +162,7 @@ def test_too_many_rejections_roll_the_branch_back(raw: RawClient, broker: Broker
 
 
 def dying(raw: RawClient, grave_arguments: bytes = b"") -> tuple[str, str]:
-    """A queue with one message, and the queue for its dead letters; both are the connection's."""
+    """A queue with one message, and the queue for its dead letters; both are exclusive."""
     grave = f"grave-{secrets.token_hex(4)}".encode()
     queue = f"dying-{secrets.token_hex(4)}".encode()
     letters = entry(b"x-dead-letter-exchange", b"S", b"") + entry(b"x-dead-letter-routing-key", b"S", grave)
@@ -192,7 +192,7 @@ def test_a_branch_publishes_the_dead_letters_of_what_it_rejects(raw: RawClient, 
 
 @only_standalone
 def test_a_full_queue_for_dead_letters_spoils_the_branch(raw: RawClient, xid: Xid) -> None:
-    """Reject-publish: as for what the branch publishes itself."""
+    """Reject-publish applies to dead letters as to the publishes of the branch."""
     limits = entry(b"x-max-length", b"I", b"\x00\x00\x00\x00") + entry(b"x-overflow", b"S", b"reject-publish")
     queue, grave = dying(raw, limits)
     tag = raw.get(1, queue) or 0
@@ -218,7 +218,7 @@ def test_a_delivery_without_acknowledgement_belongs_to_no_branch(
 
 @only_alongside
 def test_a_branch_that_only_rejects_asks_for_the_decision(raw: RawClient, broker: Broker, full: str, xid: Xid) -> None:
-    """Read-only is "no recoverable change": but the broker is still to hear of it."""
+    """Read-only is "no recoverable change"; the reject must still be sent to the broker."""
     tag = raw.get(1, full) or 0
     raw.ask(1, DtxStart(xid=xid))
     raw.say(1, methods.BasicNack(tag, multiple=True, requeue=False).encode())
@@ -232,7 +232,7 @@ def test_a_branch_that_only_rejects_asks_for_the_decision(raw: RawClient, broker
 def test_a_client_that_leaves_leaves_its_rejects_to_the_branch(
     service: DtxService, raw: RawClient, broker: Broker, full: str, xid: Xid
 ) -> None:
-    """Its connection to the broker stays until the branch has ended."""
+    """The client's connection to the broker stays open until the branch has completed."""
     with session(service.url()) as worker:
         worker.open(1, select=True)
         tag = worker.get(1, full) or 0
@@ -252,7 +252,7 @@ def test_a_client_that_leaves_leaves_its_rejects_to_the_branch(
 def test_a_reject_is_lost_with_its_channel_and_no_message_is(
     raw: RawClient, broker: Broker, full: str, xid: Xid
 ) -> None:
-    """The broker takes back what was not settled on a channel that ends; the branch commits all the same."""
+    """The broker requeues unsettled deliveries of a channel that ends; the branch still commits."""
     tag = raw.get(1, full) or 0
     raw.ask(1, DtxStart(xid=xid))
     raw.say(1, methods.BasicReject(tag, requeue=False).encode())
@@ -265,7 +265,7 @@ def test_a_reject_is_lost_with_its_channel_and_no_message_is(
 
 @only_alongside
 def test_contents_of_rejected_messages_are_not_kept(raw: RawClient, broker: Broker, queue: str, xid: Xid) -> None:
-    """Nobody needs them any more; together they are more than --max-kept-bytes, which is 256 KiB."""
+    """The contents of the rejected messages exceed --max-kept-bytes, which is 256 KiB."""
     with broker.channel() as channel:
         channel.confirm_delivery()
         for number in range(5):
@@ -281,7 +281,7 @@ def test_contents_of_rejected_messages_are_not_kept(raw: RawClient, broker: Brok
 
 @only_alongside
 def test_too_many_rejects_for_a_branch_roll_it_back(raw: RawClient, broker: Broker, full: str, xid: Xid) -> None:
-    """They count as messages of it, of which there are 20."""
+    """Rejects count as messages of the branch; the limit is 20."""
     with broker.channel() as channel:
         channel.confirm_delivery()
         for _ in range(11):
@@ -298,13 +298,13 @@ def test_too_many_rejects_for_a_branch_roll_it_back(raw: RawClient, broker: Brok
 def test_the_broker_has_dead_letters_of_committed_branches_only(
     raw: RawClient, broker: Broker, queue: str, xid: Xid, commits: bool
 ) -> None:
-    """A rejected message is dead when its branch has committed, and not before."""
+    """A message rejected in a branch is dead-lettered when the branch commits, not before."""
     dying = f"{queue}-dying"
     letters = entry(b"x-dead-letter-exchange", b"S", b"") + entry(b"x-dead-letter-routing-key", b"S", queue.encode())
     raw.say(2, methods.QueueDeclare(dying.encode(), exclusive=True, arguments=letters).encode())
     raw.read_method(2, methods.QueueDeclareOk.KEY)
     raw.publish(2, dying, b"rejected")
-    while (tag := raw.get(1, dying)) is None:  # published on another channel
+    while (tag := raw.get(1, dying)) is None:  # it was published on another channel and may be late
         pass
     raw.ask(1, DtxStart(xid=xid))
     raw.say(1, methods.BasicReject(tag, requeue=False).encode())
@@ -336,7 +336,7 @@ def test_a_recover_reaches_only_what_is_not_held(raw: RawClient, broker: Broker,
 def test_deliveries_on_two_connections_are_one_branch(
     service: DtxService, raw: RawClient, broker: Broker, full: str
 ) -> None:
-    """Join: each connection takes its own in a unit of its own; the branch is committed or rolled back whole."""
+    """Join: each connection consumes its messages in its own unit; the branch commits or rolls back as a whole."""
     committed, rolled_back = new_xid(), new_xid()
     with session(service.url()) as second:
         second.open(1, select=True)
@@ -358,7 +358,7 @@ def test_deliveries_on_two_connections_are_one_branch(
 def test_an_exception_on_the_channel_ends_the_branch_that_is_associated_with_it(
     raw: RawClient, broker: Broker, full: str, xid: Xid
 ) -> None:
-    """A "channel exception" of the broker's own, in its own words."""
+    """A "channel exception" of the broker is passed on with its text."""
     raw.ask(1, DtxStart(xid=xid))
     raw.consume_one(1, full)
     raw.publish(1, full, b"lost")
@@ -373,7 +373,7 @@ def test_an_exception_on_the_channel_ends_the_branch_that_is_associated_with_it(
 def test_an_exception_after_the_end_takes_only_what_was_consumed(
     raw: RawClient, broker: Broker, full: str, xid: Xid
 ) -> None:
-    """An ended branch survives its channel; deliveries that the broker has taken back do not."""
+    """An ended branch survives its channel, unless it holds deliveries, which the broker has requeued."""
     consuming = new_xid()
     raw.idle(1, xid, queue=full, body=b"kept")
     raw.ask(1, DtxStart(xid=consuming))
@@ -390,7 +390,7 @@ def test_an_exception_after_the_end_takes_only_what_was_consumed(
 def test_an_exception_after_the_end_takes_nothing_where_dtx_has_the_messages(
     raw: RawClient, broker: Broker, full: str, xid: Xid
 ) -> None:
-    """An ended branch survives its channel, and what it consumed is held in the queue and not on the channel."""
+    """An ended branch survives its channel; consumed messages are held in the queue, not on the channel."""
     raw.ask(1, DtxStart(xid=xid))
     raw.consume_one(1, full)
     raw.ask(1, DtxEnd(xid=xid))
@@ -403,7 +403,7 @@ def test_an_exception_after_the_end_takes_nothing_where_dtx_has_the_messages(
 def test_a_refused_dtx_call_does_not_take_back_what_an_ended_branch_consumed(
     raw: RawClient, broker: Broker, full: str, xid: Xid
 ) -> None:
-    """The exception is dtx's own: the channel at the broker is kept for the branch."""
+    """The exception comes from dtx, so the channel at the broker stays open for the branch."""
     raw.ask(1, DtxStart(xid=xid))
     raw.consume_one(1, full)
     raw.ask(1, DtxEnd(xid=xid))
@@ -419,7 +419,7 @@ def test_a_refused_dtx_call_does_not_take_back_what_an_ended_branch_consumed(
 def test_an_ended_branch_keeps_the_exclusive_queue_of_a_client_that_is_gone(
     service: DtxService, raw: RawClient, rabbitmq: RabbitNode, queue: str
 ) -> None:
-    """The connection to the rabbitmq lives until the branch needs it no more, then it closes."""
+    """The connection to RabbitMQ stays open while a branch needs it, then it is closed."""
     xids = [new_xid(), new_xid()]
     names = [f"{queue}-{number}".encode() for number in range(2)]
     for xid, name in zip(xids, names, strict=True):
@@ -446,7 +446,7 @@ def test_an_ended_branch_keeps_the_exclusive_queue_of_a_client_that_is_gone(
 def test_what_a_gone_exclusive_queue_held_goes_with_it(
     service: DtxService, raw: RawClient, rabbitmq: RabbitNode, full: str, xid: Xid, declares_on: int
 ) -> None:
-    """Nobody else could ever receive it, and without dtx the broker would have dropped it."""
+    """No other connection could receive the message; without dtx the broker would have dropped it."""
     with session(service.url()) as worker:
         worker.open(1, select=True)
         worker.open(2)
@@ -480,7 +480,7 @@ def test_an_exclusive_queue_that_lives_gets_its_message_back(raw: RawClient, bro
 def test_only_what_an_exclusive_queue_held_may_go(
     service: DtxService, raw: RawClient, rabbitmq: RabbitNode, queue: str, xid: Xid
 ) -> None:
-    """A queue of everybody's that is gone may come again, and its message is kept for that."""
+    """A deleted queue that is not exclusive may be declared again; its message is kept for this case."""
     target = f"{queue}-gone".encode()
     with session(service.url()) as worker:
         worker.open(1, select=True)
@@ -510,7 +510,7 @@ def test_only_what_an_exclusive_queue_held_may_go(
 def test_what_is_published_keeps_its_order_its_properties_and_its_id(
     mode: Mode, raw: RawClient, broker: Broker, queue: str, xid: Xid
 ) -> None:
-    """Bodies of no frame, one frame and many; what a broker gets carries one header of dtx's own."""
+    """Bodies of no, one and many frames; a message sent to a broker has one header added by dtx."""
     payloads = [b"", b"x", bytes(range(256)) * 64]
     flags = 0x8000 | 0x1000 | 0x0080  # content-type, delivery-mode, message-id
     properties = struct.pack(">H", flags) + b"\x0atext/plain" + b"\x02" + b"\x02id"

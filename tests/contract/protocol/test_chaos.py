@@ -1,4 +1,4 @@
-"""Tokens move from queue to queue in branches that end in every possible way; none is ever lost or doubled."""
+"""Branches that move tokens between queues and end in every possible way lose and duplicate no token."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +18,7 @@ MOVES = 25
 
 
 class Worker:
-    """A client that moves tokens, and leaves at any moment."""
+    """A client that moves tokens and may disconnect at any moment."""
 
     def __init__(self, url: str, source: str, target: str, seed: int) -> None:
         self.url, self.source, self.target = url, source, target
@@ -40,7 +40,7 @@ class Worker:
         self.client = self._connect()
 
     def _move(self, xid: Xid) -> bool:
-        """One token, maybe more, to the other queue within the branch; ``False`` when it left before the end."""
+        """Move one to three tokens within the branch; return whether the branch ended without failure."""
         client, chance = self.client, self.chance
         source, target = (self.source, self.target) if chance.random() < 0.7 else (self.target, self.source)
         client.ask(1, DtxStart(xid=xid))
@@ -56,7 +56,7 @@ class Worker:
         return not fail
 
     def run(self) -> list[Xid]:
-        """All moves; the xids of branches that were left prepared, perhaps."""
+        """Make all moves; return the xids of branches that may be left prepared."""
         for _ in range(MOVES):
             xid = new_xid()
             if self._move(xid):
@@ -79,11 +79,11 @@ class Worker:
             case "refuse":
                 if client.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK:
                     assert client.ask(2, DtxRollback(xid=xid)) is XaFlag.OK
-            case "leave":  # between the end and the vote, which then comes from elsewhere
+            case "leave":  # between end and prepare, which a new connection then sends
                 self._leave()
                 if self.client.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK:
                     self.left_prepared.append(xid)
-            case "vanish":  # while the call is under way: whether it happened is not known
+            case "vanish":  # during the call: its outcome is unknown
                 call = self.chance.choice(
                     (DtxPrepare(xid=xid), DtxCommit(xid=xid, one_phase=True), DtxRollback(xid=xid))
                 )
@@ -104,7 +104,7 @@ class Worker:
 
 
 def test_whatever_clients_do_no_token_is_lost_or_doubled(service: DtxService, broker: Broker) -> None:
-    """Commit, rollback: "made available", "discarded", "re-enqueued": each of them whole, each of them once."""
+    """Commit, rollback: "made available", "discarded", "re-enqueued": each applies to the whole branch, once."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     tokens = [f"{number}".encode() for number in range(TOKENS)]
@@ -130,7 +130,7 @@ def test_whatever_clients_do_no_token_is_lost_or_doubled(service: DtxService, br
 
 
 def _finish(client: RawClient, xid: Xid, *, commit: bool) -> None:
-    """Complete a branch of which only its worker knew how far it was."""
+    """Complete a branch whose state is unknown here."""
     for call in (DtxPrepare(xid=xid), DtxCommit(xid=xid) if commit else DtxRollback(xid=xid)):
         client.say(1, call.encode())
         payload = client.next_method(1)

@@ -1,4 +1,4 @@
-"""Many at once, and the same at once: nothing is lost or doubled, and everybody gets an answer that is true."""
+"""Many concurrent branches and concurrent calls for one branch: no message is lost or doubled, answers are correct."""
 
 import threading
 from collections import Counter
@@ -21,7 +21,7 @@ ROUNDS = 6
 
 
 def attempt(client: RawClient, call: DtxCall) -> XaFlag | int:
-    """The flag, or the code of the refusal, of a call on channel 1 of a connection that is for this call alone."""
+    """The flag, or the code of the refusal, of a call on channel 1 of a connection without other calls."""
     client.say(1, call.encode())
     payload = client.next_method(1)
     if payload[:4] == b"\x00\x14\x00\x28":
@@ -32,7 +32,7 @@ def attempt(client: RawClient, call: DtxCall) -> XaFlag | int:
 
 @pytest.fixture
 def pair(service: DtxService) -> Iterator[Callable[[DtxCall, DtxCall], list[XaFlag | int]]]:
-    """Two calls at the same time, each on a connection of its own; their answers."""
+    """Makes two calls at the same time, each on its own connection, and returns the answers."""
     clients = [RawClient(service.url()).log_in() for _ in range(2)]
     for client in clients:
         client.open(1)
@@ -56,7 +56,7 @@ def pair(service: DtxService) -> Iterator[Callable[[DtxCall, DtxCall], list[XaFl
 
 
 def test_fifty_threads_do_two_phase_commits_with_joins(service: DtxService, broker: Broker, queue: str) -> None:
-    """Each branch works on two connections; some other thread's connection completes it."""
+    """Each branch works on two connections; one thread prepares it and the other completes it."""
     source = f"{queue}-source"
     with broker.channel() as channel:
         channel.queue_declare(source, durable=True)
@@ -106,7 +106,7 @@ def test_fifty_threads_do_two_phase_commits_with_joins(service: DtxService, brok
 def test_two_commits_at_once_are_both_answered_ok(
     raw: RawClient, broker: Broker, queue: str, xid: Xid, pair: Callable[..., list[XaFlag | int]], _turn: int
 ) -> None:
-    """The second waits for the first, unless it comes so late that the branch has completed: then 404 says so."""
+    """The second waits for the first; if the branch has completed before it arrives, the answer is 404."""
     raw.prepared(1, xid, queue=queue)
     answers = pair(DtxCommit(xid=xid), DtxCommit(xid=xid))
     assert XaFlag.OK in answers
@@ -115,7 +115,7 @@ def test_two_commits_at_once_are_both_answered_ok(
 
 
 def test_a_commit_that_comes_while_another_runs_waits_and_is_ok(raw: RawClient, broker: Broker, queue: str) -> None:
-    """A repeated commit waits for the first: sent on two channels in one packet, so that the second is never late."""
+    """A repeated commit waits for the first; one packet for both channels makes sure that the second is in time."""
     raw.open(4)
     for _ in range(5):
         xid = raw.prepared(1, new_xid(), queue=queue)
@@ -126,7 +126,7 @@ def test_a_commit_that_comes_while_another_runs_waits_and_is_ok(raw: RawClient, 
 
 
 def test_a_rollback_that_comes_while_another_runs_waits_and_is_ok(raw: RawClient, broker: Broker, queue: str) -> None:
-    """Rolling back already: waits."""
+    """A repeated rollback waits for the first."""
     raw.open(4)
     for _ in range(5):
         xid = new_xid()
@@ -150,7 +150,7 @@ def _frame(channel: int, call: DtxCall) -> bytes:
 def test_of_commit_and_rollback_at_once_one_wins_and_the_other_is_told(
     raw: RawClient, broker: Broker, queue: str, first: str
 ) -> None:
-    """The loser waits for the winner and finds the branch gone: 404 tells how it ended."""
+    """The first call wins; the second is refused with 404 or 503."""
     raw.open(4)
     for _ in range(5):
         xid = raw.prepared(1, new_xid(), queue=queue)
@@ -168,7 +168,7 @@ def test_of_commit_and_rollback_at_once_one_wins_and_the_other_is_told(
 def test_commit_racing_rollback_from_two_connections(
     raw: RawClient, broker: Broker, queue: str, xid: Xid, pair: Callable[..., list[XaFlag | int]], _turn: int
 ) -> None:
-    """Exactly one is told xa-ok, and the queue agrees with it."""
+    """Exactly one call gets xa-ok, and the queue shows its outcome."""
     raw.prepared(1, xid, queue=queue)
     committed, rolled_back = pair(DtxCommit(xid=xid), DtxRollback(xid=xid))
     assert sorted([committed is XaFlag.OK, rolled_back is XaFlag.OK]) == [False, True]
@@ -205,7 +205,7 @@ def test_prepare_racing_the_end_of_the_channel_that_worked(
 def test_the_channel_that_asks_for_prepare_closes_before_the_answer(
     service: DtxService, raw: RawClient, broker: Broker, queue: str, xid: Xid, how: str, _turn: int
 ) -> None:
-    """The operation is the manager's, not the connection's: it goes on, and can be asked for again."""
+    """The prepare continues without the connection that asked for it; another prepare shows its result."""
     raw.publish(1, queue, b"moved")
     worker = RawClient(service.url()).log_in()
     worker.open(1, select=True)
@@ -223,7 +223,7 @@ def test_the_channel_that_asks_for_prepare_closes_before_the_answer(
         worker.abort()
     with session(service.url()) as another:
         another.open(1)
-        assert attempt(another, DtxPrepare(xid=xid)) in (XaFlag.OK, 503)  # 503: it is prepared already
+        assert attempt(another, DtxPrepare(xid=xid)) in (XaFlag.OK, 503)  # 503: already prepared
     assert raw.ask(2, DtxCommit(xid=xid)) is XaFlag.OK
     assert bodies(broker, queue) == []
     worker.abort()
@@ -232,7 +232,7 @@ def test_the_channel_that_asks_for_prepare_closes_before_the_answer(
 def test_five_hundred_branches_are_open_at_once(mode: Mode, raw: RawClient, broker: Broker, queue: str) -> None:
     """Suspended on one channel, ended and completed in another order.
 
-    A broker has messages in the order of the commits; where dtx keeps them, the vote puts them into their places.
+    A broker has messages in the order of the commits; in standalone mode prepare fixes their order.
     """
     xids = [new_xid() for _ in range(500)]
     for number, xid in enumerate(xids):

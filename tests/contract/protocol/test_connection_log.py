@@ -1,4 +1,4 @@
-"""What the log says of clients: whence each came, and that it left."""
+"""The log lines about connections: the client's address, the opening and the close."""
 
 from tests.support.processes import wait_until
 from tests.support.raw import RawClient
@@ -6,7 +6,7 @@ from tests.support.service import DtxService
 
 
 def said_of(service: DtxService, address: tuple[str, int], lines: int, behind: int) -> list[str]:
-    """So many lines of the log, *behind* so many bytes, which name the client's address."""
+    """Wait for *lines* lines of the log after byte *behind* that contain the address; return them."""
     host, port = address
 
     def found() -> list[str]:
@@ -18,7 +18,7 @@ def said_of(service: DtxService, address: tuple[str, int], lines: int, behind: i
 
 
 def length(service: DtxService) -> int:
-    """Bytes of the log so far; a client that has left may have had the port of the next one."""
+    """The length of the log in bytes; an earlier client may have had the same port."""
     return service.log_path.stat().st_size
 
 
@@ -36,7 +36,7 @@ def test_the_log_names_address_and_close_of_a_client(service: DtxService) -> Non
 
 
 def test_the_log_names_the_address_of_a_client_that_was_refused(service: DtxService) -> None:
-    """A broker that refuses a login knows the address of dtx alone."""
+    """A broker that refuses a login knows only the address of dtx."""
     before = length(service)
     with RawClient(service.url()) as peer:
         peer.begin()

@@ -1,6 +1,6 @@
-"""Conversations of AMQP 0-9-1, which RabbitMQ and both modes of dtx must hold alike; see tests.support.conversation.
+"""AMQP 0-9-1 conversations that are the same with RabbitMQ and both modes of dtx; see tests.support.conversation.
 
-Each is held in whole writes, byte by byte, and with every frame cut in two.
+With dtx each runs three times: in whole writes, byte by byte, and with every frame split in two.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Every rule of the class dtx-coordination (105), by its name, over the wire (internalError: test_internal_error)."""
+"""Every rule of the class dtx-coordination (105), by name, over the wire (internalError: test_internal_error)."""
 
 from collections.abc import Callable
 
@@ -40,7 +40,7 @@ names = ["commit", "commit one-phase", "forget", "prepare", "rollback", "get-tim
 
 
 def check(refusal: Refusal, code: int, call: DtxCall, words: str) -> None:
-    """The code, the method that is refused, and words that help."""
+    """Check the code, the refused method and the text."""
     assert (refusal.code, refusal.class_id, refusal.method_id) == (code, 105, METHODS[type(call)])
     assert words in refusal.text
 
@@ -137,7 +137,7 @@ def test_rollback_discards_and_re_enqueues(raw: RawClient, broker: Broker, queue
 
 
 def test_obligation_1(service: DtxService, broker: Broker, queue: str) -> None:
-    """Rule obligation1: "may be either committed or rolled back regardless of failures": here, of every channel."""
+    """Rule obligation1: "may be either committed or rolled back regardless of failures", here of the connection."""
     committed, rolled_back = new_xid(), new_xid()
     for xid in (committed, rolled_back):
         client = RawClient(service.url()).log_in()

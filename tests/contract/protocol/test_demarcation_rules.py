@@ -1,7 +1,7 @@
-"""Every rule of the class dtx-demarcation (101), by its name, over the wire.
+"""Every rule of the class dtx-demarcation (101), by name, over the wire.
 
-Each refusal is "a channel exception": :meth:`RawClient.refusal` opens the channel again under its number, so it fails
-where the connection did not live on.
+Each refusal is "a channel exception": :meth:`RawClient.refusal` opens the channel number again, so it fails if the
+connection was closed.
 """
 
 import pytest
@@ -24,7 +24,7 @@ from tests.support.raw import RawClient, Refusal
 
 
 def check(refusal: Refusal, code: int, method_id: int, words: str) -> None:
-    """The code, the method that is refused, and words that help."""
+    """Check the code, the refused method and the text."""
     assert (refusal.code, refusal.class_id, refusal.method_id) == (code, 101, method_id)
     assert words in refusal.text
 
@@ -56,7 +56,7 @@ def test_transactionality(raw: RawClient, broker: Broker, queue: str, xid: Xid) 
 
 
 def test_start_command_invalid_without_select(raw: RawClient, xid: Xid) -> None:
-    """Rule commandInvalid: "invoked in an improper context (see class grammar) ... 503"; it has SELECT first."""
+    """Rule commandInvalid: "invoked in an improper context (see class grammar) ... 503"; SELECT comes first."""
     check(raw.refusal(2, DtxStart(xid=xid)), 503, 20, "without dtx-demarcation.select")
 
 
@@ -91,7 +91,7 @@ def test_start_join_and_resume(raw: RawClient, xid: Xid) -> None:
 
 
 def test_start_unsupported_is_not_true_of_join(raw: RawClient, xid: Xid) -> None:
-    """Rule unsupported: "If the broker does not support join ... 540"; this one does."""
+    """Rule unsupported: "If the broker does not support join ... 540"; dtx supports join."""
     raw.ask(1, DtxStart(xid=xid))
     assert raw.ask(3, DtxStart(xid=xid, join=True)) is XaFlag.OK
     raw.ask(1, DtxEnd(xid=xid))
@@ -169,7 +169,7 @@ def test_end_resume(raw: RawClient, broker: Broker, queue: str, xid: Xid) -> Non
 
 
 def test_resume_only_by_the_channel_that_suspended(raw: RawClient, xid: Xid) -> None:
-    """Rule resume, and X/Open table 6-2: the suspended association is the thread's, here the channel's."""
+    """Rule resume, and X/Open table 6-2: the suspended association belongs to the thread, here the channel."""
     raw.ask(1, DtxStart(xid=xid))
     raw.ask(1, DtxEnd(xid=xid, suspend=True))
     check(raw.refusal(3, DtxStart(xid=xid, resume=True)), 503, 20, "not associated with this channel")
@@ -193,7 +193,7 @@ def test_two_branches_take_turns_on_one_channel(raw: RawClient, broker: Broker, 
 
 
 def test_refusals_leave_other_channels_alone(raw: RawClient, xid: Xid) -> None:
-    """Each is "a channel exception": what is associated with other channels stays so."""
+    """Each is "a channel exception": associations of other channels remain."""
     raw.ask(3, DtxStart(xid=xid))
     calls: list[DtxCall] = [DtxStart(xid=xid), DtxEnd(xid=new_xid()), DtxPrepare(xid=xid), DtxCommit(xid=new_xid())]
     for call in calls:

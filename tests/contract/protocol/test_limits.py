@@ -1,4 +1,4 @@
-"""What cannot be part of a branch, and how much can."""
+"""Work that cannot be part of a branch, and the limits of a branch."""
 
 import struct
 from collections.abc import Callable
@@ -20,7 +20,7 @@ MESSAGE_BYTES = 512 * 1024
 
 
 def check(refusal: Refusal, code: int, words: str, key: int = methods.BasicPublish.KEY) -> None:
-    """The code, the method that is refused, and words that help."""
+    """Check the code, the refused method and the text."""
     assert (refusal.code, refusal.class_id, refusal.method_id) == (code, key >> 16, key & 0xFFFF)
     assert words in refusal.text
 
@@ -52,7 +52,7 @@ def test_select_is_refused_on_a_channel_with_another_mode(raw: RawClient, before
 def test_what_was_delivered_before_select_can_be_part_of_a_branch(
     raw: RawClient, broker: Broker, queue: str, xid: Xid
 ) -> None:
-    """Where dtx has the messages, a delivery is no other channel's."""
+    """In standalone mode a delivery before select can be acknowledged in a branch."""
     raw.publish(3, queue)
     wait_until(lambda: broker.count(queue) == 1, what="a message")
     tag = raw.get(2, queue)
@@ -89,7 +89,7 @@ def test_a_selected_channel_takes_no_other_mode(raw: RawClient, other: bytes) ->
 
 @pytest.mark.parametrize("how", ["reply-to", "target"])
 def test_direct_reply_to_cannot_be_part_of_a_branch(raw: RawClient, queue: str, xid: Xid, how: str) -> None:
-    """A reply is bound to a connection that may be gone when the branch is committed."""
+    """A reply is bound to a connection, which may be closed when the branch commits."""
     raw.ask(1, DtxStart(xid=xid))
     if how == "target":
         raw.publish(1, "amq.rabbitmq.reply-to.g1h2AA5yZXBseUAx.abc")
@@ -103,7 +103,7 @@ def test_direct_reply_to_cannot_be_part_of_a_branch(raw: RawClient, queue: str, 
 def test_deliveries_of_a_stream_cannot_be_part_of_a_branch(
     raw: RawClient, broker: Broker, queue: str, xid: Xid
 ) -> None:
-    """A stream keeps what is acknowledged: there is nothing to take or to put back."""
+    """A stream keeps acknowledged messages: there is nothing to consume or to put back."""
     stream = f"{queue}-stream"
     with broker.channel() as channel:
         channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
@@ -123,7 +123,7 @@ def test_deliveries_of_a_stream_cannot_be_part_of_a_branch(
 
 
 def test_a_message_has_a_largest_size(raw: RawClient, broker: Broker, queue: str, xid: Xid) -> None:
-    """As the broker's max_message_size: 406, told by the header, before the body comes."""
+    """As with the broker's max_message_size: 406, decided by the header before the body arrives."""
     raw.ask(1, DtxStart(xid=xid))
     raw.publish(1, queue, bytes(MESSAGE_BYTES))
     assert raw.ask(1, DtxEnd(xid=xid)) is XaFlag.OK
@@ -136,7 +136,7 @@ def test_a_message_has_a_largest_size(raw: RawClient, broker: Broker, queue: str
 
 
 def test_a_branch_has_a_largest_number_of_messages(raw: RawClient, broker: Broker, queue: str, xid: Xid) -> None:
-    """Beyond it the branch is rollback-only and the channel is closed with 506."""
+    """Above the limit the branch is rollback-only and the channel is closed with 506."""
     raw.ask(1, DtxStart(xid=xid))
     for _ in range(MESSAGES):
         raw.publish(1, queue)
@@ -162,7 +162,7 @@ def test_a_branch_has_a_largest_number_of_bytes(raw: RawClient, broker: Broker, 
 def test_consumed_messages_count_too_and_are_back_afterwards(
     raw: RawClient, broker: Broker, queue: str, xid: Xid, multiple: bool
 ) -> None:
-    """One ack of many is many."""
+    """One ack with multiple counts all messages that it covers."""
     count = MESSAGES + 1
     with broker.channel() as channel:
         for number in range(count):
@@ -184,7 +184,7 @@ def test_consumed_messages_count_too_and_are_back_afterwards(
 def test_a_delivery_whose_content_was_too_much_to_keep_cannot_be_consumed(
     raw: RawClient, broker: Broker, queue: str, xid: Xid
 ) -> None:
-    """A byte cap for each channel; the words say what to do about it."""
+    """Each channel keeps a limited number of bytes; the refusal names the option."""
     with broker.channel() as channel:
         for _ in range(9):
             channel.basic_publish("", queue, bytes(30 * 1024))
@@ -202,7 +202,7 @@ def test_a_delivery_whose_content_was_too_much_to_keep_cannot_be_consumed(
 
 
 def test_an_unknown_delivery_tag_is_refused_as_the_broker_refuses_it(raw: RawClient, queue: str, xid: Xid) -> None:
-    """Held deliveries are not there any more: a second ack is a mistake."""
+    """An ack within a branch of a tag that was never delivered is refused."""
     raw.publish(1, queue)
     raw.ask(1, DtxStart(xid=xid))
     raw.consume_one(1, queue)
@@ -215,7 +215,7 @@ def test_an_unknown_delivery_tag_is_refused_as_the_broker_refuses_it(raw: RawCli
 def test_a_delivery_is_settled_once(
     raw: RawClient, broker: Broker, queue: str, xid: Xid, within: bool, multiple: bool
 ) -> None:
-    """RabbitMQ refuses a tag that is settled already, also one up to which all shall be settled."""
+    """RabbitMQ refuses a tag that is settled already, also with multiple."""
     raw.publish(3, queue)
     raw.publish(3, queue)
     wait_until(lambda: broker.count(queue) == 2, what="two messages")

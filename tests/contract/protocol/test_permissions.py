@@ -1,4 +1,4 @@
-"""Who may do what: a branch belongs to the user that started it, and the broker's permissions hold within it."""
+"""A branch belongs to the user that started it, and the broker's permissions apply within it."""
 
 from base64 import b64encode
 from collections.abc import Callable, Iterator
@@ -30,13 +30,13 @@ from tests.support.raw import RawClient, session
 from tests.support.service import DtxService
 
 CLERK = "a clerk"
-"""May do what select needs, write to exchanges whose names begin with "ok", and to topics that begin with "ok"."""
+"""May select, and publish to exchanges whose names begin with "ok" and to topics that begin with "ok"."""
 EXCHANGES = {"ok-fanout": "fanout", "ok-topic": "topic", "secret": "fanout", "ok-internal": "fanout"}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def users(mode: Mode, shared_broker: Broker) -> Iterator[None]:
-    """Users and exchanges."""
+    """Create the users and exchanges of the tests."""
     broker, names = shared_broker, [COORDINATOR, CLERK, "no lock", "no write"]
     broker.add_user(COORDINATOR)
     broker.add_user(CLERK, write=r"ok-.*|amq\.default", configure=r"dtx\.lock\..*", read=r"dtx\.lock\..*")
@@ -56,7 +56,7 @@ def users(mode: Mode, shared_broker: Broker) -> Iterator[None]:
 
 
 def connected(service: DtxService, user: str, **options: Any) -> RawClient:
-    """A connection of *user* with channel 1 selected and channel 2 not."""
+    """A connection of *user*: channel 1 is selected, channel 2 is open."""
     client = RawClient(service.url(user, **options)).log_in()
     client.open(1, select=True)
     client.open(2)
@@ -123,7 +123,7 @@ def test_a_coordinator_sees_and_completes_the_branches_of_all(
 
 
 def test_what_is_remembered_of_a_branch_is_for_its_owner(service: DtxService, raw: RawClient, xid: Xid) -> None:
-    """The one further rollback that is answered is not used up by a stranger."""
+    """The call of another user does not use up the one further rollback that is answered."""
     raw.ask(1, DtxStart(xid=xid))
     raw.ask(1, DtxEnd(xid=xid, fail=True))
     raw.ask(1, DtxPrepare(xid=xid))
@@ -135,7 +135,7 @@ def test_what_is_remembered_of_a_branch_is_for_its_owner(service: DtxService, ra
 def test_how_a_branch_ended_is_for_its_owner_and_coordinators(
     service: DtxService, raw: RawClient, queue: str, xid: Xid
 ) -> None:
-    """Others hear what they would hear of an xid that never was."""
+    """Other users get the same answer as for an xid that never existed."""
     raw.prepared(1, xid, queue=queue)
     assert raw.ask(1, DtxCommit(xid=xid)) is XaFlag.OK
     assert "completed: committed at 20" in raw.refusal(2, DtxCommit(xid=xid)).text
@@ -154,7 +154,7 @@ def test_how_a_branch_ended_is_for_its_owner_and_coordinators(
 @only_alongside
 @pytest.mark.parametrize(("user", "words"), [("no lock", "dtx.lock"), ("no write", "amq.default")])
 def test_select_needs_the_permissions_that_receipts_need(service: DtxService, user: str, words: str) -> None:
-    """403 with the reason; the connection and the channel's number live on."""
+    """403 with the reason; the connection stays open and the channel number can be used again."""
     with session(service.url(user)) as client:
         client.open(1)
         for _ in range(2):
@@ -169,7 +169,7 @@ def test_a_login_by_token_passes_through_and_cannot_select(
 ) -> None:
     """Design: "where no user name is known (for example a bare OAuth token), select gets 403 with the reason".
 
-    The name beside a token is whatever the client likes: the broker takes the user's from the token.
+    A client may send any user name with a token: the broker takes the name from the token.
     """
     token = ".".join(b64encode(part).decode().rstrip("=") for part in (b'{"alg":"RS256"}', b'{"sub":"anna"}', b"sign"))
     rabbitmq.add_user("bearer", token)
@@ -193,7 +193,7 @@ def test_a_login_by_token_passes_through_and_cannot_select(
 
 @only_alongside
 def test_select_says_that_dtx_itself_may_not_use_the_vhost(service: DtxService, rabbitmq: RabbitNode) -> None:
-    """The service has credentials of its own, and completes branches with them."""
+    """The service completes branches with its own credentials."""
     vhost = rabbitmq.add_vhost()
     try:
         rabbitmq.set_permissions(CLERK, vhost=vhost)
@@ -213,7 +213,7 @@ def test_select_says_that_dtx_itself_may_not_use_the_vhost(service: DtxService, 
 def test_a_refused_receipt_rolls_the_branch_back_and_says_so(
     service: DtxService, rabbitmq: RabbitNode, queue: str, xid: Xid, call: Callable[[Xid], DtxCall]
 ) -> None:
-    """The broker refuses it by closing the channel; the answer comes before that is passed on."""
+    """The broker refuses the receipt by closing the channel; dtx answers before it passes on the close."""
     user = f"soon without rights {xid.gtrid.hex()}"
     rabbitmq.add_user(user)
     with rabbitmq.channel() as channel:
@@ -234,7 +234,7 @@ def test_a_refused_receipt_rolls_the_branch_back_and_says_so(
         rabbitmq.delete_user(user)
 
 
-# -- publishes are judged as the broker judges them -------------------------------------------------------------------
+# -- publishes are checked as the broker checks them ------------------------------------------------------------------
 
 PUBLISHES: dict[str, tuple[int, str, str, dict[str, Any]]] = {
     "no permission for the exchange": (403, "secret", "", {}),
@@ -253,20 +253,20 @@ PUBLISHES: dict[str, tuple[int, str, str, dict[str, Any]]] = {
 def test_a_publish_within_a_branch_is_refused_as_outside_of_one(
     service: DtxService, broker: Broker, xid: Xid, case: str
 ) -> None:
-    """The same code and the same words, by the end of the branch at the latest; outside a branch at once."""
+    """The code and the text are those of the broker; the refusal comes at the end of the branch at the latest."""
     check_refusal(service, broker, xid, *PUBLISHES[case])
 
 
 @only_alongside
 def test_a_topic_that_the_broker_does_not_permit_is_refused(service: DtxService, broker: Broker, xid: Xid) -> None:
-    """The same; of dtx's own users this is tested where they are made."""
+    """As above for topics; tests/contract/test_topic_permissions.py tests the users of standalone mode."""
     check_refusal(service, broker, xid, 403, "ok-topic", "bad.topic", {})
 
 
 def check_refusal(
     service: DtxService, broker: Broker, xid: Xid, code: int, exchange: str, key: str, values: dict[str, Any]
 ) -> None:
-    """A publish is refused within a branch as without one; the branch can only be rolled back."""
+    """Check that a publish is refused within a branch as outside one, and that the branch is rollback-only."""
     message = pika.BasicProperties(**values)
     with broker.channel(user=CLERK) as direct:
         direct.basic_publish(exchange, key, b"one", message)
@@ -280,7 +280,7 @@ def check_refusal(
         assert refusal.text == raised.value.reply_text
         assert (refusal.class_id, refusal.method_id) == (60, 40)
         assert client.ask(2, DtxPrepare(xid=xid)) is XaFlag.RBROLLBACK
-        # the judge works on: what is allowed is taken
+        # later publishes that are allowed are accepted
         client.ask(1, DtxStart(xid=xid))
         client.publish(1, "ok.topic", exchange="ok-topic")
         assert client.ask(1, DtxEnd(xid=xid)) is XaFlag.OK
@@ -290,7 +290,7 @@ def check_refusal(
 def test_one_bad_publish_among_good_ones_dooms_its_own_branch_alone(
     service: DtxService, broker: Broker, queue: str
 ) -> None:
-    """Judgements are pipelined on one side channel: each must reach the publish that it is about."""
+    """Checks are pipelined on one side channel: each result must reach its own publish."""
     good, bad = new_xid(), new_xid()
     with broker.channel() as channel:
         channel.queue_bind(queue, "ok-fanout")
@@ -312,7 +312,7 @@ def test_one_bad_publish_among_good_ones_dooms_its_own_branch_alone(
 def test_one_s_own_user_id_is_kept_and_cc_reaches_its_queues(
     service: DtxService, broker: Broker, queue: str, xid: Xid
 ) -> None:
-    """Beside a broker dtx's own user publishes at commit; the broker takes the user-id from an impersonator."""
+    """In alongside mode dtx's own user, an impersonator, publishes at commit, so the broker accepts the user-id."""
     message = pika.BasicProperties(user_id=CLERK, headers={"CC": [queue]}, expiration="60000", message_id="7")
     with connected(service, CLERK) as client:
         client.ask(1, DtxStart(xid=xid))

@@ -1,4 +1,4 @@
-"""Recovery of 5,000 branches in doubt, and of heuristic outcomes that an operator has made."""
+"""Recovery of 5,000 branches in doubt and of heuristic outcomes."""
 
 import random
 import secrets
@@ -30,7 +30,7 @@ from tests.support.service import DtxService
 
 COUNT = 5000
 QUEUE = "of-the-many"
-"""Where the branches publish to, where there is a broker."""
+"""The queue to which the branches publish in alongside mode."""
 START = DtxRecover(startscan=True, endscan=False)
 NEXT = DtxRecover(startscan=False, endscan=False)
 END = DtxRecover(startscan=False, endscan=True)
@@ -39,20 +39,20 @@ ONCE = DtxRecover(startscan=True, endscan=True)
 
 @pytest.fixture(scope="module")
 def many() -> str:
-    """The name of a vhost for the many."""
+    """The name of a vhost for the many branches."""
     return f"many-{secrets.token_hex(4)}"
 
 
 @pytest.fixture(scope="module")
 def xids() -> list[Xid]:
-    """As long as can be, and of any octets."""
+    """Xids of maximum length with random bytes."""
     noise = random.Random(20)
     return [Xid(noise.getrandbits(32), noise.randbytes(64), noise.randbytes(64)) for _ in range(COUNT)]
 
 
 @pytest.fixture(scope="module")
 def heuristics() -> dict[Heuristic, Xid]:
-    """One of each."""
+    """An xid for each heuristic outcome."""
     return {outcome: new_xid() for outcome in Heuristic}
 
 
@@ -65,7 +65,7 @@ def seeded(
     xids: list[Xid],
     heuristics: dict[Heuristic, Xid],
 ) -> Iterator[DtxService]:
-    """A service on a log that has all of them, and as many of somebody else."""
+    """A service on a log with all of them, and with 100 branches of another user."""
     local = mode == "standalone"
     node: RabbitNode | None = None if local else request.getfixturevalue("shared_rabbitmq")
     database = postgres.create_database()
@@ -86,7 +86,7 @@ def seeded(
 
 @pytest.fixture
 def client(seeded: DtxService, many: str) -> Iterator[RawClient]:
-    """A connection to the vhost of the many, with channels 1 and 2."""
+    """A connection to the vhost of the many branches, with channels 1 and 2."""
     with session(seeded.url(vhost=many)) as raw:
         raw.open(1)
         raw.open(2)
@@ -94,7 +94,6 @@ def client(seeded: DtxService, many: str) -> Iterator[RawClient]:
 
 
 def batch(client: RawClient, channel: int, call: DtxCall) -> list[Xid]:
-    """One recover."""
     found = client.ask(channel, call)
     assert isinstance(found, list)
     return found
@@ -120,7 +119,7 @@ def test_a_scan_lists_each_branch_once_in_frames_that_fit(
 
 
 async def test_the_client_s_helpers_iterate_over_the_whole_scan(seeded: DtxService, many: str, xids: list[Xid]) -> None:
-    """One scan in batches, each xid once; a scan that is dropped half-way does no harm."""
+    """A scan in batches returns each xid once, also after another scan was dropped half-way."""
     url = seeded.url(vhost=many)
     with connected(url) as connection, Coordinator(connection) as coordinator:
         dropped = coordinator.recover()
@@ -136,7 +135,7 @@ async def test_the_client_s_helpers_iterate_over_the_whole_scan(seeded: DtxServi
 def test_a_call_that_starts_and_ends_a_scan_goes_on_where_the_one_before_it_had_no_room(
     client: RawClient, xids: list[Xid]
 ) -> None:
-    """Rule startEnd: "a single call starts and then ends a scan"; a client that makes no other call sees all."""
+    """Rule startEnd: "a single call starts and then ends a scan"; repeating this call lists all branches."""
     found: list[Xid] = []
     while len(found) < COUNT:
         page = batch(client, 1, ONCE)
@@ -161,7 +160,7 @@ def test_endscan_returns_a_batch_and_ends(client: RawClient) -> None:
 
 
 def test_endscan_without_a_scan_returns_nothing(client: RawClient) -> None:
-    """Rule mustBeStarted is about calls with neither bit."""
+    """Rule mustBeStarted concerns only calls with neither bit."""
     assert batch(client, 1, END) == []
 
 

@@ -1,4 +1,4 @@
-"""Timeouts of branches: when they strike, what is answered then, and when they never strike."""
+"""Timeouts of branches: when they apply, the answers after a timeout, and branches that never time out."""
 
 import pytest
 
@@ -23,7 +23,7 @@ from tests.support.service import DtxService
 
 
 def await_timeout(service: DtxService, *xids: Xid) -> None:
-    """Wait until the service says that these have timed out: a call would change them."""
+    """Wait until the log says that these have timed out; a call would change their state."""
 
     def said() -> bool:
         lines = [line for line in service.log_path.read_text().splitlines() if "branch timed out" in line]
@@ -61,21 +61,21 @@ def test_a_branch_that_took_too_long_says_so_once(service: DtxService, raw: RawC
 def test_what_was_consumed_is_back_as_soon_as_the_branch_has_timed_out(
     service: DtxService, raw: RawClient, broker: Broker, queue: str, xid: Xid
 ) -> None:
-    """Rollback: "any consumed messages are re-enqueued"; nobody needs to ask for it."""
+    """Rollback: "any consumed messages are re-enqueued"; this needs no call."""
     raw.publish(1, queue, b"wanted elsewhere")
     raw.ask(1, DtxStart(xid=xid))
     raw.consume_one(1, queue)
     raw.ask(1, DtxSetTimeout(xid=xid, timeout=1))
     await_timeout(service, xid)
     wait_until(lambda: broker.count(queue) == 1, what="the message's return")
-    raw.publish(1, queue, b"too late")  # the branch is lost already, and this with it
+    raw.publish(1, queue, b"too late")  # the branch has timed out, so this message is dropped with it
     assert raw.ask(1, DtxEnd(xid=xid)) is XaFlag.RBTIMEOUT
     raw.close_channel(1)
     assert bodies(broker, queue) == [b"wanted elsewhere"]
 
 
 def test_suspended_work_that_took_too_long_is_told_at_resume(service: DtxService, raw: RawClient, xid: Xid) -> None:
-    """Start-ok knows xa-ok and xa-rbrollback alone."""
+    """Start-ok has only the flags xa-ok and xa-rbrollback."""
     raw.ask(1, DtxStart(xid=xid))
     raw.ask(1, DtxEnd(xid=xid, suspend=True))
     raw.ask(1, DtxSetTimeout(xid=xid, timeout=1))
@@ -87,7 +87,7 @@ def test_suspended_work_that_took_too_long_is_told_at_resume(service: DtxService
 def test_a_prepared_branch_never_times_out(
     service: DtxService, raw: RawClient, broker: Broker, queue: str, xid: Xid
 ) -> None:
-    """Obligation2, and no "completed by a timeout": neither by one set before prepare, nor by one after."""
+    """Obligation2, and no "completed by a timeout", whether the timeout is set before prepare or after it."""
     before, after = new_xid(), new_xid()
     raw.idle(1, before, queue=queue)
     raw.ask(1, DtxSetTimeout(xid=before, timeout=1))
@@ -107,7 +107,7 @@ def test_a_prepared_branch_never_times_out(
     ("seconds", "effective"), [(1, 1), (MAX_TIMEOUT, MAX_TIMEOUT), (MAX_TIMEOUT + 1, MAX_TIMEOUT), (0, DEFAULT_TIMEOUT)]
 )
 def test_the_ceiling_is_what_is_told(raw: RawClient, xid: Xid, seconds: int, effective: int) -> None:
-    """Get-timeout: "the value used in the previous setTimeout call"; above the ceiling the ceiling was used."""
+    """Get-timeout: "the value used in the previous setTimeout call"; a value above the maximum becomes the maximum."""
     raw.idle(1, xid)
     raw.ask(1, DtxSetTimeout(xid=xid, timeout=seconds))
     assert raw.ask(1, DtxGetTimeout(xid=xid)) == effective

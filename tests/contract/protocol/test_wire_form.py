@@ -1,4 +1,4 @@
-"""Octets on the wire where a client library would hide them."""
+"""Octets on the wire that a client library would hide."""
 
 import struct
 
@@ -23,9 +23,9 @@ def longstr(data: bytes) -> bytes:
 
 
 def test_a_whole_branch_octet_for_octet(mode: Mode, raw: RawClient, queue: str) -> None:
-    """The XML's fields in their order: ticket (short), xid (longstr), bits; every flags is a short.
+    """The fields in the order of the XML: ticket (short), xid (longstr), bits; every flags field is a short.
 
-    Beside a broker that knows no tickets any will do.
+    In alongside mode, with a broker without tickets, any ticket is accepted.
     """
     ticket = b"\xff\xff" if mode == "alongside" else b"\x00\x00"
     wire = struct.pack(">IBB", 0xFFFFFFFE, 64, 64) + bytes(range(64)) + bytes(64)
@@ -54,7 +54,7 @@ def test_a_whole_branch_octet_for_octet(mode: Mode, raw: RawClient, queue: str) 
 
 
 def test_endscan_is_a_long(raw: RawClient, queue: str, xid: Xid) -> None:
-    """Endscan has domain "long"; startscan is a bit, so it has an octet of its own."""
+    """Endscan has domain "long"; startscan is a bit in its own octet."""
     raw.prepared(1, xid, queue=queue)
     raw.say(2, method(105, 50, b"\x00\x00" + b"\x01" + b"\x00\x00\x00\x01"))
     answer = raw.read_method(2, 105 << 16 | 51)
@@ -120,7 +120,7 @@ def test_methods_of_the_server_and_unknown_ones_are_refused(raw: RawClient) -> N
 
 
 def test_calls_in_one_packet_are_answered_in_order(raw: RawClient, xid: Xid) -> None:
-    """Each call on a channel waits for the one before it, however they come in."""
+    """Each call on a channel waits for the previous one, also if the frames arrive byte by byte."""
     raw.open(9)
     wire = longstr(xid.to_wire())
     payloads = [
@@ -153,7 +153,7 @@ def test_what_was_sent_behind_a_refused_call_is_discarded(raw: RawClient, queue:
 
 
 def test_a_content_of_another_class_ends_the_connection(raw: RawClient, queue: str, xid: Xid) -> None:
-    """4.2.6.1: "The class-id MUST match the method frame class id". The text has 501 for it; RabbitMQ answers 505."""
+    """4.2.6.1: "The class-id MUST match the method frame class id". The text says 501; RabbitMQ answers 505."""
     raw.ask(1, DtxStart(xid=xid))
     raw.say(1, methods.BasicPublish(b"", queue.encode()).encode())
     raw.send_raw(header_frame(1, 70, 0, b"\x00\x00"))
@@ -186,7 +186,7 @@ def test_a_method_within_a_content_ends_the_connection(
 
 @only_standalone
 def test_a_malformed_consume_behind_a_publish_ends_the_connection(raw: RawClient, queue: str) -> None:
-    """It waits until the publish is durable, and is answered all the same."""
+    """The consume waits until the publish is durable; then the connection is closed."""
     name = queue.encode()
     content = header_frame(1, 60, 0, b"\x00\x00")
     consume = methods.BasicConsume(name, b"", arguments=b"\x05short").frame(1)
@@ -196,7 +196,7 @@ def test_a_malformed_consume_behind_a_publish_ends_the_connection(raw: RawClient
 
 
 def test_both_sides_close_the_channel_at_once(raw: RawClient, xid: Xid) -> None:
-    """Channel.close of the client crosses that of the server: each is confirmed, and the number is free again."""
+    """Channel.close of the client crosses that of the server: both are confirmed, and the number is free again."""
     raw.say(1, method(105, 40, b"\x00\x00" + longstr(xid.to_wire())), methods.ChannelClose(200, b"").encode())
     seen = {raw.next_method(1)[:4]}
     while methods.ChannelCloseOk().encode() not in seen:
