@@ -35,19 +35,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Count what is left out; let Hypothesis measure no time."""
+    """Register the summary of tests that did not run; turn off the deadlines of Hypothesis."""
     if config.getoption("rabbitmq"):
         os.environ[OPTION] = config.getoption("rabbitmq")
     config.pluginmanager.register(Exercised(), "dtx-exercised")
-    settings.register_profile("dtx", deadline=None)  # a busy machine is no fault
+    settings.register_profile("dtx", deadline=None)  # a slow machine is not a failure
     settings.load_profile("dtx")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several processes share the files: mix them, and begin the longest computations first.
+    """If several processes share the files, mix them and begin with the longest computations.
 
-    Tests that wait for servers leave the processor to others. A long computation that begins last leaves one process
-    with all the work. Tests that RabbitMQ 4 is known to answer otherwise have to fail against it.
+    Tests that wait for servers use little processor time. A long computation that begins last would keep one process
+    busy at the end. Tests in DIFFERENCES, where RabbitMQ 4 differs, must fail against it.
     """
     if rabbitmq_install.chosen() == "4":
         for item in items:
@@ -61,8 +61,8 @@ def _computes(path: Path) -> bool:
     return "pipeline" in path.parts or path.name == "test_simulation.py"
 
 
-class ByFile(LoadFileScheduling):  # type: ignore[misc]  # it has no types
-    """One process runs all tests of a file, and one runs all files that need Spark, which is slow to start."""
+class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """One process runs all tests of a file; one process runs all files that need Spark, which starts slowly."""
 
     def _split_scope(self, nodeid: str) -> str:
         return "pipeline" if "/pipeline/" in nodeid else str(super()._split_scope(nodeid))
@@ -70,21 +70,21 @@ class ByFile(LoadFileScheduling):  # type: ignore[misc]  # it has no types
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
-    """Give files to processes, in the order of ``pytest_collection_modifyitems``."""
+    """Assign files to processes, in the order of ``pytest_collection_modifyitems``."""
     config.option.loadscopereorder = False
     return ByFile(config, log)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """Whatever is there now stays to the end: no collection of garbage need look at thousands of tests again."""
+    """Freeze the collected tests, so that garbage collections do not scan thousands of them again."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show what the servers said with every failure."""
+    """Add the logs of the servers to every failure."""
     report = yield
     if report.failed:
         report.sections += [(f"log of {name}", text) for name, text in log_tails()]
@@ -93,13 +93,13 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.fixture
 def left_out(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
-    """Call it with a sentence when a test could not exercise a part of what it is about."""
+    """Records a sentence about a part that a test could not exercise."""
     return partial(record_property, LEFT_OUT)
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """The PostgreSQL server that tests share; those that kill it use ``own_postgres``."""
+    """The shared PostgreSQL server; tests that kill a server use ``own_postgres``."""
     with PostgresServer(in_memory=True) as server:
         yield server
 
@@ -121,13 +121,13 @@ def migrated_postgres_url(postgres: PostgresServer) -> Iterator[str]:
 
 
 def _is_evidence(request: pytest.FixtureRequest) -> bool:
-    """Whether what is measured is what users have: on a disk."""
+    """Whether the test is in the evidence tier, where servers use the disk, as users do."""
     return "evidence" in request.path.parts
 
 
 @pytest.fixture
 def own_postgres(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
-    """A PostgreSQL server for one test alone, to be killed, stopped and paused."""
+    """A PostgreSQL server for one test, which may kill, stop and pause it."""
     with PostgresServer("own", in_memory=not _is_evidence(request)) as server:
         yield server
 
@@ -141,28 +141,28 @@ def shared_rabbitmq() -> Iterator[RabbitNode]:
 
 @pytest.fixture
 def rabbitmq(shared_rabbitmq: RabbitNode) -> RabbitNode:
-    """The RabbitMQ node that tests share, up and well. A test may kill it: the next one finds it mended."""
+    """The shared RabbitMQ node, running. A test may kill it: it is repaired before the next test."""
     shared_rabbitmq.mend()
     return shared_rabbitmq
 
 
 @pytest.fixture
 def own_rabbitmq(request: pytest.FixtureRequest) -> Iterator[RabbitNode]:
-    """A RabbitMQ node for one test alone."""
+    """A RabbitMQ node for one test."""
     with RabbitNode(in_memory=not _is_evidence(request)) as node:
         yield node
 
 
 @pytest.fixture(scope="session")
 def needs_rabbitmq4() -> None:
-    """Skip tests of RabbitMQ 4 where it is not there, and cannot be made in the time of a test."""
+    """Skip tests of RabbitMQ 4 if it is not installed: the installation takes longer than a test may."""
     if not rabbitmq_install.is_there("4"):
         pytest.skip("there is no RabbitMQ 4: make rabbitmq4")
 
 
 @pytest.fixture
 def vhost(rabbitmq: RabbitNode) -> Iterator[str]:
-    """A fresh virtual host of the shared node, which guest may use."""
+    """A fresh virtual host of the shared node that guest may use."""
     name = rabbitmq.add_vhost()
     yield name
     rabbitmq.mend()
@@ -187,15 +187,15 @@ class ServiceFactory(Protocol):
     """Starts services that end with the test."""
 
     def __call__(self, *options: str, broker: str | None = ..., database: str | None = ..., **more: Any) -> DtxService:
-        """A service with further words on its command line; see ``DtxService``."""
+        """Start a service with further options; see ``DtxService``."""
 
 
 @pytest.fixture
 def dtx_service(request: pytest.FixtureRequest) -> Iterator[ServiceFactory]:
     """Starts ``dtx serve``: ``dtx_service("--default-timeout", "5")``.
 
-    Without *broker* it uses the shared node, without *database* a fresh one of the shared PostgreSQL with the log's
-    tables (services that a package shares make theirs); with ``database="embedded"`` the server that dtx itself brings.
+    Without *broker* it uses the shared node. Without *database* it uses a fresh database of the shared PostgreSQL, with
+    the tables of the log; with ``database="embedded"`` it uses the embedded server of dtx.
     """
     with ExitStack() as stack:
 
@@ -215,7 +215,7 @@ def dtx_service(request: pytest.FixtureRequest) -> Iterator[ServiceFactory]:
 
 @pytest.fixture
 def proxy() -> Iterator[Callable[[str, int], Proxy]]:
-    """Starts a cuttable TCP proxy in front of host and port."""
+    """Starts a :class:`Proxy` in front of host and port."""
     with ExitStack() as stack:
 
         def start(host: str, port: int) -> Proxy:
@@ -240,9 +240,9 @@ def through(service: DtxService, broker: Broker) -> Iterator[BlockingConnection]
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """The browser that the tests of a module share; use ``browser``.
+    """The browser that the tests of a module share; tests use ``browser``.
 
-    It is not kept longer: while it is there, its event loop runs, and tests that are coroutines could not.
+    It ends with the module: while its event loop runs, tests that are coroutines cannot run.
     """
     with Browser() as browser:
         yield browser
@@ -250,6 +250,6 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def browser(chromium: Browser) -> Iterator[Browser]:
-    """The same, with no windows open."""
+    """The browser without open windows."""
     yield chromium
     chromium.leave()

@@ -1,4 +1,4 @@
-"""Fixtures for tests of AMQP 1.0: a client, a channel with AMQP 0-9-1 beside it, and a queue."""
+"""Fixtures for tests of AMQP 1.0: a client, an AMQP 0-9-1 channel, and a queue."""
 
 import secrets
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def client(service: DtxService) -> "Iterator[Client]":
-    """A connection with AMQP 1.0."""
-    from tests.support.proton import Client  # where there is Proton
+    """An AMQP 1.0 connection."""
+    from tests.support.proton import Client  # Proton may be missing
 
     with Client(service) as open_client:
         yield open_client
@@ -25,7 +25,7 @@ def client(service: DtxService) -> "Iterator[Client]":
 
 @pytest.fixture
 def channel(service: DtxService) -> Iterator[BlockingChannel]:
-    """A channel with AMQP 0-9-1."""
+    """An AMQP 0-9-1 channel."""
     with connected(service.url()) as connection:
         yield connection.channel()
 

@@ -1,4 +1,4 @@
-"""What tests ask of a broker over a :class:`RawClient`, method by method."""
+"""Calls to a broker over a :class:`RawClient`, one function for each method."""
 
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ def ask(client: RawClient, channel: int, payload: bytes, answer: int) -> bytes:
 
 
 def declare(client: RawClient, name: bytes = b"", *, channel: int = 1, **options: Any) -> methods.QueueDeclareOk:
-    """queue.declare."""
+    """Send queue.declare; return the answer."""
     return methods.QueueDeclareOk.decode(
         ask(client, channel, methods.QueueDeclare(name, **options).encode(), methods.QueueDeclareOk.KEY)
     )
@@ -33,8 +33,8 @@ def publish(client: RawClient, queue: bytes, *bodies: bytes, channel: int = 1, *
 def fill(client: RawClient, queue: bytes, *bodies: bytes) -> None:
     """Publish, and wait until the queue has them.
 
-    RabbitMQ answers for the number of messages ahead of the publishes that came before, and channels know nothing of
-    each other: only confirms tell that a message has arrived.
+    RabbitMQ may answer with the number of messages before it has handled earlier publishes, and channels are
+    independent: only confirms show that a message has arrived.
     """
     client.open(FILLING)
     ask(client, FILLING, methods.ConfirmSelect().encode(), methods.ConfirmSelectOk.KEY)
@@ -44,7 +44,7 @@ def fill(client: RawClient, queue: bytes, *bodies: bytes) -> None:
 
 
 def confirmed(client: RawClient, count: int, channel: int = 1) -> int:
-    """Wait for the confirms of *count* publishes; how many frames that took."""
+    """Wait for the confirms of *count* publishes; return the number of frames."""
     frames, seen = 0, 0
     while seen < count:
         settle = methods.BasicAck.decode(client.read_method(channel, methods.BasicAck.KEY))
@@ -54,7 +54,7 @@ def confirmed(client: RawClient, count: int, channel: int = 1) -> int:
 
 
 def next_delivery(client: RawClient, channel: int = 1) -> tuple[methods.BasicDeliver, bytes]:
-    """The delivery that comes next, and its body."""
+    """The next delivery and its body."""
     method = methods.BasicDeliver.decode(client.read_method(channel, methods.BasicDeliver.KEY))
     return method, client.read_content(channel)
 
@@ -62,7 +62,7 @@ def next_delivery(client: RawClient, channel: int = 1) -> tuple[methods.BasicDel
 def get(
     client: RawClient, queue: bytes, channel: int = 1, *, no_ack: bool = False
 ) -> tuple[methods.BasicGetOk, bytes] | None:
-    """basic.get; ``None`` where the queue is empty."""
+    """Send basic.get; return method and body, ``None`` if the queue is empty."""
     client.say(channel, methods.BasicGet(queue, no_ack).encode())
     payload = client.read_method(channel, methods.BasicGetOk.KEY, methods.BasicGetEmpty.KEY)
     if payload[:4] == methods.BasicGetEmpty.HEAD:
@@ -71,7 +71,7 @@ def get(
 
 
 def bodies(client: RawClient, queue: bytes) -> list[bytes]:
-    """All that is ready, taken out."""
+    """Take all ready messages out of *queue*; return the bodies."""
     found = []
     while (got := get(client, queue, no_ack=True)) is not None:
         found.append(got[1])
@@ -79,17 +79,17 @@ def bodies(client: RawClient, queue: bytes) -> list[bytes]:
 
 
 def returned(client: RawClient, queue: bytes, count: int) -> None:
-    """Wait until the messages of a closed channel are back: RabbitMQ 4 may answer the close before."""
+    """Wait until the messages of a closed channel are back: RabbitMQ 4 may answer the close earlier."""
     wait_until(lambda: declare(client, queue, passive=True).message_count == count, what="the messages")
 
 
 def code_of_end(client: RawClient, *payloads: bytes, channel: int = 1) -> int:
-    """Send methods that end the connection; the reply code."""
+    """Send methods that end the connection; return the reply code."""
     return code_after(client, b"".join(method_frame(channel, payload) for payload in payloads))
 
 
 def code_after(client: RawClient, frames: bytes) -> int:
-    """Send frames that end the connection; the reply code."""
+    """Send frames that end the connection; return the reply code."""
     client.send_raw(frames)
     try:
         while True:
@@ -99,5 +99,5 @@ def code_after(client: RawClient, frames: bytes) -> int:
 
 
 def consume(client: RawClient, queue: bytes, tag: bytes = b"tag", *, channel: int = 1, **options: Any) -> None:
-    """basic.consume."""
+    """Send basic.consume and wait for its answer."""
     ask(client, channel, methods.BasicConsume(queue, tag, **options).encode(), methods.BasicConsumeOk.KEY)

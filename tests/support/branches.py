@@ -25,7 +25,7 @@ _numbers = count(1)
 
 
 def a_xid() -> Xid:
-    """An xid that no other test has."""
+    """A unique xid."""
     return Xid(4660, b"\x00global\xff" + uuid4().bytes, b"%d" % next(_numbers))
 
 
@@ -91,7 +91,7 @@ def a_line(branch: BranchRecord, event: JournalEvent = JournalEvent.PREPARED, **
 
 
 def an_insert(branch: BranchRecord, *work: WorkRow) -> Insert:
-    """The prepare record of *branch*, with one publish unless told otherwise."""
+    """The prepare record of *branch*, with *work* or one publish."""
     return Insert(branch=branch, work=work or (a_publish(),), journal=a_line(branch))
 
 
@@ -108,7 +108,7 @@ def a_commit(branch: BranchRecord, **changes: Any) -> Advance:
 
 
 def a_completion(branch: BranchRecord, event: JournalEvent = JournalEvent.COMMITTED, **changes: Any) -> CompleteWrite:
-    """The ending of *branch*, which is as it was inserted."""
+    """The completion of *branch*, which has not changed since its insert."""
     values: dict[str, Any] = {
         "id": branch.id,
         "expect": branch.state,
@@ -119,10 +119,10 @@ def a_completion(branch: BranchRecord, event: JournalEvent = JournalEvent.COMMIT
 
 
 async def all_of(records: AsyncIterator[BranchRecord]) -> dict[UUID, BranchRecord]:
-    """What a load gives, by id."""
+    """The loaded records, by id."""
     return {record.id: record async for record in records}
 
 
 def new_identity(rm: str) -> BrokerIdentity:
-    """Of a dtx with a log that no other test has."""
+    """The identity of a dtx with a unique log."""
     return BrokerIdentity(rm=f"{rm}-{uuid4()}", log=uuid4(), instance=uuid4())

@@ -1,4 +1,4 @@
-"""Where the messages are, past the connections under test: RabbitMQ beside dtx, or dtx itself; and the two modes."""
+"""The two modes, and access to messages without the connections under test: in RabbitMQ or in a standalone dtx."""
 
 import contextlib
 import secrets
@@ -14,19 +14,19 @@ from tests.support.service import DtxService
 Mode = Literal["alongside", "standalone"]
 MODES: Final[tuple[Mode, ...]] = ("alongside", "standalone")
 only_alongside = pytest.mark.parametrize("mode", ["alongside"], indirect=True)
-"""For tests of what a broker behind dtx brings along."""
+"""Runs a test only in alongside mode."""
 only_standalone = pytest.mark.parametrize("mode", ["standalone"], indirect=True)
-"""For tests of what is simpler without one."""
+"""Runs a test only in standalone mode."""
 
 
 class Broker(Protocol):
-    """What tests do past the connections under test. :class:`tests.support.rabbitmq.RabbitNode` is one."""
+    """Operations without the connections under test. :class:`tests.support.rabbitmq.RabbitNode` implements it."""
 
     def mend(self) -> None:
-        """Undo what an earlier test left."""
+        """Repair the state that an earlier test left."""
 
     def channel(self, vhost: str = ..., user: str = ...) -> contextlib.AbstractContextManager[BlockingChannel]:
-        """A channel of its own connection."""
+        """A channel of a new connection."""
 
     def count(self, queue: str, vhost: str = ...) -> int:
         """How many messages are ready in *queue*."""
@@ -50,10 +50,10 @@ class Broker(Protocol):
 
 
 class StandaloneBroker(QueueAccess):
-    """A service without a broker, on a database of its own.
+    """A service without a broker, on its own database.
 
     Args:
-        service: it runs, or is started before this is used.
+        service: must run when this is used.
     """
 
     def __init__(self, service: DtxService) -> None:
@@ -62,10 +62,10 @@ class StandaloneBroker(QueueAccess):
         self._users = AccountEditor(service.database, "dtx")
 
     def mend(self) -> None:
-        """Nothing is ever left broken."""
+        """Do nothing: tests leave nothing to repair."""
 
     def url(self, user: str = "guest", password: str | None = None, vhost: str = "/") -> str:
-        """Where to connect as *user*; the password is the name unless given."""
+        """The URL for *user*; the password is the name unless given."""
         return self.service.url(user, password, vhost)
 
     def add_vhost(self, name: str | None = None) -> str:
@@ -76,7 +76,7 @@ class StandaloneBroker(QueueAccess):
         return name
 
     def delete_vhost(self, name: str) -> None:
-        """Remove it, if it is empty."""
+        """Remove the access of guest to it; the virtual host stays."""
         self._users.revoke("guest", name)
 
     def add_user(

@@ -1,4 +1,4 @@
-"""A headless Chromium, and people in front of it. Playwright drives the one that is there, and downloads none."""
+"""A headless Chromium and its users. Playwright drives the installed Chromium and downloads none."""
 
 import functools
 import shutil
@@ -17,16 +17,16 @@ from dtx.client import Xid
 from tests.support.debian import install
 
 _PROGRAMS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
-# a sandbox of Chromium's own needs rights that root in a container does not have; pages here are all ours
+# Chromium's sandbox needs rights that root in a container does not have; the tests open only pages of dtx
 _WORDS = ("--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu")
 Scheme = Literal["light", "dark"]
 
 
 @functools.cache
 def find_chromium() -> Path:
-    """The program. Installs Debian's package where there is none and this is root on Debian.
+    """The path of Chromium. Installs the Debian package if it is missing and this is root on Debian.
 
-    Ends the test run with one sentence where nothing works: tests that need a browser are never skipped.
+    Ends the test run with a message if there is none: tests that need a browser are never skipped.
     """
     found = _installed()
     if found is None:
@@ -44,20 +44,20 @@ def _installed() -> Path | None:
 
 
 class Visitor:
-    """Somebody in front of a browser window.
+    """The user of a browser window.
 
     Args:
         page: the window.
-        url: where the service's API is.
+        url: the URL of the operators' API.
     """
 
     def __init__(self, page: Page, url: str) -> None:
         self.page = page
         self.url = url
         self.complaints: list[str] = []
-        """What the browser's console says, but for statuses that are no success: scripts that fail, what is refused."""
+        """Errors and warnings of the browser's console, except failed HTTP statuses."""
         self.strangers: list[str] = []
-        """Requests to anywhere else."""
+        """Requests to other servers."""
         self.seen: list[str] = []
         """The text of every answer."""
         page.on("console", self._note)
@@ -77,28 +77,28 @@ class Visitor:
         self.seen.append(f"{response.status} {response.url} {response.headers}")
 
     def require_peace(self) -> None:
-        """Nothing failed in the browser, and nothing was asked of anybody else."""
+        """Check that nothing failed in the browser and that no request went to another server."""
         assert (self.complaints, self.strangers) == ([], [])
 
     def open(self, page: str = "") -> Response:
-        """Look at one of the pages: its address behind ``/console/``."""
+        """Open the page at ``/console/`` followed by *page*."""
         answer = self.page.goto(f"{self.url}/console/{page}")
         assert answer is not None
         self.seen.append(self.page.content())
         return answer
 
     def open_branch(self, xid: Xid, vhost: str = "/") -> Response:
-        """Look at a branch."""
+        """Open the page of a branch."""
         return self.open(f"branch?xid={quote(str(xid), safe='')}&vhost={quote(vhost, safe='')}")
 
     def sign_in(self, name: str, password: str) -> None:
-        """On the page that is there."""
+        """Sign in on the current page."""
         self.page.get_by_label("User").fill(name)
         self.page.get_by_label("Password or token").fill(password)
         self.page.get_by_role("button", name="Sign in").click()
 
     def enter(self, name: str, password: str, page: str = "") -> Self:
-        """Sign in on the way to a page."""
+        """Open a page and sign in."""
         self.open(page)
         self.sign_in(name, password)
         self.page.get_by_role("button", name="Sign out").wait_for()
@@ -106,23 +106,23 @@ class Visitor:
         return self
 
     def text(self) -> str:
-        """What is to be read in the main part of the page."""
+        """The text of the main part of the page."""
         self.seen.append(self.page.content())
         return self.page.locator("main").inner_text()
 
     def follow(self, name: str, role: Literal["link", "button"] = "link") -> None:
-        """Press what leads to another page; returns when that is there."""
+        """Click a link or button that opens another page, and wait for the page."""
         with self.page.expect_navigation():
             self.page.get_by_role(role, name=name).first.click()
         self.seen.append(self.page.content())
 
     def choose(self, order: str) -> None:
-        """Press the button of an order, which opens its dialogue."""
+        """Click the link of an order, which opens its dialogue."""
         self.page.get_by_role("link", name=order).click()
         self.page.locator("dialog[open] #reason").wait_for()
 
     def dry_run(self, reason: str) -> str:
-        """What the dialogue says would happen."""
+        """Do the dry run; return the text of the dialogue."""
         self.page.locator("dialog #reason").fill(reason)
         self.page.get_by_role("button", name="Dry run").click()
         self.page.locator("dialog .danger").wait_for()
@@ -130,19 +130,19 @@ class Visitor:
         return self.page.locator("dialog").inner_text()
 
     def confirm(self) -> None:
-        """Do what the dry run has said; returns when the answer is there."""
+        """Confirm the order and wait for the answer."""
         self.page.evaluate("() => document.querySelectorAll('main .note.good').forEach((note) => note.remove())")
         self.page.locator("dialog .danger").click()
         self.page.locator("main .note.good, dialog [role=alert]").first.wait_for()
         self.seen.append(self.page.content())
 
     def shoot(self, path: Path) -> None:
-        """A picture of the whole page; of the window where a dialogue is open."""
+        """Take a screenshot of the whole page, or of the window if a dialogue is open."""
         self.page.screenshot(path=path, full_page=self.page.locator("dialog[open]").count() == 0)
 
 
 class Browser:
-    """A Chromium. Use as a context manager; every window is somebody else's, without anything in common."""
+    """A Chromium. Use as a context manager; every window has its own browser context."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -171,16 +171,16 @@ class Browser:
         permissions: Sequence[str] = (),
         trusting: bool = False,
     ) -> Visitor:
-        """A window of its own.
+        """Open a window in a new browser context.
 
         Args:
-            url: where the service's API is.
-            width: of the window.
-            height: likewise.
-            scheme: light or dark.
-            scripts: whether the browser runs any.
-            permissions: of the pages.
-            trusting: whether any certificate will do.
+            url: the URL of the operators' API.
+            width: the width of the window in pixels.
+            height: the height of the window in pixels.
+            scheme: the preferred colour scheme.
+            scripts: whether the browser runs scripts.
+            permissions: the permissions of the pages.
+            trusting: whether any certificate is accepted.
         """
         assert self._chromium is not None, "use the browser as a context manager"
         context = self._chromium.new_context(

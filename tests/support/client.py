@@ -1,4 +1,4 @@
-"""What the tests of the client helpers share."""
+"""Helpers of tests that use clients: xids, queues, connections."""
 
 import asyncio
 import contextlib
@@ -21,13 +21,13 @@ _RUN = secrets.token_bytes(6)
 
 
 def new_xid(bqual: bytes = b"queue") -> Xid:
-    """An xid that nobody has used."""
+    """A new xid."""
     return Xid(0x74657374, _RUN + b"\x00" + str(next(_numbers)).encode(), bqual)
 
 
 @contextlib.contextmanager
 def fresh_queue(node: Broker) -> Iterator[str]:
-    """A durable queue of the node, made and deleted past dtx."""
+    """A durable queue of the node, declared and deleted directly at the broker."""
     name = f"client-{secrets.token_hex(6)}"
     with node.channel() as channel:
         channel.queue_declare(name, durable=True)
@@ -38,17 +38,17 @@ def fresh_queue(node: Broker) -> Iterator[str]:
 
 
 def bodies(node: Broker, queue: str) -> list[bytes]:
-    """Take everything out of a queue, past dtx."""
+    """Take all messages out of a queue directly at the broker; return the bodies."""
     return [body for body, _, _ in node.take_all(queue)]
 
 
 def take_all(channel: BlockingChannel, queue: str, *, at_least: int = 0) -> list[bytes]:
-    """Take everything out of a queue, through dtx; in order.
+    """Take all messages out of a queue through dtx; return the bodies in order.
 
     Args:
-        channel: to take it with.
-        queue: its name.
-        at_least: wait for so many messages: what a broker is given back, it has a moment later.
+        channel: the channel to use.
+        queue: the name of the queue.
+        at_least: the number of messages to wait for: a broker requeues messages with a delay.
     """
     found: list[bytes] = []
 
@@ -63,22 +63,22 @@ def take_all(channel: BlockingChannel, queue: str, *, at_least: int = 0) -> list
 
 @contextlib.contextmanager
 def connected(url: str) -> Iterator[BlockingConnection]:
-    """A blocking connection, closed afterwards where that is still to be done."""
+    """A blocking connection, closed afterwards if it is still open."""
     try:
         connection = BlockingConnection(pika.URLParameters(url))
-    except ValueError as error:  # pika's own, where the server dies as soon as the socket is connected
+    except ValueError as error:  # pika raises it if the server dies right after the connect
         raise AMQPConnectionError(str(error)) from error
     try:
         yield connection
     finally:
-        # AttributeError: pika's own, where the server's close comes in while pika closes the channels one by one
+        # AttributeError: pika raises it if the server's close arrives while pika closes its channels
         with contextlib.suppress(AMQPError, AttributeError):
             connection.close()
 
 
 @contextlib.asynccontextmanager
 async def async_connected(url: str) -> AsyncIterator[AsyncioConnection]:
-    """An asyncio connection, closed afterwards where that is still to be done."""
+    """An asyncio connection, closed afterwards if it is still open."""
     loop = asyncio.get_running_loop()
     opened: asyncio.Future[AsyncioConnection] = loop.create_future()
     closed: asyncio.Future[None] = loop.create_future()

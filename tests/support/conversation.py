@@ -1,6 +1,6 @@
-"""Conversations of AMQP 0-9-1 as text, held with a server over a socket.
+"""AMQP 0-9-1 conversations as text, run with a server over a socket.
 
-A line that begins with ``<`` is sent to the server, one with ``>`` has to come from it; ``#`` begins a comment.
+A line that begins with ``<`` is sent to the server, a line with ``>`` is expected from it; ``#`` begins a comment.
 
     < 1 queue.declare queue=$q exclusive=1
     > 1 queue.declare-ok queue=$q message_count=0
@@ -8,11 +8,11 @@ A line that begins with ``<`` is sent to the server, one with ``>`` has to come 
     < 1 header size=2
     < 1 body ok
 
-The number is the channel. Fields of a method that are not named have their defaults when it is sent, and may have any
-value when it comes. ``$q`` and other words with a dollar sign are names of this conversation alone, ``$xid`` is an xid.
-``with channels 1 2`` opens these first, ``at standalone`` names the servers that hold it so. ``< raw 0102`` sends these
-bytes, ``> end`` is the end of the socket. Frames that come are compared channel by channel: a server may answer two
-channels in any order. Methods are written and read by pika, not by the codec of dtx.
+The number is the channel. Fields that are not named have their defaults in a sent method and may have any value in a
+received one. Words with a dollar sign, like ``$q``, are names that are unique to the conversation, ``$xid`` is an xid.
+``with channels 1 2`` opens these first, ``at standalone`` names the servers that it applies to. ``< raw 0102`` sends
+these bytes, ``> end`` is the end of the socket. Received frames are compared for each channel: a server may answer two
+channels in any order. pika, not the codec of dtx, encodes and decodes the methods.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ _BY_NAME: Final[dict[str, Any]] = {_wire_name(method): method for method in _CLA
 
 
 class Line(NamedTuple):
-    """One line: who says what, and where it is written."""
+    """One line of a script, with its number and direction."""
 
     number: int
     sent: bool
@@ -59,9 +59,9 @@ class Script(NamedTuple):
     """A conversation.
 
     Args:
-        servers: that hold it so.
-        channels: that are open when it begins.
-        lines: in order.
+        servers: the servers that it applies to.
+        channels: the channels that are open at the beginning.
+        lines: the lines in order.
     """
 
     servers: list[str]
@@ -75,7 +75,7 @@ class Script(NamedTuple):
 
 
 def read(text: str) -> Script:
-    """The conversation that *text* is; what it does not say is ``at rabbitmq standalone alongside with channels 1``."""
+    """Parse *text*; the defaults are ``at rabbitmq standalone alongside`` and ``with channels 1``."""
     script = Script(["rabbitmq", "standalone", "alongside"], [1], [])
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
@@ -90,14 +90,14 @@ def read(text: str) -> Script:
 
 
 class Names(dict[str, Any]):
-    """What stands for the words with a dollar sign."""
+    """The values of the words with a dollar sign."""
 
     def __missing__(self, word: str) -> Any:
         self[word] = new_xid().to_wire() if word.startswith("$xid") else f"{word[1:]}-{secrets.token_hex(4)}"
         return self[word]
 
     def fields(self, words: Sequence[str]) -> dict[str, Any]:
-        """The fields that ``name=value …`` say."""
+        """The fields in ``name=value …``."""
         return {name: self._value(value) for name, _, value in (word.partition("=") for word in words)}
 
     def _value(self, word: str) -> Any:
@@ -107,7 +107,7 @@ class Names(dict[str, Any]):
 
 
 def octets(line: Line, names: Names) -> bytes:
-    """What a line sends."""
+    """The bytes that a line sends."""
     if line.words[0] == "raw":
         return bytes.fromhex("".join(line.words[1:]))
     channel, name, *rest = line.words
@@ -127,18 +127,18 @@ Split = Callable[[bytes], Iterator[bytes]]
 
 
 def at_once(data: bytes) -> Iterator[bytes]:
-    """All of it in one piece."""
+    """All data in one piece."""
     yield data
 
 
 def byte_by_byte(data: bytes) -> Iterator[bytes]:
-    """Each byte in a packet of its own."""
+    """Each byte in its own packet."""
     for position in range(len(data)):
         yield data[position : position + 1]
 
 
 def inside_frames(data: bytes) -> Iterator[bytes]:
-    """Cut in the midst of each frame's payload."""
+    """Cut in the middle of each frame's payload."""
     begin, frame = 0, 0
     while frame + 8 <= len(data):
         size = int.from_bytes(data[frame + 3 : frame + 7], "big")
@@ -149,11 +149,11 @@ def inside_frames(data: bytes) -> Iterator[bytes]:
 
 
 class Conversation:
-    """Holds conversations on one connection.
+    """Runs conversations on one connection.
 
     Args:
-        peer: logged in, or not, as the conversation wants it.
-        split: how what is sent becomes packets.
+        peer: the client, logged in if the conversation needs it.
+        split: divides the sent data into packets.
     """
 
     def __init__(self, peer: RawClient, split: Split) -> None:
@@ -163,7 +163,7 @@ class Conversation:
         self._early: dict[int, deque[Frame]] = {}
 
     def hold(self, lines: Sequence[Line]) -> None:
-        """Say and hear everything; fails at the first line that does not come as it is written."""
+        """Run all lines; fail at the first received frame that differs from its line."""
         data = b""
         for line in lines:
             if line.sent:
@@ -175,7 +175,7 @@ class Conversation:
         self._send(data)
 
     def _send(self, data: bytes) -> None:
-        with contextlib.suppress(ConnectionResetError, BrokenPipeError):  # what comes back tells
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):  # the expected lines show the error
             for piece in self._split(data):
                 self._peer.send_raw(piece)
 

@@ -1,4 +1,4 @@
-"""Stages for faults: dtx between a broker and a database, with a network between them that can be cut; or dtx alone."""
+"""Stages for faults: dtx with a broker, a database and a network that can be cut; or dtx without a broker."""
 
 import contextlib
 import json
@@ -26,16 +26,16 @@ PERSISTENT = pika.BasicProperties(delivery_mode=2, content_type="text/plain")
 
 
 class Scene:
-    """dtx, and what a test needs to know about it, in either mode.
+    """A dtx in either mode, with helpers for tests.
 
     Args:
-        postgres: where a fresh database is made.
+        postgres: the server of the fresh database.
         env: further environment variables of every dtx.
     """
 
     service: DtxService
     broker: Broker
-    """Where the messages are, past the connections under test."""
+    """Access to the messages without the connections under test."""
     vhost: str
     database: str
 
@@ -49,7 +49,7 @@ class Scene:
         self._stack.close()
 
     def another_service(self, *options: str, start: bool = True) -> DtxService:
-        """A further dtx on the same data, with further words of its command line; ended with the stage."""
+        """A further dtx on the same data, with further options; it ends with the stage."""
         raise NotImplementedError
 
     def queues(self) -> list[str]:
@@ -63,39 +63,39 @@ class Scene:
     # -- work
 
     def connected(self, service: DtxService | None = None) -> contextlib.AbstractContextManager[BlockingConnection]:
-        """A client's connection to dtx."""
+        """A client connection to dtx."""
         return connected((service or self.service).url(vhost=self.vhost))
 
     @contextlib.contextmanager
     def coordinator(self, service: DtxService | None = None) -> Iterator[Coordinator]:
-        """The transaction manager's connection."""
+        """A coordinator with its own connection."""
         with self.connected(service) as connection, Coordinator(connection) as coordinator:
             yield coordinator
 
     def declare(self, name: str, **arguments: Any) -> str:
-        """A durable queue."""
+        """Declare a durable queue."""
         with self.broker.channel(self.vhost) as channel:
             channel.queue_declare(name, durable=True, arguments=arguments)
         return name
 
     def delete(self, queue: str) -> None:
-        """Delete a queue with what is in it."""
+        """Delete a queue with its messages."""
         with self.broker.channel(self.vhost) as channel:
             channel.queue_delete(queue)
 
     def fill(self, queue: str, *bodies: bytes) -> None:
-        """Publish persistent messages straight to the broker."""
+        """Publish persistent messages directly to the broker."""
         with self.broker.channel(self.vhost) as channel:
             channel.confirm_delivery()
             for body in bodies:
                 channel.basic_publish("", queue, body, PERSISTENT)
 
     def take(self, queue: str) -> list[tuple[bytes, pika.BasicProperties, bool]]:
-        """Everything that is in *queue*: body, properties, redelivered."""
+        """Take all ready messages out of *queue*: body, properties, redelivered."""
         return self.broker.take_all(queue, self.vhost)
 
     def bodies(self, queue: str) -> list[bytes]:
-        """The same, bodies alone."""
+        """As :meth:`take`, only the bodies."""
         return [body for body, _, _ in self.take(queue)]
 
     def count(self, queue: str) -> int:
@@ -103,7 +103,7 @@ class Scene:
         return self.broker.count(queue, self.vhost)
 
     def wait_for_count(self, queue: str, count: int) -> None:
-        """Wait until so many messages are ready in *queue*."""
+        """Wait until *count* messages are ready in *queue*."""
         wait_until(lambda: self.count(queue) == count, what=f"{count} messages in {queue}")
 
     def wait_for(self, condition: Callable[[], object], what: str, *, seconds: float = 40.0) -> None:
@@ -111,19 +111,19 @@ class Scene:
         wait_until(condition, seconds=seconds, what=what)
 
     def background(self, call: Callable[[], object]) -> "Future[object]":
-        """Run *call* in a thread of its own."""
+        """Run *call* in another thread."""
         return self._threads.submit(call)
 
-    # -- what the log says
+    # -- the log
 
     def states(self) -> dict[Xid, str]:
-        """The state of every branch that the log has."""
+        """The state of every branch in the log."""
         query = "SELECT format_id, gtrid, bqual, state FROM dtx.branch"
         with psycopg.connect(self.database) as connection:
             return {Xid(f, bytes(g), bytes(b)): state for f, g, b, state in connection.execute(query)}
 
     def wait_for_state(self, xid: Xid, state: str | None, *, seconds: float = 40.0) -> None:
-        """Wait until the log has *xid* in *state*; ``None``: not at all."""
+        """Wait until *xid* is in *state* in the log; ``None``: not in the log."""
         wait_until(lambda: self.states().get(xid) == state, seconds=seconds, what=f"{xid} in state {state}")
 
     def wait_for_end(self, *, seconds: float = 40.0) -> None:
@@ -131,11 +131,11 @@ class Scene:
         wait_until(lambda: not self.states(), seconds=seconds, what="the end of all branches")
 
     def in_doubt(self) -> list[dict[str, Any]]:
-        """What ``dtx in-doubt --json`` says."""
+        """The output of ``dtx in-doubt --json``."""
         return [json.loads(line) for line in self.service.run("in-doubt", "--json").stdout.splitlines()]
 
     def history(self, xid: Xid) -> list[str]:
-        """The events of *xid* in the journal, in order; a commit is answered a moment before its end is there."""
+        """The events of *xid* in the journal, in order; a commit may be answered before its end is written."""
         decided = ("committing", "rolling-back")
         wait_until(lambda: self.states().get(xid) not in decided, what=f"the end of {xid} in the log")
         with psycopg.connect(self.database) as connection:
@@ -147,16 +147,16 @@ class Scene:
 
 
 class Stage(Scene):
-    """dtx beside a broker, and everything around it. Use as a context manager.
+    """A dtx in alongside mode with a proxy to the broker. Use as a context manager.
 
     Its services can be armed with failpoints: see ``ArmedService``.
 
     Args:
         node: the broker; a fresh vhost of it is used.
-        postgres: where a fresh database for the log is made.
-        replay: what dtx does with units whose outcome it does not know.
+        postgres: the server of the fresh database for the log.
+        replay: the option ``--replay`` of dtx.
         options: further words of its command line.
-        start: whether entering starts dtx.
+        start: whether entering the context starts dtx.
         env: further environment variables of every dtx.
     """
 
@@ -193,7 +193,7 @@ class Stage(Scene):
         self.node.delete_vhost(self.vhost)
 
     def another_service(self, *options: str, through_proxy: bool = False, start: bool = True) -> ArmedService:
-        """A further dtx on the same log and broker; like every one ended with the stage."""
+        """A further dtx on the same log and broker; it ends with the stage."""
         port = self.proxy.port if through_proxy else self.node.port
         broker = f"amqp://guest:guest@127.0.0.1:{port}/{self.vhost}"
         words = (*self.options, *options)
@@ -212,12 +212,12 @@ class Stage(Scene):
         return sum(queue["name"].startswith("dtx.lock.") for queue in found)
 
     def held(self, queue: str) -> int:
-        """How many messages *queue* has, those that were delivered and not acknowledged included (takes a second)."""
+        """How many messages *queue* has, including unacknowledged ones (takes a second)."""
         lines = self.node.ctl("list_queues", "--vhost", self.vhost, "--no-table-headers", "name", "messages")
         return next(int(count) for name, count in map(str.split, lines.splitlines()) if name == queue)
 
     def receipts(self) -> int:
-        """How many receipts lie in the broker, beside the marker of each queue."""
+        """How many receipts are in the broker, without the marker of each queue."""
         return sum(self._receipts_in(queue) for queue in self.receipt_queues())
 
     def _receipts_in(self, queue: str) -> int:
@@ -226,7 +226,7 @@ class Stage(Scene):
         except ChannelClosedByBroker as error:
             if error.reply_code != 404:
                 raise
-            return 0  # dtx has just deleted it
+            return 0  # dtx has deleted it meanwhile
 
     def receipt_queues(self) -> list[str]:
         """The receipt queues of every dtx in the vhost."""
@@ -235,11 +235,11 @@ class Stage(Scene):
 
 
 class StandaloneStage(Scene):
-    """dtx without a broker. Use as a context manager.
+    """A dtx without a broker. Use as a context manager.
 
     Args:
-        postgres: where a fresh database is made.
-        options: further words of its command line.
+        postgres: the server of the fresh database.
+        options: further options of dtx.
         env: further environment variables of every dtx.
     """
 
@@ -259,7 +259,7 @@ class StandaloneStage(Scene):
         return self
 
     def another_service(self, *options: str, start: bool = True) -> DtxService:
-        """A further dtx on the same database; like every one ended with the stage."""
+        """A further dtx on the same database; it ends with the stage."""
         words = (*self._options, *options)
         return self._stack.enter_context(DtxService(database=self.database, options=words, env=self._env, start=start))
 
@@ -269,7 +269,7 @@ class StandaloneStage(Scene):
             return [bytes(name).decode() for (name,) in connection.execute("SELECT name FROM dtx.queue")]
 
     def locks(self) -> int:
-        """There is no broker to lock anything at."""
+        """Always 0: there is no broker with locks."""
         return 0
 
 
@@ -281,7 +281,7 @@ def work(
     xid: Xid | None = None,
     end: bool = True,
 ) -> tuple[XAResource, Xid]:
-    """A branch on *channel* that publishes bodies to queues and takes so many messages from queues."""
+    """A branch on *channel* that publishes bodies to queues and consumes numbers of messages from queues."""
     xa, xid = XAResource(channel, timeout=60), xid or new_xid()
     xa.start(xid)
     for queue, bodies in (publish or {}).items():
@@ -298,5 +298,5 @@ def work(
 
 
 def ids(taken: Sequence[tuple[bytes, pika.BasicProperties, bool]]) -> list[str]:
-    """The ``x-dtx-id`` of messages; empty where there is none."""
+    """The ``x-dtx-id`` of messages; empty if there is none."""
     return [(properties.headers or {}).get("x-dtx-id", "") for _, properties, _ in taken]

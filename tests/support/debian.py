@@ -1,4 +1,4 @@
-"""Debian's packages, for programs that tests need and this machine does not have."""
+"""Installs Debian packages of programs that tests need and this machine does not have."""
 
 import contextlib
 import os
@@ -13,10 +13,10 @@ POLICY = Path("/usr/sbin/policy-rc.d")
 
 
 def install(package: str, what: str) -> None:
-    """Install *package* where this is root on Debian; elsewhere, or where that fails, nothing comes of it.
+    """Install *package* if this is root on Debian; otherwise, or if that fails, do nothing.
 
     Args:
-        package: its name.
+        package: the name of the package.
         what: the missing program, for the message.
     """
     if not _is_root_on_debian():
@@ -29,9 +29,9 @@ def install(package: str, what: str) -> None:
 
 
 def make_system(root: Path, suite: str, package: str) -> None:
-    """Make a system with *package* of another Debian below *root*; its programs run with chroot.
+    """Make a system of another Debian release with *package* below *root*; its programs run with chroot.
 
-    Where this is not root on Debian, or a step fails, there is none.
+    Do nothing if this is not root on Debian; leave nothing if a step fails.
 
     Args:
         root: the directory of the system.
@@ -79,7 +79,7 @@ def _run(*words: str) -> bool:
 
 @contextlib.contextmanager
 def _unhurried() -> Iterator[None]:
-    """The time of a test is not for installing: an interrupted dpkg would leave nothing installable at all."""
+    """Stop the timer of the test: an interrupted dpkg would make later installations impossible."""
     left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
     try:
         yield
@@ -89,7 +89,7 @@ def _unhurried() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_service_started(policy: Path) -> Iterator[None]:
-    """Debian starts a service that it installs, unless this script says no."""
+    """Debian starts a service that it installs unless this script forbids it."""
     if policy.exists():
         yield
         return
@@ -102,5 +102,5 @@ def _no_service_started(policy: Path) -> Iterator[None]:
 
 
 def say(sentence: str) -> None:
-    """Past pytest's capture: somebody waits."""
+    """Print without pytest's capture, because the user waits."""
     print(sentence, file=sys.__stderr__, flush=True)

@@ -1,4 +1,4 @@
-"""A client of a broker through pika, for dialogues that RabbitMQ and dtx must answer alike."""
+"""A client that uses pika, for dialogues that RabbitMQ and dtx must answer in the same way."""
 
 import contextlib
 import secrets
@@ -12,12 +12,12 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPConnectionError, ChannelClosedByBroker, NackError, UnroutableError
 
 PATIENCE: Final = 60.0
-"""Seconds for something to happen: a test that waits longer has failed."""
+"""Seconds to wait for an event before the test fails."""
 _POLL_SECONDS: Final = 0.02
 
 
 class Got(NamedTuple):
-    """A message as a consumer sees it."""
+    """A message that a consumer has received."""
 
     body: str
     method: Any
@@ -25,20 +25,20 @@ class Got(NamedTuple):
 
     @property
     def headers(self) -> dict[str, Any]:
-        """Its headers."""
+        """The headers of the message."""
         return self.properties.headers or {}
 
     @property
     def deaths(self) -> list[dict[str, Any]]:
-        """Its x-death without the times."""
+        """The x-death of the message, without the times."""
         return [{key: value for key, value in death.items() if key != "time"} for death in self.headers["x-death"]]
 
 
 class Dialogue:
-    """A connection with one channel for everything but publishing, and one in confirm mode for that.
+    """A connection with a channel in confirm mode for publishing, and one for everything else.
 
     Args:
-        url: of the broker.
+        url: the URL of the broker.
     """
 
     def __init__(self, url: str) -> None:
@@ -65,14 +65,14 @@ class Dialogue:
         return str(self.channel.queue_declare(name or unique(), exclusive=True, arguments=table).method.queue)
 
     def exchange(self, kind: str, *, name: str = "", **arguments: Any) -> str:
-        """Declare an exchange that goes with the last queue that is bound to it."""
+        """Declare an exchange that is deleted with its last binding."""
         name = name or unique()
         table = {key.replace("_", "-"): value for key, value in arguments.items()}
         self.channel.exchange_declare(name, kind, auto_delete=True, arguments=table)
         return name
 
     def grave(self, **arguments: Any) -> str:
-        """A queue for dead letters, whatever their key, behind an exchange of the same name."""
+        """A queue for dead letters of any key, bound to a fanout exchange of the same name."""
         name = self.queue(**arguments)
         self.exchange("fanout", name=name)
         self.channel.queue_bind(name, name)
@@ -81,7 +81,7 @@ class Dialogue:
     def publish(
         self, queue: str, *bodies: str, exchange: str = "", mandatory: bool = False, **properties: Any
     ) -> list[bool]:
-        """Publish, and wait for the confirms; whether each was taken (False: basic.nack)."""
+        """Publish, and wait for the confirms; return whether each was accepted (False: basic.nack)."""
         if self._publisher is None or not self._publisher.is_open:
             self._publisher = self.connection.channel()
             self._publisher.confirm_delivery()
@@ -97,7 +97,7 @@ class Dialogue:
         return True
 
     def returned(self, key: str, body: str, *, exchange: str = "", **properties: Any) -> Got:
-        """Publish a message that must come back."""
+        """Publish a message that must be returned; return it."""
         channel = self.another()
         channel.confirm_delivery()
         with pytest.raises(UnroutableError) as caught:
@@ -107,18 +107,18 @@ class Dialogue:
         return Got(message.body.decode(), message.method, message.properties)
 
     def closed(self, channel: BlockingChannel) -> int:
-        """Wait for the broker to close *channel*; the code."""
+        """Wait until the broker closes *channel*; return the code."""
         codes: list[int] = []
 
         def note(_: object, reason: Exception) -> None:
             codes.append(int(getattr(reason, "reply_code", 0)))
 
-        channel._impl.add_on_close_callback(note)  # the blocking channel tells of it only when it is used
+        channel._impl.add_on_close_callback(note)  # the blocking channel reports it only when it is used
         self.until(lambda: bool(codes), "the channel closed")
         return codes[0]
 
     def publish_refused(self, exchange: str, key: str, **properties: Any) -> int:
-        """The code with which the broker refuses a publish, 0 where it takes it."""
+        """The code with which the broker refuses a publish; 0 if it accepts it."""
 
         def publish(channel: BlockingChannel) -> None:
             channel.confirm_delivery()
@@ -127,11 +127,11 @@ class Dialogue:
         return self.refused(publish)
 
     def exists(self, queue: str) -> bool:
-        """Whether the queue is there, without using it: does the default exchange have a route to it?"""
+        """Whether the default exchange routes to the queue; this does not count as use of the queue."""
         probe = self.connection.channel()
         probe.confirm_delivery()
         try:
-            # An expiration of 0, so that the probe is gone at once; a queue that takes it has no consumer.
+            # With an expiration of 0 the probe expires at once; a queue that takes it has no consumer.
             probe.basic_publish("", queue, b"probe", pika.BasicProperties(expiration="0"), mandatory=True)
         except UnroutableError:
             return False
@@ -140,7 +140,7 @@ class Dialogue:
         return True
 
     def count(self, queue: str) -> int:
-        """Messages that are ready."""
+        """The number of ready messages."""
         return int(self.channel.queue_declare(queue, passive=True).method.message_count)
 
     def get(self, queue: str, *, ack: bool = False) -> Got | None:
@@ -149,17 +149,17 @@ class Dialogue:
         return None if method is None else Got(body.decode(), method, properties)
 
     def take(self, queue: str) -> Got:
-        """basic.get of a message that is there; it stays unacknowledged."""
+        """basic.get of a message, which must exist; it stays unacknowledged."""
         got = self.get(queue)
         assert got is not None, "the queue is empty"
         return got
 
     def drain(self, queue: str) -> list[str]:
-        """The bodies of all that is ready, taken out."""
+        """Take all ready messages out of *queue*; return the bodies."""
         return [got.body for got in iter(lambda: self.get(queue, ack=True), None)]
 
     def receive(self, queue: str, count: int = 1) -> list[Got]:
-        """Wait for so many messages, which are taken out. There must not be more."""
+        """Consume exactly *count* messages; there must not be more."""
         found: list[Got] = []
         self.collect(found, queue, auto_ack=True)
         self.until(lambda: len(found) >= count, f"{count} messages in {queue}")
@@ -168,7 +168,7 @@ class Dialogue:
         return found
 
     def receive_on_another(self, queue: str, *bodies: str) -> None:
-        """As :meth:`receive`, on another channel, whatever the prefetch of the first is."""
+        """As :meth:`receive`, on another channel, so that the prefetch of the first does not apply."""
         channel, found = self.another(), list[Got]()
         self.collect(found, queue, channel=channel, auto_ack=True)
         self.until(lambda: len(found) >= len(bodies), f"{len(bodies)} messages in {queue}")
@@ -176,7 +176,7 @@ class Dialogue:
         assert [got.body for got in found] == list(bodies)
 
     def collect(self, found: list[Got], queue: str, *, channel: BlockingChannel | None = None, **options: Any) -> str:
-        """Consume into *found*; the consumer's tag."""
+        """Consume into *found*; return the consumer tag."""
 
         def came(_: BlockingChannel, method: Any, properties: pika.BasicProperties, body: bytes) -> None:
             found.append(Got(body.decode(), method, properties))
@@ -185,14 +185,14 @@ class Dialogue:
         return self._tag
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Handle what comes until *condition* holds."""
+        """Process events until *condition* holds."""
         deadline = time.monotonic() + PATIENCE
         while not condition():
             assert time.monotonic() < deadline, f"still not: {what}"
             self.connection.process_data_events(_POLL_SECONDS)
 
     def refused(self, ask: Callable[[BlockingChannel], object]) -> int:
-        """The code with which the broker closes the channel when it is asked that."""
+        """The code with which the broker closes the channel of *ask*; 0 if it does not."""
         channel = self.connection.channel()
         try:
             ask(channel)
@@ -203,11 +203,11 @@ class Dialogue:
 
 
 def unique() -> str:
-    """A name that nobody has."""
+    """A unique name."""
     return f"dialogue-{secrets.token_hex(6)}"
 
 
 def connected(url: str) -> Iterator[Dialogue]:
-    """For fixtures."""
+    """A dialogue with the server at *url*, for fixtures."""
     with Dialogue(url) as dialogue:
         yield dialogue

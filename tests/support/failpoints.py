@@ -1,4 +1,4 @@
-"""``dtx serve`` with a failpoint armed, and what it reached."""
+"""``dtx serve`` with an armed failpoint, and the points that it reached."""
 
 import sys
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from tests.support.service import DtxService
 
 
 class ArmedService(DtxService):
-    """As long as *arming* has words for ``python -m dtx.failpoint``, they are used; the next start may have others.
+    """A service that starts with the arguments in ``arming``, which may change between starts.
 
     Args:
-        arming: these words.
+        arming: arguments of ``python -m dtx.failpoint``; empty: no failpoint.
         options: see :class:`DtxService`.
     """
 
@@ -30,5 +30,5 @@ class ArmedService(DtxService):
 
 
 def traced(file: Path) -> list[Point]:
-    """What a ``--trace`` has."""
+    """The points in a ``--trace`` file."""
     return [Point.named(line) for line in file.read_text().splitlines()]

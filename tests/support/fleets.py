@@ -1,4 +1,4 @@
-"""Fleets at random, small alphabets on purpose: xids meet, owners change, clocks go back, lines come twice or never."""
+"""Random fleets with few values: xids recur, owners change, clocks go back, lines are repeated or missing."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -43,14 +43,14 @@ _SOURCES, _RMS, _VHOSTS, _BQUALS = ("db1", "db2"), ("rm1", "rm2"), ("/", "v"), (
 _OWNERS = ("ann", "ann", "ann", "w,e|i:rd ünï")
 _FORMATS = (1, 1, 1, 4_294_967_295)
 _LIVES = ("life-1", "life-1", "life-1", "life-2")
-# every event and outcome comes now and then, the usual ones often: else all that is found are heuristics
+# the usual events come more often than the others: otherwise all findings would be heuristics
 _EVENTS = (*JournalEvent, *(JournalEvent.PREPARED, JournalEvent.COMMITTED) * 6, *(JournalEvent.ROLLED_BACK,) * 3)
 _STATES = (*STATE_MARK, "taking", *("prepared",) * 6)
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What is known of one."""
+    """The data of one fleet."""
 
     events: tuple[Event, ...] = ()
     observations: tuple[Observation, ...] = ()
@@ -62,7 +62,7 @@ class Fleet:
         )
 
     def about(self, gtrid: bytes) -> "Fleet":
-        """What is known of one transaction: to be shown where two opinions differ."""
+        """The data of one transaction, to show it when two verdicts differ."""
         return Fleet(
             tuple(line for line in self.events if line.gtrid == gtrid),
             tuple(seen for seen in self.observations if seen.gtrid == gtrid),
@@ -71,11 +71,11 @@ class Fleet:
 
 
 def fleet_of(seed: int, transactions: int) -> Fleet:
-    """One at random: about three lines for each transaction, for some of them many and for some none.
+    """A random fleet: about three lines for each transaction, for some of them many and for some none.
 
     Args:
-        seed: the same gives the same.
-        transactions: how many, at most.
+        seed: the same seed gives the same fleet.
+        transactions: the maximum number of transactions.
     """
     dice = Random(seed)
 
@@ -104,7 +104,7 @@ def fleet_of(seed: int, transactions: int) -> Fleet:
     def observation() -> Observation:
         kind = dice.choice(tuple(SourceKind))
         return Observation(
-            # what PostgreSQL has prepared need not be an xid
+            # the names of PostgreSQL's prepared transactions need not be xids
             **(place() | {"format_id": dice.choice((None, *_FORMATS))}), kind=kind, state=dice.choice(_STATES),
             branch_id=dice.choice(_LIVES) if kind is SourceKind.DTX else None, since=dice.choice((None, at(), at())),
             observed_at=at(),
@@ -124,7 +124,7 @@ def fleet_of(seed: int, transactions: int) -> Fleet:
 
 
 def line(gtrid: bytes, event: str, at: int, **more: object) -> Event:
-    """One of the branch of *gtrid* in the resource manager rm, unless *more* says so."""
+    """A line about the branch of *gtrid* in the resource manager rm; *more* overrides the values."""
     told = {
         "source": "db", "rm": "rm", "vhost": "/", "format_id": 1, "gtrid": gtrid, "bqual": b"", "branch_id": "life",
         "id": f"{gtrid!r} {event}", "event": event, "at": at, "owner": "ann", "actor": "ann",
@@ -143,7 +143,7 @@ def _table(rows: Sequence[tuple[object, ...]], schema: pa.Schema) -> pa.Table:
 
 
 def events_table(events: Iterable[Event], first_xid8: int = 1) -> pa.Table:
-    """Lines as a journal or the lake has them, in the order in which they were committed."""
+    """Lines as in a journal or the lake, in commit order."""
     rows = [
         (
             line.id, _when(line.at), line.rm, str(line.event), line.branch_id, line.vhost, line.format_id,
@@ -157,7 +157,7 @@ def events_table(events: Iterable[Event], first_xid8: int = 1) -> pa.Table:
 
 
 def observations_table(observations: Iterable[Observation]) -> pa.Table:
-    """Observations as readers give them."""
+    """Observations as the readers return them."""
     rows = [
         (
             seen.source, str(seen.kind), seen.rm, seen.vhost, seen.format_id, seen.gtrid,
@@ -169,7 +169,7 @@ def observations_table(observations: Iterable[Observation]) -> pa.Table:
 
 
 def decisions_table(decisions: Iterable[Decision]) -> pa.Table:
-    """Decisions as readers give them."""
+    """Decisions as the readers return them."""
     rows = [
         (
             made.tm, made.format_id, made.gtrid, str(made.decision), _when(made.at), made.finished,
@@ -181,7 +181,7 @@ def decisions_table(decisions: Iterable[Decision]) -> pa.Table:
 
 
 def events_frame(spark: SparkSession, events: Iterable[Event], first_xid8: int = 1) -> DataFrame:
-    """Lines in Spark; by Arrow, so that no Python worker of its has to start."""
+    """Lines in Spark; through Arrow, so that no Python worker has to start."""
     return spark.createDataFrame(events_table(events, first_xid8))
 
 
@@ -196,10 +196,10 @@ def decisions_frame(spark: SparkSession, decisions: Iterable[Decision]) -> DataF
 
 
 def judgements(rows: Iterable[Row]) -> dict[Key, tuple[Judgement, bytes]]:
-    """Verdicts of Spark as the reference has them, and their fingerprints.
+    """Verdicts of Spark in the form of the reference, and their fingerprints.
 
     Args:
-        rows: with ``since_micros`` and so on: Python would have times in its own zone.
+        rows: with ``since_micros`` etc., because Python would convert times to its own zone.
     """
     return {
         (row.format_id, bytes(row.gtrid)): (

@@ -1,4 +1,4 @@
-"""An active dtx and one that stands by, and applications that go on with whichever serves."""
+"""An active dtx and a standby, and applications that use the one that is active."""
 
 import contextlib
 import threading
@@ -20,7 +20,7 @@ from tests.support.processes import wait_until
 from tests.support.service import DtxService
 
 LEASE: Final = 2.0
-"""Seconds: ``--lease-ttl`` of every stage."""
+"""The ``--lease-ttl`` of every stage, in seconds."""
 FENCED: Final = 5
 """docs/operations/running: "5: another dtx took over the lease"."""
 
@@ -30,7 +30,7 @@ class Pair:
 
     Args:
         scene: its service is the active one.
-        options: further words of the standby's command line.
+        options: further options of the standby.
     """
 
     def __init__(self, scene: Scene, *options: str) -> None:
@@ -39,7 +39,7 @@ class Pair:
         self.standby = scene.another_service(*options, start=False)
         self.standby.start(wait=False)
         self.serving = self.active
-        """Where applications connect."""
+        """The service to which applications connect."""
         wait_until(
             lambda: b"another dtx is active, standing by" in self.standby.log_path.read_bytes(),
             seconds=60,
@@ -47,15 +47,15 @@ class Pair:
         )
 
     def be_far_apart(self) -> None:
-        """As on two machines: whether the active one's process lives cannot be seen, so the lease must run out."""
+        """Act as on two machines: the standby cannot see whether the active process runs, so the lease must expire."""
         with psycopg.connect(self.scene.database, autocommit=True) as connection:
             connection.execute("UPDATE dtx.lease SET process = NULL")
 
     def succeed(self) -> float:
-        """Wait until the standby serves, and send the applications there.
+        """Wait until the standby is active, and let the applications use it.
 
         Returns:
-            How many seconds that took.
+            The duration in seconds.
         """
         began = time.monotonic()
         self.standby.wait_ready()
@@ -64,13 +64,13 @@ class Pair:
         return took
 
     def go_on_with(self, service: DtxService) -> None:
-        """*service* is the active one from now on."""
+        """Let the applications use *service* from now on."""
         self.serving = self.scene.service = service
         if isinstance(self.scene, StandaloneStage):
             self.scene.broker = StandaloneBroker(service)
 
     def epoch(self) -> int:
-        """How often the lease was taken, or proved anew after a lost connection."""
+        """The epoch of the lease: it grows when the lease is taken or confirmed after a lost connection."""
         with psycopg.connect(self.scene.database) as connection:
             row = connection.execute("SELECT epoch FROM dtx.lease").fetchone()
         assert row is not None
@@ -82,12 +82,12 @@ _deciding = threading.Lock()
 
 @dataclass
 class Transfer:
-    """What a branch does.
+    """The work and the decision of one branch.
 
     Args:
         own: the message that it adds to ``out``.
-        moved: the message that it takes from ``in`` to ``out``; ``None``: there was none.
-        commits: what its transaction manager has decided; ``None``: nothing yet.
+        moved: the message that it moves from ``in`` to ``out``; ``None``: ``in`` was empty.
+        commits: the decision of its transaction manager; ``None``: undecided.
     """
 
     own: bytes
@@ -95,10 +95,10 @@ class Transfer:
     commits: bool | None = None
 
     def decide(self, *, commit: bool) -> bool:
-        """Decide, once and for all: who asks later is told what was decided first.
+        """Decide once; later calls return the first decision.
 
         Args:
-            commit: what it shall be, if nothing was decided.
+            commit: the decision if there is none yet.
 
         Returns:
             Whether it commits.
@@ -110,12 +110,12 @@ class Transfer:
 
 
 class Application(threading.Thread):
-    """Moves messages from ``in`` to ``out`` in branches, and remembers what was decided, as a transaction manager does.
+    """Moves messages from ``in`` to ``out`` in branches, and records the decisions, as a transaction manager does.
 
     Args:
-        pair: where to.
-        number: of this one.
-        books: what all of them have decided.
+        pair: the active dtx and the standby.
+        number: the number of the application.
+        books: the transfers of all applications.
     """
 
     def __init__(self, pair: Pair, number: int, books: dict[Xid, Transfer]) -> None:
@@ -128,7 +128,7 @@ class Application(threading.Thread):
 
     def run(self) -> None:
         while not self.stop.wait(0.05):
-            # ValueError: what pika raises for a socket that is reset at once after it was connected.
+            # ValueError: pika raises it for a socket that is reset right after the connect.
             with (
                 contextlib.suppress(AMQPError, XAException, OSError, ValueError),
                 self._pair.scene.connected(self._pair.serving) as connection,
@@ -155,11 +155,11 @@ class Application(threading.Thread):
 
 
 class Crowd:
-    """Applications that work until told to stop, and the reckoning. Use as a context manager.
+    """Runs applications and checks the result. Use as a context manager.
 
     Args:
-        pair: where to.
-        messages: in ``in`` when they begin.
+        pair: the active dtx and the standby.
+        messages: the number of messages in ``in`` at the start.
     """
 
     def __init__(self, pair: Pair, messages: int = 150) -> None:
@@ -180,24 +180,24 @@ class Crowd:
         self.stop()
 
     def join(self, count: int) -> None:
-        """So many more begin."""
+        """Start *count* more applications."""
         for _ in range(count):
             application = Application(self._pair, len(self._applications), self.books)
             self._applications.append(application)
             application.start()
 
     def wait_for(self, more: int) -> None:
-        """Wait until so many more branches were completed."""
+        """Wait until *more* further branches are completed."""
         goal = self.done + more
         wait_until(lambda: self.done >= goal, seconds=60, what=f"{more} more branches")
 
     @property
     def done(self) -> int:
-        """How many branches were completed."""
+        """The number of completed branches."""
         return sum(application.done for application in self._applications)
 
     def stop(self) -> None:
-        """Let them finish what they are doing."""
+        """Stop all applications after their current branch."""
         for application in self._applications:
             application.stop.set()
         for application in self._applications:
@@ -205,13 +205,13 @@ class Crowd:
             assert not application.is_alive(), f"{application.name} hangs"
 
     def recover(self, of: Collection[Xid] | None = None) -> int:
-        """Complete what is in doubt as it was decided.
+        """Complete the branches in doubt as decided.
 
         Args:
-            of: these alone, while others are still being decided.
+            of: only these branches, while others are still undecided.
 
         Returns:
-            How many there were.
+            The number of branches.
         """
         with self._pair.scene.coordinator(self._pair.serving) as coordinator:
             found = [xid for xid in coordinator.recover() if of is None or xid in of]
@@ -221,7 +221,7 @@ class Crowd:
         return len(found)
 
     def _insist(self, decide: Callable[[Xid], object], xid: Xid) -> None:
-        """Ask again as long as a predecessor's connection may still act for the branch."""
+        """Retry while a connection of the former active dtx may still act for the branch."""
         deadline = time.monotonic() + 60
         while True:
             try:
@@ -229,7 +229,7 @@ class Crowd:
             except XAER_RMFAIL:
                 if time.monotonic() > deadline:
                     raise
-            except XAER_NOTA as error:  # phase two was under way, and ended before we asked
+            except XAER_NOTA as error:  # phase two was in progress and ended before this call
                 if "completed" not in str(error):
                     raise
                 return
@@ -237,10 +237,10 @@ class Crowd:
                 return
 
     def settle(self) -> None:
-        """Stop, recover, and compare all that there is with what was decided.
+        """Stop, recover, and compare all messages with the decisions.
 
         Raises:
-            AssertionError: something was lost or repeated, or ended otherwise than it was decided.
+            AssertionError: a message was lost or repeated, or an outcome differs from the decision.
         """
         scene = self._pair.scene
         self.stop()
@@ -251,7 +251,7 @@ class Crowd:
         moved = [transfer.moved for transfer in committed if transfer.moved is not None]
         expected = Counter(moved + [transfer.own for transfer in committed])
         left = Counter(self._filled) - Counter(moved)
-        with contextlib.suppress(TimeoutError):  # then the comparison says what is missing
+        with contextlib.suppress(TimeoutError):  # the comparison reports the missing messages
             scene.wait_for(lambda: scene.count("out") >= expected.total(), "every message of committed branches")
             scene.wait_for(lambda: scene.count("in") >= left.total(), "every other message")
         self._compare("out", Counter(scene.bodies("out")), expected)
@@ -265,7 +265,7 @@ class Crowd:
             raise AssertionError(f"{queue}: lost {dict(lost)}, surplus {dict(surplus)}; {concerned}")
 
     def _about(self, body: bytes) -> list[str]:
-        """Which branches had *body*, for people."""
+        """The branches that had *body*, for the error message."""
         return [
             f"{xid} commits={transfer.commits}: {self._pair.scene.history(xid)}"
             for xid, transfer in self.books.items()
@@ -273,7 +273,7 @@ class Crowd:
         ]
 
     def _told(self) -> dict[Xid, str]:
-        """What the journal says of everything that ended by a commit."""
+        """The committed branches in the journal."""
         query = "SELECT format_id, gtrid, bqual, event FROM dtx.journal WHERE event = 'committed'"
         with psycopg.connect(self._pair.scene.database) as connection:
             rows = connection.execute(query).fetchall()

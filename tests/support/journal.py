@@ -1,4 +1,4 @@
-"""Lines of the journal by the thousand, written past any dtx."""
+"""Writes many lines of the journal directly to the database."""
 
 from datetime import datetime
 from typing import Final
@@ -16,5 +16,5 @@ FROM generate_series(%(first)s::int, %(last)s::int) i
 
 
 def write(connection: psycopg.Connection, first: int, last: int, at: datetime | str = "now") -> None:
-    """Lines of the journal, with *first* to *last* as gtrid and number of publishes."""
+    """Write lines of the journal, with *first* to *last* as gtrid and number of publishes."""
     connection.execute(_LINES, {"first": first, "last": last, "at": at})

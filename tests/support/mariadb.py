@@ -1,4 +1,4 @@
-"""A private MariaDB for tests, where its programs are installed."""
+"""A private MariaDB for tests, if its programs are installed."""
 
 import shutil
 import socket
@@ -14,7 +14,7 @@ SERVER = shutil.which("mariadbd") or shutil.which("mariadbd", path="/usr/sbin:/u
 
 @contextmanager
 def mariadb() -> Iterator[str]:
-    """A server in a directory of its own; the URL of its root, who needs no password."""
+    """A server in its own directory; yields the URL of its user root, who needs no password."""
     assert SERVER is not None
     with short_directory("mariadb") as directory:
         data, path = directory / "data", directory / "socket"
@@ -46,7 +46,7 @@ def mariadb() -> Iterator[str]:
 
 
 def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:  # PyMySQL leaves a socket open that is refused
+    with socket.socket(socket.AF_UNIX) as probe:  # PyMySQL does not close a refused socket
         try:
             probe.connect(str(path))
         except OSError:

@@ -1,7 +1,7 @@
-"""The in-memory twin of the log: the same contract, no database, faults on demand. For tests of what stands on the log.
+"""The in-memory twin of the log: the same contract, no database, faults on demand. For tests of code that uses the log.
 
 Several logs may share one :class:`MemoryDatabase`, as several dtx share a PostgreSQL: a log that is opened later on
-the same database finds what the earlier one wrote, and its lease.
+the same database finds the records and the lease of the earlier one.
 """
 
 import asyncio
@@ -43,14 +43,14 @@ from tests.support.memory_messages import MemoryMessages
 
 
 class Fault(Enum):
-    """What goes wrong with one write."""
+    """The fault of one write."""
 
     REFUSED = auto()
-    """LogUnavailable, and nothing was written."""
+    """LogUnavailable; the record is not written."""
     ANSWER_LOST = auto()
-    """LogUnavailable, although it was written."""
+    """LogUnavailable, although the record is written."""
     LEASE_LOST = auto()
-    """Another dtx takes the lease first."""
+    """Another dtx takes the lease before the write."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class _Row:
 
 @dataclass(slots=True)
 class MemoryDatabase:
-    """What is durable: it outlives the logs on it."""
+    """The durable data, which outlives the logs that use it."""
 
     rows: dict[UUID, _Row] = field(default_factory=dict)
     journal: list[tuple[str, JournalEntry]] = field(default_factory=list)
@@ -76,23 +76,23 @@ class MemoryLog:
     """See :class:`dtx.log.api.TransactionLog`.
 
     Args:
-        rm: name of the resource manager.
-        database: shared with other logs; default one of its own.
+        rm: the name of the resource manager.
+        database: may be shared with other logs; default: a new one.
     """
 
     def __init__(self, rm: str = "dtx", database: MemoryDatabase | None = None) -> None:
         self.database: Final = database or MemoryDatabase()
         self.faults: Final[deque[Fault]] = deque()
-        """One for each of the next writes; empty: all goes well."""
+        """The faults of the next writes, in order; empty: writes succeed."""
         self.running: Final = asyncio.Event()
-        """Cleared: writes wait before anything happens, as behind a slow disk."""
+        """While cleared, writes wait before they do anything, as with a slow disk."""
         self.running.set()
         self.written: Final[list[LogWrite]] = []
         """Every record that became durable through this log, in order."""
         self.reachable = True
-        """False: every call ends in LogUnavailable, and the lease is not valid."""
+        """False: every call raises LogUnavailable, and the lease is not valid."""
         self.congested = False
-        """True: as many writes wait as with a database that is too slow."""
+        """True: the log reports congestion, as with a slow database."""
         self._rm = rm
         self._posted: set[asyncio.Task[None]] = set()
 
@@ -112,7 +112,7 @@ class MemoryLog:
             self.database.released.notify_all()
 
     def crash(self) -> None:
-        """End as by kill -9, with the lease run out: the next log may open at once."""
+        """End as after kill -9 with an expired lease: the next log may open at once."""
         if self._holds_lease:
             del self.database.holders[self._rm]
 
@@ -122,12 +122,12 @@ class MemoryLog:
 
     @property
     def lease_valid(self) -> bool:
-        """Whether the lease is known to be ours."""
+        """Whether this log is known to hold the lease."""
         return self._holds_lease and self.reachable
 
     @property
     def disk_full(self) -> bool:
-        """Never."""
+        """Always False."""
         return False
 
     def _require_reachable(self) -> None:
@@ -156,7 +156,7 @@ class MemoryLog:
             raise LogUnavailable("the database is away, the outcome of the write is not known: as the test wants it")
 
     def post(self, record: LogWrite, told: OnWritten, *, urgent: bool = True) -> None:
-        """Write *record* without waiting for it; in the order of the calls."""
+        """Start writing *record*; records are written in the order of the calls."""
 
         def ended(write: "asyncio.Task[None]") -> None:
             self._posted.discard(write)
@@ -169,7 +169,7 @@ class MemoryLog:
         write.add_done_callback(ended)
 
     async def settled(self) -> None:
-        """Every write here has a known outcome, unless the database is away."""
+        """Return at once: every write has a known outcome unless the database is unreachable."""
         self._require_reachable()
 
     def _apply(self, record: LogWrite) -> None:
@@ -305,7 +305,7 @@ class MemoryLog:
         return [] if row is None else [row.work[position] for position in sorted(row.work)]
 
     async def read_messages_of(self, branch_id: UUID) -> list[WorkRow]:
-        """As :meth:`read_work`, wherever the messages are."""
+        """As :meth:`read_work`, also with messages that are stored in the log."""
         row = self.database.rows.get(branch_id)
         return [] if row is None else [*await self.read_work(branch_id), *self._kept(row.branch)]
 
@@ -339,7 +339,7 @@ class MemoryLog:
         return sorted(found, key=lambda message: (message.at, message.position))
 
     async def lookup(self, vhost: str, xid: Xid, branch_id: UUID | None = None) -> Lookup:
-        """What the log says about *xid* now; see :meth:`dtx.log.api.TransactionLog.lookup`.
+        """The entry of *xid* in the log; see :meth:`dtx.log.api.TransactionLog.lookup`.
 
         Raises:
             LeaseLost: the lease is not valid.
@@ -382,13 +382,13 @@ class MemoryLog:
     async def load_queues(
         self, queues: Sequence[int], *, detailed: Collection[int] = ()
     ) -> AsyncIterator[QueueContents]:
-        """What is stored in *queues*."""
+        """The stored messages of *queues*."""
         self._require_reachable()
         for queue in queues:
             yield self.database.messages.contents(queue, detailed=queue in detailed)
 
     async def read_messages(self, slots: Sequence[Slot], octets: int | None = None) -> dict[Slot, StoredMessage]:
-        """The messages in *slots*; what is not there is left out."""
+        """The messages in *slots* that exist."""
         self._require_reachable()
         return self.database.messages.read(slots, octets)
 

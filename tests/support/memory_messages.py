@@ -22,7 +22,7 @@ from dtx.log.changes import (
 
 
 class MemoryMessages:
-    """What :class:`tests.support.memory_log.MemoryDatabase` has of messages; each knows its resource manager."""
+    """The messages and topology of :class:`tests.support.memory_log.MemoryDatabase`, with their resource managers."""
 
     def __init__(self) -> None:
         self.messages: Final[dict[Slot, tuple[str, StoredMessage]]] = {}
@@ -31,10 +31,10 @@ class MemoryMessages:
         self._bindings: Final[dict[tuple[str, BindingRow], None]] = {}
 
     def check(self, change: Change | None) -> None:
-        """Refuse what :meth:`apply` could not do.
+        """Check that :meth:`apply` can make *change*.
 
         Raises:
-            LogConflict: a slot is taken, or is none.
+            LogConflict: a slot is occupied or invalid.
         """
         puts = [put.slot for put in change.puts] if change is not None else []
         if len(set(puts)) != len(puts) or any(slot in self.messages for slot in puts):
@@ -43,7 +43,7 @@ class MemoryMessages:
             raise LogConflict("a slot is negative")
 
     def apply(self, rm: str, change: Change) -> None:
-        """Put, then set expiries and properties, then drop, then mark."""
+        """Put, then set expiries and properties, then drop, then set the marks of deliveries."""
         for put in change.puts:
             self.messages[put.slot] = rm, put._replace(expires_at=_rounded(put.expires_at))
         for slot, expires_at in change.expiries:
@@ -95,12 +95,12 @@ class MemoryMessages:
         )
 
     def name(self, queue: int) -> bytes | None:
-        """The name of a queue, ``None`` where it is gone or not durable."""
+        """The name of a queue; ``None`` if it is deleted or not durable."""
         found = self._queues.get(queue)
         return None if found is None else found[1].name
 
     def contents(self, queue: int, *, detailed: bool) -> QueueContents:
-        """What is stored in *queue*."""
+        """The stored messages of *queue*."""
         rows = [self.messages[slot][1] for slot in sorted(self.messages) if slot.queue == queue]
         return QueueContents(
             queue=queue,
@@ -112,7 +112,7 @@ class MemoryMessages:
         )
 
     def read(self, slots: Sequence[Slot], octets: int | None) -> dict[Slot, StoredMessage]:
-        """The messages in *slots*, as far as they are there, until there are *octets* of bodies."""
+        """The messages in *slots* that exist, until their bodies have *octets* bytes."""
         found: dict[Slot, StoredMessage] = {}
         left = octets
         for slot in slots:
@@ -122,7 +122,7 @@ class MemoryMessages:
         return found
 
     def strays(self, rm: str, known: Collection[int]) -> list[int]:
-        """Queues of *rm* that have messages and are not *known*."""
+        """Queues of *rm* that have messages and are not in *known*."""
         return sorted({slot.queue for slot, (owner, _) in self.messages.items() if owner == rm} - set(known))
 
 

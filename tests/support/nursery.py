@@ -1,7 +1,7 @@
-"""Processes that begin as copies of one that has imported all of dtx: a start takes a third of the time.
+"""Processes that are copies of one that has imported dtx: a start takes a third of the time.
 
-Tests start dtx more than a thousand times. A copy runs the same program with the same words; what is left out is
-loading the same modules once more. Where a process is measured, so are its copies.
+Tests start dtx more than a thousand times. A copy runs the same program with the same arguments, but does not load the
+modules again. If coverage of a process is measured, its copies are measured too.
 """
 
 import atexit
@@ -38,15 +38,15 @@ _MODULES: Final = (
     "uvloop",
 )
 _MOST: Final = 1 << 18
-"""Octets of a request: the words of a command, and an environment."""
+"""The size limit of a request (arguments and environment), in bytes."""
 _PR_SET_PDEATHSIG: Final = 1
 
 
 class Copy:
-    """A process that the nursery has made, as the one who asked for it sees it.
+    """A process that the nursery has made, seen from the process that requested it.
 
     Args:
-        connection: to the nursery; it tells the process id, and at last the exit status.
+        connection: the connection to the nursery, which sends the process id and later the exit status.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -55,14 +55,14 @@ class Copy:
         self.pid: int = json.loads(connection.recv(64))
 
     def poll(self) -> int | None:
-        """Its exit status (negative: by that signal), as soon as it has ended."""
+        """Its exit status (negative: ended by that signal); ``None`` while it runs."""
         return self._hear(0.0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """The same, when it has ended.
+        """Wait for its end; return the exit status.
 
         Raises:
-            subprocess.TimeoutExpired: not within *timeout* seconds.
+            subprocess.TimeoutExpired: it did not end within *timeout* seconds.
         """
         status = self._hear(timeout)
         if status is None:
@@ -80,17 +80,17 @@ class Copy:
             ready, _, _ = select.select([self._connection], [], [], timeout)
             if ready:
                 said = self._connection.recv(64)
-                self._status = json.loads(said) if said else -signal.SIGKILL  # with the nursery all its copies end
+                self._status = json.loads(said) if said else -signal.SIGKILL  # the copies end with the nursery
                 self._connection.close()
         return self._status
 
 
 class Nursery:
-    """The process that is copied. Use as a context manager; its copies end with it.
+    """The process that is copied. Use as a context manager; the copies end with it.
 
     Args:
-        modules: what it imports beside dtx.
-        path: a directory of modules that come before all others.
+        modules: the modules that it imports in addition to dtx.
+        path: a directory that comes first on the module path.
     """
 
     def __init__(self, *modules: str, path: str = "") -> None:
@@ -114,15 +114,15 @@ class Nursery:
     def copy(
         self, module: str, words: Sequence[str], *, output: int, errors: int, env: Mapping[str, str], cwd: Path
     ) -> Copy:
-        """``python -m module words`` as a copy.
+        """Run ``python -m module words`` in a copy.
 
         Args:
             module: ``dtx``, ``dtx.failpoint`` or a program that the nursery has imported.
             words: its arguments.
-            output: descriptor for what it says on stdout.
-            errors: the same on stderr.
+            output: the descriptor for stdout.
+            errors: the descriptor for stderr.
             env: its environment.
-            cwd: its directory.
+            cwd: its working directory.
         """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.connect(str(self._path))
@@ -135,10 +135,10 @@ _nurseries: dict[tuple[bool, str], Nursery] = {}
 
 
 def nursery(path: str = "") -> Nursery:
-    """The one of this test run, whose copies are measured if processes that are started now would be.
+    """The nursery of this test run; its copies are measured if coverage of new processes is measured now.
 
     Args:
-        path: a directory of modules that come before all others; each has a nursery of its own.
+        path: a directory that comes first on the module path; each path has its own nursery.
     """
     measured = any(name.startswith("COVERAGE_") for name in os.environ)
     if (measured, path) not in _nurseries:
@@ -149,13 +149,13 @@ def nursery(path: str = "") -> Nursery:
 
 
 def _serve(path: str, *more: str) -> None:
-    """Make copies, and tell how they ended."""
+    """Make copies on request, and report their exit statuses."""
     for module in (*_MODULES, *more):
         importlib.import_module(module)
     measuring = coverage.Coverage.current()
     if measuring is not None:
-        measuring.save()  # once, and not by each copy
-    gc.freeze()  # a copy's collections leave shared pages alone
+        measuring.save()  # once instead of in each copy
+    gc.freeze()  # garbage collection in a copy does not touch shared pages
     children: dict[int, socket.socket] = {}
     wakes, woken = socket.socketpair()
     for end_ in (wakes, woken):
@@ -196,7 +196,7 @@ def _reap(children: dict[int, socket.socket]) -> None:
 
 
 def _become(request: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
-    """From here on this is a process of its own."""
+    """Turn this forked process into the requested program."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()

@@ -1,4 +1,4 @@
-"""What stands in PostgreSQL's way: a table that is locked, a record that is refused, a commit that does not return."""
+"""Faults of PostgreSQL: a locked table, a refused record, a commit that does not return."""
 
 import contextlib
 import secrets
@@ -23,7 +23,7 @@ AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()
 
 
 class Lock:
-    """A table of the log that nobody can write to; reading goes on. Use as a context manager.
+    """Locks a table of the log against writes; reads are possible. Use as a context manager.
 
     Args:
         url: of the database.
@@ -45,31 +45,31 @@ class Lock:
         self.release()
 
     def release(self) -> None:
-        """Let everybody go on. Idempotent, also when the server has died."""
+        """Release the lock. Idempotent, also if the server has died."""
         with contextlib.suppress(psycopg.Error):
             self._connection.close()
 
     @property
     def felt(self) -> bool:
-        """Whether somebody waits for the table."""
+        """Whether a writer waits for the table."""
         with psycopg.connect(self._url) as connection:
             row = connection.execute(_WAITING, {"table": self._table}).fetchone()
         return row is not None and row[0] > 0
 
     def wait_felt(self) -> None:
-        """Wait until somebody waits for the table."""
+        """Wait until a writer waits for the table."""
         wait_until(lambda: self.felt, what=f"a writer that waits for dtx.{self._table}")
 
 
 @contextlib.contextmanager
 def refusing(url: str, table: str, event: str = "INSERT", when: str = "") -> Iterator[None]:
-    """Refuse what would be written to a table, as a full disk does.
+    """Refuse writes to a table, with the error of a full disk.
 
     Args:
         url: of the database.
         table: its name, in the schema of dtx.
         event: INSERT, UPDATE or DELETE.
-        when: condition on the row.
+        when: an SQL condition on the row.
     """
     name = f"refuse_{secrets.token_hex(4)}"
     condition = f"WHEN ({when})" if when else ""
@@ -90,15 +90,15 @@ def refusing(url: str, table: str, event: str = "INSERT", when: str = "") -> Ite
 
 @contextlib.contextmanager
 def commits_that_do_not_return(server: PostgresServer) -> Iterator[None]:
-    """What commits is durable and nobody hears of it: PostgreSQL waits for a copy that there is not.
+    """Commits become durable but do not return: PostgreSQL waits for a replica that does not exist.
 
-    When *server* is killed in this state, what it has committed is there when it comes back, and it waits no more.
+    If *server* is killed in this state, it has the commits after its restart and does not wait any more.
     """
     with server.connection() as connection:
         connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
         connection.execute("SELECT pg_reload_conf()")
         wait_until(lambda: _value(server, "SHOW synchronous_standby_names") == "nobody", what="the new setting")
-        connection.execute("ALTER SYSTEM RESET synchronous_standby_names")  # counts from the next start or reload on
+        connection.execute("ALTER SYSTEM RESET synchronous_standby_names")  # takes effect at the next start or reload
     threading.Thread(target=_probe, args=(server.url,), daemon=True).start()
     wait_until(lambda: _waiting(server, _PROBE), what="a server whose commits do not return")
     try:
@@ -110,19 +110,19 @@ def commits_that_do_not_return(server: PostgresServer) -> Iterator[None]:
 
 
 def _probe(url: str) -> None:
-    """Commit until that does not return."""
+    """Commit until a commit does not return."""
     with contextlib.suppress(psycopg.Error), psycopg.connect(url, application_name=_PROBE, autocommit=True) as probe:
         for _ in range(10_000):
             probe.execute("SELECT pg_logical_emit_message(true, 'test', 'probe')")
 
 
 def wait_committed(server: PostgresServer) -> None:
-    """Wait until dtx has written something, and does not hear of it."""
+    """Wait until a commit of dtx does not return."""
     wait_until(lambda: _waiting(server, "dtx writer%"), what="a commit that does not return")
 
 
 def waits(server: PostgresServer, application: str) -> bool:
-    """Whether a session with such a name (a LIKE pattern) waits for a lock."""
+    """Whether a session with an application name like *application* (a LIKE pattern) waits for a lock."""
     query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE %s"
     return bool(_value(server, query, application))
 

@@ -1,4 +1,4 @@
-"""An operator: the HTTP API with nothing but the standard library."""
+"""A client of the operators' HTTP API that uses only the standard library."""
 
 import base64
 import json
@@ -14,11 +14,11 @@ from dtx.client import Xid
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What came back.
+    """An HTTP answer.
 
     Args:
-        status: of HTTP.
-        body: parsed where it is JSON, else octets.
+        status: the HTTP status.
+        body: the parsed body if it is JSON, else bytes.
         headers: by lower-case name.
     """
 
@@ -29,12 +29,12 @@ class Answered:
 
 @dataclass(slots=True)
 class Operator:
-    """Somebody at the API.
+    """A client of the API.
 
     Args:
-        url: where it is.
-        user, password: of a user; or
-        token: of a token.
+        url: the URL of the API.
+        user, password: credentials of a user, or
+        token: a token.
     """
 
     url: str
@@ -46,7 +46,7 @@ class Operator:
     def ask(
         self, method: str, path: str, body: object = None, *, headers: dict[str, str] | None = None, **query: object
     ) -> Answered:
-        """One request; what is ``None`` in the query is left out."""
+        """Send one request; ``None`` values of the query are omitted."""
         given = {key: str(value) for key, value in query.items() if value is not None}
         address = f"{self.url}{path}" + (f"?{urlencode(given)}" if given else "")
         data = None if body is None else json.dumps(body).encode()
@@ -70,7 +70,7 @@ class Operator:
         return found if body is None else {**found, "Content-Type": "application/json"}
 
     def get(self, path: str, **query: object) -> Any:
-        """What must succeed."""
+        """The body of a GET request, which must succeed."""
         answer = self.ask("GET", path, headers=None, **query)
         assert answer.status == 200, answer
         return answer.body

@@ -1,4 +1,4 @@
-"""PostgreSQL servers of the tests' own: the embedded one, so its life cycle is exercised all the time."""
+"""PostgreSQL servers for tests; they use the embedded one, so that its life cycle is tested too."""
 
 import contextlib
 import os
@@ -17,15 +17,15 @@ from tests.support.processes import forget_log, short_directory, show_on_failure
 
 
 class PostgresServer:
-    """A private server in a directory of its own.
+    """A private server in its own directory.
 
-    Use as a context manager. A server whose process is killed comes back by itself; ``stop`` and ``start`` keep it away
-    for as long as a test wants. Its URLs stay the same.
+    Use as a context manager. A killed server restarts by itself; ``stop`` and ``start`` stop it for as long as a test
+    needs. Its URLs stay the same.
 
     Args:
-        name: for people.
-        place: an empty directory for it; ``None``: one of its own, which is removed afterwards.
-        in_memory: that one is in memory, if there is room.
+        name: a name for logs and directories.
+        place: an empty directory; ``None``: a new one, which is removed afterwards.
+        in_memory: whether the new one is in memory, if there is room.
     """
 
     def __init__(self, name: str = "pg", *, place: Path | None = None, in_memory: bool = False) -> None:
@@ -67,23 +67,23 @@ class PostgresServer:
         self.url = self.embedded.start()
 
     def stop(self) -> None:
-        """Stop it in order; connections are closed."""
+        """Shut it down; connections are closed."""
         self.embedded.stop()
 
     def kill9(self) -> None:
-        """Kill the postmaster; it comes back by itself. Returns when it is dead."""
+        """Kill the postmaster, which restarts by itself. Returns when the killed process has ended."""
         pid = self._postmaster()
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: self.embedded.pid != pid, what="the death of the postmaster")
 
     def restart(self) -> None:
-        """Shut it down in order; it comes back by itself, at once. Returns when it is down."""
+        """Shut it down; it restarts by itself at once. Returns when the old process has ended."""
         pid = self._postmaster()
         os.kill(pid, signal.SIGINT)
         wait_until(lambda: self.embedded.pid != pid, what="the end of the postmaster")
 
     def _postmaster(self) -> int:
-        """Its process; after a kill it takes a moment until there is one again."""
+        """The process id of the postmaster; waits for a new one after a kill."""
         wait_until(lambda: self.embedded.pid is not None, what="a postmaster")
         pid = self.embedded.pid
         assert pid is not None
@@ -108,16 +108,16 @@ class PostgresServer:
             yield connection
 
     def pause(self) -> None:
-        """Stop every process of the server (SIGSTOP): its sockets accept and nothing answers."""
+        """Stop every process of the server (SIGSTOP): its sockets accept connections, but nothing answers."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let them go on."""
+        """Continue every process of the server."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
         for pid in self._pids():
-            with contextlib.suppress(ProcessLookupError):  # somebody's session, which has ended since
+            with contextlib.suppress(ProcessLookupError):  # a session that has ended since
                 os.kill(pid, number)
 
     def _pids(self) -> list[int]:
@@ -127,7 +127,7 @@ class PostgresServer:
         return [postmaster, *map(int, children)]
 
     def configure(self, **settings: str | int) -> None:
-        """Change settings of the server (``ALTER SYSTEM``), and start it again with them."""
+        """Change settings of the server (``ALTER SYSTEM``) and restart it."""
         with self.connection() as connection:
             for name, value in settings.items():
                 connection.execute(sql.SQL("ALTER SYSTEM SET {} = {}").format(sql.Identifier(name), sql.Literal(value)))
@@ -138,7 +138,7 @@ class PostgresServer:
         """A fresh database, a copy of *template*; returns its URL."""
         name = f"t_{secrets.token_hex(6)}"
         with self.connection() as connection:
-            # FILE_COPY makes checkpoints and flushes caches; WAL_LOG is the quicker one for small databases
+            # FILE_COPY makes checkpoints and flushes caches; WAL_LOG is faster for small databases
             connection.execute(
                 sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY WAL_LOG").format(
                     sql.Identifier(name), sql.Identifier(template)
@@ -147,7 +147,7 @@ class PostgresServer:
         return self.url_of(name)
 
     def create_migrated_database(self) -> str:
-        """A fresh database with the log's tables in it, copied from one that was migrated once."""
+        """A fresh database with the tables of the log, copied from one that was migrated once."""
         from dtx.db import migrate
 
         if self._template is None:
@@ -157,7 +157,7 @@ class PostgresServer:
         return self.create_database(template=self._template)
 
     def drop_database(self, url: str) -> None:
-        """Drop it, with whoever is still connected."""
+        """Drop the database and its connections."""
         with self.connection() as connection:
             connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name_of(url))))
 

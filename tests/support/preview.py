@@ -1,11 +1,11 @@
-"""The other classes of the AMQP 0-9 preview as pika knows methods: binding.query, exchange.query, execution.
+"""Other classes of the AMQP 0-9 preview as classes of pika: binding.query, exchange.query, execution.
 
-Importing this module registers them with pika, as :mod:`~dtx.wire.amqp09.methods` does with the dtx classes. Tables are
-their raw entries here, which :func:`dtx.wire.amqp09.tables.entries` reads.
+Importing this module registers them with pika. Tables are raw entries here, which
+:func:`dtx.wire.amqp09.tables.entries` reads.
 
-The preview and RabbitMQ gave the numbers 40.30 and 40.31 to different methods: exchange.query and exchange.bind, and
-their answers. What a method frame holds tells which one it is: a query ends behind its name, a bind does not, and
-bind-ok has no arguments at all.
+The preview and RabbitMQ use the numbers 40.30 and 40.31 for different methods: exchange.query and exchange.bind, and
+their answers. The content of a method frame shows which one it is: a query ends after its name, a bind does not, and
+bind-ok has no arguments.
 """
 
 from typing import Final, Self
@@ -17,7 +17,7 @@ from dtx.wire.amqp09.errors import syntax_error
 
 
 class Method(amqp_object.Method):  # type: ignore[misc]  # pika has no types
-    """Reads to the end of its arguments and never past it; fields are set by :meth:`_read`, written by ``encode``."""
+    """A method whose fields :meth:`_read` sets and ``encode`` writes; all arguments must be consumed."""
 
     INDEX: int
     NAME: str
@@ -40,29 +40,29 @@ class Method(amqp_object.Method):  # type: ignore[misc]  # pika has no types
         return self
 
     def _read(self, encoded: bytes, offset: int) -> int:
-        """Set the fields; where they end, which is past the end of *encoded* when it is truncated."""
+        """Set the fields; return their end, which is after the end of *encoded* if it is truncated."""
         return offset
 
 
 def bit_octet(encoded: bytes, offset: int) -> int:
-    """The octet of bits at *offset*; 0 past the end, which is found out when the fields are through."""
+    """The octet of bits at *offset*; 0 after the end, which ``decode`` detects later."""
     return encoded[offset] if offset < len(encoded) else 0
 
 
 def _long_string(encoded: bytes, offset: int) -> tuple[bytes, int]:
-    """The longstr (or table) at *offset*, and where it ends: past the end of *encoded* when it is truncated."""
+    """The longstr (or table) at *offset*, and its end: after the end of *encoded* if it is truncated."""
     end = offset + 4 + int.from_bytes(encoded[offset : offset + 4], "big")
     return encoded[offset + 4 : end], end
 
 
 class Binding(amqp_object.Class):  # type: ignore[misc]  # pika has no types
-    """Class 130: what is bound to an exchange."""
+    """Class 130: the bindings of an exchange."""
 
     INDEX = 0x0082
     NAME = "Binding"
 
     class Query(Method):
-        """Ask for the bindings of an exchange; an empty queue, key or table stands for any."""
+        """Query the bindings of an exchange; an empty queue, key or table matches any."""
 
         INDEX = methods.BindingQuery.KEY
         NAME = "Binding.Query"
@@ -96,7 +96,7 @@ class Binding(amqp_object.Class):  # type: ignore[misc]  # pika has no types
             return offset
 
     class QueryOk(Method):
-        """What is not there, bit by bit; all are unset where the binding of interest exists."""
+        """One bit for each missing or unmatched part; all are unset if the binding exists."""
 
         INDEX = methods.BindingQueryOk.KEY
         NAME = "Binding.QueryOk"
@@ -129,13 +129,13 @@ class Binding(amqp_object.Class):  # type: ignore[misc]  # pika has no types
 
 
 class Exchange(amqp_object.Class):  # type: ignore[misc]  # pika has no types
-    """What the preview adds to class 40."""
+    """The methods that the preview adds to class 40."""
 
     INDEX = 0x0028
     NAME = "Exchange"
 
     class Query(Method):
-        """Ask for an exchange."""
+        """Query an exchange."""
 
         INDEX = methods.ExchangeBind.KEY
         NAME = "Exchange.Query"
@@ -155,7 +155,7 @@ class Exchange(amqp_object.Class):  # type: ignore[misc]  # pika has no types
             return offset
 
     class QueryOk(Method):
-        """What an exchange is; type and arguments are empty where it is not found."""
+        """The description of an exchange; type and arguments are empty if it is not found."""
 
         INDEX = methods.ExchangeBindOk.KEY
         NAME = "Exchange.QueryOk"
@@ -182,7 +182,7 @@ class Exchange(amqp_object.Class):  # type: ignore[misc]  # pika has no types
 
 
 class Execution(amqp_object.Class):  # type: ignore[misc]  # pika has no types
-    """Class 140: how far the server has come with what it was sent."""
+    """Class 140: the progress of the server."""
 
     INDEX = 0x008C
     NAME = "Execution"
@@ -213,16 +213,16 @@ class Execution(amqp_object.Class):  # type: ignore[misc]  # pika has no types
 
 
 class _Answer(spec.Exchange.BindOk):  # type: ignore[misc]  # pika has no types
-    """40.31 before it is read: pika makes the object from the number alone."""
+    """40.31 before it is decoded: pika creates the object from the number only."""
 
     def decode(self, encoded: bytes, offset: int = 0) -> Self:
-        """Become what the arguments say: exchange.bind-ok has none.
+        """Become exchange.bind-ok if there are no arguments, else exchange.query-ok.
 
         Raises:
             WireError: 502.
         """
         self.__class__ = spec.Exchange.BindOk if offset == len(encoded) else Exchange.QueryOk
-        self.__init__()  # type: ignore[misc]  # of the class that it is now
+        self.__init__()  # type: ignore[misc]  # of its new class
         return self.decode(encoded, offset)
 
 
@@ -237,11 +237,11 @@ METHODS: Final[dict[int, type[Method]]] = {
         Execution.Complete,
     )
 }
-"""Every method by class << 16 | method."""
+"""The methods, by class << 16 | method."""
 
 
 def register() -> None:
-    """Make pika's frame decoder know what a client is sent. Done on import; doing it again changes nothing."""
+    """Register the answers with pika's frame decoder. Done on import; idempotent."""
     spec.methods.update({method.INDEX: method for method in (Binding.QueryOk, _Answer, Execution.Complete)})
 
 
@@ -249,7 +249,7 @@ register()
 
 
 def with_ticket(method: codec.Method, ticket: int) -> bytes:
-    """The payload of a method, with its ticket, if it has one."""
+    """The payload of a method with *ticket*, if the method has a ticket."""
     octets = method.encode()
     if not method.FACTS & codec.Fact.TICKET:
         return octets

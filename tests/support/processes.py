@@ -1,4 +1,4 @@
-"""Child processes of tests: they end with the test run, however that ends."""
+"""Child processes of tests, which end with the test run, even if it is killed."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ from typing import Protocol
 
 from dtx.embedded import launcher
 
-# Linux tells a child of the death of the *thread* that forked it, so all are forked by one that lives as long as we do.
+# Linux sends the parent-death signal when the forking *thread* ends, so one long-lived thread forks all children.
 _spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
 
 _PORTS = random.SystemRandom()
@@ -27,7 +27,7 @@ _NOT_EPHEMERAL = range(20_000, 32_768)
 _LONGEST_PAUSE = 0.1
 _MEMORY = Path("/dev/shm")
 _ROOM = 8 << 30
-"""Octets that the servers of one test run may well need."""
+"""The free memory, in bytes, that the servers of one test run may need."""
 _logs: dict[str, Path] = {}
 
 
@@ -40,7 +40,7 @@ def spawn(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start *command* in a session of its own; it is killed when the test run dies."""
+    """Start *command* in a new session; it is killed when the test run ends."""
     program = shutil.which(str(command[0])) or str(command[0])
     become = [sys.executable, "-I", "-S", launcher.__file__, "-1", "-1", str(int(signal.SIGKILL))]
     return _spawner.submit(
@@ -55,22 +55,22 @@ def spawn(
 
 
 class Child(Protocol):
-    """A process that we started. A ``subprocess.Popen`` is one."""
+    """A process that the tests started, for example a ``subprocess.Popen``."""
 
     pid: int
 
     def poll(self) -> int | None:
-        """Its exit status, if it has ended."""
+        """Its exit status; ``None`` while it runs."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; the exit status."""
+        """Wait for its end; return the exit status."""
 
     def send_signal(self, sig: int) -> None:
         """Send it a signal, unless it has ended."""
 
 
 def end(process: Child, first: signal.Signals = signal.SIGTERM, seconds: float = 30.0) -> int:
-    """End a process that we started: by *first*, after *seconds* by SIGKILL. A stopped process is continued."""
+    """End a process that the tests started: with *first*, after *seconds* with SIGKILL. A stopped one is continued."""
     for signal_number in (first, signal.SIGKILL):
         if process.poll() is None:
             process.send_signal(signal_number)
@@ -82,10 +82,10 @@ def end(process: Child, first: signal.Signals = signal.SIGTERM, seconds: float =
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody has.
+    """A free TCP port of the loopback interface.
 
-    None of those that the system itself gives away (to whoever connects anywhere, from 32768 on): a server that takes
-    it a moment later, or comes back to it after a restart, would find it in use now and then.
+    It is below the ephemeral ports (from 32768 on), which the system assigns to outgoing connections: one of them could
+    be in use when the server binds it, or binds it again after a restart.
     """
     while True:
         port = _PORTS.choice(_NOT_EPHEMERAL)
@@ -95,12 +95,12 @@ def free_port() -> int:
 
 
 def resident(pid: int) -> int:
-    """Memory of a process, octets."""
+    """The resident memory of a process, in bytes."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def wait_until(condition: Callable[[], object], *, seconds: float = 30.0, what: str = "the condition") -> None:
-    """Wait until *condition* holds: for events of other processes, which cannot tell us.
+    """Wait until *condition* holds, for events of other processes that send no notification.
 
     Raises:
         TimeoutError: it did not hold within *seconds*.
@@ -111,18 +111,18 @@ def wait_until(condition: Callable[[], object], *, seconds: float = 30.0, what: 
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what} did not come true within {seconds:g} s")
         time.sleep(pause)
-        pause = min(pause * 1.3, _LONGEST_PAUSE)  # many conditions ask a server, some on a connection of their own
+        pause = min(pause * 1.3, _LONGEST_PAUSE)  # many conditions query a server, some on a new connection
 
 
 @contextlib.contextmanager
 def short_directory(name: str, *, in_memory: bool = False) -> Iterator[Path]:
     """A directory with a short path that other accounts may enter; removed afterwards.
 
-    pytest's own are too deep for a Unix socket, and closed to the account that PostgreSQL runs as under root.
+    The directories of pytest are too deep for a Unix socket, and closed to the account of PostgreSQL under root.
 
     Args:
-        name: for people.
-        in_memory: on a file system in memory, if there is one with room: tests kill processes, and no machine.
+        name: a part of the name of the directory.
+        in_memory: use a file system in memory, if there is one with room; tests kill processes, not the machine.
     """
     place = _MEMORY if in_memory and _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM else None
     directory = Path(tempfile.mkdtemp(prefix=f"dtx-{name}-", dir=place))
@@ -139,12 +139,12 @@ def show_on_failure(name: str, path: Path) -> None:
 
 
 def forget_log(name: str) -> None:
-    """Print it no more."""
+    """Do not print the log *name* any more."""
     _logs.pop(name, None)
 
 
 def log_tails(limit: int = 6000) -> Iterator[tuple[str, str]]:
-    """Name and last bytes of every log that was registered."""
+    """Name and last bytes of every registered log."""
     for name, path in list(_logs.items()):
         with contextlib.suppress(OSError):
             yield name, path.read_bytes()[-limit:].decode(errors="replace")
@@ -152,7 +152,7 @@ def log_tails(limit: int = 6000) -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def unmeasured() -> Iterator[None]:
-    """Processes that are started within it are as fast as they are, for nobody measures the coverage of their lines."""
+    """Start processes within this block without measuring coverage, which slows them down."""
     measured = {name: value for name, value in os.environ.items() if name.startswith("COVERAGE_")}
     for name in measured:
         del os.environ[name]

@@ -1,4 +1,4 @@
-"""Qpid Proton as a client, for tests that go step by step; its transactions are those of its tx_send and tx_recv."""
+"""Qpid Proton as a client for step-by-step tests; transactions work as in its examples tx_send and tx_recv."""
 
 from collections.abc import Callable
 from types import TracebackType
@@ -20,7 +20,7 @@ TRANSACTIONAL_STATE = 0x34
 
 
 class Outcome(handlers.TransactionHandler):  # type: ignore[misc]
-    """What became of a transaction."""
+    """Records the outcome of a transaction."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Outcome(handlers.TransactionHandler):  # type: ignore[misc]
 
 
 class Control(handlers.OutgoingMessageHandler):  # type: ignore[misc]
-    """The control link: as the one of Proton's container, but every transaction hears of its own outcome."""
+    """The control link, as in Proton's container, but each transaction gets its own outcome."""
 
     def __init__(self) -> None:
         super().__init__(auto_settle=True)
@@ -59,8 +59,8 @@ class Declared(reactor.Transaction):  # type: ignore[misc]
 
     Args:
         control: the control link.
-        handler: hears of it.
-        global_id: the branch; ``None``: it is a local one.
+        handler: is notified of the outcome.
+        global_id: the branch; ``None``: a local transaction.
     """
 
     def __init__(self, control: Any, handler: Outcome, global_id: bytes | None) -> None:
@@ -75,9 +75,9 @@ class Client:
     """A connection. Use as a context manager.
 
     Args:
-        service: what to connect to.
-        user: who, with the same password.
-        options: of the connection.
+        service: the service to connect to.
+        user: the user name and password.
+        options: options of the connection.
     """
 
     def __init__(self, service: DtxService, user: str = "guest", **options: Any) -> None:
@@ -112,15 +112,15 @@ class Client:
         return message, receiver.fetcher.unsettled.pop()
 
     def wait(self, condition: Callable[[], object]) -> None:
-        """Let the client work until *condition* holds."""
+        """Process events until *condition* holds."""
         self.blocking.wait(lambda: bool(condition()), timeout=SECONDS)
 
     def await_settled(self, delivery: Any) -> None:
-        """Let the client work until the other end has settled *delivery*."""
+        """Process events until the peer has settled *delivery*."""
         self.wait(lambda: delivery.settled)
 
     def declare(self, global_id: bytes | None = None) -> tuple[Any, Outcome]:
-        """A transaction, which works for the branch *global_id* where that is given."""
+        """Declare a transaction, for the branch *global_id* if it is given."""
         if self._control is None:
             self._control = self.blocking.container.create_sender(
                 self.blocking.conn, None, name="txn-ctrl", handler=Control()
@@ -139,7 +139,7 @@ class Client:
         assert [delivery.remote_state for delivery in deliveries] == [TRANSACTIONAL_STATE] * len(bodies)
 
     def end(self, transaction: Any, outcome: Outcome, *, fail: bool = False) -> str:
-        """Discharge; what the coordinator says."""
+        """Discharge the transaction; return the outcome."""
         (transaction.abort if fail else transaction.commit)()
         self.wait(lambda: outcome.happened)
         return outcome.happened

@@ -1,4 +1,4 @@
-"""A TCP proxy that a test can cut, stall and slow down: a bad network on demand."""
+"""A TCP proxy that a test can cut, stall and slow down, to simulate a bad network."""
 
 import contextlib
 import select
@@ -12,11 +12,11 @@ Direction = Literal["up", "down"]  # up: from the client to the target
 
 
 class Proxy:
-    """Forwards connections from a free port to *target* until told otherwise. Use as a context manager.
+    """Forwards connections from a free port to a target. Use as a context manager.
 
     Args:
-        host: of the target; what begins with a slash is the directory of PostgreSQL's Unix socket, as to libpq.
-        port: of the target.
+        host: the host of the target; a directory (with a slash first) of PostgreSQL's Unix socket, as for libpq.
+        port: the port of the target.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -41,7 +41,7 @@ class Proxy:
         self.close()
 
     def close(self) -> None:
-        """End everything. Idempotent."""
+        """Close the listener and all connections. Idempotent."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -69,17 +69,17 @@ class Proxy:
             self._stalled |= set(directions or ("up", "down"))
 
     def delay(self, seconds: float) -> None:
-        """Hold every piece back for that long."""
+        """Delay each piece of data by *seconds*."""
         with self._changed:
             self._delay = seconds
 
     def cut_after(self, direction: Direction, count: int) -> None:
-        """Reset every connection when *count* more bytes went by; exactly these are let through."""
+        """Reset every connection after exactly *count* more bytes in *direction*."""
         with self._changed:
             self._cut_after[direction] = count
 
     def resume(self) -> None:
-        """Forward everything again, at once; what was held back comes first."""
+        """Forward without delay again; data that was held back comes first."""
         with self._changed:
             self._stalled.clear()
             self._cut_after.clear()
@@ -88,13 +88,13 @@ class Proxy:
             self._changed.notify_all()
 
     def wait_for_bytes(self, direction: Direction, count: int, *, seconds: float = 30.0) -> None:
-        """Wait until *count* bytes in all went in that direction."""
+        """Wait until *count* bytes in total were forwarded in *direction*."""
         with self._changed:
             if not self._changed.wait_for(lambda: self.bytes[direction] >= count, seconds):
                 raise TimeoutError(f"{self.bytes[direction]} of {count} bytes went {direction} within {seconds:g} s")
 
     def wait_for_connections(self, count: int, *, seconds: float = 30.0) -> None:
-        """Wait until *count* connections in all were accepted."""
+        """Wait until *count* connections in total were accepted."""
         with self._changed:
             if not self._changed.wait_for(lambda: self.accepted >= count, seconds):
                 raise TimeoutError(f"{self.accepted} of {count} connections came within {seconds:g} s")
@@ -197,7 +197,7 @@ class _Pair:
         self._done = 0
 
     def half_done(self) -> bool:
-        """Count one direction as done; whether both are."""
+        """Count one direction as done; return whether both are done."""
         self._done += 1
         return self._done == 2
 
@@ -211,7 +211,7 @@ class _Pair:
 
 
 def _reset(end: socket.socket) -> None:
-    """Close with RST, as a network that breaks does."""
+    """Close with RST, as a broken network does."""
     with contextlib.suppress(OSError):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         end.shutdown(socket.SHUT_RD)  # wakes a thread that is in recv, which would hold the socket open
@@ -219,7 +219,7 @@ def _reset(end: socket.socket) -> None:
 
 
 def _flush(end: socket.socket) -> None:
-    """Wait until the peer has taken what was sent: a reset drops what is still in the kernel."""
+    """Wait until the peer has acknowledged the sent data: a reset drops data that is still in the kernel."""
     import fcntl
     import termios
 

@@ -1,4 +1,4 @@
-"""Looking into queues over AMQP, whatever server has them."""
+"""Access to the messages of queues over AMQP, on any server."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,15 +11,15 @@ Taken = tuple[bytes, pika.BasicProperties, bool]
 
 
 class QueueAccess:
-    """What a server gives to whoever connects to its :meth:`url`."""
+    """Access through connections to :meth:`url`."""
 
     def url(self, user: str = "guest", password: str | None = None, vhost: str = "/") -> str:
-        """Where to connect as *user*."""
+        """The URL for *user*."""
         raise NotImplementedError
 
     @contextlib.contextmanager
     def channel(self, vhost: str = "/", user: str = "guest") -> Iterator[BlockingChannel]:
-        """A channel of its own connection."""
+        """A channel of a new connection."""
         connection = pika.BlockingConnection(pika.URLParameters(self.url(user, vhost=vhost)))
         try:
             yield connection.channel()
@@ -28,7 +28,7 @@ class QueueAccess:
                 connection.close()
 
     def count(self, queue: str, vhost: str = "/") -> int:
-        """How many messages are ready in *queue* at this moment (unacked ones are not)."""
+        """How many messages are ready in *queue* now, without unacknowledged ones."""
         with self.channel(vhost) as channel:
             return int(channel.queue_declare(queue, passive=True).method.message_count)
 

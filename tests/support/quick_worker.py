@@ -1,9 +1,9 @@
-"""A Python worker of Spark that answers before it has loaded anything. Run as a program; the standard library alone.
+"""A Python worker of Spark that connects before it loads PySpark. Run as a program; uses only the standard library.
 
-Spark starts a Python process for each stream of a data source, and gives it ten seconds, which nobody can change, until
-it calls back: "Python worker failed to connect back". PySpark calls when it has imported itself, which takes half a
-second of a processor; on a machine where twenty others want it, that is more than ten seconds, again and again. Here
-the call comes first. What PySpark then asks for is the connection that stands already.
+Spark starts a Python process for each stream of a data source, which must connect back within ten seconds; the limit
+is fixed: "Python worker failed to connect back". PySpark connects after its import, which takes half a
+second of processor time; on a machine with twenty other processes this often takes more than ten seconds. This program
+connects first; PySpark then gets the open connection.
 
     python quick_worker.py -m pyspark.sql.streaming.python_streaming_source_runner
 """
@@ -19,18 +19,18 @@ _PATH: Final = "PYTHON_WORKER_FACTORY_SOCK_PATH"
 _PORT: Final = "PYTHON_WORKER_FACTORY_PORT"
 _SECRET: Final = "PYTHON_WORKER_FACTORY_SECRET"
 _LONGEST_REPLY: Final = 16
-"""Octets; it is ``ok``."""
+"""The size limit of the reply, in bytes; the reply is ``ok``."""
 _LENGTH: Final = 4
 
 
 def call(environment: Mapping[str, str]) -> tuple[BinaryIO, socket.socket]:
-    """Connect to the Spark that started this process, and show its secret.
+    """Connect to the Spark that started this process, and send its secret.
 
     Args:
-        environment: where Spark says how, as in ``pyspark.util.local_connect_and_auth``.
+        environment: has the address and the secret, as in ``pyspark.util.local_connect_and_auth``.
 
     Raises:
-        OSError: it is not there any more, or says something else than yes.
+        OSError: Spark is not reachable, or does not accept the secret.
     """
     seconds = float(environment.get("SPARK_AUTH_SOCKET_TIMEOUT", "15"))
     secret = environment.get(_SECRET)
@@ -53,19 +53,19 @@ def call(environment: Mapping[str, str]) -> tuple[BinaryIO, socket.socket]:
 
 
 def main() -> None:
-    """Call, then be the module that Spark has asked for."""
+    """Connect, then run the module that Spark requests."""
     _, flag, module, *words = sys.argv
     assert flag == "-m"
     standing: list[tuple[BinaryIO, socket.socket]] = [call(os.environ)]
-    # as python -m has it: modules beside this file are nobody's business
-    sys.path[0] = os.getcwd()  # noqa: PTH109 - before it calls it loads as little as it can
+    # as with python -m: modules beside this file must not be imported
+    sys.path[0] = os.getcwd()  # noqa: PTH109 - import as little as possible before the connect
     from pyspark import util, worker_util
 
     given = os.environ.get(_PATH) or int(os.environ[_PORT])
     connect = util.local_connect_and_auth
 
     def local_connect_and_auth(conn_info: str | int | None, auth_secret: str | None) -> Any:
-        """The connection that stands; others as they are asked for."""
+        """Return the open connection once; make other connections as usual."""
         return standing.pop() if standing and conn_info == given else connect(conn_info, auth_secret)
 
     for each in (util, worker_util):

@@ -1,4 +1,4 @@
-"""RabbitMQ nodes of the tests' own. Nothing of the machine's RabbitMQ is touched: node, files, cookie, epmd."""
+"""Private RabbitMQ nodes for tests. They do not use node, files, cookie or epmd of the machine's RabbitMQ."""
 
 import contextlib
 import json
@@ -24,10 +24,10 @@ from tests.support.rabbitmq_install import Kind, chosen, chosen_khepri, find_rab
 START_SECONDS = 180.0
 DEFAULTS = {
     "loopback_users": "none",
-    # guest is dtx's own user in most tests: impersonator is what the documentation asks for
+    # guest is dtx's own user in most tests: the documentation requires the tag impersonator
     "default_user_tags.administrator": "true",
     "default_user_tags.impersonator": "true",
-    "max_message_size": "536870912",  # what the broker allows at most: messages of 200 MB are tested
+    "max_message_size": "536870912",  # the maximum of the broker: messages of 200 MB are tested
     "disk_free_limit.absolute": "50MB",
     "log.console": "false",
     "log.file.level": "info",
@@ -35,18 +35,18 @@ DEFAULTS = {
 
 
 class NodeEnded(RuntimeError):
-    """A node ended while it started; the message has what it said."""
+    """A node ended while it started; the message has its output."""
 
 
 class RabbitNode(QueueAccess):
-    """One broker node. Use as a context manager; everything it made is removed afterwards.
+    """One broker node. Use as a context manager; its files are removed afterwards.
 
     Args:
-        config: lines of ``rabbitmq.conf`` beyond the defaults, e.g. ``{"consumer_timeout": "10000"}``.
-        tls: directory with ``server.pem``, ``server.key`` and ``ca.pem``; the node then listens for amqps too.
-        in_memory: its files are in memory, if there is room.
-        version: its major version; ``None``: that of the option ``--rabbitmq``.
-        joins: a node that runs; this one becomes a member of its cluster.
+        config: further lines of ``rabbitmq.conf``, e.g. ``{"consumer_timeout": "10000"}``.
+        tls: directory with ``server.pem``, ``server.key`` and ``ca.pem``; the node then accepts amqps as well.
+        in_memory: whether its files are in memory, if there is room.
+        version: the major version; ``None``: that of the option ``--rabbitmq``.
+        joins: a running node, whose cluster this one joins.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class RabbitNode(QueueAccess):
         self._process: subprocess.Popen[bytes] | None = None
         self._passwords = {"guest": "guest"}
         self._alarm: Callable[..., None] | None = None
-        """Clears what was raised."""
+        """Clears the raised alarm."""
         self._paused = False
 
     def __enter__(self) -> Self:
@@ -111,7 +111,7 @@ class RabbitNode(QueueAccess):
 
     @property
     def directory(self) -> Path:
-        """Everything the node keeps."""
+        """The directory of all files of the node."""
         assert self._directory is not None, "use the node as a context manager"
         return self._directory
 
@@ -122,20 +122,20 @@ class RabbitNode(QueueAccess):
 
     @property
     def management_url(self) -> str:
-        """Root of the management API."""
+        """The root URL of the management API."""
         return f"http://127.0.0.1:{self.management_port}"
 
     def url(self, user: str = "guest", password: str | None = None, vhost: str = "/", *, tls: bool = False) -> str:
-        """Where to connect as *user*; the password of users made by ``add_user`` is known."""
+        """The URL for *user*; the passwords of users added by ``add_user`` are known."""
         secret = quote(self._passwords.get(user, user) if password is None else password, safe="")
         scheme, port = ("amqps", self.tls_port) if tls else ("amqp", self.port)
         return f"{scheme}://{quote(user, safe='')}:{secret}@127.0.0.1:{port}/{quote(vhost, safe='')}"
 
-    # -- life ---------------------------------------------------------------------------------------------------------
+    # -- start and stop -----------------------------------------------------------------------------------------------
 
     @property
     def running(self) -> bool:
-        """Whether the node's process lives."""
+        """Whether the process of the node runs."""
         if self._kind is Kind.DOCKER:
             return _docker("inspect", "--format", "{{.State.Running}}", self.name, check=False).strip() == "true"
         return self._process is not None and self._process.poll() is None
@@ -149,7 +149,7 @@ class RabbitNode(QueueAccess):
         return self._process.pid
 
     def start(self) -> None:
-        """Start it, on what it had before, and wait until it serves AMQP and its management API."""
+        """Start it with its former data, and wait until it serves AMQP and its management API."""
         assert not self.running, "it runs already"
         if self._kind is Kind.DOCKER:
             _docker("start", self.name)
@@ -159,7 +159,7 @@ class RabbitNode(QueueAccess):
         try:
             wait_until(self._serves, seconds=START_SECONDS, what=f"the start of {self.name}")
         except NodeEnded:
-            # Its ports were free when they were chosen; somebody may have taken one of them for a moment.
+            # The ports were free when they were chosen; another process may have used one of them meanwhile.
             self._spawn()
             wait_until(self._serves, seconds=START_SECONDS, what=f"the second start of {self.name}")
 
@@ -174,7 +174,7 @@ class RabbitNode(QueueAccess):
             said = (self.directory / "console.log").read_text(errors="replace")[-2000:]
             raise NodeEnded(f"the node {self.name} ended while it started:\n{said}")
         try:
-            # answers only when it has booted: the listeners come last
+            # answers only after the boot: the listeners start last
             self.api("GET", "/api/overview")
             pika.BlockingConnection(pika.URLParameters(self.url())).close()
         except (OSError, RabbitApiError, pika.exceptions.AMQPError):
@@ -182,18 +182,18 @@ class RabbitNode(QueueAccess):
         return True
 
     def stop(self) -> None:
-        """Stop it in order. Idempotent."""
+        """Shut it down. Idempotent."""
         if self._kind is Kind.DOCKER:
             _docker("stop", self.name, check=False)
         elif self._process is not None:
             end(self._process)
 
     def keep_definitions(self) -> None:
-        """Have on the disk what was declared: a moment before, it may have been answered and be in memory alone."""
+        """Write declarations to the disk: an answered declaration may still be only in memory."""
         self.ctl("eval", "mnesia:sync_log().")
 
     def kill9(self) -> None:
-        """Kill it; returns when it is dead."""
+        """Kill it and wait for its end."""
         if self._kind is Kind.DOCKER:
             _docker("kill", self.name)
         else:
@@ -211,7 +211,7 @@ class RabbitNode(QueueAccess):
         self.start()
 
     def pause(self) -> None:
-        """Stop its process (SIGSTOP): connections stay and nothing answers."""
+        """Stop its process (SIGSTOP): connections stay open, but nothing answers."""
         self._paused = True
         if self._kind is Kind.DOCKER:
             _docker("pause", self.name)
@@ -220,7 +220,7 @@ class RabbitNode(QueueAccess):
             self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Continue a paused process."""
         self._paused = False
         if self._kind is Kind.DOCKER:
             _docker("unpause", self.name)
@@ -229,7 +229,7 @@ class RabbitNode(QueueAccess):
             self._process.send_signal(signal.SIGCONT)
 
     def mend(self) -> None:
-        """Undo what an earlier test left: paused, dead, alarmed."""
+        """Repair the node after an earlier test: resume it, start it, clear an alarm."""
         if self._paused and self.running:
             self.resume()
         if not self.running:
@@ -255,10 +255,10 @@ class RabbitNode(QueueAccess):
         ).stdout
 
     def api(self, method: str, path: str, body: object = None) -> Any:
-        """Call the management API as guest; the decoded answer.
+        """Call the management API as guest; return the decoded answer.
 
         Raises:
-            RabbitApiError: it refused.
+            RabbitApiError: the API refused the request.
         """
         request = urllib.request.Request(
             self.management_url + path,
@@ -314,14 +314,14 @@ class RabbitNode(QueueAccess):
     def set_permissions(
         self, user: str, *, vhost: str = "/", configure: str = ".*", write: str = ".*", read: str = ".*"
     ) -> None:
-        """What *user* may do in *vhost*."""
+        """Set the permissions of *user* in *vhost*."""
         path = f"/api/permissions/{quote(vhost, safe='')}/{quote(user, safe='')}"
         self.api("PUT", path, {"configure": configure, "write": write, "read": read})
 
     def set_topic_permissions(
         self, user: str, exchange: str, *, vhost: str = "/", write: str = ".*", read: str = ".*"
     ) -> None:
-        """Which routing keys *user* may publish to and bind on a topic exchange."""
+        """Set the routing keys that *user* may publish to and bind on a topic exchange."""
         path = f"/api/topic-permissions/{quote(vhost, safe='')}/{quote(user, safe='')}"
         self.api("PUT", path, {"exchange": exchange, "write": write, "read": read})
 
@@ -345,13 +345,13 @@ class RabbitNode(QueueAccess):
         self.api("DELETE", f"/api/policies/{quote(vhost, safe='')}/{quote(name, safe='')}")
 
     def memory_alarm(self, *, on: bool) -> None:
-        """Raise or clear the memory alarm; returns when the node says so. Publishers are blocked meanwhile."""
+        """Raise or clear the memory alarm, and wait for it. A raised alarm blocks publishers."""
         self._alarm = self.memory_alarm if on else None
         self.ctl("set_vm_memory_high_watermark", "absolute", "1MB" if on else "64GB")
         wait_until(lambda: self._alarmed() is on, what=f"the memory alarm going {'on' if on else 'off'}")
 
     def disk_alarm(self, *, on: bool) -> None:
-        """The same with the disk: it seems to be full, for the node wants more room than any disk has."""
+        """Raise or clear the disk alarm: the required free space becomes larger than any disk."""
         self._alarm = self.disk_alarm if on else None
         self.ctl("set_disk_free_limit", "1000000GB" if on else DEFAULTS["disk_free_limit.absolute"])
         wait_until(lambda: self._alarmed() is on, what=f"the disk alarm going {'on' if on else 'off'}")
@@ -364,13 +364,13 @@ class RabbitNode(QueueAccess):
         return False
 
     def delete_queue(self, queue: str, *, vhost: str = "/") -> None:
-        """Delete a queue, somebody's exclusive one too."""
+        """Delete a queue, also an exclusive one of another connection."""
         found = f'rabbit_amqqueue:lookup(rabbit_misc:r(<<"{vhost}">>, queue, <<"{queue}">>))'
         self.ctl("eval", f'{{ok, Q}} = {found}, {{ok, _}} = rabbit_amqqueue:delete(Q, false, false, <<"test">>).')
 
     @contextlib.contextmanager
     def suspended(self, *queues: str, vhost: str = "/") -> Iterator[None]:
-        """Within it the processes of *queues* answer nobody, as a queue that has no leader."""
+        """Suspend the processes of *queues*, which then do not answer, like a queue without a leader."""
         self._each_queue("sys:suspend", queues, vhost)
         try:
             yield
@@ -397,7 +397,7 @@ class RabbitNode(QueueAccess):
             **self._config,
         }
         if self._tls is not None:
-            shutil.copytree(self._tls, self.directory / "tls")  # where a node of another system sees it
+            shutil.copytree(self._tls, self.directory / "tls")  # a node in another system can see this directory
             lines |= {
                 "listeners.ssl.1": f"127.0.0.1:{self.tls_port}",
                 "ssl_options.cacertfile": str(self.directory / "tls/ca.pem"),
@@ -408,7 +408,7 @@ class RabbitNode(QueueAccess):
         for name, text in {
             "rabbitmq.conf": "".join(f"{key} = {value}\n" for key, value in lines.items()),
             "enabled_plugins": "[rabbitmq_management].\n",
-            "rabbitmq-env.conf": "",  # in place of the machine's own
+            "rabbitmq-env.conf": "",  # replaces the file of the machine
         }.items():
             (self.directory / name).write_text(text)
         (self.directory / "mnesia").mkdir()
@@ -420,7 +420,7 @@ class RabbitNode(QueueAccess):
     def _env(self) -> dict[str, str]:
         directory = self.directory
         ours = {
-            "HOME": str(directory / "home"),  # the Erlang cookie is made there
+            "HOME": str(directory / "home"),  # contains the Erlang cookie
             "ERL_EPMD_PORT": str(self._epmd_port),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "RABBITMQ_NODENAME": f"{self.name}@localhost",
@@ -436,7 +436,7 @@ class RabbitNode(QueueAccess):
             "RABBITMQ_PID_FILE": str(directory / "node.pid"),
             "RABBITMQ_GENERATED_CONFIG_DIR": str(directory / "generated"),
             "RABBITMQ_FEATURE_FLAGS_FILE": str(directory / "feature_flags"),
-            # the script then becomes the node instead of watching over it: its pid is the node's
+            # the script then becomes the node instead of supervising it, so their pids are the same
             "RUNNING_UNDER_SYSTEMD": "true",
             "LANG": "C.UTF-8",
         }
@@ -445,7 +445,7 @@ class RabbitNode(QueueAccess):
         return kept | ours
 
     def _start_epmd(self) -> subprocess.Popen[bytes] | None:
-        """Erlang's port mapper as our child; Erlang itself would start a daemon that outlives us."""
+        """Start Erlang's port mapper as a child; Erlang itself would start a daemon that outlives the tests."""
         epmd = self._installation.epmd()
         if epmd is None:
             self._stack.callback(self.ctl, "eval", "erl_epmd:names().")
@@ -455,7 +455,7 @@ class RabbitNode(QueueAccess):
             return spawn(command, output=log.fileno(), env=self._env())
 
     def _create_container(self) -> None:
-        """A container instead of a process; its file system stays over restarts."""
+        """Create a container, whose file system survives restarts."""
         for path in self.directory.iterdir():
             path.chmod(0o755 if path.is_dir() else 0o644)
         settings = {
@@ -481,7 +481,7 @@ class RabbitNode(QueueAccess):
 
 
 class RabbitApiError(Exception):
-    """The management API refused."""
+    """The management API refused a request."""
 
 
 def _docker(*words: str, check: bool = True) -> str:

@@ -1,7 +1,7 @@
 """The RabbitMQ that the tests run: one that is installed, one that can be installed, or a container.
 
 Tests that need a broker are never skipped: without one, the run fails. ``--rabbitmq 4`` runs them against RabbitMQ 4,
-of Debian 13, in a system of its own below ``/var/cache/dtx`` that this module makes once::
+of Debian 13, in a separate system below ``/var/cache/dtx`` that this module makes once::
 
     python -m tests.support.rabbitmq_install
 """
@@ -26,11 +26,11 @@ OPTION: Final = "DTX_TEST_RABBITMQ"
 KHEPRI: Final = "4-khepri"
 """The option for RabbitMQ 4 with its newer metadata store, Khepri."""
 VERSIONS: Final = {"3": "rabbitmq:3.13-management", "4": "rabbitmq:4.0-management"}
-"""Major versions, and their images."""
+"""Major versions and their container images."""
 SYSTEM: Final = Path("/var/cache/dtx/rabbitmq-4")
 """A small Debian 13 with RabbitMQ 4.0 and Erlang 27."""
 _PROGRAMS: Final = Path("usr/lib/rabbitmq/bin")
-# The mounts are those of one process, and end with it. The directory of the node has the same name inside.
+# The mounts belong to one process and end with it. The directory of the node has the same path inside.
 _ENTER: Final = (
     'root=$1 directory=$2 && shift 2 && mount -t proc proc "$root/proc" && mount --rbind /dev "$root/dev" &&'
     ' mkdir -p "$root$directory" && mount --bind "$directory" "$root$directory" &&'
@@ -39,7 +39,7 @@ _ENTER: Final = (
 
 
 class Kind(enum.Enum):
-    """How nodes are run."""
+    """The way to run nodes."""
 
     PROGRAM = enum.auto()
     DOCKER = enum.auto()
@@ -47,12 +47,12 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """A RabbitMQ.
+    """An installed RabbitMQ.
 
     Args:
-        kind: how its nodes are run.
-        programs: the directory of its programs, or the name of the image.
-        root: the system that has the programs; ``None``: this one.
+        kind: the way to run its nodes.
+        programs: the directory of its programs, or the name of the container image.
+        root: the root directory of the system with the programs; ``None``: this system.
     """
 
     kind: Kind
@@ -67,7 +67,7 @@ class Installation:
         return [*enter, self.programs / program, *words]
 
     def epmd(self) -> Path | None:
-        """Erlang's port mapper, seen from the system that has it."""
+        """The path of Erlang's port mapper, inside the system that has it."""
         found = shutil.which("epmd") if self.root is None else None
         root = self.root or Path("/")
         paths = [Path(found)] if found else sorted(root.glob("usr/lib/erlang/erts-*/bin/epmd"))
@@ -78,8 +78,8 @@ class Installation:
 def find_rabbitmq(version: str) -> Installation:
     """The RabbitMQ of a major version.
 
-    Installs the Debian package where there is none and this is root on Debian. Ends the test run with one sentence
-    where nothing works.
+    Installs the Debian package if there is none and this is root on Debian. Ends the test run with a message
+    if nothing works.
     """
     found = _installed(version)
     if found is None:
@@ -112,7 +112,7 @@ def chosen_khepri() -> bool:
 
 
 def is_there(version: str) -> bool:
-    """Whether its nodes can run at once, without a network."""
+    """Whether nodes of *version* can run without an installation."""
     return chosen() == version or _installed(version) is not None
 
 

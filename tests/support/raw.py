@@ -1,7 +1,7 @@
-"""A client of AMQP 0-9-1 that hides nothing and may say anything.
+"""A client of AMQP 0-9-1 that shows all frames and can send any bytes.
 
-The engine of dtx opens and closes the connection. Between, and instead of that, frames come and go as they are: in any
-order, malformed, the handshake step by step or not at all.
+The engine of dtx opens and closes the connection. Tests send and read frames directly: in any order, malformed, or as
+single steps of a handshake.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ NO_PROPERTIES: Final = b"\x00\x00"
 FRAME_MAX: Final = 131_072
 _READ_SIZE: Final = 65_536
 PATIENCE: Final = 30.0
-"""Seconds for an answer: a test that waits longer has failed."""
+"""Seconds to wait for an answer before the test fails."""
 E = TypeVar("E", bound=EngineEvent)
 
 
@@ -62,7 +62,7 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where to connect, as which user; picklable."""
+    """Server, user and virtual host of a connection; picklable."""
 
     host: str
     port: int
@@ -82,20 +82,20 @@ class Address:
     def start_ok(
         self, mechanism: bytes = handshake.PLAIN, response: bytes | None = None, properties: bytes = b""
     ) -> methods.ConnectionStartOk:
-        """connection.start-ok."""
+        """The method connection.start-ok."""
         if response is None:
             response = handshake.plain(self.user.encode(), self.password.encode())
         return methods.ConnectionStartOk(properties, mechanism, response, b"en_US")
 
     @property
     def open(self) -> methods.ConnectionOpen:
-        """connection.open."""
+        """The method connection.open."""
         return methods.ConnectionOpen(self.vhost.encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """channel.close, field by field."""
+    """The fields of a channel.close."""
 
     code: int
     text: str
@@ -104,19 +104,19 @@ class Refusal:
 
 
 class Refused(AssertionError):
-    """The server answered with something else than what was asked for."""
+    """The answer of the server was not the expected one."""
 
 
 class ConnectionEnded(Refused):
-    """The server closed the connection, with its words if it had any."""
+    """The server closed the connection; the message has its reply code and text, if any."""
 
 
 class RawClient:
-    """A connection. Everything that waits gives up after *patience* seconds. Use as a context manager, or ``abort``.
+    """A connection. Every wait fails after *patience* seconds. Use as a context manager, or call ``abort``.
 
     Args:
-        address: of the server, or its URL; user and vhost are used by :meth:`log_in`.
-        tls: for amqps.
+        address: the address or URL of the server; :meth:`log_in` uses its user and vhost.
+        tls: the TLS context, for amqps.
     """
 
     def __init__(
@@ -130,13 +130,13 @@ class RawClient:
         self.start = methods.ConnectionStart(0, 9, b"", b"", b"")
         self.offered = methods.ConnectionTune(0, 0, 0)
         self.largest = 0
-        """Octets of the largest frame that came."""
+        """The size of the largest received frame, in bytes."""
         self._engine = ConnectionEngine(EngineSettings(), PeerEnd.CLIENT)
         self._selected: set[int] = set()
         self._input = bytearray()
-        """What was read behind the last frame."""
+        """The bytes received after the last frame."""
         self._kept: deque[Frame] = deque()
-        """Frames that came before one that was waited for."""
+        """Frames that were received before an awaited frame."""
 
     def __enter__(self) -> Self:
         return self
@@ -151,17 +151,17 @@ class RawClient:
     # -- opening and closing
 
     def begin(self) -> None:
-        """Header, up to connection.start."""
+        """Send the header and read up to connection.start."""
         self._engine.start()
         self.start = self._event(ServerStarted).start
 
     def authenticate(
         self, mechanism: bytes = handshake.PLAIN, response: bytes | None = None, properties: bytes = b""
     ) -> None:
-        """Header, up to connection.tune.
+        """Do the handshake up to connection.tune.
 
         Raises:
-            ConnectionEnded: the server lets nobody in who says this.
+            ConnectionEnded: the server refuses the login.
         """
         self.begin()
         self._engine.log_in(self.start_ok(mechanism, response, properties))
@@ -175,10 +175,10 @@ class RawClient:
         heartbeat: int = 0,
         properties: bytes = b"",
     ) -> Self:
-        """The whole handshake; what is not given is as offered.
+        """Do the whole handshake; values that are not given are those offered by the server.
 
         Raises:
-            ConnectionEnded: the server refuses it; the socket is closed.
+            ConnectionEnded: the server refuses; the socket is closed.
         """
         try:
             self.authenticate(properties=properties)
@@ -199,7 +199,7 @@ class RawClient:
     def tune_ok(
         self, channel_max: int | None = None, frame_max: int | None = None, heartbeat: int = 0
     ) -> methods.ConnectionTuneOk:
-        """connection.tune-ok; what is not given is as offered."""
+        """The method connection.tune-ok; values that are not given are those offered."""
         return methods.ConnectionTuneOk(
             self.offered.channel_max if channel_max is None else channel_max,
             self.offered.frame_max if frame_max is None else frame_max,
@@ -208,11 +208,11 @@ class RawClient:
 
     @property
     def frame_max(self) -> int:
-        """As :meth:`log_in` has agreed on, octets."""
+        """The frame-max that :meth:`log_in` has agreed on, in bytes."""
         return self._engine.agreed.frame_max
 
     def close(self) -> None:
-        """connection.close, and the answer to it; the end of the socket.
+        """Send connection.close, wait for its answer and close the socket.
 
         Raises:
             ConnectionEnded, OSError: there is no answer.
@@ -222,7 +222,7 @@ class RawClient:
             self._event(ConnectionClosed)
 
     def _event(self, wanted: type[E]) -> E:
-        """What comes of what the engine says, which must be *wanted*."""
+        """Exchange data until the engine has an event, which must be a *wanted*."""
         while True:
             self.send_raw(*self._engine.data_to_send())
             for event in self._engine.receive(self._octets()):
@@ -234,19 +234,19 @@ class RawClient:
     # -- frames
 
     def send_raw(self, *data: bytes | memoryview) -> None:
-        """Send octets, which may be frames."""
+        """Send bytes, for example frames."""
         self.socket.sendall(b"".join(data))
 
     def say(self, channel: int, *said: bytes | Method) -> None:
-        """Send methods, or payloads of methods, in one write."""
+        """Send methods, or encoded methods, in one write."""
         payloads = (one if isinstance(one, bytes) else one.encode() for one in said)
         self.send_raw(*(method_frame(channel, payload) for payload in payloads))
 
     def _octets(self) -> bytes:
-        """The next frame as it comes.
+        """The next frame as bytes.
 
         Raises:
-            ConnectionEnded: there is none.
+            ConnectionEnded: there is no further frame.
         """
         self._fetch(7)
         if len(self._input) < 7:
@@ -261,18 +261,18 @@ class RawClient:
         return data
 
     def _fetch(self, size: int) -> None:
-        """Have that many octets, or fewer when the server has closed."""
+        """Read until the input has *size* bytes, or fewer if the server has closed."""
         while len(self._input) < size:
             try:
                 data = self.socket.recv(_READ_SIZE)
             except ConnectionResetError:
-                return  # a server that closes with octets unread in its socket resets it, whatever it meant
+                return  # closing a socket with unread bytes resets it, also after a regular close
             if not data:
                 return
             self._input += data
 
     def frame(self) -> Frame | None:
-        """The next frame; ``None`` when the server has closed."""
+        """The next frame; ``None`` if the server has closed."""
         if self._kept:
             return self._kept.popleft()
         try:
@@ -284,10 +284,10 @@ class RawClient:
         return Frame(key, channel, data[7:-1])
 
     def read(self) -> Frame:
-        """The next frame that is no heartbeat.
+        """The next frame except heartbeats.
 
         Raises:
-            ConnectionEnded: there is none, or it is connection.close.
+            ConnectionEnded: there is no further frame, or it is connection.close.
         """
         while (frame := self.frame()) is not None:
             if frame.key == methods.ConnectionClose.KEY:
@@ -297,7 +297,7 @@ class RawClient:
         raise ConnectionEnded("the server closed the socket")
 
     def wait(self, *wanted: int, channel: int | None = None) -> Frame:
-        """The next frame that is one of *wanted*; what comes before is skipped, the end is a failure."""
+        """The next frame that is one of *wanted*; others are skipped, and a close by the server raises."""
         while (frame := self.frame()) is not None:
             if frame.key in wanted and channel in (None, frame.channel):
                 return frame
@@ -306,7 +306,7 @@ class RawClient:
         raise ConnectionEnded(f"the server closed, instead of {[hex(key) for key in wanted]}")
 
     def end(self) -> methods.ConnectionClose | None:
-        """How the server ends the connection: its connection.close, or ``None`` when it just closes the socket."""
+        """The server's connection.close; ``None`` if it closes only the socket."""
         while (frame := self.frame()) is not None:
             if frame.key == methods.ConnectionClose.KEY:
                 with contextlib.suppress(OSError):
@@ -316,13 +316,13 @@ class RawClient:
         return None
 
     def channel_end(self, channel: int) -> methods.ChannelClose:
-        """How the server ends the channel."""
+        """The server's channel.close of *channel*; other frames are skipped."""
         while (frame := self.read()).key != methods.ChannelClose.KEY or frame.channel != channel:
             pass
         return methods.ChannelClose.decode(frame.payload)
 
     def drain(self) -> bytes:
-        """Everything up to the end of the stream."""
+        """All bytes up to the end of the stream."""
         with contextlib.suppress(ConnectionResetError):
             while data := self.socket.recv(_READ_SIZE):
                 self._input += data
@@ -341,7 +341,7 @@ class RawClient:
         return self._next(lambda frame: frame.channel == channel and frame.key > HEARTBEAT).payload
 
     def read_content(self, channel: int) -> bytes:
-        """The body of the content that comes next on *channel*."""
+        """The body of the next content on *channel*."""
         header = self._next(lambda frame: frame.channel == channel)
         assert header.key == HEADER
         left, body = content.header(header.payload).body_size, b""
@@ -363,17 +363,17 @@ class RawClient:
         return frame
 
     def unheard(self, channel: int) -> int:
-        """How many frames have come on *channel* that nobody has asked for."""
+        """The number of kept frames of *channel*."""
         return sum(frame.channel == channel for frame in self._kept)
 
     def unread(self, channel: int, payload: bytes) -> None:
-        """Have a method come again."""
+        """Put a method back, so that it is read again."""
         self._kept.appendleft(Frame(int.from_bytes(payload[:4], "big"), channel, payload))
 
     # -- channels
 
     def open(self, *channels: int, select: bool = False) -> int:
-        """Open channels; with *select* for distributed transactions. The last of them."""
+        """Open channels, with *select* for distributed transactions; return the last one."""
         self.send_raw(*(methods.ChannelOpen().frame(channel) for channel in channels))
         for channel in channels:
             self.read_method(channel, methods.ChannelOpenOk.KEY)
@@ -384,12 +384,12 @@ class RawClient:
         return channels[-1]
 
     def close_channel(self, channel: int) -> None:
-        """channel.close, and the answer to it."""
+        """Send channel.close and wait for its answer."""
         self.say(channel, methods.ChannelClose(200, b"done"))
         self.read_method(channel, methods.ChannelCloseOk.KEY)
 
     def ask(self, channel: int, call: DtxCall) -> XaFlag | int | Sequence[Xid] | None:
-        """Send a dtx method: its flags, its timeout, its xids, or nothing. A refusal fails the test."""
+        """Send a dtx method; return the flag, timeout or xids of the answer, if any. A refusal fails the test."""
         self.say(channel, call)
         return self.answer(channel, call)
 
@@ -403,18 +403,17 @@ class RawClient:
     def refusal(self, channel: int, call: DtxCall) -> Refusal:
         """Send a dtx method that must be refused by a channel exception.
 
-        The channel is then opened again under its number, and selected if it was, by which the connection shows that
-        it lives on.
+        The channel number is then opened again, and selected if it was; this shows that the connection is still open.
         """
         return self.refusal_of(channel, call.encode())
 
     def refusal_of(self, channel: int, *payloads: bytes) -> Refusal:
-        """The same for methods in their wire form; the last of them is answered."""
+        """As :meth:`refusal`, for encoded methods, one of which must be refused."""
         self.say(channel, *payloads)
         return self.refused(channel)
 
     def refused(self, channel: int) -> Refusal:
-        """The refusal of something that was sent before."""
+        """The refusal of a method that was sent before; the channel is opened again."""
         refusal = _refusal(self.read_method(channel, methods.ChannelClose.KEY))
         self.say(channel, methods.ChannelCloseOk())
         self.open(channel, select=channel in self._selected)
@@ -425,17 +424,17 @@ class RawClient:
     def publish(
         self, channel: int, routing_key: str, body: bytes = b"one", *, exchange: str = "", **options: Any
     ) -> None:
-        """basic.publish and its content; see :func:`message`."""
+        """Send a basic.publish and its content; see :func:`message`."""
         key, place = routing_key.encode(), exchange.encode()
         self.send_raw(message(channel, key, body, exchange=place, frame_max=self.frame_max, **options))
 
     def get(self, channel: int, queue: str) -> int | None:
-        """basic.get: the delivery tag, ``None`` where the queue is empty."""
+        """basic.get: the delivery tag; ``None`` if the queue is empty."""
         got = self._get(channel, queue)
         return None if got is None else got[0]
 
     def take(self, channel: int, queue: str) -> bytes | None:
-        """basic.get and basic.ack: the body, ``None`` where the queue is empty."""
+        """basic.get and basic.ack: the body; ``None`` if the queue is empty."""
         got = self._get(channel, queue)
         if got is None:
             return None
@@ -450,14 +449,14 @@ class RawClient:
         return methods.BasicGetOk.decode(payload).delivery_tag, self.read_content(channel)
 
     def consume_one(self, channel: int, queue: str) -> None:
-        """basic.get and basic.ack of one message that is there, or under way on the channel for publishes."""
+        """basic.get and basic.ack of one message, which may be late."""
         deadline = time.monotonic() + PATIENCE
         while (tag := self.get(channel, queue)) is None:
             assert time.monotonic() < deadline, f"no message came into {queue}"
         self.say(channel, methods.BasicAck(tag))
 
     def idle(self, channel: int, xid: Xid, *, queue: str | None = None, body: bytes = b"one") -> Xid:
-        """Start and end a branch on a selected channel, with a publish to *queue* in it if there is one."""
+        """Start and end a branch on a selected channel, with a publish to *queue* if it is given."""
         self.ask(channel, DtxStart(xid=xid))
         if queue is not None:
             self.publish(channel, queue, body)
@@ -481,7 +480,7 @@ class RawClient:
 
 @contextlib.contextmanager
 def session(address: Address | str, frame_max: int | None = None) -> Iterator[RawClient]:
-    """A client from the handshake to connection.close, which the server may forestall."""
+    """A client that is logged in, and closed at the end unless the server has closed."""
     client = RawClient(address).log_in(frame_max=frame_max)
     try:
         yield client
@@ -492,7 +491,7 @@ def session(address: Address | str, frame_max: int | None = None) -> Iterator[Ra
 
 @contextlib.contextmanager
 def logged_in(url: str) -> Iterator[RawClient]:
-    """A client after the handshake, with channel 1 open; at the end the socket is closed without a word."""
+    """A client that is logged in, with channel 1 open; at the end the socket is closed without connection.close."""
     with RawClient(url) as client:
         client.log_in()
         client.open(1)
@@ -509,7 +508,7 @@ def message(
     flags: int = 0,
     frame_max: int = FRAME_MAX,
 ) -> bytes:
-    """basic.publish and its content as frames; *properties* from the property flags on."""
+    """basic.publish and its content as frames; *properties* begin with the property flags."""
     publish = methods.BasicPublish(exchange, routing_key, flags).frame(channel)
     return content.message(publish, channel, properties, body, frame_max)
 
@@ -525,7 +524,7 @@ def _refusal(payload: bytes) -> Refusal:
 
 
 def read_answer(payload: bytes) -> XaFlag | int | Sequence[Xid] | None:
-    """What an answer to a dtx method says."""
+    """The result in an answer to a dtx method."""
     (key,) = struct.unpack_from(">I", payload)
     rest = payload[4:]
     if key == DtxRecoverOk.KEY:
@@ -539,7 +538,7 @@ def read_answer(payload: bytes) -> XaFlag | int | Sequence[Xid] | None:
 
 
 def read_xids(table: bytes) -> list[Xid]:
-    """The xids of a recover-ok: one entry ``xids`` of type S, each wire form behind its length octet."""
+    """The xids of a recover-ok: one entry ``xids`` of type S, each wire form after its length octet."""
     size, length = struct.unpack_from(">IB", table)
     assert size == len(table) - 4
     assert table[5 : 5 + length] == b"xids"
@@ -555,7 +554,7 @@ def read_xids(table: bytes) -> list[Xid]:
 
 
 def body_frames(channel: int, body: bytes, frame_max: int) -> list[bytes]:
-    """*body* as whole frames of at most *frame_max* octets each (0: one frame); none when it is empty."""
+    """*body* as frames of at most *frame_max* bytes each (0: one frame); none if it is empty."""
     room = frame_max - OVERHEAD if frame_max else len(body) or 1
     parts = (body[start : start + room] for start in range(0, len(body), room))
     return [struct.pack(">BHI", BODY, channel, len(part)) + part + bytes((FRAME_END,)) for part in parts]

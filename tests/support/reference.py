@@ -1,6 +1,6 @@
-"""The reference: verdicts with nothing but Python, for as many transactions as fit into memory.
+"""The reference implementation: verdicts in plain Python, for transactions that fit into memory.
 
-Tests hold the implementation on Spark against it, on fleets at random. Times are microseconds since the epoch (UTC).
+Tests compare the implementation on Spark with it, on random fleets. Times are microseconds since the epoch (UTC).
 """
 
 import hashlib
@@ -32,7 +32,7 @@ _NOTHING: Final = Mark(0)
 
 
 def mark_of(event: JournalEvent, outcome: Heuristic | None) -> Mark:
-    """What a line of the journal says of its branch."""
+    """The mark that a line of the journal gives to its branch."""
     mark = EVENT_MARK[event]
     if event in WITH_OUTCOME and outcome is not None:
         mark |= HEURISTIC_MARK[outcome]
@@ -46,9 +46,9 @@ class Event:
     """A line of a journal, as far as verdicts need it.
 
     Args:
-        id: of the line.
-        branch_id: of one life of the branch; an xid that is used again has another.
-        at: when it happened, by the clock of its resource manager.
+        id: the id of the line.
+        branch_id: identifies one use of the xid; a later branch with the same xid has another.
+        at: the time of the event, by the clock of its resource manager.
     """
 
     source: str
@@ -71,10 +71,10 @@ class Observation:
     """A branch that a participant has in doubt now.
 
     Args:
-        format_id: ``None`` where the participant's name for it is no xid; *gtrid* is that name then.
-        branch_id: of dtx: as for :class:`Event`.
-        state: the participant's word; see :data:`STATE_MARK`.
-        since: when it was prepared, where that is known.
+        format_id: ``None`` if the participant's name for the branch is no xid; then *gtrid* is that name.
+        branch_id: for branches in dtx, as for :class:`Event`.
+        state: the state that the participant reports; see :data:`STATE_MARK`.
+        since: when it was prepared, if that is known.
     """
 
     source: str
@@ -93,12 +93,12 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What the log of a transaction manager has about a global transaction.
+    """The record of a global transaction in the log of a transaction manager.
 
     Args:
-        format_id: ``None`` where the log does not keep it: then of every format id that the gtrid is known with.
-        at: ``None`` where the log does not keep it.
-        finished: whether every branch has acknowledged; ``None`` where the log does not say.
+        format_id: ``None`` if the log does not store it; then the decision applies to every known format id.
+        at: ``None`` if the log does not store it.
+        finished: whether every branch has acknowledged; ``None`` if the log does not store it.
     """
 
     source: str
@@ -112,15 +112,15 @@ class Decision:
 
 @dataclass(slots=True)
 class Branch:
-    """Everything that is known of one life of one owner's branch at one place.
+    """Everything that is known of one branch of one owner at one place.
 
     Args:
-        marks: of all its lines in the journal.
-        opened_at: when it was prepared, or phase two was under way.
-        forgotten_at: when somebody other than its owner first had its outcome forgotten.
-        seen: marks of what its participant has of it now.
-        seen_since: the latest time since when; ``None`` where nothing is known of it.
-        seen_at: the latest time at which it was asked.
+        marks: the marks of all its lines in the journal.
+        opened_at: when it was prepared, or phase two began.
+        forgotten_at: when a user other than its owner first forgot its outcome.
+        seen: the marks of the participant's current state.
+        seen_since: the latest time since which the participant has had it; ``None`` if unknown.
+        seen_at: the latest time at which the participant was queried.
     """
 
     marks: Mark = _NOTHING
@@ -132,7 +132,7 @@ class Branch:
 
     @property
     def now(self) -> Mark:
-        """Its marks with what its participant has, unless the journal has its end."""
+        """Its marks, with the participant's unless the journal has its end."""
         return self.marks if self.marks & ENDED else self.marks | self.seen
 
     @property
@@ -142,12 +142,12 @@ class Branch:
 
     @property
     def since(self) -> int | None:
-        """When it was opened, as far as that is known."""
+        """When it was opened, or the latest known time."""
         return self.seen_since if self.opened_at is None else self.opened_at
 
     @property
     def is_unknown(self) -> bool:
-        """Whether nobody knows which way it went."""
+        """Whether its outcome is unknown."""
         marks = self.now
         return bool(
             (marks & Mark.HEURISTIC_HAZARD and not marks & (Mark.COMMITTED | Mark.ROLLED_BACK))
@@ -156,7 +156,7 @@ class Branch:
 
 
 Key = tuple[int | None, bytes]
-"""Format id and gtrid; the former is ``None`` where it is known from nowhere."""
+"""Format id and gtrid; the format id is ``None`` if no source has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,14 +165,14 @@ class Judgement:
 
     Args:
         findings: all that match, in order of precedence; ``verdict`` is the first.
-        since: when the first of the branches that are open was opened; ``None`` when none is.
-        first_at, last_at: of everything that is known about it; ``None``: nothing of that has a time.
+        since: when the first of the open branches was opened; ``None`` if none is open.
+        first_at, last_at: the first and last known time; ``None`` if there is none.
         rms: names of the resource managers, in order.
-        owners: of its branches, in order.
-        branches: places where it has been.
-        decision: ``commit``, ``rollback``, or ``conflict`` where logs disagree.
+        owners: the owners of its branches, in order.
+        branches: the number of places with a branch.
+        decision: ``commit``, ``rollback``, or ``conflict`` if the logs disagree.
         tm: the transaction managers that decided, in order, joined by a comma.
-        known_at: up to when a branch is known to have been open, the latest; ``None`` when none is.
+        known_at: the latest time at which a branch is known to be open; ``None`` if none is open.
     """
 
     format_id: int | None
@@ -190,12 +190,12 @@ class Judgement:
 
     @property
     def verdict(self) -> Verdict:
-        """The one that counts."""
+        """The first of the findings."""
         return self.findings[0]
 
     @property
     def fingerprint(self) -> bytes:
-        """16 octets that differ when anything but the evidence does: of SHA-256 over the canonical form."""
+        """16 bytes of SHA-256 over the canonical form: they change with everything except the evidence."""
         fields: list[str] = [
             _number(self.format_id),
             self.gtrid.hex().upper(),
@@ -217,7 +217,7 @@ def _number(value: int | None) -> str:
 
 
 def _words(words: Iterable[str]) -> str:
-    """Each with its length before it: no two lists have the same form."""
+    """The words with their lengths, so that different lists have different forms."""
     return ",".join(f"{len(word)}:{word}" for word in words)
 
 
@@ -326,13 +326,13 @@ class _Transaction:
 def reconcile(
     events: Iterable[Event], observations: Iterable[Observation], decisions: Iterable[Decision], rules: Rules
 ) -> dict[Key, Judgement]:
-    """The verdict about every global transaction that anything is known about.
+    """The verdict about every known global transaction.
 
     Args:
         events: lines of all journals, in any order.
-        observations: what participants have in doubt.
-        decisions: what the logs of transaction managers have.
-        rules: what else verdicts depend on.
+        observations: the branches that participants have in doubt.
+        decisions: the decisions in the logs of transaction managers.
+        rules: the other parameters of verdicts.
     """
     found: dict[Key, _Transaction] = defaultdict(_Transaction)
     for line in events:

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.support.report import machine
 
 FIGURE: Final = "figure"
-"""Property of a test's report: the name of a figure and its value."""
+"""The property of a test report that contains the name of a figure and its value."""
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class Part:
     figures: dict[str, float | str] = field(default_factory=dict)
 
     def add(self, report: pytest.TestReport) -> None:
-        """Add what one test reports. Numbers of one name are added up, of texts the last one counts."""
+        """Add the report of one test. Numbers of one name are summed; of texts the last one is kept."""
         self.seconds += report.duration
         if report.when == "call" or not report.passed:
             self.outcomes[report.outcome] += 1
@@ -52,12 +52,12 @@ class Part:
 class Results:
     """Collects the results of a run. A plugin of pytest.
 
-    A part's file is written only by a run of the whole part: one that was interrupted, or of which options left tests
-    out, keeps the file that is there.
+    Only a run of the whole part writes the file of the part. An interrupted run, or a run without some of the tests,
+    does not change it.
 
     Args:
-        tier: the folder whose folders are the parts.
-        directory: where the files are written.
+        tier: the folder whose subfolders are the parts.
+        directory: the directory of the result files.
         minutes: the duration of parts that have no fixed size.
     """
 
@@ -69,7 +69,7 @@ class Results:
         self._whole = True
 
     def pytest_deselected(self) -> None:
-        """Options left tests out."""
+        """Note that options exclude tests."""
         self._whole = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -82,7 +82,7 @@ class Results:
     def pytest_terminal_summary(
         self, terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
     ) -> None:
-        """Print the table, and write the files of whole parts."""
+        """Print the table and write the files of whole parts."""
         about = {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "commit": commit(config.rootpath, self._directory),
@@ -107,7 +107,7 @@ class Results:
 
 
 def commit(root: Path, results: Path) -> str:
-    """The commit that is checked out; with ``+`` where files other than *results* differ from it."""
+    """The checked-out commit, with ``+`` if files other than *results* differ from it."""
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)

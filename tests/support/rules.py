@@ -1,4 +1,4 @@
-"""Tables of what RabbitMQ does: unit tests believe them, and tests/contract/test_topology.py asks RabbitMQ."""
+"""Tables of the behaviour of RabbitMQ: unit tests use them, and tests/contract/test_topology.py verifies them."""
 
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -19,7 +19,7 @@ ACCEPTED: list[dict[str, Any]] = [
     {"x-unknown": [1, "a"]},
     {"x-ha-policy": "all"},
 ]
-"""Arguments of queue.declare that RabbitMQ takes."""
+"""Arguments of queue.declare that RabbitMQ accepts."""
 
 REFUSED: list[dict[str, Any]] = [
     {"x-message-ttl": -1},
@@ -87,4 +87,4 @@ HEADERS: list[tuple[dict[str, Any], dict[str, Any], bool]] = [
     ({"a": Decimal(1)}, {"a": 1}, False),
     ({"a": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)}, {"a": 1}, True),
 ]
-"""Arguments of bindings to a headers exchange, headers of a message, and whether it goes there."""
+"""Arguments of a binding to a headers exchange, headers of a message, and whether they match."""

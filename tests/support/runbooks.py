@@ -14,7 +14,7 @@ _BLOCK = r"^ *```{}\n(.*?)^ *```$"
 
 
 def runbooks(kind: str = "sh") -> dict[str, list[str]]:
-    """By title, the lines of each: commands, or what else the blocks of *kind* have."""
+    """The lines of the blocks of *kind* of each runbook, by title; blocks ``sh`` have commands."""
     block = re.compile(_BLOCK.format(kind), re.MULTILINE | re.DOTALL)
     _, *parts = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     found = {}
@@ -26,12 +26,12 @@ def runbooks(kind: str = "sh") -> dict[str, list[str]]:
 
 
 class Runbook:
-    """One of them.
+    """Runs the commands of one runbook.
 
     Args:
-        title: of it.
-        service: beside which, or for which, the commands run.
-        words: what each command must be told besides, by the first word that needs it; ``""`` for all.
+        title: the title of the runbook.
+        service: the service on whose data the commands run.
+        words: further arguments, by the first word of the command; ``""``: for all commands.
     """
 
     def __init__(self, title: str, service: DtxService, words: Mapping[str, tuple[str, ...]]) -> None:
@@ -40,20 +40,20 @@ class Runbook:
         self._words = words
 
     def next(self, begins: str, xid: Xid | None = None, *, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run the next command, which begins so."""
+        """Run the next command, which must begin with *begins*."""
         command = self.skip(begins)
         _, *words = shlex.split(command.replace("XID", str(xid)))
         more = [*self._words.get("", ()), *self._words.get(words[0], ())]
         if "--reason" in words:
-            more.append("--yes")  # nobody can be asked
+            more.append("--yes")  # no terminal for a confirmation
         return self._service.run(*words, *more, check=check)
 
     def skip(self, begins: str) -> str:
-        """The next command, which the test carries out itself."""
+        """Return the next command, which the test runs itself."""
         command = self._left.pop(0)
         assert command.startswith(f"dtx {begins}"), command
         return command
 
     def finish(self) -> None:
-        """Nothing is left."""
+        """Check that no command is left."""
         assert self._left == []

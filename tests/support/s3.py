@@ -1,4 +1,4 @@
-"""An S3 server for tests: ministack, in a Python of its own, since its dependencies are pinned."""
+"""An S3 server for tests: ministack, in its own virtual environment, since its dependencies are pinned."""
 
 import os
 import subprocess
@@ -14,12 +14,12 @@ from pyarrow import fs
 from tests.support.processes import end, free_port, spawn, wait_until
 
 _PACKAGE: Final = "ministack==1.5.33"
-"""It answers a conditional PUT rightly: of many writers of one name, one wins. moto looks first, and writes then."""
+"""ministack handles a conditional PUT atomically: one of many writers wins. moto checks first and then writes."""
 _SECONDS: Final = 120.0
 
 
 def install(directory: Path) -> Path:
-    """The program, installed into *directory*; a test without one is skipped with a sentence."""
+    """The program, installed into *directory*; if that fails, the test is skipped."""
     program = directory / "bin/ministack"
     if not program.exists():
         subprocess.run([sys.executable, "-m", "venv", directory], check=True)
@@ -32,10 +32,10 @@ def install(directory: Path) -> Path:
 
 @contextmanager
 def server(directory: Path) -> Iterator[dict[str, str]]:
-    """Variables of the environment by which Arrow and deltalake find it; it keeps nothing.
+    """Run a server; yields the environment variables for Arrow and deltalake. The server stores nothing on disk.
 
     Args:
-        directory: for the program and its output.
+        directory: the directory of the program and its output.
     """
     program = install(directory / "ministack")
     port = free_port()

@@ -1,4 +1,4 @@
-"""A log with branches in it, written while no service runs: what one finds that starts on it."""
+"""Writes branches into a log while no service runs; a service that starts later finds them."""
 
 import asyncio
 import time
@@ -17,13 +17,13 @@ _LOCAL: Final[dict[str, Any]] = {"published": (), "consumed": ()}
 
 def seed(url: str, branches: Iterable[BranchRecord], queue: str = "nowhere", rm: str = "dtx") -> None:
     """Write *branches* as prepared, each with a publish to *queue* unless its messages are in the same database; those
-    with an outcome are heuristic then.
+    with an outcome then become heuristic.
 
     Args:
-        url: of a database that no service uses.
+        url: the URL of a database that no service uses.
         branches: made by :func:`in_doubt` and :func:`heuristic`.
-        queue: routing key of the publish.
-        rm: name of the resource manager.
+        queue: the routing key of the publish.
+        rm: the name of the resource manager.
     """
     migrate.upgrade(url)
     asyncio.run(
@@ -64,7 +64,7 @@ async def _write(log: TransactionLog, branch: BranchRecord, work: WorkRow) -> No
 
 
 def in_doubt(xid: Xid, vhost: str = "/", owner: str = "guest", *, local: bool = False) -> BranchRecord:
-    """A prepared branch; *local*: its messages are in the log's own database, and there are none."""
+    """A prepared branch; *local*: a branch of standalone mode, without messages."""
     return a_branch(xid=xid, vhost=vhost, owner=owner, **_LOCAL if local else {})
 
 

@@ -1,4 +1,4 @@
-"""``dtx serve`` as a child process: the program as its users run it."""
+"""``dtx serve`` as a child process, as users run it."""
 
 import contextlib
 import os
@@ -19,19 +19,19 @@ from tests.support.processes import Child, end, forget_log, free_port, short_dir
 
 START_SECONDS = 60.0
 ADMIN = ("--admin-listen", "127.0.0.1:0")
-"""Words of a command line that let a service have an API for operators."""
+"""Options that enable the operators' API of a service."""
 
 
 class DtxService:
-    """A service on a port of its own that keeps port and data directory over restarts. Use as a context manager.
+    """A service that keeps its port and data directory across restarts. Use as a context manager.
 
     Args:
-        broker: URL with dtx's own credentials.
-        database: URL; ``None`` for the embedded server.
-        options: further words of the command line, e.g. ``("--default-timeout", "5")``; these win.
+        broker: the URL of the broker, with the credentials of dtx.
+        database: the URL of the database; ``None`` for the embedded server.
+        options: further options, e.g. ``("--default-timeout", "5")``; they override the others.
         env: further environment variables.
-        start: whether entering starts it.
-        fresh: whether its processes begin with nothing, as a user's do; else they are copies (see ``Nursery``).
+        start: whether entering the context starts it.
+        fresh: whether its processes are started as a user starts them; else they are copies (see ``Nursery``).
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class DtxService:
         fresh: bool = False,
     ) -> None:
         self.admin_url = ""
-        """Where the operators' API is; there is none unless *options* say where (``*ADMIN``)."""
+        """The URL of the operators' API; empty unless *options* enable it (``*ADMIN``)."""
         self.broker = broker
         self.database = database
         self.options = options
@@ -54,11 +54,11 @@ class DtxService:
         self.ready_line = ""
         self._env = dict(env or {})
         if broker is not None and broker_vhost(broker) == "/":
-            # Tests share this virtual host, and there a name belongs to one log.
+            # Tests share this virtual host, where a name belongs to one log.
             log = secrets.token_hex(4) if database is None else urlsplit(database).path[1:]
             self._env.setdefault("DTX_RM", f"dtx-{log}")
         self._start = start
-        # what the loader and the interpreter read from their environment, they have read before a copy is made
+        # loader and interpreter read their variables before a copy is made
         self._fresh = fresh or any(not name.startswith("DTX_") for name in self._env.keys() - {"PYTHONPATH"})
         self._stack = contextlib.ExitStack()
         self._directory: Path | None = None
@@ -83,7 +83,7 @@ class DtxService:
 
     @property
     def directory(self) -> Path:
-        """Where its data and its log are."""
+        """The directory of its data and its log."""
         assert self._directory is not None, "use the service as a context manager"
         return self._directory
 
@@ -94,7 +94,7 @@ class DtxService:
 
     @property
     def log_path(self) -> Path:
-        """What it says on stderr, over all its restarts."""
+        """Its stderr and stdout, across all restarts."""
         return self.directory / "dtx.log"
 
     @property
@@ -105,7 +105,7 @@ class DtxService:
 
     @property
     def running(self) -> bool:
-        """Whether the process lives."""
+        """Whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
     def command(self) -> list[str]:
@@ -117,14 +117,14 @@ class DtxService:
         if self.database is not None:
             words += ["--database", self.database]
         if "--admin-listen" not in self.options:
-            words.append("--no-admin")  # so that services beside each other do not want one port
+            words.append("--no-admin")  # so that services on one machine do not use the same port
         return [*words, *self.options]
 
     def start(self, *, wait: bool = True) -> None:
-        """Start it; with *wait* until it says READY.
+        """Start it; with *wait* wait for its READY line.
 
         Raises:
-            RuntimeError: it ended instead, or said nothing in time; with the end of its log.
+            RuntimeError: it ended, or was not ready in time; the message has the end of its log.
         """
         assert not self.running, "it runs already"
         reading, writing = os.pipe()
@@ -150,10 +150,10 @@ class DtxService:
                 return spawn(command, output=output, errors=errors, env=env, cwd=self.directory)
 
     def wait_ready(self, seconds: float = START_SECONDS) -> None:
-        """Wait for the READY line of the start that is under way."""
+        """Wait for the READY line of the current start."""
         if not self._ready.wait(seconds) or not self.ready_line:
             said = self.log_path.read_bytes()[-4000:].decode(errors="replace")
-            with contextlib.suppress(subprocess.TimeoutExpired):  # its output ends a little before it does
+            with contextlib.suppress(subprocess.TimeoutExpired):  # its output ends shortly before the process
                 if self._process is not None:
                     self._process.wait(1)
             status = self._process.poll() if self._process is not None else None
@@ -174,10 +174,10 @@ class DtxService:
                         if word.startswith("admin="):
                             self.admin_url = word.removeprefix("admin=")
                     ready.set()
-        ready.set()  # it ended: nobody waits for nothing
+        ready.set()  # the process ended: do not wait any longer
 
     def wait(self, seconds: float = 30.0) -> int:
-        """Wait for its end; the exit status (negative: by that signal)."""
+        """Wait for its end; return the exit status (negative: ended by that signal)."""
         assert self._process is not None
         return self._process.wait(seconds)
 
@@ -187,21 +187,21 @@ class DtxService:
         self._process.send_signal(number)
 
     def kill9(self) -> None:
-        """Kill it; returns when it is dead."""
+        """Kill it and wait for its end."""
         self.signal(signal.SIGKILL)
         self.wait()
 
     def stop(self) -> int:
-        """SIGTERM; the exit status."""
+        """Send SIGTERM and wait; return the exit status."""
         self.signal(signal.SIGTERM)
         return self.wait(60)
 
     def pause(self) -> None:
-        """SIGSTOP: it holds its connections and does nothing."""
+        """Send SIGSTOP: its connections stay open, but it does nothing."""
         self.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         self.signal(signal.SIGCONT)
 
     def restart(self) -> None:
@@ -210,12 +210,12 @@ class DtxService:
         self.start()
 
     def url(self, user: str = "guest", password: str | None = None, vhost: str = "/") -> str:
-        """Where clients connect; the password is the user's name unless given."""
+        """The URL for clients; the password is the user's name unless given."""
         secret = quote(password if password is not None else user, safe="")
         return f"amqp://{quote(user, safe='')}:{secret}@{self.host}:{self.port}/{quote(vhost, safe='')}"
 
     def run(self, *words: str, check: bool = True, seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
-        """Run another command of dtx's beside it, e.g. ``run("in-doubt", "--json")``, on the same data."""
+        """Run another dtx command on the same data, e.g. ``run("in-doubt", "--json")``."""
         command = [sys.executable, "-m", "dtx", *words, "--data-dir", str(self.data_dir)]
         if self.database is not None:
             command += ["--database", self.database]
@@ -236,7 +236,7 @@ class DtxService:
         return done
 
     def _environment(self) -> dict[str, str]:
-        """Ours without what would change settings or databases behind the test's back."""
+        """The environment without the variables of dtx and PostgreSQL."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("DTX_", "PG"))}
         return {**kept, "PYTHONUNBUFFERED": "1", **self._env}
 

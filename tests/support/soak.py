@@ -1,4 +1,4 @@
-"""Clients of a dtx without a broker that is killed again and again, and the ledger of what they were promised."""
+"""Clients of a standalone dtx that is killed repeatedly, and a ledger of confirmed messages."""
 
 import contextlib
 import random
@@ -19,15 +19,15 @@ from tests.support.client import connected, new_xid
 from tests.support.crash import PERSISTENT
 
 BROKEN: Final = (AMQPError, XAException, OSError, ValueError)
-"""What a client sees when the other end dies; ValueError is pika's, for a socket that is reset at once."""
+"""Errors when the server dies; pika raises ValueError for a socket that is reset right after the connect."""
 MAX_BACKLOG: Final = 1_000
-"""Messages on their way beyond which nobody publishes more: the end of the test has to read what is left."""
+"""The number of messages in queues above which clients stop publishing; the test reads the rest at its end."""
 PATIENCE: Final = 20.0
 _ACKED_AT_ONCE: Final = 10
 
 
 class Fate(Enum):
-    """What the publisher of a message knows of it."""
+    """The outcome of a publish as its publisher knows it."""
 
     UNKNOWN = "unknown"
     SAFE = "confirmed or committed"
@@ -35,39 +35,39 @@ class Fate(Enum):
 
 
 class Ledger:
-    """What was promised of each message, which is known by its body; used by all clients."""
+    """The known outcome of each message, by its body; all clients use one ledger."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._fates: dict[bytes, Fate] = {}
         self._eaten: dict[bytes, bool] = {}
-        """Consumed for good: whether that is known to be durable."""
+        """Consumed messages, and whether the consumption is known to be durable."""
         self._seen: set[bytes] = set()
         self.faults: list[str] = []
         self.backlog = 0
-        """About how many messages are on their way."""
+        """The approximate number of messages in queues."""
         self.done: Counter[str] = Counter()
-        """How often clients have done what."""
+        """The number of operations of each kind."""
 
     def did(self, what: str) -> None:
-        """Somebody has done something."""
+        """Count an operation."""
         with self._changed:
             self.done[what] += 1
             self._changed.notify_all()
 
     def wait_for(self, count: int, seconds: float) -> None:
-        """Wait until clients have done *count* things more, or for so long."""
+        """Wait for *count* further operations, at most *seconds*."""
         with self._changed:
             goal = self.done.total() + count
             self._changed.wait_for(lambda: self.done.total() >= goal, seconds)
 
     def fault(self, text: str) -> None:
-        """A promise was broken."""
+        """Record a violation."""
         with self._changed:
             self.faults.append(text)
 
     def published(self, bodies: Iterable[bytes], fate: Fate) -> None:
-        """What the publisher knows of *bodies*."""
+        """Record what the publisher knows of *bodies*."""
         with self._changed:
             for body in bodies:
                 if self._fates.get(body, Fate.UNKNOWN) not in (Fate.UNKNOWN, fate):
@@ -76,20 +76,20 @@ class Ledger:
                 self._fates[body] = fate
 
     def delivered(self, body: bytes) -> None:
-        """A message was seen."""
+        """Record a delivery."""
         with self._changed:
             self._seen.add(body)
             if self._eaten.get(body):
                 self.faults.append(f"{body!r} came again after its consumption was durable")
 
     def eaten(self, body: bytes, *, known: bool) -> None:
-        """A message was consumed for good; *known*: durably."""
+        """Record a consumption; *known*: it is known to be durable."""
         with self._changed:
             self.backlog -= body not in self._eaten
             self._eaten[body] = known or self._eaten.get(body, False)
 
     def audit(self, left: Counter[bytes]) -> list[str]:
-        """Compare what was promised with what is *left* in all queues at the end; what does not agree."""
+        """Compare the ledger with the messages *left* in all queues at the end; return the violations."""
         faults = list(self.faults)
         for body, count in left.items():
             if count > 1:
@@ -106,7 +106,7 @@ class Ledger:
         return faults
 
     def figures(self) -> str:
-        """For people."""
+        """A summary to print."""
         fates = Counter(self._fates.values())
         known = sum(self._eaten.values())
         return (
@@ -116,14 +116,14 @@ class Ledger:
 
 
 class Order:
-    """Whether messages of one publisher come in their order, within one life of a connection."""
+    """Checks the order of the messages of each publisher on one connection."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._last: defaultdict[bytes, int] = defaultdict(int)
 
     def see(self, body: bytes) -> None:
-        """A message that was never delivered before."""
+        """Check a message that was not redelivered."""
         publisher, _, number = body.rpartition(b"-")
         if int(number) <= self._last[publisher]:
             self._ledger.fault(f"{body!r} came behind number {self._last[publisher]}")
@@ -131,13 +131,13 @@ class Order:
 
 
 class Worker(threading.Thread):
-    """A client that connects again when its connection dies.
+    """A client that reconnects when its connection ends.
 
     Args:
-        name: of the client; the bodies that it publishes begin with it.
-        url: where to.
-        ledger: of promises.
-        seed: of its choices.
+        name: the name of the client; the bodies that it publishes begin with it.
+        url: the URL of the server.
+        ledger: the ledger of all clients.
+        seed: the seed of its random choices.
     """
 
     def __init__(self, name: str, url: str, ledger: Ledger, seed: int) -> None:
@@ -157,11 +157,11 @@ class Worker(threading.Thread):
                 self.ledger.fault(f"{self.name}: {error!r}")
 
     def work(self, connection: BlockingConnection) -> None:
-        """Work until told to stop, or until the connection dies."""
+        """Work until ``stop`` is set or the connection ends."""
         raise NotImplementedError
 
     def new_body(self) -> bytes:
-        """A message that there never was."""
+        """A unique body."""
         self._number += 1
         return b"%s-%d" % (self.name.encode(), self._number)
 
@@ -185,7 +185,7 @@ class Publisher(Worker):
 
 
 class Mover(Worker):
-    """Moves messages from ``a`` to ``b`` by class tx, and adds some of its own."""
+    """Moves messages from ``a`` to ``b`` in transactions of class tx, and publishes its own messages too."""
 
     def work(self, connection: BlockingConnection) -> None:
         channel = connection.channel()
@@ -221,7 +221,7 @@ class Mover(Worker):
 
 
 class Eater(Worker):
-    """Consumes what comes to ``c``; that is durable when something behind it was answered."""
+    """Consumes from ``c``; an ack is known to be durable when a later method is answered."""
 
     def work(self, connection: BlockingConnection) -> None:
         channel = connection.channel()
@@ -244,7 +244,7 @@ class Eater(Worker):
 
 
 class Stage(Enum):
-    """How far a branch has come, as its transaction manager knows."""
+    """The progress of a branch as its transaction manager knows it."""
 
     BEGUN = "begun"
     ONE_PHASE = "asked to commit in one phase"
@@ -257,9 +257,9 @@ class OpenBranch:
     """A branch that is not known to have ended.
 
     Args:
-        own: messages that are published in it alone.
-        commits: what its transaction manager has decided.
-        asked: that it was told, perhaps.
+        own: messages that only this branch publishes.
+        commits: the decision of its transaction manager.
+        asked: whether the decision was sent; it may not have arrived.
     """
 
     own: list[bytes]
@@ -270,7 +270,7 @@ class OpenBranch:
 
 
 class Brancher(Worker):
-    """An application with its transaction manager: moves messages from ``b`` to ``c`` in branches."""
+    """An application and transaction manager that moves messages from ``b`` to ``c`` in branches."""
 
     def __init__(self, name: str, url: str, ledger: Ledger, seed: int) -> None:
         super().__init__(name, url, ledger, seed)
@@ -336,7 +336,7 @@ class Brancher(Worker):
         self.ledger.did(f"{one_phase}{'commit' if committed else 'rollback'}")
 
     def resolve(self, connection: BlockingConnection, *, every: bool) -> None:
-        """What a transaction manager does after a crash; some branches stay open for longer unless *every* is told."""
+        """Recover as a transaction manager does; some branches stay open for longer unless *every* is set."""
         with Coordinator(connection, timeout=PATIENCE) as coordinator:
             in_doubt = set(coordinator.recover())
             for xid, branch in list(self.open.items()):
@@ -362,13 +362,13 @@ class Brancher(Worker):
         self.ledger.did("completed after recover")
 
     def _give_up(self, coordinator: Coordinator, xid: Xid) -> None:
-        """It did not vote, as far as is known: roll it back, and hear what has become of it."""
+        """Roll back a branch that is not known to have voted, and record its outcome."""
         deadline = time.monotonic() + PATIENCE
         committed = False
         while True:
             try:
                 coordinator.rollback(xid)
-            except XAER_PROTO:  # the server has not noticed yet that its channel is gone
+            except XAER_PROTO:  # the server has not noticed yet that the channel has ended
                 if time.monotonic() > deadline:
                     self.ledger.fault(f"{xid} cannot be rolled back")
                     return
@@ -385,7 +385,7 @@ class Brancher(Worker):
 
 
 def drain(url: str, queue: str) -> list[bytes]:
-    """Take everything out of *queue*, in order."""
+    """Take all messages out of *queue*; return the bodies in order."""
     bodies: list[bytes] = []
     with connected(url) as connection:
         channel = connection.channel()
@@ -405,7 +405,7 @@ def drain(url: str, queue: str) -> list[bytes]:
 
 
 def insist(act: Callable[[], None], seconds: float = 60.0) -> None:
-    """Do *act*, again and again where the other end is not there yet."""
+    """Call *act*, and repeat it while the server is not ready."""
     deadline = time.monotonic() + seconds
     while True:
         try:

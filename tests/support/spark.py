@@ -1,7 +1,7 @@
 """Spark for tests: one small session for a whole test process, since a JVM takes seconds to start.
 
-What is tiny and planned anew each time takes Spark longer to plan, watch and compile than to do: so nothing is compiled
-or adapted, and no plan is drawn. The evidence tier uses the pipeline's own settings instead.
+For tiny data Spark takes longer to plan, monitor and compile a query than to run it. So these settings turn off
+compilation, adaptive execution and plan output. The evidence tier uses the settings of the pipeline instead.
 """
 
 import atexit
@@ -35,10 +35,10 @@ _QUICK = {
 
 
 def quick_python() -> Path:
-    """A Python for workers that takes PySpark from where it is installed, and calls back at once.
+    """A Python for workers that imports the installed PySpark and connects back to Spark at once.
 
-    Spark puts it on their path as an archive, of which Python compiles every module again for every worker: three times
-    the time of a start (1.5 s instead of 0.5). Those that Spark gives ten seconds to call back, it tells where: they
+    Spark puts PySpark on their path as an archive; Python compiles its modules again for every worker: a start is
+    three times slower (1.5 s instead of 0.5 s). Workers that must connect back within ten seconds
     run :mod:`tests.support.quick_worker`.
     """
     import pyspark
@@ -71,12 +71,12 @@ def shared_spark(*, quick: bool = True) -> SparkSession:
         memory=_MEMORY,
         partitions=1 if quick else 2,
         local_dir=Path(directory.name),
-        # a test is over before the optimising compiler has paid for itself
+        # tests are too short for the optimising compiler
         java_options="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         settings={"spark.sql.sources.parallelPartitionDiscovery.parallelism": "2"} | (_QUICK if quick else {}),
     )
     os.environ.setdefault("PYSPARK_PYTHON", str(quick_python()))
-    with unmeasured():  # what runs in its Python workers, other tests run in their own process
+    with unmeasured():  # other tests run the code of its Python workers in their own process
         spark = make_session(options)
 
     def end() -> None:

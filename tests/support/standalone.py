@@ -1,4 +1,4 @@
-"""A message store on a log, used as connections use it, without any connection."""
+"""A message store on a log, used as connections use it, but without connections."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -35,7 +35,7 @@ def arguments(**values: int | str) -> bytes:
 
 
 class Sink:
-    """A client's channel: it remembers what it got."""
+    """A channel of a client that records its deliveries."""
 
     def __init__(self) -> None:
         self.full = False
@@ -56,7 +56,7 @@ class Sink:
         self._news.set()
 
     async def wait(self, count: int) -> list[bytes]:
-        """The bodies, as soon as there are so many."""
+        """Wait for *count* deliveries; return all bodies."""
         async with asyncio.timeout(30):
             while len(self.got) < count:
                 self._news.clear()
@@ -72,13 +72,13 @@ class Client:
     """Declares, publishes, consumes and completes branches on a store.
 
     Args:
-        log: open.
-        options: of the store.
+        log: an open log.
+        options: options of the store.
     """
 
     def __init__(self, log: MessageLog, **options: Any) -> None:
         self.log = log
-        if "clock" in options:  # a test's own does not jump, it goes on
+        if "clock" in options:  # the clock of a test is steady too
             options.setdefault("steady", options["clock"])
         self.store = PostgresStore(log, **options)
         self.budget = Budget(1 << 30)
@@ -104,7 +104,7 @@ class Client:
     def message(
         self, body: bytes, key: str = "q", exchange: str = "", properties: bytes = PERSISTENT, mandatory: bool = False
     ) -> HeldPublish:
-        """A message, routed."""
+        """A message that is routed to its queues."""
         queues = self.host.route(exchange.encode(), key.encode())
         ids = tuple(queue.spec.id for queue in queues)
         return HeldPublish(exchange.encode(), key.encode(), mandatory, properties, body, None, ids)
@@ -112,7 +112,7 @@ class Client:
     async def submit(
         self, publishes: Sequence[HeldPublish] = (), acked: Sequence[QueueDelivery] = (), **more: bool
     ) -> Any:
-        """Write, and wait for it; the refused ones."""
+        """Write and wait; return the indexes of the refused publishes."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done(error: LogError | None) -> None:
@@ -135,7 +135,7 @@ class Client:
         return sink
 
     def work(self, publishes: Sequence[HeldPublish] = (), acked: Sequence[QueueDelivery] = ()) -> HeldWork:
-        """What a branch holds; deliveries are held in their queues."""
+        """The work of a branch; its deliveries are held in their queues."""
         work = HeldWork(1 << 30, 100_000, self.budget)
         for publish in publishes:
             work.add_publish(publish)
@@ -146,14 +146,14 @@ class Client:
         return work
 
     async def prepare(self, work: HeldWork) -> BranchRecord:
-        """Vote."""
+        """Prepare a branch with *work*."""
         plan: Plan = self.store.plan("/", work)
         branch = a_branch(published=plan.published, consumed=plan.consumed)
         await self.log.write(Insert(branch=branch, change=plan.change, journal=a_line(branch)))
         return branch
 
     async def commit(self, branch: BranchRecord) -> None:
-        """Second phase."""
+        """Commit a prepared branch."""
         published, consumed = branch.published or (), branch.consumed or ()
         change = self.store.committing(published, consumed)
         completion = a_completion(branch)
@@ -165,7 +165,7 @@ class Client:
         self.store.committed(published, consumed)
 
     async def roll_back(self, branch: BranchRecord) -> None:
-        """Second phase, the other way."""
+        """Roll a prepared branch back."""
         published, consumed = branch.published or (), branch.consumed or ()
         change = self.store.rolling_back(published, consumed)
         journal = a_line(branch, JournalEvent.ROLLED_BACK)
@@ -175,7 +175,7 @@ class Client:
         self.store.rolled_back(published, consumed)
 
     async def one_phase(self, work: HeldWork) -> None:
-        """Commit without a vote."""
+        """Commit *work* in one phase."""
         plan = self.store.plan("/", work)
         second = self.store.committing(plan.published, plan.consumed)
         change = type(second)(puts=plan.change.puts, drops=second.drops, expiries=second.expiries)
@@ -190,20 +190,20 @@ OpenClient = Callable[..., Coroutine[Any, Any, Client]]
 
 
 async def rows(client: Client, queue: int) -> int:
-    """How many messages of a queue the log has."""
+    """The number of messages of a queue in the log."""
     (contents,) = [found async for found in client.log.load_queues([queue])]
     return len(contents.positions)
 
 
 async def until(condition: Callable[[], Coroutine[Any, Any, bool]]) -> None:
-    """Return when *condition* holds."""
+    """Wait until *condition* holds."""
     async with asyncio.timeout(30):
         while not await condition():
             await asyncio.sleep(0.01)
 
 
 async def gone(client: Client, queue: int, left: int = 0) -> None:
-    """Return when so many rows are left."""
+    """Wait until the log has only *left* messages of *queue*."""
 
     async def few() -> bool:
         return await rows(client, queue) == left

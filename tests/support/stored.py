@@ -6,12 +6,12 @@ from typing import Any
 from dtx.log.changes import BindingRow, Change, DestinationKind, ExchangeRow, QueueRow, StoredMessage
 
 QUEUE = 2**62 - 5
-"""The id of a queue, as large as they come."""
+"""A queue id near the maximum."""
 _positions = count(1)
 
 
 def a_message(**changes: Any) -> StoredMessage:
-    """A persistent message in a slot of its own."""
+    """A persistent message in a new slot."""
     values: dict[str, Any] = {
         "queue": QUEUE,
         "position": next(_positions),

@@ -1,4 +1,4 @@
-"""The last line of a test run: what was not exercised, and why."""
+"""The last line of a test run: the tests that did not run, and the reasons."""
 
 from collections import Counter
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 LEFT_OUT: Final = "left out"
-"""Property of a test's report: a sentence about what the test could not exercise, although it ran."""
+"""The property of a test report with a sentence about a part that the test could not exercise."""
 TIERS: Final = {
     "tests/unit": "unit (make test)",
     "tests/contract": "contract (make test)",
@@ -18,7 +18,7 @@ TIERS: Final = {
 
 
 class Exercised:
-    """Collects what a run leaves out. With several processes, the one that gets the reports prints it."""
+    """Collects what a run leaves out. With several processes, the process that gets the reports prints it."""
 
     def __init__(self) -> None:
         self._reasons: Counter[str] = Counter()
@@ -27,29 +27,29 @@ class Exercised:
         self._notes: dict[str, None] = {}
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Count files that were skipped as a whole: how many tests they have is unknown."""
+        """Count files that were skipped as a whole; their number of tests is unknown."""
         if report.skipped:
             self._files[_reason(report)] += 1
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count skipped tests with their reason, and note what others left out."""
+        """Count skipped tests with their reasons, and keep the notes of other tests."""
         if report.skipped and not hasattr(report, "wasxfail"):
             self._reasons[_reason(report)] += 1
         self._notes.update((str(note), None) for name, note in report.user_properties if name == LEFT_OUT)
 
     def pytest_deselected(self, items: list[pytest.Item]) -> None:
-        """Count tests that options left out."""
+        """Count tests that options exclude."""
         self._deselected += len(items)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """In one of several processes: send the number to the process that prints. Each has seen all tests."""
+        """In one of several processes, send the number to the process that prints. Each process collects all tests."""
         output: dict[str, int] | None = getattr(session.config, "workeroutput", None)
         if output is not None:
             output["deselected"] = self._deselected
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """One of several processes has ended."""
+        """Take the number of a process that has ended."""
         self._deselected = max(self._deselected, getattr(node, "workeroutput", {}).get("deselected", 0))
 
     @pytest.hookimpl(trylast=True)
@@ -67,7 +67,7 @@ class Exercised:
 
 
 def _not_run(config: pytest.Config) -> list[str]:
-    """The tiers that were not asked for."""
+    """The tiers that the run did not select."""
     named = [Path(config.invocation_params.dir, word.partition("::")[0]).resolve() for word in config.args]
     tiers = {config.rootpath / folder: name for folder, name in TIERS.items() if (config.rootpath / folder).is_dir()}
     left = []

@@ -1,6 +1,6 @@
-"""What a transaction manager of the tests works with: two databases of one PostgreSQL server, and two dtx.
+"""The resources of transaction managers in tests: two databases of one PostgreSQL server, and two dtx.
 
-The messages of the two dtx are in that server as well, or in two virtual hosts of a RabbitMQ beside them.
+The messages of the two dtx are in the same server, or in two virtual hosts of a RabbitMQ.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ from tests.support.service import ADMIN, DtxService
 ALL = ("db1", "db2", "q1", "q2")
 """The resources of a world."""
 PREPARED = 200
-"""Prepared transactions that the server has room for."""
+"""The setting max_prepared_transactions of the server."""
 _SILENCE = 60.0
 """Seconds without a message after which a queue that is not empty delivers nothing."""
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
 
 def two_phase_server() -> contextlib.AbstractContextManager[PostgresServer]:
-    """A PostgreSQL server that has prepared transactions."""
+    """A PostgreSQL server with prepared transactions enabled."""
 
     @contextlib.contextmanager
     def serving() -> Iterator[PostgresServer]:
@@ -44,10 +44,10 @@ def two_phase_server() -> contextlib.AbstractContextManager[PostgresServer]:
 
 
 class HostedService(DtxService):
-    """A service of which one virtual host is used.
+    """A service of which the tests use one virtual host.
 
     Args:
-        vhost: its name.
+        vhost: the name of the virtual host.
         more: see :class:`DtxService`.
     """
 
@@ -56,7 +56,7 @@ class HostedService(DtxService):
         self.vhost = vhost
 
     def url(self, user: str = "guest", password: str | None = None, vhost: str | None = None) -> str:
-        """Where clients connect."""
+        """The URL for clients; the default virtual host is that of this service."""
         return super().url(user, password, self.vhost if vhost is None else vhost)
 
 
@@ -64,9 +64,9 @@ class World:
     """Two databases with a table each, two dtx with a queue each, and a log of decisions.
 
     Args:
-        server: has prepared transactions.
-        directory: for the log.
-        node: the broker beside both dtx; without it they keep the messages themselves.
+        server: a server with prepared transactions enabled.
+        directory: the directory of the log.
+        node: the broker of both dtx; without it they run in standalone mode.
     """
 
     def __init__(self, server: PostgresServer, directory: Path, node: RabbitNode | None = None) -> None:
@@ -105,10 +105,10 @@ class World:
         return HostedService(vhost, database=database, broker=self._node.url(), options=options)
 
     def clear(self) -> None:
-        """Begin afresh: nothing in doubt, empty tables, empty queues, no log."""
+        """Reset: nothing in doubt, empty tables, empty queues, no log."""
         for url in self.databases.values():
             with self.server.connection(url) as connection:
-                connection.execute(  # what a failed test left holds locks
+                connection.execute(  # sessions left by a failed test hold locks
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                     " WHERE datname = current_database() AND pid <> pg_backend_pid()"
                 )
@@ -124,7 +124,7 @@ class World:
                 service.start()
             with contextlib.closing(DtxResource("q", service.url()).open()) as session:
                 for xid in session.recover():
-                    with contextlib.suppress(XAER_NOTA):  # the last test's transaction manager comes to its end
+                    with contextlib.suppress(XAER_NOTA):  # the transaction manager of the last test may complete it
                         session.rollback(xid)
                 session.handle.queue_declare("q", durable=True)
                 session.handle.queue_purge("q")
@@ -141,10 +141,10 @@ class World:
             connection.close()
 
     def decide(self, name: str, decision: str) -> None:
-        """An operator decides about the only branch that a service has in doubt.
+        """Decide the only branch that a service has in doubt, as an operator.
 
         Args:
-            name: of the service.
+            name: the name of the service.
             decision: ``commit`` or ``rollback``.
         """
         (xid,) = [line.split()[1] for line in self.in_doubt() if line.startswith(f"{name} ")]
@@ -157,7 +157,7 @@ class World:
         return found + [DtxResource(name, service.url()) for name, service in self.services.items()]
 
     def manager(self, **options: Any) -> TransactionManager:
-        """A new transaction manager of node ``n``, without recovery in the background; orphans are no matter of age."""
+        """A new transaction manager of node ``n``, without background recovery and with interval 0 for orphans."""
         given: dict[str, Any] = {"node": "n", "log": self.log, "resources": self.resources(), "interval": 0.0}
         return TransactionManager(**{**given, "recover_every": None, **options})
 
@@ -181,7 +181,7 @@ class World:
         return found
 
     def in_doubt(self) -> list[str]:
-        """What anybody has in doubt."""
+        """The branches in doubt at all resources, as ``name gid`` or ``name xid``."""
         found = []
         for name, url in self.databases.items():
             with self.server.connection(url) as connection:
@@ -196,7 +196,7 @@ class World:
 
 
 def write(tx: Any, id_: str, *names: str) -> None:
-    """Work on the named resources of a transaction: a row, or a message."""
+    """Write a row or a message to the named resources in a transaction."""
     for name in names:
         handle = tx.enlist(name)
         if name.startswith("db"):
@@ -206,16 +206,16 @@ def write(tx: Any, id_: str, *names: str) -> None:
 
 
 def new_id() -> str:
-    """An id that nobody has used."""
+    """A unique id."""
     return secrets.token_hex(6)
 
 
 class Died(BaseException):
-    """The transaction manager got no further."""
+    """The transaction is interrupted here."""
 
 
 def left_at(tm: TransactionManager, point: CommitPoint, *names: str) -> Transaction:
-    """A transaction that is interrupted at a point, as by Ctrl-C."""
+    """A transaction whose commit is interrupted at *point*, as by Ctrl-C."""
 
     def reached(here: CommitPoint) -> None:
         if here is point:

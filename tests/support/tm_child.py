@@ -1,8 +1,8 @@
 """A program with a transaction manager that dies at one of its points: ``python -m tests.support.tm_child JSON``.
 
-It does transactions over all resources until it dies or has done its share, and prints a line when it begins one and
-when it hears the outcome. An id says what its transaction is: ``undone-…`` is rolled back by the program, ``db1-…`` is
-alone at that resource, everything else is at all of them.
+It runs transactions over all resources until it dies or has run all of them. It prints a line when a transaction begins
+and when it ends. The id gives the kind of a transaction: ``undone-…`` is rolled back by the program, ``db1-…`` uses
+only that resource, all others use all resources.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ DIED_AT = 100
 
 
 def resources(where: dict[str, str]) -> list[Any]:
-    """One for each URL."""
+    """A resource for each URL."""
     return [
         Pep249Resource(name, partial(psycopg.connect, url)) if name.startswith("db") else DtxResource(name, url)
         for name, url in where.items()
@@ -35,7 +35,7 @@ def resources(where: dict[str, str]) -> list[Any]:
 
 
 def arm(fates: list[list[int]]) -> None:
-    """Die when one of these points is reached for the so-manieth time."""
+    """Die when a point is reached for the n-th time; *fates* are pairs of point and n."""
     seen = Counter[int]()
 
     def reached(here: steps.CommitPoint) -> None:
@@ -47,7 +47,7 @@ def arm(fates: list[list[int]]) -> None:
 
 
 def main() -> None:
-    """See the module."""
+    """Run the transactions of the order in the first argument."""
     order = json.loads(sys.argv[1])
     if order.get("asyncio"):
         asyncio.run(main_async(order))
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 async def main_async(order: dict[str, Any]) -> None:
-    """The same with asyncio: all transactions at once."""
+    """As :func:`main` with asyncio: all transactions run at once."""
     urls: dict[str, str] = order["resources"]
     found: list[Any] = [
         AsyncPep249Resource(name, partial(psycopg.AsyncConnection.connect, url))
@@ -108,7 +108,7 @@ async def main_async(order: dict[str, Any]) -> None:
 
 
 def say(line: str) -> None:
-    """One line in one piece."""
+    """Print a line in one write."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

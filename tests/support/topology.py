@@ -1,4 +1,4 @@
-"""Virtual hosts of standalone mode without a store: their queues have indexes that nobody serves."""
+"""Virtual hosts of standalone mode without a store: no store serves the indexes of their queues."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ def table(values: Mapping[str, Any] | None = None) -> bytes:
 
 
 class Nobody:
-    """A host that does nothing."""
+    """A host of queues that does nothing."""
 
     def schedule(self, queue: QueueIndex) -> None: ...
 
@@ -50,7 +50,7 @@ class Idle:
 
 
 def idle_index(spec: QueueSpec) -> QueueIndex:
-    """The index of a queue that nobody serves."""
+    """The index of a queue without a store."""
     return QueueIndex(spec.id, spec.where, Nobody(), MessageCache(0), spec.settings, 0.0)
 
 
@@ -61,12 +61,12 @@ def virtual_host() -> VirtualHost:
 
 @contextmanager
 def refused(code: ReplyCode, reason: str) -> Iterator[None]:
-    """Expects an XaError with that code and exactly that reason."""
+    """Expect an XaError with exactly this code and reason."""
     with pytest.raises(XaError) as error:
         yield
     assert (error.value.code, error.value.reason) == (code, reason)
 
 
 def names(queues: tuple[Queue, ...]) -> list[str]:
-    """What *queues* are called, in order of the alphabet."""
+    """The names of *queues*, in alphabetical order."""
     return sorted(queue.name.decode() for queue in queues)

@@ -1,4 +1,4 @@
-"""A tour of the web pages: what somebody does who finds a branch that nobody decides. Every step is checked."""
+"""A tour of the web pages: operators decide branches without a transaction manager. Every step is checked."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,10 +24,10 @@ class Tour:
     """Walks through the pages.
 
     Args:
-        scene: dtx with its API.
-        browser: everybody's.
-        pictures: a directory for them; without one there are none.
-        tell: says what is being done.
+        scene: a dtx with its API.
+        browser: the browser of all visitors.
+        pictures: a directory for screenshots; ``None``: no screenshots.
+        tell: called with a description of each step.
     """
 
     scene: Scene
@@ -38,19 +38,19 @@ class Tour:
     _count: int = 0
 
     def populate(self) -> None:
-        """Users of every role."""
+        """Add a user of every role."""
         editor = AccountEditor(self.scene.database, "dtx")
         for name, password in PASSWORDS.items():
             editor.add_user(name, password.encode(), [TAGS[name]])
 
     def visitor(self, name: str, page: str = "") -> Visitor:
-        """Somebody of :data:`PASSWORDS`, signed in."""
+        """A user of :data:`PASSWORDS`, signed in."""
         found = self.browser.visitor(self.scene.service.admin_url)
         self.visitors.append(found)
         return found.enter(name, PASSWORDS[name], page)
 
     def orphan(self, order: str) -> Xid:
-        """A prepared branch whose transaction manager is gone: it published to *out* and consumed from *in*."""
+        """A prepared branch without a transaction manager; it published to *out* and consumed from *in*."""
         for queue in ("in", "out"):
             self.scene.declare(queue)
         self.scene.fill("in", b'{"order": "consumed"}')
@@ -65,7 +65,7 @@ class Tour:
         return xid
 
     def shoot(self, visitor: Visitor, name: str) -> None:
-        """A picture, numbered."""
+        """Take a numbered screenshot."""
         self._count += 1
         self.tell(f"{self._count:2} {name}")
         visitor.page.wait_for_load_state()
@@ -73,7 +73,7 @@ class Tour:
             visitor.shoot(self.pictures / f"{self._count:02}-{name.replace(' ', '-')}.png")
 
     def orphan_is_decided(self) -> None:
-        """Found, inspected, dry-run, heuristically rolled back with reason, TM told xa-heurrb, forgotten."""
+        """An orphan is found, inspected, dry-run, heuristically rolled back with a reason, and forgotten."""
         scene = self.scene
         xid = self.orphan("order-4711")
         olga = self.browser.visitor(scene.service.admin_url)
@@ -130,7 +130,7 @@ class Tour:
         self.shoot(olga, "archive")
 
     def two_race(self) -> None:
-        """Two operators race on one branch, one gets a clear conflict."""
+        """Two operators decide one branch at the same time; the second gets a conflict."""
         xid = self.orphan("order-4712")
         olga, otto = self.visitor("olga"), self.visitor("otto")
         for person, order in ((olga, "Commit heuristically"), (otto, "Roll back heuristically")):
@@ -154,7 +154,7 @@ class Tour:
             coordinator.forget(xid)
 
     def viewer_is_refused(self) -> None:
-        """A viewer who tries to decide gets 403."""
+        """A viewer that tries to decide gets 403."""
         xid = self.orphan("order-4713")
         vera = self.visitor("vera")
         vera.open_branch(xid, self.scene.vhost)
@@ -176,7 +176,7 @@ class Tour:
         assert self.scene.states()[xid] == "prepared"
 
     def many_are_decided(self) -> None:
-        """An order about many: chosen, dry run, done."""
+        """One order for several branches: choose, dry run, run."""
         for number in range(3):
             self.orphan(f"batch-{number}")
         carla = self.visitor("carla", "branches?q=batch-*")
@@ -195,7 +195,7 @@ class Tour:
         assert states == {b"batch-0": "heuristic", b"batch-1": "heuristic", b"batch-2": "prepared"}
 
     def everything_else(self) -> None:
-        """The pages that only tell."""
+        """Open the pages that only show data."""
         carla = self.visitor("carla")
         with self.scene.connected() as connection:
             work(connection.channel(), publish={"out": [b"x"]}, xid=Xid(1, b"under way", b"1"), end=False)
@@ -212,7 +212,7 @@ class Tour:
                 self.shoot(carla, page.partition("?")[0] or "overview")
 
     def secrets_are_nowhere(self) -> None:
-        """Secrets nowhere in pages; nothing failed in any browser; nobody else was asked for anything."""
+        """No page contains a secret, no browser reports an error, and no request goes to another server."""
         token = OperatorLog(self.scene.database, "dtx").make_token("tour", OperatorRole.COORDINATOR, "test")
         holder = self.browser.visitor(self.scene.service.admin_url)
         self.visitors.append(holder)

@@ -1,4 +1,4 @@
-"""The users of both kinds of server, changed in the same words, and what they are refused."""
+"""One interface to the users of both kinds of server, and helpers for refusals."""
 
 from typing import Protocol
 
@@ -10,35 +10,35 @@ from tests.support.service import DtxService
 
 
 class Users(Protocol):
-    """Changes users. What was changed counts for connections that are opened later."""
+    """Changes users. The changes apply to connections that are opened later."""
 
     def url(self, user: str = "guest", password: str | None = None, vhost: str = "/") -> str:
-        """Where *user* connects; the password is the name unless given."""
+        """The URL for *user*; the password is the name unless given."""
 
     def add(self, user: str, *tags: str) -> None:
-        """Make a user that may enter nowhere."""
+        """Add a user without access to any virtual host."""
 
     def permit(self, user: str, configure: str = ".*", write: str = ".*", read: str = ".*") -> None:
-        """What *user* may do in ``/``."""
+        """Set the permissions of *user* in ``/``."""
 
     def permit_topic(self, user: str, exchange: str, write: str = ".*", read: str = ".*") -> None:
-        """Which routing keys *user* may use at a topic exchange of ``/``."""
+        """Set the routing keys that *user* may use at a topic exchange of ``/``."""
 
     def lift_topics(self, user: str) -> None:
-        """Every routing key will do again."""
+        """Remove the topic permissions of *user*."""
 
     def revoke(self, user: str) -> None:
-        """It may not enter ``/`` any more."""
+        """Remove the access of *user* to ``/``."""
 
     def renew(self, user: str, password: str) -> None:
-        """Change its password."""
+        """Change the password of *user*."""
 
     def remove(self, user: str) -> None:
-        """It is gone."""
+        """Remove *user*."""
 
 
 class RabbitUsers:
-    """Those of a node."""
+    """The users of a RabbitMQ node."""
 
     def __init__(self, node: RabbitNode) -> None:
         self._node = node
@@ -70,7 +70,7 @@ class RabbitUsers:
 
 
 class StandaloneUsers:
-    """Those of a service without a broker."""
+    """The users of a service without a broker."""
 
     def __init__(self, service: DtxService) -> None:
         assert service.database is not None
@@ -99,7 +99,7 @@ class StandaloneUsers:
         self._editor.set_password(user, password.encode())
 
     def tag(self, user: str, *tags: str) -> None:
-        """Give it these tags and no others."""
+        """Replace the tags of *user*."""
         self._editor.set_tags(user, tags)
 
     def remove(self, user: str) -> None:
@@ -107,10 +107,10 @@ class StandaloneUsers:
 
 
 def refusal(client: RawClient, frames: bytes) -> methods.ChannelClose | None:
-    """The channel exception that *frames* end with on channel 1, if they do."""
+    """The channel exception that *frames* cause on channel 1; ``None`` if there is none."""
     client.open(1)
     client.send_raw(frames)
-    client.say(1, methods.BasicQos(0, 0).encode())  # which everybody may, behind what was asked for
+    client.say(1, methods.BasicQos(0, 0).encode())  # allowed for every user; it marks the end of the frames
     while True:
         payload = client.next_method(1)
         key = int.from_bytes(payload[:4], "big")
@@ -124,6 +124,6 @@ def refusal(client: RawClient, frames: bytes) -> methods.ChannelClose | None:
 
 
 def outcome(client: RawClient, frames: bytes) -> int:
-    """The code of that channel exception, 0 when there is none."""
+    """The code of the channel exception that *frames* cause; 0 if there is none."""
     close = refusal(client, frames)
     return 0 if close is None else close.reply_code

@@ -1,4 +1,4 @@
-"""Small made-up tables of a lake and of results, as programs beside the pipeline read them."""
+"""Small example tables of a lake and of results, in the form that other programs than the pipeline read."""
 
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -18,16 +18,16 @@ SERIES: Final = {
     "dtx_pipeline_transactions": "verdict",
     "dtx_pipeline_unread": "source",
 }
-"""Metrics of a run, with the label of each."""
+"""The metrics of a run and their labels."""
 
 
 def write(lake: Path, results: Path, now: datetime) -> None:
-    """Three transactions: one committed, one mixed, one an orphan of the user ``shop`` for two hours; two runs.
+    """Write two runs of three transactions: committed, mixed, and an orphan of the user ``shop`` for two hours.
 
     Args:
-        lake: a directory for the journals.
-        results: a directory for verdicts, their history and the metrics.
-        now: when the second run was.
+        lake: the directory of the journals.
+        results: the directory of verdicts, their history and the metrics.
+        now: the time of the second run.
     """
     opened, before = now - timedelta(hours=2), now - timedelta(days=1)
     common = {

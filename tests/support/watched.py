@@ -1,7 +1,7 @@
-"""The command ``dtx`` with a watch on its event loop: how long others wait for their turn at most.
+"""The command ``dtx`` with a watch on its event loop, which measures the longest step of the loop.
 
-What counts is the processor time of the loop's thread between two turns of the watch: other load on the machine makes
-it hardly longer, and whatever is done without a turn for others is in it.
+It measures the processor time of the loop's thread between two turns of the watch: other load on the machine changes it
+little, and it includes all work without a turn for other tasks.
 """
 
 import asyncio
@@ -28,18 +28,18 @@ from tests.support.raw import RawClient, logged_in, message
 from tests.support.service import DtxService
 
 MOST_MILLISECONDS: Final = 50
-"""On a processor that counts to :data:`_COUNT` within :data:`_COUNT_MILLISECONDS`. One that is slower, or has other
-work in its caches, may take longer for both.
+"""The limit on a processor that counts to :data:`_COUNT` within :data:`_COUNT_MILLISECONDS`. On a slower or busy
+processor both times may be longer.
 """
 _COUNT: Final = 20_000
 _COUNT_MILLISECONDS: Final = 0.6
 _LONGEST: Final = "loop-longest"
-"""File in the directory of the process: seconds of the longest step, and milliseconds of a count behind it."""
+"""File in the directory of the process: seconds of the longest step, and milliseconds of a count after it."""
 _PAIR: Final = struct.Struct("dd")
 _WHERE: Final = "loop-where"
 _BEAT: Final = 0.002
 _EVERYTHING: Final = 2
-"""The generation of all objects."""
+"""The oldest generation of the garbage collector."""
 _LONG: Final = 0.02
 
 
@@ -75,18 +75,18 @@ class _Watch:
         else:
             took = time.thread_time() - self._collecting
             if info["generation"] == _EVERYTHING:
-                self._used += took  # seldom, and for no request: see dtx.server.memory
+                self._used += took  # rare, and not part of a request: see dtx.server.memory
             self._seen.append(f"garbage of generation {info['generation']} was collected: {1000 * took:.1f} ms")
 
     def _look(self) -> None:
-        """Note where the loop is when it has been there for long."""
+        """Record the stack of the loop when a step takes long."""
         while True:
             time.sleep(_LONG / 4)
             if time.monotonic() - self._began > _LONG:
                 self._seen.append(self._stack())
 
     def _stack(self) -> str:
-        """Where the loop is. C looks at it at once: a look at frames that go on meanwhile crashes the interpreter."""
+        """The stack of the loop, read in C: reading running frames from Python crashes the interpreter."""
         with tempfile.TemporaryFile("w+") as file:
             faulthandler.dump_traceback(file)
             file.seek(0)
@@ -99,28 +99,28 @@ class WatchedService(DtxService):
     """A service whose event loop is watched."""
 
     def command(self) -> list[str]:
-        """As of the base."""
+        """The command line, with this module in place of ``dtx``."""
         words = super().command()
         return [*words[:2], "tests.support.watched", *words[3:]]
 
     def start(self, *, wait: bool = True) -> None:
-        """As of the base. Measuring its coverage would make each step two or three times as long."""
+        """Start it without coverage, which would make each step two or three times as long."""
         with unmeasured():
             super().start(wait=wait)
 
     def reset(self) -> None:
-        """Forget what was seen so far."""
+        """Reset the measurement."""
         with (self.directory / _LONGEST).open("r+b") as file:
             file.write(bytes(_PAIR.size))
 
     @property
     def longest(self) -> float:
-        """Seconds of the processor between two turns of the loop, at most, since the last reset."""
+        """The longest step since the last reset, in seconds of processor time."""
         return self._measured()[0]
 
     @property
     def counting(self) -> float:
-        """Milliseconds that a count took behind that."""
+        """The duration of the count after that step, in milliseconds."""
         return self._measured()[1]
 
     def _measured(self) -> tuple[float, float]:
@@ -129,16 +129,16 @@ class WatchedService(DtxService):
 
     @property
     def where(self) -> str:
-        """What the loop did then."""
+        """The stacks of the loop during that step."""
         return (self.directory / _WHERE).read_text()
 
 
 @contextlib.contextmanager
 def not_held(service: WatchedService) -> Iterator[None]:
-    """What is done here must not hold the loop."""
+    """Check that the requests in this block do not hold the event loop."""
     service.reset()
     yield
-    with logged_in(service.url()):  # by then the end of connections that were closed is over, mostly
+    with logged_in(service.url()):  # usually closed connections have ended by then
         pass
     longest = service.longest * 1000
     most = MOST_MILLISECONDS * slowness(service.counting)
@@ -147,12 +147,12 @@ def not_held(service: WatchedService) -> Iterator[None]:
 
 
 def slowness(counting: float = 0.0) -> float:
-    """How many times longer the processor takes than a usual one, now or when a count took *counting* milliseconds."""
+    """The factor by which the processor is slower than a usual one, now or when a count took *counting* ms."""
     return max(1.0, max(counting, _counting()) / _COUNT_MILLISECONDS)
 
 
 def _counting() -> float:
-    """Milliseconds of the processor."""
+    """The duration of a count, in milliseconds of processor time."""
     began, total = time.thread_time(), 0
     for number in range(_COUNT):
         total += number
@@ -161,7 +161,7 @@ def _counting() -> float:
 
 @pytest.fixture(scope="module")
 def watched(postgres: PostgresServer) -> Iterator[WatchedService]:
-    """A service of its own: nobody else is to be measured."""
+    """A service for one module, so that no other load is measured."""
     database = postgres.create_database()
     with WatchedService(database=database) as running:
         yield running
@@ -170,12 +170,12 @@ def watched(postgres: PostgresServer) -> Iterator[WatchedService]:
 
 @pytest.fixture
 def service(watched: WatchedService) -> Iterator[WatchedService]:
-    """The same; the test fails if its loop was held."""
+    """The service of ``watched``; the test fails if its event loop was held."""
     with not_held(watched):
         yield watched
 
 
-# -- what fills a service to its limits --------------------------------------------------------------------------------
+# -- helpers that fill a service ---------------------------------------------------------------------------------------
 
 
 def a_queue(peer: RawClient, *, durable: bool = False, arguments: bytes = b"") -> bytes:
@@ -186,19 +186,19 @@ def a_queue(peer: RawClient, *, durable: bool = False, arguments: bytes = b"") -
 
 
 def ask(peer: RawClient, payload: bytes, answer: int, channel: int = 1) -> bytes:
-    """Say something, and wait for the answer; its payload."""
+    """Send a method and wait for its answer; return the payload."""
     peer.say(channel, payload)
     return peer.wait(answer, channel=channel).payload
 
 
 def take(peer: RawClient, count: int, wanted: int = methods.BasicDeliver.KEY) -> None:
-    """Read so many frames of a kind."""
+    """Read *count* frames with key *wanted*; skip others."""
     for _ in range(count):
         peer.wait(wanted)
 
 
 def fill(peer: RawClient, queue: bytes, count: int, channel: int = 9) -> None:
-    """Messages that are there when this returns."""
+    """Publish *count* messages and wait for their confirms."""
     peer.open(channel)
     ask(peer, methods.ConfirmSelect.HEAD + b"\x00", methods.ConfirmSelectOk.KEY, channel)
     one = message(channel, queue, b"x")

@@ -1,7 +1,7 @@
-"""A process whose wall clock is wrong by as many seconds as a file of its directory says, from one call to the next.
+"""Changes the wall clock of a process by the number of seconds in a file of its working directory, at each call.
 
-Python imports this at start where its directory is on PYTHONPATH. What measures time without the wall clock
-(``time.monotonic``, the event loop, CLOCK_BOOTTIME) stays right, as it does when somebody sets a machine's clock.
+Python imports this at start if its directory is on PYTHONPATH. Clocks other than the wall clock
+(``time.monotonic``, the event loop, CLOCK_BOOTTIME) stay right, as when an administrator sets the clock of a machine.
 """
 
 import contextlib
