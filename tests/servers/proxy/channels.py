@@ -1,4 +1,4 @@
-"""What the tests of selected channels share."""
+"""Helpers of the tests of selected channels."""
 
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
@@ -20,7 +20,7 @@ def fill(node: RabbitNode, queue: str, count: int) -> None:
 
 
 def get(channel: BlockingChannel, queue: str, count: int = 1) -> list[int]:
-    """Get that many; their delivery tags."""
+    """Get *count* messages; return their delivery tags."""
     return [channel.basic_get(queue)[0].delivery_tag for _ in range(count)]
 
 

@@ -1,4 +1,4 @@
-"""One node and one service for all tests of the proxy that leave them alive."""
+"""One node and one service for all tests of the proxy that do not stop them."""
 
 from collections.abc import Iterator
 from typing import cast
@@ -16,7 +16,7 @@ from tests.support.service import DtxService
 
 @pytest.fixture(scope="package")
 def service(shared_rabbitmq: RabbitNode, postgres: PostgresServer) -> Iterator[DtxService]:
-    """The service."""
+    """A service in front of the shared node."""
     database = postgres.create_database()
     options = ("--management", shared_rabbitmq.management_url)
     with DtxService(broker=shared_rabbitmq.url(), database=database, options=options) as running:
@@ -26,7 +26,7 @@ def service(shared_rabbitmq: RabbitNode, postgres: PostgresServer) -> Iterator[D
 
 @pytest.fixture(params=["direct", "through dtx"])
 def url(request: pytest.FixtureRequest, rabbitmq: RabbitNode) -> str:
-    """Where to connect: what holds of the broker must hold through dtx."""
+    """The URL of the broker or of dtx: both must behave the same."""
     if request.param == "direct":
         return rabbitmq.url()
     return cast("DtxService", request.getfixturevalue("service")).url()
@@ -34,7 +34,7 @@ def url(request: pytest.FixtureRequest, rabbitmq: RabbitNode) -> str:
 
 @pytest.fixture
 def connection(url: str) -> Iterator[BlockingConnection]:
-    """A connection to either of them."""
+    """A connection to ``url``."""
     with connected(url) as open_connection:
         yield open_connection
 
@@ -47,13 +47,12 @@ def channel(connection: BlockingConnection) -> BlockingChannel:
 
 @pytest.fixture
 def broker(rabbitmq: RabbitNode) -> Broker:
-    """Where the service has its messages."""
+    """The broker behind the service."""
     return rabbitmq
 
 
 @pytest.fixture
 def selected(through: BlockingConnection) -> BlockingChannel:
-    """A selected channel."""
     return select(through)
 
 

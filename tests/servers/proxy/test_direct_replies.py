@@ -1,4 +1,4 @@
-"""Direct reply-to on a selected channel outside a branch: who asks and who gets the reply are one channel again."""
+"""Direct reply-to on a selected channel outside a branch: the channel that asks receives the reply."""
 
 from collections.abc import Iterator
 
@@ -26,7 +26,7 @@ WANTS_REPLY = b"".join(ASKING.encode())
 
 @pytest.fixture
 def replies(selected: BlockingChannel) -> list[bytes]:
-    """Those that have come to ``selected``."""
+    """The replies that ``selected`` has received."""
     got: list[bytes] = []
     selected.basic_consume(REPLY_TO, lambda *call: got.append(call[3]), auto_ack=True)
     return got
@@ -34,7 +34,7 @@ def replies(selected: BlockingChannel) -> list[bytes]:
 
 @pytest.fixture
 def answering(service: DtxService, rabbitmq: RabbitNode, queue: str) -> Iterator[BlockingConnection]:
-    """Somebody who answers what comes into ``queue``, on a selected channel too."""
+    """A connection that answers the messages of ``queue``, also on a selected channel."""
     with connected(service.url()) as connection:
         channel = select(connection)
 
@@ -136,7 +136,7 @@ def waiting_for_replies(peer: RawClient) -> None:
 def test_questions_count_when_a_close_comes_behind_them(
     service: DtxService, queue: str, filled: str, rabbitmq: RabbitNode
 ) -> None:
-    """With a branch that keeps the connection, and without one; in the midst of other publishes or alone."""
+    """With and without a branch that keeps the connection; alone or after another publish."""
     with rabbitmq.channel() as control:
         target = control.queue_declare(f"{queue}-target", durable=True).method.queue
     expected: list[bytes] = []
@@ -165,7 +165,7 @@ def test_questions_count_when_a_close_comes_behind_them(
 
 
 def test_half_a_question_harms_nobody(service: DtxService, queue: str, rabbitmq: RabbitNode) -> None:
-    """Content that never comes, comes twice, or is another's."""
+    """Content that is missing, incomplete, sent twice or without its header."""
     whole = question(1, queue, b"question")
     header = header_frame(1, 60, 8, WANTS_REPLY)
     method = methods.BasicPublish(b"", queue.encode()).frame(1)

@@ -1,4 +1,4 @@
-"""What a client of AMQP 0-9-1 can do with the broker it can do through dtx: every test runs against both."""
+"""Everything that an AMQP 0-9-1 client can do with the broker works through dtx: each test runs against both."""
 
 import secrets
 import threading
@@ -15,7 +15,7 @@ from tests.support.rabbitmq import RabbitNode
 
 
 def take(channel: BlockingChannel, queue: str) -> list[bytes]:
-    """Everything that is ready in *queue*."""
+    """Take all ready messages of *queue*; return their bodies."""
     taken = []
     while (got := channel.basic_get(queue, auto_ack=True))[0] is not None:
         taken.append(got[2])
@@ -35,7 +35,7 @@ def until(connection: BlockingConnection, condition: Callable[[], object]) -> No
         if condition():
             return
         connection.process_data_events(time_limit=0.1)
-    raise AssertionError("it did not come true")
+    raise AssertionError("the condition did not hold within 200 rounds")
 
 
 def test_a_published_message_is_confirmed(channel: BlockingChannel) -> None:
@@ -111,7 +111,7 @@ def test_a_consumer_can_be_cancelled_and_begun_again(connection: BlockingConnect
     for body in (b"1", b"2"):
         tag = channel.basic_consume(queue, lambda *call: seen.append(call[3]), auto_ack=True)
         channel.basic_publish("", queue, body)
-        until(connection, lambda: body in seen)  # noqa: B023 - it is over before the next round
+        until(connection, lambda: body in seen)  # noqa: B023 - called only in this round
         channel.basic_cancel(tag)
     assert seen == [b"1", b"2"]
 
@@ -163,7 +163,7 @@ def test_an_answer_comes_by_direct_reply_to(url: str, connection: BlockingConnec
         asking = other.channel()
         answers: list[bytes] = []
         asking.basic_consume("amq.rabbitmq.reply-to", lambda *call: answers.append(call[3]), auto_ack=True)
-        # an exclusive queue takes publishes from everybody
+        # every connection may publish to an exclusive queue
         asking.basic_publish("", queue, b"question", pika.BasicProperties(reply_to="amq.rabbitmq.reply-to"))
         until(connection, lambda: channel.queue_declare(queue, passive=True).method.message_count)
         _, properties, _ = channel.basic_get(queue, auto_ack=True)
@@ -238,7 +238,7 @@ def test_publishers_hear_of_a_memory_alarm_and_of_its_end(url: str, rabbitmq: Ra
 
 
 def test_update_secret_is_answered(connection: BlockingConnection) -> None:
-    """``guest`` logs in by password; the broker takes a new secret all the same."""
+    """``guest`` logs in by password; the broker accepts a new secret nevertheless."""
     done = threading.Event()
     connection._impl.update_secret("guest", "renewed", callback=lambda _frame: done.set())
     until(connection, done.is_set)

@@ -1,4 +1,4 @@
-"""Large messages, fast publishers, slow consumers: dtx passes on what it gets and keeps nothing."""
+"""Large messages, fast publishers and slow consumers: dtx passes on the data and buffers little of it."""
 
 import contextlib
 import hashlib
@@ -28,7 +28,7 @@ class Memory:
 
     def __init__(self, pid: int) -> None:
         self._status = Path(f"/proc/{pid}/status")
-        Path(f"/proc/{pid}/clear_refs").write_text("5")  # the high-water mark starts anew
+        Path(f"/proc/{pid}/clear_refs").write_text("5")  # resets the high-water mark
         self._before = self._peak()
 
     def _peak(self) -> int:
@@ -37,18 +37,18 @@ class Memory:
 
     @property
     def growth(self) -> int:
-        """Octets."""
+        """In bytes."""
         return self._peak() - self._before
 
 
 @pytest.fixture
 def memory(service: DtxService) -> Memory:
-    """Of the service."""
+    """The memory of the service."""
     return Memory(service.pid)
 
 
 def pieces(size: int) -> Iterator[bytes]:
-    """*size* octets that are not all the same."""
+    """*size* bytes in pieces of 1 MiB that differ."""
     block = hashlib.shake_128(b"block").digest(MIB)
     for number in range(size // MIB):
         yield number.to_bytes(4, "big") + block[4:]
@@ -78,14 +78,14 @@ def test_a_message_of_200_mb_passes_through(
             peer.say(1, methods.BasicAck(1).encode())
         peer.close()
     assert rabbitmq.count(queue) == 0
-    # A selected channel keeps what is not settled, up to --max-kept-bytes (this message is larger than that).
+    # A selected channel keeps unsettled messages up to --max-kept-bytes (this message is larger).
     assert memory.growth < 24 * MIB
 
 
 def test_a_publisher_is_no_faster_than_the_broker(
     dtx_service: ServiceFactory, rabbitmq: RabbitNode, proxy: Callable[[str, int], Proxy], queue: str
 ) -> None:
-    """Back-pressure reaches the client: while the broker takes nothing, neither does dtx."""
+    """Back-pressure reaches the client: while the broker reads nothing, dtx stops reading too."""
     between = proxy("127.0.0.1", rabbitmq.port)
     service = dtx_service(broker=f"amqp://guest:guest@127.0.0.1:{between.port}/", env={"DTX_UPSTREAM_HEARTBEAT": "60"})
     with logged_in(service.url()) as peer:
@@ -108,7 +108,7 @@ def test_a_publisher_is_no_faster_than_the_broker(
 
 
 def test_a_slow_consumer_gets_everything(service: DtxService, queue: str, memory: Memory, rabbitmq: RabbitNode) -> None:
-    """The other direction: what the consumer does not take stays with the broker."""
+    """The other direction: messages that the consumer does not read stay at the broker."""
     with rabbitmq.channel() as channel:
         for number in range(100):
             channel.basic_publish("", queue, number.to_bytes(4, "big") * (MIB // 4))
@@ -144,7 +144,7 @@ def test_both_directions_at_full_speed(service: DtxService, queue: str, memory: 
 def test_a_blocked_publisher_loses_nothing_when_it_leaves(
     service: DtxService, queue: str, rabbitmq: RabbitNode
 ) -> None:
-    """What a client sent before it hung up is delivered when the broker takes it again."""
+    """Messages sent before the client hangs up are delivered when the broker accepts publishes again."""
     rabbitmq.memory_alarm(on=True)
     with logged_in(service.url()) as peer:
         for _ in range(50):

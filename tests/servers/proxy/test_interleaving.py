@@ -1,4 +1,4 @@
-"""What dtx itself says never comes between the frames of a message."""
+"""Methods that dtx sends itself never come between the frames of a message."""
 
 import pytest
 

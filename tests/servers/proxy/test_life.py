@@ -1,4 +1,4 @@
-"""Ends: of the broker under its clients, and of dtx by a signal."""
+"""The broker ends while clients are connected; dtx ends by a signal."""
 
 import contextlib
 import json
@@ -150,7 +150,7 @@ def test_an_idle_branch_of_a_client_that_left_does_not_delay_the_end(
 
 @contextlib.contextmanager
 def hanging_commit(service: DtxService, between: Proxy, queue: str) -> Iterator[RawClient]:
-    """A commit on channel 1 that the broker does not get to hear of; channel 2 is selected too."""
+    """A commit on channel 1 that does not reach the broker; channel 2 is selected too."""
     with logged_in(service.url()) as peer:
         peer.open(2)
         for channel in (1, 2):
@@ -173,13 +173,13 @@ def hanging_commit(service: DtxService, between: Proxy, queue: str) -> Iterator[
 
 @pytest.fixture
 def between(proxy: Callable[[str, int], Proxy], rabbitmq: RabbitNode) -> Proxy:
-    """The way from dtx to the broker."""
+    """The proxy between dtx and the broker."""
     return proxy("127.0.0.1", rabbitmq.port)
 
 
 @pytest.fixture
 def service(dtx_service: ServiceFactory, between: Proxy) -> DtxService:
-    """A service behind it."""
+    """A service that reaches the broker through the proxy."""
     return dtx_service(broker=f"amqp://guest:guest@127.0.0.1:{between.port}/")
 
 
@@ -242,7 +242,7 @@ def test_a_commit_that_cannot_finish_does_not_delay_the_end_for_ever(
 
 
 def test_a_client_that_leaves_during_the_handshake_is_no_news(dtx_service: ServiceFactory) -> None:
-    """Port scans, health checks and impatient clients: nobody wants to read of each."""
+    """Port scans, health checks and impatient clients are logged at debug level only."""
     service = dtx_service("--log-level", "debug")
     with RawClient(service.url()) as peer:
         peer.begin()

@@ -1,4 +1,4 @@
-"""The opening of a connection: versions, logins, limits, heartbeats; and the names of servers and users."""
+"""The opening of a connection: versions, logins, limits and heartbeats."""
 
 import socket
 import time
@@ -90,7 +90,7 @@ def test_a_mechanism_that_was_not_offered_ends_in_silence(service: DtxService) -
 
 @pytest.mark.parametrize(("octets", "refused"), [(5_000, False), (131_000, False), (131_072, True)])
 def test_a_login_may_be_as_long_as_a_frame(service: DtxService, octets: int, refused: bool) -> None:
-    """Tokens are longer than frame-min-size. What dtx takes is passed on, and the broker has a limit of its own."""
+    """Tokens are longer than frame-min-size. dtx passes on what it accepts; the broker has its own limit."""
     with RawClient(service.url()) as peer:
         peer.begin()
         peer.say(0, peer.start_ok(properties=tables.entry(b"long", b"S", bytes(octets))))
@@ -149,7 +149,7 @@ def test_more_than_offered_is_not_agreed(service: DtxService, wanted: dict[str, 
 
 
 def test_all_channels_can_be_open_and_selected_at_once(service: DtxService) -> None:
-    """A selected channel is two of the broker's, which has 2047, and needs two more beside it."""
+    """A selected channel uses two of the broker's 2047 channels; the connection needs two more."""
     with RawClient(service.url()) as peer:
         peer.log_in()
         most = peer.offered.channel_max
@@ -175,7 +175,7 @@ def test_one_channel_too_many_is_refused(url: str) -> None:
 
 
 def test_select_leaves_what_the_client_may_still_open(service: DtxService, filled: str) -> None:
-    """Branches keep channels of a client that has closed its own: the next select is refused, and no open is."""
+    """Branches keep channels that their client has closed: the next select is refused, but no open is."""
     xids = []
     with RawClient(service.url()) as peer:
         peer.log_in()
@@ -254,7 +254,7 @@ def test_a_silent_broker_is_noticed(
         assert connection.channel().is_open
 
 
-# -- the handshake is in order: who somebody is, is decided once
+# -- the steps of the handshake have one order; the user is authenticated once
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_what_is_not_the_next_step_of_the_handshake_is_refused(service: DtxServi
 
 
 def test_nobody_becomes_somebody_else_behind_the_login(service: DtxService, rabbitmq: RabbitNode) -> None:
-    """The name that branches belong to is the one that the broker let in: a second start-ok is refused at once."""
+    """Branches belong to the user that the broker authenticated: a second start-ok is refused at once."""
     rabbitmq.add_user("mallory")
     with RawClient(service.url("mallory")) as peer:
         peer.authenticate()

@@ -1,4 +1,4 @@
-"""A selected channel outside a branch is a channel like any other; what it acknowledges is gone when it says so."""
+"""A selected channel outside a branch behaves like any channel; its acknowledgements are not transactional."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def test_single_acks_take_messages_off_the_queue(
 
 
 def test_a_queue_without_a_name_is_still_the_one_declared_before(through: BlockingConnection, filled: str) -> None:
-    """Queue: "blank: the server uses the last declared queue on the channel"; dtx must declare none there itself."""
+    """Queue: "blank: the server uses the last declared queue on the channel"; dtx itself declares none there."""
     channel = through.channel()
     channel.queue_declare(filled, durable=True)
     XAResource(channel).start(new_xid())
@@ -157,7 +157,7 @@ def test_the_queue_declared_last_has_an_empty_name(through: BlockingConnection) 
 
 
 def test_what_was_published_can_be_got_at_once(selected: BlockingChannel) -> None:
-    """A channel does one thing after the other, whatever is behind it."""
+    """The methods of a channel run in order, although dtx uses two channels of the broker for it."""
     queue = selected.queue_declare("", exclusive=True).method.queue
     for number in range(200):
         selected.basic_publish("", queue, b"%d" % number)

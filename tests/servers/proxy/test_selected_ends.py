@@ -1,4 +1,4 @@
-"""Selected channels beside branches, and how they end: with everything that was sent before, and nothing left."""
+"""Selected channels beside branches, and their end: all that was sent is done, and nothing stays at the broker."""
 
 import time
 from typing import Any
@@ -87,7 +87,7 @@ def test_another_mode_on_a_selected_channel_is_refused(selected: BlockingChannel
 def test_acks_are_committed_together(
     through: BlockingConnection, selected: BlockingChannel, filled: str, rabbitmq: RabbitNode
 ) -> None:
-    """One tx.commit covers whatever came while the one before it was under way."""
+    """One tx.commit covers all acks that arrived during the previous tx.commit."""
     fill(rabbitmq, filled, 3000)
     tags = get_all(selected, filled)
     begun = time.monotonic()
@@ -126,7 +126,7 @@ def test_a_close_pipelined_behind_an_exception_is_answered(service: DtxService) 
 
 
 def test_everything_sent_before_a_close_counts(service: DtxService, queue: str, rabbitmq: RabbitNode) -> None:
-    """What is pipelined behind a call that is still under way, and before the close, is done."""
+    """A publish pipelined behind an unanswered select, and before the close, takes effect."""
     for close_of in (1, 0):
         row = methods.ChannelClose if close_of else methods.ConnectionClose
         with logged_in(service.url()) as peer:
@@ -152,7 +152,7 @@ def test_close_ok_comes_when_everything_is_done(service: DtxService, queue: str,
 def test_close_ok_comes_when_everything_is_done_beside_a_branch_that_stays(
     service: DtxService, queue: str, filled: str, rabbitmq: RabbitNode, publisher: int, closes: str
 ) -> None:
-    """The connection to the broker stays for the branch, so its own close cannot show that all has arrived."""
+    """The connection to the broker stays open for the branch, so its close cannot prove that all has arrived."""
     xid = new_xid()
     with rabbitmq.channel() as control:
         target = control.queue_declare(f"{queue}-target", durable=True).method.queue
@@ -160,7 +160,7 @@ def test_close_ok_comes_when_everything_is_done_beside_a_branch_that_stays(
         peer.open(2)
         peer.say(1, DtxSelect().encode(), methods.BasicGet(filled.encode()).encode())
         peer.wait(methods.BasicGetOk.KEY)
-        patience = DtxSetTimeout(xid=xid, timeout=3600).encode()  # where much else runs an alarm may take a minute
+        patience = DtxSetTimeout(xid=xid, timeout=3600).encode()  # on a busy machine an alarm may take a minute
         peer.say(1, DtxStart(xid=xid).encode(), patience, methods.BasicAck(1).encode(), DtxEnd(xid=xid).encode())
         peer.wait(DtxEndOk.KEY)
         rabbitmq.memory_alarm(on=True)
@@ -207,7 +207,7 @@ def assert_gone(node: RabbitNode, queue: str) -> None:
 def test_consumers_end_with_their_client_though_a_branch_lives_on(
     service: DtxService, queue: str, rabbitmq: RabbitNode, filled: str
 ) -> None:
-    """A message must not be delivered to somebody who has left: without acks it would be lost."""
+    """A message delivered without acks to a client that has left would be lost."""
     target = f"{queue}-noack"
     with rabbitmq.channel() as control:
         control.queue_declare(target, durable=True)
@@ -248,7 +248,7 @@ def test_a_channel_may_be_closed_while_it_is_being_selected(service: DtxService)
 
 
 def test_a_client_may_hang_up_behind_a_close_beside_a_branch(service: DtxService, filled: str, queue: str) -> None:
-    """The connection to the broker, which the branch needs, survives what the client did last."""
+    """The branch needs the connection to the broker, which survives the end of the client."""
     xid = new_xid()
     with connected(service.url()) as connection:
         coordinator = XAResource(connection.channel())
@@ -269,7 +269,7 @@ def test_a_client_may_hang_up_behind_a_close_beside_a_branch(service: DtxService
 
 
 def test_what_waits_behind_a_publish_that_is_refused_waits_no_longer(service: DtxService, queue: str) -> None:
-    """queue.declare waits for the publish before it, whose channel the broker closes."""
+    """queue.declare waits for the publish before it; the broker refuses the publish and closes the channel."""
     with logged_in(service.url()) as peer:
         for _ in range(20):
             peer.say(1, DtxSelect().encode())
@@ -296,7 +296,7 @@ def test_a_select_behind_a_publish_that_is_refused_costs_its_channel_alone(servi
 
 
 def test_headers_that_dtx_could_not_publish_again_are_refused(service: DtxService, queue: str) -> None:
-    """A frame beyond frame-max, with the headers that dtx adds, would cost the connection of all commits."""
+    """With the headers that dtx adds, the frame would exceed frame-max and break the connection of all commits."""
     with connected(service.url()) as connection:
         channel = select(connection)
         xa, xid = XAResource(channel), new_xid()

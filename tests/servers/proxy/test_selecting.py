@@ -1,4 +1,4 @@
-"""dtx-demarcation.select on a channel that has consumed: it works as soon as nothing more can come, or is open."""
+"""dtx-demarcation.select on a channel that has consumed works if no consumer or unsettled delivery is left."""
 
 from collections.abc import Callable
 
@@ -59,7 +59,7 @@ def test_a_channel_that_has_settled_everything_can_be_selected(
     how: str,
     settle: Callable[[BlockingChannel, list[int]], None],
 ) -> None:
-    """And what it consumes from then on can be part of a branch: delivery tags just go on."""
+    """Later deliveries can be part of a branch; delivery tags continue."""
     if how == "get":
         tags = get(channel, filled, 4)
     else:
@@ -106,7 +106,7 @@ def test_a_channel_that_consumed_without_acks_can_be_selected(
 def test_what_is_open_keeps_a_channel_from_being_selected_and_costs_only_that_channel(
     through: BlockingConnection, filled: str, rabbitmq: RabbitNode
 ) -> None:
-    """Each of them comes back under its number, first with another one at the broker, and works."""
+    """The channel number can be opened again and selected."""
 
     def refused(prepare: Callable[[BlockingChannel], object], words: str) -> None:
         channel = through.channel()
@@ -126,13 +126,13 @@ def test_what_is_open_keeps_a_channel_from_being_selected_and_costs_only_that_ch
 
 
 def test_a_select_pipelined_behind_consuming(service: DtxService, filled: str, rabbitmq: RabbitNode) -> None:
-    """What is not answered counts as open; what was settled in the same packet does not."""
+    """An unanswered basic.get counts as an unsettled delivery; one settled in the same packet does not."""
     select = DtxSelect().encode()
     with logged_in(service.url()) as peer:
         peer.say(1, methods.BasicGet(filled.encode()).encode(), select)
         assert b"not answered yet" in peer.channel_end(1).reply_text
         peer.say(1, methods.ChannelCloseOk().encode())
-        wait_until(lambda: rabbitmq.count(filled) == 6, what="the message of the closed channel")  # it may take a while
+        wait_until(lambda: rabbitmq.count(filled) == 6, what="the message of the closed channel")  # it may be late
         peer.open(1)
         peer.say(1, methods.BasicGet(filled.encode()).encode(), methods.BasicGet(filled.encode()).encode())
         peer.wait(methods.BasicGetOk.KEY)

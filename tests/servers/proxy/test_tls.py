@@ -25,7 +25,7 @@ from tests.support.service import DtxService
 
 @pytest.fixture(scope="module")
 def tls_node(certificates: Path) -> Iterator[RabbitNode]:
-    """A node that listens for amqps too."""
+    """A node that accepts amqps as well."""
     with RabbitNode(tls=certificates) as node:
         yield node
 
@@ -102,7 +102,7 @@ def test_a_client_that_never_shakes_hands_is_closed(dtx_service: ServiceFactory,
 
 
 def test_a_socket_counts_before_its_handshake_is_over(dtx_service: ServiceFactory, certificates: Path) -> None:
-    """Whoever opens sockets and says nothing gets no more of them than others."""
+    """--max-connections also limits sockets on which no handshake has begun or ended."""
     service = dtx_service(*server_flags(certificates), "--max-connections", "2", "--header-timeout", "600")
     context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
     with RawClient(service.url()) as silent, RawClient(service.url()) as stammering:
@@ -122,11 +122,11 @@ def test_a_socket_counts_before_its_handshake_is_over(dtx_service: ServiceFactor
         assert not let_in()
         silent.socket.close()
         wait_until(let_in, seconds=30, what="room for one more")
-        assert service.stop() == 0  # nor is the end waited for, of a handshake that has no end
+        assert service.stop() == 0  # an unfinished handshake does not delay the end
 
 
 def test_a_handshake_that_fails_makes_room_for_others(dtx_service: ServiceFactory, certificates: Path) -> None:
-    """It is over, and counts no more."""
+    """A socket whose handshake failed no longer counts towards --max-connections."""
     service = dtx_service(*server_flags(certificates), "--max-connections", "1", "--header-timeout", "600")
     context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
     for _ in range(3):
@@ -140,7 +140,7 @@ def test_a_handshake_that_fails_makes_room_for_others(dtx_service: ServiceFactor
 def test_what_comes_in_one_piece_with_the_end_of_the_handshake_is_read(
     dtx_service: ServiceFactory, certificates: Path
 ) -> None:
-    """TLS 1.3 lets a client speak at once; the answer is encrypted like all others."""
+    """In TLS 1.3 a client may send data with its last message of the handshake; dtx answers encrypted."""
     service = dtx_service(*server_flags(certificates))
     context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""One dtx without a broker for the tests of its protocol, which leave it alive."""
+"""One dtx without a broker for the tests of its protocol, which do not stop it."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,6 @@ from tests.support.service import DtxService
 
 @pytest.fixture(scope="package")
 def standalone(postgres: PostgresServer) -> Iterator[DtxService]:
-    """The service."""
     database = postgres.create_database()
     with DtxService(database=database) as running:
         yield running

@@ -1,4 +1,4 @@
-"""Who may come in and do what, on a real PostgreSQL, while operators change it."""
+"""Logins and permissions on a real PostgreSQL, while operators change them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -156,7 +156,7 @@ async def test_a_changed_password_counts_from_the_next_login(open_accounts: Open
 async def test_a_password_that_is_changed_while_its_login_waits_does_not_count(
     open_accounts: Open, editor: AccountEditor, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    """Many logins at once may wait for a while."""
+    """With many logins at once, one may wait for some time before its verification."""
     editor.add_user("alice", b"secret")
     accounts = await open_accounts()
     verify, begun, may_go_on, loop = passwords.Verifier._verify, asyncio.Event(), Event(), asyncio.get_running_loop()
@@ -230,7 +230,7 @@ async def test_what_is_not_given_to_grant_stays(open_accounts: Open, editor: Acc
 async def test_open_connections_notice_what_changes(
     open_accounts: Open, editor: AccountEditor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An account is no copy: what an operator takes away is gone, within WATCH_SECONDS."""
+    """An Account is not a copy: the changes of operators take effect within WATCH_SECONDS."""
     monkeypatch.setattr(module, "WATCH_SECONDS", 0.01)
     editor.add_user("alice", b"secret")
     editor.grant("alice", "/", write=".*")
@@ -259,7 +259,7 @@ async def test_open_connections_notice_what_changes(
 async def test_a_change_by_hand_in_psql_is_noticed_too(
     open_accounts: Open, editor: AccountEditor, migrated_postgres_url: str
 ) -> None:
-    """Triggers count changes, whoever makes them; those of another resource manager are not ours."""
+    """Triggers count all changes of this resource manager; changes of another one are not read."""
     accounts = await open_accounts()
     editor.add_user("alice", b"secret")
     await accounts.refresh()
@@ -367,7 +367,7 @@ def test_what_cannot_be_done_is_refused_with_a_reason(editor: AccountEditor) -> 
 def test_a_vhost_with_branches_or_queues_in_it_is_not_removed(
     editor: AccountEditor, migrated_postgres_url: str
 ) -> None:
-    """Removing must never lose a message or a prepared branch."""
+    """Removing a virtual host must never lose a message or a prepared branch."""
     editor.add_vhost("shop")
     editor.add_user("alice", b"secret")
     editor.grant("alice", "shop", read="")

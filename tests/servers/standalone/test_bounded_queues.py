@@ -1,4 +1,4 @@
-"""Branches that publish to queues which are full."""
+"""Branches that publish to full queues."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -27,7 +27,7 @@ def raw(standalone: DtxService) -> Iterator[RawClient]:
 
 
 def work(raw: RawClient, queue: str, *bodies: bytes) -> tuple[Xid, object]:
-    """A branch that publishes; its xid, and the answer to end."""
+    """A branch that publishes; returns its xid and the answer to end."""
     xid = new_xid()
     raw.ask(1, DtxStart(xid=xid))
     for body in bodies:
@@ -39,7 +39,7 @@ def work(raw: RawClient, queue: str, *bodies: bytes) -> tuple[Xid, object]:
 def test_a_branch_that_a_full_queue_refuses_is_rolled_back(
     talk: Dialogue, raw: RawClient, arguments: dict[str, Any]
 ) -> None:
-    """All of it or nothing: also what it has published elsewhere."""
+    """The messages that it published to other queues are rolled back too."""
     queue, other = talk.queue(overflow="reject-publish", **arguments), talk.queue()
     xid, ended = work(raw, queue, b"1", b"2")
     assert ended is XaFlag.OK

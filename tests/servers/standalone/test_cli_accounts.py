@@ -1,4 +1,4 @@
-"""``dtx user`` and ``dtx vhost`` on a real database: what they say, and what a dtx then knows."""
+"""``dtx user`` and ``dtx vhost`` on a real database: their output and their effect."""
 
 import asyncio
 import io
@@ -20,7 +20,7 @@ SECRET = "s3cret-w0rd"
 
 
 class Terminal(io.TextIOWrapper):
-    """Stands for stdin."""
+    """A replacement for stdin."""
 
     def __init__(self, octets: bytes, *, terminal: bool = False) -> None:
         super().__init__(io.BytesIO(octets))
@@ -40,7 +40,7 @@ class Dtx:
         self.err = ""
 
     def __call__(self, *words: str, stdin: bytes = b"", code: int = 0) -> str:
-        """What a command says; it must end with *code*."""
+        """The output of a command, which must end with *code*."""
         self._monkeypatch.setattr(sys, "stdin", Terminal(stdin))
         self._capsys.readouterr()
         found = run([*words, "--database", self.url])
@@ -117,7 +117,7 @@ def test_topics_are_granted_listed_and_lifted(dtx: Dtx) -> None:
     grant = ("user", "grant-topic", "guest", "amq.topic")
     said = dtx(*grant, "--write", "^{username}[.]")
     assert said == "user guest in /, topics of exchange amq.topic: write '^{username}[.]', read ''\n"
-    assert dtx(*grant, "--read", "^news").endswith("write '^{username}[.]', read '^news'\n")  # what was given stays
+    assert dtx(*grant, "--read", "^news").endswith("write '^{username}[.]', read '^news'\n")  # --write is unchanged
     dtx("user", "grant-topic", "guest", "events", "--write", "a", "--read", "b")
     (guest,) = [json.loads(line) for line in dtx("user", "list", "--json").splitlines()]
     assert guest["topic_permissions"] == [

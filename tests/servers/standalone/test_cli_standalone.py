@@ -1,4 +1,4 @@
-"""``dtx in-doubt``, ``show`` and ``doctor`` for a dtx without a broker, on what clients have left there."""
+"""``dtx in-doubt``, ``show`` and ``doctor`` for a dtx without a broker, on branches that clients have left."""
 
 import json
 import os
@@ -53,7 +53,7 @@ class Command:
         return [json.loads(line) for line in self(*words, "--json", code=code).splitlines()]
 
     def findings(self, *words: str, code: int = 0) -> dict[str, tuple[str, str]]:
-        """What doctor has to say, without the checks that pass."""
+        """The checks of doctor that do not pass: name to status and sentence."""
         found = self.objects("doctor", *words, code=code)
         return {each["check"]: (each["status"], each["sentence"]) for each in found if each["status"] != "ok"}
 
@@ -128,7 +128,7 @@ def test_the_view_for_people_with_psql_says_the_same(dtx: Command, scene: Scene)
 
 
 def test_show_has_the_messages_of_a_branch(dtx: Command, scene: Scene) -> None:
-    """What is published is shown for each queue that it goes to."""
+    """A published message is shown once for each queue that receives it."""
     (shown,) = dtx.objects("show", str(scene.published))
     work = shown["in_log"]["work"]
     assert [each["position"] for each in work] == [0, 1]
@@ -146,7 +146,7 @@ def test_show_has_the_messages_of_a_branch(dtx: Command, scene: Scene) -> None:
         ("publish", "copies", "second"),
         ("consume", "orders", "first"),
     ]
-    # the rows do not tell, so neither is said
+    # the rows contain neither value
     assert (moved["in_log"]["work"][0]["mandatory"], moved["in_log"]["work"][1]["redelivered"]) == (None, None)
     assert "consumed from queue orders" in dtx("show", str(scene.moved))
 

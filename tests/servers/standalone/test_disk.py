@@ -1,4 +1,4 @@
-"""Little room on the disk: who publishes waits, and everything else goes on."""
+"""Low disk space: connections that publish are blocked; all others continue."""
 
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -20,7 +20,7 @@ from tests.support.service import ADMIN, DtxService
 
 
 class Told:
-    """What a connection hears of blocking."""
+    """The connection.blocked and unblocked notices that a connection receives."""
 
     def __init__(self, connection: BlockingConnection) -> None:
         self.heard: list[str] = []
@@ -46,14 +46,14 @@ def readiness(service: DtxService) -> tuple[int, str]:
 
 @pytest.fixture
 def full() -> Iterator[DtxService]:
-    """A dtx of its own, with a PostgreSQL of its own whose disk has too little room."""
+    """A dtx with its own PostgreSQL and a free-space limit that no disk satisfies."""
     with DtxService(options=(*ADMIN, "--disk-free-bytes", "1000000GiB")) as service:
         wait_until(lambda: readiness(service)[0] == HTTPStatus.SERVICE_UNAVAILABLE, what="the alarm")
         yield service
 
 
 def disk(service: DtxService) -> dict[str, float]:
-    """What the metrics say of the disk."""
+    """The metrics of the disk."""
     token = service.run("token", "add", "prometheus", "--role", "viewer", "--reason", "metrics").stdout.strip()
     text = Operator(service.admin_url, token=token).get("/metrics").decode()
     found = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
@@ -61,12 +61,12 @@ def disk(service: DtxService) -> dict[str, float]:
 
 
 def test_publishers_wait_while_others_make_room(full: DtxService) -> None:
-    """RabbitMQ: "connections that publish are blocked"; what only consumes, or ends a branch, goes on."""
+    """RabbitMQ: "connections that publish are blocked"; consumers and the ends of branches continue."""
     assert readiness(full) == (503, "low on disk\n")
     shown = disk(full)
     assert 0 < shown.pop("dtx_disk_free_bytes") < 1_000_000 << 30
     assert shown == {"dtx_disk_alarm": 1, "dtx_disk_free_limit_bytes": 1_000_000 << 30}
-    # a blocked client's close is not read either, so it gives up by itself
+    # dtx reads nothing from a blocked client, not even its close, so the client has its own timeout
     impatient = f"{full.url()}?blocked_connection_timeout=3"
     with connected(impatient) as publisher, connected(full.url()) as consumer:
         told = Told(publisher)
@@ -74,7 +74,7 @@ def test_publishers_wait_while_others_make_room(full: DtxService) -> None:
         channel.queue_declare("q", durable=True)
         channel.basic_publish("", "q", b"first", PERSISTENT)
         told.wait_for("low on disk")
-        channel.basic_publish("", "q", b"second", PERSISTENT)  # nobody reads it
+        channel.basic_publish("", "q", b"second", PERSISTENT)  # dtx does not read it
         taking = consumer.channel()
         wait_until(lambda: taking.queue_declare("q", passive=True).method.message_count == 1, what="the first message")
         xa, xid = work(taking, consume={"q": 1})

@@ -1,4 +1,4 @@
-"""A publish to many queues: its body is stored once, and what it would take beyond a limit is refused."""
+"""A publish to many queues: its body is stored once; a publish that exceeds MAX_FAN_OUT is refused."""
 
 import threading
 from collections.abc import Iterator
@@ -26,11 +26,11 @@ from tests.support.watched import WatchedService, ask, not_held
 
 PATIENCE: Final = 120.0
 QUEUES: Final = 2_800
-"""Each of them needs properties of its own: 96 KiB of them, together, are more than one publish may have written."""
+"""Each queue needs its own copy of the properties; MAX_FAN_OUT limits their total size."""
 
 
 def declare(peer: RawClient, exchange: bytes, count: int, *, durable: bool = False) -> list[bytes]:
-    """An exchange of type fanout, and queues that are bound to it."""
+    """Declare a fanout exchange and queues bound to it; return the names of the queues."""
     ask(peer, methods.ExchangeDeclare(exchange, b"fanout").encode(), methods.ExchangeDeclareOk.KEY)
     names = [exchange + b"-%d" % number for number in range(count)]
     for name in names:
@@ -42,14 +42,14 @@ def declare(peer: RawClient, exchange: bytes, count: int, *, durable: bool = Fal
 
 
 def ready(peer: RawClient, queue: bytes) -> int:
-    """Messages that are ready."""
+    """The number of ready messages."""
     payload = ask(peer, methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
     return int.from_bytes(payload[-8:-4], "big")
 
 
 @pytest.fixture(scope="module")
 def exchange(standalone: DtxService) -> Iterator[tuple[RawClient, bytes]]:
-    """An exchange with many queues, and the connection that has them."""
+    """An exchange with many queues, and the connection that owns them."""
     with RawClient(standalone.url(), patience=PATIENCE) as peer:
         peer.log_in()
         peer.open(1)
@@ -81,7 +81,7 @@ def test_a_publish_that_takes_too_much_is_refused(standalone: DtxService, exchan
 def test_a_publish_that_takes_too_much_is_refused_in_amqp_10(
     standalone: DtxService, exchange: tuple[RawClient, bytes]
 ) -> None:
-    """What is no body is kept twice: as it came, and as AMQP 0-9 has it."""
+    """Properties are stored twice: as received, and as AMQP 0-9 properties."""
     owner, name = exchange
     before = ready(owner, name + b"-0")
     large = {"k": "x" * (MAX_FAN_OUT // QUEUES // 2)}
@@ -105,19 +105,19 @@ PERSISTENT: Final = build({Property.DELIVERY_MODE: b"\x02"})
 
 
 class Watch:
-    """Looks again and again at the memory of a service and at its lease. Use as a context manager.
+    """Samples the memory of a service and its lease. Use as a context manager.
 
     Args:
-        service: that is looked at.
-        database: its log.
+        service: the service to watch.
+        database: the database of its log.
     """
 
     def __init__(self, service: DtxService, database: str) -> None:
         self.most = 0
-        """Octets in memory."""
+        """The most resident memory, in bytes."""
         self.epochs: set[int] = set()
         self.runs_out = False
-        """Whether the lease did, at any time."""
+        """Whether the lease expired at any time."""
         self._service = service
         self._database = database
         self._over = threading.Event()
@@ -142,7 +142,7 @@ class Watch:
 
 
 def test_a_large_message_is_held_once_for_all_its_queues(postgres: PostgresServer) -> None:
-    """It comes to each of them, others have their turn meanwhile, and the lease is renewed."""
+    """Each queue gets the message, the event loop is not held, and the lease is renewed."""
     database = postgres.create_database()
     body = bytes(range(256)) * (BODY_BYTES // 256)
     with (
@@ -177,7 +177,7 @@ def publish(exchange: bytes, body: bytes) -> bytes:
 
 
 def take_body(peer: RawClient) -> bytes:
-    """The body of the message that is coming."""
+    """Read the body of the next message."""
     found: list[bytes] = []
     while sum(map(len, found)) < BODY_BYTES:
         found.append(peer.wait(BODY).payload)

@@ -1,6 +1,6 @@
 """No request holds the event loop for more than 50 ms, whatever its size: each limit is driven to its maximum.
 
-What is measured is the time of the processor, so that other load on the machine does not count.
+The tests measure processor time, so that other load on the machine does not count.
 """
 
 import secrets
@@ -67,7 +67,7 @@ def test_many_consumers_of_a_queue_end(service: WatchedService, peer: RawClient,
 
 
 def test_the_next_active_consumer_gets_messages_in_order(service: WatchedService, peer: RawClient) -> None:
-    """Those that the former one had first, however long it takes until all that were behind it have left."""
+    """It gets the returned messages of the former consumer first, however many consumers end before it is active."""
     had, left = 1000, 1000
     queue = a_queue(peer, arguments=SINGLE)
     ask(peer, methods.BasicQos(0, had).encode(), methods.BasicQosOk.KEY)
@@ -88,7 +88,7 @@ def test_the_next_active_consumer_gets_messages_in_order(service: WatchedService
 
 
 def test_very_many_deliveries_are_settled_or_return(service: WatchedService) -> None:
-    """One queue for all ways: to fill it takes longer than all of them."""
+    """All ways share one queue, because filling it takes longer than all of them."""
     with logged_in(service.url()) as peer:
         queue = a_queue(peer)
         fill(peer, queue, MAX_UNACKED)
@@ -308,7 +308,7 @@ def test_very_many_messages_leave_their_queue(service: WatchedService, peer: Raw
 
 
 def count(service: WatchedService, queue: bytes) -> int:
-    """Messages that are ready."""
+    """The number of ready messages."""
     with logged_in(service.url()) as other:
         payload = ask(other, methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
     return int.from_bytes(payload[-8:-4], "big")

@@ -1,4 +1,4 @@
-"""What the tutorials of RabbitMQ and the examples of pika do, call by call, works without RabbitMQ."""
+"""The calls of the RabbitMQ tutorials and of the pika examples work without RabbitMQ."""
 
 import asyncio
 import contextlib
@@ -25,13 +25,13 @@ Deliver = Callable[[BlockingChannel, Any, pika.BasicProperties, bytes], None]
 
 
 class Program:
-    """A consumer with a thread and a connection of its own, as one that is started in another terminal.
+    """A consumer with its own thread and connection, like a program started in another terminal.
 
     Args:
-        parameters: of its connection.
-        set_up: declares what it needs; the name of the queue.
-        callback: for each message.
-        auto_ack: of its consumer.
+        parameters: the parameters of its connection.
+        set_up: declares its queue and returns the name.
+        callback: called for each message.
+        auto_ack: the argument of basic_consume.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Program:
         self.ready: Future[BlockingConnection] = Future()
 
     def run(self) -> None:
-        """Until :meth:`stop`."""
+        """Consume until :meth:`stop`."""
         with BlockingConnection(self._parameters) as connection:
             channel = connection.channel()
             queue = self._set_up(channel)
@@ -63,19 +63,19 @@ class Program:
             self._news.notify_all()
 
     def wait(self, count: int) -> list[bytes]:
-        """So many messages, in order."""
+        """Wait for *count* messages; return all bodies in order."""
         with self._news:
             assert self._news.wait_for(lambda: len(self.bodies) >= count, PATIENCE), self.bodies
             return list(self.bodies)
 
     def stop(self) -> None:
-        """As CTRL-C does."""
+        """Stop the consumer, as CTRL-C does."""
         self.ready.result(PATIENCE).add_callback_threadsafe(self._channel.stop_consuming)
 
 
 @pytest.fixture
 def parameters(standalone: DtxService) -> pika.ConnectionParameters:
-    """All defaults but for the port: guest, the vhost /."""
+    """Defaults except for the address: user guest, virtual host /."""
     return pika.ConnectionParameters(host=standalone.host, port=standalone.port)
 
 
@@ -120,7 +120,7 @@ def test_one_hello_world(program: Callable[..., Program], channel: BlockingChann
 
 
 def test_two_work_queues(program: Callable[..., Program], channel: BlockingChannel) -> None:
-    """Fair dispatch: a busy worker gets nothing more until it has acknowledged; one that dies loses nothing."""
+    """Fair dispatch: a busy worker gets no more messages until it has acknowledged."""
     declare = {"queue": "task_queue", "durable": True}
     free, release = threading.Event(), threading.Event()
 
@@ -177,7 +177,7 @@ def test_two_a_durable_queue_cannot_be_declared_otherwise(channel: BlockingChann
 
 
 def temporary(exchange: str, kind: str, *keys: str) -> SetUp:
-    """A queue that goes with its program, bound with *keys*."""
+    """An exclusive queue bound with *keys*, deleted when its program ends."""
 
     def set_up(channel: BlockingChannel) -> str:
         channel.exchange_declare(exchange=exchange, exchange_type=kind)
@@ -325,7 +325,7 @@ def test_basic_get(channel: BlockingChannel) -> None:
 
 
 def test_consume_is_a_generator_that_ends_with_cancel(channel: BlockingChannel) -> None:
-    """Messages that it had fetched and not handed out are requeued: cancel tells how many."""
+    """Cancel requeues the messages that were fetched and not returned by the generator."""
     queue = channel.queue_declare(queue="", exclusive=True).method.queue
     for number in range(10):
         channel.basic_publish("", queue, f"{number}")
@@ -339,7 +339,7 @@ def test_consume_is_a_generator_that_ends_with_cancel(channel: BlockingChannel) 
     assert got == [b"0", b"1", b"2", b"3"]
     rest = iter(lambda: channel.basic_get(queue, auto_ack=True)[2], None)
     assert list(rest) == [f"{number}".encode() for number in range(4, 10)]
-    # nothing comes: the generator says so
+    # without a message the generator yields None
     assert next(iter(channel.consume(queue, inactivity_timeout=0.1))) == (None, None, None)
     assert channel.cancel() == 0
 
@@ -356,7 +356,7 @@ def test_heartbeat_and_blocked_timeouts(parameters: pika.ConnectionParameters) -
 
 
 def test_a_client_lives_by_its_heartbeats(parameters: pika.ConnectionParameters) -> None:
-    """AMQP 0-9-1, 4.2.7: either side sends them; without dtx's, pika would give up after two seconds."""
+    """AMQP 0-9-1, 4.2.7: both sides send heartbeats; without those of dtx, pika closes after two seconds."""
     asked = pika.ConnectionParameters(host=parameters.host, port=parameters.port, heartbeat=1)
     with BlockingConnection(asked) as connection:
         connection.process_data_events(time_limit=4)
@@ -405,11 +405,11 @@ def test_a_consumer_that_is_cancelled_by_the_server_hears_of_it(channel: Blockin
 
 
 class Consumer:
-    """The steps of pika's asynchronous consumers, each from the callback of the one before: exchange, queue, binding,
-    qos, consume, and back: cancel, channel, connection.
+    """The steps of pika's asynchronous consumers, each in the callback of the previous one: exchange, queue, binding,
+    qos, consume, cancel, close of the channel, close of the connection.
 
     Args:
-        wanted: messages after which it stops.
+        wanted: the number of messages after which it stops.
         ended: called when its connection is closed.
     """
 
@@ -491,7 +491,7 @@ async def test_an_asynchronous_consumer_on_asyncio(parameters: pika.ConnectionPa
 
 
 async def test_an_asynchronous_publisher_counts_its_confirms(parameters: pika.ConnectionParameters) -> None:
-    """Confirms come in any grouping: ``multiple`` covers all before it."""
+    """Confirms may be grouped: ``multiple`` covers all earlier ones."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[int] = loop.create_future()
     closed = asyncio.Event()

@@ -16,7 +16,7 @@ def method(key: int, arguments: bytes = b"") -> bytes:
 
 
 def test_a_thousand_methods_behind_one_that_takes_time_are_done_in_order(standalone: DtxService) -> None:
-    """Each tx.commit waits for the disk, and everything that was sent behind it for the commit."""
+    """Each tx.commit waits for the disk; methods sent after it wait for the commit."""
     with session(standalone.url("guest", "guest")) as client:
         client.open(1)
         client.say(1, method(methods.QueueDeclare.KEY, b"\0\0\x04many\x02\0\0\0\0"), method(methods.TxSelect.KEY))

@@ -1,4 +1,4 @@
-"""The preview's other classes without a broker, octet by octet: tickets, exchange.query, binding.query, execution."""
+"""Other classes of the preview without a broker, byte by byte: tickets, exchange.query, binding.query, execution."""
 
 import secrets
 import struct
@@ -43,7 +43,7 @@ K: Final = table({"a": 1})
 
 
 class Names(NamedTuple):
-    """Exchange *exchange*: to queue by k with a=1, to other by l, to the exchange amq.fanout by e."""
+    """*exchange* is bound to *queue* by k with a=1, to *other* by l, and to the exchange amq.fanout by e."""
 
     exchange: bytes
     queue: bytes
@@ -60,7 +60,7 @@ def peer(standalone: DtxService) -> Iterator[RawClient]:
 def names(peer: RawClient) -> Names:
     made = Names(*(f"{word}-{secrets.token_hex(4)}".encode() for word in ("exchange", "queue", "other")))
     declare = methods.ExchangeDeclare.HEAD + b"\0\0" + put_short(made.exchange) + put_short(b"topic")
-    # auto-delete: it goes with its bindings, and they with the exclusive queues, and these with the connection
+    # auto-delete: deleted with its last binding; the exclusive queues end with the connection
     peer.say(1, declare + b"\x04" + put_long(table({"alternate-exchange": "amq.fanout"})))
     for queue, key, arguments in ((made.queue, b"k", K), (made.other, b"l", b"")):
         peer.say(1, methods.QueueDeclare(queue, exclusive=True).encode())
@@ -83,13 +83,13 @@ def binding_query(
 
 
 def asked(peer: RawClient, payload: bytes, answer: int) -> bytes:
-    """The arguments of the answer, octet by octet."""
+    """The encoded arguments of the answer."""
     peer.say(1, payload)
     return peer.wait(answer, channel=1).payload[4:]
 
 
 def refusal(peer: RawClient, *payloads: bytes) -> methods.ChannelClose:
-    """How channel 1 ends; it is open again afterwards."""
+    """The channel.close that answers on channel 1, which is then opened again."""
     peer.say(1, *payloads)
     close = peer.channel_end(1)
     peer.say(1, methods.ChannelCloseOk().encode())
@@ -139,7 +139,7 @@ QUERIES: Final[list[tuple[Callable[[Names], bytes], int]]] = [
 
 
 def test_a_binding_is_searched_for(peer: RawClient, names: Names) -> None:
-    """binding.query-ok: one bit for what is not known, or not matched by what was asked for."""
+    """binding.query-ok: one bit for each part of the query that does not exist or does not match."""
     for query, bits in QUERIES:
         payload = query(names)
         assert asked(peer, payload, methods.BindingQueryOk.KEY) == bytes((bits,)), payload
@@ -166,7 +166,7 @@ def test_a_binding_is_searched_for(peer: RawClient, names: Names) -> None:
 def test_who_may_not_see_does_not_learn(
     standalone: DtxService, names: Names, query: Callable[[Names], bytes], read: str, write: str, code: int
 ) -> None:
-    """The refusal is the same whether it is there or not; the rules are those of a dtx in front of a broker."""
+    """The refusal does not show whether the exchange or queue exists; the rules are those in front of a broker."""
     users, user = StandaloneUsers(standalone), f"user-{secrets.token_hex(4)}"
     users.add(user)
     users.permit(user, configure="", write=write, read=read)
@@ -184,7 +184,7 @@ def test_who_may_not_see_does_not_learn(
 
 
 def test_queries_keep_their_order(peer: RawClient, names: Names) -> None:
-    """Pipelined between declarations, each sees what came before it and nothing that comes after."""
+    """Each query pipelined between declarations sees only the declarations before it."""
     delete = methods.QueueDelete(names.queue).encode()
     query = binding_query(names.exchange, names.queue)
     declare = methods.QueueDeclare(names.queue, durable=True).encode()
@@ -286,7 +286,7 @@ def ticket_refused(close: methods.ChannelClose, name: str) -> bool:
 
 
 def test_without_a_ticket_nothing_of_the_preview_is_done(strict: DtxService) -> None:
-    """Rule validity: "a valid ticket should be provided", on-failure="access-refused"; the connection lives on."""
+    """Rule validity: "a valid ticket should be provided", on-failure="access-refused"; the connection stays open."""
     xid = new_xid()
     with logged_in(strict.url()) as peer:
         for ticket in (0, 1, 99):
@@ -328,7 +328,7 @@ def test_a_ticket_is_for_its_channel(strict: DtxService) -> None:
 
 
 def test_select_and_get_timeout_have_no_ticket(strict: DtxService) -> None:
-    """In the XML neither has the field."""
+    """In the XML neither method has the field ticket."""
     with logged_in(strict.url()) as peer:
         peer.say(1, DtxSelect().encode())
         peer.wait(DtxSelectOk.KEY)

@@ -1,4 +1,4 @@
-"""TLS of a dtx without a broker, and what must never be in its log."""
+"""TLS of a dtx without a broker, and secrets that must never be in its log."""
 
 import base64
 import ssl
@@ -26,7 +26,7 @@ RIGHT, WRONG, NEW, OTHER = SECRETS
 
 @pytest.fixture(scope="module")
 def service(postgres: PostgresServer, certificates: Path) -> Iterator[DtxService]:
-    """It speaks TLS alone, demands certificates of its clients, and logs all that it can."""
+    """A dtx that accepts only TLS, requires client certificates and logs at debug level."""
     database = postgres.create_database()
     files = {"--tls-cert": "server.pem", "--tls-key": "server.key", "--tls-ca": "ca.pem"}
     options = [word for flag, file in files.items() for word in (flag, str(certificates / file))]
@@ -73,7 +73,7 @@ def test_a_client_without_a_certificate_is_refused(service: DtxService, certific
 
 
 def test_a_certificate_is_no_login(service: DtxService, certificates: Path) -> None:
-    """It is demanded besides the password."""
+    """The password is required in addition to the certificate."""
     with RawClient(service.url("client", "client"), tls=context(certificates)) as peer:
         peer.begin()
         assert sorted(peer.start.mechanisms.split()) == [b"AMQPLAIN", b"PLAIN"]
@@ -84,7 +84,7 @@ def test_a_certificate_is_no_login(service: DtxService, certificates: Path) -> N
 
 
 def test_no_password_is_in_the_log(service: DtxService, certificates: Path) -> None:
-    """Right, wrong, of either mechanism, or in the URL of the database, whatever is logged."""
+    """No password of a login is logged, right or wrong, by PLAIN or AMQPLAIN, at debug level."""
     users = StandaloneUsers(service)
     users.add("alice")
     users.permit("alice")

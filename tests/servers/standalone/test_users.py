@@ -1,4 +1,4 @@
-"""Users of a dtx without a broker, as operators make them on the command line and clients meet them."""
+"""Users of a dtx without a broker: operators create them on the command line, clients log in."""
 
 import io
 import secrets
@@ -44,7 +44,7 @@ TELL_ME = table({"capabilities": {"authentication_failure_close": True}})
 
 @pytest.fixture(scope="module")
 def own_address() -> str:
-    """An address of this machine that is no loopback one; empty where there is none."""
+    """An address of this machine other than loopback; empty if there is none."""
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # sends nothing
@@ -82,7 +82,7 @@ def queue(service: DtxService) -> Iterator[str]:
 
 @pytest.fixture
 def clerk(users: StandaloneUsers) -> Iterator[str]:
-    """May publish to the default exchange, and read everything."""
+    """A user who may publish to the default exchange and read everything."""
     name = f"clerk-{secrets.token_hex(4)}"
     users.add(name)
     users.permit(name, configure="", write=r"^amq\.default$")
@@ -103,7 +103,7 @@ def bodies(service: DtxService, queue: str) -> list[bytes]:
 
 
 def test_a_user_from_its_making_to_its_end(service: DtxService, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything by the command line, while the service runs."""
+    """All changes are made on the command line while the service runs."""
 
     def dtx_user(*words: str, typed: str = "") -> None:
         assert service.database is not None
@@ -151,7 +151,7 @@ def test_who_may_not_enter_any_more_is_disconnected(users: StandaloneUsers) -> N
 
 
 def test_who_is_in_a_vhost_that_is_removed_is_disconnected(service: DtxService, users: StandaloneUsers) -> None:
-    """What is in it by then is found again when the virtual host is: nothing durable goes with it."""
+    """A client in the virtual host is disconnected and cannot connect to it again."""
     assert service.database is not None
     editor = AccountEditor(service.database, "dtx")
     editor.add_vhost("shop")
@@ -187,7 +187,7 @@ def test_tags_count_for_who_is_connected(users: StandaloneUsers, clerk: str) -> 
 def test_guest_comes_in_from_this_machine_only(
     service: DtxService, users: StandaloneUsers, clerk: str, own_address: str, left_out: Callable[[str], None]
 ) -> None:
-    """RabbitMQ: "guest … can only connect from localhost"; others come from wherever they are."""
+    """RabbitMQ: "guest … can only connect from localhost"; other users connect from any address."""
     if not own_address:
         left_out("guest from another address: this machine has none")
         return
@@ -226,13 +226,13 @@ def test_wrong_passwords_for_one_name_keep_nobody_else_waiting(users: Standalone
         RawClient(users.url(clerk)).log_in().close()
         answered, _, _ = select.select([peer.socket for peer in flood[1:]], [], [], 0)
         assert len(answered) < 25
-    # Whoever sent them has gone, and what is not verified yet with him.
+    # The clients of the flood have left; their unverified passwords are dropped.
     RawClient(users.url("victim")).log_in().close()
     users.remove("victim")
 
 
 def test_a_client_that_comes_back_with_its_old_password_does_not_wait(users: StandaloneUsers, clerk: str) -> None:
-    """Nor does one with the right one, although the name is the same: a wrong one is verified once."""
+    """Each wrong password is verified once, so a login with the right password of the same user does not wait."""
     users.renew(clerk, "new")
     for _ in range(40):
         with RawClient(users.url(clerk, clerk)) as peer:
@@ -249,7 +249,7 @@ def test_a_client_that_comes_back_with_its_old_password_does_not_wait(users: Sta
 def test_what_may_not_be_published_in_a_branch_dooms_it(
     service: DtxService, users: StandaloneUsers, clerk: str, queue: str, what: str, code: int
 ) -> None:
-    """The channel ends with the exception, and with it its association: the branch can only be rolled back."""
+    """The exception ends the channel and its association: the branch can only be rolled back."""
     xid = new_xid()
     exchange = {"exchange": "amq.direct", "topic": "amq.topic", "user-id": ""}[what]
     raw = properties.build({Property.USER_ID: b"guest"}) if what == "user-id" else b"\x00\x00"
@@ -347,7 +347,7 @@ def may_get(client: RawClient, queue: str) -> bool:
 
 
 def test_a_consumer_keeps_what_it_was_given_until_it_leaves(users: StandaloneUsers, clerk: str, queue: str) -> None:
-    """RabbitMQ judges a consumer when it comes; so does dtx. What it has in hand it may acknowledge in a branch too."""
+    """As in RabbitMQ, permissions are checked at basic.consume; later deliveries can be acknowledged in a branch."""
     xid = new_xid()
     with session(users.url(clerk)) as client, session(users.url()) as guest:
         client.open(1, select=True)

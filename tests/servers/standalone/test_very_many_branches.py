@@ -1,4 +1,4 @@
-"""As many branches as may be do not hold the event loop: they are listed, time out, lose their client and go."""
+"""The maximum number of branches does not hold the event loop: they are listed, time out and are forgotten."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -32,20 +32,20 @@ INSERT INTO dtx.branch SELECT (jsonb_populate_record(b, jsonb_build_object('id',
 
 @pytest.fixture(scope="module")
 def xids() -> list[Xid]:
-    """Numbered."""
+    """Xids numbered from 0."""
     return [Xid(7, number.to_bytes(4, "big"), b"queue") for number in range(MANY)]
 
 
 @pytest.fixture
 def database(postgres: PostgresServer) -> Iterator[str]:
-    """For one service."""
+    """A database for one service."""
     database = postgres.create_database()
     yield database
     postgres.drop_database(database)
 
 
 def open_all(peer: RawClient, xids: list[Xid]) -> None:
-    """One channel works for each of them a while, and suspends it."""
+    """Channel 1 starts and suspends a branch for each xid."""
     for start in range(0, len(xids), AT_ONCE):
         for xid in xids[start : start + AT_ONCE]:
             peer.send_raw(
@@ -56,13 +56,13 @@ def open_all(peer: RawClient, xids: list[Xid]) -> None:
 
 
 def states(operator: Operator) -> dict[str, int]:
-    """How many branches there are in which states."""
+    """The number of branches in each state."""
     found: dict[str, int] = operator.get("/api/status")["branches"]
     return found
 
 
 def test_very_many_branches_time_out_lose_their_client_and_are_forgotten(database: str, xids: list[Xid]) -> None:
-    """All at about the same time; the log of dtx has a line for each of the first two."""
+    """Each step concerns all branches at about the same time."""
     options = (*ADMIN, "--default-timeout", str(SECONDS), "--tombstone-ttl", "5")
     with (
         WatchedService(database=database, options=options) as service,
@@ -90,7 +90,7 @@ def test_very_many_branches_time_out_lose_their_client_and_are_forgotten(databas
 
 
 def test_very_many_branches_in_doubt_are_listed(database: str, xids: list[Xid]) -> None:
-    """In frames of the largest size, and as whoever asks who never goes on with a scan."""
+    """In frames of 2 MiB; then to a client that starts a new scan with each call."""
     seed(database, [in_doubt(xids[0], local=True)])
     with psycopg.connect(database) as connection:
         connection.execute(COPIES, (MANY - 1,))
