@@ -1,4 +1,4 @@
-"""``dtx doctor`` against a real broker: each fault that it knows is made, and found."""
+"""``dtx doctor`` against a real broker: the tests cause each known fault, and doctor finds it."""
 
 import secrets
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ AddUser = Callable[..., str]
 
 @pytest.fixture
 def add_user(rabbitmq: RabbitNode, vhost: str) -> Iterator[AddUser]:
-    """Makes a user on the fresh vhost; returns its URL."""
+    """Adds users of the fresh vhost and returns their URLs."""
     made: list[str] = []
 
     def add(**more: Any) -> str:
@@ -43,7 +43,7 @@ def test_a_well_prepared_service_user_passes_every_check(rabbitmq: RabbitNode, a
     found = look(rabbitmq, add_user())
     if rabbitmq.api("GET", "/api/overview")["rabbitmq_version"].startswith(("3.10.", "4.0.")):
         assert found["broker.version"].status is Status.OK
-    else:  # an image of a container
+    else:  # a container image
         assert "is not one of the versions" in found["broker.version"].sentence
     assert {check.status for name, check in found.items() if name != "broker.version"} == {Status.OK}, found
     assert set(found) == {
@@ -103,7 +103,7 @@ def test_a_user_without_management_tags_is_told_which_tag_it_needs(rabbitmq: Rab
 
 
 def test_a_policy_that_eats_receipts_is_named(rabbitmq: RabbitNode, add_user: AddUser, vhost: str) -> None:
-    """Policies with wildcards (message-ttl, max-length) eat receipts."""
+    """Policies with wildcards (message-ttl, max-length) can remove receipts."""
     rabbitmq.set_policy("short-lived", ".*", {"message-ttl": 1000}, vhost=vhost)
     check = look(rabbitmq, add_user())["broker.receipts"]
     assert check.status is Status.WARNING

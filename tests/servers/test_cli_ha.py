@@ -21,7 +21,7 @@ def checks(stage: StandaloneStage, *words: str) -> dict[str, tuple[str, str]]:
 def test_doctor_sees_who_is_active_and_who_stands_by(postgres: PostgresServer) -> None:
     with StandaloneStage(postgres) as stage:
         alone = checks(stage)
-        assert alone["ha.standby"][0] == "ok"  # one dtx is enough for many
+        assert alone["ha.standby"][0] == "ok"  # one dtx is a valid setup
         assert "start a second one with the same --database and --rm dtx" in alone["ha.standby"][1]
         pair = Pair(stage)
         found = checks(stage)
@@ -37,7 +37,7 @@ def test_doctor_sees_who_is_active_and_who_stands_by(postgres: PostgresServer) -
 
 
 def test_systemd_does_not_wait_for_a_standby(postgres: PostgresServer) -> None:
-    """It has started: a unit of Type=notify would be ended after 90 seconds, though all is well."""
+    """A standby reports READY=1, since systemd ends a unit of Type=notify that is not ready after 90 seconds."""
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd,
         short_directory("notify") as directory,

@@ -1,4 +1,4 @@
-"""``dtx in-doubt``, ``show``, ``migrate`` and ``doctor`` on a real database, with rows that the log itself wrote."""
+"""``dtx in-doubt``, ``show``, ``migrate`` and ``doctor`` on a real database, with rows written by the log."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ from dtx.xa.xid import Xid
 from tests.support.postgres import PostgresServer
 from tests.support.processes import free_port
 
-# Within the journal's retention, and older than anything that a test writes now.
+# Within the retention of the journal, and older than all lines that a test writes now.
 NOW = float(int(time.time()) - 7200)
 PLAIN = Xid(1, b"gt", b"b1")
 BINARY = Xid(0xFFFFFFFE, b"\x00\x1b" * 32, b"\xff" * 64)
@@ -92,14 +92,14 @@ def write(url: str, *records: LogWrite, rm: str = "dtx") -> None:
 
 
 class Answer:
-    """What a command said and ended with."""
+    """The output and the exit code of a command."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err
 
     @property
     def objects(self) -> list[Any]:
-        """The JSON objects of the answer, one a line."""
+        """The JSON objects of the output, one on each line."""
         return [json.loads(line) for line in self.out.splitlines()]
 
 
@@ -124,7 +124,7 @@ def dtx(migrated_postgres_url: str, capsys: pytest.CaptureFixture[str]) -> Comma
 
 @pytest.fixture
 def three(dtx: Command) -> Command:
-    """A plain branch, a stuck one with hostile bytes everywhere, and one that was decided by an operator."""
+    """A plain branch, a stuck one with hostile bytes in all fields, and one that an operator decided."""
     plain = branch(PLAIN, publishes=2, bytes=11, started_at=NOW)
     stuck = branch(
         BINARY, id=UUID(int=7), vhost="v\x1b[31m", owner="bob\n", state=LogState.COMMITTING, consumes=1, publishes=1,
@@ -231,13 +231,13 @@ def test_an_empty_list_is_no_error(dtx: Command) -> None:
 
 
 def test_an_empty_filtered_list_says_so(three: Command) -> None:
-    """Branches may be in doubt that the filter leaves out."""
+    """Branches in doubt may not match the filter."""
     answer = three("branches", "--queue", "no-such-queue")
     assert (answer.code, answer.out) == (0, "no branch in doubt matches the filter\n")
 
 
 def test_a_list_is_filtered_by_destination_and_shows_it(three: Command) -> None:
-    """The default exchange: the routing key is the name of the queue."""
+    """For the default exchange, the routing key is the name of the queue."""
     (found,) = three("branches", "--queue", "q", "--json").objects
     assert (found["xid"], found["destinations"]) == (str(PLAIN), ["q"])
     assert "destinations" in three("branches").out
@@ -331,7 +331,7 @@ def test_what_is_no_xid_is_a_usage_error(dtx: Command, text: str) -> None:
 
 
 def test_commands_work_while_the_log_is_served(dtx: Command) -> None:
-    """They read the database without a lease."""
+    """The commands read the database without a lease."""
 
     async def served() -> None:
         log = TransactionLog(dtx.url, "dtx", holder="busy-host:1")
@@ -467,7 +467,7 @@ def test_with_an_embedded_database_the_commands_use_the_socket_of_the_running_se
     assert run(["in-doubt", *where]) == 0
     assert "no branch is in doubt" in capsys.readouterr().out
     own_postgres.stop()
-    assert run(["branches", *where]) == 0  # where dtx is down, its database is started for the moment
+    assert run(["branches", *where]) == 0  # if dtx is down, the command starts its database temporarily
     assert "no branch is in doubt" in capsys.readouterr().out
     assert run(["branches", "--data-dir", str(own_postgres.data_dir / "mistyped")]) == 3
     said = capsys.readouterr().err

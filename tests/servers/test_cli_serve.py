@@ -1,4 +1,4 @@
-"""``dtx serve`` as a process: what it says and what it ends with when it cannot start, and when it is told to stop."""
+"""``dtx serve`` as a process: messages and exit codes when it cannot start and when it is stopped."""
 
 import re
 import secrets
@@ -17,7 +17,7 @@ from tests.support.service import DtxService
 
 
 def refusal(*options: str, **more: Any) -> tuple[int, str]:
-    """The exit code of a service that cannot start, and what it said last."""
+    """The exit code and the error message of a service that cannot start."""
     with DtxService(start=False, options=options, fresh=True, **more) as service:
         service.start(wait=False)
         code = service.wait()
@@ -41,7 +41,7 @@ def test_a_broker_that_refuses_the_password_is_exit_code_4(rabbitmq: RabbitNode,
 
 
 def test_what_is_no_broker_is_exit_code_4_and_not_told_to_be_started(migrated_postgres_url: str) -> None:
-    """A wrong port, or amqp:// to one that speaks TLS: nothing has to be installed for that."""
+    """With a wrong port, or amqp:// to a TLS port, the message does not advise to install a broker."""
     with socket.create_server(("127.0.0.1", 0)) as other:
 
         def hang_up() -> None:
@@ -112,7 +112,7 @@ def test_a_service_with_its_own_postgresql_keeps_its_data_over_a_kill(
 
 @pytest.mark.parametrize("abstract", [False, True], ids=["a path", "an abstract name"])
 def test_systemd_is_told_of_the_start_and_of_the_stop(dtx_service: Callable[..., DtxService], abstract: bool) -> None:
-    """sd_notify(3): one datagram each to the socket that $NOTIFY_SOCKET names, "@" being an abstract one."""
+    """sd_notify(3): one datagram for each event to the socket in $NOTIFY_SOCKET; "@" begins an abstract name."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd, short_directory("notify") as directory:
         name = f"@dtx-{secrets.token_hex(8)}" if abstract else str(directory / "notify")
         systemd.bind(name.replace("@", "\0", 1))

@@ -1,4 +1,4 @@
-"""docker-compose.yml says what the documentation promises; no Docker is needed to check that."""
+"""docker-compose.yml agrees with the documentation; most tests need no Docker."""
 
 import os
 import shutil
@@ -69,7 +69,7 @@ def test_dtx_has_a_broker_in_one_profile_and_none_in_the_other(services: dict[st
 
 
 def test_the_user_of_standalone_is_made_once(services: dict[str, Any], migrated_postgres_url: str) -> None:
-    """The commands are those of the file, run as two starts do, the other one beside a dtx that serves."""
+    """The commands of the file run twice, as for two starts; the second time a dtx is running."""
     shell, script = services["users"]["entrypoint"], services["users"]["command"][0]
     words = {**services["users"]["environment"], "DTX_DATABASE": migrated_postgres_url}
     bin_first = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -131,7 +131,7 @@ def test_docker_understands_the_file() -> None:
 
 
 def test_the_image_gets_what_the_package_is_built_from() -> None:
-    """A file that the build needs and the context leaves out breaks only the image."""
+    """A file that the build needs but the Docker context excludes would break only the image."""
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     needed = {"pyproject.toml", project["project"]["readme"], *project["project"]["license-files"]}

@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL starts, stops, dies and comes back without losing what was committed."""
+"""The embedded PostgreSQL starts, stops, is killed and restarts without losing commits."""
 
 import contextlib
 import json
@@ -38,7 +38,7 @@ def new_dir() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def data_dir() -> Iterator[Path]:
-    """One with a cluster that was stopped in order, which every test leaves behind so: making one takes seconds."""
+    """A shared directory with a cluster, since making one takes seconds; every test leaves the cluster shut down."""
     with short_directory("embedded") as directory:
         with EmbeddedPostgres(directory / "data"):
             pass
@@ -46,7 +46,7 @@ def data_dir() -> Iterator[Path]:
 
 
 def place(data_dir: Path, copy: Path) -> None:
-    """Copy a cluster, as its owner has it."""
+    """Copy a cluster with its ownership."""
     copy.mkdir(mode=0o711)
     subprocess.run(["cp", "-a", data_dir / "postgres", copy], check=True)
 
@@ -60,7 +60,7 @@ def server(data_dir: Path) -> Iterator[EmbeddedPostgres]:
 
 
 class Holder:
-    """Another process that has an embedded server, as dtx has."""
+    """Another process with an embedded server, like dtx."""
 
     def __init__(self, data_dir: Path) -> None:
         reading, writing = os.pipe()
@@ -90,7 +90,7 @@ def count(url: str) -> int:
 
 
 def alive(pid: int) -> bool:
-    """Whether it runs; a zombie that nobody has waited for yet does not."""
+    """Whether the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -134,7 +134,7 @@ def test_it_listens_on_a_private_socket_and_wants_the_password(server: EmbeddedP
 def test_only_its_owner_reads_what_the_programs_said(server: EmbeddedPostgres, data_dir: Path) -> None:
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     said = data_dir / "postgres.log"
-    said.touch(0o644)  # as an older dtx left it
+    said.touch(0o644)  # as an older dtx created it
     server.start()
     assert said.stat().st_mode & 0o777 == 0o600
     server.stop()
@@ -178,7 +178,7 @@ def test_the_server_ends_with_a_killed_dtx_and_the_next_one_takes_over(
 
 def test_a_server_of_a_killed_dtx_ends_by_itself(data_dir: Path) -> None:
     holder = Holder(data_dir)
-    with psycopg.connect(holder.url):  # a client that stays does not hold it up
+    with psycopg.connect(holder.url):  # an open connection does not delay the end
         holder.kill9()
         wait_until(lambda: not alive(holder.postmaster), what="the end of the postmaster")
 
@@ -188,7 +188,7 @@ def test_both_killed_leaves_nothing_that_stops_the_next_start(server: EmbeddedPo
     fill(holder.url)
     busy = psycopg.connect(holder.url)
     busy.execute("INSERT INTO t VALUES (0)")
-    os.kill(holder.process.pid, signal.SIGSTOP)  # or it would start the postmaster again
+    os.kill(holder.process.pid, signal.SIGSTOP)  # otherwise it would restart the postmaster
     os.kill(holder.postmaster, signal.SIGKILL)
     holder.kill9()
     assert (data_dir / "postgres" / "postmaster.pid").exists()
@@ -200,7 +200,7 @@ def test_a_recycled_process_id_in_postmaster_pid_does_not_stop_the_start(
     server: EmbeddedPostgres, data_dir: Path
 ) -> None:
     pid_file = data_dir / "postgres" / "postmaster.pid"
-    # the same account, as in a container that came back: PostgreSQL alone would refuse
+    # the same account, as in a restarted container: PostgreSQL itself would refuse to start
     account = cluster.choose_account(data_dir)
     with (data_dir.parent / "output").open("wb") as output:
         bystander = cluster.launch(
@@ -233,7 +233,7 @@ def test_an_orphan_that_does_not_stop_in_order_is_pressed(
 
 
 def test_two_on_one_data_directory_is_refused_in_one_sentence(server: EmbeddedPostgres, data_dir: Path) -> None:
-    (data_dir / "embedded.lock").write_text("1234567890\n")  # of a dtx that is gone
+    (data_dir / "embedded.lock").write_text("1234567890\n")  # of a dtx that has ended
     server.start()
     with pytest.raises(EmbeddedPostgresError, match=rf"another dtx \(process {os.getpid()}\) uses the data directory"):
         EmbeddedPostgres(data_dir).start()
@@ -342,7 +342,7 @@ def test_who_is_not_running_cannot_be_asked(server: EmbeddedPostgres, data_dir: 
 
 
 def test_the_thread_that_starts_it_may_end(server: EmbeddedPostgres) -> None:
-    """The parent-death signal comes when the forking thread ends, not the process."""
+    """The parent-death signal is sent when the forking thread ends, not when the process ends."""
     urls: list[str] = []
     thread = threading.Thread(target=lambda: urls.append(server.start()))
     thread.start()
@@ -401,7 +401,7 @@ def test_a_start_that_fails_lets_go_of_the_directory(data_dir: Path, monkeypatch
 
 
 def test_a_restore_to_a_time_ends_before_dtx_goes_on(data_dir: Path, new_dir: Path) -> None:
-    """PostgreSQL takes readers long before, and goes on beyond the time if it is stopped while it ends the recovery."""
+    """PostgreSQL accepts readers earlier, and replays beyond the time if it is stopped while recovery ends."""
     place(data_dir, new_dir)
     archive, base = new_dir.parent / "wal", new_dir.parent / "base"
     archive.mkdir()
@@ -445,7 +445,7 @@ def test_the_launcher_ends_when_its_parent_is_already_gone() -> None:
 def test_no_port_of_the_machine_is_taken(server: EmbeddedPostgres) -> None:
     server.start()
     with socket.socket() as probe:
-        assert probe.connect_ex(("127.0.0.1", 5432)) in {0, 111}  # whoever listens there, it is not we
+        assert probe.connect_ex(("127.0.0.1", 5432)) in {0, 111}  # another server may listen there
     said = subprocess.run(["ls", "-l", f"/proc/{server.pid}/fd"], capture_output=True, text=True, check=False).stdout
     inodes = {word[8:-1] for word in said.split() if word.startswith("socket:[")}
     tcp = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()

@@ -1,4 +1,4 @@
-"""Rule internalError of each method: the log is away, and the outcome is not known."""
+"""Rule internalError of each method: the log is unreachable, and the outcome is unknown."""
 
 from collections.abc import Iterator
 from typing import cast
@@ -31,7 +31,7 @@ from tests.support.service import DtxService
 
 @pytest.fixture(params=MODES)
 def mode(request: pytest.FixtureRequest) -> Mode:
-    """What keeps the messages."""
+    """The mode of dtx."""
     return cast("Mode", request.param)
 
 
@@ -58,7 +58,7 @@ def own_service(
 
 @pytest.fixture
 def own_broker(mode: Mode, request: pytest.FixtureRequest, own_service: DtxService) -> Broker:
-    """Where that service has its messages."""
+    """The broker, or the standalone dtx, that has the messages of ``own_service``."""
     return (
         cast("RabbitNode", request.getfixturevalue("rabbitmq"))
         if mode == "alongside"
@@ -68,7 +68,7 @@ def own_broker(mode: Mode, request: pytest.FixtureRequest, own_service: DtxServi
 
 @pytest.fixture
 def own_queue(own_broker: Broker) -> Iterator[str]:
-    """A queue of that service."""
+    """A queue of ``own_broker``."""
     with fresh_queue(own_broker) as name:
         yield name
 
@@ -108,7 +108,7 @@ def test_an_error_is_541_and_the_branch_stays_as_it_was(
         for channel, (call, method) in enumerate(calls, 10):
             refusal = client.refused(channel)
             assert (refusal.code, refusal.class_id, refusal.method_id) == (541, 105, method), call
-        # by now the lease has run out: what another dtx may know, this one does not
+        # the lease has expired, so this dtx cannot know what another dtx has done
         client.open(2, select=True)
         refusal = client.refusal(2, DtxRecover(startscan=True, endscan=True))
         assert (refusal.code, refusal.class_id, refusal.method_id) == (541, 105, 50)
@@ -129,7 +129,7 @@ def test_an_error_is_541_and_the_branch_stays_as_it_was(
 
 
 def _insist(client: RawClient, call: DtxCall) -> object:
-    """Ask again as long as the answer is 541; the flag, or 404 with "completed" or 503 where it was done before."""
+    """Repeat while the answer is 541; return the flag, or 404 if the call was done before."""
     while True:
         client.say(2, call.encode())
         payload = client.next_method(2)

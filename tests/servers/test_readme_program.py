@@ -1,4 +1,4 @@
-"""README's first program, as it is printed there."""
+"""The first program of the README, unchanged except for the address."""
 
 import re
 import subprocess
@@ -19,13 +19,13 @@ ADDRESS = "amqp://guest:guest@127.0.0.1:5673/"
 
 @pytest.fixture(params=MODES)
 def mode(request: pytest.FixtureRequest) -> Mode:
-    """What keeps the messages."""
+    """The mode of dtx."""
     return cast("Mode", request.param)
 
 
 @pytest.fixture
 def service(mode: Mode, request: pytest.FixtureRequest, postgres_url: str) -> Iterator[DtxService]:
-    """What the reader has started."""
+    """A service as the reader starts it."""
     broker = request.getfixturevalue("rabbitmq").url() if mode == "alongside" else None
     with DtxService(broker=broker, database=postgres_url) as running:
         yield running

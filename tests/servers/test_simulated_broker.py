@@ -1,4 +1,4 @@
-"""The broker of the simulation beside the real RabbitMQ: what dtx relies on, asked of both by the same code."""
+"""The simulated broker and the real RabbitMQ: the same tests check the behaviour that dtx relies on."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -36,8 +36,8 @@ class Rig:
     """A broker, and connections to it.
 
     Args:
-        broker: where it is.
-        restart: kills the node, which has its definitions on the disk, and starts it again.
+        broker: the address of the broker.
+        restart: kills the node after its definitions are on the disk, and starts it again.
     """
 
     def __init__(self, broker: Broker, restart: Callable[[], Awaitable[None]]) -> None:
@@ -60,14 +60,14 @@ class Rig:
                     return connection
 
     async def close(self) -> None:
-        """Leave no socket open."""
+        """Close all sockets."""
         for connection in self._connections:
             connection.end("the test is over")
-        for _ in range(2):  # a transport is closed in the loop's next round
+        for _ in range(2):  # a transport is closed in the next iteration of the loop
             await asyncio.sleep(0)
 
     async def remove(self) -> None:
-        """Leave nothing at a broker that others use: a queue that refuses makes dtx believe no receipts."""
+        """Delete the queue at the shared broker: dtx trusts no receipts if a queue can refuse messages."""
         channel = await self.channel()
         await channel.call(methods.QueueDelete(self.queue))
         await self.close()
@@ -87,7 +87,7 @@ Play = Callable[[Scenario], Awaitable[None]]
 
 
 def simulate(scenario: Scenario) -> None:
-    """Play it on the simulated broker, with some seeds."""
+    """Run *scenario* on the simulated broker with several seeds."""
     for seed in range(5):
         with scheduler(Random(seed)) as loop:
             broker = SimBroker(loop, Network(loop))
@@ -125,7 +125,7 @@ def play(request: pytest.FixtureRequest) -> Play:
             await rig.remove()
 
     async def on_simulated(scenario: Scenario) -> None:
-        await asyncio.to_thread(simulate, scenario)  # a loop of its own, and this one runs already
+        await asyncio.to_thread(simulate, scenario)  # the simulation has its own loop
 
     if request.param == "real":
         request.getfixturevalue("rabbitmq")
@@ -162,7 +162,7 @@ async def get(channel: OwnChannel, queue: bytes) -> tuple[int, ContentReceived] 
 
 
 async def bodies(channel: OwnChannel, queue: bytes) -> list[bytes]:
-    """Everything that is ready; it stays unacknowledged."""
+    """Get all ready messages without acknowledging them; return the bodies."""
     found = []
     while (got := await get(channel, queue)) is not None:
         found.append(got[1].body)
@@ -170,7 +170,7 @@ async def bodies(channel: OwnChannel, queue: bytes) -> list[bytes]:
 
 
 async def closed(work: Awaitable[object]) -> UpstreamChannelClosed:
-    """The exception that the broker closes the channel with."""
+    """The exception with which the broker closes the channel."""
     with pytest.raises(UpstreamChannelClosed) as caught:
         await work
     return caught.value
@@ -211,7 +211,7 @@ async def test_a_unit_whose_connection_ends_before_its_commit_has_not_happened(p
 
 
 async def test_channel_flow_is_answered_behind_what_was_published_before_it(play: Play) -> None:
-    """That is how two channels keep the order of one."""
+    """With this, dtx keeps one order across two channels."""
 
     async def scenario(rig: Rig) -> None:
         channel, other = await rig.channel(), await rig.channel()
@@ -241,7 +241,7 @@ async def test_a_rolled_back_unit_leaves_deliveries_with_its_channel(play: Play)
 
 
 async def test_an_exclusive_queue_is_there_as_long_as_its_connection(play: Play) -> None:
-    """Locks were such queues; what an older version has left is still understood."""
+    """Older versions used such queues as locks; dtx still understands them."""
 
     async def scenario(rig: Rig) -> None:
         owner, other = await rig.channel(), await rig.connect()
@@ -288,7 +288,7 @@ async def test_a_second_log_cannot_claim_the_same_name(play: Play) -> None:
 
 
 async def test_a_queue_that_refuses_part_of_a_unit_ends_the_channel_behind_the_rest(play: Play) -> None:
-    """406, partial tx completion: the receipt is in place, and proves nothing."""
+    """406, partial tx completion: the receipt is in its queue but proves nothing."""
 
     async def scenario(rig: Rig) -> None:
         unit, other = await rig.channel(tx=True), await rig.channel()
@@ -344,7 +344,7 @@ async def test_who_consumes_alone_keeps_others_out(play: Play) -> None:
 
 
 async def test_a_purge_leaves_what_is_held_and_that_returns_to_the_head(play: Play) -> None:
-    """So the marker of a receipt queue outlives every purge."""
+    """Therefore the marker of a receipt queue survives every purge."""
 
     async def scenario(rig: Rig) -> None:
         unit, control = await rig.channel(tx=True), await rig.channel()

@@ -42,7 +42,7 @@ async def connection(world: World) -> AsyncIterator[Any]:
 
 @pytest.fixture
 async def channel(connection: Any) -> Any:
-    """A channel of it."""
+    """A channel of ``connection``."""
     return await connection.channel(publisher_confirms=False)
 
 
@@ -158,7 +158,7 @@ async def test_a_channel_closed_within_its_branch_takes_no_further_work(
 
 
 async def test_a_robust_channel_is_refused(world: World) -> None:
-    """When it is closed within a branch it opens again, and what is published then takes effect at once."""
+    """If closed within a branch, it would reopen outside the branch, and publishes would take effect at once."""
     async with await aio_pika.connect_robust(world.services["q1"].url()) as connection:
         channel = await connection.channel(publisher_confirms=False)
         with pytest.raises(XAER_INVAL, match="is robust"):
@@ -407,7 +407,7 @@ async def test_connections_of_the_application_take_part_and_stay_open(
                 with pytest.raises(Misuse, match="another handle"):
                     await manager.enlist("q1", object())
         assert not channel.is_closed
-        async with manager.transaction() as tx:  # they serve nobody else afterwards
+        async with manager.transaction() as tx:  # they are not used for other transactions
             assert await tx.enlist("q1") is not channel
             assert await tx.enlist("db1") is not database
     assert everywhere(world) == [{"a", "b"}, set(), {"a", "b"}, set()]
@@ -442,12 +442,12 @@ async def test_what_is_out_of_reach_cannot_be_enlisted(world: World, manager: As
     for name in ("q1", "db3"):
         with pytest.raises(XAER_RMFAIL, match=f"{name} is out of reach"):
             await tx.enlist(name)
-    await tx.commit()  # of what takes part
+    await tx.commit()  # commits the enlisted resources
     assert world.rows("db1") == world.rows("db2") == {"one"}
 
 
 async def test_channels_that_are_gone_are_not_kept(connection: Any) -> None:
-    """A program that opens one for each branch runs for years."""
+    """A program may open a channel for each branch and run for years."""
     seen = []
     for _ in range(4):
         channel = await connection.channel(publisher_confirms=False)
@@ -460,5 +460,5 @@ async def test_channels_that_are_gone_are_not_kept(connection: Any) -> None:
         del channel, xa
     await asyncio.sleep(0)
     gc.collect()
-    # the last one may still be in the hands of the loop
+    # the event loop may still refer to the last one
     assert [channel() for channel in seen[:-1]] == [None] * 3

@@ -1,4 +1,4 @@
-"""Recovery by itself: in the background of a program, with threads and with asyncio, and as a command that goes on."""
+"""Repeated recovery: in the background of a program, with threads and with asyncio, and as a command."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from tests.support.tm import ALL, World, left_at
 
 
 def orphaned(world: World) -> None:
-    """Four branches are prepared, undecided, and their manager is gone; so is a service."""
+    """Leave four prepared, undecided branches; their manager has ended and q1 is killed."""
     with world.manager() as tm:
         left_at(tm, CommitPoint.VOTED)
     assert len(world.in_doubt()) == len(ALL)

@@ -1,4 +1,4 @@
-"""The transaction manager with two databases and two dtx: everything or nothing."""
+"""Atomic transactions of the transaction manager over two databases and two dtx."""
 
 import threading
 from typing import Any
@@ -18,7 +18,7 @@ from tests.support.tm import ALL, World, new_id, write
 
 
 def everywhere(world: World) -> list[set[str]]:
-    """What each of the four has."""
+    """The rows or messages of each of the four resources."""
     return [world.rows("db1"), world.rows("db2"), set(world.messages("q1")), set(world.messages("q2"))]
 
 
@@ -93,7 +93,7 @@ def test_a_session_of_sqlalchemy_commits_with_the_transaction(world: World) -> N
     with world.manager() as tm, tm.transaction() as tx:
         with session(tx, "db1") as first:
             insert(first, id_)
-            first.commit()  # no more than a flush
+            first.commit()  # only a flush
             assert world.rows("db1") == set()
             with first.begin_nested() as savepoint:
                 insert(first, new_id())
@@ -105,7 +105,7 @@ def test_a_session_of_sqlalchemy_commits_with_the_transaction(world: World) -> N
 
 
 def test_a_session_that_was_rolled_back_dooms_the_transaction(world: World) -> None:
-    """SQLAlchemy's rollback cannot undo a part of the transaction: nothing of it may be committed."""
+    """SQLAlchemy's rollback cannot undo a part of the transaction: none of it may be committed."""
     with world.manager() as tm:
         tx = tm.begin()
         write(tx, new_id(), "q1")
@@ -164,7 +164,7 @@ def test_one_resource_alone_commits_in_one_phase(world: World) -> None:
 
 
 def test_read_only_votes_leave_the_others_to_commit_in_one_phase(world: World) -> None:
-    """X/Open 2.3.2: a read-only branch is not told the outcome; the only one that is left decides alone."""
+    """X/Open 2.3.2: a read-only branch needs no second phase; the only other branch commits in one phase."""
     with world.manager() as tm:
         with tm.transaction() as tx:
             tx.enlist("q1")
@@ -264,7 +264,7 @@ def test_connections_of_the_application_take_part_and_stay_open(world: World) ->
                 with pytest.raises(Misuse, match="another handle"):
                     tx.enlist("q1", connection.channel())
         assert channel.is_open
-        with tm.transaction() as tx:  # they serve nobody else afterwards
+        with tm.transaction() as tx:  # they are not used for other transactions
             assert tx.enlist("q1") is not channel
             assert tx.enlist("db1") is not database
     connection.close()

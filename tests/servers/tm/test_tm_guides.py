@@ -1,4 +1,4 @@
-"""The programs in ``examples`` do what docs/how-to/python says of them."""
+"""The programs in ``examples`` work as docs/how-to/python describes them."""
 
 import json
 import os
@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def run(world: World, name: str, *, scheme: str = "postgresql://") -> str:
-    """Run an example on the first database and the first service; what it prints."""
+    """Run an example on the first database and the first service; return its output."""
     database = world.databases["db1"].replace("postgresql://", scheme)
     words = [sys.executable, str(EXAMPLES / name), database, world.services["q1"].url(), str(world.log)]
     ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=100)
@@ -26,14 +26,14 @@ def run(world: World, name: str, *, scheme: str = "postgresql://") -> str:
 
 
 def query(world: World, text: str) -> list[Any]:
-    """What the first database says."""
+    """The result of a query on the first database."""
     with world.server.connection(world.databases["db1"]) as connection:
         return connection.execute(text.encode()).fetchall()
 
 
 @pytest.fixture(autouse=True)
 def fresh(world: World) -> None:
-    """No table and no queue of an earlier example."""
+    """Remove the tables and the queue of earlier examples."""
     with world.server.connection(world.databases["db1"]) as connection:
         connection.execute("DROP TABLE IF EXISTS orders, shipments")
     with world.channel(world.services["q1"]) as channel:
@@ -41,7 +41,7 @@ def fresh(world: World) -> None:
 
 
 def shipping(world: World) -> list[str]:
-    """Take what is on its way to the warehouse."""
+    """Take all messages of the queue shipping."""
     found = []
     with world.channel(world.services["q1"]) as channel:
         while (body := channel.basic_get("shipping", auto_ack=True)[2]) is not None:

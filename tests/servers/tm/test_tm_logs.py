@@ -15,7 +15,7 @@ from tests.support.processes import wait_until
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def where(request: pytest.FixtureRequest, server: PostgresServer, tmp_path: Path) -> Iterator[str]:
-    """Where a log is."""
+    """The path or URL of a log."""
     if request.param == "sqlite":
         yield str(tmp_path / "tm.db")
         return
@@ -32,7 +32,6 @@ def log(where: str) -> Iterator[DecisionLog]:
 
 
 def row(name: str, decision: Decision = Decision.COMMIT, node: str = "n") -> DecisionRow:
-    """A decision."""
     gtrid = name.encode()
     return DecisionRow(gtrid=gtrid, format_id=7, node=node, decision=decision, at=now(), resources=("db1", "q1/2"))
 
@@ -103,7 +102,7 @@ def test_what_was_finished_is_pruned_when_it_is_old(log: DecisionLog) -> None:
     log.finish(b"a")
     log.flush()
     assert log.prune(timedelta(hours=1)) == 0
-    assert log.prune(timedelta(0)) == 2  # a roll-back is what stands without a row as well
+    assert log.prune(timedelta(0)) == 2  # a roll-back needs no row: it is presumed
     assert log.read(b"b") is not None
 
 
@@ -131,7 +130,7 @@ def test_who_lives_is_known_to_all(log: DecisionLog, where: str) -> None:
         log.close()
         wait_until(
             lambda: not other.alive("n", "p1"), what="the end of the process"
-        )  # PostgreSQL notices a moment later
+        )  # PostgreSQL notices it with a delay
 
 
 def test_a_log_that_cannot_be_opened_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Another driver with PEP 249's two-phase methods: psycopg2, where it is installed."""
+"""psycopg2, another driver with the two-phase methods of PEP 249; skipped if it is not installed."""
 
 from functools import partial
 from typing import Any
@@ -19,7 +19,6 @@ def resources(world: World) -> list[Any]:
 
 
 def insert(tx: Any, name: str, id_: str) -> None:
-    """A row."""
     with tx.enlist(name).cursor() as cursor:
         cursor.execute("INSERT INTO entry VALUES (%s, 1)", (id_,))
 
@@ -38,7 +37,7 @@ def test_a_transaction_commits_everywhere_or_nowhere(world: World) -> None:
             insert(failed, "db2", "one")
         with pytest.raises(RolledBack):
             failed.commit()
-        with tm.transaction() as tx:  # alone
+        with tm.transaction() as tx:  # one resource
             insert(tx, "db1", "three")
         assert tx.outcome is not None
         assert tx.outcome.one_phase
@@ -52,8 +51,8 @@ def test_a_transaction_commits_everywhere_or_nowhere(world: World) -> None:
     ("point", "committed"), [(CommitPoint.VOTED, False), (CommitPoint.DECIDED, True), (CommitPoint.COMMITTED, True)]
 )
 def test_what_a_process_left_is_recovered(world: World, point: CommitPoint, committed: bool) -> None:
-    """By psycopg2's connections, whose errors have ``pgcode``; and once more, when it is done already."""
-    with world.manager() as tm:  # by psycopg
+    """Recovery through psycopg2, whose errors have ``pgcode``, works; a second recovery finds nothing to do."""
+    with world.manager() as tm:  # through psycopg
         left_at(tm, point, "db1", "db2", "q1")
     with world.manager(resources=resources(world)) as tm:
         report = tm.recover()

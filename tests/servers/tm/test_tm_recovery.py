@@ -1,4 +1,4 @@
-"""Recovery: whose branches it touches, when, and what it does about resources and logs that are out of reach."""
+"""Recovery: which branches it ends and when, and its behaviour with unreachable resources and logs."""
 
 import json
 import os
@@ -33,7 +33,7 @@ from tests.support.tm import ALL, World, left_at, new_id, write
 
 
 def prepared_elsewhere(world: World, name: str, xid: Xid) -> None:
-    """Somebody prepares a branch."""
+    """Prepare branch *xid* at resource *name*, outside the transaction manager."""
     (resource,) = [each for each in world.resources() if each.name == name]
     session = resource.open()
     session.start(xid)
@@ -47,7 +47,7 @@ def prepared_elsewhere(world: World, name: str, xid: Xid) -> None:
 
 
 def test_branches_of_others_are_never_touched(world: World) -> None:
-    """Another node, another format id, a gtrid that nobody can read: they are somebody's, and not ours."""
+    """Branches of another node, with another format id or with an unreadable gtrid belong to others."""
     with world.manager() as tm:
         mine = tm.identity
         old = Gtrid("other", "0123456789ab", time.time() - 3600, 1).to_octets()
@@ -82,7 +82,7 @@ def test_an_orphan_is_rolled_back_when_it_is_old_enough(world: World, name: str)
 
 
 def test_a_branch_with_a_name_that_no_resource_has_is_rolled_back_with_the_rest(world: World) -> None:
-    """The gtrid says whose it is; a bqual of any octets must not keep recovery from going on."""
+    """The gtrid identifies the owner; any bytes in the bqual must not stop recovery."""
     dead = Gtrid("n", "0123456789ab", time.time() - 100, 1).to_octets()
     with world.manager() as tm:
         strange = [Xid(tm.identity.format_id, dead, bqual) for bqual in (b"\xff\x00/7", b"", bytes(64))]
@@ -99,7 +99,7 @@ def test_a_transaction_of_a_process_that_lives_is_left_to_it(world: World) -> No
         assert not report.rolled_back
         assert all("is alive" in why for why in report.waiting.values())
         assert len(report.waiting) == 4
-        assert len(owner.recover().rolled_back) == 4  # its own: it knows that the transaction does not run any more
+        assert len(owner.recover().rolled_back) == 4  # its own transaction, which it knows to be over
         assert owner.log.read(tx.gtrid) is not None
     assert world.in_doubt() == []
 
@@ -161,7 +161,7 @@ def test_a_resource_that_dies_in_the_first_phase_rolls_everything_back(world: Wo
             tx.commit()
         world.services["q2"].start()
         assert tm.recover().clean
-        with tm.transaction() as tx:  # the free sessions of what died are not used again
+        with tm.transaction() as tx:  # the free sessions of the dead service are not used again
             write(tx, "two", *ALL)
     assert world.rows("db1") == world.rows("db2") == {"two"}
     assert world.messages("q1") == world.messages("q2") == ["two"]
@@ -216,7 +216,7 @@ def test_a_heuristic_commit_of_what_is_committed_is_no_damage(world: World) -> N
 
 @only_alongside
 def test_a_one_phase_commit_that_the_broker_keeps_waiting_is_not_written_down_as_a_roll_back(world: World) -> None:
-    """The branch is committing: its resource manager decided. A decision in the log would contradict its journal."""
+    """The resource manager has decided to commit: a roll-back in the log would contradict its journal."""
     with world.channel(world.services["q1"]) as direct:
         direct.exchange_declare("orders", "fanout", durable=True)
     with world.manager() as tm:
@@ -226,7 +226,7 @@ def test_a_one_phase_commit_that_the_broker_keeps_waiting_is_not_written_down_as
             direct.exchange_delete("orders")
         with pytest.raises(OutcomeUnknown, match="no exchange 'orders'"):
             tx.commit()
-    with world.manager() as tm:  # of another process
+    with world.manager() as tm:  # as another process would
         (branch,) = world.in_doubt()
         report = tm.recover()
         assert [f"q1 {xid}" for xid in report.one_phase] == [branch]
@@ -256,7 +256,7 @@ def test_a_log_that_fails_before_the_decision_leaves_the_outcome_to_recovery(wor
                 for path in world.log.parent.glob(f"{world.log.name}*"):
                     if not path.name.endswith(".alive"):
                         path.rename(real.with_name(path.name.replace(world.log.name, "kept")))
-                world.log.mkdir()  # not to be opened
+                world.log.mkdir()  # cannot be opened as a log
 
         tx = tm.begin()
         write(tx, "one", *ALL)
@@ -276,7 +276,7 @@ def test_a_log_that_fails_before_the_decision_leaves_the_outcome_to_recovery(wor
 
 
 def test_a_decision_that_the_log_did_not_confirm_is_found_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The write came in, the answer did not: the fence finds the decision, and it stands."""
+    """The decision was written but its confirmation was lost: the fence finds the decision, which stands."""
     with world.manager() as tm:
         write_batch = tm.log.write
         lost: list[int] = []
@@ -304,7 +304,7 @@ def test_the_log_in_postgresql_does_the_same(world: World) -> None:
                 write(tx, "one", *ALL)
             left_at(owner, CommitPoint.VOTED)
             assert all("is alive" in why for why in other.recover().waiting.values())
-            with world.server.connection() as connection:  # the log's connections are lost, and made again
+            with world.server.connection() as connection:  # the log replaces its lost connections
                 connection.execute(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dtx tm'"
                 )
@@ -332,7 +332,7 @@ def test_a_log_without_fsync_is_refused(world: World) -> None:
         connection.execute("SELECT pg_reload_conf()")
     try:
         deadline = time.monotonic() + 30
-        while True:  # the postmaster reads it a moment later
+        while True:  # the postmaster reads the setting with a delay
             with world.server.connection() as connection:
                 if connection.execute("SHOW fsync").fetchone() == ("off",):
                     break
@@ -369,9 +369,9 @@ def test_old_finished_decisions_are_pruned(world: World) -> None:
 
 
 def test_recover_as_a_command(world: World) -> None:
-    """``dtx tm recover`` does for a node what its own recovery would; another program's transactions are left alone.
+    """``dtx tm recover`` recovers a node as the node itself would; transactions of live programs are not touched.
 
-    A branch that was told already is refused, which is what is to be heard then, and not worth a word.
+    A branch that is over already is refused; this is expected and not printed.
     """
     service = world.services["q1"]
     words = ["--node", "n", "--log", str(world.log), "--interval", "0s"]

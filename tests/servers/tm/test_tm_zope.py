@@ -26,7 +26,7 @@ from tests.support.tm import World
 
 
 class Veto:
-    """A data manager that votes no, after all others."""
+    """A data manager that votes no after all others have voted."""
 
     def __init__(self) -> None:
         self.transaction_manager = transaction.manager
@@ -54,7 +54,7 @@ def tm(world: World) -> Iterator[TransactionManager]:
 
 @pytest.fixture
 def plain_sessions(world: World) -> Iterator[Any]:
-    """Makes sessions of the first database that take part in two phases, once they are registered."""
+    """A factory of two-phase sessions of the first database, not yet registered."""
     engine = sa.create_engine(world.databases["db1"].replace("postgresql://", "postgresql+psycopg://"))
     yield sessionmaker(engine, twophase=True)
     engine.dispose()
@@ -62,7 +62,7 @@ def plain_sessions(world: World) -> Iterator[Any]:
 
 @pytest.fixture
 def sessions(plain_sessions: Any) -> Any:
-    """The same, registered with the thread's transaction manager."""
+    """The same factory, registered with the thread's transaction manager."""
     zope.sqlalchemy.register(plain_sessions)
     return plain_sessions
 
@@ -139,7 +139,7 @@ def test_a_dtx_that_dies_before_the_vote_makes_the_vote_no(world: World, tm: Tra
 def test_a_log_that_is_out_of_reach_makes_the_vote_no(
     world: World, tm: TransactionManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What can be known at the vote does not fail in ``tpc_finish``."""
+    """Errors that are known at the vote are not left to ``tpc_finish``."""
 
     def failing() -> None:
         raise LogFailed("no space left on device")
@@ -155,7 +155,7 @@ def test_a_log_that_is_out_of_reach_makes_the_vote_no(
 
 
 class Between(Veto):
-    """Does something after the votes, before anybody finishes."""
+    """A data manager that calls *act* after all other votes and before ``tpc_finish``."""
 
     def __init__(self, act: Any) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ def test_a_savepoint_from_before_the_queue_joined_undoes_all_of_it(world: World,
 
 
 def queue_manager() -> QueueDataManager:
-    """What stands for the queue in the current transaction."""
+    """The data manager of the queue in the current transaction."""
     return next(found for found in transaction.get()._resources if isinstance(found, QueueDataManager))
 
 
@@ -237,7 +237,7 @@ def test_a_channel_closed_within_its_transaction_takes_no_further_work(world: Wo
 
 
 def test_a_savepoint_that_fails_ends_work_on_the_channel(world: World, tm: TransactionManager) -> None:
-    """The channel has left its branch: what is published on it would take effect at once."""
+    """The channel has left its branch: a publish on it would take effect at once."""
     channel = join(tm, "q1")
     xid = queue_manager()._branches[-1].xid
     with connected(world.services["q1"].url()) as connection:
@@ -336,9 +336,9 @@ def test_pyramid_tm_commits_a_request_that_succeeds_and_no_other(
 
 
 def test_a_transaction_that_has_failed_already_takes_nobody_in(world: World, tm: TransactionManager) -> None:
-    """What was begun for it would go on until its time-out, and keep its connection."""
+    """A transaction begun for it would run until its time-out and keep its connection."""
     running = tm.metrics.running.labels("n")._value
-    before = running.get()  # the process's: another test may have left something
+    before = running.get()  # a counter of the process: another test may have left a value
     publish(tm, "one")
     transaction.get().join(Veto())
     with pytest.raises(ValueError, match="no"):
