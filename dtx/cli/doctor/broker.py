@@ -32,6 +32,7 @@ from dtx.config.values import single_hosts
 from dtx.embedded.postgres import EmbeddedPostgresError
 from dtx.log.api import LogError
 from dtx.log.reader import LogReader
+from dtx.store.rabbitmq.delivery_limit import default_limit
 from dtx.store.rabbitmq.identity import BrokerIdentity, name_taken, owner_exchange, owner_mark, receipt_queues
 from dtx.store.rabbitmq.management import Management, ManagementError
 
@@ -139,9 +140,10 @@ def _alarms(management: Management) -> Iterator[DoctorCheck]:
 
 def _delivery_limits(management: Management, vhost: str, version: tuple[int, ...]) -> Iterator[DoctorCheck]:
     try:
-        dropping = _answer(management.dropping(vhost, 20 if version >= (4,) else None))
+        limits = _answer(management.delivery_limits(vhost, default_limit(version)))
     except (ManagementError, LookupError, TypeError, AttributeError):
         return  # the check of the receipts asks the same, and reports it
+    dropping = {name: limit for name, limit in limits.items() if limit is not None}
     if not dropping:
         return
     shown = ", ".join(f"{name!r} after {limit}" for name, limit in sorted(dropping.items())[:3])

@@ -1,7 +1,6 @@
 """dtx-demarcation.select: turns a proxied channel into a selected channel."""
 
 import asyncio
-from functools import partial
 from typing import Final
 
 from dtx.server.alongside.channel import ChannelOwner, ClosingChannel, ProxyChannel, ProxyPhase
@@ -53,7 +52,7 @@ class ChannelSelection:
                 session.budget,
                 channel.last_queue,
                 session,
-                replace=partial(session.store.replace, session.who.vhost),
+                replacer=session.store.lane(session.who.vhost),
             )
             taking.owner = channel  # until select-ok, it passes earlier frames on to the client
             await taking.start_tx()

@@ -1,7 +1,6 @@
 """Which messages a branch may hold: dtx must be able to publish them later, or to put them back."""
 
-from typing import Final
-
+from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.consume_channel import REPLY_TO, REVOKED
 from dtx.store.rabbitmq.phase_two import Lane
 from dtx.store.work import Delivery
@@ -10,13 +9,10 @@ from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.properties import BasicProperties
 from dtx.xa.codes import ReplyCode, XaError
 
-_ADDED: Final = 1024
-"""Bytes that dtx adds to the properties of a publisher, at most, with the frame (see messages.py)."""
-
 
 def republishable(lane: Lane, raw: bytes) -> bool:
     """Whether dtx can publish these properties: the broker ends the connection for a frame that is too large."""
-    return len(raw) + _ADDED <= lane.frame_max
+    return len(raw) + messages.MAX_MARKS <= lane.frame_max
 
 
 def check_size(lane: Lane, size: int) -> None:

@@ -7,7 +7,7 @@ everything that is sent goes through one queue, which waits for commit-ok.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -19,6 +19,7 @@ from dtx.failpoint import Point
 from dtx.log.records import Unit
 from dtx.store.api import UnitOutcome
 from dtx.store.rabbitmq import messages
+from dtx.store.rabbitmq.delivery_limit import Replacer
 from dtx.store.rabbitmq.identity import hold_lock
 from dtx.store.rabbitmq.upstream import ExclusiveDeclarations, Upstream, UpstreamLost
 from dtx.store.work import Budget, Delivery
@@ -146,8 +147,7 @@ class ConsumeChannel:
         budget: memory that all clients share.
         last_queue: the queue that the client declared last on this channel.
         keeper: the client connection.
-        replace: tries to replace a delivery that is returned by a copy (see
-            :meth:`~dtx.store.rabbitmq.phase_two.Lane.replace`); ``None``: deliveries are just returned.
+        replacer: for messages that a rollback returns; ``None``: they are just returned.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class ConsumeChannel:
         last_queue: bytes,
         keeper: Keeper,
         *,
-        replace: Callable[[Delivery], Awaitable[bool]] | None = None,
+        replacer: Replacer | None = None,
     ) -> None:
         self.upstream = upstream
         self.number = number
@@ -176,7 +176,7 @@ class ConsumeChannel:
         self._sorted = True
         """Whether the tags in ``_open`` ascend."""
         self._held: dict[int, _Held] = {}
-        self._replace = replace
+        self._replacer = replacer
         self._returning: set[asyncio.Task[None]] = set()
         self._queue: deque[_Frames | _Settlement | _UnitRequest] = deque()
         self._waiting = 0
@@ -484,34 +484,31 @@ class ConsumeChannel:
     def release(self, deliveries: Sequence[Delivery]) -> None:
         """Give held deliveries back. Deliveries that were taken, or lost with the channel, are skipped."""
         held = [self._held[delivery.tag] for delivery in deliveries if delivery.tag in self._held]
-        back: list[Delivery] = []
-        often: list[Delivery] = []
-        for each in held:
-            if each.released is not None:
-                continue
-            if self._replace is not None and messages.returns(each.delivery.properties):
-                each.branch = None
-                often.append(each.delivery)
-            else:
-                back.append(each.delivery)
-        self.nack(back, requeue=True)
-        if often:
-            task = asyncio.get_running_loop().create_task(self._return_often(often))
+        held = [each for each in held if each.branch is not None]  # others are being returned
+        back = [each.delivery for each in held if each.released is None]
+        if self._replacer is not None and self._replacer.may_be_near(back):
+            for delivery in back:
+                self._held[delivery.tag].branch = None
+            task = asyncio.get_running_loop().create_task(self._replace_or_return(self._replacer, back))
             self._returning.add(task)
             task.add_done_callback(self._returning.discard)
+        else:
+            self.nack(back, requeue=True)
         for each in held:
             if each.released is not None and self.unhold(each.delivery):
                 each.released()
         self._close_if_idle()
 
-    async def _return_often(self, deliveries: Sequence[Delivery]) -> None:
-        """Return held deliveries that a quorum queue has got back before, or replace them by copies."""
-        assert self._replace is not None
-        for delivery in deliveries:
-            if await self._replace(delivery):
-                self.ack([delivery])
-            else:
-                self.nack([delivery], requeue=True)
+    async def _replace_or_return(self, replacer: Replacer, deliveries: Sequence[Delivery]) -> None:
+        """Return held deliveries in their order. Those that *replacer* has replaced are acknowledged instead."""
+        replaced: Sequence[Delivery] = ()
+        try:
+            replaced = await replacer.replace(deliveries)
+        except Exception:  # noqa: BLE001 - logged; the messages must go back
+            _log.exception("messages could not be replaced")
+        self.ack(replaced)
+        done = {delivery.tag for delivery in replaced}
+        self.nack([delivery for delivery in deliveries if delivery.tag not in done], requeue=True)
         self._close_if_idle()
 
     def take(
@@ -698,7 +695,7 @@ class ConsumeChannel:
         A quorum queue of RabbitMQ 4.3 takes them back at the consumer timeout, gives them to others, and ignores their
         acknowledgements. The channel stays open.
         """
-        for delivery in self._open.values():
+        for delivery in (*self._open.values(), *(held.delivery for held in self._held.values())):
             delivery.revoked |= delivery.queue == queue
         branches = {id(held.branch): held.branch for held in self._held.values() if held.delivery.queue == queue}
         for branch in branches.values():
@@ -844,8 +841,6 @@ class ConsumeChannel:
         self._queue.clear()
         self._nothing_waits()
         branches = {id(held.branch): held.branch for held in self._held.values() if held.branch is not None}
-        for task in self._returning:
-            task.cancel()
         self._acts.clear()
         self._is_whole()
         self._open.clear()

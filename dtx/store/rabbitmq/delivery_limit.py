@@ -1,33 +1,45 @@
 """Messages that a rollback returns to a quorum queue with a delivery limit.
 
 RabbitMQ 4 drops a message that was returned 21 times, if the queue has no dead-letter exchange. Versions 4.0 to 4.2
-count each return, later ones only the ends of channels. So dtx replaces a message that was returned often: it publishes
-a copy to the queue, which begins a new count, and acknowledges the message when the queue has confirmed the copy. If
-dtx dies in between, the queue has both.
+count each return, later ones only rejects and the ends of channels. So dtx replaces a message that was returned often:
+it publishes a copy to the queue, which begins a new count, and acknowledges the message when the queue has confirmed
+the copy. If dtx, the client's channel or the connection to the broker is lost in between, the queue has both.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, Protocol
 from uuid import uuid4
 
 from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.management import Management, ManagementError
-from dtx.store.rabbitmq.upstream import OwnChannel, UpstreamChannelClosed, UpstreamLost
+from dtx.store.rabbitmq.upstream import OwnChannel, Upstream, UpstreamChannelClosed, UpstreamLost
 from dtx.store.work import Delivery
 from dtx.telemetry import get_logger
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.errors import WireError
+from dtx.xa.codes import XaError
 
 _log = get_logger(part="delivery limit")
 
-DEFAULT_LIMIT: Final = 20
+_DEFAULT_LIMIT: Final = 20
 """The delivery limit of quorum queues since RabbitMQ 4.0."""
 _FRESH: Final = 60.0
 """Seconds for which the limits of the queues are kept."""
 
 
+class Replacer(Protocol):
+    """Replaces messages that a queue may soon drop."""
+
+    def may_be_near(self, deliveries: Sequence[Delivery]) -> bool:
+        """Whether :meth:`replace` may replace any of *deliveries*."""
+
+    async def replace(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+        """Publish copies of those *deliveries* that their queues may soon drop. Returns those that have a copy."""
+
+
 class DeliveryLimits:
-    """The delivery limits of the quorum queues of one vhost.
+    """The delivery limits of the queues of one vhost.
 
     Args:
         vhost: its name.
@@ -37,57 +49,75 @@ class DeliveryLimits:
     def __init__(self, vhost: str, management: Callable[[], Awaitable[Management]]) -> None:
         self._vhost: Final = vhost
         self._management: Final = management
-        self._known: Mapping[str, int] | None = None
+        self._known: Mapping[str, int | None] | None = None
+        """By queue; ``None`` without an answer of the management API."""
         self._until = float("-inf")
         self._asking = asyncio.Lock()
 
-    async def is_near(self, delivery: Delivery, version: tuple[int, ...]) -> bool:
-        """Whether the queue may soon drop the message of *delivery*: half of its limit is used up.
+    def is_known(self, queue: bytes) -> bool:
+        """Whether the limit of *queue* is known and not old."""
+        known = self._known
+        return asyncio.get_running_loop().time() < self._until and (known is None or _name(queue) in known)
 
-        Without the management API, dtx assumes the default limit and no dead-letter exchange.
+    async def ask(self, default: int | None) -> None:
+        """Read the limits. Without the management API, all queues have *default*."""
+        try:
+            self._known = await (await self._management()).delivery_limits(self._vhost, default)
+        except (ManagementError, LookupError, TypeError, AttributeError):
+            self._known = None
+        self._until = asyncio.get_running_loop().time() + _FRESH
+
+    async def near(self, deliveries: Sequence[Delivery], default: int | None) -> list[Delivery]:
+        """Those *deliveries* of messages that have used up half of the limit of their queue.
 
         Args:
-            delivery: unsettled.
-            version: of the broker.
+            deliveries: unsettled.
+            default: of a queue whose limit cannot be found out, where dtx assumes that it has no dead-letter exchange.
         """
-        returns = messages.returns(delivery.properties)
-        if not returns:
-            return False
-        default = DEFAULT_LIMIT if version >= (4,) else None
-        loop = asyncio.get_running_loop()
         async with self._asking:
-            if loop.time() > self._until:
-                try:
-                    self._known = await (await self._management()).dropping(self._vhost, default)
-                except (ManagementError, LookupError, TypeError, AttributeError):
-                    self._known = None
-                self._until = loop.time() + _FRESH
-        known = self._known
-        limit = default if known is None else known.get(delivery.queue.decode("utf-8", "surrogateescape"))
-        return limit is not None and returns >= limit // 2
+            if not all(self.is_known(each.queue) for each in deliveries if messages.returns(each.properties)):
+                await self.ask(default)
+        return [each for each in deliveries if self.is_near(each, default)]
+
+    def is_near(self, delivery: Delivery, default: int | None) -> bool:
+        """Whether the message of *delivery* has used up half of the limit, as far as limits are known."""
+        returns = messages.returns(delivery.properties)
+        limit = default if self._known is None else self._known.get(_name(delivery.queue), default)
+        return limit is not None and returns > 0 and returns >= limit // 2
 
 
-async def publish_copy(channel: OwnChannel, delivery: Delivery) -> bool:
-    """Publish the message of *delivery* to its queue once more.
+def default_limit(version: tuple[int, ...]) -> int | None:
+    """The delivery limit of a quorum queue without settings in this version of RabbitMQ; ``None`` for no limit."""
+    return _DEFAULT_LIMIT if version >= (4,) else None
+
+
+async def publish_copies(upstream: Upstream, deliveries: Sequence[Delivery]) -> list[Delivery]:
+    """Publish the messages of *deliveries* to their queues once more.
+
+    Waits until the broker has answered: a copy whose outcome is not known would double its message.
 
     Args:
-        channel: in confirm mode, not in use.
-        delivery: with its content.
+        upstream: dtx's own connection.
+        deliveries: with their contents.
 
     Returns:
-        Whether the queue has the copy. If it may have it or not, the answer is no.
+        Those whose queue has confirmed the copy.
     """
-    frame_max = channel.upstream.engine.agreed.frame_max
+    rows = [delivery.to_row(position, 0) for position, delivery in enumerate(deliveries)]
     try:
-        frames = list(messages.put_back_frames(channel.number, frame_max, uuid4(), [delivery.to_row(0, 0)]))
-        refused = await channel.send_confirmed((frames, None))
-    except (UpstreamChannelClosed, UpstreamLost, WireError) as error:
-        _log.warning("a message near the delivery limit could not be replaced", reason=str(error))
-        return False
-    if refused or channel.returned:
-        _log.warning(
-            "a message near the delivery limit could not be replaced", reason="its queue did not take the copy"
-        )
-        channel.returned = []
-        return False
-    return True
+        channel = await OwnChannel(upstream).open(methods.ConfirmSelect())
+        frame_max = upstream.engine.agreed.frame_max
+        frames = list(messages.put_back_frames(channel.number, frame_max, uuid4(), rows))
+        without: set[int | None] = set(await channel.send_confirmed((frames, None)))
+        without |= {messages.returned_position(each.properties, messages.PUT_BACK) for each in channel.returned}
+        await channel.close()
+    except (UpstreamChannelClosed, UpstreamLost, WireError, XaError) as error:
+        _log.warning("messages near the delivery limit could not be replaced", reason=str(error))
+        return []
+    if without:
+        _log.warning("messages near the delivery limit could not be replaced", reason="their queue refused the copies")
+    return [delivery for position, delivery in enumerate(deliveries) if position not in without]
+
+
+def _name(queue: bytes) -> str:
+    return queue.decode("utf-8", "surrogateescape")

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from http import HTTPStatus
+from http.client import HTTPException
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
@@ -102,7 +103,7 @@ class Management:
             with error:
                 reason = f"the management API at {self.url} answers {error.code} {error.reason}"
                 raise ManagementError(reason, error.code) from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             raise ManagementError(f"the management API at {self.url} cannot be asked: {error}") from error
 
     async def has_queue(self, vhost: str, queue: str) -> bool:
@@ -163,25 +164,24 @@ class Management:
                 return Doubts(of_all=f"policy {policy['name']!r} applies to dtx's own queues")
         return Doubts(of_publishes=refusal)
 
-    async def dropping(self, vhost: str, default_limit: int | None) -> dict[str, int]:
-        """The quorum queues of *vhost* that drop a message after a number of returns, each with that number.
+    async def delivery_limits(self, vhost: str, default: int | None) -> dict[str, int | None]:
+        """For each queue of *vhost*, the number of returns after which it drops a message; ``None``: it drops none.
 
         Args:
             vhost: of the queues.
-            default_limit: of a queue without a delivery limit; ``None``: no limit.
+            default: limit of a quorum queue that has no setting; ``None``: no limit.
 
         Raises:
             ManagementError: as :meth:`get`.
         """
         columns = "name,type,arguments,effective_policy_definition"
-        found = {}
+        found: dict[str, int | None] = {}
         for queue in await self.get(f"queues/{quote(vhost, safe='')}?columns={columns}"):
             policy, arguments = queue.get("effective_policy_definition") or {}, _arguments(queue)
-            key = "delivery-limit"
-            limits = [each[key] for each in (policy, arguments) if isinstance(each.get(key), int) and each[key] >= 0]
-            limit = min(limits) if limits else None if key in policy | arguments else default_limit
-            if _is_quorum(queue) and limit is not None and "dead-letter-exchange" not in policy | arguments:
-                found[queue["name"]] = limit
+            every = [each["delivery-limit"] for each in (policy, arguments) if "delivery-limit" in each]
+            limits = [limit for limit in every if limit >= 0]
+            drops = _is_quorum(queue) and "dead-letter-exchange" not in policy | arguments
+            found[queue["name"]] = (min(limits, default=None) if every else default) if drops else None
         return found
 
 

@@ -24,6 +24,8 @@ _STREAM_OFFSET: Final = b"x-stream-offset"
 _REDELIVERED: Final = b"x-dtx-redelivered"
 _X_DEATH: Final = b"x-death"
 _RETURNS: Final = b"x-delivery-count"
+MAX_MARKS: Final = 1024
+"""Bytes of headers that dtx adds to a message at most, ``x-dtx-death`` aside, which is left out if it does not fit."""
 _COUNTS: Final = (_RETURNS, b"x-acquired-count")
 """Headers of quorum queues. A message that is put back is counted anew."""
 _DEATHS: Final = b"x-dtx-death"
@@ -114,10 +116,10 @@ def put_back_frames(channel: int, frame_max: int, branch_id: UUID, work: Iterabl
         if item.kind is not WorkKind.CONSUME:
             continue
         publish = _publish(channel, b"", item.queue or b"", MANDATORY)
-        yield content.message(publish, channel, _marked(branch_id, item), item.body, frame_max)
+        yield content.message(publish, channel, _marked(branch_id, item, frame_max), item.body, frame_max)
 
 
-def _marked(branch_id: UUID, item: WorkRow) -> bytes:
+def _marked(branch_id: UUID, item: WorkRow, frame_max: int) -> bytes:
     raw = properties.rename_headers(item.properties, _COPIES)
     if any(name in raw for name in _COUNTS):
         raw = properties.remove_headers(raw, _COUNTS)
@@ -131,7 +133,7 @@ def _marked(branch_id: UUID, item: WorkRow) -> bytes:
     if view.header(ID) is None:
         values[ID] = (b"S", here)
     values[_REDELIVERED] = (b"t", bytes(((item.flags or 0) & 1,)))
-    if _X_DEATH in raw and (deaths := _deaths(view)):
+    if _X_DEATH in raw and (deaths := _deaths(view)) and len(raw) + len(deaths) + MAX_MARKS <= frame_max:
         values[_DEATHS] = (b"A", deaths)
     return properties.set_headers(raw, values)
 

@@ -17,7 +17,7 @@ from dtx.failpoint import Point
 from dtx.log.records import EXCLUSIVE, Unit, WorkRow
 from dtx.store.api import Applied, PhaseTwo, Refused, Returned, UnitOutcome, UnitProgress
 from dtx.store.rabbitmq import messages
-from dtx.store.rabbitmq.delivery_limit import DeliveryLimits, publish_copy
+from dtx.store.rabbitmq.delivery_limit import DeliveryLimits, default_limit, publish_copies
 from dtx.store.rabbitmq.identity import BrokerIdentity, NameTaken, consumers_of, declare_lock, hold_lock
 from dtx.store.rabbitmq.management import Management, ManagementError
 from dtx.store.rabbitmq.memory_quota import MemoryQuota, Share
@@ -546,32 +546,26 @@ class Lane:
         except UpstreamChannelClosed:
             return False
 
-    async def replace(self, delivery: Delivery) -> bool:
-        """Replace a message that a rollback returns by a copy, if its queue may soon drop it.
+    def may_be_near(self, deliveries: Sequence[Delivery]) -> bool:
+        """See :class:`~dtx.store.rabbitmq.delivery_limit.Replacer`."""
+        limits, default = self._delivery_limits, self._default_limit
+        return any(
+            limits.is_near(each, default) if limits.is_known(each.queue) else messages.returns(each.properties)
+            for each in deliveries
+        )
 
-        Args:
-            delivery: unsettled.
-
-        Returns:
-            Whether the queue has a copy. Then the delivery can be acknowledged; otherwise it must be returned.
-        """
+    async def replace(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+        """See :class:`~dtx.store.rabbitmq.delivery_limit.Replacer`. During an alarm, none is replaced."""
+        near = await self._delivery_limits.near(deliveries, self._default_limit)
+        near = [delivery for delivery in near if delivery.body is not None and not delivery.revoked]
         connection = self._connection
-        if delivery.body is None or connection is None or not self._up.is_set():
-            return False
-        if not await self._delivery_limits.is_near(delivery, connection.version):
-            return False
-        replaced = False
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self.settings.deadline):
-                channel = await self._take_channel()
-                try:
-                    replaced = not channel.is_tx and await publish_copy(channel, delivery)
-                finally:
-                    if replaced or channel.is_tx:
-                        self._give(channel)
-                    else:
-                        self._end(channel)
-        return replaced
+        if not near or connection is None or self.blocked or not self._up.is_set():
+            return ()
+        return await publish_copies(connection, near)
+
+    @property
+    def _default_limit(self) -> int | None:
+        return default_limit(self._connection.version if self._connection is not None else ())
 
     async def _finish(self, phase: PhaseTwo, build: Build, header: bytes) -> Applied | Refused:
         self._calls += 1
@@ -711,7 +705,12 @@ class Lane:
             waiter: asyncio.Future[OwnChannel] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             lost = self._connection.gone if self._connection is not None else None
-            await asyncio.wait([waiter, *([lost] if lost is not None else [])], return_when=asyncio.FIRST_COMPLETED)
+            try:
+                await asyncio.wait([waiter, *([lost] if lost is not None else [])], return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                if not waiter.cancel():
+                    self._give(waiter.result())
+                raise
             if waiter.done():
                 return waiter.result()
             waiter.cancel()

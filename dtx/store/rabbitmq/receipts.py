@@ -130,9 +130,9 @@ class Receipts:
                         await deleting.call(methods.QueueDelete(queue))
                     await deleting.close()
                 except UpstreamChannelClosed as closed:
-                    if closed.close.reply_code != 404:
+                    if closed.close.reply_code not in (403, 404):
                         continue
-                    # the node that has them is down: the broker deletes them unused
+                    # dtx may not delete them, or their node is down: the broker deletes them unused
             del self._inherited[stem]
         if self._used[self._current]:  # else one unit that hangs would keep the receipts of all later ones
             free = (generation for generation, used in enumerate(self._used) if not used)

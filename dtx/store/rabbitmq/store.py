@@ -11,7 +11,7 @@ from dtx.store.rabbitmq.consume_channel import ConsumeChannel
 from dtx.store.rabbitmq.phase_two import Lane, LaneSettings
 from dtx.store.rabbitmq.queries import Queries
 from dtx.store.rabbitmq.service import Broker
-from dtx.store.work import Delivery, HeldWork, Holder
+from dtx.store.work import HeldWork, Holder
 
 
 class RabbitStore:
@@ -97,10 +97,6 @@ class RabbitStore:
     async def put_back(self, phase: PhaseTwo) -> Applied | Refused:
         """See :class:`~dtx.store.api.BrokerStore`."""
         return await self.lane(phase.vhost).put_back(phase)
-
-    async def replace(self, vhost: str, delivery: Delivery) -> bool:
-        """See :meth:`~dtx.store.rabbitmq.phase_two.Lane.replace`."""
-        return await self.lane(vhost).replace(delivery)
 
     def logged(self, vhost: str, unit: Unit) -> None:
         """See :class:`~dtx.store.api.BrokerStore`."""

@@ -112,4 +112,4 @@ def test_a_copy_that_its_queue_refuses_returns_the_message(
         roll_back(connection.channel(), queue, meanwhile=fill)
     wait_until(lambda: rabbitmq.count(queue) >= 2, what="the message in its queue")
     assert bodies(rabbitmq, queue).count(b"one") == 1
-    assert b"its queue did not take the copy" in service.log_path.read_bytes()
+    assert b"their queue refused the copies" in service.log_path.read_bytes()

@@ -148,6 +148,21 @@ async def test_channels_that_the_broker_has_closed_are_replaced(lane: Lane, rabb
         assert bodies(rabbitmq, queue) == [b"one"]
 
 
+async def test_a_caller_that_is_cancelled_leaves_its_channel_to_others(lane: Lane) -> None:
+    """Otherwise the channel would be in nobody's hands, and later commits would wait for ever."""
+    async with asyncio.timeout(30):
+        taken = [await lane._take_channel() for _ in range(lane.channels)]
+        waiting = [asyncio.create_task(lane._take_channel()) for _ in range(2)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        lane._give(taken[0])
+        waiting[1].cancel()  # it has its channel, and does not know it yet
+        await asyncio.wait(waiting)
+        for channel in taken[1:]:
+            lane._give(channel)
+        assert len(lane._free) == len(taken)
+
+
 async def test_a_connection_without_a_channel_left_is_replaced(
     lane: Lane, rabbitmq: RabbitNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,3 +60,15 @@ def test_a_history_of_deaths_that_a_client_made_up_does_no_harm() -> None:
     found = headers(*messages.put_back_frames(1, 4096, uuid4(), [a_consume(properties=raw)]))["x-dtx-death"]
     assert isinstance(found, list)
     assert [(each["queue"], each["count"]) for each in found] == [("a", (1 << 63) - 1), ("b", 0)]
+
+
+def test_a_history_of_deaths_that_does_not_fit_into_a_frame_is_left_out() -> None:
+    """The broker would end the connection of all commits."""
+    table = b"".join(tables.entry(key, b"S", b"q") for key in (b"queue", b"reason", b"time"))
+    table += tables.entry(b"count", b"l", (1).to_bytes(8, "big")) + tables.entry(b"more", b"S", b"m" * 1600)
+    raw = properties.build({properties.Property.HEADERS: tables.entry(b"x-death", b"A", b"F" + tables.put_long(table))})
+    for frame_max, there in ((4096, False), (8192, True)):
+        (message,) = messages.put_back_frames(1, frame_max, uuid4(), [a_consume(properties=raw)])
+        assert ("x-dtx-death" in headers(message)) is there
+        _, frames = FrameSplitter(0).feed(message)
+        assert all(end - start <= frame_max for _, _, start, end in frames)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from types import SimpleNamespace
 from typing import Any, cast
@@ -155,11 +155,11 @@ def test_what_dtx_cannot_read_is_given_back_like_everything_else(raw: bytes) -> 
     assert methods.BasicNack(7, requeue=True).encode() in upstream.written
 
 
-def consuming(max_kept: int) -> tuple[Any, ConsumeChannel]:
+def consuming(max_kept: int, replacer: "Replacer | None" = None) -> tuple[Any, ConsumeChannel]:
     """A channel with a consumer that acknowledges, and the connection that it writes to."""
     upstream: Any = Upstream()
     upstream.hold_client = upstream.release_client = lambda _: None
-    taking = ConsumeChannel(upstream, 1, max_kept, Budget(1 << 30), b"other", upstream)
+    taking = ConsumeChannel(upstream, 1, max_kept, Budget(1 << 30), b"other", upstream, replacer=replacer)
     taking.owner = SimpleNamespace(forward=lambda *_: None)
     taking.request(methods.BasicConsume.KEY, methods.BasicConsume(b"q", b"c").encode())
     answer = method_frame(1, methods.BasicConsumeOk.HEAD + put_short(b"c"))
@@ -350,3 +350,53 @@ def test_a_message_that_comes_back_behind_one_for_the_lock_is_the_clients() -> N
     ):
         taking.frame(key, frame, 0, len(frame))
     assert passed == [returned, header]
+
+
+class Replacer:
+    """Replaces the deliveries with some tags; what it is asked is noted."""
+
+    def __init__(self, *tags: int, fails: bool = False) -> None:
+        self.asked: list[list[int]] = []
+        self._tags = tags
+        self._fails = fails
+
+    def may_be_near(self, deliveries: Sequence[Delivery]) -> bool:
+        """Always."""
+        return bool(deliveries)
+
+    async def replace(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+        """Those with the tags."""
+        self.asked.append([each.tag for each in deliveries])
+        if self._fails:
+            raise ValueError("not foreseen")
+        return [each for each in deliveries if each.tag in self._tags]
+
+
+@pytest.mark.parametrize(
+    ("replacer", "settled"),
+    [
+        (Replacer(2), [methods.BasicAck(2), methods.BasicNack(1, requeue=True), methods.BasicNack(3, requeue=True)]),
+        (Replacer(fails=True), [methods.BasicNack(tag, requeue=True) for tag in (1, 2, 3)]),
+    ],
+    ids=["one is replaced", "an error"],
+)
+async def test_deliveries_that_are_not_replaced_are_returned_once_and_in_order(
+    replacer: Replacer, settled: list[methods.BasicAck | methods.BasicNack]
+) -> None:
+    upstream, taking = consuming(1000, replacer)
+    for tag in (1, 2, 3):
+        deliver(taking, tag, EMPTY)
+    held = taking.select(methods.BasicAck(0, multiple=True))
+    taking.hold(held, "a branch")
+    upstream.written.clear()
+    taking.release(held)
+    taking.release(held)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    commit = method_frame(1, methods.TxCommitOk.HEAD)
+    taking.frame(methods.TxCommitOk.KEY, commit, 0, len(commit))
+    assert replacer.asked == [[1, 2, 3]]
+    assert [sent for sent in upstream.written if sent != methods.TxCommit().encode()] == [
+        each.encode() for each in settled
+    ]
+    assert not taking.holds
