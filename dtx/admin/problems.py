@@ -65,8 +65,8 @@ def as_problem(error: Exception) -> Problem:
         case LogError():
             return Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
         case RequestValidationError():
-            said = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:5])
-            return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, said)
+            details = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:5])
+            return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, details)
         case HTTPException():
             return Problem(HTTPStatus(error.status_code), str(error.detail).lower(), dict(error.headers or {}))
         case _:

@@ -138,8 +138,8 @@ async def decide_many(who: Asker, context: Context, form: forms.BulkForm) -> for
             )
         results = await _many(context, who, form, found)
         done = sum(result.done for result in results)
-        said = "dry run" if form.dry_run else f"{done} of {len(results)} done"
-        return said, forms.BulkAnswer(dry_run=form.dry_run, confirm=confirm, branches=len(results), results=results)
+        summary = "dry run" if form.dry_run else f"{done} of {len(results)} done"
+        return summary, forms.BulkAnswer(dry_run=form.dry_run, confirm=confirm, branches=len(results), results=results)
 
     detail = form.model_dump(mode="json", exclude={"reason"}, exclude_none=True)
     return await context.audited(who, f"bulk-{form.action}", "branches", form.reason, detail, work)

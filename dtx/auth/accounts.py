@@ -226,9 +226,9 @@ class Accounts:
         found = self.users.users.get(name)
         return None if found is None else found.password_hash
 
-    def _refuse(self, user: bytes, peer: str, reason: str, told: str) -> NoReturn:
+    def _refuse(self, user: bytes, peer: str, reason: str, message: str) -> NoReturn:
         log.warning("login refused", user=user, peer=peer, reason=reason)
-        raise LoginRefused(told)
+        raise LoginRefused(message)
 
     async def watch(self) -> None:
         """Read changes regularly, until cancelled. While the database is not reachable, the last snapshot applies."""

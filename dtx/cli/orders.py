@@ -460,17 +460,17 @@ class _Forecast:
         self._action = action
         self._as_json = as_json
         self._first: list[dict[str, Any]] = []
-        self._said: Counter[str] = Counter()
+        self._answers: Counter[str] = Counter()
 
     @property
     def count(self) -> int:
         """Number of branches so far."""
-        return self._said.total()
+        return self._answers.total()
 
     def add(self, results: Iterable[dict[str, Any]]) -> None:
         """Add results."""
         for each in results:
-            self._said[_kind(each)] += 1
+            self._answers[_kind(each)] += 1
             if self._as_json:
                 click.echo(json_line(each))
             elif len(self._first) < _SHOWN:
@@ -487,7 +487,7 @@ class _Forecast:
             click.echo(f"  {each['xid']}  {safe(each['vhost'])}  {safe(each['answer'])}", err=True)
         if self.count > len(self._first):
             click.echo(f"  and {self.count - len(self._first)} more: --dry-run --json lists them all", err=True)
-        words = ", ".join(f"{count} {word}" for word, count in self._said.most_common())
+        words = ", ".join(f"{count} {word}" for word, count in self._answers.most_common())
         click.echo(f"{self._action} of {self.count} branches; answers to their transaction managers: {words}", err=True)
 
 

@@ -165,12 +165,12 @@ class Underlying:
         if close is None:
             return XAER_RMFAIL(words)
         # A close that names no dtx method (for example a late acknowledgement) is not an answer to the call.
-        if close.class_id in DTX_CLASSES and not self._told:
-            self._told = True
+        if close.class_id in DTX_CLASSES and not self._close_reported:
+            self._close_reported = True
             return raised_by_reply_code(call.operation, close.reply_code)(close.reply_text, close.reply_code)
         return XAER_RMFAIL(f"the server closed the channel: {close.reply_code} {close.reply_text}", close.reply_code)
 
-    _told = False
+    _close_reported = False
     """Whether a call got the close as its answer. The server has not received, or not read, any further call."""
 
 

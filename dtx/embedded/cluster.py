@@ -131,13 +131,13 @@ def find_programs() -> Programs:
     for location in (spec.submodule_search_locations or ()) if spec is not None else ():
         directory = Path(location) / "pginstall" / "bin"
         if (directory / "postgres").is_file():
-            said = subprocess.run([directory / "postgres", "--version"], capture_output=True, text=True, check=False)
-            if said.returncode != 0:
+            result = subprocess.run([directory / "postgres", "--version"], capture_output=True, text=True, check=False)
+            if result.returncode != 0:
                 raise EmbeddedPostgresError(
-                    f"the embedded PostgreSQL does not run on this machine ({last_line(said.stderr)}): "
+                    f"the embedded PostgreSQL does not run on this machine ({last_line(result.stderr)}): "
                     "give a server of your own with --database"
                 )
-            major = said.stdout.split()[2].partition(".")[0]
+            major = result.stdout.split()[2].partition(".")[0]
             return Programs(directory=directory, root=Path(location).parent, major=major)
     raise EmbeddedPostgresError(
         "no --database was given and the embedded PostgreSQL is not installed: pip install 'dtx[embedded]' "
@@ -196,8 +196,8 @@ def prepare_directory(data_dir: Path, account: SystemAccount) -> None:
         if account.switch and not account.reaches(data_dir) and account.reaches(data_dir.parent):
             data_dir.chmod(data_dir.stat().st_mode | stat.S_IXOTH)
     except OSError as error:
-        said = str(error.strerror).lower()
-        raise EmbeddedPostgresError(f"the data directory {data_dir} cannot be made: {said}") from error
+        reason = str(error.strerror).lower()
+        raise EmbeddedPostgresError(f"the data directory {data_dir} cannot be made: {reason}") from error
     if not account.reaches(data_dir):
         raise EmbeddedPostgresError(
             f"PostgreSQL refuses to run as root and the user {account.name} that it runs as instead cannot enter "
@@ -232,8 +232,8 @@ def launch(
     )
 
 
-def run_program(command: list[str], *, account: SystemAccount, data_dir: Path, said: str = "") -> None:
-    """Run a program of PostgreSQL to its end; *said* is its standard input.
+def run_program(command: list[str], *, account: SystemAccount, data_dir: Path, stdin: str = "") -> None:
+    """Run a program of PostgreSQL to its end; *stdin* is its standard input.
 
     Raises:
         EmbeddedPostgresError: it failed; with the last line of its output.
@@ -242,7 +242,7 @@ def run_program(command: list[str], *, account: SystemAccount, data_dir: Path, s
         process = launch(
             command, account=account, data_dir=data_dir, parent_death=signal.SIGKILL, output=output.fileno()
         )
-        process.communicate(said.encode())
+        process.communicate(stdin.encode())
         output.seek(0)
         text = output.read().decode(errors="replace")
     if process.returncode != 0 or "ERROR:" in text:
@@ -296,7 +296,7 @@ def make_cluster(programs: Programs, account: SystemAccount, data_dir: Path) -> 
             [str(programs.directory / "postgres"), "--single", "-D", str(fresh), "postgres"],
             account=account,
             data_dir=data_dir,
-            said=f"CREATE DATABASE {DATABASE}\n",
+            stdin=f"CREATE DATABASE {DATABASE}\n",
         )
         with (fresh / "postgresql.conf").open("a") as config:
             config.write("\ninclude_if_exists = 'dtx.conf'\n")
@@ -417,8 +417,10 @@ def is_ready(cluster: Path) -> bool:
 def _processes_of(cluster: Path, account: SystemAccount, postmaster: int) -> set[int]:
     """The processes named postgres whose directory is *cluster*; without /proc, only the postmaster."""
     if not Path("/proc/self/cwd").exists():
-        said = subprocess.run(["ps", "-p", str(postmaster), "-o", "comm="], capture_output=True, text=True, check=False)
-        return {postmaster} if postmaster and "postgres" in said.stdout else set()
+        listed = subprocess.run(
+            ["ps", "-p", str(postmaster), "-o", "comm="], capture_output=True, text=True, check=False
+        )
+        return {postmaster} if postmaster and "postgres" in listed.stdout else set()
     found: set[int] = set()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -444,8 +446,8 @@ def explain(what: str, text: str, data_dir: Path) -> str:
 def last_line(text: str) -> str:
     """The last line with an error, without its severity; otherwise the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling = [line for line in lines if any(word in line for word in ("FATAL:", "PANIC:", "ERROR:", "error:"))]
-    chosen = (telling or lines or ["no output"])[-1]
+    errors = [line for line in lines if any(word in line for word in ("FATAL:", "PANIC:", "ERROR:", "error:"))]
+    chosen = (errors or lines or ["no output"])[-1]
     for word in ("FATAL:", "PANIC:", "ERROR:", "error:"):
         if word in chosen:
             return chosen.partition(word)[2].strip()

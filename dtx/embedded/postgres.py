@@ -177,7 +177,7 @@ class EmbeddedPostgres:
                     return
                 if not self._started:
                     what = "the embedded PostgreSQL did not start"
-                    self._failure = EmbeddedPostgresError(explain(what, self._what_it_said(), self.data_dir))
+                    self._failure = EmbeddedPostgresError(explain(what, self._last_output(), self.data_dir))
                     return
                 log.error("the embedded PostgreSQL died: starting it again", status=status, data_dir=str(self.data_dir))
             lived = time.monotonic() - began
@@ -215,7 +215,7 @@ class EmbeddedPostgres:
             process.send_signal(signal.SIGINT)
         return process.wait()
 
-    def _what_it_said(self) -> str:
+    def _last_output(self) -> str:
         logs = sorted((self.data_dir / "postgres-log").glob("*.log"), key=lambda path: path.stat().st_mtime)
         return "".join(
             path.read_bytes()[-8192:].decode(errors="replace") for path in (*logs[-1:], self.data_dir / "postgres.log")

@@ -84,20 +84,20 @@ def _act(target: FailpointTarget) -> None:
         case Action.DIE:
             os._exit(DIED)
         case Action.STOP:
-            _say(target)
+            _announce(target)
             os.kill(os.getpid(), signal.SIGSTOP)
         case Action.HOLD:
             assert target.file is not None, "HOLD needs a file"
             unfinished = target.file.with_name(f"{target.file.name}.tmp")
             unfinished.write_text(target.point.label)
             unfinished.rename(target.file)
-            _say(target)
+            _announce(target)
             while target.file.exists():
                 time.sleep(_POLL)
         case _:
             assert_never(target.action)
 
 
-def _say(target: FailpointTarget) -> None:
+def _announce(target: FailpointTarget) -> None:
     sys.stderr.write(f"FAILPOINT {target.point.label}\n")
     sys.stderr.flush()

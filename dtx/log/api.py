@@ -87,12 +87,12 @@ class TransactionLog(Protocol):
     def congested(self) -> bool:
         """Whether so many records wait that callers of :meth:`post` should pause."""
 
-    def post(self, record: LogWrite, told: OnWritten, *, urgent: bool = True) -> None:
+    def post(self, record: LogWrite, written: OnWritten, *, urgent: bool = True) -> None:
         """As ``write``, without waiting; regardless of :attr:`congested`.
 
         Args:
             record: what to write.
-            told: called with the outcome once, after this method has returned.
+            written: called with the outcome once, after this method has returned.
             urgent: as for ``write``.
         """
 

@@ -161,7 +161,7 @@ class Lease:
         """
         await self._connect(self._ttl)
         failpoint.at(Point.LEASE_TAKE_BEFORE)
-        told = ""
+        reported = ""
         while True:
             try:
                 epoch, holder = await self._within(self._ttl, self._try())
@@ -177,10 +177,10 @@ class Lease:
                 break
             if not wait:
                 raise LeaseHeld(holder)
-            if holder != told:
+            if holder != reported:
                 log.info("another dtx is active, standing by", holder=holder, rm=self._rm)
                 on_standby(holder)
-                told = holder
+                reported = holder
             await asyncio.sleep(POLL_SECONDS)
         failpoint.at(Point.LEASE_TAKE_AFTER)
         self._renewal = asyncio.create_task(self._keep(), name="lease renewal")

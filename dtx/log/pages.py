@@ -731,15 +731,15 @@ def verdict_page(
 
 
 def _verdict(row: Any) -> VerdictRow:
-    told = dict(zip(verdict.c.keys(), row, strict=True))
-    told.pop("fingerprint")
-    told["gtrid"] = bytes(told["gtrid"])
+    values = dict(zip(verdict.c.keys(), row, strict=True))
+    values.pop("fingerprint")
+    values["gtrid"] = bytes(values["gtrid"])
     for name in ("findings", "rms", "owners"):
-        told[name] = tuple(told[name])
+        values[name] = tuple(values[name])
     for name in ("since", "first_at", "last_at"):
-        told[name] = None if told[name] is None else _time(told[name])
-    told["evidence"] = tuple(dict.fromkeys(_EVIDENCE) | line for line in json.loads(told["evidence"]))
-    return VerdictRow(**told)
+        values[name] = None if values[name] is None else _time(values[name])
+    values["evidence"] = tuple(dict.fromkeys(_EVIDENCE) | line for line in json.loads(values["evidence"]))
+    return VerdictRow(**values)
 
 
 def _time(seconds: float) -> datetime:

@@ -181,9 +181,9 @@ class TransactionLog(LogQueries):
         """See :class:`dtx.log.api.TransactionLog`."""
         return self._writer is not None and self._writer.congested
 
-    def post(self, record: LogWrite, told: OnWritten, *, urgent: bool = True) -> None:
+    def post(self, record: LogWrite, written: OnWritten, *, urgent: bool = True) -> None:
         """As :meth:`write`, without waiting."""
-        self._open_writer().post(record, told, urgent=urgent)
+        self._open_writer().post(record, written, urgent=urgent)
 
     async def settled(self) -> None:
         """Return when the outcome of every write is known."""

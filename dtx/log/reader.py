@@ -414,15 +414,15 @@ class Export:
         Raises:
             LogError: the branch has ended meanwhile, or the database is away.
         """
-        told = 0
+        exported = 0
         for branch_id in self.branches:
             last = -1
             while rows := self._log.rows(self._page(branch_id, last)):
                 for row in rows:
                     piece = _piece(branch_id, row)
                     yield piece, self._body(piece, row[7])
-                    last, told = piece.position, told + 1
-        if told != self.count:
+                    last, exported = piece.position, exported + 1
+        if exported != self.count:
             raise _ended()
 
     def _count(self, branch_id: UUID) -> int:

@@ -284,8 +284,9 @@ _LINE: Final = {each.name: each.name if each.name in _KNOWN else "NULL" for each
 
 def _lines(rows: str, **values: str) -> str:
     """Inserts the journal entries of the branches *rows*, with *values* instead of some of their columns."""
-    told = ", ".join(values.get(name, found) for name, found in _LINE.items())
-    return f"lines AS (INSERT INTO dtx.journal (rm, id, {', '.join(_LINE)}) SELECT $1::text, line, {told} FROM {rows}) "
+    selected = ", ".join(values.get(name, found) for name, found in _LINE.items())
+    columns = ", ".join(_LINE)
+    return f"lines AS (INSERT INTO dtx.journal (rm, id, {columns}) SELECT $1::text, line, {selected} FROM {rows}) "
 
 
 INSERT_VOTE: Final = Statement(

@@ -50,12 +50,12 @@ class Pending:
     ``NoteWrite`` or ``Store`` has none.
     """
 
-    __slots__ = ("_told", "alone", "deadline", "line_id", "record", "size", "subject")
+    __slots__ = ("_written", "alone", "deadline", "line_id", "record", "size", "subject")
 
-    def __init__(self, record: LogWrite, line_id: bytes, told: OnWritten, deadline: float) -> None:
+    def __init__(self, record: LogWrite, line_id: bytes, written: OnWritten, deadline: float) -> None:
         self.record = record
         self.line_id = line_id
-        self._told: OnWritten | None = told
+        self._written: OnWritten | None = written
         self.deadline = deadline
         self.alone = False
         self.size = _ROW_BYTES
@@ -79,14 +79,14 @@ class Pending:
     @property
     def answered(self) -> bool:
         """Whether the callback was called."""
-        return self._told is None
+        return self._written is None
 
     def answer(self, error: LogError | None = None) -> None:
         """Call the callback, unless that was done: the record is durable, or *error* says what is known."""
-        told, self._told = self._told, None
-        if told is not None:
+        written, self._written = self._written, None
+        if written is not None:
             try:
-                told(error)
+                written(error)
             except Exception:
                 log.exception("the callback of a write failed")
 

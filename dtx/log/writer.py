@@ -237,7 +237,7 @@ class Writer:
             await self._waiting.room()
         future: asyncio.Future[None] = self._loop.create_future()
 
-        def told(error: LogError | None) -> None:
+        def written(error: LogError | None) -> None:
             if future.done():
                 return  # the caller was cancelled
             if error is None:
@@ -245,7 +245,7 @@ class Writer:
             else:
                 future.set_exception(error)
 
-        self.post(record, told, urgent=urgent)
+        self.post(record, written, urgent=urgent)
         await future
 
     @property
@@ -268,12 +268,12 @@ class Writer:
         """Whether so many records wait that callers of :meth:`post` should pause."""
         return self._waiting.full
 
-    def post(self, record: LogWrite, told: OnWritten, *, urgent: bool = True) -> None:
-        """Queue *record*, regardless of :attr:`congested`; *told* is called with the error of :meth:`write`, if any."""
+    def post(self, record: LogWrite, written: OnWritten, *, urgent: bool = True) -> None:
+        """Queue *record*, regardless of :attr:`congested`; *written* is called with the error, if any."""
         if self._end is not None:
-            self._loop.call_soon(told, type(self._end)(str(self._end)))
+            self._loop.call_soon(written, type(self._end)(str(self._end)))
             return
-        pending = Pending(record, next(self._line_ids), told, time.monotonic() + self._retry_window)
+        pending = Pending(record, next(self._line_ids), written, time.monotonic() + self._retry_window)
         self._waiting.add(pending, urgent=urgent)
 
     def _wake(self) -> None:
@@ -295,7 +295,7 @@ class Writer:
     def _stop(self, error: LogError) -> None:
         """End the writer: *error* answers all records, and all later ones."""
         self._end = self._end or error
-        self._tell()
+        self._answer_committed()
         sent = [*[sent.group for sent in self._under_way], *self._carried]
         waiting = (*self._in_hand, *self._waiting.take_all())
         for pending in [pending for group in sent for pending in group]:
@@ -311,7 +311,7 @@ class Writer:
                 elif self._may_send():
                     await self._send()
                 elif self._committed:
-                    self._tell()
+                    self._answer_committed()
                 elif self._under_way:
                     await self._wait()
                 elif self._carried or self._waiting:
@@ -387,11 +387,11 @@ class Writer:
         self._in_hand = []
         if failpoint.armed:
             failpoint.at(Point.LOG_SENT)
-        self._tell()
+        self._answer_committed()
 
     async def _wait_for_more(self) -> None:
         """Answer for the committed group, and give its callers some turns to send more records."""
-        self._tell()
+        self._answer_committed()
         for _ in range(_COMPANY):
             await asyncio.sleep(0)
             if len(self._waiting) >= _ENOUGH:
@@ -470,7 +470,7 @@ class Writer:
         if self._on_lines is not None:
             self._on_lines([line for pending in group if (line := pending.record.journal) is not None])
 
-    def _tell(self) -> None:
+    def _answer_committed(self) -> None:
         """Answer for the group that has committed.
 
         When the next group is ready, it is sent first: PostgreSQL writes it while these answers go out.

@@ -104,7 +104,7 @@ class LocalPersistence(BranchPersistence):
         published, consumed = _released(record, outcome)
         if outcome is Heuristic.COMMITTED:
             self._store.committed(published, consumed)
-            self._tell_publishers(entry)
+            self._notify_publishers(entry)
         else:
             self._store.rolled_back(published, consumed)
         entry.plan = None
@@ -197,7 +197,7 @@ class LocalPersistence(BranchPersistence):
         match event:
             case JournalEvent.COMMITTED:
                 self._store.committed(published, consumed)
-                self._tell_publishers(entry)
+                self._notify_publishers(entry)
             case JournalEvent.ROLLED_BACK | JournalEvent.FORGOTTEN:
                 self._store.rolled_back(published, consumed)
             case _:
@@ -209,7 +209,7 @@ class LocalPersistence(BranchPersistence):
         if plan is not None:  # its published messages keep no queue alive now; it still has the consumed ones
             self._store.rolled_back(plan.published, ())
 
-    def _tell_publishers(self, entry: BranchRuntime) -> None:
+    def _notify_publishers(self, entry: BranchRuntime) -> None:
         for publish in entry.plan.unroutable if entry.plan is not None else ():
             if publish.origin is not None:
                 publish.origin.returned(_as_work(publish), _NO_ROUTE, b"NO_ROUTE")

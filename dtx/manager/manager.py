@@ -52,7 +52,7 @@ _IN_DOUBT: Final = QuotaResource.IN_DOUBT
 _PREPARE: Final = Operation.PREPARE
 _START: Final = Operation.START
 _OK: Final = XaFlag.OK
-_TOLD_AT_ONCE: Final = 25
+_NOTIFIED_AT_ONCE: Final = 25
 """Branches that process the loss of their channel within a millisecond."""
 
 
@@ -242,12 +242,12 @@ class TransactionManager:
 
         An associated branch can be neither prepared nor rolled back, so the entries may be handled in slices.
         """
-        Slices(_not_told).run(self._tell(entries, ChannelLost(channel=channel)))
+        Slices(_notify_failed).run(self._notify_lost(entries, ChannelLost(channel=channel)))
 
-    def _tell(self, entries: Sequence[BranchRuntime], event: ChannelLost) -> Iterator[None]:
+    def _notify_lost(self, entries: Sequence[BranchRuntime], event: ChannelLost) -> Iterator[None]:
         for number, entry in enumerate(entries, 1):
             self._branches.apply_event(entry, event)
-            if not number % _TOLD_AT_ONCE:
+            if not number % _NOTIFIED_AT_ONCE:
                 yield
 
     def doom(self, entry: BranchRuntime, reason: str) -> None:
@@ -435,7 +435,7 @@ class TransactionManager:
         return self._branches
 
 
-def _not_told(error: Exception) -> None:
+def _notify_failed(error: Exception) -> None:
     _log.error("branches were not notified of the loss of their channel", exc_info=error)
 
 

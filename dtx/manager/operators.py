@@ -323,13 +323,13 @@ def _complete(case: _Case) -> _Judgement:
 
 
 def _heuristic(case: _Case, becomes: State, outcome: Heuristic | None, steps: tuple[OrderStep, ...]) -> Forecast:
-    told = "xa-ok" if outcome is None else outcome.flag.wire_name
+    answer = "xa-ok" if outcome is None else outcome.flag.wire_name
     return Forecast(
         state=case.entry.branch.state,
         version=case.record.version,
         becomes=becomes,
         outcome=outcome,
-        told=told,
+        told=answer,
         steps=steps,
         archived=sum(step.fate in {Fate.DROPPED, Fate.DISCARDED} for step in steps),
     )

@@ -42,7 +42,7 @@ DISAGREEMENT: Final = 60.0
 TOLERANCE: Final = 2.0
 """Seconds that the database's clock may gain: it may be slewed, and queries take time."""
 _MOST_ASKED: Final = 1_000
-_MOST_TOLD: Final = 50
+_MOST_REPORTED: Final = 50
 """Branches that one check names in the log; the others are counted."""
 
 
@@ -105,7 +105,7 @@ class Policies:
         """The database's clock minus the steady one, at the first check."""
         self._seen: dict[UUID, tuple[Policy, float]] = {}
         """For each branch with a policy, since when it was seen prepared; for earlier ones, since minus infinity."""
-        self._told: set[UUID] = set()
+        self._reported: set[UUID] = set()
         self._decided: deque[float] = deque()
         times = [alert_after, *(policy.after for policy in policies)]
         self._pause = min([PAUSE, *(seconds / 5 for seconds in times if seconds)])
@@ -136,16 +136,16 @@ class Policies:
             await self._judge()
 
     async def _alert(self) -> None:
-        count, oldest = await self._log.older_than(self._alert_after, _MOST_TOLD)
+        count, oldest = await self._log.older_than(self._alert_after, _MOST_REPORTED)
         self._metrics.overdue.set(count)
         for due in oldest:
-            if due.id not in self._told:
+            if due.id not in self._reported:
                 _log.warning(
                     "branch has been prepared for long",
                     xid=due.xid, vhost=due.vhost, user=due.owner, branch=due.id, seconds=round(due.age),
                 )  # fmt: skip
                 self._metrics.policy_actions["alert", "done"].inc()
-        self._told = {due.id for due in oldest}
+        self._reported = {due.id for due in oldest}
 
     async def _judge(self) -> None:
         database = await self._log.clock()

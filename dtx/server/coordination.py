@@ -122,11 +122,11 @@ class CoordinationHandler:
             answered = True
             if isinstance(answer, XaError):
                 finish(around_reply(answer))
-                said = str(answer.code.value)
+                result = str(answer.code.value)
             else:
                 finish(around_reply(ok(self._number, answer)))
-                said = answer.wire_name
-            self._metrics.operation_done(operation, said, time.monotonic() - started)
+                result = answer.wire_name
+            self._metrics.operation_done(operation, result, time.monotonic() - started)
             if span is not None:
                 span.end(answer)
 

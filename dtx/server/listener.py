@@ -294,8 +294,8 @@ class Listener:
             taken = error.errno == errno.EADDRINUSE
             number = error.errno or 0  # the numbers of the resolver are negative
             reason = os.strerror(number) if number > 0 else str(error.strerror or error)
-            said = f"cannot listen on {Address(host, port)}: {reason.lower()} (change --listen)"
-            raise (OSError(error.errno, said) if taken else ConfigError(said)) from error
+            message = f"cannot listen on {Address(host, port)}: {reason.lower()} (change --listen)"
+            raise (OSError(error.errno, message) if taken else ConfigError(message)) from error
         name = server.sockets[0].getsockname()
         return name[0], name[1]
 

@@ -157,7 +157,7 @@ async def _start(settings: Settings, stack: AsyncExitStack, stop: _Stop) -> _Ser
     if operating is not None:
         operating.activate(manager, listener, lanes, log)
     failpoint.at(Point.READY_BEFORE)
-    _say_ready(addresses, None if operating is None else operating.url)
+    _announce_ready(addresses, None if operating is None else operating.url)
     failpoint.at(Point.READY_AFTER)
     listen = [f"{host}:{port}" for host, port in addresses]
     _log.info("serving", listen=listen, broker=broker, rm=settings.rm)
@@ -242,7 +242,7 @@ async def _open_log(
         on_failed=stop.log_failed,
     )
     _log.info("taking the lease", rm=settings.rm, database=redact(url))
-    await log.open(on_standby=_say_standing_by)
+    await log.open(on_standby=_announce_standby)
     stack.push_async_callback(log.close)
     return log
 
@@ -287,7 +287,7 @@ def _raise_open_files(settings: Settings) -> None:
             _log.warning("limit of open files is too low", allowed=limit, wanted=wanted)
 
 
-def _say_ready(addresses: Sequence[tuple[str, int]], admin: str | None) -> None:
+def _announce_ready(addresses: Sequence[tuple[str, int]], admin: str | None) -> None:
     """Print the ``READY`` line that scripts wait for, and notify systemd.
 
     Args:
@@ -300,7 +300,7 @@ def _say_ready(addresses: Sequence[tuple[str, int]], admin: str | None) -> None:
     _notify(f"READY=1\nSTATUS=serving at {listen}")
 
 
-def _say_standing_by(holder: str) -> None:
+def _announce_standby(holder: str) -> None:
     """Notify systemd that this dtx is a healthy standby: without READY, systemd stops it after the start timeout."""
     _notify(f"READY=1\nSTATUS=standing by, {holder} is active")
 

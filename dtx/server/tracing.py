@@ -81,9 +81,9 @@ def _headers(work: HeldWork) -> list[dict[str, str]]:
             entries = properties.read(item.properties).headers
         except WireError:
             continue
-        said = {_WANTED[header.key]: _text(header.value) for header in entries if header.key in _WANTED}
-        if said:
-            found.append(said)
+        context = {_WANTED[header.key]: _text(header.value) for header in entries if header.key in _WANTED}
+        if context:
+            found.append(context)
     return found
 
 

@@ -199,8 +199,8 @@ def _look_up(branch: Branch, operation: Operation, vote: Vote) -> Rule:
 def _misplaced(branch: Branch, operation: Operation, association: Association) -> XaError:
     if (branch.state, operation, Vote.ASSOCIATED) not in TRANSITIONS:
         return _illegal(branch, operation)  # an unknown xid, or a state without associations, is reported first
-    said = "not associated with" if association is Association.NONE else f"{association} on"
-    return _refused(branch, f"{operation} is illegal: the branch is {said} this channel")
+    relation = "not associated with" if association is Association.NONE else f"{association} on"
+    return _refused(branch, f"{operation} is illegal: the branch is {relation} this channel")
 
 
 def _illegal(branch: Branch, operation: Operation) -> XaError:

@@ -72,8 +72,8 @@ _RB: Final = Answer(flag=XaFlag.RBROLLBACK)
 _RBTIMEOUT: Final = Answer(flag=XaFlag.RBTIMEOUT)
 _END_COMMITTED: Final = (Complete(ending=Ending.COMMITTED), _OK)
 _END_ROLLED_BACK: Final = (Complete(ending=Ending.ROLLED_BACK), _OK)
-_TOLD_RB: Final = (Release(), Remember(flag=XaFlag.RBROLLBACK), _RB)
-_TOLD_RBTIMEOUT: Final = (Release(), Remember(flag=XaFlag.RBTIMEOUT), _RBTIMEOUT)
+_REMEMBER_RB: Final = (Release(), Remember(flag=XaFlag.RBROLLBACK), _RB)
+_REMEMBER_RBTIMEOUT: Final = (Release(), Remember(flag=XaFlag.RBTIMEOUT), _RBTIMEOUT)
 
 _ENDINGS: Final = (Operation.COMMIT, Operation.ONE_PHASE, Operation.ROLLBACK)
 
@@ -118,11 +118,11 @@ _ROWS: Final[tuple[_Row, ...]] = (
     (TAKING, _O.TAKEN, _BROKER, P, (Persist(state=P), _OK)),
     (TAKING_1P, _O.TAKEN, _WITH_PUBLISHES, C, (Persist(state=C), Apply())),
     (TAKING_1P, _O.TAKEN, (_V.CONSUMED,), GONE, _END_COMMITTED),
-    ((TAKING, TAKING_1P), _O.NOT_TAKEN, _BROKER, GONE, (Complete(ending=Ending.ROLLED_BACK), *_TOLD_RB)),
+    ((TAKING, TAKING_1P), _O.NOT_TAKEN, _BROKER, GONE, (Complete(ending=Ending.ROLLED_BACK), *_REMEMBER_RB)),
     # Taken in part, or unknown: messages are put back (repeated, never lost). The vote need not wait for that.
-    ((TAKING, TAKING_1P), _O.TAKEN_IN_PART, _BROKER, B, (Persist(state=B), *_TOLD_RB, PutBack())),
-    (R, _O.PREPARE, _FREE, GONE, _TOLD_RB),
-    (T, _O.PREPARE, _FREE, GONE, _TOLD_RBTIMEOUT),
+    ((TAKING, TAKING_1P), _O.TAKEN_IN_PART, _BROKER, B, (Persist(state=B), *_REMEMBER_RB, PutBack())),
+    (R, _O.PREPARE, _FREE, GONE, _REMEMBER_RB),
+    (T, _O.PREPARE, _FREE, GONE, _REMEMBER_RBTIMEOUT),
     # dtx-coordination.commit, one-phase
     (I, _O.ONE_PHASE, (_V.NOTHING,), GONE, (Note(ending=Ending.COMMITTED), _OK)),
     (I, _O.ONE_PHASE, (_V.LOCAL,), GONE, _END_COMMITTED),
@@ -130,8 +130,8 @@ _ROWS: Final[tuple[_Row, ...]] = (
     (I, _O.ONE_PHASE, _WITH_CONSUMES, TAKING_1P, (Persist(state=TAKING_1P), Take())),
     (TAKING_1P, _O.ONE_PHASE, _BROKER, TAKING_1P, (Take(),)),
     (C, _O.ONE_PHASE, _BROKER, C, (Apply(),)),
-    (R, _O.ONE_PHASE, _FREE, GONE, _TOLD_RB),
-    (T, _O.ONE_PHASE, _FREE, GONE, _TOLD_RBTIMEOUT),
+    (R, _O.ONE_PHASE, _FREE, GONE, _REMEMBER_RB),
+    (T, _O.ONE_PHASE, _FREE, GONE, _REMEMBER_RBTIMEOUT),
     # dtx-coordination.commit, two-phase
     (P, _O.COMMIT, _WITH_PUBLISHES, C, (Persist(state=C), Apply())),
     (P, _O.COMMIT, (_V.CONSUMED, _V.NOTHING, _V.LOCAL), GONE, _END_COMMITTED),

@@ -155,14 +155,14 @@ class MemoryLog:
         if fault is Fault.ANSWER_LOST:
             raise LogUnavailable("the database is away, the outcome of the write is not known: as the test wants it")
 
-    def post(self, record: LogWrite, told: OnWritten, *, urgent: bool = True) -> None:
+    def post(self, record: LogWrite, written: OnWritten, *, urgent: bool = True) -> None:
         """Start writing *record*; records are written in the order of the calls."""
 
         def ended(write: "asyncio.Task[None]") -> None:
             self._posted.discard(write)
             if not write.cancelled():
                 error = write.exception()
-                told(error if error is None or isinstance(error, LogError) else LogError(type(error).__name__))
+                written(error if error is None or isinstance(error, LogError) else LogError(type(error).__name__))
 
         write = asyncio.get_running_loop().create_task(self.write(record, urgent=urgent))
         self._posted.add(write)

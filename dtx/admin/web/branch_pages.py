@@ -61,7 +61,7 @@ _OFFERED: Final = {
     "heuristic": ("forget",),
 }
 """Orders that the page offers, by state. The manager checks each order."""
-_TOLD: Final = {
+_TM_ANSWERS: Final = {
     JournalEvent.PREPARED: "prepare: xa-ok",
     JournalEvent.READ_ONLY: "prepare: xa-rdonly",
     JournalEvent.TIMED_OUT: "first request: xa-rbtimeout",
@@ -258,7 +258,7 @@ async def show_branch(
         vhost=vhost,
         detail=detail,
         branch=None if detail is None else detail.branch,
-        lines=[(line, _told(line)) for line in journal.lines],
+        lines=[(line, _tm_answer(line)) for line in journal.lines],
         cut=journal.cursor is not None,
         messages=[] if detail is None else detail.messages,
         before=address("branch", xid=xid, vhost=vhost, **{"from": max(0, start - MESSAGES)}) if start else None,
@@ -282,24 +282,24 @@ async def _detail(visit: Visit, xid: str, vhost: str, start: int, most: int) -> 
         return None
 
 
-def _told(line: forms.JournalForm) -> str:
+def _tm_answer(line: forms.JournalForm) -> str:
     if line.event == JournalEvent.HEURISTIC and line.outcome is not None:
         return f"commit and rollback: {Heuristic(line.outcome).flag.wire_name}, until forget"
-    return _TOLD.get(JournalEvent(line.event), "")
+    return _TM_ANSWERS.get(JournalEvent(line.event), "")
 
 
 def _asked_now(branch: forms.BranchForm) -> list[tuple[str, str]]:
     """Calls of the transaction manager and the answers that they would get now."""
     outcome = None if branch.outcome is None else Heuristic(branch.outcome).flag.wire_name
 
-    def said(word: str) -> str:
+    def answer_text(word: str) -> str:
         if word.isdecimal():
             return word
         return outcome or word if word == "heur…" else f"xa-{word}"
 
     state = State(branch.state)
     return [
-        (str(operation), " or ".join(dict.fromkeys(said(word) for word in answers(state, operation))))
+        (str(operation), " or ".join(dict.fromkeys(answer_text(word) for word in answers(state, operation))))
         for operation in (Operation.COMMIT, Operation.ROLLBACK, Operation.FORGET)
     ]
 

@@ -241,14 +241,14 @@ class LiveUpdates:
                     sampled = now
                     self._samples.append(take(self._context.metrics, now))
                 if self._watchers:
-                    await self._tell()
+                    await self._notify()
             except Exception as error:  # noqa: BLE001 - the next query updates the pages
                 _log.warning("live update of pages failed", reason=str(error), kind=type(error).__name__)
             wait = max(BEAT_SECONDS, _SHARE * (time.monotonic() - now))
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._closed.wait(), wait)
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         await self.look()
         async with self._news:
             self._news.notify_all()

@@ -288,8 +288,8 @@ def build(model: type[_Model], values: Mapping[str, Any]) -> _Model:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        said = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg'].lower()}" for item in error.errors()[:5])
-        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, said) from None
+        details = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg'].lower()}" for item in error.errors()[:5])
+        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, details) from None
 
 
 def to_sign_in(request: Request) -> Response:

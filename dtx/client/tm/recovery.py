@@ -362,8 +362,8 @@ class RecoveryRound:
             self.alone.add(xid)
             self.report.one_phase.append(xid)
         elif done:
-            told = self.report.committed if decision is Decision.COMMIT else self.report.rolled_back
-            told += [xid] * listed
+            completed = self.report.committed if decision is Decision.COMMIT else self.report.rolled_back
+            completed += [xid] * listed
         else:
             self.report.waiting[xid] = str(completion.unfinished[branch.name])
         reach(CommitPoint.RECOVERY_COMPLETED)

@@ -98,8 +98,8 @@ _armed: Final[list[Callable[[CommitPoint], None]]] = []
 
 def reach(point: CommitPoint) -> None:
     """Call the function of the test that armed the points, if there is one."""
-    for told in _armed:
-        told(point)
+    for callback in _armed:
+        callback(point)
 
 
 def arm(reached: Callable[[CommitPoint], None] | None) -> None:

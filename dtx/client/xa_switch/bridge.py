@@ -42,22 +42,22 @@ def _entry(work: Callable[..., int]) -> Callable[..., int]:
         except XAException as error:
             if error.code == XA_OK:  # an exception without a code of its own must not become success
                 raise
-            _say(outcome, str(error))
+            _set_reason(outcome, str(error))
             code = error.code
         except BaseException as error:
             if rmid is not None:
                 SWITCH.abandon(given[0], given[rmid])
-            _say(outcome, f"internal error: {type(error).__name__}, see stderr")
+            _set_reason(outcome, f"internal error: {type(error).__name__}, see stderr")
             raise  # cffi prints it
         else:
-            _say(outcome, "")
+            _set_reason(outcome, "")
         outcome.code = code
 
     ffi.def_extern(name=f"dtx_py{work.__name__}")(called)
     return work
 
 
-def _say(outcome: Any, text: str) -> None:
+def _set_reason(outcome: Any, text: str) -> None:
     room = ffi.sizeof(outcome.reason) - 1
     ffi.memmove(
         outcome.reason, text.replace("\0", " ").encode(errors="replace")[:room].ljust(room + 1, b"\0"), room + 1
@@ -182,12 +182,12 @@ def _get(thread: int, queue: Any, buffer: Any, size: int, message: Any) -> int:
     if isinstance(found, int):
         message.length = found
         return DTX_TRUNCATED
-    _tell(message, found)
+    _fill(message, found)
     ffi.memmove(buffer, found.body, len(found.body))
     return XA_OK
 
 
-def _tell(message: Any, found: Taken) -> None:
+def _fill(message: Any, found: Taken) -> None:
     message.delivery_tag = found.tag
     message.length = len(found.body)
     message.redelivered = found.redelivered

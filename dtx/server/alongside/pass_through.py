@@ -226,16 +226,16 @@ class ChannelZero:
     """Handles channel 0 of the connection to the broker.
 
     Args:
-        said: called with class << 16 | method, and the frame.
+        handle: called with class << 16 | method, and the frame.
     """
 
-    def __init__(self, said: Callable[[int, bytes], None]) -> None:
-        self._said = said
+    def __init__(self, handle: Callable[[int, bytes], None]) -> None:
+        self._handle = handle
 
     def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
         """See :class:`Handler`."""
         if key != HEARTBEAT:
-            self._said(key, buffer[start:end])
+            self._handle(key, buffer[start:end])
 
     def lost(self, reason: str) -> None:
         """See :class:`Handler`: :class:`ProxyUpstream` tells the session."""

@@ -51,7 +51,7 @@ from dtx.xa.codes import XaError
 
 _log = get_logger(part="session")
 
-_SAID: Final = (MethodReceived, ContentStarted, ContentReceived)
+_ON_CHANNEL: Final = (MethodReceived, ContentStarted, ContentReceived)
 _STRIDE: Final = 0.001
 """Seconds of work before the client's turn may end."""
 _CLOSE_PATIENCE: Final = 5.0
@@ -89,7 +89,7 @@ class ProxySession(ChannelOwner):
         """Channels that wait for a free upstream channel number."""
         self.upstream = upstream = ProxyUpstream(self, self._unopened, self.upstream_lost)
         self._agree_with_broker = upstream.agreed
-        self.upstream.handlers[0] = ChannelZero(self._broker_said)
+        self.upstream.handlers[0] = ChannelZero(self._on_broker_frame)
         self._opening = BrokerHandshake(self.engine, store.broker, limits)
         self._selecting = ChannelSelection(self)
         self._slices = Slices(self.refuse)
@@ -137,7 +137,7 @@ class ProxySession(ChannelOwner):
     def _unopened(self) -> int:
         return self.engine.agreed.channel_max - len(self.channels)
 
-    def _broker_said(self, key: int, frame: bytes) -> None:
+    def _on_broker_frame(self, key: int, frame: bytes) -> None:
         match key:
             case methods.ConnectionStart.KEY | methods.ConnectionSecure.KEY | methods.ConnectionTune.KEY:
                 self._opening.from_broker(key, frame[7:-1])
@@ -163,7 +163,7 @@ class ProxySession(ChannelOwner):
                 self.engine.send(frame)
         self.flush()
 
-    def _client_said(self, event: EngineEvent) -> None:
+    def _on_handshake(self, event: EngineEvent) -> None:
         """Pass the client's next step of the handshake on to the broker."""
         method = self._opening.from_client(event)
         self.upstream.write(method.frame(0))
@@ -215,7 +215,7 @@ class ProxySession(ChannelOwner):
                         self._pass_to_broker(event)
                     elif isinstance(event, FramePassed):
                         self._receive(event)
-                    elif isinstance(event, _SAID):
+                    elif isinstance(event, _ON_CHANNEL):
                         self.channels[event.channel].receive(event)
                     else:
                         self._on(event)
@@ -274,7 +274,7 @@ class ProxySession(ChannelOwner):
             case ConnectionClosed():
                 self._end_client()
             case _:
-                self._client_said(event)
+                self._on_handshake(event)
 
     def _open_channel(self, number: int) -> None:
         holdings = self.manager.quotas.of(self.who.user, self.who.vhost)

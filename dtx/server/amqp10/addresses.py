@@ -266,17 +266,17 @@ def _named(asked: dict[str, Any] | None, names: list[str]) -> dict[str, Any]:
 
 
 def _key(found: _Known) -> bytes | None:
-    which, said = found
-    return None if which is _Filter.HEADERS else str(said).encode()
+    which, value = found
+    return None if which is _Filter.HEADERS else str(value).encode()
 
 
 def _does(found: _Known, kind: str | None) -> bool:
     """Whether an exchange of type *kind* does what the filter says."""
-    which, said = found
+    which, value = found
     if which is _Filter.HEADERS:
         return kind == _HEADERS
     # Without wildcards a pattern matches only itself, as a key does.
-    plain = not {"*", "#"}.intersection(str(said).split("."))
+    plain = not {"*", "#"}.intersection(str(value).split("."))
     return kind == (_TOPIC if which is _Filter.TOPIC else _DIRECT) or (plain and kind in (_TOPIC, _DIRECT))
 
 

@@ -55,7 +55,7 @@ from dtx.wire.amqp10.endpoint import (
 )
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.link import Link
-from dtx.wire.amqp10.performatives import INTERNAL, Error, Role, SaslCode, read_login, told
+from dtx.wire.amqp10.performatives import INTERNAL, Error, Role, SaslCode, peer_error, read_login
 from dtx.wire.amqp10.performatives import TransactionCapability as Capability
 from dtx.xa.codes import XaError
 from dtx.xa.model import Association
@@ -202,7 +202,7 @@ class Amqp10Connection(ClientConnection):
         budget.charge(more)
         if more > 0 and not budget.has_room(0) and self.stage is Stage.RUNNING:
             reason = f"no memory for the message: {budget.excess(0)}"
-            self._close(told(AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, reason)))
+            self._close(peer_error(AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, reason)))
             self.flush()
 
     def _take(self, work: Callable[[], Iterable[Event]]) -> None:
@@ -349,7 +349,7 @@ class Amqp10Connection(ClientConnection):
         try:
             who = self.nodes.enter(event.open.hostname)
         except AmqpError as error:
-            self._close(told(error))
+            self._close(peer_error(error))
             return
         if isinstance(who, Who):
             self._entered(who)
@@ -369,13 +369,13 @@ class Amqp10Connection(ClientConnection):
         try:
             self._admit(who)
         except XaError as error:
-            self._close(told(AmqpError(Condition.NOT_ALLOWED, error.reason)))
+            self._close(peer_error(AmqpError(Condition.NOT_ALLOWED, error.reason)))
             self.flush()
             return
         self.who = who
         if self._transport is None or not self._transport.opened(who):
             reason = "connection limit reached (--max-connections)"
-            self._close(told(AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, reason)))
+            self._close(peer_error(AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, reason)))
             return
         self._cancel_timer()
         self.stage = Stage.RUNNING
@@ -397,7 +397,7 @@ class Amqp10Connection(ClientConnection):
         holdings = self.manager.quotas.of(self.who.user, self.who.vhost)
         reason = holdings.excess(QuotaResource.CHANNELS)
         if reason is not None:
-            session.end(told(AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, f"session refused: {reason}")))
+            session.end(peer_error(AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, f"session refused: {reason}")))
             return
         holdings.add(QuotaResource.CHANNELS)
         self._sessions.add(number)
@@ -418,7 +418,7 @@ class Amqp10Connection(ClientConnection):
         try:
             shell = Attaching(self, session, link, event.attach).attach()
         except (AmqpError, XaError) as error:
-            link.refuse(told(amqp_error(error)))
+            link.refuse(peer_error(amqp_error(error)))
         else:
             if isinstance(shell, Shell):
                 self._links[place] = shell
@@ -429,7 +429,7 @@ class Amqp10Connection(ClientConnection):
         try:
             shell = await attaching
         except (AmqpError, XaError) as error:
-            link.refuse(told(amqp_error(error)))
+            link.refuse(peer_error(amqp_error(error)))
         else:
             if self.stage is Stage.RUNNING:
                 self._links[place] = shell
@@ -440,7 +440,7 @@ class Amqp10Connection(ClientConnection):
         """End a link because of *error*."""
         if self._links.get(shell.place) is shell:
             self._forget(shell.place)
-            shell.detach(told(error))
+            shell.detach(peer_error(error))
         self.soon()
 
     def terminate(self, control: ControlPlace, error: Error) -> None:
@@ -492,7 +492,7 @@ class Amqp10Connection(ClientConnection):
             elif isinstance(asked, DischargeAsked):
                 self.transactions.discharge(asked)
             else:
-                self.say(asked)
+                self.reply(asked)
 
     def _on_disposed(self, event: Disposed) -> None:
         if event.role is not Role.SENDER:
@@ -512,10 +512,10 @@ class Amqp10Connection(ClientConnection):
                     yield from shell.disposed(deliveries, event.state, settled=event.settled)
                 except WorkRefused as refusal:
                     if refusal.terminates is not None:
-                        self.terminate(refusal.terminates, told(refusal.error))
+                        self.terminate(refusal.terminates, peer_error(refusal.error))
                     self.detach(shell, refusal.error)
 
-    def say(self, answer: CoordinatorAnswer | Terminate) -> None:
+    def reply(self, answer: CoordinatorAnswer | Terminate) -> None:
         """Answer a control link."""
         if isinstance(answer, Terminate):
             self.terminate(answer.control, answer.error)
@@ -588,7 +588,7 @@ class Amqp10Connection(ClientConnection):
 
     def fail(self, error: AmqpError) -> None:
         """Close the connection with *error*. Idempotent."""
-        self._close(told(error))
+        self._close(peer_error(error))
         self.flush()
 
     def _close(self, error: Error) -> None:

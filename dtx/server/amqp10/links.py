@@ -50,7 +50,7 @@ from dtx.wire.amqp10.performatives import (
     SenderSettles,
     Source,
     Target,
-    told,
+    peer_error,
 )
 from dtx.wire.amqp10.session import Session
 from dtx.wire.amqp10.values import Described
@@ -149,7 +149,7 @@ class Incoming(_Shell):
             transaction = self._connection.coordination.posting(event.session, event.states)
         except WorkRefused as refusal:
             if refusal.terminates is not None:
-                self._connection.terminate(refusal.terminates, told(refusal.error))
+                self._connection.terminate(refusal.terminates, peer_error(refusal.error))
             self._refuse(number, refusal.error, None)
             return
         try:
@@ -178,7 +178,7 @@ class Incoming(_Shell):
             self.session.dispose(Role.RECEIVER, (number,), state, settled=True)
 
     def _refuse(self, number: int | None, error: AmqpError, transaction: Amqp10Transaction | None) -> None:
-        rejected = Rejected(error=told(error))
+        rejected = Rejected(error=peer_error(error))
         if number is not None:
             self._answer(number, rejected if transaction is None else provisional(transaction, rejected))
         elif transaction is None:

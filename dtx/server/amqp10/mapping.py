@@ -122,23 +122,23 @@ def _carry(fields: dict[Property, bytes], header: Header) -> None:
         fields[Property.EXPIRATION] = str(header.ttl).encode()
 
 
-def _fields(said: Properties) -> dict[Property, bytes]:
+def _fields(section: Properties) -> dict[Property, bytes]:
     """The fields for which AMQP 0-9 has a property."""
     texts = {
-        Property.MESSAGE_ID: _identity(said.message_id),
-        Property.CORRELATION_ID: _identity(said.correlation_id),
-        Property.CONTENT_TYPE: _octets(said.content_type),
-        Property.CONTENT_ENCODING: _octets(said.content_encoding),
-        Property.TYPE: _octets(said.subject),
-        Property.APP_ID: _octets(said.group_id),
-        Property.USER_ID: said.user_id,
-        Property.REPLY_TO: None if said.reply_to is None else addresses.reply_name(said.reply_to),
+        Property.MESSAGE_ID: _identity(section.message_id),
+        Property.CORRELATION_ID: _identity(section.correlation_id),
+        Property.CONTENT_TYPE: _octets(section.content_type),
+        Property.CONTENT_ENCODING: _octets(section.content_encoding),
+        Property.TYPE: _octets(section.subject),
+        Property.APP_ID: _octets(section.group_id),
+        Property.USER_ID: section.user_id,
+        Property.REPLY_TO: None if section.reply_to is None else addresses.reply_name(section.reply_to),
     }
     fields = {
         which: octets for which, octets in texts.items() if octets is not None and len(octets) <= tables.MAX_SHORT
     }
-    if said.creation_time is not None and said.creation_time >= 0:
-        fields[Property.TIMESTAMP] = (said.creation_time // 1000).to_bytes(8, "big")
+    if section.creation_time is not None and section.creation_time >= 0:
+        fields[Property.TIMESTAMP] = (section.creation_time // 1000).to_bytes(8, "big")
     return fields
 
 
@@ -208,12 +208,12 @@ class _Kept(NamedTuple):
     """The kept sections of a message, as bytes, and their content.
 
     Args:
-        said: the message that they form.
+        message: the message that they form.
         properties, named, footer: these sections.
         body: all sections of the body.
     """
 
-    said: Message
+    message: Message
     properties: bytes
     named: bytes
     body: bytes
@@ -237,7 +237,7 @@ def from_basic(content: Content, exchange: bytes, routing_key: bytes, *, redeliv
     for entry in view.headers:
         headers.setdefault(entry.key, entry)
     kept = _kept(headers, content.body)
-    annotations = _annotations(headers, kept.said.message_annotations if kept is not None else {})
+    annotations = _annotations(headers, kept.message.message_annotations if kept is not None else {})
     annotations["x-exchange"] = _name(exchange)
     annotations["x-routing-key"] = _name(routing_key)
     return b"".join(
@@ -286,13 +286,13 @@ def _kept(headers: dict[bytes, Entry], body: bytes) -> _Kept | None:
     try:
         sections = _framed(raw[_BODY], body) if _BODY in raw else message.data(body)
         whole = b"".join((pieces[ANNOTATIONS], pieces[_PROPERTIES], pieces[_NAMED], sections, pieces[_FOOTER]))
-        said = message.read(whole)
-        around = [part.section for part in said.parts if part not in said.body]
+        parsed = message.read(whole)
+        around = [part.section for part in parsed.parts if part not in parsed.body]
     except AmqpError:
         return None
     if around != [section for section, name in _PLACES if pieces[name]]:
         return None
-    return _Kept(said, pieces[_PROPERTIES], pieces[_NAMED], sections, pieces[_FOOTER])
+    return _Kept(parsed, pieces[_PROPERTIES], pieces[_NAMED], sections, pieces[_FOOTER])
 
 
 _PLACES: Final = (*_SECTIONS.items(), (Section.FOOTER, _FOOTER))
@@ -323,7 +323,7 @@ def _framed(frame: bytes, body: bytes) -> bytes:
 
 def _properties_section(view: properties.BasicProperties, kept: _Kept | None) -> bytes:
     fields = {which: octets for which in _MAPPED if (octets := view.value(which)) is not None}
-    if kept is not None and kept.properties and _fields(kept.said.properties) == fields:
+    if kept is not None and kept.properties and _fields(kept.message.properties) == fields:
         return kept.properties
     return message.bare(_properties(fields), {}, b"") if fields else b""
 
@@ -371,7 +371,7 @@ def _named_section(headers: dict[bytes, Entry], kept: _Kept | None) -> bytes:
     plain = {key: entry for key, entry in headers.items() if not is_annotation(key) and is_simple(entry)}
     if kept is not None and kept.named:
         fields = {key: (entry.kind, entry.value) for key, entry in plain.items()}
-        if _named(kept.said.application_properties) == fields:
+        if _named(kept.message.application_properties) == fields:
             return kept.named
     named: dict[str, Any] = {}
     for key, entry in plain.items():
@@ -381,10 +381,10 @@ def _named_section(headers: dict[bytes, Entry], kept: _Kept | None) -> bytes:
     return message.bare(Properties(), named, b"")
 
 
-def _annotations(headers: dict[bytes, Entry], said: dict[str, Any]) -> dict[str, Any]:
+def _annotations(headers: dict[bytes, Entry], annotations: dict[str, Any]) -> dict[str, Any]:
     """The kept annotations that still agree with the headers, and annotations for all other headers."""
-    shown = annotated(said)
-    found = {name: value for name, value in said.items() if _still(headers, name.encode(), shown)}
+    shown = annotated(annotations)
+    found = {name: value for name, value in annotations.items() if _still(headers, name.encode(), shown)}
     for key, entry in headers.items():
         if key.startswith(KEPT) or not key.isascii():
             continue
@@ -439,11 +439,11 @@ def _annotate(raw: bytes, headers: dict[bytes, Entry], new: dict[str, Any]) -> b
     shown = annotated(new)
     # Values without a type in AMQP 0-9 are only in the section; older headers of these annotations are stale.
     stale = [key for key in map(str.encode, new) if is_annotation(key) and key in headers and key not in shown]
-    section = message.head(Header(), None, _said(headers) | new)
+    section = message.head(Header(), None, _kept_annotations(headers) | new)
     return properties.set_headers(properties.remove_headers(raw, stale), shown | {ANNOTATIONS: (b"x", section)})
 
 
-def _said(headers: dict[bytes, Entry]) -> dict[str, Any]:
+def _kept_annotations(headers: dict[bytes, Entry]) -> dict[str, Any]:
     """The kept annotations of a message."""
     entry = headers.get(ANNOTATIONS)
     if entry is None or entry.kind != b"x":

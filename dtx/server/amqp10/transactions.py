@@ -52,7 +52,7 @@ class TransactionHome(Home, Protocol):
     def shell(self, place: tuple[int, int]) -> object | None:
         """The link that is attached at *place* now. Places are reused."""
 
-    def say(self, answer: CoordinatorAnswer | Terminate) -> None:
+    def reply(self, answer: CoordinatorAnswer | Terminate) -> None:
         """Answer a control link."""
 
     def after_all(self, act: Callable[[], None]) -> None:
@@ -406,14 +406,14 @@ def doom_unreported(transaction: Amqp10Transaction, work: TransactionWork, reaso
 
 def _settle(done: Sequence[Retired]) -> None:
     """Send the outcomes of deliveries that clients have not settled."""
-    told: dict[tuple[RetiringLink, int], tuple[Outcome, list[int]]] = {}
+    settlements: dict[tuple[RetiringLink, int], tuple[Outcome, list[int]]] = {}
     for retired in done:
         if not retired.settled:
             retired.settled = True
             retired.link.retired.pop(retired.number, None)
             # by id: an outcome may hold maps, so it has no hash; one disposition of the client has one outcome
-            told.setdefault((retired.link, id(retired.outcome)), (retired.outcome, []))[1].append(retired.number)
-    for (link, _), (outcome, numbers) in told.items():
+            settlements.setdefault((retired.link, id(retired.outcome)), (retired.outcome, []))[1].append(retired.number)
+    for (link, _), (outcome, numbers) in settlements.items():
         link.settle(numbers, outcome)
 
 
@@ -528,10 +528,10 @@ class Transactions:
         txn_id = token_bytes(_ID)
         self._works[txn_id] = work
         around_answer(DtxStartOk.KEY)
-        self._connection.say(self._coordination.declared(asked, txn_id))
+        self._connection.reply(self._coordination.declared(asked, txn_id))
 
     def _refuse(self, asked: DeclareAsked, error: AmqpError | XaError) -> None:
-        self._connection.say(self._coordination.refused(asked.control, asked.delivery_id, amqp_error(error)))
+        self._connection.reply(self._coordination.refused(asked.control, asked.delivery_id, amqp_error(error)))
 
     # -- promotion
 
@@ -546,9 +546,9 @@ class Transactions:
                 self._connection.manager.spawn(self._promote_later(asked, work, xid, control))
                 return
         except (AmqpError, XaError) as error:
-            self._connection.say(self._promotion_refused(asked, work, error))
+            self._connection.reply(self._promotion_refused(asked, work, error))
         else:
-            self._connection.say(self._promoted(asked))
+            self._connection.reply(self._promoted(asked))
 
     async def _promote_later(
         self, asked: PromoteAsked, work: TransactionWork, xid: Xid, control: object | None
@@ -566,7 +566,7 @@ class Transactions:
             answer = self._promotion_refused(asked, work, error)
         else:
             answer = self._promoted(asked)
-        self._say_late(answer, control)
+        self._reply_late(answer, control)
         discharge = self._promoting.pop(txn_id)
         if discharge is not None:
             self._discharge(discharge)
@@ -582,10 +582,10 @@ class Transactions:
         work.doom(str(refusal))
         return self._coordination.promotion_refused(asked, refusal)
 
-    def _say_late(self, answer: CoordinatorAnswer | Terminate, control: object | None) -> None:
+    def _reply_late(self, answer: CoordinatorAnswer | Terminate, control: object | None) -> None:
         """Answer *control*, unless it is gone: another link at its place must not get the answer."""
         if self._connection.shell(answer.control) is control:
-            self._connection.say(answer)
+            self._connection.reply(answer)
 
     # -- discharge
 
@@ -663,7 +663,7 @@ class Transactions:
         # A discharge with fail=true always succeeds (4.3).
         answer = self._coordination.discharged(asked, failure if asked.commit else None)
         # After the returns: links return messages to their queue when these wait for no session window any more.
-        self._connection.after_all(lambda: self._say_late(answer, control))
+        self._connection.after_all(lambda: self._reply_late(answer, control))
 
     # -- the end
 

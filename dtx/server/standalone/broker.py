@@ -135,10 +135,10 @@ class ClientSink(Sink, Protocol):
 
 def close_queues(broker: StandaloneServer, queues: Sequence[Queue]) -> None:
     """Remove the messages of deleted queues, and inform their consumers."""
-    Slices(_failed).run(_tell(broker.close_queues(queues)))
+    Slices(_failed).run(_notify(broker.close_queues(queues)))
 
 
-def _tell(consumers: Sequence[Consumer]) -> Iterator[None]:
+def _notify(consumers: Sequence[Consumer]) -> Iterator[None]:
     for consumer in consumers:
         cast("ClientSink", consumer.sink).cancelled(consumer)
         yield

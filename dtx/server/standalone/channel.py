@@ -94,8 +94,8 @@ class StandaloneChannel:
         handle(self, event)
 
     def _settle(self, event: MethodReceived) -> None:
-        said: Any = event.method
-        self.consuming.settle(said, self._context)
+        method: Any = event.method
+        self.consuming.settle(method, self._context)
 
     def _flush(self, event: MethodReceived) -> None:
         """execution.flush of the preview: send execution.complete when all earlier commands have been executed."""
@@ -138,15 +138,15 @@ class StandaloneChannel:
         self.order.send(around_reply(methods.DtxSelectOk().frame(self.number)))
 
     def _demarcate(self, event: MethodReceived) -> None:
-        said: Any = event.method
+        method: Any = event.method
         assert isinstance(self._context, DistributedContext), "the engine lets a channel say so in that mode alone"
-        self._context.demarcate(said, said.KEY)
+        self._context.demarcate(method, method.KEY)
 
     def _coordinate(self, event: MethodReceived) -> None:
-        said: Any = event.method
+        method: Any = event.method
         order, client = self.order, self._client
         order.occupy()
-        self._coordination.run(said, client.who, client.frame_max, partial(order.finish, key=said.KEY))
+        self._coordination.run(method, client.who, client.frame_max, partial(order.finish, key=method.KEY))
 
     # -- the end
 
@@ -166,8 +166,8 @@ _Handler = Callable[[StandaloneChannel, MethodReceived], None]
 
 def _of_queue(act: Callable[[ChannelConsumers, Any, bytes], None]) -> _Handler:
     def handle(channel: StandaloneChannel, event: MethodReceived) -> None:
-        said: Any = event.method
-        act(channel.consuming, said, channel._declaring.queue_name(said.queue))  # noqa: SLF001 - same module
+        method: Any = event.method
+        act(channel.consuming, method, channel._declaring.queue_name(method.queue))  # noqa: SLF001 - same module
 
     return handle
 
@@ -190,7 +190,7 @@ _HANDLERS: Final[dict[type[Method], _Handler]] = {
     methods.BasicGet: _of_queue(ChannelConsumers.get),
     methods.BasicRecover: _consuming(ChannelConsumers.recover),
     methods.BasicRecoverAsync: _consuming(ChannelConsumers.recover),
-    methods.ChannelFlow: _consuming(lambda consuming, said: consuming.flow(said.active)),
+    methods.ChannelFlow: _consuming(lambda consuming, method: consuming.flow(method.active)),
     methods.AccessRequest: _declaring(Declarations.access_request),
     methods.ExchangeDeclare: _declaring(Declarations.exchange_declare),
     methods.ExchangeDelete: _declaring(Declarations.exchange_delete),

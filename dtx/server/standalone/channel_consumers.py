@@ -343,25 +343,25 @@ class ChannelConsumers:
 
     # -- settling
 
-    def settle(self, said: Settle, context: Context) -> None:
+    def settle(self, method: Settle, context: Context) -> None:
         """basic.ack, basic.nack or basic.reject: *context* settles the deliveries."""
         how = Settlement.ACK
-        if not isinstance(said, BasicAck):
-            how = Settlement.REQUEUE if said.requeue else Settlement.REJECT
+        if not isinstance(method, BasicAck):
+            how = Settlement.REQUEUE if method.requeue else Settlement.REJECT
         was_full = self.full
-        multiple = not isinstance(said, BasicReject) and said.multiple
-        deliveries = self.unsettled.take(said.delivery_tag, multiple=multiple)
+        multiple = not isinstance(method, BasicReject) and method.multiple
+        deliveries = self.unsettled.take(method.delivery_tag, multiple=multiple)
         if deliveries:
             context.settle(deliveries, how)
         if was_full:
             self.resume()
 
-    def recover(self, said: BasicRecover | BasicRecoverAsync) -> None:
+    def recover(self, method: BasicRecover | BasicRecoverAsync) -> None:
         """basic.recover and recover-async. As in RabbitMQ, messages always return to their queues."""
-        if not said.requeue:
+        if not method.requeue:
             raise WireError(HardCode.NOT_IMPLEMENTED, "requeue=false")
         self._order.occupy()
-        self._client.slices.run(self._recover(isinstance(said, BasicRecover)))
+        self._client.slices.run(self._recover(isinstance(method, BasicRecover)))
 
     def _recover(self, answered: bool) -> Iterator[None]:
         order = self._order

@@ -124,7 +124,7 @@ class StandaloneConnection(ClientConnection):
         """Whether events of the engine are being handled."""
         self._awaited = False
         """Whether the rest is handled in another turn of the loop."""
-        self._told_blocked = False
+        self._blocked_sent = False
         self._blocked_timer: asyncio.TimerHandle | None = None
         self._tick_timer: asyncio.TimerHandle | None = None
 
@@ -260,9 +260,9 @@ class StandaloneConnection(ClientConnection):
 
     # -- opening
 
-    def _receive_login(self, said: methods.ConnectionStartOk) -> None:
+    def _receive_login(self, start_ok: methods.ConnectionStartOk) -> None:
         try:
-            credentials = handshake.credentials(said.mechanism, said.response)
+            credentials = handshake.credentials(start_ok.mechanism, start_ok.response)
         except handshake.NotOffered as error:
             _log.info("login refused", connection=self.id, reason=str(error))
             self._end()
@@ -292,9 +292,9 @@ class StandaloneConnection(ClientConnection):
     def _refuse_login(self, reason: str) -> None:
         if self.stage is Stage.OPENING:
             self.stage = Stage.CLOSING
-            told = self._engine.refuse_login(reason)
+            close_sent = self._engine.refuse_login(reason)
             self.outbox.announce()
-            self._set_timer(_CLOSE_PATIENCE if told else _REFUSED_PAUSE, self.abort)
+            self._set_timer(_CLOSE_PATIENCE if close_sent else _REFUSED_PAUSE, self.abort)
 
     def _enter(self, name: bytes) -> None:
         account = self._account
@@ -401,16 +401,16 @@ class StandaloneConnection(ClientConnection):
         """Stop or resume reading, depending on whether too *much* waits for the log."""
         if much:
             self.hold_client(self.writes)
-            self._blocked_timer = asyncio.get_running_loop().call_later(_BLOCKED_AFTER, self._say_blocked)
+            self._blocked_timer = asyncio.get_running_loop().call_later(_BLOCKED_AFTER, self._send_blocked)
             return
         if self._blocked_timer is not None:
             self._blocked_timer.cancel()
         self._read_on(self.writes)
 
-    def _say_blocked(self, reason: bytes = b"messages wait to be written") -> None:
+    def _send_blocked(self, reason: bytes = b"messages wait to be written") -> None:
         hears = b"connection.blocked" in self._engine.capabilities
-        if hears and self.stage is Stage.RUNNING and not self._told_blocked:
-            self._told_blocked = True
+        if hears and self.stage is Stage.RUNNING and not self._blocked_sent:
+            self._blocked_sent = True
             self._send(methods.ConnectionBlocked(reason))
 
     def _wait_for_disk(self) -> None:
@@ -420,7 +420,7 @@ class StandaloneConnection(ClientConnection):
         """
         self.hold_client(self.manager.disk)
         self.manager.disk.wait(self._disk_has_room)
-        self._say_blocked(b"low on disk")
+        self._send_blocked(b"low on disk")
 
     def _disk_has_room(self) -> None:
         self._read_on(self.manager.disk)
@@ -428,8 +428,8 @@ class StandaloneConnection(ClientConnection):
     def _read_on(self, reason: object) -> None:
         """Remove *reason*. If no other reason is left, read again and send connection.unblocked."""
         self.release_client(reason)
-        if self._told_blocked and not {self.writes, self.manager.disk} & self._holding:
-            self._told_blocked = False
+        if self._blocked_sent and not {self.writes, self.manager.disk} & self._holding:
+            self._blocked_sent = False
             self._send(methods.ConnectionUnblocked())
 
     def _resume(self) -> None:

@@ -103,9 +103,9 @@ def would_cycle(raw: bytes, queue: bytes) -> bool:
         return False
     for item in tables.items(found.value):
         # A client has written an item that is no table: so the cycle is not automatic.
-        if item.kind != b"F" or _said(item, _REASON) == Reason.REJECTED.value.encode():
+        if item.kind != b"F" or _string(item, _REASON) == Reason.REJECTED.value.encode():
             return False
-        if _said(item, _QUEUE) == queue:
+        if _string(item, _QUEUE) == queue:
             return True
     return False
 
@@ -115,7 +115,10 @@ def _deaths(found: Entry | None, death: Death, keys: list[bytes], expiration: by
     others: list[bytes] = []
     same: Entry | None = None
     for item in tables.items(found.value) if found is not None and found.kind == b"A" else ():
-        if item.kind != b"F" or (_said(item, _QUEUE), _said(item, _REASON)) != (death.queue, death.reason.encode()):
+        if item.kind != b"F" or (_string(item, _QUEUE), _string(item, _REASON)) != (
+            death.queue,
+            death.reason.encode(),
+        ):
             others.append(item.raw)
         else:
             same = same or item
@@ -146,7 +149,7 @@ def _once_more(item: Entry) -> bytes:
     return b"".join((tables.entry(_COUNT, b"l", times.to_bytes(8, "big", signed=True)), *rest))
 
 
-def _said(item: Entry, key: bytes) -> bytes | None:
+def _string(item: Entry, key: bytes) -> bytes | None:
     """The string *key* in a table of ``x-death``, if there is one."""
     return next((entry.value for entry in tables.entries(item.value) if entry.key == key and entry.kind == b"S"), None)
 

@@ -65,10 +65,10 @@ class Recorder:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _post(self, change: Change, told: OnWritten, *, urgent: bool = True) -> None:
+    def _post(self, change: Change, written: OnWritten, *, urgent: bool = True) -> None:
         def ended(error: LogError | None) -> None:
             self._under_way.end()
-            told(error)
+            written(error)
 
         self._log.post(Store(change=change), ended, urgent=urgent)
         self._under_way.begin()
@@ -88,9 +88,9 @@ class Recorder:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def submit(self, change: Change, told: OnWritten) -> None:
-        """Write *change*. *told* gets the outcome, and is not called before this method returns."""
-        self._post(change, told)
+    def submit(self, change: Change, written: OnWritten) -> None:
+        """Write *change*. *written* gets the outcome, and is not called before this method returns."""
+        self._post(change, written)
 
     async def settled(self) -> None:
         """Return when the log knows the outcome of all its writes.
@@ -147,12 +147,12 @@ class Recorder:
             self._drop(gone[start : start + DROPS_AT_ONCE])
 
     def _drop(self, slots: Sequence[Slot]) -> None:
-        def told(error: LogError | None) -> None:
+        def written(error: LogError | None) -> None:
             if error is not None and not isinstance(error, LeaseLost):
                 log.warning("settled messages could not be removed, trying again", error=str(error), count=len(slots))
                 self.spawn(self._again(slots))
 
-        self._post(Change(drops=slots), told, urgent=False)
+        self._post(Change(drops=slots), written, urgent=False)
 
     async def _again(self, slots: Sequence[Slot]) -> None:
         await asyncio.sleep(_PAUSE)
@@ -268,13 +268,13 @@ class Recorder:
         if future is None:
             return written
 
-        def told(error: LogError | None) -> None:
+        def resolve(error: LogError | None) -> None:
             if error is not None:
                 written(error)
             else:
                 future.add_done_callback(lambda _: written(self._not_defined(queues)))
 
-        return told
+        return resolve
 
     def _not_defined(self, queues: Iterable[int]) -> LogError | None:
         return None if self.undefined.keys().isdisjoint(queues) else LogUnavailable(NO_QUEUE_YET)

@@ -37,7 +37,7 @@ class MessageFate(Enum):
 class ConfirmOwner(Protocol):
     """The owner of the channel, which publishes on it."""
 
-    def told(self, names: Sequence[object], fate: MessageFate) -> None:
+    def reported(self, names: Sequence[object], fate: MessageFate) -> None:
         """The broker has reported the outcome of the messages that were published with these *names*."""
 
     def closed(self, close: ChannelClose) -> None:
@@ -138,7 +138,7 @@ class ConfirmChannel(EventHandler):
             fate = MessageFate.RETURNED if sent.returned else MessageFate.CONFIRMED if taken else MessageFate.REFUSED
             found.setdefault(fate, []).append(sent.name)
         for fate, names in found.items():
-            self._owner.told(names, fate)
+            self._owner.reported(names, fate)
 
     def _end(self) -> None:
         self._open = False

@@ -623,7 +623,7 @@ class ConsumeChannel:
             failpoint.at(Point.SETTLE_COMMITTED if unit is None else Point.TAKING_COMMITTED)
         if unit is not None:
             self._free(self._forget(unit.deliveries))
-            _tell(unit.done, UnitOutcome.HAPPENED)
+            _resolve(unit.done, UnitOutcome.HAPPENED)
         self._act()
         self._flush()
         self._close_if_idle()
@@ -834,10 +834,10 @@ class ConsumeChannel:
             self._selecting = None
         unit, self._unit = self._unit, None
         if unit is not None:
-            _tell(unit.done, unit_outcome)
+            _resolve(unit.done, unit_outcome)
         for item in self._queue:
             if isinstance(item, _UnitRequest):
-                _tell(item.done, UnitOutcome.NEVER)
+                _resolve(item.done, UnitOutcome.NEVER)
         self._queue.clear()
         self._nothing_waits()
         branches = {id(held.branch): held.branch for held in self._held.values() if held.branch is not None}
@@ -852,7 +852,7 @@ class ConsumeChannel:
         self._keeper.consume_channel_ended()
 
 
-def _tell(done: "asyncio.Future[UnitOutcome | None]", outcome: UnitOutcome | None) -> None:
+def _resolve(done: "asyncio.Future[UnitOutcome | None]", outcome: UnitOutcome | None) -> None:
     if not done.done():  # the caller may have been cancelled at the end of the service
         done.set_result(outcome)
 

@@ -102,7 +102,7 @@ class Passing(Enum):
 
 
 class _Fate(Enum):
-    TOLD = auto()
+    ASSEMBLED = auto()
     """The engine joins its frames into one event."""
     PASSED = auto()
     """Each of its frames is one event."""
@@ -112,7 +112,7 @@ class _Fate(Enum):
 # Reading a member of an enum costs as much as a call in Python 3.11, and these are read for every frame.
 _IS_OPEN: Final = EndpointState.OPEN
 _NOT: Final = Passing.NOT
-_TOLD: Final = _Fate.TOLD
+_ASSEMBLED: Final = _Fate.ASSEMBLED
 
 
 class Shared:
@@ -207,7 +207,7 @@ class ChannelEngine:
         self._left = -1
         """The number of bytes of the body that are missing; -1 while the header is missing."""
         self._properties = b""
-        self._fate = _Fate.TOLD
+        self._fate = _Fate.ASSEMBLED
         self._parts: list[bytes] = []
         self._charged = 0
 
@@ -380,7 +380,7 @@ class ChannelEngine:
         self._left -= end - start - OVERHEAD
         if self._left < 0:
             raise WireError(HardCode.FRAME_ERROR, f"more content than announced on channel {self.number}")
-        if self._fate is not _TOLD:
+        if self._fate is not _ASSEMBLED:
             passed = self._fate is _Fate.PASSED
             if not self._left:
                 self._drop_content()
@@ -419,7 +419,7 @@ class ChannelEngine:
         self._method = None
         self._properties = b""
         self._left = -1
-        self._fate = _TOLD
+        self._fate = _ASSEMBLED
         if self._charged:
             self._charge(-self._charged)
             self._parts.clear()
@@ -450,7 +450,7 @@ class ChannelEngine:
 
     def take_content(self) -> None:
         """Assemble the content that begins. Its whole size is charged at once; the shell must check for room before."""
-        self._fate = _Fate.TOLD
+        self._fate = _Fate.ASSEMBLED
         self._charge(self._left)
 
     def pass_content(self) -> None:

@@ -121,7 +121,7 @@ class ConnectionEngine:
         """Data that arrived before the frames of the buffer were handled."""
         self._closing: ConnectionClosing | None = None
         """The peer's close, until all earlier frames are handled."""
-        self._heard = self._said = True
+        self._received = self._sent = True
         """Whether data was received, and sent, since the last half heartbeat interval."""
         self._look_at: float | None = None
         self._silent = 0
@@ -151,7 +151,7 @@ class ConnectionEngine:
     def receive(self, data: bytes) -> Iterator[EngineEvent]:
         """Process data of the peer; no bytes to continue with frames that were left. Return the events."""
         if data:
-            self._heard = True
+            self._received = True
             if self._more:
                 self._unread += data
                 self._left = True
@@ -307,8 +307,8 @@ class ConnectionEngine:
             return None  # frames after the peer's close are ignored
         # "the server MUST send a valid protocol header … then close the socket" (AMQP 0-9-1, 4.2.2)
         known = self._header is None
-        said = self.close(closes.close_frame(error, 0, key) if known else Protocol.AMQP_0_9_1.value)
-        return ConnectionFailed(error) if said else None
+        closed = self.close(closes.close_frame(error, 0, key) if known else Protocol.AMQP_0_9_1.value)
+        return ConnectionFailed(error) if closed else None
 
     def _off_channel(self, key: int, number: int, start: int, end: int) -> EngineEvent | None:
         """Handle a frame on channel 0, or on a channel that is not open."""
@@ -427,7 +427,7 @@ class ConnectionEngine:
         self.agreed = agreed
         self._shared.frame_max = self._splitter.max_frame = agreed.frame_max
 
-    def _say(self, method: Method, *awaited: type[Method]) -> None:
+    def _send_handshake(self, method: Method, *awaited: type[Method]) -> None:
         """Send a method of the handshake, and expect one of *awaited*. Outside the handshake, do nothing."""
         if self.state is EndpointState.OPENING:
             self._awaited = frozenset(row.KEY for row in awaited)
@@ -435,16 +435,16 @@ class ConnectionEngine:
 
     def greet(self, start: ConnectionStart) -> None:
         """Send connection.start, the offer of the server."""
-        self._say(start, ConnectionStartOk)
+        self._send_handshake(start, ConnectionStartOk)
 
     def secure(self, challenge: bytes) -> None:
         """Send connection.secure, a SASL challenge."""
-        self._say(ConnectionSecure(challenge), ConnectionSecureOk)
+        self._send_handshake(ConnectionSecure(challenge), ConnectionSecureOk)
 
     def tune(self, offer: ConnectionTune) -> None:
         """Send connection.tune after a login has succeeded. channel_max and frame_max in *offer* must not be 0."""
         self._offer = offer
-        self._say(offer, ConnectionTuneOk)
+        self._send_handshake(offer, ConnectionTuneOk)
 
     def refuse_login(self, reason: str) -> bool:
         """Close the connection after a login has failed.
@@ -453,10 +453,12 @@ class ConnectionEngine:
             Whether a connection.close is sent: only to a client with the capability ``authentication_failure_close``.
             Otherwise "the server MUST … close the socket" without an answer (AMQP 0-9-1, 2.2.4).
         """
-        told = b"authentication_failure_close" in self.capabilities
+        sends_close = b"authentication_failure_close" in self.capabilities
         text = closes.describe(ReplyCode.ACCESS_REFUSED, reason)
-        self.close(closes.connection_close(ReplyCode.ACCESS_REFUSED, text, ConnectionStartOk.KEY) if told else b"")
-        return told
+        self.close(
+            closes.connection_close(ReplyCode.ACCESS_REFUSED, text, ConnectionStartOk.KEY) if sends_close else b""
+        )
+        return sends_close
 
     def open_ok(self) -> None:
         """Send connection.open-ok. The client may open channels then."""
@@ -469,17 +471,17 @@ class ConnectionEngine:
 
     def log_in(self, start_ok: ConnectionStartOk) -> None:
         """Send connection.start-ok, the login."""
-        self._say(start_ok, ConnectionSecure, ConnectionTune)
+        self._send_handshake(start_ok, ConnectionSecure, ConnectionTune)
 
     def secure_ok(self, response: bytes) -> None:
         """Send connection.secure-ok, the answer to a SASL challenge."""
-        self._say(ConnectionSecureOk(response), ConnectionSecure, ConnectionTune)
+        self._send_handshake(ConnectionSecureOk(response), ConnectionSecure, ConnectionTune)
 
     def tune_ok(self, agreed: ConnectionTuneOk, vhost: bytes) -> None:
         """Send connection.tune-ok with limits within the server's, and connection.open with the virtual host."""
-        self._say(agreed)
+        self._send_handshake(agreed)
         self._have_agreed(agreed)
-        self._say(ConnectionOpen(vhost), ConnectionOpenOk)
+        self._send_handshake(ConnectionOpen(vhost), ConnectionOpenOk)
 
     def adopt(self, agreed: ConnectionTuneOk) -> None:
         """Open the connection without a handshake: the peers of a proxy have agreed on these limits themselves."""
@@ -512,7 +514,7 @@ class ConnectionEngine:
         Returns:
             ``False`` if this end had closed already, or the connection had ended.
         """
-        self._say_confirms()
+        self._send_confirms()
         if not self._go(EndpointStep.SEND_CLOSE):
             return False
         self._closing = None
@@ -553,13 +555,13 @@ class ConnectionEngine:
         """Return the data for the peer in pieces, and forget it. Due confirms are joined."""
         shared = self._shared
         if shared.confirming:
-            self._say_confirms()
+            self._send_confirms()
         out, shared.out = shared.out, []
         if out:
-            self._said = True
+            self._sent = True
         return out
 
-    def _say_confirms(self) -> None:
+    def _send_confirms(self) -> None:
         for channel in list(self._shared.confirming):
             channel.send_confirms()
 
@@ -579,18 +581,18 @@ class ConnectionEngine:
             self._look_at = now + pause
         elif now >= self._look_at:
             self._look_at = now + pause
-            if not self._said:
+            if not self._sent:
                 self._shared.out.append(HEARTBEAT_FRAME)
-            self._said = False
-            self._silent = 0 if self._heard else self._silent + 1
-            self._heard = False
+            self._sent = False
+            self._silent = 0 if self._received else self._silent + 1
+            self._received = False
             if self._silent >= _MISSED:
                 return None, [PeerSilent()]
         return self._look_at, []
 
     def mark_alive(self) -> None:
         """Count the peer as alive, although no data arrives: the shell does not read, or other code does."""
-        self._heard = True
+        self._received = True
 
 
 def _not_within(what: str, wanted: int, bound: str, limit: int) -> WireError:

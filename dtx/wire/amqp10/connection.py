@@ -52,9 +52,9 @@ from dtx.wire.amqp10.performatives import (
     SaslOutcome,
     SaslResponse,
     Transfer,
+    peer_error,
     read_performative,
     read_sasl,
-    told,
 )
 from dtx.wire.amqp10.session import Session
 
@@ -153,7 +153,7 @@ class Connection(Carrier):
                 self._out.append(EMPTY_FRAME)
                 self._sent_at = now
             deadlines.append(self._sent_at + self._beat)
-        return min(deadlines, default=None), self._told()
+        return min(deadlines, default=None), self._take_events()
 
     def receive(self, data: bytes, now: float) -> list[Event]:
         """Process data from the peer.
@@ -178,7 +178,7 @@ class Connection(Carrier):
             if self._rest is None:
                 unread, self._unread = self._unread, b""
                 self._take(unread)
-        return self._told()
+        return self._take_events()
 
     def mark_alive(self, now: float) -> None:
         """Count the peer as alive at *now*, although no data arrives: the shell does not read."""
@@ -189,7 +189,7 @@ class Connection(Carrier):
         """Whether received frames are not handled yet, because the turn was over."""
         return self._rest is not None
 
-    def _told(self) -> list[Event]:
+    def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events
 
@@ -224,14 +224,14 @@ class Connection(Carrier):
         if not found:
             self._end_of_stream(AmqpError(Condition.FRAMING_ERROR, "a protocol header that is not expected here"))
         elif sasl:
-            self._say_sasl(SaslMechanisms(sasl_server_mechanisms=self.settings.mechanisms))
+            self._send_sasl(SaslMechanisms(sasl_server_mechanisms=self.settings.mechanisms))
             self._phase = _Phase.SASL_INIT
         else:
             self._header_sent = True
             self._phase = _Phase.FRAMES
         return len(wanted)
 
-    def _say_sasl(self, performative: Composite) -> None:
+    def _send_sasl(self, performative: Composite) -> None:
         self._out.append(frame(SASL, 0, encode(performative)))
 
     def _sasl_frame(self, data: bytes) -> int:
@@ -252,46 +252,46 @@ class Connection(Carrier):
             self._end_of_stream(error)
         return end
 
-    def _on_sasl(self, said: SaslFrame | None) -> None:
-        match said:
+    def _on_sasl(self, performative: SaslFrame | None) -> None:
+        match performative:
             case SaslInit() if self._phase is _Phase.SASL_INIT:
-                self._init = said
-                if said.mechanism not in self.settings.mechanisms:
+                self._init = performative
+                if performative.mechanism not in self.settings.mechanisms:
                     self._phase = _Phase.LOGIN
                     self.refuse_login(SaslCode.AUTH)
-                elif said.initial_response is None and said.mechanism != ANONYMOUS:
-                    self._say_sasl(SaslChallenge(challenge=b""))  # client sends first: "MUST be empty" (RFC 4422, 5)
+                elif performative.initial_response is None and performative.mechanism != ANONYMOUS:
+                    self._send_sasl(SaslChallenge(challenge=b""))  # client sends first: "MUST be empty" (RFC 4422, 5)
                     self._phase = _Phase.SASL_RESPONSE
                 else:
-                    self._ask_login(said, said.initial_response or b"")
+                    self._ask_login(performative, performative.initial_response or b"")
             case SaslResponse() if self._phase is _Phase.SASL_RESPONSE and self._init is not None:
-                self._ask_login(self._init, said.response)
+                self._ask_login(self._init, performative.response)
             case _:
                 raise malformed("a frame that is not the next step of sasl")
 
     def _ask_login(self, init: SaslInit, response: bytes) -> None:
         self._phase = _Phase.LOGIN
-        self.tell(LoginAsked(mechanism=init.mechanism, response=response, hostname=init.hostname))
+        self.emit(LoginAsked(mechanism=init.mechanism, response=response, hostname=init.hostname))
 
     def login(self) -> list[Event]:
         """Accept the login, and process the data that arrived since then. Return the events for it."""
         if self._phase is _Phase.LOGIN:
-            self._say_sasl(SaslOutcome(code=SaslCode.OK))
+            self._send_sasl(SaslOutcome(code=SaslCode.OK))
             self._phase = _Phase.AMQP_HEADER
             held, self._held = self._held, b""
             self._take(held)
-        return self._told()
+        return self._take_events()
 
     def refuse_login(self, code: SaslCode) -> None:
         """Refuse the login with *code*, and end the connection."""
         if self._phase is _Phase.LOGIN:
-            self._say_sasl(SaslOutcome(code=code))
+            self._send_sasl(SaslOutcome(code=code))
             self._phase = _Phase.OVER
 
     def _end_of_stream(self, error: AmqpError) -> None:
         """End the connection without a close, which a peer without AMQP 1.0 cannot read."""
         self._phase = _Phase.OVER
-        self.tell(Closed(error=told(error), by_peer=False))
+        self.emit(Closed(error=peer_error(error), by_peer=False))
 
     # Calls of the shell.
 
@@ -425,14 +425,14 @@ class Connection(Carrier):
                 raise AmqpError(Condition.NOT_ALLOWED, f"an idle time-out of {opened.idle_time_out} ms is too short")
             self._beat = idle / 2
         if self.state not in CLOSING_STATES:
-            self.tell(Opened(open=opened))
+            self.emit(Opened(open=opened))
 
     def _on_close(self, close: Close) -> None:
-        told_already = self.state in CLOSING_STATES
+        reported = self.state in CLOSING_STATES
         self.state = step(self.state, Amqp10Step.RECEIVE_CLOSE, _CONNECTION)
         self._release()
-        if not told_already:
-            self.tell(Closed(error=close.error, by_peer=True))
+        if not reported:
+            self.emit(Closed(error=close.error, by_peer=True))
 
     def _on_begin(self, begin: Begin, channel: int) -> None:
         if channel > self.settings.channel_max:
@@ -474,9 +474,9 @@ class Connection(Carrier):
             return
         if self.state in (Amqp10State.CLOSE_RECEIVED, Amqp10State.UNANSWERED):
             return
-        cause = told(error)
+        cause = peer_error(error)
         try:
             self.close(cause)
         except AmqpError:  # this end's open, which must go first, does not fit the peer's frames
             self._phase = _Phase.OVER
-        self.tell(Closed(error=cause, by_peer=False))
+        self.emit(Closed(error=cause, by_peer=False))

@@ -38,7 +38,7 @@ from dtx.wire.amqp10.performatives import (
     Released,
     Source,
     TransactionalState,
-    told,
+    peer_error,
 )
 from dtx.wire.amqp10.performatives import TransactionCapability as Capability
 from dtx.wire.amqp10.values import Described, Symbol, Value
@@ -239,9 +239,13 @@ class CoordinationEngine:
         control = delivered.session, delivered.link
         try:
             if delivered.settled:
-                return Terminate(control=control, error=told(_not_allowed("a declare or discharge that is settled")))
+                return Terminate(
+                    control=control, error=peer_error(_not_allowed("a declare or discharge that is settled"))
+                )
             if delivered.states:
-                return Terminate(control=control, error=told(_not_allowed("transactional work on the control link")))
+                return Terminate(
+                    control=control, error=peer_error(_not_allowed("transactional work on the control link"))
+                )
             request = read_request(delivered.payload)
             if isinstance(request, Discharge):
                 return self._discharge(control, delivered.delivery_id, request.txn_id, request.fail, is_partial)
@@ -292,7 +296,7 @@ class CoordinationEngine:
             # has been posted." A discharge with fail "MUST always" complete, and drops the part. The request may come
             # from another control link than the transaction's own. It is told "rolled back", so doom forbids a commit.
             found.doom = _rollback("a delivery of the transaction is not complete")
-            return Terminate(control=control, error=told(found.doom))
+            return Terminate(control=control, error=peer_error(found.doom))
         found.phase = Phase.DISCHARGING
         refusal = None if fail else found.doom
         return DischargeAsked(
@@ -356,8 +360,10 @@ class CoordinationEngine:
     def refused(self, control: Control, delivery_id: int, error: AmqpError) -> CoordinatorAnswer | Terminate:
         """Return the answer to a refused request: rejected if the source of the link allows it, else a detach (4.2)."""
         if self._rejects.get(control, False):
-            return CoordinatorAnswer(control=control, delivery_id=delivery_id, outcome=Rejected(error=told(error)))
-        return Terminate(control=control, error=told(error))
+            return CoordinatorAnswer(
+                control=control, delivery_id=delivery_id, outcome=Rejected(error=peer_error(error))
+            )
+        return Terminate(control=control, error=peer_error(error))
 
     # Work.
 
@@ -503,5 +509,5 @@ FATES: Final[dict[tuple[Work, bool, bool], DeliveryResult]] = {
 
 def default_outcome(source: Source | Described | None) -> Outcome:
     """Return the outcome of deliveries settled without an outcome: the default of the source, or released (3.5.3)."""
-    said = source.default_outcome if isinstance(source, Source) else None
-    return said if isinstance(said, Accepted | Rejected | Released | Modified) else RELEASED
+    outcome = source.default_outcome if isinstance(source, Source) else None
+    return outcome if isinstance(outcome, Accepted | Rejected | Released | Modified) else RELEASED

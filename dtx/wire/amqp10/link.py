@@ -45,7 +45,7 @@ from dtx.wire.amqp10.performatives import (
     Target,
     TransactionalState,
     Transfer,
-    told,
+    peer_error,
 )
 from dtx.wire.amqp10.values import Described
 
@@ -67,7 +67,7 @@ class LinkSession(Protocol):
     def send_flow(self, **link: Any) -> None:
         """Send flow with the state of the windows and the fields *link* of a link."""
 
-    def tell(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         """Add an event for the shell."""
 
     def miss(self, *states: DeliveryState | None) -> None:
@@ -380,7 +380,7 @@ class Link:
                 raise AmqpError(Condition.INVALID_FIELD, "a sender's attach without its initial-delivery-count")
             self.delivery_count = attach.initial_delivery_count
         self.max_message_size = attach.max_message_size
-        self._session.tell(Attached(session=self._session.channel, link=self.handle, attach=attach, answer=answer))
+        self._session.emit(Attached(session=self._session.channel, link=self.handle, attach=attach, answer=answer))
 
     def on_flow(self, flow: Flow) -> None:
         """Handle the peer's flow."""
@@ -403,7 +403,7 @@ class Link:
             self._echo = self.state is Amqp10State.OPEN_RECEIVED  # the answer waits for this end's attach
             if self.role is Role.RECEIVER or not flow.properties:
                 self.flow()
-        self._session.tell(Flowed(session=self._session.channel, link=self.handle, flow=flow))
+        self._session.emit(Flowed(session=self._session.channel, link=self.handle, flow=flow))
 
     def on_transfer(self, transfer: Transfer, payload: memoryview) -> None:
         """Handle a frame of a delivery."""
@@ -432,11 +432,11 @@ class Link:
             partial.octets += payload
             payload = memoryview(partial.octets)
         if partial.resumed:
-            self._tell_dropped(partial)
+            self._emit_dropped(partial)
             return
         if not partial.settled:
             self._session.incoming[partial.delivery_id] = self.handle
-        self._session.tell(
+        self._session.emit(
             Delivered(
                 session=self._session.channel,
                 link=self.handle,
@@ -463,13 +463,13 @@ class Link:
 
     def _drop(self, partial: Partial) -> None:
         self.forget_partial()
-        self._tell_dropped(partial)
+        self._emit_dropped(partial)
 
-    def _tell_dropped(self, partial: Partial) -> None:
+    def _emit_dropped(self, partial: Partial) -> None:
         """Report an aborted or resumed delivery: "the receiver MUST ignore resumed deliveries that are not in its local
         unsettled map" (2.7.5), and there is no such map.
         """
-        self._session.tell(Dropped(session=self._session.channel, link=self.handle, delivery_id=partial.delivery_id))
+        self._session.emit(Dropped(session=self._session.channel, link=self.handle, delivery_id=partial.delivery_id))
 
     def forget_partial(self) -> None:
         """Release the memory of the incomplete delivery, because it is complete or lost."""
@@ -485,12 +485,12 @@ class Link:
 
     def on_detach(self, detach: Detach) -> None:
         """Handle the peer's detach."""
-        told_already = self.state in CLOSING_STATES
+        reported = self.state in CLOSING_STATES
         self.state = step(self.state, Amqp10Step.RECEIVE_CLOSE, f"link {self.name!r}")
         self._remote_closed = detach.closed
         self._session.release_link(self)
-        if not told_already:
-            self._tell_detached(detach.error, detach.closed, by_peer=True)
+        if not reported:
+            self._emit_detached(detach.error, detach.closed, by_peer=True)
 
     def fail(self, error: AmqpError) -> None:
         """End the link because of an error of the peer.
@@ -500,12 +500,12 @@ class Link:
         """
         if not self._session.sending:
             raise error
-        cause = told(error)
+        cause = peer_error(error)
         self.detach(cause)
-        self._tell_detached(cause, closed=True, by_peer=False)
+        self._emit_detached(cause, closed=True, by_peer=False)
 
-    def _tell_detached(self, error: Error | None, closed: bool, *, by_peer: bool) -> None:
-        self._session.tell(
+    def _emit_detached(self, error: Error | None, closed: bool, *, by_peer: bool) -> None:
+        self._session.emit(
             Detached(session=self._session.channel, link=self.handle, error=error, closed=closed, by_peer=by_peer)
         )
 
@@ -553,7 +553,7 @@ class Carrier(ABC):
     def forget(self, channel: int) -> None:
         """Forget the session of that channel. Both ends have ended it."""
 
-    def tell(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         """Add an event for the shell."""
         self._events.append(event)
 

@@ -47,7 +47,7 @@ class Error(Composite):
 ERROR: Final = one_of("error", (Error,))
 
 
-def told(error: AmqpError) -> Error:
+def peer_error(error: AmqpError) -> Error:
     """Make the :class:`Error` for the peer, with a description of at most :data:`MAX_DESCRIPTION` bytes."""
     words = error.reason.encode("utf-8", "replace")[:MAX_DESCRIPTION].decode("utf-8", "ignore")
     return Error(condition=error.condition, description=words)

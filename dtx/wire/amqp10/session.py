@@ -40,7 +40,7 @@ from dtx.wire.amqp10.performatives import (
     TransactionalState,
     Transfer,
     bare,
-    told,
+    peer_error,
 )
 
 _OUTGOING_WINDOW: Final = 0x7FFF_FFFF
@@ -158,11 +158,11 @@ class Session:
         if first is None:
             return
         end = last if last != first else None
-        said = Disposition(role=role, first=first, last=end, settled=settled, state=state, batchable=batchable)
+        disposition = Disposition(role=role, first=first, last=end, settled=settled, state=state, batchable=batchable)
         try:
-            self.send(said)
+            self.send(disposition)
         except AmqpError:  # the outcome, which the peer has chosen, is too large for the peer's frames
-            self.send(replace(said, state=bare(state)))
+            self.send(replace(disposition, state=bare(state)))
 
     def abort(self, number: int) -> bool:
         """Abort a message that has not been sent completely (2.7.5, aborted).
@@ -209,9 +209,9 @@ class Session:
         """Send a frame on this session."""
         self.connection.send(self.channel, performative)
 
-    def tell(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         """Add an event for the shell."""
-        self.connection.tell(event)
+        self.connection.emit(event)
 
     def send_flow(self, **link: Any) -> None:
         """Send flow with the state of the windows and the fields *link* of a link."""
@@ -315,9 +315,9 @@ class Session:
         """
         if not self.connection.sending:
             raise error
-        cause = told(error)
+        cause = peer_error(error)
         self.end(cause)
-        self.tell(Ended(session=self.channel, error=cause, by_peer=False))
+        self.emit(Ended(session=self.channel, error=cause, by_peer=False))
 
     # Frames of the peer.
 
@@ -328,15 +328,15 @@ class Session:
         self._next_incoming = begin.next_outgoing_id
         self._remote_window = begin.incoming_window
         self._remote_handle_max = begin.handle_max
-        self.tell(Begun(session=self.channel, begin=begin, answer=answer))
+        self.emit(Begun(session=self.channel, begin=begin, answer=answer))
 
     def on_end(self, end: End) -> None:
         """Handle the peer's end."""
-        told_already = self.state in CLOSING_STATES
+        reported = self.state in CLOSING_STATES
         self.state = step(self.state, Amqp10Step.RECEIVE_CLOSE, f"session {self.channel}")
         self.release()
-        if not told_already:
-            self.tell(Ended(session=self.channel, error=end.error, by_peer=True))
+        if not reported:
+            self.emit(Ended(session=self.channel, error=end.error, by_peer=True))
 
     def open_window(self) -> None:
         """Extend the incoming window, after all frames of one read have been handled."""
@@ -373,7 +373,7 @@ class Session:
         """Report a transfer with *states* that is lost, because this end has ended its link or the session."""
         for state in states:
             if isinstance(state, TransactionalState):
-                self.tell(DeliveryLost(session=self.channel, txn_id=state.txn_id))
+                self.emit(DeliveryLost(session=self.channel, txn_id=state.txn_id))
 
     def _attached(self, handle: int) -> Link:
         link = self._by_remote.get(handle)
@@ -421,7 +421,7 @@ class Session:
         if self._pending:
             self._pump()
             if not self._pending:
-                self.tell(Writable(session=self.channel))
+                self.emit(Writable(session=self.channel))
         if flow.handle is None:
             if flow.echo:
                 self.send_flow()
@@ -476,7 +476,7 @@ class Session:
                 for number in some:
                     self._forget(role, number)
             if deliveries:
-                self.tell(
+                self.emit(
                     Disposed(
                         session=self.channel,
                         role=role,

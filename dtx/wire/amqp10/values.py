@@ -116,7 +116,7 @@ _TYPED: Final = (
 )  # fmt: skip
 
 
-def _tell_types_apart() -> None:
+def _distinguish_types() -> None:
     """Let values of the classes above be equal only to values of the same class. The hash includes the class."""
     for cls in _TYPED:
         (base,) = cls.__bases__
@@ -135,7 +135,7 @@ def _tell_types_apart() -> None:
         cls.__hash__ = hashed  # type: ignore[method-assign]
 
 
-_tell_types_apart()
+_distinguish_types()
 
 
 @dataclass(frozen=True, slots=True)

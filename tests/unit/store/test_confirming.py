@@ -71,7 +71,7 @@ class Owner:
         self.heard: list[tuple[list[object], MessageFate]] = []
         self.close: ChannelClose | None = None
 
-    def told(self, names: Sequence[object], fate: MessageFate) -> None:
+    def reported(self, names: Sequence[object], fate: MessageFate) -> None:
         self.heard.append((list(names), fate))
 
     def closed(self, close: ChannelClose) -> None:

@@ -132,7 +132,7 @@ class BrokerDestination:
         queue = None if message.exchange else message.routing_key
         self._channel.publish(_Name(delivery, queue), message)
 
-    def told(self, names: Sequence[object], fate: MessageFate) -> None:
+    def reported(self, names: Sequence[object], fate: MessageFate) -> None:
         """See :class:`ConfirmOwner`."""
         found = cast("Sequence[_Name]", names)
         if fate is MessageFate.RETURNED:

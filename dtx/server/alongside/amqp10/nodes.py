@@ -71,7 +71,7 @@ class BrokerNodes:
         self._running = False
         self._left: Callable[[], None] | None = None
         self._ended: Callable[[], None] | None = None
-        self._said_goodbye = False
+        self._close_sent = False
 
     # -- login
 
@@ -306,8 +306,8 @@ class BrokerNodes:
             return
         if upstream is None or upstream.is_lost:
             self._ended()
-        elif not self._said_goodbye:
-            self._said_goodbye = True
+        elif not self._close_sent:
+            self._close_sent = True
             upstream.close()
 
     def abort(self) -> None:

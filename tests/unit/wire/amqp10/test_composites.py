@@ -46,9 +46,9 @@ from dtx.wire.amqp10.performatives import (
     TransactionalState,
     TransactionCapability,
     Transfer,
+    peer_error,
     read_performative,
     read_sasl,
-    told,
 )
 from dtx.wire.amqp10.values import Array, Described, Symbol, UInt, ULong
 
@@ -220,7 +220,7 @@ def test_states_are_deep_but_not_endless() -> None:
 
 
 def test_descriptions_are_cut_to_what_fits_the_smallest_frame() -> None:
-    close = Close(error=told(malformed("x" * 10_000)))
+    close = Close(error=peer_error(malformed("x" * 10_000)))
     assert len(encode(close)) < 512
     assert Role.SENDER.other is Role.RECEIVER
     assert performatives.NO_LIMIT == 0xFFFFFFFF

@@ -27,7 +27,7 @@ from dtx.wire.amqp10.performatives import (
     Target,
     TransactionalState,
     Transfer,
-    told,
+    peer_error,
 )
 from tests.unit.wire.amqp10.peer import Peer, attach, flow, receiver, sender, transfer
 
@@ -112,7 +112,7 @@ def test_an_attach_that_does_not_fit_the_peers_frames_is_not_sent_and_can_be_ref
         link.attach(source=Source(address="x" * 600), target=Target())
     assert caught.value.condition is Condition.FRAME_SIZE_TOO_SMALL
     assert peer.said() == []
-    link.refuse(told(caught.value))
+    link.refuse(peer_error(caught.value))
     assert [type(said) for said in peer.said()] == [Attach, Detach]
 
 
