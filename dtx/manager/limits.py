@@ -239,10 +239,10 @@ class DiskAlarm:
             if self._place is not None and self.limit:
                 with suppress(OSError):  # other checks report it
                     self.free = await asyncio.to_thread(self._ask, self._place)
-            self.judge()
+            self.check()
             await asyncio.sleep(LOOK_SECONDS)
 
-    def judge(self) -> None:
+    def check(self) -> None:
         """Raise the alarm, or end it and resume the clients."""
         low = self._is_full() or (self.free is not None and self.free < self.limit)
         if low and not self.raised:

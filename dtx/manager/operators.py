@@ -137,7 +137,7 @@ class Operators:
             XaError: 404 for an unknown xid, 406 where the branch has another version or the order has no reason, 503
                 where the order is illegal in its state, 541 when the log cannot be read.
         """
-        return (await self._judge(order))[1]
+        return (await self._evaluate_order(order))[1]
 
     async def carry_out(self, order: Order) -> Done:
         """Carry out *order*; cancellation of the caller does not stop it.
@@ -149,7 +149,7 @@ class Operators:
             XaError: as :meth:`forecast`; 541 where phase two is stuck, where the outcome is not known, or where the log
                 may not have the end of a branch that has ended.
         """
-        entry, forecast, event, decision = await self._judge(order)
+        entry, forecast, event, decision = await self._evaluate_order(order)
         answered: asyncio.Future[XaFlag | XaError] = asyncio.get_running_loop().create_future()
         failed: list[XaError] = []
 
@@ -160,7 +160,7 @@ class Operators:
                 failed.append(answer)
 
         failpoint.at(Point.ORDER_JUDGED)
-        entry.claim()  # nothing has been awaited since the branch was judged
+        entry.claim()  # nothing has been awaited since the branch was checked
         if order.redirect is not None:
             task = self._manager.spawn(self._redirect(entry, order, reply))
         else:
@@ -206,7 +206,7 @@ class Operators:
         else:
             reply(XaFlag.OK)
 
-    async def _judge(self, order: Order) -> "_Judgement":
+    async def _evaluate_order(self, order: Order) -> "_Evaluation":
         """Check *order*: between the last check of the branch and the return, this awaits nothing."""
         if not 0 < len(order.reason.strip()) <= _MOST_REASON:
             raise XaError(ReplyCode.PRECONDITION_FAILED, f"a reason of 1 to {_MOST_REASON} characters is needed")
@@ -253,7 +253,7 @@ class _Case:
         return XaError(ReplyCode.PRECONDITION_FAILED, f"{why} (xid {self.order.xid})")
 
 
-_Judgement = tuple[BranchRuntime, Forecast, Event | None, BranchDecision | None]
+_Evaluation = tuple[BranchRuntime, Forecast, Event | None, BranchDecision | None]
 _COMMITS: Final = (State.COMMITTING, State.HEURISTIC_COMMITTING)
 
 
@@ -269,7 +269,7 @@ def _require_version(order: Order, record: BranchRecord) -> None:
         )
 
 
-def _evaluate(case: _Case) -> _Judgement:
+def _evaluate(case: _Case) -> _Evaluation:
     match case.order.action:
         case OperatorAction.COMMIT | OperatorAction.ROLLBACK:
             return _complete(case)
@@ -306,7 +306,7 @@ _GOES: Final = {
 """The fates of a branch's messages, by whether it commits."""
 
 
-def _complete(case: _Case) -> _Judgement:
+def _complete(case: _Case) -> _Evaluation:
     commits = case.order.action is OperatorAction.COMMIT
     operation = Operation.HEURISTIC_COMMIT if commits else Operation.HEURISTIC_ROLLBACK
     if case.entry.branch.state is not State.PREPARED or not is_legal(case.entry.branch, operation, case.vote):
@@ -335,7 +335,7 @@ def _heuristic(case: _Case, becomes: State, outcome: Heuristic | None, steps: tu
     )
 
 
-def _forget(case: _Case) -> _Judgement:
+def _forget(case: _Case) -> _Evaluation:
     if case.entry.branch.state is not State.HEURISTIC:
         raise case.illegal()
     kept = [item for item in case.work if item.fate in {Fate.DROPPED, Fate.DISCARDED} or case.record.published]
@@ -352,7 +352,7 @@ def _forget(case: _Case) -> _Judgement:
     return case.entry, forecast, event, BranchDecision(reason=case.order.reason)
 
 
-def _retry(case: _Case) -> _Judgement:
+def _retry(case: _Case) -> _Evaluation:
     state = case.entry.branch.state
     if case.record.state not in {
         LogState.COMMITTING,
@@ -377,12 +377,12 @@ def _stuck(case: _Case) -> dict[int, WorkRow]:
     return {item.position: item for item in case.work if item.is_open and item.kind is kind}
 
 
-def _discard(case: _Case) -> _Judgement:
+def _discard(case: _Case) -> _Evaluation:
     left = _stuck(case)
     wanted = set(case.order.positions)
     if not wanted or not wanted <= left.keys():
         raise case.refused(f"discard takes positions of messages that are not finished: {sorted(left)[:20]}")
-    outcome = _verdict(case, wanted)
+    outcome = _heuristic_outcome(case, wanted)
     last = wanted == left.keys()
     operation = Operation.DISCARD_LAST if last else Operation.DISCARD
     event = Decide(operation=operation, vote=case.vote, outcome=outcome)
@@ -394,7 +394,7 @@ def _discard(case: _Case) -> _Judgement:
     return case.entry, forecast, event, BranchDecision(reason=case.order.reason, fates=fates)
 
 
-def _verdict(case: _Case, wanted: set[int]) -> Heuristic:
+def _heuristic_outcome(case: _Case, wanted: set[int]) -> Heuristic:
     """The outcome of the branch if the messages in *wanted* are given up and all others are finished."""
     total = case.record.publishes + case.record.consumes
     given_up = len(wanted) + sum(item.fate is Fate.DISCARDED for item in case.work)
@@ -405,7 +405,7 @@ def _verdict(case: _Case, wanted: set[int]) -> Heuristic:
     return Heuristic.of(committed=given_up, rolled_back=total - given_up, unknown=unsure)
 
 
-def _redirect(case: _Case) -> _Judgement:
+def _redirect(case: _Case) -> _Evaluation:
     to = case.order.redirect
     assert to is not None, "an order to redirect says where to"
     left = _stuck(case)

@@ -133,7 +133,7 @@ class Policies:
         if self._alert_after:
             await self._alert()
         if self._by_kind:
-            await self._judge()
+            await self._decide_due()
 
     async def _alert(self) -> None:
         count, oldest = await self._log.older_than(self._alert_after, _MOST_REPORTED)
@@ -147,7 +147,7 @@ class Policies:
                 self._metrics.policy_actions["alert", "done"].inc()
         self._reported = {due.id for due in oldest}
 
-    async def _judge(self) -> None:
+    async def _decide_due(self) -> None:
         database = await self._log.clock()
         now = self._clock()
         if self._began is None:

@@ -277,10 +277,10 @@ class RecoveryRound:
         mine = list(_of_node(self.identity, found))
         for xid, owner in mine:
             if xid not in self.report.waiting:
-                yield from self._judge(resource, xid, owner)
+                yield from self._resolve(resource, xid, owner)
         return [xid for xid, _ in mine]
 
-    def _judge(self, resource: Any, xid: Xid, owner: Gtrid) -> Work[None]:
+    def _resolve(self, resource: Any, xid: Xid, owner: Gtrid) -> Work[None]:
         """Complete a branch that is in doubt, if recovery may do so now."""
         if self.running(xid.gtrid) or xid in self.alone:
             return

@@ -99,7 +99,7 @@ class SelectedChannel(ProxyChannel):
         self._demarcation = DemarcationHandler(self.session.manager, self.session.metrics, self.number, self)
         self._branch: BranchRuntime | None = None
         """The branch of the incoming content; ``None`` for a content outside a branch."""
-        self._judgements: set[asyncio.Future[ChannelClose | None]] = set()
+        self._validations: set[asyncio.Future[ChannelClose | None]] = set()
         self._waited = False
         """Whether the next settlement has already waited for an incoming delivery."""
         self.published = ChannelBarrier(lambda payload: self.session.upstream.write(method_frame(publishing, payload)))
@@ -306,11 +306,11 @@ class SelectedChannel(ProxyChannel):
         work = entry.work
         if work is None or entry.branch.state is not State.ACTIVE:
             return  # it can only be rolled back, so its publishes are dropped
-        judgement, metrics = self._validator.judge(publish, raw), self.session.metrics
-        (metrics.validation_hits if judgement is None else metrics.validation_misses).inc()
-        if judgement is not None:
-            self._judgements.add(judgement)
-            judgement.add_done_callback(self._judged)
+        validation, metrics = self._validator.validate(publish, raw), self.session.metrics
+        (metrics.validation_hits if validation is None else metrics.validation_misses).inc()
+        if validation is not None:
+            self._validations.add(validation)
+            validation.add_done_callback(self._validated)
         mandatory = bool(publish.flags & MANDATORY)
         origin = self if mandatory else None
         work.add_publish(HeldPublish(publish.exchange, publish.routing_key, mandatory, raw, body, origin))
@@ -323,9 +323,9 @@ class SelectedChannel(ProxyChannel):
         frame_max = self.session.frame_max
         self.session.to_client(content.message(method, self.number, work.properties, work.body, frame_max))
 
-    def _judged(self, judgement: asyncio.Future[ChannelClose | None]) -> None:
-        self._judgements.discard(judgement)
-        if not judgement.cancelled() and (close := judgement.result()) is not None:
+    def _validated(self, validation: asyncio.Future[ChannelClose | None]) -> None:
+        self._validations.discard(validation)
+        if not validation.cancelled() and (close := validation.result()) is not None:
             _log.info("publish refused", connection=self.session.id, channel=self.number, reason=words(close))
             self.refuse_as(close)
 
@@ -417,17 +417,17 @@ class SelectedChannel(ProxyChannel):
             XaError: as :meth:`DemarcationHandler.run`.
         """
         who = self.session.who
-        if isinstance(call, methods.DtxEnd) and self._judgements and self._demarcation.branch is not None:
-            self._begin(self._end_when_judged(call), call.KEY)
+        if isinstance(call, methods.DtxEnd) and self._validations and self._demarcation.branch is not None:
+            self._begin(self._end_when_validated(call), call.KEY)
         elif (frame := self._demarcation.run(call, who)) is not None:
             self.session.to_client(frame)
         else:
             self._begin(self._demarcation.run_later(call, who, self.is_open), call.KEY)
 
-    async def _end_when_judged(self, call: methods.DtxEnd) -> bytes:
-        while self._judgements:
-            await asyncio.wait(set(self._judgements))
-            await asyncio.sleep(0)  # the callbacks that read the judgements run first
+    async def _end_when_validated(self, call: methods.DtxEnd) -> bytes:
+        while self._validations:
+            await asyncio.wait(set(self._validations))
+            await asyncio.sleep(0)  # the callbacks that read the results run first
         return await self._demarcation.run_later(call, self.session.who, self.is_open)
 
     # -- the end

@@ -197,28 +197,28 @@ class Incoming(_Shell):
 
     def _post(self, number: int | None, transaction: Amqp10Transaction, message: HeldPublish) -> None:
         work = self._connection.transactions.work(transaction)
-        verdict = self._node.judge(message)
-        if isinstance(verdict, Future):
+        validation = self._node.validate(message)
+        if isinstance(validation, Future):
             work.publish(message)
-            work.wait_for(verdict)
-            verdict.add_done_callback(partial(self._judged, number, transaction, work, message))
+            work.wait_for(validation)
+            validation.add_done_callback(partial(self._validated, number, transaction, work, message))
             return
-        if isinstance(verdict, Accepted):
+        if isinstance(validation, Accepted):
             work.publish(message)
-        self._answer(number, provisional(transaction, verdict))
+        self._answer(number, provisional(transaction, validation))
 
-    def _judged(
+    def _validated(
         self,
         number: int | None,
         transaction: Amqp10Transaction,
         work: TransactionWork,
         message: HeldPublish,
-        verdict: Future[AmqpError | None],
+        validation: Future[AmqpError | None],
     ) -> None:
-        if verdict.cancelled():
+        if validation.cancelled():
             work.doom("it is not known whether one of its messages could be taken")
             return
-        error = verdict.result()
+        error = validation.result()
         if error is None and number is not None and self._cut_off:
             # "must inform the controller of the presumptive terminal outcome before it can successfully discharge"
             doom_unreported(transaction, work, "a link ended before its client got the outcome of a message")

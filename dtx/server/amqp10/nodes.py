@@ -154,7 +154,7 @@ class Destination(Protocol):
     def send(self, delivery: int | None, message: HeldPublish) -> None:
         """Publish *message*. The sender gets the outcome of *delivery*; ``None``: it wants none."""
 
-    def judge(self, message: HeldPublish) -> Outcome | Future[AmqpError | None]:
+    def validate(self, message: HeldPublish) -> Outcome | Future[AmqpError | None]:
         """Decide whether a transaction holds *message* (accepted), or leaves it out.
 
         A future has the error later if the message must be left out. It is cancelled if the result stays unknown. Until

@@ -141,7 +141,7 @@ class TransactionWork:
         self._ending = False
         self.has_failed = False
         """Whether it was discharged, or has lost its control link, without a commit."""
-        self._verdicts: set[Future[Any]] = set()
+        self._validations: set[Future[Any]] = set()
         """Results that the end waits for: refusals of messages, and dead letters."""
 
     # -- begin and end
@@ -225,7 +225,7 @@ class TransactionWork:
         if self.has_failed:  # its messages have returned, so it must not commit before :meth:`part`
             raise XaError(ReplyCode.NOT_FOUND, "the control link of the transaction is gone")
         if not fail:
-            if self._verdicts:
+            if self._validations:
                 return None
             reason = self._connection.nodes.refusal(self.entry)
             if reason is not None:
@@ -259,10 +259,10 @@ class TransactionWork:
             raise XaError(ReplyCode.RESOURCE_ERROR, f"{reason}; the transaction is rolled back")
         work.add_publish(message)
 
-    def wait_for(self, verdict: Future[Any]) -> None:
+    def wait_for(self, validation: Future[Any]) -> None:
         """Do not end the transaction before *verdict* is done: a message may be added, or left out."""
-        self._verdicts.add(verdict)
-        verdict.add_done_callback(self._verdicts.discard)
+        self._validations.add(validation)
+        validation.add_done_callback(self._validations.discard)
 
     async def quiet(self) -> None:
         """Wait until the work is complete, and no other operation runs on the branch.
@@ -270,8 +270,8 @@ class TransactionWork:
         Raises:
             XaError: 541, another operation took too long.
         """
-        while self._verdicts:
-            await wait(self._verdicts)
+        while self._validations:
+            await wait(self._validations)
         await self._connection.manager.settle(self._connection.who, self.xid)
 
     def withdraw(self, message: HeldPublish) -> None:

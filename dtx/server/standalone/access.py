@@ -85,7 +85,7 @@ class Access:
                 ReplyCode.ACCESS_REFUSED, f"access to topic '{text(key)}' in {what} refused for user '{user}'"
             )
 
-    def judge(self, view: BasicProperties) -> None:
+    def check_properties(self, view: BasicProperties) -> None:
         """Check the properties of a message as RabbitMQ does. Headers that do not parse would break consumers.
 
         Raises:
@@ -96,7 +96,7 @@ class Access:
         if Property.HEADERS in spans:
             view.headers  # noqa: B018 - raises if it is malformed
         if Property.EXPIRATION in spans:
-            _judge_expiration(view.expiration or b"")
+            _check_expiration(view.expiration or b"")
         if Property.USER_ID in spans:
             user = text(view.user_id or b"")
             if user != self.account.name and Tag.IMPERSONATOR not in self.account.tags:
@@ -106,7 +106,7 @@ class Access:
                 )
 
 
-def _judge_expiration(value: bytes) -> None:
+def _check_expiration(value: bytes) -> None:
     if not _EXPIRATION.fullmatch(value) or not 0 <= int(value) <= MAX_MILLISECONDS:
         raise XaError(
             ReplyCode.PRECONDITION_FAILED,

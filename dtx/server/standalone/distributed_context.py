@@ -73,14 +73,14 @@ class DistributedContext:
         """
         order, who = self._order, self._client.who
         if isinstance(call, methods.DtxEnd) and not call.suspend:
-            self._judge(call)
+            self._doom_if_refused(call)
         frame = self._demarcation.run(call, who)
         if frame is not None:
             order.send(frame)
         else:
             order.run(self._demarcation.run_later(call, who, order.is_open), key)
 
-    def _judge(self, call: methods.DtxEnd) -> None:
+    def _doom_if_refused(self, call: methods.DtxEnd) -> None:
         """Roll back a branch that publishes to a full queue. As with tx.commit, all of it happens or nothing."""
         entry = self._demarcation.tied(call.xid)  # a suspended branch may be ended, too
         if entry is not None and entry.work is not None:

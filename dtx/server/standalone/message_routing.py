@@ -61,7 +61,7 @@ class MessageRouting:
         view = properties.read(raw)
         is_plain = _LOOKED_AT.isdisjoint(view.spans)
         if not is_plain:
-            access.judge(view)
+            access.check_properties(view)
         if not is_plain and view.reply_to == REPLY_TO:
             _refuse_direct_reply_in_a_branch(context)
             raw = properties.put(raw, Property.REPLY_TO, self._consuming.reply_address)

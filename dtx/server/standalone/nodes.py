@@ -287,7 +287,7 @@ class Publications:
         exchange, key = nodes.target(address, subject)
         nodes.access.demand_topic(Permission.WRITE, exchange, key)
         view = properties.read(content.properties)
-        nodes.access.judge(view)
+        nodes.access.check_properties(view)
         more, _ = sender_selected(content.properties)
         queues = nodes.vhost.route(exchange, key, view.value(Property.HEADERS) or b"", more)
         message = HeldPublish(
@@ -307,7 +307,7 @@ class Publications:
         if delivery is not None:
             self._sender.answer((delivery,), RELEASED)
 
-    def judge(self, message: HeldPublish) -> Outcome | Future[AmqpError | None]:
+    def validate(self, message: HeldPublish) -> Outcome | Future[AmqpError | None]:
         """See :class:`Destination`: messages for no queue are left out."""
         return ACCEPTED if message.queues else RELEASED
 

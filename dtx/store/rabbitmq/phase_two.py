@@ -80,7 +80,7 @@ class LaneSettings:
         deadline: seconds after which a unit without an answer no longer counts against *channels*.
         max_message_bytes: body of the largest message of a branch; 0: what the broker takes.
         replay: the setting ``--replay``: how to handle units whose outcome is not known.
-        management: the management API, to judge receipts; ``None`` when there is none.
+        management: the management API, to check receipts; ``None`` when there is none.
         found: called with the outcome of each unit whose answer was lost.
         active: whether this dtx is the active one. Otherwise receipts may belong to its successor, and stay untouched.
         finished: whether the log needs no receipt any more; asked when a lane is closed.
@@ -260,7 +260,7 @@ class Lane:
         self._connection = connection
         self._control = control
         self.frame_max = connection.engine.agreed.frame_max
-        await self._trust.judge()
+        await self._trust.refresh()
         await self._open_receipts(connection)
         for _ in range(self.settings.channels):
             await self._open_channel(connection)
@@ -332,7 +332,7 @@ class Lane:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_TURN):
                     await asyncio.shield(connection.gone)
-            await self._trust.judge(since=loop.time() - _TRUST)
+            await self._trust.refresh(since=loop.time() - _TRUST)
             if self._trust.doubts.of_all is not None or connection.gone.done():
                 continue
             if loop.time() - declared > (_USE if self._receipts_problem is None else _RETRY_RECEIPTS):
@@ -403,7 +403,7 @@ class Lane:
     def next_unit(self) -> Unit:
         """The unit that phase two of a branch would use now; without a lock while the lane is not ready.
 
-        The lane is ready only when receipts have been judged. A unit without a receipt is applied again if its outcome
+        The lane is ready only when receipts have been checked. A unit without a receipt is applied again if its outcome
         is not known.
         """
         lock = self._connection.lock if self._connection is not None and self._up.is_set() else ""
@@ -439,10 +439,10 @@ class Lane:
                 found = ReceiptScan()
                 if unit.receipt:
                     if self._trust.doubts.of_all is not None:
-                        await self._trust.judge()  # the API may have been away for a moment
+                        await self._trust.refresh()  # the API may have been away for a moment
                     if self._trust.doubts.of_all is None:
                         found = await self.receipts.left_by(unit.lock, connection)
-                        await self._trust.judge()  # a policy of the last minute may have removed the receipt
+                        await self._trust.refresh()  # a policy of the last minute may have removed the receipt
                 failpoint.at(Point.RESOLVE_READ)
             except UpstreamLost:
                 continue

@@ -55,12 +55,12 @@ class Trust:
         self._control: Final = control
         self._nodes: Final = nodes
         self._cluster: str | None = None
-        self._judging = asyncio.Lock()
-        self._judged = float("-inf")
+        self._refreshing = asyncio.Lock()
+        self._refreshed_at = float("-inf")
         self._recognised = ""
         """The lock by which the management API last proved to belong to this broker."""
 
-    async def judge(self, *, since: float | None = None) -> None:
+    async def refresh(self, *, since: float | None = None) -> None:
         """Update :attr:`doubts`, unless an update began at *since* or later.
 
         Args:
@@ -71,13 +71,13 @@ class Trust:
         """
         loop = asyncio.get_running_loop()
         since = loop.time() if since is None else since
-        async with self._judging:
-            if self._judged < since:
+        async with self._refreshing:
+            if self._refreshed_at < since:
                 began = loop.time()
-                await self._judge_now()
-                self._judged = began
+                await self._refresh()
+                self._refreshed_at = began
 
-    async def _judge_now(self) -> None:
+    async def _refresh(self) -> None:
         before = self.doubts
         self.doubts = await self._ask()
         if self.doubts == before:

@@ -27,7 +27,7 @@ _Key = tuple[bytes, bytes, bytes, int]
 """All that the broker checks of a publish: exchange, routing key, the properties that it reads, and immediate."""
 
 
-class Judgement(asyncio.Future[ChannelClose | None]):
+class Validation(asyncio.Future[ChannelClose | None]):
     """``None`` when the broker accepts the publish, else its channel.close; cancelled when the connection is lost."""
 
 
@@ -41,11 +41,11 @@ class Validator(EventHandler):
 
     def __init__(self, upstream: Upstream, engine: ChannelEngine) -> None:
         super().__init__(upstream, engine)
-        self._waiting: deque[tuple[_Key, bytes, Judgement]] = deque()
+        self._waiting: deque[tuple[_Key, bytes, Validation]] = deque()
         self._good: OrderedDict[_Key, float] = OrderedDict()
         self._opening = False
 
-    def judge(self, publish: BasicPublish, raw: bytes) -> Judgement | None:
+    def validate(self, publish: BasicPublish, raw: bytes) -> Validation | None:
         """Let the broker check a publish.
 
         Args:
@@ -63,24 +63,24 @@ class Validator(EventHandler):
         until = self._good.get(key)
         if until is not None and until > loop.time():
             return None
-        judgement = Judgement(loop=loop)
+        validation = Validation(loop=loop)
         frames = messages.probe(self.number, publish.exchange, publish.routing_key, publish.flags, raw)
-        self._waiting.append((key, frames, judgement))
+        self._waiting.append((key, frames, validation))
         if not self._opening:
             self.upstream.write(frames)
-        return judgement
+        return validation
 
     def event(self, event: ChannelEvent) -> None:
         """Handle an event of the channel."""
         match event:
             case MethodReceived(method=methods.TxRollbackOk()) if self._waiting:
-                good, _, judgement = self._waiting.popleft()
+                good, _, validation = self._waiting.popleft()
                 self._good[good] = asyncio.get_running_loop().time() + _FRESH
                 self._good.move_to_end(good)
                 while len(self._good) > _CACHE:
                     self._good.popitem(last=False)
-                if not judgement.done():
-                    judgement.set_result(None)
+                if not validation.done():
+                    validation.set_result(None)
             case MethodReceived(method=methods.TxSelectOk()):
                 self._opening = False
                 self.upstream.write(b"".join(frames for _, frames, _ in self._waiting))
@@ -95,12 +95,12 @@ class Validator(EventHandler):
         self.engine = self.upstream.engine.open_channel(self.number)
         self.upstream.write(methods.TxSelect().frame(self.number))
         if self._waiting:
-            _, _, judgement = self._waiting.popleft()
-            if not judgement.done():
-                judgement.set_result(close)
+            _, _, validation = self._waiting.popleft()
+            if not validation.done():
+                validation.set_result(close)
 
     def lost(self, reason: str) -> None:  # noqa: ARG002
         """The connection is gone."""
-        for _, _, judgement in self._waiting:
-            judgement.cancel()
+        for _, _, validation in self._waiting:
+            validation.cancel()
         self._waiting.clear()

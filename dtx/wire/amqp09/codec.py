@@ -215,7 +215,7 @@ def _softly_malformed(name: str, payload: bytes) -> XaError:
     return XaError(ReplyCode.SYNTAX_ERROR, f"{name} of {len(payload)} bytes is truncated or too long")
 
 
-def _judge_short(*values: bytes) -> None:
+def _check_short(*values: bytes) -> None:
     """Raise WireError 502 for strings that are too long for a shortstr."""
     for value in values:
         put_short(value)
@@ -224,7 +224,7 @@ def _judge_short(*values: bytes) -> None:
 _SCOPE: Final = {
     "LONG": _LONG,
     "OCTETS": [bytes((value,)) for value in range(256)],
-    "judge": _judge_short,
+    "check": _check_short,
     "truncated": (IndexError, struct_error),
     "unfit": (IndexError, struct_error),
     "read_xid": read_xid,
@@ -326,7 +326,7 @@ class _Source:
         if not lengths:
             return f"def {head}:\n    return {result}\n\n"
         body = "".join(lines) + f"    try:\n        return b''.join(({result}))\n"
-        return f"def {head}:\n{body}    except unfit:\n        judge({', '.join(short)})\n        raise\n\n"
+        return f"def {head}:\n{body}    except unfit:\n        check({', '.join(short)})\n        raise\n\n"
 
 
 def _after(position: str, size: int) -> str:

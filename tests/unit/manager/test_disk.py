@@ -12,7 +12,7 @@ def test_who_publishes_waits_until_there_is_room() -> None:
     went_on: list[str] = []
     raised = []
     for alarm.free in (100, 99):
-        alarm.judge()
+        alarm.check()
         raised.append(alarm.raised)
     assert raised == [False, True]
     one, gone = lambda: went_on.append("one"), lambda: went_on.append("gone")
@@ -23,12 +23,12 @@ def test_who_publishes_waits_until_there_is_room() -> None:
     for go_on in (breaks, one, one, gone):
         alarm.wait(go_on)
     alarm.leave(gone)
-    alarm.judge()
+    alarm.check()
     assert went_on == []
     alarm.free = 100
-    alarm.judge()
+    alarm.check()
     assert (alarm.raised, went_on) == (False, ["one"])
-    alarm.judge()
+    alarm.check()
     assert went_on == ["one"]
 
 
@@ -36,7 +36,7 @@ def test_the_alarm_is_logged_once_for_as_long_as_it_lasts() -> None:
     alarm = DiskAlarm(Path("/"), 100)
     with capture_logs() as logged:
         for alarm.free in (100, 99, 98, 100, 101):
-            alarm.judge()
+            alarm.check()
     assert [line["event"] for line in logged] == [
         "low on disk, clients that publish wait",
         "there is room on the disk again",
@@ -47,8 +47,8 @@ def test_a_database_that_has_no_space_raises_the_alarm_anywhere() -> None:
     """For a PostgreSQL on another machine, its error is the only sign."""
     full = True
     alarm = DiskAlarm(None, 100, lambda: full)
-    alarm.judge()
+    alarm.check()
     assert (alarm.raised, alarm.free, alarm.limit) == (True, None, 0)
     full = False
-    alarm.judge()
+    alarm.check()
     assert not alarm.raised

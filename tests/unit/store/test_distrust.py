@@ -70,7 +70,7 @@ async def test_receipts_are_trusted_where_nothing_can_refuse(
 
 async def test_the_nodes_of_a_cluster_are_enough_for_distrust() -> None:
     trust = Trust("/", "receipts", None, Receipts(new_identity("t")), lambda: None, 2)
-    await trust.judge()
+    await trust.refresh()
     assert trust.doubts == Doubts(of_all="--broker names several nodes")
 
 
@@ -78,25 +78,25 @@ async def test_the_nodes_of_a_cluster_are_enough_for_distrust() -> None:
 async def test_no_setting_makes_receipts_of_a_cluster_trusted(replay: Replay, nodes: int, why: str | None) -> None:
     """A partition can lose a receipt whose acknowledgements have happened: the message would be lost."""
     trust = Trust("/", replay, api(nodes=nodes), Receipts(new_identity("t")), lambda: None, 1)
-    await trust.judge()
+    await trust.refresh()
     assert trust.doubts.of_all == why
 
 
 async def test_receipts_can_be_trusted_without_a_management_api() -> None:
     trust = Trust("/", "receipts", None, Receipts(new_identity("t")), lambda: None, 1)
-    await trust.judge()
+    await trust.refresh()
     assert trust.doubts.of_all is None
 
 
 async def test_a_cluster_that_was_seen_stays_one_while_nothing_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     trust = Trust("/", "receipts", api(nodes=3), Receipts(new_identity("t")), lambda: None, 1)
-    await trust.judge()
+    await trust.refresh()
 
     async def away(_self: Management, _path: str) -> Any:
         raise ManagementError("away")
 
     monkeypatch.setattr(Answers, "get", away)
-    await trust.judge()
+    await trust.refresh()
     assert trust.doubts.of_all == "the broker has 3 nodes"
 
 
@@ -118,10 +118,10 @@ async def test_a_management_api_that_is_away_for_a_moment_costs_no_trust(
         return True
 
     monkeypatch.setattr(Management, "has_queue", seen)
-    await trust.judge()
+    await trust.refresh()
     assert trust.doubts.of_all is None
     tries = 0
-    await trust.judge()
+    await trust.refresh()
     assert (tries, trust.doubts.of_all) == (asked, why)
-    await trust.judge()
+    await trust.refresh()
     assert trust.doubts.of_all is None

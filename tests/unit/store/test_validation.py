@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from dtx.store.rabbitmq import validation
-from dtx.store.rabbitmq.validation import Judgement, Validator
+from dtx.store.rabbitmq.validation import Validation, Validator
 from dtx.wire.amqp09 import methods, properties
 from dtx.wire.amqp09.connection import ConnectionEngine
 from dtx.wire.amqp09.frames import method_frame
@@ -88,11 +88,11 @@ async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def judged_good(validator: Validator, broker: Broker, publish: BasicPublish = PUBLISH, raw: bytes = PLAIN) -> bool:
     """Whether *publish* is known to be good. Otherwise the broker is asked and approves."""
-    judgement = validator.judge(publish, raw)
-    if judgement is None:
+    validation = validator.validate(publish, raw)
+    if validation is None:
         return True
     broker.approve()
-    assert judgement.result() is None
+    assert validation.result() is None
     return False
 
 
@@ -162,11 +162,11 @@ async def test_a_judgement_is_believed_for_ten_seconds_and_no_longer(
 async def test_a_refusal_is_never_remembered(validator: Validator, broker: Broker) -> None:
     """What was missing may exist the next moment."""
     for code in (403, 404):
-        judgement = validator.judge(PUBLISH, PLAIN)
-        assert judgement is not None
+        validation = validator.validate(PUBLISH, PLAIN)
+        assert validation is not None
         broker.refuse(code)
         broker.reopen()
-        close = judgement.result()
+        close = validation.result()
         assert isinstance(close, ChannelClose)
         assert close.reply_code == code
     assert not judged_good(validator, broker)
@@ -179,9 +179,9 @@ async def test_a_refusal_ends_the_validity_of_what_was_judged_before_for_nobody_
     """A refusal closes the channel. The judgements behind it are asked again on the next channel, in their order."""
     other = BasicPublish(b"y", b"key", 0)
     assert not judged_good(validator, broker, other)
-    refused, waiting = validator.judge(PUBLISH, PLAIN), validator.judge(BasicPublish(b"z", b"key", 0), PLAIN)
-    assert isinstance(refused, Judgement)
-    assert isinstance(waiting, Judgement)
+    refused, waiting = validator.validate(PUBLISH, PLAIN), validator.validate(BasicPublish(b"z", b"key", 0), PLAIN)
+    assert isinstance(refused, Validation)
+    assert isinstance(waiting, Validation)
     broker.refuse()
     assert refused.result() is not None
     assert not waiting.done()
@@ -198,12 +198,12 @@ async def test_a_revoked_permission_is_noticed_when_the_judgement_is_old(
 ) -> None:
     assert not judged_good(validator, broker)
     clock.ahead += 10.01
-    judgement = validator.judge(PUBLISH, PLAIN)
-    assert judgement is not None
+    validation = validator.validate(PUBLISH, PLAIN)
+    assert validation is not None
     broker.refuse()
     broker.reopen()
-    assert judgement.result() is not None
-    assert not judged_good(validator, broker), "the old judgement is not used again"
+    assert validation.result() is not None
+    assert not judged_good(validator, broker), "the old one does not come back"
 
 
 async def test_the_oldest_of_too_many_judgements_is_forgotten(
@@ -217,7 +217,7 @@ async def test_the_oldest_of_too_many_judgements_is_forgotten(
 
 
 async def test_a_lost_connection_leaves_no_judgement_waiting(validator: Validator) -> None:
-    judgement = validator.judge(PUBLISH, PLAIN)
-    assert judgement is not None
+    validation = validator.validate(PUBLISH, PLAIN)
+    assert validation is not None
     validator.lost("the test says so")
-    assert judgement.cancelled()
+    assert validation.cancelled()

@@ -17,7 +17,7 @@ from dtx.server.amqp10.nodes import NodeSender, amqp_error
 from dtx.store.rabbitmq import capture
 from dtx.store.rabbitmq.confirm_channel import ConfirmChannel, MessageFate
 from dtx.store.rabbitmq.upstream import OwnChannel
-from dtx.store.rabbitmq.validation import Judgement
+from dtx.store.rabbitmq.validation import Validation
 from dtx.store.work import HeldPublish
 from dtx.wire.amqp09.methods import ChannelClose
 from dtx.wire.amqp10.errors import AmqpError, Condition
@@ -37,7 +37,7 @@ _FRAME: Final = 64
 class _Waiting(NamedTuple):
     delivery: int | None
     message: HeldPublish
-    judgement: Judgement | None
+    validation: Validation | None
 
     @property
     def size(self) -> int:
@@ -100,29 +100,29 @@ class BrokerDestination:
 
     def send(self, delivery: int | None, message: HeldPublish) -> None:
         """See :class:`Destination`."""
-        judgement = self._broker.judged(message.exchange, message.routing_key, message.properties)
-        if judgement is None and not self._line:
+        validation = self._broker.validate(message.exchange, message.routing_key, message.properties)
+        if validation is None and not self._line:
             self._publish(delivery, message)
             return
-        waiting = _Waiting(delivery, message, judgement)
+        waiting = _Waiting(delivery, message, validation)
         self._line.append(waiting)
         self._size += waiting.size
         if self._size > _MAX_WAITING:
             self._broker.home.hold_client(self)
-        if judgement is not None:
-            judgement.add_done_callback(self._go_on)
+        if validation is not None:
+            validation.add_done_callback(self._go_on)
 
     def _go_on(self, _: object) -> None:
         """Publish or reject the checked messages in order."""
         line = self._line
-        while line and (line[0].judgement is None or line[0].judgement.done()):
+        while line and (line[0].validation is None or line[0].validation.done()):
             first = line.popleft()
-            delivery, message, judgement = first
+            delivery, message, validation = first
             self._size -= first.size
-            if judgement is None or (not judgement.cancelled() and judgement.result() is None):
+            if validation is None or (not validation.cancelled() and validation.result() is None):
                 self._publish(delivery, message)
-            elif not judgement.cancelled():
-                self._sender.reject(delivery, broker_error(cast("ChannelClose", judgement.result())))
+            elif not validation.cancelled():
+                self._sender.reject(delivery, broker_error(cast("ChannelClose", validation.result())))
         if self._size <= _MAX_WAITING:
             self._broker.home.release_client(self)
         if self._closing and not line:
@@ -161,37 +161,37 @@ class BrokerDestination:
 
     # -- in transactions
 
-    def judge(self, message: HeldPublish) -> Outcome | Future[AmqpError | None]:
+    def validate(self, message: HeldPublish) -> Outcome | Future[AmqpError | None]:
         """See :class:`Destination`."""
         broker = self._broker
         capture.check_size(broker.lane, len(message.body))
         capture.check_publish(
             broker.lane, broker.store.broker.user, message.exchange, message.routing_key, message.properties
         )
-        judgement = broker.judged(message.exchange, message.routing_key, message.properties)
+        validation = broker.validate(message.exchange, message.routing_key, message.properties)
         known = bool(message.exchange) or broker.knows(message.routing_key)
-        if judgement is None and known:
+        if validation is None and known:
             return ACCEPTED
-        verdict: Future[AmqpError | None] = get_running_loop().create_future()
-        broker.home.manager.spawn(self._judge(message, judgement, known, verdict))
-        return verdict
+        result: Future[AmqpError | None] = get_running_loop().create_future()
+        broker.home.manager.spawn(self._validate(message, validation, known, result))
+        return result
 
-    async def _judge(
-        self, message: HeldPublish, judgement: Judgement | None, known: bool, verdict: Future[AmqpError | None]
+    async def _validate(
+        self, message: HeldPublish, validation: Validation | None, known: bool, result: Future[AmqpError | None]
     ) -> None:
         try:
-            close = None if judgement is None else await judgement
+            close = None if validation is None else await validation
             if close is not None:
                 raise broker_error(close)
             if not known:
                 await self._broker.find_target(message.routing_key)
         except (AmqpError, XaError) as error:
-            verdict.set_result(amqp_error(error))
+            result.set_result(amqp_error(error))
         except CancelledError:  # the connection is lost
-            verdict.cancel()
+            result.cancel()
             raise
         else:
-            verdict.set_result(None)
+            result.set_result(None)
 
     # -- the end
 

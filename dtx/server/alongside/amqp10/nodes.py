@@ -168,7 +168,7 @@ class BrokerNodes:
             if address is not None:
                 await self._broker.check_target(address)
             channel = await OwnChannel(self.upstream).open(methods.ConfirmSelect())
-            with suppress(XaError):  # the broker itself judges the size of what is in no branch
+            with suppress(XaError):  # the broker itself checks the size of what is in no branch
                 await self._broker.lane.ready(_LIMIT_PATIENCE)
         except UpstreamChannelClosed as closed:
             raise broker_error(closed.close) from closed

@@ -11,7 +11,7 @@ from dtx.store.rabbitmq.phase_two import Lane
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
 from dtx.store.rabbitmq.store import RabbitStore
 from dtx.store.rabbitmq.upstream import OwnChannel, UpstreamChannelClosed, UpstreamLost, words
-from dtx.store.rabbitmq.validation import Judgement, Validator
+from dtx.store.rabbitmq.validation import Validation, Validator
 from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09 import methods, properties, tables
 from dtx.wire.amqp09.codec import Method
@@ -147,8 +147,8 @@ class BrokerAccess:
             await self.find_target(address.name)
         elif exchange:
             await self._find_exchange(exchange)
-        judgement = self.judged(exchange, key, properties.EMPTY)
-        close = None if judgement is None else await judgement
+        validation = self.validate(exchange, key, properties.EMPTY)
+        close = None if validation is None else await validation
         # Without a key in the address, the subject of each message is its topic.
         fixed = isinstance(address, QueueAddress) or address.key is not None
         if close is not None and (fixed or b"to topic" not in close.reply_text):
@@ -207,15 +207,15 @@ class BrokerAccess:
         name, vhost = queue.decode("utf-8", "replace"), self.home.who.vhost
         return AmqpError(Condition.NOT_FOUND, f"no queue '{name}' in vhost '{vhost}'")
 
-    def judged(self, exchange: bytes, routing_key: bytes, raw: bytes) -> Judgement | None:
+    def validate(self, exchange: bytes, routing_key: bytes, raw: bytes) -> Validation | None:
         """Let the broker check a publish; ``None`` if it is known to be allowed.
 
         Raises:
             WireError: 502, the properties *raw* are malformed.
         """
-        judgement = self._validator.judge(BasicPublish(exchange, routing_key, 0), raw)
-        (self._metrics.validation_hits if judgement is None else self._metrics.validation_misses).inc()
-        return judgement
+        validation = self._validator.validate(BasicPublish(exchange, routing_key, 0), raw)
+        (self._metrics.validation_hits if validation is None else self._metrics.validation_misses).inc()
+        return validation
 
     # -- queues and exchanges
 

@@ -49,7 +49,7 @@ class Place:
     def address(self, _: object, subject: object, content: Any) -> HeldPublish:
         return HeldPublish(b"", b"q", False, content.properties, content.body)
 
-    def judge(self, _: HeldPublish) -> Future[AmqpError | None]:
+    def validate(self, _: HeldPublish) -> Future[AmqpError | None]:
         return self.verdict
 
     def publish(self, held: HeldPublish) -> None:
