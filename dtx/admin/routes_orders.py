@@ -156,7 +156,7 @@ async def _many(
     context: ApiContext, who: Identity, form: forms.BulkForm, found: list[InDoubt]
 ) -> list[forms.BulkResult]:
     _, operators = context.require_active()
-    turn = asyncio.Semaphore(_SIDE_BY_SIDE)
+    slots = asyncio.Semaphore(_SIDE_BY_SIDE)
 
     async def one(item: InDoubt) -> forms.BulkResult:
         branch = item.branch
@@ -168,7 +168,7 @@ async def _many(
             reason=form.reason,
             version=branch.version,
         )
-        async with turn:
+        async with slots:
             try:
                 if form.dry_run:
                     answer = (await operators.forecast(order)).told

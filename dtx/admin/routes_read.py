@@ -53,7 +53,7 @@ from dtx.log.reader import Detail, Export, LogReader, Messages, Piece
 from dtx.log.records import JournalEvent
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.branches import AGES, BranchStats, branch_stats
-from dtx.store.slices import finish, in_turns
+from dtx.store.slices import finish, in_slices
 from dtx.telemetry import LaneNumbers
 from dtx.xa.model import State
 from dtx.xa.xid import Xid
@@ -469,7 +469,7 @@ async def list_associations(
         )
 
     found: list[BranchRuntime] = []
-    async for entry in in_turns(active.manager.entries()):
+    async for entry in in_slices(active.manager.entries()):
         if wanted(entry):
             found.append(entry)
             if len(found) > _KEPT:

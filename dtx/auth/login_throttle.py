@@ -4,7 +4,7 @@ There are three gates: one attempt at a time for a user name from one source, on
 number for all. Attempts pass each gate in the order of arrival. So one attempt for each name waits at the gate of a
 source, and one for each source waits at the gate for all.
 
-A flood of attempts from one source uses only the turns of that source. A flood for one name does not use the turns of
+A flood of attempts from one source uses only the slots of that source. A flood for one name does not use the slots of
 other names of its source (clients behind a proxy share an address). A source that fails with many names is slowed down
 as a whole: after a number of failures it has one attempt in each pause.
 """
@@ -38,8 +38,8 @@ class _Gate:
 
 
 @dataclass(slots=True)
-class Turn:
-    """A turn that has been given.
+class LoginSlot:
+    """One attempt that has passed the gates.
 
     Args:
         pause: seconds that the same user from the same source waits for the next one, beginning with its end; 0 after a
@@ -49,11 +49,11 @@ class Turn:
     pause: float = 0.0
 
 
-class Turns:
-    """The gates.
+class LoginThrottle:
+    """The gates for login attempts.
 
     Args:
-        most: turns at a time.
+        most: attempts at a time.
     """
 
     def __init__(self, most: int) -> None:
@@ -67,8 +67,8 @@ class Turns:
         return len(self._gates)
 
     @asynccontextmanager
-    async def turn(self, source: str, user: bytes) -> AsyncIterator[Turn]:
-        """Wait for a turn. The turn lasts as long as the block.
+    async def slot(self, source: str, user: bytes) -> AsyncIterator[LoginSlot]:
+        """Wait for a slot. The slot is held as long as the block runs.
 
         Args:
             source: where the client connects from.
@@ -77,7 +77,7 @@ class Turns:
         Raises:
             TooManyWait: too many other names of that source wait.
         """
-        given, of_source = Turn(), Turn()
+        given, of_source = LoginSlot(), LoginSlot()
         async with self._through((source, user), given):
             gate = self._gates.get((source, None))
             if gate is not None and gate.visitors >= MOST_NAMES:
@@ -98,7 +98,7 @@ class Turns:
         return max(0.0, paid - now - FAILURES_AT_ONCE * pause)
 
     @asynccontextmanager
-    async def _through(self, key: _Key, turn: Turn) -> AsyncIterator[None]:
+    async def _through(self, key: _Key, slot: LoginSlot) -> AsyncIterator[None]:
         gate = self._gates.setdefault(key, _Gate())
         gate.visitors += 1
         try:
@@ -109,8 +109,8 @@ class Turns:
         try:
             yield
         finally:
-            if turn.pause:
-                asyncio.get_running_loop().call_later(turn.pause, self._release, key, gate)
+            if slot.pause:
+                asyncio.get_running_loop().call_later(slot.pause, self._release, key, gate)
             else:
                 self._release(key, gate)
 

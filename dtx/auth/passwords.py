@@ -26,7 +26,7 @@ from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 from argon2.low_level import ARGON2_VERSION
 
-from dtx.auth.login_throttle import Turns
+from dtx.auth.login_throttle import LoginThrottle
 
 MEMORY_KIB: Final = 19 * 1024
 """With two passes and one lane, the minimum of OWASP's password storage recommendation: about 20 ms."""
@@ -78,7 +78,7 @@ class Verifier:
         self._key = secrets.token_bytes(32)
         self._answers: dict[bool, OrderedDict[bytes, None]] = {True: OrderedDict(), False: OrderedDict()}
         self._threads = ThreadPoolExecutor(WORKERS, thread_name_prefix="password", initializer=_lower_priority)
-        self._turns = Turns(WORKERS)
+        self._throttle = LoginThrottle(WORKERS)
         self._decoy = _decoy()
 
     def close(self) -> None:
@@ -102,18 +102,18 @@ class Verifier:
         known = self._remembered(digest)
         if known is not None:
             return known
-        async with self._turns.turn(source, user) as turn:
+        async with self._throttle.slot(source, user) as slot:
             known = self._remembered(digest)  # another login may have verified the same meanwhile
             if known is not None:
                 return known
-            turn.pause = PAUSE
+            slot.pause = PAUSE
             running = asyncio.get_running_loop().run_in_executor(self._threads, self._verify, password, stored)
             try:
                 right = await asyncio.shield(running)
             finally:  # also after a cancellation: the turn lasts as long as the thread is busy
                 await asyncio.wait((running,))
                 if not running.cancelled() and running.result():
-                    turn.pause = 0.0
+                    slot.pause = 0.0
         answers = self._answers[right]
         answers[digest] = None
         if len(answers) > REMEMBERED:

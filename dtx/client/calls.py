@@ -57,7 +57,7 @@ FAILURES: Final = (AMQPError, OSError, AttributeError)
 """The exceptions that pika raises when a connection fails."""
 _LOGIN_REFUSED: Final = frozenset({"AuthenticationError", "ProbableAuthenticationError"})
 """Names of exception classes of pika and of aiormq. aiormq may be missing, so this module does not import them."""
-_MOST_TURNS: Final = 100
+_MOST_ITERATIONS: Final = 100
 """The maximum number of turns of pika's loop. The next call reads any data that is left."""
 
 
@@ -482,7 +482,7 @@ def alive(connection: BlockingConnection) -> bool:
     pika needs several turns of its loop to notice the end of a connection. ``process_data_events`` without a wait makes
     only one turn. This function therefore repeats it while there is data to read. Usually there is none.
     """
-    for _ in range(_MOST_TURNS):
+    for _ in range(_MOST_ITERATIONS):
         if not connection.is_open or not _readable(connection):
             break
         with suppress(*FAILURES):
@@ -492,16 +492,16 @@ def alive(connection: BlockingConnection) -> bool:
 
 def _readable(connection: BlockingConnection) -> bool:
     """Return whether the socket has data to read, or its end."""
-    look = poll()  # select.select accepts no descriptor from 1024 on, and programs in C have many
-    look.register(connection._impl._transport._sock.fileno(), POLLIN)
-    return bool(look.poll(0))
+    poller = poll()  # select.select accepts no descriptor from 1024 on, and programs in C have many
+    poller.register(connection._impl._transport._sock.fileno(), POLLIN)
+    return bool(poller.poll(0))
 
 
 def drop(connection: BlockingConnection) -> None:
     """Close the socket of *connection*. pika closes the socket and its loop some turns of the loop later."""
     with suppress(*FAILURES):
         connection._impl._terminate_stream(AMQPConnectionError("given up"))
-        for _ in range(_MOST_TURNS):
+        for _ in range(_MOST_ITERATIONS):
             connection.process_data_events(0)  # until it raises that the connection is closed
 
 

@@ -99,7 +99,7 @@ async def connect(dsn: Dsn, settings: dict[str, str], *, timeout: float) -> psyc
     places = await conninfo_attempts_async(conninfo_to_dict(dsn.conninfo))
     seconds = _part(timeout, len(places))
     failures: list[str] = []
-    for at in _turns(dsn, len(places)):
+    for at in _attempt_order(dsn, len(places)):
         try:
             connection = await _within(seconds, _one(places[at], settings, seconds), places[at])
         except (psycopg.Error, OSError) as error:
@@ -126,7 +126,7 @@ def connect_now(dsn: Dsn, *, timeout: float = _NOW, **options: Any) -> psycopg.C
     places = conninfo_attempts(conninfo_to_dict(dsn.conninfo))
     seconds = max(2, math.ceil(_part(timeout, len(places))))
     failures: list[str] = []
-    for at in _turns(dsn, len(places)):
+    for at in _attempt_order(dsn, len(places)):
         try:
             connection = psycopg.connect(make_conninfo("", **places[at]), connect_timeout=seconds, **options)
         except (psycopg.Error, OSError) as error:
@@ -144,7 +144,7 @@ def _part(timeout: float, places: int) -> float:
     return timeout if places == 1 else max(_LEAST, timeout / (places + 1))
 
 
-def _turns(dsn: Dsn, count: int) -> Iterator[int]:
+def _attempt_order(dsn: Dsn, count: int) -> Iterator[int]:
     """Indexes of hosts in the order of attempts. A caller that comes during an attempt begins with the next host."""
     begin = dsn.first
     for number in range(begin, begin + count):

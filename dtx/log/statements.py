@@ -43,7 +43,7 @@ from dtx.log.records import (
 
 LEASE_LOST: Final = "DTX02"
 """SQLSTATE raised when the writer's epoch is not that of the lease."""
-OUT_OF_TURN: Final = "DTX03"
+OUT_OF_ORDER: Final = "DTX03"
 """SQLSTATE raised when the group before this one was not written."""
 
 PROOF: Final = (
@@ -153,12 +153,12 @@ def _place(columns: Sequence[Field], name: str) -> int:
 _OPEN: Final = "(w.fate IS NULL OR w.fate = 'unsure')"
 
 PROVE_LEASE: Final = Statement(b"prove_lease", f"SELECT {PROOF}")
-PROVE_TURN: Final = Statement(
-    b"prove_turn",
+PROVE_SEQUENCE: Final = Statement(
+    b"prove_sequence",
     # A setting made in a transaction is undone when that fails. So a statement that finds it knows that the group
     # before has committed in this session, without a row for that purpose.
-    f"SELECT {PROOF}, dtx.require($3::text = '' OR current_setting('dtx.turn', true) = $3::text, '{OUT_OF_TURN}', "
-    "'the group before was not written'), set_config('dtx.turn', $4::text, false)",
+    f"SELECT {PROOF}, dtx.require($3::text = '' OR current_setting('dtx.sequence', true) = $3::text, '{OUT_OF_ORDER}', "
+    "'the group before was not written'), set_config('dtx.sequence', $4::text, false)",
 )
 INSERT_BRANCH: Final = Statement(b"insert_branch", insert("branch", BRANCH), BRANCH, proof=PROOF)
 INSERT_WORK: Final = Statement(b"insert_work", insert("work", (_OWNER, *WORK)), (_OWNER, *WORK))
@@ -386,7 +386,7 @@ PUT_BINDING: Final = Statement(b"put_binding", insert("binding", BINDING, "ON CO
 
 STATEMENTS: Final = (
     PROVE_LEASE,
-    PROVE_TURN,
+    PROVE_SEQUENCE,
     ARCHIVE,
     COMPLETE_BRANCH,
     END_BRANCH,
@@ -540,20 +540,20 @@ def _exchange_marks(record: Insert) -> bytes | None:
     return marks([put.exchange for put in change.puts])
 
 
-class WriteTurn(NamedTuple):
+class WriteSequence(NamedTuple):
     """The place of a group among those that are sent before earlier ones are answered.
 
     Args:
-        mine: its number, which the next group checks.
-        behind: the number of the group that must be written before; 0 where none is under way.
+        number: its number, which the next group checks.
+        predecessor: the number of the group that must be written before; 0 where none is under way.
     """
 
-    mine: int
-    behind: int
+    number: int
+    predecessor: int
 
 
 def bind_group(
-    rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]], turn: WriteTurn | None = None
+    rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]], sequence: WriteSequence | None = None
 ) -> list[Bound]:
     """The statements of one group, none of them empty.
 
@@ -564,7 +564,7 @@ def bind_group(
         rm: name of the resource manager.
         epoch: of the lease.
         group: each record with the id of its journal entry.
-        turn: for a group that is sent behind another one, or that another one may be sent behind.
+        sequence: for a group that is sent behind another one, or that another one may be sent behind.
 
     Raises:
         UnicodeError, struct.error, OverflowError: a value does not fit its column.
@@ -594,9 +594,9 @@ def bind_group(
     found = [
         (statement, piece) for statement in sorted(rows, key=_RANKS.__getitem__) for piece in _pieces(statement, rows)
     ]
-    if turn is not None:
-        behind = b"%d" % turn.behind if turn.behind else b""
-        bound: list[Bound] = [(PROVE_TURN, [rm, int8(epoch), behind, b"%d" % turn.mine])]
+    if sequence is not None:
+        behind = b"%d" % sequence.predecessor if sequence.predecessor else b""
+        bound: list[Bound] = [(PROVE_SEQUENCE, [rm, int8(epoch), behind, b"%d" % sequence.number])]
     elif found and len(found[0][1]) == 1 and found[0][0].proof:
         first, (row,) = found.pop(0)
         bound = [first.bind_proving(rm, epoch, row)]

@@ -5,9 +5,9 @@ one transaction in one round trip. Each caller is answered after the commit of i
 group, its records are written one by one, so that only the bad one fails.
 
 A group is sent while PostgreSQL writes the one before it, so that PostgreSQL does not wait between them. It proves its
-*turn*: it fails unless the group before it has committed. So groups commit in their order or not at all, as if each had
-waited for the answer to the one before. When a group fails, the group sent behind it fails too. It is sent again after
-the good records of the first.
+*sequence*: it fails unless the group before it has committed. So groups commit in their order or not at all, as if each
+had waited for the answer to the one before. When a group fails, the group sent behind it fails too. It is sent again
+after the good records of the first.
 
 A group whose connection was lost is *carried*: whether it committed is not known. The writer connects again and raises
 its own epoch in the lease. From then on the old session has either committed or never will: its proof of the lease
@@ -56,7 +56,7 @@ from dtx.log.api import LeaseLost, LogConflict, LogError, LogUnavailable, OnWrit
 from dtx.log.changes import Change, Define, Slot, Store
 from dtx.log.lease import Lease
 from dtx.log.records import Advance, Insert, JournalEntry, Line, LogWrite
-from dtx.log.statements import LEASE_LOST, PREPARED, WriteTurn, bind_group
+from dtx.log.statements import LEASE_LOST, PREPARED, WriteSequence, bind_group
 from dtx.log.write_queue import Pending, WriteQueue, around
 from dtx.telemetry import get_logger
 
@@ -129,13 +129,13 @@ class _Sent:
     Args:
         group: the records.
         answer: PostgreSQL's answer.
-        turn: its number, where another group may be sent behind it; else 0.
+        number: its number, where another group may be sent behind it; else 0.
         began: the time when its statements were made.
     """
 
     group: list[Pending]
     answer: "asyncio.Future[list[PGresult]]"
-    turn: int
+    number: int
     began: float
 
 
@@ -187,7 +187,7 @@ class Writer:
         self._carried: list[list[Pending]] = []  # oldest first
         self._committed: list[Pending] = []  # committed, not answered
         self._last_size = 0
-        self._turns = count(1)
+        self._numbers = count(1)
         self._known = asyncio.Event()
         self._idle: asyncio.Future[None] | None = None
         self._pause = _PAUSE_MIN
@@ -355,7 +355,7 @@ class Writer:
 
     def _may_follow(self) -> bool:
         """Whether another group may be sent behind those that are under way."""
-        return len(self._under_way) < _MOST_UNDER_WAY and self._under_way[-1].turn > 0
+        return len(self._under_way) < _MOST_UNDER_WAY and self._under_way[-1].number > 0
 
     async def _send(self) -> None:
         """Send the next group, then answer for the committed one while PostgreSQL writes."""
@@ -367,13 +367,15 @@ class Writer:
         began = time.perf_counter()
         group = self._in_hand = self._waiting.take()
         self._last_size = len(group)
-        turn = None
+        sequence = None
         if self._under_way:
-            turn = WriteTurn(next(self._turns), self._under_way[-1].turn)
+            sequence = WriteSequence(next(self._numbers), self._under_way[-1].number)
         elif len(group) >= _LEADS:
-            turn = WriteTurn(next(self._turns), 0)
+            sequence = WriteSequence(next(self._numbers), 0)
         try:
-            bound = bind_group(self._rm, self._epoch, [(pending.record, pending.line_id) for pending in group], turn)
+            bound = bind_group(
+                self._rm, self._epoch, [(pending.record, pending.line_id) for pending in group], sequence
+            )
         except (UnicodeError, struct.error, OverflowError) as error:
             if len(group) == 1:
                 group[0].answer(LogError(f"the log cannot keep the record: {error}"))
@@ -383,7 +385,9 @@ class Writer:
         if failpoint.armed:
             for pending in group:
                 failpoint.at(around(pending.record)[0])
-        self._under_way.append(_Sent(group, self._session.send(bound), 0 if turn is None else turn.mine, began))
+        self._under_way.append(
+            _Sent(group, self._session.send(bound), 0 if sequence is None else sequence.number, began)
+        )
         self._in_hand = []
         if failpoint.armed:
             failpoint.at(Point.LOG_SENT)

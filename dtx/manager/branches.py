@@ -22,7 +22,7 @@ from dtx.manager.branch_runtime import TAKING, BranchEnd, BranchRuntime
 from dtx.manager.effects import Reply, release
 from dtx.manager.limits import Limits, Quotas
 from dtx.store.api import UnitProgress
-from dtx.store.slices import in_turns
+from dtx.store.slices import in_slices
 from dtx.telemetry import get_logger
 from dtx.xa.branch import is_legal, step
 from dtx.xa.codes import Heuristic, ReplyCode, XaError, XaFlag
@@ -407,7 +407,7 @@ async def branch_stats(entries: Iterable[BranchRuntime]) -> BranchStats:
     """
     stats = BranchStats()
     now = time.time()
-    async for entry in in_turns(entries):
+    async for entry in in_slices(entries):
         if entry.branch.state is State.UNKNOWN:
             continue  # it has ended since the snapshot
         ages = stats.ages.get(entry.branch.state)

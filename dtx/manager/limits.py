@@ -26,7 +26,7 @@ from dtx.telemetry import get_logger
 
 _log = get_logger(part="disk")
 NO_LIMIT: Final = 1 << 62
-LOOK_SECONDS: Final = 1.0
+POLL_SECONDS: Final = 1.0
 """Interval of measuring the disk."""
 _SCOPES: Final = ("user", "vhost")
 _MOST_EMPTY: Final = 1_000
@@ -240,7 +240,7 @@ class DiskAlarm:
                 with suppress(OSError):  # other checks report it
                     self.free = await asyncio.to_thread(self._ask, self._place)
             self.check()
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
     def check(self) -> None:
         """Raise the alarm, or end it and resume the clients."""

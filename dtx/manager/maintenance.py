@@ -17,7 +17,7 @@ from dtx.manager.branch_runtime import TAKING, UNFINISHED, BranchRuntime
 from dtx.manager.branches import Branches
 from dtx.manager.effects import Effects, Reply
 from dtx.manager.limits import Limits
-from dtx.store.slices import in_turns
+from dtx.store.slices import in_slices
 from dtx.telemetry import Metrics, get_logger
 from dtx.xa.codes import XaError, XaFlag
 from dtx.xa.model import Event, Happened, Operation, Request, State
@@ -108,7 +108,7 @@ class Maintenance:
                 "finish them, or give this dtx a resource manager name of its own (--rm)"
             )
         failpoint.at(Point.RESTART_LOADED)
-        async for entry in in_turns(pending, _AT_ONCE):
+        async for entry in in_slices(pending, _AT_ONCE):
             self._spawn(self._take_up(entry))
         _log.info("branches loaded", in_doubt=len(self._branches) - len(pending), unfinished=len(pending))
 
@@ -136,7 +136,7 @@ class Maintenance:
         while True:
             await asyncio.sleep(max(_TICK, len(self._branches.open) * _PAUSE_OF_EACH))
             now = self._clock()
-            async for entry in in_turns(await self._due(now), _AT_ONCE):
+            async for entry in in_slices(await self._due(now), _AT_ONCE):
                 self._age(entry, now)
             if now >= revive_at:
                 revive_at = now + _REVIVE
@@ -154,7 +154,7 @@ class Maintenance:
         return reply
 
     async def _due(self, now: float) -> list[BranchRuntime]:
-        return [entry async for entry in in_turns(self._branches.open) if self._falls_due(entry, now)]
+        return [entry async for entry in in_slices(self._branches.open) if self._falls_due(entry, now)]
 
     def _falls_due(self, entry: BranchRuntime, now: float) -> Operation | None:
         branch = entry.branch
@@ -193,7 +193,7 @@ class Maintenance:
         A stuck branch waits for a request, unless phase two has finished since, and only the log does not have that.
         Then the client was told that it is done, and will not ask again.
         """
-        async for entry in in_turns(self._branches, _AT_ONCE):
+        async for entry in in_slices(self._branches, _AT_ONCE):
             if entry.busy or not self._branches.has(entry):
                 continue
             if entry.uncertain:

@@ -23,7 +23,7 @@ from dtx.manager.limits import DiskAlarm, Limits, Quotas
 from dtx.manager.local_persistence import LocalPersistence
 from dtx.manager.maintenance import Maintenance
 from dtx.store.api import BrokerStore, LocalStore
-from dtx.store.slices import Slices, in_turns
+from dtx.store.slices import Slices, in_slices
 from dtx.store.work import Budget, HeldWork
 from dtx.telemetry import Metrics, get_logger
 from dtx.xa.branch import Branch, step
@@ -310,10 +310,10 @@ class TransactionManager:
         if entry.branch.state in TAKING:
             if operation is Operation.ROLLBACK:
                 self._effects.broker.leave_untaken(entry)
-            await self._look_into(entry, reply)
+            await self._resolve_take(entry, reply)
         await self._run(entry, Request(operation=operation, vote=self.vote(entry)), reply, actor)
 
-    async def _look_into(self, entry: BranchRuntime, reply: Reply) -> None:
+    async def _resolve_take(self, entry: BranchRuntime, reply: Reply) -> None:
         try:
             if entry.cached is None:  # untaken messages must not be put back, so their positions are needed
                 entry.cached = await self._effects.broker.read_work(entry)
@@ -365,15 +365,15 @@ class TransactionManager:
         Raises:
             XaError: 541 when the list could be wrong.
         """
-        mine = [entry async for entry in in_turns(self._branches) if entry.vhost == who.vhost]
-        for entry in [entry async for entry in in_turns(mine) if entry.uncertain and not entry.answered]:
+        mine = [entry async for entry in in_slices(self._branches) if entry.vhost == who.vhost]
+        for entry in [entry async for entry in in_slices(mine) if entry.uncertain and not entry.answered]:
             if entry.uncertain and entry.busy:
                 await self._branches.wait(entry)
             if entry.uncertain and not entry.busy:
                 await self._branches.reread(entry)
         found: list[Xid] = []
         split = 0
-        async for entry in in_turns(mine):
+        async for entry in in_slices(mine):
             if entry.branch.state in IN_DOUBT and not entry.answered and self.may_control(entry, who.user):
                 found.append(entry.xid)
                 if entry.xid == behind:

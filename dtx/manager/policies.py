@@ -24,7 +24,7 @@ from dtx.log.api import LogError
 from dtx.log.lease import clock as steady_clock
 from dtx.log.reader import AgedBranch
 from dtx.manager.branch_runtime import BranchRuntime
-from dtx.store.slices import in_turns
+from dtx.store.slices import in_slices
 from dtx.telemetry import Metrics, get_logger
 from dtx.xa.codes import XaError
 from dtx.xa.model import State
@@ -114,14 +114,14 @@ class Policies:
         """Check at intervals, also after errors, until cancelled."""
         while True:
             try:
-                await self.look()
+                await self.check()
             except LogError as error:
                 _log.warning("policies cannot read the log", reason=str(error))
             except Exception:  # noqa: BLE001 - logged; a failed check does not stop later ones
                 _log.exception("policies failed")
             await asyncio.sleep(self._pause)
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Report overdue branches, and decide those that are due.
 
         Raises:
@@ -174,7 +174,7 @@ class Policies:
     async def _notice(self, now: float) -> None:
         """Find the branches with a policy; new ones are seen since *now*."""
         seen: dict[UUID, tuple[Policy, float]] = {}
-        async for entry in in_turns(self._entries()):
+        async for entry in in_slices(self._entries()):
             if entry.branch.state is State.PREPARED:
                 policy = self._by_kind.get((entry.vhost, entry.xid.format_id))
                 if policy is not None:

@@ -104,9 +104,9 @@ class Leftovers:
         self._left += 1
         if self._timer is None and self._left >= max(FEW, self._live() // _SHARE):
             wait = max(_LATER, self._rest_until - self._clock())
-            self._timer = asyncio.get_running_loop().call_later(wait, self._look)
+            self._timer = asyncio.get_running_loop().call_later(wait, self._run)
 
-    def _look(self) -> None:
+    def _run(self) -> None:
         self._timer = None
         left, self._left = self._left, 0
         began = self._worked()

@@ -36,7 +36,7 @@ async def finish(work: Iterator[object]) -> None:
         await asyncio.sleep(0)
 
 
-async def in_turns(items: Iterable[Item], size: int = 1000) -> AsyncIterator[Item]:
+async def in_slices(items: Iterable[Item], size: int = 1000) -> AsyncIterator[Item]:
     """All of *items*, with a pause for the event loop after every *size* of them.
 
     Args:
@@ -112,16 +112,16 @@ def _later(go_on: Callable[[], None]) -> None:
     waiting = _waiting.setdefault(loop, deque())
     waiting.append(go_on)
     if len(waiting) == 1:
-        loop.call_soon(_take_turn, loop, waiting)
+        loop.call_soon(_run_next, loop, waiting)
 
 
-def _take_turn(loop: asyncio.AbstractEventLoop, waiting: deque[Callable[[], None]]) -> None:
+def _run_next(loop: asyncio.AbstractEventLoop, waiting: deque[Callable[[], None]]) -> None:
     try:
         waiting[0]()
     finally:
         waiting.popleft()
         if waiting:
-            loop.call_soon(_take_turn, loop, waiting)
+            loop.call_soon(_run_next, loop, waiting)
 
 
 def _once(act: Callable[[], object]) -> Iterator[None]:

@@ -104,7 +104,7 @@ def filter_of(fields: Mapping[str, list[str]]) -> FilterForm:
     if "older" in fields:
         values["older_than"] = _seconds(fields["older"][-1])
     if "q" in fields:
-        values |= _looked_for(fields["q"][-1])
+        values |= _search_values(fields["q"][-1])
     return build(FilterForm, values)
 
 
@@ -115,7 +115,7 @@ def _seconds(words: str) -> float:
         raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"age: {error}") from None
 
 
-def _looked_for(words: str) -> dict[str, Any]:
+def _search_values(words: str) -> dict[str, Any]:
     """A whole xid finds the branches of its transaction; text is searched within gtrids; patterns are used as typed."""
     if words.count(":") == 2:
         try:
@@ -174,8 +174,8 @@ async def show_branches(request: Request, visit: Visitor) -> Response:
 
 def _ordered(fields: dict[str, list[str]], by: Sort, now: str, descending: bool) -> str:
     """The address of the same list in the order *by*; in descending order if *by* is its present order."""
-    turn = by == now and not descending
-    return address("branches", **fields, sort=by, descending="yes" if turn else None)
+    descends = by == now and not descending
+    return address("branches", **fields, sort=by, descending="yes" if descends else None)
 
 
 @router.get("/bulk")

@@ -172,7 +172,7 @@ class LiveUpdates:
         self._samples: deque[Sample] = deque(maxlen=_SAMPLES)
         self._watchers = 0
         self._beat: StatusSnapshot | None = None
-        self._looking = asyncio.Lock()
+        self._query_lock = asyncio.Lock()
         self._news = asyncio.Condition()
         self._closed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -194,15 +194,15 @@ class LiveUpdates:
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def look(self) -> StatusSnapshot:
+    async def snapshot(self) -> StatusSnapshot:
         """The state of dtx, at most one second old: simultaneous callers share one query.
 
         Raises:
             LogError: the database cannot be used.
         """
-        async with self._looking:
+        async with self._query_lock:
             if self._beat is None or time.monotonic() - self._beat.at >= BEAT_SECONDS / 2:
-                self._beat = await self._see()
+                self._beat = await self._query()
             return self._beat
 
     def require_room(self) -> None:
@@ -249,11 +249,11 @@ class LiveUpdates:
                 await asyncio.wait_for(self._closed.wait(), wait)
 
     async def _notify(self) -> None:
-        await self.look()
+        await self.snapshot()
         async with self._news:
             self._news.notify_all()
 
-    async def _see(self) -> StatusSnapshot:
+    async def _query(self) -> StatusSnapshot:
         context = self._context
         found = await status(context)
         lines = await context.read(

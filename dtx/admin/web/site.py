@@ -54,7 +54,7 @@ _OTHERS = 20
 async def show_overview(visit: Visitor) -> Response:
     """The overview."""
     visit.who.require(OperatorRole.VIEWER)
-    status = (await visit.pulse.look()).status
+    status = (await visit.pulse.snapshot()).status
     samples = visit.pulse.samples
     done = endings(samples)
     order = [str(state) for state in State if status.branches.get(str(state))]

@@ -16,7 +16,7 @@ from dtx.wire.amqp09.methods import IMMEDIATE, MANDATORY, BasicPublish
 from dtx.wire.amqp09.properties import Property
 from dtx.xa.codes import ReplyCode, XaError
 
-_LOOKED_AT: Final = frozenset((Property.HEADERS, Property.EXPIRATION, Property.USER_ID, Property.REPLY_TO))
+_INSPECTED: Final = frozenset((Property.HEADERS, Property.EXPIRATION, Property.USER_ID, Property.REPLY_TO))
 """The properties that dtx checks or routes by."""
 
 
@@ -59,7 +59,7 @@ class MessageRouting:
         vhost.publishable(exchange)
         access.demand_topic(Permission.WRITE, exchange, key)
         view = properties.read(raw)
-        is_plain = _LOOKED_AT.isdisjoint(view.spans)
+        is_plain = _INSPECTED.isdisjoint(view.spans)
         if not is_plain:
             access.check_properties(view)
         if not is_plain and view.reply_to == REPLY_TO:

@@ -118,16 +118,16 @@ class Bodies:
 
     Args:
         cache: the memory limit for all queues together.
-        turns: the consumers of the queue. While one is active, messages that were read for the head stay in memory.
+        dispatch_round: the consumers of the queue. While one is active, messages read for the head stay in memory.
         getters: clients that have asked for one message. While there is one, these messages stay in memory too.
     """
 
-    __slots__ = ("_asked", "_cache", "_fetched", "_getters", "_kept", "_sharing", "_turns", "cached")
+    __slots__ = ("_asked", "_cache", "_fetched", "_getters", "_kept", "_round", "_sharing", "cached")
 
-    def __init__(self, cache: MessageCache, turns: DispatchRound, getters: Sequence[object]) -> None:
+    def __init__(self, cache: MessageCache, dispatch_round: DispatchRound, getters: Sequence[object]) -> None:
         self.cached = 0
         self._cache = cache
-        self._turns = turns
+        self._round = dispatch_round
         self._getters = getters
         self._kept: dict[int, StoredMessage] = {}
         self._fetched: dict[int, StoredMessage] = {}
@@ -198,7 +198,7 @@ class Bodies:
         Bodies that were read for the head are evicted only while the queue has no active consumer and no getter.
         """
         goal = self.cached - octets
-        wanted = self._turns.active or self._getters
+        wanted = self._round.active or self._getters
         for messages in (self._kept,) if wanted else (self._kept, self._fetched):
             while messages and self.cached > goal:
                 self._discharge(messages.popitem()[1])

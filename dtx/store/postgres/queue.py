@@ -409,7 +409,7 @@ class QueueIndex:
         self._scheduled = False
         if self.closed or self._suspended:
             return None
-        bodies, ready, turns = self._bodies, self._ready, self._round
+        bodies, ready, dispatch_round = self._bodies, self._ready, self._round
         left = DISPATCH_MESSAGES
         expiries = self._limits.expiries
         if expiries:
@@ -422,21 +422,21 @@ class QueueIndex:
                 break
             message = bodies.find(position)
             if message is None:
-                if self._getters or turns.active:
+                if self._getters or dispatch_round.active:
                     wanted = bodies.ask(ready.first)
                     if wanted:
                         self._host.fetch(self, wanted)
                 break
             left -= 1 + len(message.properties) // PROPERTY_OCTETS
             # As in RabbitMQ, where a message waits only while no consumer can take it.
-            getters_turn = self._getters and self._preferred >= DISPATCH_MESSAGES
-            consumer = None if getters_turn else turns.next()
+            getter_first = self._getters and self._preferred >= DISPATCH_MESSAGES
+            consumer = None if getter_first else dispatch_round.next()
             if consumer is not None:
                 self._take()
                 self._deliver(message, consumer)
                 if self._getters:
                     self._preferred += 1
-            elif turns.active and not getters_turn:
+            elif dispatch_round.active and not getter_first:
                 self._schedule()
                 break
             elif self._getters:

@@ -42,7 +42,7 @@ _BACKOFF: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
 """Seconds before the next attempt to connect to the broker."""
 _IMPATIENT: Final = 0.25
 """The same while a caller waits for the lane, at most."""
-_TURN: Final = 2.0
+_GENERATION_SECONDS: Final = 2.0
 """Seconds of one generation of receipts."""
 _USE: Final = 3600.0
 """Seconds after which the receipt queues are declared again, so that the broker does not delete them as unused."""
@@ -330,7 +330,7 @@ class Lane:
         while not connection.is_lost:
             self._probe_alarm(canary)
             with suppress(TimeoutError):
-                async with asyncio.timeout(_TURN):
+                async with asyncio.timeout(_GENERATION_SECONDS):
                     await asyncio.shield(connection.gone)
             await self._trust.refresh(since=loop.time() - _TRUST)
             if self._trust.doubts.of_all is not None or connection.gone.done():
@@ -339,7 +339,7 @@ class Lane:
                 await self._open_receipts(connection)
                 declared = loop.time()
             if self.trusts_receipts and self.settings.active():
-                await self.receipts.turn(control)
+                await self.receipts.switch_generation(control)
         raise UpstreamLost("the connection to the broker is gone")
 
     def _probe_alarm(self, canary: OwnChannel) -> None:

@@ -37,7 +37,7 @@ class Queries:
 
     def __init__(self, lane: "Callable[[str], Lane]") -> None:
         self._lane = lane
-        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._slots = asyncio.Semaphore(_AT_ONCE)
 
     async def exchange(self, vhost: str, user: str | None, name: bytes) -> ExchangeFacts:
         """exchange.query: "If not specified explicitly the default exchange is implied".
@@ -97,7 +97,7 @@ class Queries:
             ManagementError: the API gives no answer.
         """
         about = _About(await self._lane(vhost).management(), vhost, "")
-        async with self._turns:
+        async with self._slots:
             return await about.is_stream(queue)
 
     async def _ask(self, method: str, vhost: str, user: str | None, ask: "Callable[[_About], Awaitable[_T]]") -> _T:
@@ -105,7 +105,7 @@ class Queries:
             if user is None:
                 raise ManagementError("the login of this connection has no user name")
             about = _About(await self._lane(vhost).management(), vhost, user)
-            async with self._turns:
+            async with self._slots:
                 await about.read_permissions()
                 return await ask(about)
         except (ManagementError, WireError, LookupError, TypeError, AttributeError) as error:

@@ -116,7 +116,7 @@ class Receipts:
         """All receipt queues that may be needed: those of this dtx and the inherited ones."""
         return [*self.queues, *(queue for stem in self._inherited for queue in receipt_queues(stem))]
 
-    async def turn(self, channel: OwnChannel) -> None:
+    async def switch_generation(self, channel: OwnChannel) -> None:
         """Begin a new generation if one is free. Purge those that no unit needs, and delete inherited queues likewise.
 
         Raises:

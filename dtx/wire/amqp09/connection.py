@@ -123,7 +123,7 @@ class ConnectionEngine:
         """The peer's close, until all earlier frames are handled."""
         self._received = self._sent = True
         """Whether data was received, and sent, since the last half heartbeat interval."""
-        self._look_at: float | None = None
+        self._check_at: float | None = None
         self._silent = 0
         if end is PeerEnd.CLIENT:
             self._header = None
@@ -577,10 +577,10 @@ class ConnectionEngine:
         if not self.agreed.heartbeat or self.state is EndpointState.GONE:
             return None, []
         pause = self.agreed.heartbeat / 2
-        if self._look_at is None:
-            self._look_at = now + pause
-        elif now >= self._look_at:
-            self._look_at = now + pause
+        if self._check_at is None:
+            self._check_at = now + pause
+        elif now >= self._check_at:
+            self._check_at = now + pause
             if not self._sent:
                 self._shared.out.append(HEARTBEAT_FRAME)
             self._sent = False
@@ -588,7 +588,7 @@ class ConnectionEngine:
             self._received = False
             if self._silent >= _MISSED:
                 return None, [PeerSilent()]
-        return self._look_at, []
+        return self._check_at, []
 
     def mark_alive(self) -> None:
         """Count the peer as alive, although no data arrives: the shell does not read, or other code does."""

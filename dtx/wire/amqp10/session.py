@@ -465,8 +465,8 @@ class Session:
     def _disposed(self, disposition: Disposition, count: int, numbers: Iterator[int]) -> Iterator[None]:
         """Handle a disposition for those of *numbers* that it names and that are known: a limited number per step."""
         role, first = disposition.role.other, disposition.first
-        while looked_at := tuple(islice(numbers, DISPOSED_AT_ONCE)):
-            some = [number for number in looked_at if 0 <= serial_distance(first, number) <= count]
+        while inspected := tuple(islice(numbers, DISPOSED_AT_ONCE)):
+            some = [number for number in inspected if 0 <= serial_distance(first, number) <= count]
             if role is Role.SENDER:
                 sent = [message for number in some if (message := self.outgoing.get(number)) is not None]
                 deliveries = tuple([(message.link.handle, message.number) for message in sent])
@@ -485,7 +485,7 @@ class Session:
                         settled=disposition.settled,
                     )
                 )
-            if len(looked_at) < DISPOSED_AT_ONCE:
+            if len(inspected) < DISPOSED_AT_ONCE:
                 return
             yield
 

@@ -25,7 +25,7 @@ from dtx.log.lease import Lease
 from dtx.log.postgres import TransactionLog
 from dtx.log.queries import Fetch, LogQueries
 from dtx.log.records import BranchRecord, LogWrite, Lookup, WorkRow
-from dtx.log.statements import LEASE_LOST, OUT_OF_TURN, WriteTurn
+from dtx.log.statements import LEASE_LOST, OUT_OF_ORDER, WriteSequence
 from dtx.log.writer import Writer
 from dtx.xa.xid import Xid
 from tests.evidence.sim.scheduler import Process, SimLoop, current
@@ -38,7 +38,7 @@ RETRY_WINDOW: Final = 10.0
 """Seconds for which a write waits while the database is unavailable."""
 _ANSWER_TIMEOUT: Final = 30.0
 Group = Sequence[tuple[LogWrite, bytes]]
-_Bound = tuple[int, Group, WriteTurn | None]
+_Bound = tuple[int, Group, WriteSequence | None]
 
 
 class _Tables(MemoryLog):
@@ -123,7 +123,9 @@ class SimDatabase:
 
     # -- writing
 
-    def write(self, epoch: int, group: Group, session: "SimSession", process: Process, turn: WriteTurn | None) -> None:
+    def write(
+        self, epoch: int, group: Group, session: "SimSession", process: Process, sequence: WriteSequence | None
+    ) -> None:
         """Run one transaction.
 
         Raises:
@@ -132,8 +134,8 @@ class SimDatabase:
         row = self.lease
         if row is None or row.epoch != epoch:
             raise StatementRefused(LEASE_LOST, "another dtx has the lease")
-        if turn is not None and turn.behind not in {0, session.turn}:
-            raise StatementRefused(OUT_OF_TURN, "the group before was not written")
+        if sequence is not None and sequence.predecessor not in {0, session.sequence}:
+            raise StatementRefused(OUT_OF_ORDER, "the group before was not written")
         if self.writers.setdefault(epoch, process.name) != process.name:
             self.violations.append(f"{process.name} wrote under epoch {epoch} of {self.writers[epoch]}")
         before = self._snapshot() if len(group) > 1 else None
@@ -144,8 +146,8 @@ class SimDatabase:
             if before is not None:
                 self._restore(before)
             raise StatementRefused(CONFLICT, str(conflict)) from None
-        if turn is not None:
-            session.turn = turn.mine
+        if sequence is not None:
+            session.sequence = sequence.number
         for record, line in group:
             self.seen[line] = None
             self.written.append((self.loop.now, epoch, process.name, record))
@@ -220,8 +222,8 @@ class SimSession:
     def __init__(self, database: SimDatabase) -> None:
         self.database = database
         self.alive = True
-        self.turn = 0
-        """The turn of the last written group; a setting of the session, as in PostgreSQL."""
+        self.sequence = 0
+        """The number of the last written group; a setting of the session, as in PostgreSQL."""
         self._process = current()
         self._loop = asyncio.get_running_loop()
         self._on_their_way: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
@@ -247,8 +249,8 @@ class SimSession:
 
     def send(self, bound: "_Bound") -> "asyncio.Future[Any]":
         """Run one transaction; later ones may be sent before its answer."""
-        epoch, group, turn = bound
-        return self.begin(lambda: self.database.write(epoch, group, self, self._process, turn))
+        epoch, group, sequence = bound
+        return self.begin(lambda: self.database.write(epoch, group, self, self._process, sequence))
 
     async def over(self, work: Callable[[], Any]) -> Any:
         """Do *work* in the database, and wait for its answer.
@@ -464,10 +466,10 @@ class SimLog(TransactionLog, _SimQueries):
 
 
 def bind_group(
-    _rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]], turn: WriteTurn | None = None
+    _rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]], sequence: WriteSequence | None = None
 ) -> "_Bound":
     """Replaces :func:`dtx.log.statements.bind_group`: returns the records themselves."""
-    return epoch, list(group), turn
+    return epoch, list(group), sequence
 
 
 async def raise_epoch(session: SimSession, _rm: bytes, instance: UUID) -> int:

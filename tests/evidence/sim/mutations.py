@@ -10,7 +10,7 @@ from unittest.mock import patch
 from dtx.log import writer
 from dtx.log.postgres import TransactionLog
 from dtx.log.records import BranchRecord, Lookup, Redirect, Unit, WorkKind, redirected
-from dtx.log.statements import WriteTurn
+from dtx.log.statements import WriteSequence
 from dtx.manager import effects
 from dtx.manager.branch_persistence import BrokerPersistence
 from dtx.manager.branch_runtime import Activity, BranchRuntime
@@ -159,7 +159,7 @@ def _marker_ignored() -> Sequence[Change]:
 
 def _out_of_turn() -> Sequence[Change]:
     """A group is written although the group before it was not."""
-    return [(writer, "WriteTurn", lambda mine, _: WriteTurn(mine, 0))]
+    return [(writer, "WriteSequence", lambda mine, _: WriteSequence(mine, 0))]
 
 
 class _Everything(frozenset[str]):

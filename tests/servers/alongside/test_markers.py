@@ -78,7 +78,7 @@ async def test_a_purge_that_is_cut_off_hides_no_marker_from_whoever_comes_next(
     first = await connected(rabbitmq)
     receipts = await made(first, identity)
     control = await OwnChannel(first).open()
-    await receipts.turn(control)  # removes what a predecessor may have left
+    await receipts.switch_generation(control)  # what a predecessor may have left is gone
     await leave(receipts, await tx(first))
     with monkeypatch.context() as patched:
         patched.setattr(Purging, "purged", asyncio.Event(), raising=False)
@@ -99,7 +99,7 @@ async def test_a_purge_that_is_cut_off_hides_no_marker_from_whoever_comes_next(
 
 async def turn_on(receipts: Receipts, control: OwnChannel) -> None:
     for _ in range(GENERATIONS):
-        await receipts.turn(control)
+        await receipts.switch_generation(control)
 
 
 async def test_what_another_connection_looks_at_is_purged_later(rabbitmq: RabbitNode) -> None:
@@ -108,7 +108,7 @@ async def test_what_another_connection_looks_at_is_purged_later(rabbitmq: Rabbit
     connection = await connected(rabbitmq)
     receipts = await made(connection, identity)
     control = await OwnChannel(connection).open()
-    await receipts.turn(control)
+    await receipts.switch_generation(control)
     unit = await leave(receipts, await tx(connection))
     other = await connected(rabbitmq)
     for queue in receipts.queues:
@@ -134,7 +134,7 @@ async def test_what_is_not_needed_any_more_is_purged_and_the_marker_stays(rabbit
     left = []
     for _ in range(3 * GENERATIONS):
         left.append(await leave(receipts, units))
-        await receipts.turn(control)
+        await receipts.switch_generation(control)
     found = await receipts.left_by(identity.new_lock(), connection)
     assert found.markers == {receipts.incarnation}
     assert found.nonces <= {unit.nonce for unit in left[-2:]}
@@ -152,7 +152,7 @@ async def test_receipts_before_the_marker_are_purged_too(rabbitmq: RabbitNode) -
     await receipts.find_or_set_marker(connection)
     for _ in range(2):
         await leave(receipts, units)
-        await receipts.turn(control)
+        await receipts.switch_generation(control)
     found = await receipts.left_by(identity.new_lock(), connection)
     assert stray.nonce not in found.nonces
     assert found.markers == {receipts.incarnation}
@@ -179,12 +179,12 @@ async def test_receipts_of_a_predecessor_are_read_and_deleted_when_the_log_has_t
 
     receipts = await made(connection, identity)
     receipts.expect(unit)
-    await receipts.turn(control)
+    await receipts.switch_generation(control)
     found = await receipts.left_by(lock, connection)
     assert found.nonces == {unit.nonce}
     assert found.markers == {"theirs"}
     receipts.logged(unit)
-    await receipts.turn(control)
+    await receipts.switch_generation(control)
     assert [await consumers_of(queue, connection) for queue in receipt_queues(stem_of(lock))] == [None] * GENERATIONS
     assert (await receipts.left_by(identity.new_lock(), connection)).markers == {receipts.incarnation}
     connection.end("the test is over")

@@ -278,7 +278,7 @@ async def test_one_row_is_written_as_many_are(session: PipelineSession, migrated
     known = {statement.name for statement in statements.PREPARED}
     # release never has more than one row, because the other kind of work must stay; prove_turn proves the order of
     # groups
-    assert player.names == known - {b"release", b"prove_turn"}
+    assert player.names == known - {b"release", b"prove_sequence"}
 
 
 @pytest.mark.parametrize("seen", [False, True], ids=["new", "seen by autovacuum"])
@@ -292,7 +292,7 @@ def test_every_row_is_found_by_its_key_in_tables_that_were_empty(migrated_postgr
         for statement in statements.PREPARED:
             name = statement.name.decode()
             connection.execute(f"PREPARE {name} AS {statement.sql}".encode())
-            nulls = ", ".join(["NULL"] * (4 if statement is statements.PROVE_TURN else 2 + len(statement.columns)))
+            nulls = ", ".join(["NULL"] * (4 if statement is statements.PROVE_SEQUENCE else 2 + len(statement.columns)))
             plan = "\n".join([row for (row,) in connection.execute(f"EXPLAIN EXECUTE {name}({nulls})".encode())])
             # the lease has one row
             plan = re.sub(r"Scan on lease_pkey .*\n *Index Cond: \(rm = \$1\)", "", plan)

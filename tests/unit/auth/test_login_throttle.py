@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from dtx.auth.login_throttle import Turns, source_of
+from dtx.auth.login_throttle import LoginThrottle, source_of
 
 
 class Crowd:
     """Tasks that wait for a turn. Each keeps its turn until ``leave``."""
 
     def __init__(self, most: int) -> None:
-        self.turns = Turns(most)
+        self.throttle = LoginThrottle(most)
         self.inside: list[str] = []
         self._go: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -25,7 +25,7 @@ class Crowd:
 
     async def _stay(self, name: str) -> None:
         source, _, user = name.partition("#")[0].partition("/")
-        async with self.turns.turn(source, user.encode()):
+        async with self.throttle.slot(source, user.encode()):
             self.inside.append(name)
             await self._go[name].wait()
             self.inside.remove(name)
@@ -57,7 +57,7 @@ async def test_sources_take_turns_and_so_do_the_users_of_one() -> None:
         order += crowd.inside
         await crowd.leave(crowd.inside[0])
     assert order == ["a/x#1", "b/z#1", "a/y#1", "a/x#2", "a/x#3"]
-    assert len(crowd.turns) == 0
+    assert len(crowd.throttle) == 0
 
 
 async def test_who_leaves_while_waiting_is_passed_over() -> None:
@@ -69,30 +69,30 @@ async def test_who_leaves_while_waiting_is_passed_over() -> None:
     await crowd.leave("a/x#1")
     assert crowd.inside == ["b/w#1"]
     await crowd.leave("b/w#1")
-    assert len(crowd.turns) == 0
+    assert len(crowd.throttle) == 0
 
 
 async def test_a_pause_is_for_that_user_and_source_alone() -> None:
-    turns = Turns(1)
-    async with turns.turn("a", b"x") as turn:
-        turn.pause = 60.0
-    waiting = asyncio.create_task(_take(turns, "a", b"x"))
-    await _take(turns, "a", b"y")
-    await _take(turns, "b", b"x")
+    throttle = LoginThrottle(1)
+    async with throttle.slot("a", b"x") as slot:
+        slot.pause = 60.0
+    waiting = asyncio.create_task(_take(throttle, "a", b"x"))
+    await _take(throttle, "a", b"y")
+    await _take(throttle, "b", b"x")
     assert not waiting.done()
     waiting.cancel()
 
 
 async def test_a_pause_ends() -> None:
-    turns = Turns(1)
-    async with turns.turn("a", b"x") as turn:
-        turn.pause = 0.01
-    await asyncio.wait_for(_take(turns, "a", b"x"), 20)
-    assert len(turns) == 0
+    throttle = LoginThrottle(1)
+    async with throttle.slot("a", b"x") as slot:
+        slot.pause = 0.01
+    await asyncio.wait_for(_take(throttle, "a", b"x"), 20)
+    assert len(throttle) == 0
 
 
-async def _take(turns: Turns, source: str, user: bytes) -> None:
-    async with turns.turn(source, user):
+async def _take(throttle: LoginThrottle, source: str, user: bytes) -> None:
+    async with throttle.slot(source, user):
         pass
 
 

@@ -10,7 +10,7 @@ import pytest
 from argon2.exceptions import VerifyMismatchError
 
 from dtx.auth import login_throttle, passwords
-from dtx.auth.login_throttle import TooManyWait, Turns
+from dtx.auth.login_throttle import LoginThrottle, TooManyWait
 from dtx.auth.passwords import Verifier, hash_password
 
 STORED = hash_password(b"right")
@@ -124,10 +124,10 @@ async def test_the_names_of_an_address_that_wait_are_bounded(
 
 async def test_sources_that_failed_are_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(login_throttle, "_REMEMBERED", 2)
-    kept = Turns(1)
+    kept = LoginThrottle(1)
     for number in range(5):
-        async with kept.turn(f"10.0.0.{number}", b"u") as turn:
-            turn.pause = 0.001
+        async with kept.slot(f"10.0.0.{number}", b"u") as slot:
+            slot.pause = 0.001
     assert len(kept._paid) == 2
 
 
@@ -200,7 +200,7 @@ async def test_an_attempt_that_was_given_up_counts_by_its_result(
     may_end.set()
     with pytest.raises(asyncio.CancelledError):
         await attempt
-    assert (len(verifier._turns) == 0) is right
+    assert (len(verifier._throttle) == 0) is right
 
 
 async def test_a_changed_password_is_not_found_among_those_that_were_verified(verifier: Verifier) -> None:

@@ -87,14 +87,14 @@ class World:
 async def test_a_branch_is_decided_when_it_is_old_enough_and_not_before() -> None:
     world = World()
     watch = world.watch()
-    await watch.look()
+    await watch.check()
     world.prepared()
-    await watch.look()
+    await watch.check()
     world.passes(HOUR - 1)
-    await watch.look()
+    await watch.check()
     assert world.decided == []
     world.passes(1)
-    await watch.look()
+    await watch.check()
     assert world.decided == [("orphans", 1)]
 
 
@@ -108,7 +108,7 @@ async def test_branches_of_others_are_never_meant() -> None:
     mine = world.prepared(ago=9 * HOUR)
     watch = world.watch()
     for _ in range(3):
-        await watch.look()
+        await watch.check()
         world.passes(GRACE)
     assert len(world.decided) == 1
     assert mine not in world.records
@@ -118,12 +118,12 @@ async def test_what_was_there_before_waits_for_transaction_managers_to_come_back
     world = World()
     world.prepared(ago=9 * HOUR)
     watch = world.watch()
-    await watch.look()
+    await watch.check()
     world.passes(GRACE - 1)
-    await watch.look()
+    await watch.check()
     assert world.decided == []
     world.passes(1)
-    await watch.look()
+    await watch.check()
     assert len(world.decided) == 1
 
 
@@ -131,15 +131,15 @@ async def test_a_database_clock_that_jumps_makes_nothing_old() -> None:
     world = World()
     world.prepared(ago=0.5 * HOUR)
     watch = world.watch()
-    await watch.look()
+    await watch.check()
     world.prepared()
     world.passes(GRACE)
-    world.ahead = world.wall  # 54 years
-    await watch.look()
-    world.ahead = 30.0  # a small difference between the clocks
+    world.ahead = world.wall  # centuries
+    await watch.check()
+    world.ahead = 30.0  # a jump that the wall clocks agree with, nearly
     world.passes(HOUR - 2 * GRACE)
-    await watch.look()
-    assert world.decided != []  # only the older one: 0.5 hours and 0.9 hours
+    await watch.check()
+    assert world.decided != []  # the one that is: 0.5 hours and 0.9 hours
     assert len(world.decided) == 1
 
 
@@ -148,29 +148,29 @@ async def test_a_jump_of_all_wall_clocks_makes_nothing_old() -> None:
     world = World()
     world.prepared(ago=0.5 * HOUR)
     watch = world.watch()
-    await watch.look()
+    await watch.check()
     world.prepared()
     world.passes(GRACE)
     world.wall += 1000 * HOUR
-    await watch.look()
+    await watch.check()
     assert world.decided == []
     world.passes(0.5 * HOUR)
-    await watch.look()
-    assert len(world.decided) == 1, "only the older one is one hour old"
+    await watch.check()
+    assert len(world.decided) == 1, "the older one is an hour old by now"
 
 
 async def test_a_branch_whose_vote_was_written_with_a_wrong_clock_is_as_old_as_it_was_seen() -> None:
     world = World()
     watch = world.watch()
-    await watch.look()
+    await watch.check()
     world.passes(GRACE)
     world.prepared(ago=99 * HOUR)
-    await watch.look()
+    await watch.check()
     world.passes(HOUR - 1)
-    await watch.look()
+    await watch.check()
     assert world.decided == []
     world.passes(1)
-    await watch.look()
+    await watch.check()
     assert len(world.decided) == 1
 
 
@@ -178,10 +178,10 @@ async def test_nothing_is_decided_without_the_lease() -> None:
     world = World()
     world.prepared(ago=9 * HOUR)
     watch = world.watch()
-    await watch.look()
+    await watch.check()
     world.passes(HOUR)
     world.active = False
-    await watch.look()
+    await watch.check()
     assert world.decided == []
 
 
@@ -190,14 +190,14 @@ async def test_only_so_many_are_decided_in_a_minute() -> None:
     for _ in range(MOST_A_MINUTE + 5):
         world.prepared(ago=9 * HOUR)
     watch = world.watch()
-    await watch.look()
+    await watch.check()
     world.passes(GRACE)
-    await watch.look()
+    await watch.check()
     world.passes(30)
-    await watch.look()
+    await watch.check()
     assert len(world.decided) == MOST_A_MINUTE
     world.passes(31)
-    await watch.look()
+    await watch.check()
     assert len(world.decided) == MOST_A_MINUTE + 5
 
 
@@ -207,10 +207,10 @@ async def test_what_has_changed_meanwhile_is_left_alone_and_counted() -> None:
     record = world.prepared(ago=9 * HOUR)
     world.refused.add(record.id)
     watch = world.watch(metrics=metrics)
-    await watch.look()
+    await watch.check()
     world.passes(GRACE)
-    await watch.look()
-    await watch.look()
+    await watch.check()
+    await watch.check()
     assert 'dtx_policy_actions_total{action="rollback",result="refused"} 1.0' in metrics.render().decode()
 
 
@@ -219,9 +219,9 @@ async def test_each_policy_decides_its_own() -> None:
     world.prepared(ago=9 * HOUR, format_id=1)
     world.prepared(ago=9 * HOUR, format_id=7)
     watch = world.watch(ORPHANS, "jobs commit format=7,8 vhost=/ after=2h")
-    await watch.look()
+    await watch.check()
     world.passes(GRACE)
-    await watch.look()
+    await watch.check()
     assert sorted(world.decided) == [("jobs", 7), ("orphans", 1)]
 
 
@@ -232,8 +232,8 @@ async def test_what_is_overdue_is_told_once_and_counted(monkeypatch: pytest.Monk
     world.prepared(format_id=5)
     monkeypatch.setattr(policies, "PAUSE", 0.0)
     watch = Policies((), HOUR, lambda: (), lambda: True, world, world.decide, metrics)
-    await watch.look()
-    await watch.look()
+    await watch.check()
+    await watch.check()
     text = metrics.render().decode()
     assert "dtx_policy_overdue_branches 1.0" in text
     assert 'dtx_policy_actions_total{action="alert",result="done"} 1.0' in text

@@ -94,7 +94,7 @@ async def test_looks_take_a_fiftieth_of_all_time_at_most() -> None:
 
     def later(wait: float, _: object) -> asyncio.TimerHandle:
         waits.append(wait)
-        return asyncio.get_running_loop().call_at(0, leftovers._look)
+        return asyncio.get_running_loop().call_at(0, leftovers._run)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(asyncio.get_running_loop(), "call_later", later, raising=False)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtx.store.slices import SLICE_SECONDS, Slices, in_turns
+from dtx.store.slices import SLICE_SECONDS, Slices, in_slices
 
 
 class Clock:
@@ -124,7 +124,7 @@ async def test_others_have_turns_while_very_many_are_looked_at() -> None:
     task = asyncio.create_task(others())
     given = list(range(10))
     found = []
-    async for item in in_turns(given, 3):
+    async for item in in_slices(given, 3):
         given.clear()
         found.append((item, turns))
     task.cancel()
