@@ -124,7 +124,7 @@ class ApiContext:
         url: of the log's database.
         rm: name of the resource manager.
         gate: authenticates requests.
-        trail: tokens and the audit log.
+        operator_log: tokens and the audit log.
         metrics: the metrics.
         active: set once this dtx is the active one.
     """
@@ -132,7 +132,7 @@ class ApiContext:
     url: str
     rm: str
     gate: Authenticator
-    trail: OperatorLog
+    operator_log: OperatorLog
     metrics: Metrics
     active: Active | None = None
     operators: Operators | None = field(default=None, init=False)
@@ -182,7 +182,7 @@ class ApiContext:
         """
         failpoint.at(Point.AUDIT_BEFORE)
         number = await asyncio.to_thread(
-            lambda: self.trail.begin(
+            lambda: self.operator_log.begin(
                 actor=who.name,
                 role=who.role,
                 address=who.address,
@@ -205,7 +205,7 @@ class ApiContext:
     async def _finish(self, number: int, result: str) -> None:
         failpoint.at(Point.AUDIT_END_BEFORE)
         try:
-            await asyncio.to_thread(self.trail.finish, number, result)
+            await asyncio.to_thread(self.operator_log.finish, number, result)
         except LogError as error:  # the action has its result, and the answer must tell it in any case
             _log.warning("the result of an action could not be recorded", line=number, result=result, reason=str(error))
         failpoint.at(Point.AUDIT_ENDED)

@@ -200,7 +200,7 @@ class MadeToken(Form):
 async def list_tokens(who: Asker, context: Context) -> list[TokenForm]:
     """List tokens, without their secrets."""
     who.require(OperatorRole.COORDINATOR)
-    return [TokenForm.of(token) for token in await asyncio.to_thread(context.trail.tokens)]
+    return [TokenForm.of(token) for token in await asyncio.to_thread(context.operator_log.tokens)]
 
 
 @router.post("/tokens", tags=["operators"], status_code=201)
@@ -210,7 +210,7 @@ async def make_token(who: Asker, context: Context, form: NewToken) -> MadeToken:
     async def work() -> tuple[str, MadeToken]:
         who.require(OperatorRole.COORDINATOR)
         secret = await asyncio.to_thread(
-            lambda: context.trail.make_token(form.name, OperatorRole(form.role), who.name, seconds=form.seconds)
+            lambda: context.operator_log.make_token(form.name, OperatorRole(form.role), who.name, seconds=form.seconds)
         )
         return "made", MadeToken(name=form.name, role=form.role, secret=secret)
 
@@ -226,7 +226,7 @@ async def revoke_token(
 
     async def work() -> tuple[str, None]:
         who.require(OperatorRole.COORDINATOR)
-        await asyncio.to_thread(context.trail.revoke_token, name)
+        await asyncio.to_thread(context.operator_log.revoke_token, name)
         return "revoked", None
 
     await context.audited(who, "revoke-token", name, reason, {}, work)

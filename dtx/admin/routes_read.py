@@ -388,7 +388,7 @@ async def show_audit(who: Asker, context: Context, query: Annotated[forms.AuditQ
     """List the audit log: user, action and reason, latest first."""
     who.require(OperatorRole.COORDINATOR)
     found = await asyncio.to_thread(
-        lambda: context.trail.trail(
+        lambda: context.operator_log.audit_lines(
             before=query.cursor,
             actor=query.actor,
             action=query.action,

@@ -222,7 +222,7 @@ class OperatorLog:
         with self._transaction() as connection:
             connection.execute(update(audit).where(audit.c.id == number).values(result=_storable(result)))
 
-    def trail(
+    def audit_lines(
         self,
         *,
         before: int | None = None,

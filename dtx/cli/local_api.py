@@ -52,9 +52,11 @@ class LocalApi(Api):
     def __init__(self, settings: Settings, url: str) -> None:
         self._settings = settings
         self._url = url
-        trail = OperatorLog(url, settings.rm)
+        operator_log = OperatorLog(url, settings.rm)
         self._gate = _LocalAuthenticator()
-        self._context = ApiContext(url=url, rm=settings.rm, gate=self._gate, trail=trail, metrics=Metrics())
+        self._context = ApiContext(
+            url=url, rm=settings.rm, gate=self._gate, operator_log=operator_log, metrics=Metrics()
+        )
         transport = httpx.ASGITransport(api(self._context), client=("command line", 0))
         self._client = httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=HEADERS)
         self._runner = asyncio.Runner()

@@ -345,7 +345,7 @@ def bulk(
 
 
 @dataclass(frozen=True, slots=True)
-class Meant:
+class ListedBranch:
     """The identity and version of a listed branch: nothing else is kept in memory, since there may be 100,000.
 
     Args:
@@ -361,7 +361,7 @@ class Meant:
     version: int
 
     @classmethod
-    def of(cls, listed: Mapping[str, Any]) -> "Meant":
+    def of(cls, listed: Mapping[str, Any]) -> "ListedBranch":
         """From a branch in a list of the API."""
         return cls(listed["id"], listed["xid"], listed["vhost"], listed["version"])
 
@@ -377,7 +377,7 @@ class BulkRound:
         branches: the branches.
     """
 
-    def __init__(self, api: Api, action: str, wanted: dict[str, Any], why: str, branches: list[Meant]) -> None:
+    def __init__(self, api: Api, action: str, wanted: dict[str, Any], why: str, branches: list[ListedBranch]) -> None:
         self._api = api
         self._order = {"action": action, "reason": why}
         self._filter = wanted
@@ -422,16 +422,16 @@ class BulkRound:
             if changed and self._branches:
                 self.forecast()
 
-    def _not_done(self, branches: list[Meant], why: str) -> Iterator[dict[str, Any]]:
+    def _not_done(self, branches: list[ListedBranch], why: str) -> Iterator[dict[str, Any]]:
         for branch in branches:
             yield {"xid": branch.xid, "vhost": branch.vhost, "answer": why, "done": False}
 
 
 def _rounds(api: Api, action: str, wanted: dict[str, Any], why: str) -> list[BulkRound]:
-    found: list[Meant] = []
+    found: list[ListedBranch] = []
     with _progress("looking", None) as advance:
         for branch in api.pages("/api/branches", "branches", **wanted, limit=_PAGE):
-            found.append(Meant.of(branch))
+            found.append(ListedBranch.of(branch))
             advance(1)
     return [
         BulkRound(api, action, wanted, why, found[start : start + _ROUND]) for start in range(0, len(found), _ROUND)

@@ -79,9 +79,9 @@ def parse_policies(value: object) -> tuple[Policy, ...]:
     found = _each(value, Policy, _policy)
     if len({policy.name for policy in found}) < len(found):
         raise ValueError("two policies have the same name")
-    meant = [(policy.vhost, number) for policy in found for number in policy.formats]
-    for vhost, number in meant:
-        if meant.count((vhost, number)) > 1:
+    targets = [(policy.vhost, number) for policy in found for number in policy.formats]
+    for vhost, number in targets:
+        if targets.count((vhost, number)) > 1:
             raise ValueError(f"two policies apply to branches of format id {number} in virtual host {vhost}")
     return found
 

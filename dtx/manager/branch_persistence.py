@@ -57,7 +57,7 @@ DTX: Final = "dtx"
 """The actor of events that no client or operator caused."""
 
 
-class Way(Enum):
+class Direction(Enum):
     """The direction in which a decision sends the messages of a branch."""
 
     COMMIT = CloseWrite(publishes=Fate.PUBLISHED, consumes=Fate.CONSUMED)
@@ -69,11 +69,11 @@ class Way(Enum):
         return self.value
 
 
-def way(state: LogState, outcome: Heuristic) -> Way:
+def direction(state: LogState, outcome: Heuristic) -> Direction:
     """The direction for a branch in *state* with the heuristic *outcome*."""
     if state is LogState.PREPARED:
-        return Way.COMMIT if outcome is Heuristic.COMMITTED else Way.ROLLBACK
-    return Way.COMMIT if state in {LogState.COMMITTING, LogState.HEURISTIC_COMMITTING} else Way.ROLLBACK
+        return Direction.COMMIT if outcome is Heuristic.COMMITTED else Direction.ROLLBACK
+    return Direction.COMMIT if state in {LogState.COMMITTING, LogState.HEURISTIC_COMMITTING} else Direction.ROLLBACK
 
 
 def event_of(fates: Sequence[object], *, over: bool) -> JournalEvent:
@@ -275,7 +275,7 @@ class BrokerPersistence(BranchPersistence):
             unit=unit,
             outcome=outcome if decision is not None else None,
             fates=fates,
-            close=way(record.state, outcome).close if over else None,
+            close=direction(record.state, outcome).close if over else None,
             journal=replace(
                 entry.journal(event_of(fates, over=over), now, actor=actor, reason=reason),
                 outcome=outcome,

@@ -299,7 +299,7 @@ def _step(item: WorkRow, fate: Fate) -> OrderStep:
     )
 
 
-_GOES: Final = {
+_FATES: Final = {
     True: {WorkKind.PUBLISH: Fate.PUBLISHED, WorkKind.CONSUME: Fate.CONSUMED},
     False: {WorkKind.PUBLISH: Fate.DROPPED, WorkKind.CONSUME: Fate.PUT_BACK},
 }
@@ -312,7 +312,7 @@ def _complete(case: _Case) -> _Evaluation:
     if case.entry.branch.state is not State.PREPARED or not is_legal(case.entry.branch, operation, case.vote):
         raise case.illegal()
     outcome = Heuristic.COMMITTED if commits else Heuristic.ROLLED_BACK
-    steps = _steps(case.work, _GOES[commits])
+    steps = _steps(case.work, _FATES[commits])
     event = Decide(operation=operation, vote=case.vote, outcome=outcome)
     return (
         case.entry,
@@ -362,7 +362,7 @@ def _retry(case: _Case) -> _Evaluation:
     }:
         raise case.illegal()
     event = Request(operation=UNFINISHED[state], vote=case.vote)
-    steps = _steps(case.work, _GOES[state in _COMMITS])
+    steps = _steps(case.work, _FATES[state in _COMMITS])
     becomes = State.UNKNOWN if case.record.outcome is None else State.HEURISTIC
     return case.entry, _heuristic(case, becomes, case.record.outcome, steps), event, None
 

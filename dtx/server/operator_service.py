@@ -64,9 +64,13 @@ class OperatorService:
         rm = self._settings.rm
         accounts = Accounts(database, rm)
         self._stack.push_async_callback(accounts.close)
-        trail = OperatorLog(database, rm)
+        operator_log = OperatorLog(database, rm)
         self._context = ApiContext(
-            url=database, rm=rm, gate=Authenticator(accounts, trail), trail=trail, metrics=self._metrics
+            url=database,
+            rm=rm,
+            gate=Authenticator(accounts, operator_log),
+            operator_log=operator_log,
+            metrics=self._metrics,
         )
         if self._server is not None:
             self._server.begin(self._context)

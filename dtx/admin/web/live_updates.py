@@ -259,7 +259,7 @@ class LiveUpdates:
         lines = await context.read(
             lambda log: pages.journal_page(log, JournalFilter(rm=context.rm), latest_first=True, limit=1)
         )
-        audit = await asyncio.to_thread(lambda: context.trail.trail(limit=1))
+        audit = await asyncio.to_thread(lambda: context.operator_log.audit_lines(limit=1))
         journal = str(lines[0].cursor) if lines else ""
         marks = {
             "always": str(time.monotonic()),

@@ -272,10 +272,10 @@ class ConsumeChannel:
         if not self._declaring:
             self._last_queue = name  # declared before the channel was selected
             return
-        meant = self._declaring.popleft()
-        for consumer in meant or ():
+        consumers = self._declaring.popleft()
+        for consumer in consumers or ():
             consumer.queue = name
-        if meant is not None and meant is self._nameless:
+        if consumers is not None and consumers is self._nameless:
             self._last_queue, self._nameless = name, None
 
     def _consumer(self, queue: bytes, no_ack: bool) -> _Consumer:

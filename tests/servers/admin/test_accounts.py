@@ -68,7 +68,7 @@ def test_a_user_is_made_granted_changed_and_removed(dtx: StandaloneStage, boss: 
     change(boss, "users/revoke", name="alice")
     assert change(boss, "users/remove", name="alice", reason="left us") == {"name": "alice", "branches": 0}
     change(boss, "vhosts/remove", name="shop")
-    lines = OperatorLog(dtx.database, "dtx").trail()[::-1]
+    lines = OperatorLog(dtx.database, "dtx").audit_lines()[::-1]
     assert [line.action for line in lines] == [
         "make-vhost", "make-user", "grant", "grant", "set-tags", "grant-topic", "set-password", "sign-in",
         "revoke-topic", "revoke", "remove-user", "remove-vhost",
@@ -141,7 +141,7 @@ def test_the_command_line_asks_a_dtx_that_serves_and_else_the_database(
     with StandaloneStage(postgres, options=ADMIN) as dtx:
         trail, person = OperatorLog(dtx.database, "dtx"), Person(dtx, capsys, monkeypatch)
         person("user", "add", "alice", "--password-stdin", "--reason", "ticket 2", typed=SECRET)
-        asked = trail.trail()[0]
+        asked = trail.audit_lines()[0]
         assert (asked.action, asked.subject, asked.reason, asked.address) == (
             "make-user", "alice", "ticket 2", "127.0.0.1",
         )  # fmt: skip
@@ -153,7 +153,7 @@ def test_the_command_line_asks_a_dtx_that_serves_and_else_the_database(
         assert trail.find_token(secret) is not None
         person("vhost", "add", "shop")
         person("user", "grant", "alice", "--vhost", "shop", "--all")
-        assert [(line.action, line.subject, line.address) for line in trail.trail()[2::-1]] == [
+        assert [(line.action, line.subject, line.address) for line in trail.audit_lines()[2::-1]] == [
             ("make-token", "vera", "command line"),
             ("make-vhost", "shop", "command line"),
             ("grant", "alice", "command line"),
@@ -179,4 +179,4 @@ def test_while_a_dtx_has_the_lease_nothing_is_changed_past_it(
             assert "has the lease of dtx" in person.err
             assert "--no-admin" in person.err
             assert person(words[0], "list")
-        assert OperatorLog(silent.database, "dtx").trail() == []
+        assert OperatorLog(silent.database, "dtx").audit_lines() == []

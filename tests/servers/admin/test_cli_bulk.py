@@ -10,7 +10,7 @@ from dtx.auth.operators import OperatorLog
 from dtx.auth.roles import OperatorRole
 from dtx.cli import orders, run
 from dtx.cli.access import ApiAccess, reach
-from dtx.cli.orders import BulkRound, Meant
+from dtx.cli.orders import BulkRound, ListedBranch
 from dtx.client import XA_HEURRB, XaFlag, XAResource, Xid
 from dtx.config import Settings
 from tests.servers.admin.conftest import orphan
@@ -116,7 +116,7 @@ def test_what_has_changed_since_it_was_shown_is_left_alone(alone: StandaloneStag
     settings = Settings.load({"database": alone.database})
     access = ApiAccess(api=alone.service.admin_url, ca=None, token_file=None)
     with reach(settings, access, orders=True) as api:
-        found = list(map(Meant.of, api.pages("/api/branches", "branches", gtrid="order-*", limit=1000)))
+        found = list(map(ListedBranch.of, api.pages("/api/branches", "branches", gtrid="order-*", limit=1000)))
         chosen = BulkRound(api, "rollback", {"gtrid": "order-*"}, "x", found)
         assert len(chosen.forecast()) == chosen.count == 4
         with alone.coordinator() as coordinator:

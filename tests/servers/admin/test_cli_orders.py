@@ -55,7 +55,7 @@ def test_a_branch_is_decided_at_the_command_line(scene: Scene, running: bool) ->
     order = ("--reason", "the site is lost", "--json", "--yes")
     done = json.loads(scene.service.run("rollback", *words, *order).stdout)
     assert (done["answer"], done["state"]) == ("xa-heurrb", "heuristic")
-    trail = OperatorLog(scene.database, "dtx").trail()
+    trail = OperatorLog(scene.database, "dtx").audit_lines()
     dry, decided = trail[-2], trail[-3]
     assert (dry.action, dry.result, decided.result) == ("rollback", "dry run", "xa-heurrb")
     assert (decided.subject, decided.reason) == (f"{scene.vhost} {xid}", "the site is lost")
@@ -225,7 +225,7 @@ def test_a_token_comes_from_file_or_environment_and_its_role_counts(alone: Stand
     with DtxService(database=None, start=False) as nobody:
         said = nobody.run("branches", *where, check=False)
         assert (said.returncode, "a token for" in said.stderr) == (2, True)
-    assert {line.actor for line in trail.trail()} == {"token:olga", "token:vera"}
+    assert {line.actor for line in trail.audit_lines()} == {"token:olga", "token:vera"}
 
 
 def test_the_api_is_asked_over_tls(

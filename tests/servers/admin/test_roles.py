@@ -117,12 +117,12 @@ def test_who_may_not_is_told_so_and_who_may_is_not(
             assert answer.headers["content-type"] == "application/problem+json"
             assert f"token:{having} is a" in answer.body["detail"]
             if method != "GET":
-                written = OperatorLog(dtx.database, "dtx").trail(limit=1)[0]
+                written = OperatorLog(dtx.database, "dtx").audit_lines(limit=1)[0]
                 assert (written.actor, (written.result or "")[:3]) == (f"token:{having}", "403")
 
 
 def test_no_secret_is_in_the_trail_of_all_that(dtx: StandaloneStage) -> None:
-    lines = OperatorLog(dtx.database, "dtx").trail(limit=1000)
+    lines = OperatorLog(dtx.database, "dtx").audit_lines(limit=1000)
     assert {"make-user", "set-password", "make-token"} <= {line.action for line in lines}
     said = json.dumps([[line.subject, line.reason, line.detail, line.result] for line in lines])
     assert "s3cret-w0rd" not in said + dtx.service.log_path.read_text()
