@@ -180,8 +180,8 @@ class OperatorLog:
             TokenError: there is no token of that name.
         """
         with self._transaction() as connection:
-            gone = delete(token).where(token.c.rm == self._rm, token.c.name == name)
-            if connection.execute(gone).rowcount == 0:
+            deletion = delete(token).where(token.c.rm == self._rm, token.c.name == name)
+            if connection.execute(deletion).rowcount == 0:
                 raise TokenError(f"there is no token named {name!r}")
 
     def tokens(self) -> list[Token]:

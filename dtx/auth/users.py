@@ -345,8 +345,8 @@ class AccountEditor:
         """Revoke all permissions of a user in a virtual host, which it may not enter any more."""
         with self._changing() as connection:
             self._demand_user(connection, name)
-            gone = delete(permission).where(permission.c.account == name, *self._in(where))
-            if connection.execute(gone).rowcount == 0:
+            deletion = delete(permission).where(permission.c.account == name, *self._in(where))
+            if connection.execute(deletion).rowcount == 0:
                 raise EditError(f"user {name!r} has no permissions in virtual host {where!r}")
 
     def grant_topic(
@@ -400,8 +400,8 @@ class AccountEditor:
         """
         with self._changing() as connection:
             self._demand_user(connection, name)
-            gone = delete(topic_permission).where(*self._topics(name, where, exchange_name))
-            count = connection.execute(gone).rowcount
+            deletion = delete(topic_permission).where(*self._topics(name, where, exchange_name))
+            count = connection.execute(deletion).rowcount
             if not count:
                 at = "" if exchange_name is None else f" for exchange {exchange_name!r}"
                 raise EditError(f"user {name!r} has no topic permissions{at} in virtual host {where!r}")

@@ -224,15 +224,15 @@ class Define:
 
     Args:
         exchanges, queues, bindings: to add, or to keep when they exist.
-        exchanges_gone, queues_gone, bindings_gone: to remove; a queue by its id.
+        removed_exchanges, removed_queues, removed_bindings: to remove; a queue by its id.
     """
 
     exchanges: Sequence[ExchangeRow] = ()
-    exchanges_gone: Sequence[ExchangeKey] = ()
+    removed_exchanges: Sequence[ExchangeKey] = ()
     queues: Sequence[QueueRow] = ()
-    queues_gone: Sequence[int] = ()
+    removed_queues: Sequence[int] = ()
     bindings: Sequence[BindingRow] = ()
-    bindings_gone: Sequence[BindingRow] = ()
+    removed_bindings: Sequence[BindingRow] = ()
     change: ClassVar[None] = None
     journal: ClassVar[None] = None
 

@@ -352,20 +352,20 @@ MARK_DELIVERED: Final = Statement(
     f"WHERE q.id = u.queue AND {_ours('q')} AND q.delivered < u.position AND $2::bigint >= 0",
     _SLOT,
 )
-BINDING_GONE: Final = Statement(
-    b"binding_gone",
+DELETE_BINDING: Final = Statement(
+    b"delete_binding",
     f"DELETE FROM dtx.binding b USING {unnest(BINDING)} WHERE {_ours_by_row('b')} AND $2::bigint >= 0 AND "
     + " AND ".join(f"b.{column.name} = u.{column.name}" for column in BINDING)
     + " AND sha256(b.arguments) = sha256(u.arguments)",
     BINDING,
 )
-QUEUE_GONE: Final = Statement(
-    b"queue_gone",
+DELETE_QUEUE: Final = Statement(
+    b"delete_queue",
     f"DELETE FROM dtx.queue q USING {unnest(QUEUE[:1])} WHERE q.id = u.id AND {_ours('q')} AND $2::bigint >= 0",
     QUEUE[:1],
 )
-EXCHANGE_GONE: Final = Statement(
-    b"exchange_gone",
+DELETE_EXCHANGE: Final = Statement(
+    b"delete_exchange",
     f"DELETE FROM dtx.exchange e USING {unnest(EXCHANGE[:2])} "
     f"WHERE {_ours_by_row('e')} AND e.vhost = u.vhost AND e.name = u.name AND $2::bigint >= 0",
     EXCHANGE[:2],
@@ -412,9 +412,9 @@ STATEMENTS: Final = (
     REVISE_MESSAGE,
     DROP_MESSAGE,
     MARK_DELIVERED,
-    BINDING_GONE,
-    QUEUE_GONE,
-    EXCHANGE_GONE,
+    DELETE_BINDING,
+    DELETE_QUEUE,
+    DELETE_EXCHANGE,
     PUT_EXCHANGE,
     PUT_QUEUE,
     PUT_BINDING,
@@ -522,9 +522,9 @@ def _change(rows: _Rows, changes: Sequence[Change]) -> None:
 
 
 def _define(rows: _Rows, record: Define) -> None:
-    rows[BINDING_GONE] += record.bindings_gone
-    rows[QUEUE_GONE] += [(queue,) for queue in record.queues_gone]
-    rows[EXCHANGE_GONE] += record.exchanges_gone
+    rows[DELETE_BINDING] += record.removed_bindings
+    rows[DELETE_QUEUE] += [(queue,) for queue in record.removed_queues]
+    rows[DELETE_EXCHANGE] += record.removed_exchanges
     rows[PUT_EXCHANGE] += map(_exchange_values, record.exchanges)
     rows[PUT_QUEUE] += map(_queue_values, record.queues)
     rows[PUT_BINDING] += record.bindings

@@ -147,7 +147,7 @@ class BranchPersistence(ABC):
             return
         event = EVENT[effect.ending]
         if isinstance(effect, model.Complete):
-            self._gone(entry, event)
+            self._completed(entry, event)
             entry.record = None
         if isinstance(effect, model.Complete) or effect.ending is Ending.COMMITTED:
             entry.end = _END.get(event, BranchEnd.OTHER)
@@ -175,7 +175,7 @@ class BranchPersistence(ABC):
         """The write by which the branch leaves the log; local work is committed or undone with it."""
 
     @abstractmethod
-    def _gone(self, entry: BranchRuntime, event: JournalEvent | None) -> None:
+    def _completed(self, entry: BranchRuntime, event: JournalEvent | None) -> None:
         """Update the store: the branch has left the log, with *event* as its ending."""
 
     def failed(self, entry: BranchRuntime, record: LogWrite, what: str, error: LogError) -> XaError:
@@ -218,7 +218,7 @@ class BranchPersistence(ABC):
             self._never(entry)
             return True  # it was never in the log; its work is still in memory
         event = ending.event if ending is not None and ending.event in ENDINGS else None
-        self._gone(entry, event)
+        self._completed(entry, event)
         entry.end = BranchEnd.OTHER if event is None else _END.get(event, BranchEnd.OTHER)
         return False
 
@@ -489,7 +489,7 @@ class BrokerPersistence(BranchPersistence):
             self._free_receipts(entry.record, record)
         super()._found(entry, record)
 
-    def _gone(self, entry: BranchRuntime, event: JournalEvent | None) -> None:  # noqa: ARG002 - receipts go in any case
+    def _completed(self, entry: BranchRuntime, event: JournalEvent | None) -> None:  # noqa: ARG002 - receipts go in any case
         for unit in entry.record.units if entry.record is not None else ():
             if unit.state is not UnitState.DONE:
                 self._store.logged(entry.vhost, unit)

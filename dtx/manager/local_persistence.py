@@ -71,7 +71,7 @@ class LocalPersistence(BranchPersistence):
         decision, outcome = entry.decision, effect.outcome
         assert decision is not None, "phase two of local work is never apart from its decision"
         assert outcome is not None, "no other state of local work is in the table"
-        done, gone = _released(record, outcome)
+        published, consumed = _released(record, outcome)
         journal = entry.journal(JournalEvent.HEURISTIC, now, actor=actor, reason=decision.reason)
         return Advance(
             id=record.id,
@@ -80,7 +80,7 @@ class LocalPersistence(BranchPersistence):
             to=LogState.HEURISTIC,
             decided_at=now,
             outcome=outcome,
-            change=self._store.committing(done, gone) if outcome is Heuristic.COMMITTED else None,
+            change=self._store.committing(published, consumed) if outcome is Heuristic.COMMITTED else None,
             released=_KINDS if outcome is Heuristic.COMMITTED else frozenset({WorkKind.CONSUME}),
             journal=replace(journal, outcome=outcome, decided_at=now),
         )
@@ -187,7 +187,7 @@ class LocalPersistence(BranchPersistence):
             case _:
                 return None
 
-    def _gone(self, entry: BranchRuntime, event: JournalEvent | None) -> None:
+    def _completed(self, entry: BranchRuntime, event: JournalEvent | None) -> None:
         if entry.record is not None:
             published, consumed = _slots(entry.record)
         elif entry.plan is not None:

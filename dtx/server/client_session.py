@@ -75,7 +75,7 @@ class ClientSession(Protocol):
     def client_has_caught_up(self) -> None:
         """Handle the end of :meth:`client_is_slow`: the send buffer has room again."""
 
-    def client_gone(self) -> None:
+    def client_disconnected(self) -> None:
         """Handle the close of the client's socket."""
 
     def abort(self) -> None:

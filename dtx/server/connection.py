@@ -266,14 +266,14 @@ class ClientConnection(BaseClient):
     def _end(self) -> None:
         """Close the socket after all data is sent."""
         self.outbox.close()
-        self.client_gone()
+        self.client_disconnected()
 
     def abort(self) -> None:
         """End the client's connection at once."""
         self.outbox.abort()
-        self.client_gone()
+        self.client_disconnected()
 
-    def client_gone(self) -> None:
+    def client_disconnected(self) -> None:
         """See :class:`ClientSession`. Idempotent."""
         if self.stage is Stage.ENDED:
             return
@@ -285,12 +285,12 @@ class ClientConnection(BaseClient):
                 self._login.cancel()  # a password check without a client would delay other logins
             self._cancel_timer()
             self.outbox.abort()
-            self._gone()
+            self._release_all()
 
     @abstractmethod
     def _leave(self, stage: Stage) -> None:
         """Stop serving the client and enter *stage*; work that the client sent before goes on."""
 
-    def _gone(self) -> None:
+    def _release_all(self) -> None:
         """Release all resources, then call :meth:`_over`."""
         self._over()

@@ -156,7 +156,7 @@ class AcceptedConnection(asyncio.Protocol):
             self._timer.cancel()
         self._listener.dismiss(self)
         if self.session is not None:
-            self.session.client_gone()
+            self.session.client_disconnected()
 
     # -- the socket of a session
 

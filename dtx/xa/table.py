@@ -40,7 +40,7 @@ A, I, R, T = State.ACTIVE, State.IDLE, State.ROLLBACK_ONLY, State.TIMED_OUT  # n
 TAKING, TAKING_1P = State.TAKING, State.TAKING_ONE_PHASE
 P, C, B, H = State.PREPARED, State.COMMITTING, State.ROLLING_BACK, State.HEURISTIC
 HC, HB = State.HEURISTIC_COMMITTING, State.HEURISTIC_ROLLING_BACK
-GONE = State.UNKNOWN
+U = State.UNKNOWN
 LOGGED: Final = frozenset({TAKING, TAKING_1P, P, C, B, HC, HB, H})
 """The states in which the branch is in the log; every other one is presumed aborted."""
 IN_DOUBT: Final = frozenset({P, C, B, HC, HB, H})
@@ -82,7 +82,7 @@ _O = Operation
 
 _ROWS: Final[tuple[_Row, ...]] = (
     # dtx-demarcation.start
-    (GONE, _O.START, _ALL, A, (_OK,)),
+    (U, _O.START, _ALL, A, (_OK,)),
     ((A, I), _O.JOIN, _ALL, A, (_OK,)),
     (A, _O.RESUME, _ALL, A, (_OK,)),
     # "xa-rbrollback: the broker marked the transaction branch rollback-only": answered, not associated.
@@ -110,44 +110,44 @@ _ROWS: Final[tuple[_Row, ...]] = (
         )
     ),
     # dtx-coordination.prepare
-    (I, _O.PREPARE, (_V.NOTHING,), GONE, (Note(ending=Ending.READ_ONLY), Answer(flag=XaFlag.RDONLY))),
+    (I, _O.PREPARE, (_V.NOTHING,), U, (Note(ending=Ending.READ_ONLY), Answer(flag=XaFlag.RDONLY))),
     (I, _O.PREPARE, (_V.PUBLISHED, _V.LOCAL), P, (Persist(state=P), _OK)),
     (I, _O.PREPARE, _WITH_CONSUMES, TAKING, (Persist(state=TAKING), Take())),
     # A prepare that ended in 541 "may or may not have been prepared": a repeated one continues it.
     (TAKING, _O.PREPARE, _BROKER, TAKING, (Take(),)),
     (TAKING, _O.TAKEN, _BROKER, P, (Persist(state=P), _OK)),
     (TAKING_1P, _O.TAKEN, _WITH_PUBLISHES, C, (Persist(state=C), Apply())),
-    (TAKING_1P, _O.TAKEN, (_V.CONSUMED,), GONE, _END_COMMITTED),
-    ((TAKING, TAKING_1P), _O.NOT_TAKEN, _BROKER, GONE, (Complete(ending=Ending.ROLLED_BACK), *_REMEMBER_RB)),
+    (TAKING_1P, _O.TAKEN, (_V.CONSUMED,), U, _END_COMMITTED),
+    ((TAKING, TAKING_1P), _O.NOT_TAKEN, _BROKER, U, (Complete(ending=Ending.ROLLED_BACK), *_REMEMBER_RB)),
     # Taken in part, or unknown: messages are put back (repeated, never lost). The vote need not wait for that.
     ((TAKING, TAKING_1P), _O.TAKEN_IN_PART, _BROKER, B, (Persist(state=B), *_REMEMBER_RB, PutBack())),
-    (R, _O.PREPARE, _FREE, GONE, _REMEMBER_RB),
-    (T, _O.PREPARE, _FREE, GONE, _REMEMBER_RBTIMEOUT),
+    (R, _O.PREPARE, _FREE, U, _REMEMBER_RB),
+    (T, _O.PREPARE, _FREE, U, _REMEMBER_RBTIMEOUT),
     # dtx-coordination.commit, one-phase
-    (I, _O.ONE_PHASE, (_V.NOTHING,), GONE, (Note(ending=Ending.COMMITTED), _OK)),
-    (I, _O.ONE_PHASE, (_V.LOCAL,), GONE, _END_COMMITTED),
+    (I, _O.ONE_PHASE, (_V.NOTHING,), U, (Note(ending=Ending.COMMITTED), _OK)),
+    (I, _O.ONE_PHASE, (_V.LOCAL,), U, _END_COMMITTED),
     (I, _O.ONE_PHASE, (_V.PUBLISHED,), C, (Persist(state=C), Apply())),
     (I, _O.ONE_PHASE, _WITH_CONSUMES, TAKING_1P, (Persist(state=TAKING_1P), Take())),
     (TAKING_1P, _O.ONE_PHASE, _BROKER, TAKING_1P, (Take(),)),
     (C, _O.ONE_PHASE, _BROKER, C, (Apply(),)),
-    (R, _O.ONE_PHASE, _FREE, GONE, _REMEMBER_RB),
-    (T, _O.ONE_PHASE, _FREE, GONE, _REMEMBER_RBTIMEOUT),
+    (R, _O.ONE_PHASE, _FREE, U, _REMEMBER_RB),
+    (T, _O.ONE_PHASE, _FREE, U, _REMEMBER_RBTIMEOUT),
     # dtx-coordination.commit, two-phase
     (P, _O.COMMIT, _WITH_PUBLISHES, C, (Persist(state=C), Apply())),
-    (P, _O.COMMIT, (_V.CONSUMED, _V.NOTHING, _V.LOCAL), GONE, _END_COMMITTED),
+    (P, _O.COMMIT, (_V.CONSUMED, _V.NOTHING, _V.LOCAL), U, _END_COMMITTED),
     (C, _O.COMMIT, _BROKER, C, (Apply(),)),
-    (C, _O.APPLIED, _BROKER, GONE, (_OK, Complete(ending=Ending.COMMITTED))),
+    (C, _O.APPLIED, _BROKER, U, (_OK, Complete(ending=Ending.COMMITTED))),
     # dtx-coordination.rollback
-    (I, _O.ROLLBACK, _FREE, GONE, (Release(), _OK)),
-    (R, _O.ROLLBACK, _FREE, GONE, (Release(), _OK)),
-    (T, _O.ROLLBACK, _FREE, GONE, (Release(), _RBTIMEOUT)),
+    (I, _O.ROLLBACK, _FREE, U, (Release(), _OK)),
+    (R, _O.ROLLBACK, _FREE, U, (Release(), _OK)),
+    (T, _O.ROLLBACK, _FREE, U, (Release(), _RBTIMEOUT)),
     ((TAKING, TAKING_1P), _O.ROLLBACK, _BROKER, B, (Persist(state=B), Release(), PutBack())),
     (P, _O.ROLLBACK, _WITH_CONSUMES, B, (Persist(state=B), PutBack())),
-    (P, _O.ROLLBACK, (_V.PUBLISHED, _V.NOTHING, _V.LOCAL), GONE, _END_ROLLED_BACK),
+    (P, _O.ROLLBACK, (_V.PUBLISHED, _V.NOTHING, _V.LOCAL), U, _END_ROLLED_BACK),
     (B, _O.ROLLBACK, _BROKER, B, (PutBack(),)),
-    (B, _O.PUT_BACK, _BROKER, GONE, _END_ROLLED_BACK),
+    (B, _O.PUT_BACK, _BROKER, U, _END_ROLLED_BACK),
     # dtx-coordination.forget; the answer of commit and rollback is the recorded outcome, which the step fills in.
-    (H, _O.FORGET, _FREE, GONE, (Complete(ending=Ending.FORGOTTEN), _OK)),
+    (H, _O.FORGET, _FREE, U, (Complete(ending=Ending.FORGOTTEN), _OK)),
     (H, _O.COMMIT, _FREE, H, ()),
     (H, _O.ONE_PHASE, _FREE, H, ()),
     (H, _O.ROLLBACK, _FREE, H, ()),
@@ -173,7 +173,7 @@ _ROWS: Final[tuple[_Row, ...]] = (
     *(
         (state, operation, _ALL, state, (_OK,))
         for state in State
-        if state is not GONE
+        if state is not U
         for operation in (_O.GET_TIMEOUT, _O.SET_TIMEOUT)
     ),
     # Events of a branch that has not voted. No row: a timer never decides a branch that has voted.
@@ -185,7 +185,7 @@ _ROWS: Final[tuple[_Row, ...]] = (
     ((A, I, R), _O.DOOM, (_V.ASSOCIATED,), R, ()),
     ((A, I, R), _O.DOOM, _FREE, R, (Release(),)),
     (T, _O.DOOM, _ALL, T, ()),
-    ((R, T), _O.EXPIRE, _FREE, GONE, (Release(),)),
+    ((R, T), _O.EXPIRE, _FREE, U, (Release(),)),
     # Phase two could not finish; the step adds the note for the log and the 541.
     *((state, _O.STUCK, _BROKER, state, ()) for state in (C, B, HC, HB)),
 )

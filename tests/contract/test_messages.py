@@ -261,9 +261,9 @@ async def test_topology_is_kept_and_may_be_written_again(log: MessageLog) -> Non
 async def test_topology_goes_piece_by_piece(log: MessageLog) -> None:
     await log.write(TOPOLOGY)
     gone = Define(
-        exchanges_gone=[TOPOLOGY.exchanges[0].key, ExchangeKey("/", b"never there")],
-        queues_gone=[9, 10],
-        bindings_gone=[TOPOLOGY.bindings[1], a_binding(routing_key=b"never there")],
+        removed_exchanges=[TOPOLOGY.exchanges[0].key, ExchangeKey("/", b"never there")],
+        removed_queues=[9, 10],
+        removed_bindings=[TOPOLOGY.bindings[1], a_binding(routing_key=b"never there")],
     )
     for _ in range(2):
         await log.write(gone)
@@ -279,8 +279,8 @@ async def test_a_name_goes_and_comes_again_in_one_record_and_in_one_group(log: M
     await log.write(TOPOLOGY)
     second, third = a_queue(id=20), a_queue(id=21)
     await asyncio.gather(
-        log.write(Define(queues=[second], queues_gone=[QUEUE])),
-        log.write(Define(queues_gone=[second.id])),
+        log.write(Define(queues=[second], removed_queues=[QUEUE])),
+        log.write(Define(removed_queues=[second.id])),
         log.write(Define(queues=[third], exchanges=[an_exchange(type="fanout")])),
     )
     found = await log.load_definitions()
@@ -328,7 +328,9 @@ async def test_resource_managers_keep_their_messages_apart(open_log: OpenLog) ->
     )
     await other.write(
         Define(
-            queues_gone=[QUEUE], exchanges_gone=[row.key for row in TOPOLOGY.exchanges], bindings_gone=TOPOLOGY.bindings
+            removed_queues=[QUEUE],
+            removed_exchanges=[row.key for row in TOPOLOGY.exchanges],
+            removed_bindings=TOPOLOGY.bindings,
         )
     )
     assert as_sets(await mine.load_definitions()) == ALL

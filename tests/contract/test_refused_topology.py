@@ -32,7 +32,7 @@ async def test_a_refused_queue_is_there_when_it_is_declared_again_and_nothing_is
     assert again is not None
     with pytest.raises(LogConflict):
         await again
-    await client.log.write(Define(queues_gone=[row.id]))
+    await client.log.write(Define(removed_queues=[row.id]))
     again = client.store.defined(queue.spec.id)
     assert again is not None
     await again

@@ -69,15 +69,15 @@ class MemoryMessages:
         Raises:
             LogConflict: another queue has the name.
         """
-        left = {id_: row for id_, row in self._queues.items() if not (row[0] == rm and id_ in record.queues_gone)}
+        left = {id_: row for id_, row in self._queues.items() if not (row[0] == rm and id_ in record.removed_queues)}
         names = {(owner, row.vhost, row.name): id_ for id_, (owner, row) in left.items()}
         if any(names.setdefault((rm, row.vhost, row.name), row.id) != row.id for row in record.queues):
             raise LogConflict("another queue has this name")
-        for binding in record.bindings_gone:
+        for binding in record.removed_bindings:
             self._bindings.pop((rm, binding), None)
         for queue in self._queues.keys() - left.keys():
             del self._queues[queue]
-        for key in record.exchanges_gone:
+        for key in record.removed_exchanges:
             self._exchanges.pop((rm, key), None)
         for exchange in record.exchanges:
             self._exchanges[rm, exchange.key] = exchange

@@ -536,12 +536,12 @@ class Pep249Session(ResourceSession[Any]):
             yield partial(getattr(self._connection, method), *(() if own else (_xid_of(self._connection, xid),)))
         except Exception as error:
             code = _sqlstate(error)
-            if code == _UNDEFINED_OBJECT or (code is None and (yield from self._gone(xid))):
+            if code == _UNDEFINED_OBJECT or (code is None and (yield from self._not_listed(xid))):
                 raise XAER_NOTA(words(error)) from error
             raise XAER_RMFAIL(words(error)) from error
         self._current = None
 
-    def _gone(self, xid: Xid) -> Work[bool]:
+    def _not_listed(self, xid: Xid) -> Work[bool]:
         """Return whether the database does not list the branch, for databases whose errors have no SQLSTATE."""
         try:
             return xid not in (yield self.recover)

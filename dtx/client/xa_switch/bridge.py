@@ -239,4 +239,4 @@ def _quiet() -> None:
 
 
 _quiet()
-ffi.def_extern(name="dtx_py_gone")(SWITCH.gone)
+ffi.def_extern(name="dtx_py_gone")(SWITCH.thread_ended)

@@ -432,7 +432,7 @@ class Switch:
             del self._used[thread]
         return XA_OK
 
-    def gone(self, thread: int) -> None:
+    def thread_ended(self, thread: int) -> None:
         """Drop the connections of a thread that has ended. This also ends its associations."""
         self._used.pop(thread, None)
         for manager in self._threads.pop(thread, {}).values():

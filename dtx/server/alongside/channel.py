@@ -46,7 +46,7 @@ class ProxyPhase(Enum):
     """The broker sent close; the client has not confirmed it."""
     REFUSED = "refused"
     """dtx sent close; dtx discards all frames of the client until it confirms."""
-    GONE = "gone"
+    ENDED = "ended"
     """The connection ends; nothing more is sent on the channel."""
 
 
@@ -336,7 +336,7 @@ class ProxyChannel:
         if self.phase is ProxyPhase.OPEN:
             if handler is self and not self.session.upstream.is_lost:
                 self.close_upstream()
-            self.phase = ProxyPhase.GONE
+            self.phase = ProxyPhase.ENDED
 
     def end_associations(self) -> None:
         """End all associations of the channel; called after :meth:`shut_down`."""

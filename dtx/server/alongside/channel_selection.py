@@ -61,7 +61,7 @@ class ChannelSelection:
             raise XaError(ReplyCode.INTERNAL_ERROR, f"select failed: {error}") from error
         if not self._is_current(channel):
             ClosingChannel(session, publishing.number)
-            if taking.gone is None:  # otherwise it is being closed for the client
+            if taking.end_reason is None:  # otherwise it is being closed for the client
                 taking.detach()
             return None
         return SelectedChannel(channel, taking, publishing.number, validator)

@@ -139,13 +139,13 @@ class ProxiedClient(BaseClient):
         return self._transport is not None and self._transport.unsent > 0
 
     def _excuse(self) -> None:
-        self.engine.mark_alive()
+        self.engine.note_received()
 
     def _tick(self) -> None:
         """Send and check heartbeats."""
         loop = asyncio.get_running_loop()
         if self._holding:
-            self.engine.mark_alive()
+            self.engine.note_received()
         at, silent = self.engine.tick(loop.time())
         self.flush()
         if silent:
@@ -161,14 +161,14 @@ class ProxiedClient(BaseClient):
         client, self._transport = self._transport, None
         if client is not None:
             client.abort()
-            self.client_gone()
+            self.client_disconnected()
 
     def _end_client(self) -> None:
         client, self._transport = self._transport, None
         if client is not None:
             client.close()
-            self.client_gone()
+            self.client_disconnected()
 
     @abstractmethod
-    def client_gone(self) -> None:
+    def client_disconnected(self) -> None:
         """See :class:`ClientSession`."""

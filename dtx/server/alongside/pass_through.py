@@ -157,7 +157,7 @@ class ProxyUpstream(Upstream, asyncio.BufferedProtocol):
             self.run(self._handle(partial(self._reading.take, nbytes)))
 
     def _handle(self, split: Callable[[], tuple[bytes, list[Frame]]]) -> Iterator[None]:
-        self.engine.mark_alive()
+        self.engine.note_received()
         buffer, frames = split()
         while frames:
             yield from self._frames(buffer, frames)

@@ -451,7 +451,7 @@ class SelectedChannel(ProxyChannel):
         if self._taking.holds:  # T stays open for the branches
             self._taking.detach()
             then = self.upstream_close_ok
-        elif self._taking.gone is not None:  # the broker has closed T while an answer was pending
+        elif self._taking.end_reason is not None:  # the broker has closed T while an answer was pending
             then = self.upstream_close_ok
         else:
             then = self._taking.close
@@ -506,7 +506,7 @@ class SelectedChannel(ProxyChannel):
         if self.phase is not ProxyPhase.REFUSED:
             self.close_upstream()
         if self.phase is ProxyPhase.OPEN:
-            self.phase = ProxyPhase.GONE
+            self.phase = ProxyPhase.ENDED
 
     def _stop_work(self) -> None:
         self._branch = None

@@ -430,7 +430,7 @@ class ProxySession(ChannelOwner):
         """Whether the broker has not yet confirmed the close of an upstream channel."""
         return any(isinstance(handler, ClosingChannel) for handler in self.upstream.handlers.values())
 
-    def client_gone(self) -> None:
+    def client_disconnected(self) -> None:
         """See :class:`ClientSession`."""
         self._transport = self._pending_close = None
         self._slices.then(self._detach)  # after everything that the client has sent

@@ -551,7 +551,7 @@ class Amqp10Connection(ClientConnection):
             self._tick_timer.cancel()
         now = time.monotonic()
         if self._holding:
-            self._engine.mark_alive(now)
+            self._engine.note_received(now)
         next_at: float | None = None
 
         def work() -> Iterable[Event]:
@@ -615,7 +615,7 @@ class Amqp10Connection(ClientConnection):
         self.slices.run(self._forget_all(self._links))
         self.after_all(lambda: self.nodes.leave(then))  # the transactions of control links end before
 
-    def _gone(self) -> None:
+    def _release_all(self) -> None:
         self._charge(0)
         if self._tick_timer is not None:
             self._tick_timer.cancel()

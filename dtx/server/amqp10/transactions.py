@@ -626,7 +626,7 @@ class Transactions:
         lost channel, and the branch can only be rolled back.
         """
         ending.work.part()
-        self._done(ending, _gone(error))
+        self._done(ending, _end_error(error))
 
     def _ended(self, ending: _Ending, flag: XaFlag) -> None:
         manager, who, work = self._connection.manager, self._connection.who, ending.work
@@ -681,7 +681,7 @@ def _part(works: Sequence[TransactionWork]) -> Iterator[None]:
         yield
 
 
-def _gone(error: XaError) -> AmqpError:
+def _end_error(error: XaError) -> AmqpError:
     """The error of a failed end of an association. A branch that is not known any more was rolled back."""
     return rolled_back(XaFlag.RBROLLBACK) if error.code is ReplyCode.NOT_FOUND else amqp_error(error)
 

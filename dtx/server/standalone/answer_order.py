@@ -23,7 +23,7 @@ class ChannelOrder:
     Args:
         client: the owner of the channel.
         engine: the protocol engine of the channel.
-        let_go: returns everything that the channel holds; called before dtx closes the channel.
+        shut_down: returns everything that the channel holds; called before dtx closes the channel.
     """
 
     __slots__ = ("_announce", "_client", "_let_go", "engine", "number")

@@ -12,7 +12,7 @@ from dtx.manager import TransactionManager
 from dtx.store.postgres.consumers import Consumer, QueueDelivery, Sink
 from dtx.store.postgres.exchanges import Owner, Queue
 from dtx.store.postgres.recorder import Thing
-from dtx.store.postgres.topology import Gone, VirtualHost
+from dtx.store.postgres.topology import DeletedQueues, VirtualHost
 from dtx.store.slices import Slices
 from dtx.store.work import HeldPublish, HeldWork
 from dtx.telemetry import get_logger
@@ -152,19 +152,19 @@ def remove_own(
     broker: StandaloneServer, manager: TransactionManager, vhost: VirtualHost, owner: Owner
 ) -> Iterator[None]:
     """Remove the exclusive queues of a closed connection, in steps."""
-    while (gone := vhost.disconnected(owner, OWN_AT_ONCE)).queues:
-        remove(broker, manager, gone)
+    while (deleted := vhost.disconnected(owner, OWN_AT_ONCE)).queues:
+        remove(broker, manager, deleted)
         yield
 
 
-def remove(broker: StandaloneServer, manager: TransactionManager, gone: Gone) -> None:
+def remove(broker: StandaloneServer, manager: TransactionManager, deleted: DeletedQueues) -> None:
     """Close queues that dtx has removed itself; the change of the topology is written in the background."""
-    close_queues(broker, gone.queues)
-    if gone.define is not None:
-        manager.spawn(_note_gone(broker.define(gone.define)))
+    close_queues(broker, deleted.queues)
+    if deleted.define is not None:
+        manager.spawn(_note_deletion(broker.define(deleted.define)))
 
 
-async def _note_gone(written: Awaitable[None]) -> None:
+async def _note_deletion(written: Awaitable[None]) -> None:
     try:
         await written
     except LogError as error:

@@ -14,7 +14,7 @@ from dtx.server.standalone.broker import StandaloneServer, close_queues, remove
 from dtx.server.standalone.direct_replies import DirectReplies
 from dtx.server.standalone.writes import Writes
 from dtx.store.postgres.exchanges import Queue
-from dtx.store.postgres.topology import Gone, VirtualHost
+from dtx.store.postgres.topology import DeletedQueues, VirtualHost
 from dtx.store.slices import Slices
 from dtx.store.work import Budget
 from dtx.telemetry import Metrics
@@ -93,6 +93,6 @@ class Client:
         """See :func:`~dtx.server.standalone.broker.close_queues`."""
         close_queues(self.broker, queues)
 
-    def remove(self, gone: Gone) -> None:
+    def remove(self, deleted: DeletedQueues) -> None:
         """See :func:`~dtx.server.standalone.broker.remove`."""
-        remove(self.broker, self.manager, gone)
+        remove(self.broker, self.manager, deleted)

@@ -384,12 +384,12 @@ class StandaloneConnection(ClientConnection):
     # -- pace
 
     def _excuse(self) -> None:
-        self._engine.mark_alive()
+        self._engine.note_received()
 
     def _tick(self) -> None:
         """Send a heartbeat when it is due, and check that the client sends."""
         if self._holding:
-            self._engine.mark_alive()
+            self._engine.note_received()
         deadline, events = self._engine.tick(now := time.monotonic())
         self.outbox.announce()
         if deadline is not None:
@@ -499,9 +499,9 @@ class StandaloneConnection(ClientConnection):
                 _log.exception("channel failed", connection=self.id, channel=channel.number)
             yield
 
-    def _gone(self) -> None:
+    def _release_all(self) -> None:
         for timer in (self._tick_timer, self._blocked_timer):
             if timer is not None:
                 timer.cancel()
         self.manager.disk.leave(self._disk_has_room)
-        self.after_all(super()._gone)
+        self.after_all(super()._release_all)

@@ -298,10 +298,10 @@ class Declarations:
         if queue is not None:
             queue.index.serve(self._client.now())
         messages = 0 if queue is None else queue.index.ready
-        gone = vhost.delete_queue(name, self._client, if_unused=asked.if_unused, if_empty=asked.if_empty)
-        self._client.close_queues(gone.queues)
+        deleted = vhost.delete_queue(name, self._client, if_unused=asked.if_unused, if_empty=asked.if_empty)
+        self._client.close_queues(deleted.queues)
         answer = b"" if asked.no_wait else QueueDeleteOk(messages).frame(self._order.number)
-        self._durably(gone.define, lambda: answer, QueueDelete.KEY, None)
+        self._durably(deleted.define, lambda: answer, QueueDelete.KEY, None)
 
     # -- answers
 

@@ -29,7 +29,7 @@ from dtx.server.standalone.writes import Writes
 from dtx.store.postgres.consumers import Consumer, Credit, QueueDelivery, return_slowly
 from dtx.store.postgres.exchanges import Queue, describe
 from dtx.store.postgres.property_scan import sender_selected
-from dtx.store.postgres.topology import Gone, VirtualHost
+from dtx.store.postgres.topology import DeletedQueues, VirtualHost
 from dtx.store.work import Decided, HeldPublish, HeldWork
 from dtx.store.work import Delivery as Held
 from dtx.telemetry import get_logger
@@ -228,9 +228,9 @@ class StandaloneNodes:
         """Seconds since the epoch; the clock that the queues use."""
         return time.time()
 
-    def remove(self, gone: Gone) -> None:
+    def remove(self, deleted: DeletedQueues) -> None:
         """See :func:`~dtx.server.standalone.broker.remove`."""
-        remove(self.broker, self.home.manager, gone)
+        remove(self.broker, self.home.manager, deleted)
 
     # -- pace and end
 

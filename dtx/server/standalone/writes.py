@@ -100,9 +100,9 @@ class Writes:
 
         def done(error: LogError | None) -> None:
             self._end(number, octets, error)
-            gone = frozenset(refused)
+            unwritten = frozenset(refused)
             for index, (publisher, name) in enumerate(publishers):
-                if index not in gone:
+                if index not in unwritten:
                     publisher.written(name, error)
             for publisher in dict.fromkeys(publisher for publisher, _ in publishers):
                 publisher.send_confirms()

@@ -200,8 +200,8 @@ class StoredBranches:
                     expires_at = now + stored.lifetime
                     self._stored[slot] = stored._replace(expires_at=expires_at)
                     expiries.append((slot, expires_at))
-        gone = [slot for slot in published if slot.queue not in self._registry.queues]
-        return Change(drops=[*consumed, *gone], expiries=expiries)
+        deleted = [slot for slot in published if slot.queue not in self._registry.queues]
+        return Change(drops=[*consumed, *deleted], expiries=expiries)
 
     def _renewed(self, message: StoredMessage, now: float) -> StoredMessage:
         entry = self._registry.find(message.queue)

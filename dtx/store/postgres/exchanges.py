@@ -193,11 +193,11 @@ class Changes:
     """Durable objects that one operation adds and removes."""
 
     exchanges: list[ExchangeRow] = field(default_factory=list)
-    exchanges_gone: list[ExchangeKey] = field(default_factory=list)
+    removed_exchanges: list[ExchangeKey] = field(default_factory=list)
     queues: list[QueueRow] = field(default_factory=list)
-    queues_gone: list[int] = field(default_factory=list)
+    removed_queues: list[int] = field(default_factory=list)
     bindings: list[BindingRow] = field(default_factory=list)
-    bindings_gone: list[BindingRow] = field(default_factory=list)
+    removed_bindings: list[BindingRow] = field(default_factory=list)
 
     def define(self) -> Define | None:
         """The change for the log; ``None`` if there is none."""
@@ -293,7 +293,7 @@ class Graph:
         del destination.into[binding]
         self._routes.clear()
         if source.durable and destination.durable:
-            changes.bindings_gone.append(binding)
+            changes.removed_bindings.append(binding)
         if source.auto_delete and not source.bindings:
             unused.append(source)
 
@@ -309,7 +309,7 @@ class Graph:
             del self.exchanges[exchange.name]
             self._routes.clear()
             if exchange.durable:
-                changes.exchanges_gone.append(exchange.key)
+                changes.removed_exchanges.append(exchange.key)
             for binding, destination in list(exchange.bindings.items()):
                 self._unlink(binding, exchange, destination, waiting, changes)
             for binding, source in list(exchange.into.items()):
@@ -324,7 +324,7 @@ class Graph:
             if not owned:
                 del self._owned[queue.owner]
         if queue.durable:
-            changes.queues_gone.append(queue.spec.id)
+            changes.removed_queues.append(queue.spec.id)
         unused: list[Exchange] = []
         for binding, source in list(queue.into.items()):
             self._unlink(binding, source, queue, unused, changes)

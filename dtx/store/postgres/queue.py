@@ -205,7 +205,7 @@ class QueueIndex:
             self._note(position, len(message.body), expires_at)
             if expires_at is not None and expires_at <= now and self._hand_over(message):
                 return
-            self._limits.came(position)
+            self._limits.ready_added(position)
         self._ready.append(position, message.priority)
         self.ready += 1
         # In a long queue that is not in memory anyway, the messages at the end would be evicted first.
@@ -231,7 +231,7 @@ class QueueIndex:
         if self.closed:
             return
         self._note(position, octets, expires_at)
-        self._limits.came(position)
+        self._limits.ready_added(position)
         self._ready.append(position, priority)
         self.ready += 1
         if self._limits.drops and self._limits.over(self.ready):
@@ -290,7 +290,7 @@ class QueueIndex:
         """
         missed = [position for position in positions if self._ready.discard(position)]
         for position in missed:
-            self._gone(position)
+            self._removed(position)
         if self.ready:
             self._schedule()
         return len(missed)
@@ -310,7 +310,7 @@ class QueueIndex:
         letters: list[Letter] = []
         while self.ready and len(letters) < LEAVE_MESSAGES and self._limits.over(self.ready):
             position = self._ready.pop()
-            letters.append((position, self._gone(position)))
+            letters.append((position, self._removed(position)))
         if letters:
             self._leave(letters, Reason.MAXLEN)
             if self._limits.expiries or len(letters) == LEAVE_MESSAGES:
@@ -329,16 +329,16 @@ class QueueIndex:
             head = ready.head()
             if head is None or expiries.get(head, NEVER) > now:
                 break
-            letters.append((ready.pop(), self._gone(head)))
+            letters.append((ready.pop(), self._removed(head)))
         if letters:
             self._leave(letters, Reason.EXPIRED)
 
-    def _gone(self, position: int) -> StoredMessage | None:
+    def _removed(self, position: int) -> StoredMessage | None:
         """Forget a message that was just removed from the ready messages. Returns the message if it was in memory."""
         self.ready -= 1
         self._again.discard(position)
         if self._detailed:
-            self._limits.went(position)
+            self._limits.ready_removed(position)
         self._forget(position)
         return self._bodies.take(position)
 
@@ -460,7 +460,7 @@ class QueueIndex:
         self.ready -= 1
         self._bodies.take(position)
         if self._detailed:
-            self._limits.went(position)
+            self._limits.ready_removed(position)
 
     def _hand_out(self, position: int, consumer: Consumer | None, *, no_ack: bool) -> QueueDelivery:
         redelivered = position <= self._mark
@@ -646,7 +646,7 @@ class QueueIndex:
             self._ready.put_back(position)
             self.ready += 1
             if self._detailed:
-                self._limits.came(position)
+                self._limits.ready_added(position)
         if self._limits.drops and self._limits.over(self.ready):
             self._overflow(now)
         if self.ready:

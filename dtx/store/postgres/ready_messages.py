@@ -360,12 +360,12 @@ class QueueLimits:
         self.expiries.pop(position, None)
         self._sizes.pop(position, None)
 
-    def came(self, position: int) -> None:
+    def ready_added(self, position: int) -> None:
         """Count a message as ready."""
         if self._sizes:
             self._octets += self._sizes[position]
 
-    def went(self, position: int) -> None:
+    def ready_removed(self, position: int) -> None:
         """Count a message as no longer ready."""
         if self._sizes:
             self._octets -= self._sizes[position]

@@ -40,7 +40,7 @@ class Recorder:
 
     def __init__(self, log_: MessageLog) -> None:
         self._log = log_
-        self._gone: list[Slot] = []
+        self._dropping: list[Slot] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way = InFlight()
         self._numbers = count()
@@ -137,14 +137,14 @@ class Recorder:
 
     def drop(self, slots: Sequence[Slot]) -> None:
         """Remove the rows of settled messages soon, in groups, as often as necessary."""
-        if not self._gone:
+        if not self._dropping:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._gone += slots
+        self._dropping += slots
 
     def _flush(self) -> None:
-        gone, self._gone = self._gone, []
-        for start in range(0, len(gone), DROPS_AT_ONCE):
-            self._drop(gone[start : start + DROPS_AT_ONCE])
+        slots, self._dropping = self._dropping, []
+        for start in range(0, len(slots), DROPS_AT_ONCE):
+            self._drop(slots[start : start + DROPS_AT_ONCE])
 
     def _drop(self, slots: Sequence[Slot]) -> None:
         def written(error: LogError | None) -> None:

@@ -30,7 +30,7 @@ from dtx.store.postgres.property_scan import traits
 from dtx.store.postgres.queue import QueueIndex, Reason
 from dtx.store.postgres.recorder import DROPS_AT_ONCE, NO_QUEUE_YET, Recorder, Thing
 from dtx.store.postgres.registry import QueueEntry, Registry, by_queue
-from dtx.store.postgres.topology import Gone, VirtualHost
+from dtx.store.postgres.topology import DeletedQueues, VirtualHost
 from dtx.store.work import HeldPublish
 from dtx.telemetry import get_logger
 
@@ -461,15 +461,15 @@ class PostgresStore(StoredBranches):
 
     def _show(self, puts: Iterable[Put]) -> None:
         now = self._clock()
-        gone: list[Slot] = []
+        dropped: list[Slot] = []
         for entry, message in puts:
             index = entry.index
             if index.closed:
-                gone.append(message.slot)
+                dropped.append(message.slot)
             else:
                 index.put(message, now)
-        if gone:
-            self._recorder.drop(gone)
+        if dropped:
+            self._recorder.drop(dropped)
 
     async def _resync(self, puts: Sequence[Put], drops: Sequence[Slot], conflict: bool) -> None:
         """Bring the indexes in line with the database after a change whose outcome was not known.
@@ -561,10 +561,10 @@ class PostgresStore(StoredBranches):
                     log.info("an unused queue is removed", queue=entry.spec.where)
                     await self._remove_queue(host.remove_queue(queue))
 
-    async def _remove_queue(self, gone: Gone) -> None:
-        self.close_queues(gone.queues)
+    async def _remove_queue(self, deleted: DeletedQueues) -> None:
+        self.close_queues(deleted.queues)
         try:
-            await self.define(gone.define)
+            await self.define(deleted.define)
         except LogError as error:
             log.warning("a queue's removal is not written yet", error=str(error))
 

@@ -95,7 +95,7 @@ class DeclaredQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class DeletedQueues:
     """Deleted queues.
 
     Args:
@@ -156,7 +156,7 @@ class VirtualHost(Graph):
             source = self.exchanges.get(binding.source)
             destination = self.destination(binding.destination_kind, binding.destination)
             if source is None or destination is None:
-                changes.bindings_gone.append(binding)
+                changes.removed_bindings.append(binding)
             else:
                 self._link(binding, source, destination)
         return changes.define()
@@ -423,7 +423,9 @@ class VirtualHost(Graph):
         check_owner(queue, owner)
         return queue
 
-    def delete_queue(self, name: bytes, owner: Owner, *, if_unused: bool = False, if_empty: bool = False) -> Gone:
+    def delete_queue(
+        self, name: bytes, owner: Owner, *, if_unused: bool = False, if_empty: bool = False
+    ) -> DeletedQueues:
         """queue.delete. A missing queue is no error, as in RabbitMQ.
 
         Raises:
@@ -432,7 +434,7 @@ class VirtualHost(Graph):
         """
         queue = self.queues.get(name)
         if queue is None:
-            return Gone()
+            return DeletedQueues()
         check_owner(queue, owner)
         if if_empty and queue.index.ready:
             raise failed(f"{queue.spec.where} not empty")
@@ -440,19 +442,19 @@ class VirtualHost(Graph):
             raise failed(f"{queue.spec.where} in use")
         return self.remove_queue(queue)
 
-    def remove_queue(self, queue: Queue) -> Gone:
+    def remove_queue(self, queue: Queue) -> DeletedQueues:
         """Delete *queue*: it was unused for too long, or its last consumer has ended. Idempotent."""
         return self._remove([queue] if self.queues.get(queue.name) is queue else [])
 
-    def disconnected(self, owner: Owner, most: int | None = None) -> Gone:
+    def disconnected(self, owner: Owner, most: int | None = None) -> DeletedQueues:
         """Delete the exclusive queues of a connection that has ended, at most *most* of them. Idempotent."""
         return self._remove(list(islice(self._owned.get(owner, ()), most)))
 
-    def _remove(self, queues: list[Queue]) -> Gone:
+    def _remove(self, queues: list[Queue]) -> DeletedQueues:
         changes = Changes()
         for queue in queues:
             self._drop_queue(queue, changes)
-        return Gone(tuple(queues), changes.define())
+        return DeletedQueues(tuple(queues), changes.define())
 
 
 def exchange_facts(vhost: VirtualHost, name: bytes) -> ExchangeFacts:

@@ -164,7 +164,7 @@ class ConsumeChannel:
         self.upstream = upstream
         self.number = number
         self.owner: ConsumeOwner | None = None
-        self.gone: str | None = None
+        self.end_reason: str | None = None
         """Why the channel has ended; ``None`` before that."""
         self.on_message: Callable[[Delivery, bytes], None] | None = None
         """Called with each delivery and its whole body, also if it is too large to be kept."""
@@ -419,12 +419,12 @@ class ConsumeChannel:
 
     def then(self, act: Callable[[], None]) -> None:
         """Call *act* when everything sent so far is committed. It is never called if the channel ends before."""
-        if self.gone is None:
+        if self.end_reason is None:
             self._queue.append(_Frames(b"", dirty=False, last=False, act=act))
             self._flush()
 
     def _settle(self, deliveries: Sequence[Delivery], method: _Settle, *, multiple: bool) -> None:
-        if not deliveries or self.gone is not None:
+        if not deliveries or self.end_reason is not None:
             return
         multiple = multiple and not self._held  # for the broker, held deliveries are unsettled too
         if multiple and len(deliveries) == len(self._open):
@@ -526,7 +526,7 @@ class ConsumeChannel:
             A future: HAPPENED, NEVER, or ``None`` if the connection was lost and only a receipt can prove the outcome.
         """
         done: asyncio.Future[UnitOutcome | None] = asyncio.get_running_loop().create_future()
-        if self.gone is not None or any(delivery.tag not in self._held for delivery in deliveries):
+        if self.end_reason is not None or any(delivery.tag not in self._held for delivery in deliveries):
             done.set_result(UnitOutcome.NEVER)
             return done
         receipt = b""
@@ -543,7 +543,7 @@ class ConsumeChannel:
         self._enqueue(_Frames(data, dirty, last), len(data))
 
     def _enqueue(self, item: _Frames | _Settlement, size: int) -> None:
-        if self.gone is None:
+        if self.end_reason is None:
             self._queue.append(item)
             self._flush()
             if self._queue:
@@ -556,7 +556,7 @@ class ConsumeChannel:
 
     def _flush(self) -> None:
         commit = methods.TxCommit().frame(self.number)
-        while self._queue and not self._committing and self.gone is None:
+        while self._queue and not self._committing and self.end_reason is None:
             if not self._locked and isinstance(self._queue[0], _UnitRequest):
                 return
             item = self._queue.popleft()
@@ -594,7 +594,7 @@ class ConsumeChannel:
                 frames.append(commit)
                 self._committing = True
             if last:
-                self.gone = "closing"  # nothing may follow: the broker closes the connection for a later frame
+                self.end_reason = "closing"  # nothing may follow: the broker closes the connection for a later frame
             if failpoint.armed and dirty:
                 failpoint.at(Point.SETTLE_BEFORE)
             self.upstream.write(b"".join(frames))
@@ -792,7 +792,7 @@ class ConsumeChannel:
         The channel is closed when no branch holds deliveries.
         """
         self.owner = None
-        if self.gone is not None:
+        if self.end_reason is not None:
             return
         for tag in self._consumers:
             self._send(methods.BasicCancel(tag, no_wait=True).frame(self.number))
@@ -802,12 +802,18 @@ class ConsumeChannel:
         self._close_if_idle()
 
     def _close_if_idle(self) -> None:
-        if self.owner is None and self.gone is None and not self._held and not self._committing and not self._queue:
-            self.gone = "closing"
+        if (
+            self.owner is None
+            and self.end_reason is None
+            and not self._held
+            and not self._committing
+            and not self._queue
+        ):
+            self.end_reason = "closing"
             self.upstream.write(methods.ChannelClose(200, b"done").frame(self.number))
 
     def _closed(self, close: ChannelClose) -> None:
-        if self.gone is not None:
+        if self.end_reason is not None:
             self.upstream.note_crossed_close(self.number)
             return
         self.upstream.write(methods.ChannelCloseOk().frame(self.number))
@@ -828,7 +834,7 @@ class ConsumeChannel:
         self._end(reason, None)
 
     def _end(self, reason: str, unit_outcome: UnitOutcome | None) -> None:
-        self.gone = reason
+        self.end_reason = reason
         if self._selecting is not None:
             self._selecting.set_exception(UpstreamLost(reason))
             self._selecting = None

@@ -331,9 +331,9 @@ class Lane:
             self._probe_alarm(canary)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_GENERATION_SECONDS):
-                    await asyncio.shield(connection.gone)
+                    await asyncio.shield(connection.lost)
             await self._trust.refresh(since=loop.time() - _TRUST)
-            if self._trust.doubts.of_all is not None or connection.gone.done():
+            if self._trust.doubts.of_all is not None or connection.lost.done():
                 continue
             if loop.time() - declared > (_USE if self._receipts_problem is None else _RETRY_RECEIPTS):
                 await self._open_receipts(connection)
@@ -505,27 +505,27 @@ class Lane:
         result = await self._finish(phase, messages.put_back_frames, messages.PUT_BACK)
         if isinstance(result, Refused):
             return result
-        gone = {returned.position for returned in result.returned}
+        unroutable = {returned.position for returned in result.returned}
         reason = ""
-        work = await phase.work() if gone or result.proved else ()
-        if gone:
+        work = await phase.work() if unroutable or result.proved else ()
+        if unroutable:
             first = result.returned[0]
             reason = f"{first.code} {first.text.decode('utf-8', 'replace')}"
         elif result.proved:
             missing = await self._missing(dict.fromkeys(item.queue for item in work if item.queue is not None))
-            gone = {item.position for item in work if item.queue in missing}
+            unroutable = {item.position for item in work if item.queue in missing}
             reason = "404 queue is gone"
         # The broker deletes an exclusive queue and its messages with the connection that declared it. No other
         # connection could ever have consumed these messages, so nothing is lost that would exist without dtx.
-        dead = {item.position for item in work if item.position in gone and (item.flags or 0) & EXCLUSIVE}
+        dead = {item.position for item in work if item.position in unroutable and (item.flags or 0) & EXCLUSIVE}
         if dead:
             _log.info("messages of exclusive queues that are gone are dropped", branch=phase.branch_id, count=len(dead))
-            gone -= dead
-        if not gone:
+            unroutable -= dead
+        if not unroutable:
             return result
         return Refused(
-            reason=f"{len(gone)} message(s) could not be put back: {reason}",
-            settled=tuple(item.position for item in work if item.position not in gone),
+            reason=f"{len(unroutable)} message(s) could not be put back: {reason}",
+            settled=tuple(item.position for item in work if item.position not in unroutable),
             partial=phase.repeated,
         )
 
@@ -704,7 +704,7 @@ class Lane:
                 self._end(channel)
             waiter: asyncio.Future[OwnChannel] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
-            lost = self._connection.gone if self._connection is not None else None
+            lost = self._connection.lost if self._connection is not None else None
             try:
                 await asyncio.wait([waiter, *([lost] if lost is not None else [])], return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError:

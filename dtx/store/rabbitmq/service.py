@@ -135,7 +135,7 @@ class ServiceConnection(Upstream):
         """The host of the broker that it is connected to."""
         self.version: tuple[int, ...] = ()
         """The version of the broker, for example (4, 0, 5); empty if it does not say so."""
-        self.gone = asyncio.get_running_loop().create_future()
+        self.lost = asyncio.get_running_loop().create_future()
         """Done, with the reason, when the connection is lost."""
 
     async def login(self, vhost: str) -> None:
@@ -223,9 +223,9 @@ class ServiceConnection(Upstream):
             case events.TuneReceived(tune):
                 frame_max = min(tune.frame_max or _FRAME_MAX, _FRAME_MAX)
                 self._agreed = methods.ConnectionTuneOk(tune.channel_max or 0xFFFF, frame_max, self._broker.heartbeat)
-                self._go_on()
+                self._step_done()
             case events.ConnectionOpened():
-                self._go_on()
+                self._step_done()
             case events.ConnectionMethodReceived(methods.ConnectionBlocked()):
                 self.blocked = True
                 _log.warning("the broker takes no publishes, it has an alarm (memory or disk)", connection=self._name)
@@ -233,7 +233,9 @@ class ServiceConnection(Upstream):
                 self.blocked = False
                 _log.info("the broker takes publishes again", connection=self._name)
             case events.ConnectionClosing(close):
-                self._go_on(BrokerLoginRefused(f"the broker refused {self._broker}: {words(close)}", close.reply_code))
+                self._step_done(
+                    BrokerLoginRefused(f"the broker refused {self._broker}: {words(close)}", close.reply_code)
+                )
                 self.flush()
                 self.abort(f"the broker closed the connection: {words(close)}")
             case events.ConnectionFailed(error):
@@ -242,13 +244,13 @@ class ServiceConnection(Upstream):
             case _:
                 self.abort(f"the broker sent something that dtx does not expect: {type(event).__name__}")
 
-    def _go_on(self, error: Exception | None = None) -> None:
+    def _step_done(self, error: Exception | None = None) -> None:
         step, self._step = self._step, None
         if step is not None and not step.done():
             step.set_result(error)
 
     def on_lost(self, reason: str) -> None:
         """End the login step with an error, and tell the callers that wait for the end of the connection."""
-        self._go_on(UpstreamLost(reason))
-        if not self.gone.done():
-            self.gone.set_result(reason)
+        self._step_done(UpstreamLost(reason))
+        if not self.lost.done():
+            self.lost.set_result(reason)

@@ -175,9 +175,9 @@ class Upstream(asyncio.BaseProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is closed: handle first what was read, then end."""
         self._transport = None
-        self._slices.then(lambda: self._gone(str(exc) if exc else "the broker closed the connection"))
+        self._slices.then(lambda: self._lose(str(exc) if exc else "the broker closed the connection"))
 
-    def _gone(self, reason: str) -> None:
+    def _lose(self, reason: str) -> None:
         if self.is_lost:
             return
         self.is_lost = True
@@ -225,7 +225,7 @@ class Upstream(asyncio.BaseProtocol):
         """End the connection at once, in normal operation."""
         if self._transport is not None:
             self._transport.abort()
-        self._gone(reason)
+        self._lose(reason)
 
     def close(self) -> None:
         """End the connection: connection.close, without waiting for the answer."""
@@ -246,14 +246,14 @@ class Upstream(asyncio.BaseProtocol):
             return
         self._unread_for.discard(reason)
         if not self._unread_for and self._transport is not None and not self.is_lost:
-            self.engine.mark_alive()
+            self.engine.note_received()
             self._transport.resume_reading()
 
     def start_heartbeats(self) -> None:
         """Send heartbeats, and abort the connection if those of the broker are missing."""
         loop = asyncio.get_running_loop()
         if self._unread_for:
-            self.engine.mark_alive()
+            self.engine.note_received()
         at, silent = self.engine.tick(loop.time())
         self.flush()
         if silent:

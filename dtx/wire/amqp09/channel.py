@@ -435,7 +435,7 @@ class ChannelEngine:
         self._sort()
 
     def _sort(self) -> None:
-        if self.state is EndpointState.GONE:
+        if self.state is EndpointState.CLOSED:
             return  # another channel may have the number now
         if self._passes is Passing.JOINED and not self.held:
             self._shared.joined.add(self.number)
@@ -556,13 +556,13 @@ class ChannelEngine:
 
     def close_ok(self) -> None:
         """Confirm the client's close. All that the client sent before it must be done. The number becomes free."""
-        if self._go(EndpointStep.SEND_CLOSE_OK) and self.state is EndpointState.GONE:
+        if self._go(EndpointStep.SEND_CLOSE_OK) and self.state is EndpointState.CLOSED:
             self._confirm_close()
 
     def end(self) -> None:
         """End the channel without sending, because the connection ends or the peer's close is done. Idempotent."""
-        if self.state is not EndpointState.GONE:
-            self.state = EndpointState.GONE
+        if self.state is not EndpointState.CLOSED:
+            self.state = EndpointState.CLOSED
             self._drop_content()
             self._forget()
 
@@ -571,7 +571,7 @@ class ChannelEngine:
         if following is None:
             return False
         self.state = following
-        if following is EndpointState.GONE:
+        if following is EndpointState.CLOSED:
             self._drop_content()
             self._forget()
         return True

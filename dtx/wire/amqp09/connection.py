@@ -529,7 +529,7 @@ class ConnectionEngine:
 
     def end(self) -> None:
         """End the connection without sending, because the socket is closed. Drop all received data."""
-        self.state = EndpointState.GONE
+        self.state = EndpointState.CLOSED
         self._end_channels()
         self._closing = self._failure = None
         self._read, self._frames, self._more, self._left = [], iter(()), False, False
@@ -574,7 +574,7 @@ class ConnectionEngine:
         Returns:
             The time for the next call, ``None`` for no further call; and the events.
         """
-        if not self.agreed.heartbeat or self.state is EndpointState.GONE:
+        if not self.agreed.heartbeat or self.state is EndpointState.CLOSED:
             return None, []
         pause = self.agreed.heartbeat / 2
         if self._check_at is None:
@@ -590,7 +590,7 @@ class ConnectionEngine:
                 return None, [PeerSilent()]
         return self._check_at, []
 
-    def mark_alive(self) -> None:
+    def note_received(self) -> None:
         """Count the peer as alive, although no data arrives: the shell does not read, or other code does."""
         self._received = True
 

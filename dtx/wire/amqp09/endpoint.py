@@ -16,7 +16,7 @@ class EndpointState(Enum):
     CLOSE_SENT = auto()
     CLOSE_RECEIVED = auto()
     """The close-ok promises that everything sent before it is done, so it may be sent later."""
-    GONE = auto()
+    CLOSED = auto()
 
 
 class EndpointStep(Enum):
@@ -38,8 +38,8 @@ TRANSITIONS: Final[dict[tuple[EndpointState, EndpointStep], EndpointState]] = {
     (EndpointState.OPEN, EndpointStep.RECEIVE_CLOSE): EndpointState.CLOSE_RECEIVED,
     (EndpointState.CLOSE_SENT, EndpointStep.RECEIVE_CLOSE): EndpointState.CLOSE_SENT,
     (EndpointState.CLOSE_SENT, EndpointStep.SEND_CLOSE_OK): EndpointState.CLOSE_SENT,
-    (EndpointState.CLOSE_SENT, EndpointStep.RECEIVE_CLOSE_OK): EndpointState.GONE,
+    (EndpointState.CLOSE_SENT, EndpointStep.RECEIVE_CLOSE_OK): EndpointState.CLOSED,
     (EndpointState.CLOSE_RECEIVED, EndpointStep.SEND_CLOSE): EndpointState.CLOSE_SENT,
-    (EndpointState.CLOSE_RECEIVED, EndpointStep.SEND_CLOSE_OK): EndpointState.GONE,
+    (EndpointState.CLOSE_RECEIVED, EndpointStep.SEND_CLOSE_OK): EndpointState.CLOSED,
 }
 """A missing step does nothing: a received method is ignored, and a method to send is not sent."""

@@ -328,10 +328,10 @@ def remove_headers(raw: bytes, keys: Iterable[bytes]) -> bytes:
     Raises:
         WireError: 502 if *raw* is malformed.
     """
-    gone = frozenset(keys)
+    removed = frozenset(keys)
     view = read(raw)
     found = view.headers
-    kept = [entry.raw for entry in found if entry.key not in gone]
+    kept = [entry.raw for entry in found if entry.key not in removed]
     if len(kept) == len(found):
         return raw
     return _put_headers(view, kept)

@@ -180,7 +180,7 @@ class Connection(Carrier):
                 self._take(unread)
         return self._take_events()
 
-    def mark_alive(self, now: float) -> None:
+    def note_received(self, now: float) -> None:
         """Count the peer as alive at *now*, although no data arrives: the shell does not read."""
         self._received_at = now
 

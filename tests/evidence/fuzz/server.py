@@ -154,7 +154,7 @@ async def converse(
             check_nothing_is_left(connection, parts.manager, store)
             return sent
         finally:
-            connection.client_gone()
+            connection.client_disconnected()
 
 
 @asynccontextmanager
@@ -190,7 +190,7 @@ async def leave(
     connection: ClientSession, manager: TransactionManager, find_writes: Callable[[], Writes | None]
 ) -> None:
     """Disconnect, and return when no task or write is left. Before the handshake there are no writes."""
-    connection.client_gone()
+    connection.client_disconnected()
     async with asyncio.timeout(10):
         await connection.ended
         while True:

@@ -87,7 +87,7 @@ async def converse(reads: Iterable[bytes]) -> bytes:
             check_nothing_is_left(connection, parts.manager, store)
             return sent
         finally:
-            connection.client_gone()
+            connection.client_disconnected()
 
 
 def check(sent: bytes) -> list[Composite]:

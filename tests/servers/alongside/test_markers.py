@@ -32,7 +32,7 @@ class Purging(OwnChannel):
     async def _stop(self, future: "asyncio.Future[Answer]") -> Answer:
         answer = await future
         self.purged.set()
-        await asyncio.shield(cast("ServiceConnection", self.upstream).gone)
+        await asyncio.shield(cast("ServiceConnection", self.upstream).lost)
         return answer
 
 

@@ -51,7 +51,7 @@ def thread(service: DtxService) -> Iterator[Thread]:
     """A thread that has opened the service."""
     one = Thread(service)
     yield one
-    one.switch.gone(one.number)
+    one.switch.thread_ended(one.number)
 
 
 def committed(thread: Thread, queue: str, *bodies: bytes) -> None:
@@ -104,7 +104,7 @@ def test_a_thread_that_is_gone_has_nothing_open(thread: Thread, queue: str) -> N
     thread(SwitchCall.START)
     thread.publish(queue, b"lost")
     open_files = len(list(Path("/proc/self/fd").iterdir()))
-    thread.switch.gone(thread.number)
+    thread.switch.thread_ended(thread.number)
     assert len(list(Path("/proc/self/fd").iterdir())) < open_files
     with pytest.raises(XAER_PROTO, match="has not called xa_open"):
         thread(SwitchCall.END, TMSUCCESS)

@@ -154,7 +154,7 @@ class Chains:
         queue = a_queue(id=self._random.randrange(1, 2**62), name=uuid4().bytes)
         posts = [self._model.expect(Define(queues=[queue]))]
         if self._random.random() < 0.5:
-            posts.append(self._model.expect(Define(queues_gone=[queue.id])))
+            posts.append(self._model.expect(Define(removed_queues=[queue.id])))
         else:
             self._model.queues.add(queue.id)
         return posts

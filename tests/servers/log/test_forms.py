@@ -195,15 +195,15 @@ def topology() -> list[Define]:
         Define(exchanges=exchanges),
         Define(queues=queues),
         Define(bindings=bindings),
-        Define(bindings_gone=bindings),
-        Define(queues_gone=[queue.id for queue in queues]),
-        Define(exchanges_gone=[exchange.key for exchange in exchanges]),
+        Define(removed_bindings=bindings),
+        Define(removed_queues=[queue.id for queue in queues]),
+        Define(removed_exchanges=[exchange.key for exchange in exchanges]),
     ]
 
 
 def one_by_one(define: Define) -> list[Define]:
     """One record for each row of *define*, whose rows are all of one kind."""
-    kinds = ("exchanges", "exchanges_gone", "queues", "queues_gone", "bindings", "bindings_gone")
+    kinds = ("exchanges", "removed_exchanges", "queues", "removed_queues", "bindings", "removed_bindings")
     return [Define(**{kind: [row]}) for kind in kinds for row in getattr(define, kind)]
 
 

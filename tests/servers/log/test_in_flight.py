@@ -234,7 +234,7 @@ async def test_answers_that_are_lost_after_two_commits_repeat_neither(
     else:
         await asyncio.gather(*(log.write(an_insert(branch)) for branch in branches))
     proxy.stall("down")
-    writes = await write(log, first, [*(a_commit(branch) for branch in branches), Define(queues_gone=[QUEUE])])
+    writes = await write(log, first, [*(a_commit(branch) for branch in branches), Define(removed_queues=[QUEUE])])
     async with await psycopg.AsyncConnection.connect(migrated_postgres_url, autocommit=True) as connection:
         while True:
             cursor = await connection.execute("SELECT count(*) FROM dtx.branch WHERE version = 2")

@@ -119,7 +119,7 @@ async def test_stores_outlive_the_loss_of_their_session(open_log: OpenLog, migra
             await log.write(Store(change=puts(first, second)))
             await log.write(Define(exchanges=[exchange]))
             await log.write(Store(change=drops(first)))
-            await log.write(Define(exchanges_gone=[exchange.key]))
+            await log.write(Define(removed_exchanges=[exchange.key]))
             await log.write(Store(change=Change(puts=[third], drops=[second.slot])))
             kept.append(third.position)
             next(writes)
@@ -184,7 +184,7 @@ async def test_topology_is_changed_once_in_a_group(open_log: OpenLog) -> None:
         log.write(Store(change=puts(a_message()))),
         log.write(Define(queues=[a_queue()])),
         log.write(Store(change=puts(a_message()))),
-        log.write(Define(queues_gone=[QUEUE])),
+        log.write(Define(removed_queues=[QUEUE])),
     )
     assert groups == [3, 1]
 

@@ -118,7 +118,7 @@ async def test_a_channel_that_breaks_when_its_client_goes_keeps_no_other_from_be
         )
         session.channels[number] = channel
     with pytest.raises(RuntimeError, match="a mistake of ours"):
-        session.client_gone()
+        session.client_disconnected()
     assert gone[:2] == [2, 4]
     for _ in range(10):
         await asyncio.sleep(0)
@@ -136,10 +136,10 @@ async def test_a_channel_of_the_standalone_server_that_breaks_keeps_no_other_eit
         first, second = connection.channels.values()
         await hear(connection, wire, SELECT)
         first.shut_down = breaks  # type: ignore[method-assign]
-        connection.client_gone()
+        connection.client_disconnected()
         await connection.ended
-        assert second.engine.state is EndpointState.GONE
-        assert parts.metrics.selected_channels._value.get() == 0, "the channel was released"
+        assert second.engine.state is EndpointState.CLOSED
+        assert parts.metrics.selected_channels._value.get() == 0, "it was let go"
         assert not connection.channels
 
 

@@ -38,7 +38,7 @@ class Session:
 
     def client_has_caught_up(self) -> None: ...
 
-    def client_gone(self) -> None:
+    def client_disconnected(self) -> None:
         if not self.ended.done():
             self.ended.set_result(None)
 

@@ -127,6 +127,6 @@ async def test_operators_see_where_a_connection_is_in_its_life(rig: Rig) -> None
     seen.append(session.stage)
     session.stop(methods.ConnectionClose(320, b"dtx stops").frame(0))
     seen.append(session.stage)
-    session.client_gone()
+    session.client_disconnected()
     seen.append(session.stage)
     assert [stage.value for stage in seen] == ["running", "cut off", "closing", "detached"]

@@ -35,7 +35,7 @@ async def said(*reads: bytes, limits: ConnectionLimits = LIMITS) -> list[amqp_ob
         await asyncio.sleep(0)
         for data in reads:
             await hear(connection, wire, data)
-        connection.client_gone()
+        connection.client_disconnected()
         await connection.ended
     found, sent = [], bytes(wire.sent)
     while sent:

@@ -110,7 +110,7 @@ async def test_a_dead_letter_that_cannot_be_read_spoils_the_branch(rig: Rig, mon
 
 async def test_a_client_that_goes_meanwhile_leaves_the_message(rig: Rig, may: asyncio.Event) -> None:
     await rig.say(methods.BasicReject(1, requeue=False).encode())
-    rig.connection.client_gone()
+    rig.connection.client_disconnected()
     assert (rig.ready(b"dying"), rig.ready(b"grave")) == (1, 0)
     may.set()
     await rig.say()

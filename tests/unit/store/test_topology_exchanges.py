@@ -134,8 +134,8 @@ def test_deleting_an_exchange_takes_its_bindings_along(vhost: VirtualHost) -> No
     vhost.bind(b"x", QUEUE, b"t", b"k")
     vhost.bind(b"amq.fanout", EXCHANGE, b"x", b"")
     assert vhost.delete_exchange(b"x") == Define(
-        exchanges_gone=(ExchangeKey(VHOST, b"x"),),
-        bindings_gone=(
+        removed_exchanges=(ExchangeKey(VHOST, b"x"),),
+        removed_bindings=(
             BindingRow(VHOST, b"x", QUEUE, b"q", b"k"),
             BindingRow(VHOST, b"amq.fanout", EXCHANGE, b"x", b""),
         ),
@@ -178,14 +178,14 @@ def test_a_binding_between_durable_things_is_for_the_log(vhost: VirtualHost) -> 
     assert vhost.bind(b"amq.direct", QUEUE, b"q", b"k") == Define(bindings=(row,))
     assert vhost.bind(b"amq.direct", QUEUE, b"t", b"k") is None
     assert vhost.bind(b"x", QUEUE, b"q", b"k") is None
-    assert vhost.unbind(b"amq.direct", QUEUE, b"q", b"k") == Define(bindings_gone=(row,))
+    assert vhost.unbind(b"amq.direct", QUEUE, b"q", b"k") == Define(removed_bindings=(row,))
     assert vhost.unbind(b"amq.direct", QUEUE, b"t", b"k") is None
 
 
 def test_a_binding_between_exchanges_comes_and_goes(vhost: VirtualHost) -> None:
     row = BindingRow(VHOST, b"amq.direct", EXCHANGE, b"amq.fanout", b"k")
     assert vhost.bind(b"amq.direct", EXCHANGE, b"amq.fanout", b"k") == Define(bindings=(row,))
-    assert vhost.unbind(b"amq.direct", EXCHANGE, b"amq.fanout", b"k") == Define(bindings_gone=(row,))
+    assert vhost.unbind(b"amq.direct", EXCHANGE, b"amq.fanout", b"k") == Define(removed_bindings=(row,))
 
 
 def test_binding_again_changes_nothing(vhost: VirtualHost) -> None:
@@ -231,7 +231,7 @@ def test_an_exchange_goes_with_the_last_binding_that_leads_out_of_it(vhost: Virt
     vhost.unbind(b"x", QUEUE, b"q", b"1")
     assert b"x" in vhost.exchanges
     assert vhost.unbind(b"x", QUEUE, b"q", b"2") == Define(
-        exchanges_gone=(ExchangeKey(VHOST, b"x"),), bindings_gone=(BindingRow(VHOST, b"x", QUEUE, b"q", b"2"),)
+        removed_exchanges=(ExchangeKey(VHOST, b"x"),), removed_bindings=(BindingRow(VHOST, b"x", QUEUE, b"q", b"2"),)
     )
 
 
@@ -253,5 +253,5 @@ def test_an_exchange_bound_to_itself_can_go(vhost: VirtualHost) -> None:
     vhost.declare_exchange(b"x", b"fanout", durable=True, auto_delete=True)
     vhost.bind(b"x", EXCHANGE, b"x", b"")
     assert vhost.delete_exchange(b"x") == Define(
-        exchanges_gone=(ExchangeKey(VHOST, b"x"),), bindings_gone=(BindingRow(VHOST, b"x", EXCHANGE, b"x", b""),)
+        removed_exchanges=(ExchangeKey(VHOST, b"x"),), removed_bindings=(BindingRow(VHOST, b"x", EXCHANGE, b"x", b""),)
     )

@@ -5,7 +5,7 @@ import pytest
 from dtx.log.changes import BindingRow, Define, DestinationKind, ExchangeKey, ExchangeRow, QueueRow, StoredMessage
 from dtx.store.postgres.arguments import QueueArguments
 from dtx.store.postgres.consumers import Consumer
-from dtx.store.postgres.topology import Gone, VirtualHost
+from dtx.store.postgres.topology import DeletedQueues, VirtualHost
 from dtx.xa.codes import ReplyCode, XaError
 from tests.support.topology import VHOST, Idle, idle_index, names, refused, table, virtual_host
 
@@ -115,11 +115,11 @@ def test_exclusive_queues_go_with_their_connection(vhost: VirtualHost) -> None:
     vhost.declare_queue(b"his", OTHER, exclusive=True)
     vhost.declare_queue(b"all", ME)
     vhost.bind(b"x", QUEUE, b"one", b"", owner=ME)
-    assert vhost.disconnected(ME) == Gone((one, two), Define(exchanges_gone=(ExchangeKey(VHOST, b"x"),)))
+    assert vhost.disconnected(ME) == DeletedQueues((one, two), Define(removed_exchanges=(ExchangeKey(VHOST, b"x"),)))
     assert sorted(vhost.queues) == [b"all", b"his"]
-    assert vhost.disconnected(ME) == Gone()
+    assert vhost.disconnected(ME) == DeletedQueues()
     vhost.delete_queue(b"his", OTHER)
-    assert vhost.disconnected(OTHER) == Gone()
+    assert vhost.disconnected(OTHER) == DeletedQueues()
 
 
 def test_exclusive_queues_go_in_steps_where_they_are_many(vhost: VirtualHost) -> None:
@@ -137,12 +137,12 @@ def test_a_queue_takes_its_bindings_along(vhost: VirtualHost) -> None:
     queue = vhost.declare_queue(b"q", ME, durable=True).queue
     vhost.bind(b"amq.topic", QUEUE, b"q", b"#")
     vhost.bind(b"x", QUEUE, b"q", b"k")
-    assert vhost.delete_queue(b"q", ME) == Gone(
+    assert vhost.delete_queue(b"q", ME) == DeletedQueues(
         (queue,),
         Define(
-            exchanges_gone=(ExchangeKey(VHOST, b"x"),),
-            queues_gone=(queue.spec.id,),
-            bindings_gone=(
+            removed_exchanges=(ExchangeKey(VHOST, b"x"),),
+            removed_queues=(queue.spec.id,),
+            removed_bindings=(
                 BindingRow(VHOST, b"amq.topic", QUEUE, b"q", b"#"),
                 BindingRow(VHOST, b"x", QUEUE, b"q", b"k"),
             ),
@@ -158,12 +158,12 @@ def test_a_name_can_be_used_again_and_is_another_queue(vhost: VirtualHost) -> No
     vhost.delete_queue(b"q", ME)
     second = vhost.declare_queue(b"q", ME).queue
     assert first.spec.id != second.spec.id
-    assert vhost.remove_queue(first) == Gone()
+    assert vhost.remove_queue(first) == DeletedQueues()
     assert vhost.remove_queue(second).queues == (second,)
 
 
 def test_what_is_not_there_is_no_error_to_delete_and_not_found_otherwise(vhost: VirtualHost) -> None:
-    assert vhost.delete_queue(b"q", ME) == Gone()
+    assert vhost.delete_queue(b"q", ME) == DeletedQueues()
     with refused(ReplyCode.NOT_FOUND, "no queue 'q' in vhost 'v'"):
         vhost.find_queue(b"q", ME)
 
@@ -190,7 +190,7 @@ def test_a_refused_declaration_leaves_nothing_behind(vhost: VirtualHost) -> None
     with pytest.raises(XaError, match="x-expires"):
         vhost.declare_queue(b"q", ME, exclusive=True, arguments=table({"x-expires": 0}))
     assert not vhost.queues
-    assert vhost.disconnected(ME) == Gone()
+    assert vhost.disconnected(ME) == DeletedQueues()
 
 
 def test_a_restart_brings_back_what_is_durable() -> None:
@@ -229,4 +229,4 @@ def test_a_restart_brings_back_what_is_durable() -> None:
 def test_a_binding_without_an_end_is_cleaned_away_at_a_restart() -> None:
     lost = (BindingRow(VHOST, b"x", QUEUE, b"q", b""), BindingRow(VHOST, b"amq.direct", QUEUE, b"q", b""))
     vhost = VirtualHost(VHOST, idle_index)
-    assert vhost.restore([], [], lost) == Define(bindings_gone=lost)
+    assert vhost.restore([], [], lost) == Define(removed_bindings=lost)

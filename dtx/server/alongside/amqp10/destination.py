@@ -61,15 +61,20 @@ class BrokerDestination:
         channel: open and in confirm mode.
         shown: see :class:`Destination`.
         made: the queue that is deleted with the link.
-        gone: called when the link is closed and none of its messages is in progress.
+        on_closed: called when the link is closed and none of its messages is in progress.
     """
 
     def __init__(
-        self, broker: BrokerAccess, channel: OwnChannel, shown: str | None, made: bytes | None, gone: Callable[[], None]
+        self,
+        broker: BrokerAccess,
+        channel: OwnChannel,
+        shown: str | None,
+        made: bytes | None,
+        on_closed: Callable[[], None],
     ) -> None:
         self.shown = shown
         self._broker = broker
-        self._gone = gone
+        self._on_closed = on_closed
         self._made = made
         self._sender: NodeSender
         self._line: deque[_Waiting] = deque()
@@ -202,7 +207,7 @@ class BrokerDestination:
             self._close()
 
     def _close(self) -> None:
-        self._channel.close(self._gone)
+        self._channel.close(self._on_closed)
         made, self._made = self._made, None
         if made is not None:
             self._broker.drop_queue(made)

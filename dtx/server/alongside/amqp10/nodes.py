@@ -14,7 +14,7 @@ from dtx.manager import Who
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.server.alongside.amqp10.destination import BrokerDestination
 from dtx.server.alongside.amqp10.origins import BrokerOrigin, StreamOrigin
-from dtx.server.alongside.amqp10.upstream import BrokerAccess, ClientUpstream, broker_error, broker_gone, check_address
+from dtx.server.alongside.amqp10.upstream import BrokerAccess, ClientUpstream, broker_error, broker_lost, check_address
 from dtx.server.alongside.lock import declare_lock
 from dtx.server.amqp10.addresses import Address, ExchangeAddress, QueueAddress, of_queue, stream_offset
 from dtx.server.amqp10.nodes import DEFAULT_VHOST, Home, Working, named_vhost
@@ -117,7 +117,7 @@ class BrokerNodes:
             missing = "not found" in str(error)
             raise AmqpError(Condition.NOT_FOUND if missing else Condition.UNAUTHORIZED_ACCESS, str(error)) from error
         except (OSError, UpstreamLost, UpstreamChannelClosed) as error:
-            raise broker_gone(error) from error
+            raise broker_lost(error) from error
         validator = Validator(self.upstream, side.engine)
         self._broker = BrokerAccess(self.store, self._metrics, self.home, self.upstream, validator)
         self._running = True
@@ -147,7 +147,7 @@ class BrokerNodes:
             side = await declare_lock(self.upstream, self.store, self.home.who, "a transaction")
             await side.close()
         except UpstreamLost as error:
-            raise broker_gone(error) from error
+            raise broker_lost(error) from error
 
     def refusal(self, entry: BranchRuntime) -> str | None:  # noqa: ARG002 - only the broker knows
         """See :class:`Nodes`: always ``None``."""
@@ -173,7 +173,7 @@ class BrokerNodes:
         except UpstreamChannelClosed as closed:
             raise broker_error(closed.close) from closed
         except UpstreamLost as error:
-            raise broker_gone(error) from error
+            raise broker_lost(error) from error
         shown = None if made is None else of_queue(made)
         return BrokerDestination(self._broker, channel, shown, made, self._go_if_done)
 
@@ -216,7 +216,7 @@ class BrokerNodes:
             if isinstance(error, UpstreamChannelClosed):
                 raise broker_error(error.close) from error
             if isinstance(error, UpstreamLost):
-                raise broker_gone(error) from error
+                raise broker_lost(error) from error
             raise
         return BrokerOrigin(self._broker, taking, queue, shown, made=made is not None, filters=in_place)
 
@@ -321,5 +321,5 @@ class BrokerNodes:
             origin.upstream_lost(reason)
         if self._running:
             self._running = False
-            self.home.fail(broker_gone(reason))
+            self.home.fail(broker_lost(reason))
         self._go_if_done()

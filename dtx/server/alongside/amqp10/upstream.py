@@ -50,7 +50,7 @@ def check_address(address: Address) -> None:
         raise AmqpError(Condition.INVALID_FIELD, "names in the address are not UTF-8") from None
 
 
-def broker_gone(reason: object) -> AmqpError:
+def broker_lost(reason: object) -> AmqpError:
     """The error for the client after the loss of its connection to the broker."""
     return AmqpError(Condition.CONNECTION_FORCED, f"the connection to the broker is gone: {reason}")
 
@@ -196,7 +196,7 @@ class BrokerAccess:
             if closed.close.reply_code != ReplyCode.RESOURCE_LOCKED:
                 raise broker_error(closed.close) from closed
         except UpstreamLost as error:
-            raise broker_gone(error) from error
+            raise broker_lost(error) from error
         if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
         self._known[queue] = asyncio.get_running_loop().time() + _FRESH

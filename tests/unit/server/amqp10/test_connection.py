@@ -93,7 +93,7 @@ async def test_a_link_that_breaks_when_its_client_goes_keeps_no_other_from_being
             raise RuntimeError("a mistake of ours")
 
     monkeypatch.setattr(Incoming, "shut_down", break_once)
-    client.server.client_gone()
+    client.server.client_disconnected()
     async with asyncio.timeout(10):
         await client.server.ended
     assert gone == [link.handle for link in links]
@@ -135,7 +135,7 @@ async def test_a_connection_is_over_behind_the_transactions_of_its_links(
         client.engine.close()
         await client.turn()
     else:
-        client.server.client_gone()
+        client.server.client_disconnected()
     async with asyncio.timeout(10):
         await client.server.ended
     assert order == ["part", "leave", "end"]

@@ -201,7 +201,7 @@ def test_what_comes_behind_a_bad_frame_is_heard_wherever_a_turn_ends(engine: Con
     while engine.behind:
         told += all_of(engine.receive(b""))
     assert len([event for event in told if isinstance(event, ConnectionFailed)]) == 1
-    assert engine.state is EndpointState.GONE
+    assert engine.state is EndpointState.CLOSED
 
 
 # -- what is sent ------------------------------------------------------------------------------------------------------
@@ -336,10 +336,10 @@ def test_without_heartbeats_nothing_is_ever_due(engine: ConnectionEngine) -> Non
 @pytest.mark.parametrize("step", EndpointStep)
 def test_nothing_leads_back(state: EndpointState, step: EndpointStep) -> None:
     order = [EndpointState.OPENING, EndpointState.OPEN, EndpointState.CLOSE_RECEIVED, EndpointState.CLOSE_SENT]
-    order.append(EndpointState.GONE)
+    order.append(EndpointState.CLOSED)
     following = TRANSITIONS.get((state, step))
     assert following is None or order.index(following) >= order.index(state)
-    assert state is not EndpointState.GONE or following is None
+    assert state is not EndpointState.CLOSED or following is None
 
 
 def test_limits_are_as_documented() -> None:

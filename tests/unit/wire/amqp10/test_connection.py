@@ -244,7 +244,7 @@ def test_a_peer_that_says_nothing_is_closed_and_one_that_does_is_not() -> None:
 
 def test_a_peer_that_is_not_read_from_need_say_nothing() -> None:
     peer = Peer(idle_seconds=10.0).open()
-    peer.server.mark_alive(9.0)
+    peer.server.note_received(9.0)
     assert peer.server.tick(18.0) == (19.0, [])
     _, events = peer.server.tick(19.0)
     assert closed_by(peer, events) is Condition.RESOURCE_LIMIT_EXCEEDED

@@ -233,7 +233,7 @@ def test_dispositions_of_much_leave_others_their_turn() -> None:
     assert told[0] < 100  # so that several turns are needed
     last = frame(AMQP, 0, encode(Disposition(role=Role.SENDER, first=0, last=999, settled=True)))
     told.append(len(peer.raw(last + b"no frame")))
-    peer.server.mark_alive(1.0)  # may be called at any time, and handles no frames
+    peer.server.note_received(1.0)  # which is said at any time, and takes nothing of what waits
     while peer.server.behind:
         told.append(len(peer.raw(b"")))
     assert max(told) <= MAX_EFFORT // 1000 + 2
