@@ -52,7 +52,7 @@ _REQUEST_SECONDS: Final = 30
 """A request must be complete this long after the connection was made, or after the previous answer."""
 _STALL_SECONDS: Final = 60
 """A connection whose client reads nothing of an answer for this long is closed."""
-_GOODBYE_SECONDS: Final = 5
+_SHUTDOWN_SECONDS: Final = 5
 MOST_BODY: Final = 1 << 20
 """Bytes of a request: enough for an order with the positions of all messages of a large branch."""
 MOST_REQUESTS: Final = 200
@@ -383,7 +383,7 @@ class AdminServer:
             forwarded_allow_ips=self._proxies,
             h11_max_incomplete_event_size=_MOST_HEADERS,
             timeout_keep_alive=_REQUEST_SECONDS,
-            timeout_graceful_shutdown=_GOODBYE_SECONDS,
+            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
             ssl_certfile=self._certificate,
             ssl_keyfile=self._key,
         )

@@ -121,7 +121,7 @@ class OrderLease:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        self.go_on()
+        self.resume()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -131,7 +131,7 @@ class OrderLease:
         """Leave the context: others can take the lease."""
         self._stack.close()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Enter the context, at first or again."""
         self._stack.enter_context(self._api.orders())
 
@@ -203,7 +203,7 @@ def _command(action: str, *parameters: Callable[[Any], Any]) -> click.Command:
                 _show(forecast, as_json=False, err=True)
                 lease.pause()
                 ask(f"{action} {xid}")
-                lease.go_on()
+                lease.resume()
             # The order names the version that was shown: the API refuses it if the branch has changed since.
             version = forecast["forecast"]["version"]
             done = _carry_out(api, action, xid, vhost, order | {"version": version}, forecast)
@@ -330,7 +330,7 @@ def bulk(
         if not yes:
             lease.pause()
             ask(f"{action} {forecast.count} branches")
-            lease.go_on()
+            lease.resume()
         results = _Results(as_json=as_json)
         try:
             with _progress(action, forecast.count) as advance:

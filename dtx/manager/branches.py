@@ -291,7 +291,7 @@ class Branches:
             if state in LOGGED and certain:
                 self.open.pop(entry, None)
                 if state not in TAKING:
-                    _let_work_go(entry)
+                    _release_work(entry)
                     self._cache.keep(entry)
             self._count_doubt(entry)
         entry.done()
@@ -315,7 +315,7 @@ class Branches:
                 self._discount(entry)
         self.open.pop(entry, None)
         self._cache.drop(entry)
-        _let_work_go(entry)
+        _release_work(entry)
 
     def apply_event(self, entry: BranchRuntime, event: ChannelLost | Happened) -> None:
         """Apply an event that no client requested; no effect where the branch's state does not allow it."""
@@ -370,7 +370,7 @@ class Branches:
                 await asyncio.sleep(0)
 
 
-def _let_work_go(entry: BranchRuntime) -> None:
+def _release_work(entry: BranchRuntime) -> None:
     if entry.work is not None:
         entry.work.shut_down()
         entry.work = None

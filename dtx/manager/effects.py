@@ -163,11 +163,11 @@ class Effects:
         if not isinstance(record, LogWrite):
             return False  # it waits for something else first
         entry.claim()
-        self._log.post(record, partial(self._go_on, entry, steps, reply))
+        self._log.post(record, partial(self._continue, entry, steps, reply))
         self.under_way.begin()
         return True
 
-    def _go_on(self, entry: BranchRuntime, steps: Steps, reply: Reply, error: LogError | None) -> None:
+    def _continue(self, entry: BranchRuntime, steps: Steps, reply: Reply, error: LogError | None) -> None:
         """Run the effects after the write of a request without a task; *error* is the outcome of the write."""
         self.under_way.end()
         if self._closed:

@@ -252,16 +252,16 @@ class DiskAlarm:
         self.raised = low
         if not low:
             waiting, self._waiting = self._waiting, {}
-            for go_on in waiting:
+            for resume in waiting:
                 try:
-                    go_on()
+                    resume()
                 except Exception:  # noqa: BLE001 - logged; the others must be resumed, too
                     _log.exception("a client could not be resumed")
 
-    def wait(self, go_on: Callable[[], None]) -> None:
-        """Call *go_on* when there is room again. Only while the alarm is raised."""
-        self._waiting[go_on] = None
+    def wait(self, resume: Callable[[], None]) -> None:
+        """Call *resume* when there is room again. Only while the alarm is raised."""
+        self._waiting[resume] = None
 
-    def leave(self, go_on: Callable[[], None]) -> None:
-        """Stop waiting with *go_on*. Idempotent."""
-        self._waiting.pop(go_on, None)
+    def leave(self, resume: Callable[[], None]) -> None:
+        """Stop waiting with *resume*. Idempotent."""
+        self._waiting.pop(resume, None)

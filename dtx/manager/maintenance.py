@@ -119,7 +119,7 @@ class Maintenance:
             if entry.branch.state in TAKING and entry.cached is None:
                 entry.cached = await self._effects.broker.read_work(entry)
             request = Request(operation=UNFINISHED[entry.branch.state], vote=self._durable.vote(entry))
-            await self._effects.run(entry, request, self._hear(entry), DTX)
+            await self._effects.run(entry, request, self._reply(entry), DTX)
         except XaError as error:
             self._metrics.replays_failed.inc()
             _log.warning("branch could not be resumed", xid=entry.xid, vhost=entry.vhost, reason=error.reason)
@@ -143,7 +143,7 @@ class Maintenance:
                 await self._revive()
                 await self._branches.clear_tombstones()
 
-    def _hear(self, entry: BranchRuntime) -> Reply:
+    def _reply(self, entry: BranchRuntime) -> Reply:
         log_error = _log_error(entry)
 
         def reply(answer: XaFlag | XaError) -> None:

@@ -38,7 +38,7 @@ OK: Final = 0
 FAILED: Final = 1
 LEASE_LOST: Final = 5
 _DAY: Final = 86_400.0
-_GOODBYE: Final = 5.0
+_CLOSE_SECONDS: Final = 5.0
 """Seconds that clients have to confirm connection.close on a stop."""
 _Opened: TypeAlias = tuple[TransactionManager, NewSession, Callable[[], Mapping[str, LaneNumbers]]]
 """The manager, the factory of client sessions, and a function that returns the lanes by virtual host."""
@@ -123,10 +123,10 @@ class _Service:
         if not await self._manager.drain(drain):
             _log.warning("operations are still under way, they go on after the next start", seconds=drain)
         failpoint.at(Point.STOP_DRAINED)
-        goodbye = closes.connection_close(
+        close = closes.connection_close(
             HardCode.CONNECTION_FORCED, closes.describe(HardCode.CONNECTION_FORCED, "dtx is shutting down")
         )
-        await self._listener.close(goodbye, _GOODBYE)
+        await self._listener.close(close, _CLOSE_SECONDS)
 
 
 async def _start(settings: Settings, stack: AsyncExitStack, stop: _Stop) -> _Service:

@@ -83,7 +83,7 @@ class Slices:
         """
         self._works.append(work)
         if len(self._works) == 1:
-            self._go_on()
+            self._run_slice()
         return not self._works
 
     def then(self, act: Callable[[], object]) -> None:
@@ -93,24 +93,24 @@ class Slices:
         else:
             act()
 
-    def _go_on(self) -> None:
+    def _run_slice(self) -> None:
         until = time.monotonic() + SLICE_SECONDS
         works = self._works
         while works:
             try:
                 for _ in works[0]:
                     if time.monotonic() >= until:
-                        _later(self._go_on)
+                        _later(self._run_slice)
                         return
             except Exception as error:  # noqa: BLE001 - passed to the caller
                 self._failed(error)
             works.popleft()
 
 
-def _later(go_on: Callable[[], None]) -> None:
+def _later(run: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     waiting = _waiting.setdefault(loop, deque())
-    waiting.append(go_on)
+    waiting.append(run)
     if len(waiting) == 1:
         loop.call_soon(_run_next, loop, waiting)
 

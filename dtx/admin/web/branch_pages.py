@@ -20,7 +20,7 @@ from dtx.admin.message_properties import decode_properties
 from dtx.admin.problems import Problem, as_problem
 from dtx.admin.safe_text import preview
 from dtx.admin.web.page_request import Fields, Visit, Visitor, build, read_form
-from dtx.admin.web.rendering import HEADERS, address, go_to
+from dtx.admin.web.rendering import HEADERS, address, see_other
 from dtx.auth.roles import OperatorRole
 from dtx.config.values import parse_duration
 from dtx.log.pages import Sort
@@ -393,7 +393,7 @@ async def decide(request: Request, visit: Visitor) -> Response:
         visit.session.add_dry_run(order, str(done.forecast.version))
         return await _decide_page(visit, xid, vhost, action, given, forecast=done.forecast)
     visit.session.notice = f"{_HEADLINES[action]}: done. The answer is {done.answer}."
-    return go_to(address("branch", xid=xid, vhost=vhost))
+    return see_other(address("branch", xid=xid, vhost=vhost))
 
 
 async def _order(visit: Visit, xid: str, vhost: str, action: str, form: Fields, *, dry_run: bool) -> forms.DoneForm:

@@ -25,7 +25,7 @@ from dtx.admin.api_context import ApiContext, context_of
 from dtx.admin.identity import ApiCredentials, Identity
 from dtx.admin.problems import Problem, as_problem
 from dtx.admin.web.live_updates import LiveUpdates
-from dtx.admin.web.rendering import PAGES, address, go_to, render
+from dtx.admin.web.rendering import PAGES, address, render, see_other
 
 COOKIE: Final = "dtx_session"
 PART: Final = "x-dtx-part"
@@ -298,7 +298,7 @@ def to_sign_in(request: Request) -> Response:
         # Browsers do not send the cookie when a link of another site is followed. A reload by a page of dtx sends it.
         return render("again.html", frame(None))
     wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-    return go_to(address("sign-in", next=wanted if request.method == "GET" else None))
+    return see_other(address("sign-in", next=wanted if request.method == "GET" else None))
 
 
 def local(wanted: str) -> str:

@@ -65,7 +65,7 @@ class ChannelOwner(ProxiedClient, Keeper):
         """
 
     @abstractmethod
-    def go_on(self) -> None:
+    def handle_waiting(self) -> None:
         """Handle frames that waited for a call of their channel."""
 
     @abstractmethod
@@ -183,7 +183,7 @@ class ProxyChannel:
         if frame:
             self.session.to_client(frame)
         self.engine.release()
-        self.session.go_on()
+        self.session.handle_waiting()
 
     def receive(self, event: ChannelEvent | ChannelFailed | FramePassed) -> None:
         """Handle a frame of the client that does not pass without inspection.
@@ -457,7 +457,7 @@ class ProxyChannel:
             if self._refused_as is not None:
                 self.refuse_as(self._refused_as)
         self.engine.release()
-        self.session.go_on()
+        self.session.handle_waiting()
 
     # -- the end by an exception
 

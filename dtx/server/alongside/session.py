@@ -195,7 +195,7 @@ class ProxySession(ChannelOwner):
             self.hold_client(self)
         self._run(self.engine.receive(data))
 
-    def go_on(self) -> None:
+    def handle_waiting(self) -> None:
         """See :class:`ChannelOwner`."""
         if self.engine.behind and not self._slices.busy:
             self._run(self.engine.events())
@@ -306,7 +306,7 @@ class ProxySession(ChannelOwner):
         """See :class:`ChannelOwner`."""
         if self._late_opens:
             self._late_opens.popleft().release()
-            self.go_on()
+            self.handle_waiting()
         self._answer_close()
 
     def forget(self, channel: ProxyChannel) -> None:
@@ -387,7 +387,7 @@ class ProxySession(ChannelOwner):
             return
         self.engine.close(frame)
         self.flush()
-        self._let_channels_go()
+        self._release_channels()
         self._expect_end()
 
     def _expect_end(self) -> None:
@@ -408,7 +408,7 @@ class ProxySession(ChannelOwner):
         takings = self._takings()
         selected = any(channel.mode is ChannelMode.DTX for channel in self.channels.values())
         if selected or any(taking.holds for taking in takings):
-            self._let_channels_go()
+            self._release_channels()
             takings = self._takings()
         if not all(taking.rests for taking in takings) or (takings and self._drains()):
             return
@@ -448,17 +448,17 @@ class ProxySession(ChannelOwner):
                 _log.debug("the client left during the handshake", connection=self.id)
                 self.upstream.end("the client left during the handshake")
             try:
-                self._let_channels_go()
+                self._release_channels()
             finally:
                 self._end_if_done()
 
-    def _let_channels_go(self) -> None:
+    def _release_channels(self) -> None:
         """Release all channels, even if one raises: otherwise the associations of the others would never end."""
         channels = list(self.channels.values())
         try:
             with ExitStack() as every:
                 for channel in reversed(channels):
-                    every.callback(self._let_go, channel)
+                    every.callback(self._release_channel, channel)
                 self.channels.clear()
         finally:
             Slices(self.refuse).run(self._lose_branches(channels))
@@ -471,7 +471,7 @@ class ProxySession(ChannelOwner):
                 _log.exception("channel failed", connection=self.id, channel=channel.number)
             yield
 
-    def _let_go(self, channel: ProxyChannel) -> None:
+    def _release_channel(self, channel: ProxyChannel) -> None:
         self._discount(channel)
         channel.shut_down()
 

@@ -233,9 +233,9 @@ class Amqp10Connection(ClientConnection):
         """Handle no more events until *work* is done."""
         self._late = []
         self.hold_client(_LATE)
-        self.manager.spawn(self._go_on_behind(work))
+        self.manager.spawn(self._resume_after(work))
 
-    async def _go_on_behind(self, work: Awaitable[None]) -> None:
+    async def _resume_after(self, work: Awaitable[None]) -> None:
         try:
             await work
         except Exception:  # noqa: BLE001 - logged; the client gets no details, but an answer
@@ -534,7 +534,7 @@ class Amqp10Connection(ClientConnection):
 
     def client_has_caught_up(self) -> None:
         """See :class:`ClientConnection`."""
-        self.nodes.go_on()
+        self.nodes.resume()
         super().client_has_caught_up()
 
     def _resume(self) -> None:

@@ -361,5 +361,5 @@ class Nodes(Protocol):
     def pause(self) -> None:
         """The client's socket accepts no more data."""
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """The client's socket accepts data again."""

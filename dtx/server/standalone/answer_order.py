@@ -26,12 +26,12 @@ class ChannelOrder:
         shut_down: returns everything that the channel holds; called before dtx closes the channel.
     """
 
-    __slots__ = ("_announce", "_client", "_let_go", "engine", "number")
+    __slots__ = ("_announce", "_client", "_shut_down", "engine", "number")
 
     def __init__(self, client: Client, engine: ChannelEngine, shut_down: Callable[[], None]) -> None:
         self._client = client
         self._announce = client.outbox.announce
-        self._let_go = shut_down
+        self._shut_down = shut_down
         self.engine = engine
         self.number = engine.number
 
@@ -71,7 +71,7 @@ class ChannelOrder:
         else:
             self.send(answer)
         self.engine.release()
-        self._client.go_on()
+        self._client.handle_waiting()
 
     def after_writes(self, act: Callable[[], None], key: int) -> None:
         """Call *act* when all earlier writes of the connection are durable or have failed.
@@ -86,7 +86,7 @@ class ChannelOrder:
             return
         self.occupy()
 
-        def go_on() -> None:
+        def resume() -> None:
             self.engine.release()
             error: XaError | None = None
             if self.is_open():
@@ -99,7 +99,7 @@ class ChannelOrder:
             if not self.engine.held:
                 self.finish(error or b"", key)
 
-        writes.then(go_on)
+        writes.then(resume)
 
     def run(self, work: Coroutine[Any, Any, bytes], key: int) -> None:
         """Run *work*, which returns the answer frame. It continues when the channel is closed."""
@@ -124,7 +124,7 @@ class ChannelOrder:
         """Close the channel with *error*. The connection stays open."""
         if self.is_open():
             self.refused(error)
-            self._let_go()
+            self._shut_down()
             self.engine.refuse(error, key)
             self._announce()
 

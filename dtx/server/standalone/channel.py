@@ -44,7 +44,7 @@ class StandaloneChannel:
         self._context: Context = ImmediateContext(client, self.order, self._publisher)
         self._coordination = CoordinationHandler(client.manager, client.parts.metrics, self.number, client.connection)
         self._wants_tickets = client.parts.limits.require_tickets
-        self._has_let_go = False
+        self._is_shut_down = False
 
     # -- for operators
 
@@ -152,8 +152,8 @@ class StandaloneChannel:
 
     def shut_down(self) -> None:
         """End the channel: stop its deliveries, and return its unsettled messages. Idempotent."""
-        if not self._has_let_go:
-            self._has_let_go = True
+        if not self._is_shut_down:
+            self._is_shut_down = True
             self.consuming.shut_down()
             self._context.shut_down()
             self._coordination.shut_down()

@@ -266,7 +266,7 @@ class ChannelConsumers:
         if self._queues.pop(consumer, None) is None:
             return  # the client has cancelled it: another consumer may have its tag now
         self.consumers.pop(consumer.tag, None)
-        if self._client.hears_of_cancelled_consumers:
+        if self._client.consumer_cancel_notify:
             self._order.send(BasicCancel(consumer.tag, no_wait=True).frame(self._order.number))
 
     # -- direct replies
@@ -387,9 +387,9 @@ class ChannelConsumers:
             queue.index.cancel_get(getter)
         self._stop_replies()
         self._active = False
-        self._client.slices.run(self._let_go())
+        self._client.slices.run(self._release())
 
-    def _let_go(self) -> Iterator[None]:
+    def _release(self) -> Iterator[None]:
         consumers, self.consumers = self.consumers, {}
         returning = self._return_all()
         next(returning)  # suspends the queues: the next active consumers get these messages before the rest

@@ -46,7 +46,7 @@ class Client:
         hears_of_cancelled_consumers: the client wants basic.cancel when a queue is deleted.
         outbox: data that is sent to the client.
         slices: long work for the client.
-        go_on: called when frames that waited behind a method may be handled.
+        handle_waiting: called when frames that waited behind a method may be handled.
         fail: called with an exception that ends the connection, and class << 16 | method of the client's method.
         wait_for_disk: called when the client publishes while the disk is nearly full.
     """
@@ -59,10 +59,10 @@ class Client:
     writes: Writes
     budget: Budget
     frame_max: int
-    hears_of_cancelled_consumers: bool
+    consumer_cancel_notify: bool
     outbox: Outbox
     slices: Slices
-    go_on: Callable[[], None]
+    handle_waiting: Callable[[], None]
     fail: Callable[[Exception, int], None]
     wait_for_disk: Callable[[], None]
 

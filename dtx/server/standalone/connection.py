@@ -153,7 +153,7 @@ class StandaloneConnection(ClientConnection):
         if not self._awaited:
             self._handle(events)
 
-    def _go_on(self) -> None:
+    def _handle_waiting(self) -> None:
         """Handle the frames that waited for a channel."""
         if self._handling or self._awaited:
             return
@@ -328,10 +328,10 @@ class StandaloneConnection(ClientConnection):
             writes=self.writes,
             budget=self.budget,
             frame_max=engine.agreed.frame_max,
-            hears_of_cancelled_consumers=b"consumer_cancel_notify" in engine.capabilities,
+            consumer_cancel_notify=b"consumer_cancel_notify" in engine.capabilities,
             outbox=self.outbox,
             slices=self.slices,
-            go_on=self._go_on,
+            handle_waiting=self._handle_waiting,
             fail=self.refuse,
             wait_for_disk=self._wait_for_disk,
         )
@@ -408,8 +408,8 @@ class StandaloneConnection(ClientConnection):
         self._read_on(self.writes)
 
     def _send_blocked(self, reason: bytes = b"messages wait to be written") -> None:
-        hears = b"connection.blocked" in self._engine.capabilities
-        if hears and self.stage is Stage.RUNNING and not self._blocked_sent:
+        supports_blocked = b"connection.blocked" in self._engine.capabilities
+        if supports_blocked and self.stage is Stage.RUNNING and not self._blocked_sent:
             self._blocked_sent = True
             self._send(methods.ConnectionBlocked(reason))
 
@@ -484,13 +484,13 @@ class StandaloneConnection(ClientConnection):
             self.writes.flush()
             channels = list(self.channels.values())
             self.channels.clear()
-            self.slices.run(self._let_go(channels))
+            self.slices.run(self._shut_down_channels(channels))
             remaining = remove_own(self._parts.broker, self.manager, self.client.vhost, self.client)
             self.after_all(lambda: self.slices.run(remaining))
         if stage is Stage.ENDED:
             self._engine.end()
 
-    def _let_go(self, channels: Sequence[StandaloneChannel]) -> Iterator[None]:
+    def _shut_down_channels(self, channels: Sequence[StandaloneChannel]) -> Iterator[None]:
         for channel in channels:
             self._discount_channel()
             try:

@@ -257,7 +257,7 @@ class StandaloneNodes:
     def pause(self) -> None:
         """See :class:`Nodes`: the links check for room themselves."""
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """See :class:`Nodes`."""
 
 

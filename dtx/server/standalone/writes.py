@@ -106,7 +106,7 @@ class Writes:
                     publisher.written(name, error)
             for publisher in dict.fromkeys(publisher for publisher, _ in publishers):
                 publisher.send_confirms()
-            self._go_on()
+            self._run_waiting()
 
         number = self._begin(octets)
         refused = self._broker.submit(self._vhost, publishes, acked, done)
@@ -126,12 +126,12 @@ class Writes:
         def written(error: LogError | None) -> None:
             self._end(number, octets, error)
             done(error)
-            self._go_on()
+            self._run_waiting()
 
         number = self._begin(octets)
         if self._broker.submit(self._vhost, publishes, acked, written, whole=True):
             self._end(number, octets)
-            self._go_on()
+            self._run_waiting()
             return False
         return True
 
@@ -172,7 +172,7 @@ class Writes:
         self._underway -= octets
         self._budget.charge(-octets)
 
-    def _go_on(self) -> None:
+    def _run_waiting(self) -> None:
         oldest = next(iter(self._open), self._submitted + 1)
         waiting = self._waiting
         while waiting and waiting[0][0] < oldest:

@@ -156,7 +156,7 @@ class StoredBranches:
         for slot, message in zip(published, puts, strict=True):
             hidden[slot] = contents.add(message)
             while contents.used > self._limit:
-                self._let_go(hidden.popitem(last=False)[1])
+                self._evict(hidden.popitem(last=False)[1])
 
     def _promise_to_those_that_expire(self, published: Sequence[Slot]) -> None:
         found = map(self._registry.find, {slot.queue for slot in published})
@@ -165,7 +165,7 @@ class StoredBranches:
             if slot.queue in expiring:
                 self._expect_message(slot)
 
-    def _let_go(self, message: StoredMessage) -> None:
+    def _evict(self, message: StoredMessage) -> None:
         self._contents.remove(message)
         entry = self._registry.find(message.queue)
         if entry is None:

@@ -560,7 +560,7 @@ class QueueIndex:
         Raises:
             KeyError: it is not held.
         """
-        for held in self._let_go((delivery.position,)):
+        for held in self._take_held((delivery.position,)):
             held.state = DeliveryState.UNACKED
 
     def commit(self, positions: Iterable[int]) -> None:
@@ -569,7 +569,7 @@ class QueueIndex:
         Raises:
             KeyError: one of them is not held.
         """
-        for delivery in self._let_go(positions):
+        for delivery in self._take_held(positions):
             self._settle(delivery, DeliveryState.HELD)
             self._forget(delivery.position)
 
@@ -603,10 +603,10 @@ class QueueIndex:
         Raises:
             KeyError: one of them is not held.
         """
-        self._give_back(self._let_go(positions), DeliveryState.HELD, now)
+        self._give_back(self._take_held(positions), DeliveryState.HELD, now)
         self._used_at = now
 
-    def _let_go(self, positions: Iterable[int]) -> list[QueueDelivery]:
+    def _take_held(self, positions: Iterable[int]) -> list[QueueDelivery]:
         """Stop holding these messages: all of them, or (KeyError) none."""
         deliveries = [self._held[position] for position in positions]
         for delivery in deliveries:

@@ -46,7 +46,7 @@ _AT_ONCE: Final = 4_096
 _Settle = Callable[[int, int, bool], bytes]
 _ack: Final = packer(methods.BasicAck)
 _nack: Final = packer(methods.BasicNack)
-_HEARD: Final = frozenset(
+_DECODED_CLASSES: Final = frozenset(
     row.KEY >> 16 for row in (methods.BasicDeliver, methods.QueueDeclare, ChannelClose, methods.TxSelect)
 )
 """Classes of the broker's methods that this channel decodes."""
@@ -639,11 +639,13 @@ class ConsumeChannel:
             passes = not self._stray
         else:
             self._stray = False
-            passes = key >> 16 not in _HEARD or self._hear(METHODS[key].decode(buffer[start + 7 : end - 1]))
+            passes = key >> 16 not in _DECODED_CLASSES or self._handle_method(
+                METHODS[key].decode(buffer[start + 7 : end - 1])
+            )
         if passes and self.owner is not None:
             self.owner.forward(buffer, start, end)
 
-    def _hear(self, method: Method) -> bool:
+    def _handle_method(self, method: Method) -> bool:
         """Handle a method from the broker. Returns whether it is forwarded to the client."""
         match method:
             case methods.BasicDeliver() | methods.BasicGetOk():

@@ -282,7 +282,7 @@ class ChannelEngine:
     def _late(self, key: int, payload: bytes) -> EngineEvent | None:
         """Handle a frame that arrives before the channel is open, or after its close."""
         if self.state is EndpointState.OPENING and key == _OPEN_OK:
-            self._go(EndpointStep.OPEN)
+            self._transition(EndpointStep.OPEN)
             return ChannelOpened(self.number)
         if key == _CLOSE and self.state is EndpointState.CLOSE_SENT:
             if self._shared.end is PeerEnd.CLIENT:
@@ -291,7 +291,7 @@ class ChannelEngine:
                 self._confirm_close()
         elif key == _CLOSE and self.state is EndpointState.OPENING:
             return self._on_close(payload)
-        elif key == _CLOSE_OK and self._go(EndpointStep.RECEIVE_CLOSE_OK):
+        elif key == _CLOSE_OK and self._transition(EndpointStep.RECEIVE_CLOSE_OK):
             if self._crossed:
                 self._confirm_close()
             return ChannelClosed(self.number)
@@ -340,7 +340,7 @@ class ChannelEngine:
             self._confirm_close()
             self.end()
             return ChannelClosing(self.number, close)
-        self._go(EndpointStep.RECEIVE_CLOSE)
+        self._transition(EndpointStep.RECEIVE_CLOSE)
         self._drop_content()
         return ChannelClosing(self.number, _lenient(payload))
 
@@ -548,7 +548,7 @@ class ChannelEngine:
         if self.state is not EndpointState.OPEN and self.state is not EndpointState.OPENING:
             return False
         self.send(frame)
-        self._go(EndpointStep.SEND_CLOSE)
+        self._transition(EndpointStep.SEND_CLOSE)
         if self._shared.end is PeerEnd.SERVER and not self.passes_content:
             self._drop_content()
         self._shared.heavy.discard(self)
@@ -556,7 +556,7 @@ class ChannelEngine:
 
     def close_ok(self) -> None:
         """Confirm the client's close. All that the client sent before it must be done. The number becomes free."""
-        if self._go(EndpointStep.SEND_CLOSE_OK) and self.state is EndpointState.CLOSED:
+        if self._transition(EndpointStep.SEND_CLOSE_OK) and self.state is EndpointState.CLOSED:
             self._confirm_close()
 
     def end(self) -> None:
@@ -566,7 +566,7 @@ class ChannelEngine:
             self._drop_content()
             self._forget()
 
-    def _go(self, step: EndpointStep) -> bool:
+    def _transition(self, step: EndpointStep) -> bool:
         following = TRANSITIONS.get((self.state, step))
         if following is None:
             return False

@@ -338,7 +338,7 @@ class ConnectionEngine:
         if state is EndpointState.CLOSE_SENT:
             if key != _CLOSE_OK:
                 return None
-            self._go(EndpointStep.RECEIVE_CLOSE_OK)
+            self._transition(EndpointStep.RECEIVE_CLOSE_OK)
             return ConnectionClosed()
         if state is EndpointState.OPENING:
             if key not in self._awaited:
@@ -372,7 +372,7 @@ class ConnectionEngine:
         if self._something_waits():
             return None
         self._closing = None
-        self._go(EndpointStep.RECEIVE_CLOSE)
+        self._transition(EndpointStep.RECEIVE_CLOSE)
         if self._end is PeerEnd.CLIENT:
             self.close_ok()
         return closing
@@ -404,7 +404,7 @@ class ConnectionEngine:
                 return TuneReceived(ConnectionTune.decode(payload))
             case _:
                 ConnectionOpenOk.decode(payload)
-                self._go(EndpointStep.OPEN)
+                self._transition(EndpointStep.OPEN)
                 return ConnectionOpened()
 
     def _agree(self, wanted: ConnectionTuneOk) -> None:
@@ -462,7 +462,7 @@ class ConnectionEngine:
 
     def open_ok(self) -> None:
         """Send connection.open-ok. The client may open channels then."""
-        if self._go(EndpointStep.OPEN):
+        if self._transition(EndpointStep.OPEN):
             self._shared.out.append(ConnectionOpenOk().frame(0))
 
     def start(self) -> None:
@@ -486,7 +486,7 @@ class ConnectionEngine:
     def adopt(self, agreed: ConnectionTuneOk) -> None:
         """Open the connection without a handshake: the peers of a proxy have agreed on these limits themselves."""
         self._have_agreed(agreed)
-        self._go(EndpointStep.OPEN)
+        self._transition(EndpointStep.OPEN)
 
     # -- other calls of the shell
 
@@ -515,7 +515,7 @@ class ConnectionEngine:
             ``False`` if this end had closed already, or the connection had ended.
         """
         self._send_confirms()
-        if not self._go(EndpointStep.SEND_CLOSE):
+        if not self._transition(EndpointStep.SEND_CLOSE):
             return False
         self._closing = None
         if frame:
@@ -524,7 +524,7 @@ class ConnectionEngine:
 
     def close_ok(self) -> None:
         """Confirm the peer's close. All that the peer sent before it must be done."""
-        if self._go(EndpointStep.SEND_CLOSE_OK):
+        if self._transition(EndpointStep.SEND_CLOSE_OK):
             self._shared.out.append(ConnectionCloseOk().frame(0))
 
     def end(self) -> None:
@@ -540,7 +540,7 @@ class ConnectionEngine:
         for channel in list(self._shared.channels.values()):
             channel.end()
 
-    def _go(self, step: EndpointStep) -> bool:
+    def _transition(self, step: EndpointStep) -> bool:
         following = TRANSITIONS.get((self.state, step))
         if following is None:
             return False

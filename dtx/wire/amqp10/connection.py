@@ -172,7 +172,7 @@ class Connection(Carrier):
             self._take(data)
         else:
             self._unread += data
-            self._go_on()
+            self._run_step()
             rest, self._rest = self._rest, None
             self._each(*rest)
             if self._rest is None:

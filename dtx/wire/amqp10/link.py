@@ -616,16 +616,16 @@ class Carrier(ABC):
             self._out.append(part)
         return payload[len(part) :]
 
-    def go_on_later(self, work: Iterator[None]) -> None:
+    def run_later(self, work: Iterator[None]) -> None:
         """Run *work* of one frame in steps: one step now, the others in later turns, before the next frame.
 
         Args:
             work: it must not raise.
         """
         self._work = work
-        self._go_on()
+        self._run_step()
 
-    def _go_on(self) -> None:
+    def _run_step(self) -> None:
         if self._work is not None and next(self._work, self) is self:
             self._work = None
 

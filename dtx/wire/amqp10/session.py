@@ -460,7 +460,7 @@ class Session:
         wanted: Iterable[int] = list(known)
         if count < len(known):
             wanted = (serial_add(first, offset) for offset in range(count + 1))
-        self.connection.go_on_later(self._disposed(disposition, count, iter(wanted)))
+        self.connection.run_later(self._disposed(disposition, count, iter(wanted)))
 
     def _disposed(self, disposition: Disposition, count: int, numbers: Iterator[int]) -> Iterator[None]:
         """Handle a disposition for those of *numbers* that it names and that are known: a limited number per step."""

@@ -102,7 +102,7 @@ async def test_an_unforeseen_error_is_logged_and_the_client_hears_internal_error
     if waited:
         assert not came
         channel.release()
-        session.go_on()
+        session.handle_waiting()
     assert came == [methods.BasicQos.KEY, methods.BasicGet.KEY]
     said = methods.ConnectionClose.decode(socket.sent[7:-1])
     assert (said.reply_code, said.reply_text) == (541, b"INTERNAL_ERROR - internal error")

@@ -61,7 +61,7 @@ class Rig:
             speaks_0_9=False,
             forget=nothing,
             drained=nothing,
-            go_on=self._go_on,
+            handle_waiting=self._handle_waiting,
             release_client=nothing,
             to_client=self._to_client,
             flush=self._flush,
@@ -80,7 +80,7 @@ class Rig:
     def _run(self, _call: object, _who: object, _frame_max: int, finish: object) -> None:
         self.finish = finish
 
-    def _go_on(self) -> None:
+    def _handle_waiting(self) -> None:
         self._handle(self.engine.events())
 
     def _handle(self, events: Iterator[EngineEvent]) -> None:

@@ -115,9 +115,9 @@ class BrokerDestination:
         if self._size > _MAX_WAITING:
             self._broker.home.hold_client(self)
         if validation is not None:
-            validation.add_done_callback(self._go_on)
+            validation.add_done_callback(self._send_checked)
 
-    def _go_on(self, _: object) -> None:
+    def _send_checked(self, _: object) -> None:
         """Publish or reject the checked messages in order."""
         line = self._line
         while line and (line[0].validation is None or line[0].validation.done()):

@@ -175,7 +175,7 @@ class BrokerNodes:
         except UpstreamLost as error:
             raise broker_lost(error) from error
         shown = None if made is None else of_queue(made)
-        return BrokerDestination(self._broker, channel, shown, made, self._go_if_done)
+        return BrokerDestination(self._broker, channel, shown, made, self._end_if_done)
 
     def origin(
         self, address: Address | None, *, dynamic: bool, filters: dict[str, Any] | None
@@ -246,7 +246,7 @@ class BrokerNodes:
         if self._running:
             self.upstream.pause_reading(self)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """See :class:`Nodes`."""
         if self._running:
             self.upstream.resume_reading(self)
@@ -259,11 +259,11 @@ class BrokerNodes:
 
     def consume_channel_ended(self) -> None:
         """See :class:`Keeper`."""
-        self._go_if_done()
+        self._end_if_done()
 
     def consume_channel_idle(self) -> None:
         """See :class:`Keeper`."""
-        self._go_if_done()
+        self._end_if_done()
 
     def hold_client(self, reason: object) -> None:
         """See :class:`Keeper`."""
@@ -279,7 +279,7 @@ class BrokerNodes:
         """See :class:`Nodes`."""
         self.flush()
         self._left = then
-        self._go_if_done()
+        self._end_if_done()
 
     def end(self, then: Callable[[], None]) -> None:
         """See :class:`Nodes`: branches may keep the connection to the broker open."""
@@ -290,9 +290,9 @@ class BrokerNodes:
                 upstream.resume_reading(self)
             else:
                 upstream.end("the client left during the handshake")
-        self._go_if_done()
+        self._end_if_done()
 
-    def _go_if_done(self) -> None:
+    def _end_if_done(self) -> None:
         """Run the pending calls of :meth:`leave` and :meth:`end` when the channels have finished their work."""
         upstream = self._upstream
         handlers = [] if upstream is None or upstream.is_lost else list(upstream.handlers.values())
@@ -322,4 +322,4 @@ class BrokerNodes:
         if self._running:
             self._running = False
             self.home.fail(broker_lost(reason))
-        self._go_if_done()
+        self._end_if_done()
