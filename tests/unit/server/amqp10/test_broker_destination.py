@@ -29,7 +29,7 @@ async def test_a_client_is_not_read_from_while_many_messages_wait_to_be_judged()
     judged = asyncio.get_running_loop().create_future()
     said: deque[str] = deque()
     home = SimpleNamespace(hold_client=lambda _: said.append("hold"), release_client=lambda _: said.append("release"))
-    broker: Any = SimpleNamespace(home=home, judged=lambda *_: judged, upstream=SimpleNamespace(handlers={}))
+    broker: Any = SimpleNamespace(home=home, validate=lambda *_: judged, upstream=SimpleNamespace(handlers={}))
     channel: Any = SimpleNamespace(engine=SimpleNamespace(become=lambda _: None, number=1, send=lambda _: None))
     destination = Destination(broker, channel, None, None, lambda: None)
     count = 0

@@ -68,7 +68,7 @@ class Place:
     def refusal(self, _: BranchRuntime) -> None:
         return None
 
-    def say(self, answer: Any) -> None:
+    def reply(self, answer: Any) -> None:
         self.said.append(answer)
 
 
