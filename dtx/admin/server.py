@@ -222,8 +222,8 @@ class _Connection(H11Protocol):
         waiting = [one for one in others if one.waits_since is not None]  # this one does
         ours = [one for one in waiting if one.source == self.source]
         if len(ours) > _MOST_OF_ADDRESS or len(others) > _MOST_CONNECTIONS:
-            crowd = ours if len(ours) > _MOST_OF_ADDRESS else waiting
-            min(crowd, key=lambda one: one.waits_since or 0.0).give_up("too many connections")
+            candidates = ours if len(ours) > _MOST_OF_ADDRESS else waiting
+            min(candidates, key=lambda one: one.waits_since or 0.0).give_up("too many connections")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is closed."""

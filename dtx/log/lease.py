@@ -301,9 +301,9 @@ class Lease:
         finally:
             if not task.done():
                 connection, self._connection = self._connection, None
-                burial = asyncio.ensure_future(_bury(task, connection))
-                self._given_up.add(burial)
-                burial.add_done_callback(self._given_up.discard)
+                cleanup = asyncio.ensure_future(_cancel_and_close(task, connection))
+                self._given_up.add(cleanup)
+                cleanup.add_done_callback(self._given_up.discard)
         if not task.done():
             raise TimeoutError("the database does not answer")
         return task.result()
@@ -314,7 +314,7 @@ class Lease:
             await connection.close()
 
 
-async def _bury(attempt: "asyncio.Task[_T]", connection: psycopg.AsyncConnection | None) -> None:
+async def _cancel_and_close(attempt: "asyncio.Task[_T]", connection: psycopg.AsyncConnection | None) -> None:
     """Cancel an attempt whose result is no longer needed, and close its connection."""
     await cancel_attempt(attempt)
     if connection is not None:

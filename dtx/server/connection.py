@@ -40,8 +40,8 @@ class Outbox:
         "_loop",
         "_octets",
         "_relieved",
+        "_room_refused",
         "_transport",
-        "_turned_away",
         "is_announced",
         "is_slow",
         "source",
@@ -55,7 +55,7 @@ class Outbox:
         self._octets = 0
         self.is_announced = False
         """A flush at the end of this turn of the event loop is scheduled."""
-        self._turned_away = False
+        self._room_refused = False
         self.source: Callable[[], Sequence[bytes | memoryview]] = self._taken
         self.is_slow = False
         """The send buffer of the socket is full."""
@@ -67,7 +67,7 @@ class Outbox:
             return False
         if self._octets < MAX_UNSENT:
             return True
-        self._turned_away = True
+        self._room_refused = True
         return False
 
     def send(self, data: bytes | memoryview) -> None:
@@ -89,8 +89,8 @@ class Outbox:
         if frames and self._transport is not None:
             self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
         self._octets = 0
-        if self._turned_away:
-            self._turned_away = False
+        if self._room_refused:
+            self._room_refused = False
             if not self.is_slow:
                 self._relieved()
 
@@ -196,7 +196,7 @@ class BaseClient(ABC):
     def hold_client(self, reason: object) -> None:
         """Stop reading from the client until *reason* is released; several reasons may hold it."""
         if not self._holding and self._transport is not None:
-            self._excuse()
+            self._reset_heartbeat()
             self._transport.pause_reading()
         self._holding.add(reason)
 
@@ -205,10 +205,10 @@ class BaseClient(ABC):
         if reason in self._holding:
             self._holding.discard(reason)
             if not self._holding and self._transport is not None:
-                self._excuse()
+                self._reset_heartbeat()
                 self._transport.resume_reading()
 
-    def _excuse(self) -> None:  # noqa: B027 - not every protocol has heartbeats
+    def _reset_heartbeat(self) -> None:  # noqa: B027 - not every protocol has heartbeats
         """Restart the heartbeat timeout: while dtx does not read, missing heartbeats say nothing about the client."""
 
     @abstractmethod

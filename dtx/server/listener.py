@@ -344,14 +344,14 @@ class Listener:
 
     def _make_room(self, source: str) -> bool:
         """Whether there is room for one more handshake of *source*; may end an old handshake for it."""
-        crowd = self._handshakes.get(source, {})
-        if len(crowd) < self._max_handshakes:
+        handshakes = self._handshakes.get(source, {})
+        if len(handshakes) < self._max_handshakes:
             reserved = _RESERVED if self._coordinators else 0
             if len(self._connections) + len(self._left) < self._max_connections + reserved:
                 return True
-            crowd = max(self._handshakes.values(), key=len, default={})
-        oldest = next(iter(crowd), None)
-        if oldest is None or asyncio.get_running_loop().time() - crowd[oldest] < _GRACE:
+            handshakes = max(self._handshakes.values(), key=len, default={})
+        oldest = next(iter(handshakes), None)
+        if oldest is None or asyncio.get_running_loop().time() - handshakes[oldest] < _GRACE:
             return False
         _log.info("handshake ended to make room", peer=oldest.peer)
         self.dismiss(oldest)

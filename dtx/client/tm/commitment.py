@@ -190,19 +190,19 @@ def decide(plan: CommitPlan, voted: Sequence[EnlistedBranch]) -> Work[Outcome]:
         RolledBack, HeuristicOutcome, OutcomeUnknown: the transaction did not simply commit.
     """
     row = plan.row(voted)
-    stands = yield from plan.log(lambda log: log.decide(row))
+    logged = yield from plan.log(lambda log: log.decide(row))
     reason = "recovery treated the transaction as dead and rolled it back"
-    if isinstance(stands, TransactionError):
-        reason = f"the decision to commit could not be written: {stands}"
+    if isinstance(logged, TransactionError):
+        reason = f"the decision to commit could not be written: {logged}"
         # The decision may be in the log or not. The fence returns which, and prevents a write that is still pending.
-        stands = yield from plan.log(lambda log: log.fence(row))
-    if isinstance(stands, TransactionError):
+        logged = yield from plan.log(lambda log: log.fence(row))
+    if isinstance(logged, TransactionError):
         raise OutcomeUnknown(
             f"the log of decisions is out of reach, so it is not known whether the transaction commits; recovery will "
-            f"complete it ({stands})",
+            f"complete it ({logged})",
             gtrid=plan.gtrid,
         )
-    if stands is Decision.ROLLBACK:
+    if logged is Decision.ROLLBACK:
         completion = yield from complete_all(plan, Decision.ROLLBACK)
         yield from plan.log(lambda log: log.finish(plan.gtrid))
         _raise_damage("rolled back", plan, completion)

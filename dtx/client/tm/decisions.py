@@ -65,7 +65,7 @@ class DecisionEntry:
     """A decision that waits to be written."""
 
     row: DecisionRow
-    stands: Decision | None = None
+    logged: Decision | None = None
     """The decision in the log afterwards. If two processes decide, the first decision is valid."""
     error: Exception | None = None
     settled: bool = False
@@ -174,8 +174,8 @@ class DecisionLog(ABC):
                 self._write_waiting()
         if entry.error is not None:
             raise LogFailed(f"the log of decisions did not answer: {entry.error}") from entry.error
-        assert entry.stands is not None
-        return entry.stands
+        assert entry.logged is not None
+        return entry.logged
 
     def fence(self, row: DecisionRow) -> Decision:
         """Decide to roll back, unless the log has a decision already. Return the valid decision.
@@ -229,10 +229,10 @@ class DecisionLog(ABC):
 
     @twice
     def write(self, batch: Batch) -> None:
-        """Write *batch* in one transaction, which is durable when this returns. Set ``stands`` of its entries."""
+        """Write *batch* in one transaction, which is durable when this returns. Set ``logged`` of its entries."""
         # In the order of the keys, so that two processes cannot deadlock.
         entries = sorted(batch.entries, key=lambda entry: entry.row.gtrid)
-        stands: dict[bytes, Decision] = {}
+        logged: dict[bytes, Decision] = {}
         with self.transaction() as tm:
             tm.each(
                 "INSERT INTO tm.decision (gtrid, format_id, node, decision, at, resources)"
@@ -247,9 +247,9 @@ class DecisionLog(ABC):
                 # A separate statement: it sees a row of another process for which the insert had to wait.
                 marks = ", ".join(["%s"] * len(some))
                 query = f"SELECT gtrid, decision FROM tm.decision WHERE gtrid IN ({marks})"  # noqa: S608 - only marks
-                stands |= {bytes(gtrid): Decision(found) for gtrid, found in tm.rows(query, some)}
+                logged |= {bytes(gtrid): Decision(found) for gtrid, found in tm.rows(query, some)}
         for entry in entries:  # after the commit
-            entry.stands = stands[entry.row.gtrid]
+            entry.logged = logged[entry.row.gtrid]
 
     def _values(self, row: DecisionRow) -> tuple[object, ...]:
         return row.gtrid, row.format_id, row.node, row.decision.value, self.when(row.at), json.dumps(row.resources)

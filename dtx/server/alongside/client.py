@@ -138,7 +138,7 @@ class ProxiedClient(BaseClient):
         """Whether bytes wait in the send buffer of the client's socket."""
         return self._transport is not None and self._transport.unsent > 0
 
-    def _excuse(self) -> None:
+    def _reset_heartbeat(self) -> None:
         self.engine.note_received()
 
     def _tick(self) -> None:

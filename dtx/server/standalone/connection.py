@@ -383,7 +383,7 @@ class StandaloneConnection(ClientConnection):
 
     # -- pace
 
-    def _excuse(self) -> None:
+    def _reset_heartbeat(self) -> None:
         self._engine.note_received()
 
     def _tick(self) -> None:

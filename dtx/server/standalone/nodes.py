@@ -561,7 +561,7 @@ class QueueOrigin:
         self.keep(delivery, work, held, partial(decided, False))
         if delivery.queue.arguments.dead_letter_exchange is not None:
             if not self._rejected:
-                self._dead_letter_task = self._nodes.home.manager.spawn(self._bury())
+                self._dead_letter_task = self._nodes.home.manager.spawn(self._publish_dead_letters())
             self._rejected.append((delivery, work, outcome))
             work.wait_for(self._dead_letter_task)
 
@@ -570,7 +570,7 @@ class QueueOrigin:
         delivery.queue.unhold(delivery)
         decided(committed)
 
-    async def _bury(self) -> None:
+    async def _publish_dead_letters(self) -> None:
         """Publish the dead letters of rejected messages in their transactions, or doom these."""
         reason = "the rejected messages could not be read"
         try:

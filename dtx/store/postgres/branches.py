@@ -152,13 +152,13 @@ class StoredBranches:
     def _keep(self, published: Sequence[Slot], puts: Sequence[StoredMessage]) -> None:
         hidden, contents = self._hidden, self._contents
         if self._registry.some_expire:
-            self._promise_to_those_that_expire(published)
+            self._expect_in_expiring_queues(published)
         for slot, message in zip(published, puts, strict=True):
             hidden[slot] = contents.add(message)
             while contents.used > self._limit:
                 self._evict(hidden.popitem(last=False)[1])
 
-    def _promise_to_those_that_expire(self, published: Sequence[Slot]) -> None:
+    def _expect_in_expiring_queues(self, published: Sequence[Slot]) -> None:
         found = map(self._registry.find, {slot.queue for slot in published})
         expiring = {entry.spec.id for entry in found if entry is not None and entry.spec.settings.expires is not None}
         for slot in published:

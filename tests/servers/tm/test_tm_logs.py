@@ -56,7 +56,7 @@ def test_decisions_of_many_are_one_transaction(log: DecisionLog) -> None:
     log.decide(row("500", Decision.ROLLBACK))
     entries = [DecisionEntry(row(str(number))) for number in range(1000)]
     log.write(Batch(entries=entries))
-    assert [entry.row.gtrid for entry in entries if entry.stands is Decision.ROLLBACK] == [b"500"]
+    assert [entry.row.gtrid for entry in entries if entry.logged is Decision.ROLLBACK] == [b"500"]
     assert len(log.unfinished("n")) == 999
 
 
