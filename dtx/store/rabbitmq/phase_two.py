@@ -450,7 +450,6 @@ class Lane:
                 await asyncio.sleep(_LOCK_POLL)
                 continue
             except UpstreamChannelClosed as closed:
-                self.problem = f"receipts cannot be read: {closed}"
                 _log.error("receipts cannot be read", vhost=self.vhost, reason=str(closed))
                 return UnitOutcome.UNKNOWN
             doubt = self._doubt(unit)
