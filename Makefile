@@ -15,7 +15,7 @@ BENCH ?= branches passthrough restart queue
 # unit tests that `make test-servers` also runs, for the floor of 100 % branch coverage of dtx/xa and dtx/wire
 CORE := $(addprefix tests/unit/,fuzz manager server wire xa)
 # tests with a broker
-RABBITMQ_TESTS := tests/contract $(addprefix tests/servers/,alongside proxy branches test_cli_doctor_broker.py)
+RABBITMQ_TESTS := tests/contract $(addprefix tests/servers/,alongside proxy branches crash test_cli_doctor_broker.py)
 # parts of `make evidence`, and minutes for each part without a fixed size
 PARTS ?= sim matrix tm soak overload fuzz pipeline walkthrough
 MINUTES ?= 10

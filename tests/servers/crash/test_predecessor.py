@@ -1,7 +1,7 @@
 """A predecessor is stopped (SIGSTOP), not dead: the broker may still apply its units, so the successor waits."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 import pytest
@@ -119,8 +119,12 @@ def test_a_predecessor_that_wakes_up_writes_nothing_and_ends(stage: Stage) -> No
     assert heir.running
 
 
-def test_a_channel_that_is_held_up_inside_tx_commit_is_waited_for(stage: Stage) -> None:
-    """The channel outlives its connection and holds the lock until the queue answers."""
+def test_a_channel_that_is_held_up_inside_tx_commit_is_waited_for(stage_with: Callable[..., Stage]) -> None:
+    """The channel outlives its connection and holds the lock until the queue answers.
+
+    By default, units that publish are not sent in tx mode where there is a quorum queue.
+    """
+    stage = stage_with(options=("--replay", "receipts"))
     stage.declare("out")
     stage.declare("hangs", **{"x-queue-type": "quorum"})
     with stage.connected() as connection:
