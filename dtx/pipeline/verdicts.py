@@ -3,8 +3,8 @@
 Theory of operation. A global transaction is (format id, gtrid). There are three sources of facts about it: lines of
 journals, branches that participants have in doubt, and decisions of transaction managers. A *branch* is (source, rm,
 vhost, bqual): a transaction manager that gives every resource manager the same xid has as many branches as resource
-managers. The facts of each branch are folded, those of all branches make :class:`Facts`, and :data:`RULES` reads these.
-A transaction has one verdict: the first rule that matches.
+managers. The facts of each branch are folded. A transaction has one verdict: the first of :data:`RULES` that matches
+the facts of all its branches. :mod:`dtx.pipeline.reconcile.judged_rows` has the condition of each rule.
 
 Folding uses only "or", least and greatest. So the order of lines does not matter, a line that is read twice changes
 nothing, and a late line is folded into the earlier facts.
@@ -16,10 +16,10 @@ and whether an xid was reused.
 Times are microseconds since the epoch (UTC), as in Spark and PostgreSQL.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from dtx.log.records import JournalEvent
 from dtx.xa.codes import Heuristic
@@ -179,121 +179,12 @@ class Rules:
             raise ValueError("orphan_after and skew are not negative")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """The facts about one global transaction that the rules read.
-
-    Args:
-        marks: of all branches and decisions.
-        reused: an xid was used for two branches in the same place.
-        unknown: the outcome of a branch is not known.
-        open: number of branches in doubt or in phase two.
-        since: when the first open branch was opened.
-        age: the longest time, in microseconds, for which a branch is known to have been open.
-        known_at: the latest time at which a branch is known to have been open.
-        gone: a branch has ended, and its journal was not read since.
-        forgotten_at: when a user other than the branch's owner first forgot an outcome.
-        owners_differ: the branches in dtx have different owners.
-        decided_at: the time of the latest decision.
-        undone: the log of a transaction manager has it as not finished.
-        last_at: the latest time of any line, observation or decision.
-    """
-
-    marks: Mark
-    reused: bool = False
-    unknown: bool = False
-    open: int = 0
-    since: int | None = None
-    age: int | None = None
-    known_at: int | None = None
-    gone: bool = False
-    forgotten_at: int | None = None
-    owners_differ: bool = False
-    decided_at: int | None = None
-    undone: bool = False
-    last_at: int | None = None
-
-    def has(self, mark: Mark) -> bool:
-        """Return whether *marks* has any of these."""
-        return bool(self.marks & mark)
-
-    @property
-    def decided(self) -> bool:
-        """Whether a decision is known, from a log or from a branch that was completed by a transaction manager."""
-        return self.has(DECIDED | TO_COMMIT | TO_ROLL_BACK)
-
-    def is_quiet(self, until: int | None, rules: Rules) -> bool:
-        """Return whether there was no activity in the :attr:`Rules.skew` before *until*."""
-        return until is not None and (self.last_at is None or until - self.last_at >= rules.skew)
-
-
-def _mixed(facts: Facts, _: Rules) -> bool:
-    return facts.has(Mark.COMMITTED) and facts.has(Mark.ROLLED_BACK)
-
-
-def _against_decision(facts: Facts, _: Rules) -> bool:
-    return (
-        (facts.has(Mark.COMMITTED) and facts.has(Mark.DECIDED_ROLLBACK))
-        or (facts.has(Mark.ROLLED_BACK) and facts.has(Mark.DECIDED_COMMIT))
-        or (facts.has(Mark.TIMED_OUT) and facts.has(Mark.DECIDED_COMMIT | TO_COMMIT))
-    )
-
-
-def _heuristic_damage(facts: Facts, _: Rules) -> bool:
-    committed, rolled_back = facts.has(Mark.HEURISTIC_COMMITTED), facts.has(Mark.HEURISTIC_ROLLED_BACK)
-    return (
-        facts.has(Mark.HEURISTIC_MIXED)
-        or (committed and rolled_back)
-        or (committed and facts.has(Mark.DECIDED_ROLLBACK | TO_ROLL_BACK | Mark.TIMED_OUT))
-        or (rolled_back and facts.has(Mark.DECIDED_COMMIT | TO_COMMIT))
-    )
-
-
-def _forgotten_early(facts: Facts, rules: Rules) -> bool:
-    if facts.forgotten_at is None:
-        return False
-    decided_later = facts.decided_at is not None and facts.decided_at > facts.forgotten_at + rules.skew
-    return facts.open > 0 or facts.undone or decided_later
-
-
-def _unfinished(facts: Facts, rules: Rules) -> bool:
-    # a log was read as of now; a branch may have been read earlier, at known_at
-    return (facts.undone and facts.is_quiet(rules.as_of, rules)) or (
-        facts.open > 0 and facts.decided and facts.is_quiet(facts.known_at, rules)
-    )
-
-
-def _orphan(facts: Facts, rules: Rules) -> bool:
-    return (
-        rules.decisions_read
-        and not facts.decided
-        and not facts.gone
-        and facts.age is not None
-        and facts.age > rules.orphan_after
-    )
-
-
-def _rolled_back(facts: Facts, _: Rules) -> bool:
-    if facts.has(Mark.COMMITTED | Mark.HEURISTIC_COMMITTED):
-        return False
-    if facts.has(Mark.ROLLED_BACK | Mark.TIMED_OUT | Mark.HEURISTIC_ROLLED_BACK):
-        return True
-    return facts.has(Mark.DECIDED_ROLLBACK) and not facts.has(Mark.DECIDED_COMMIT)
-
-
-@dataclass(frozen=True, slots=True)
-class VerdictRule:
-    """The rule of one verdict.
-
-    Args:
-        verdict: the verdict.
-        sentence: its definition for readers.
-        matches: its definition for facts.
-    """
+class VerdictRule(NamedTuple):
+    """The rule of one verdict."""
 
     verdict: Verdict
     sentence: str
-    matches: Callable[[Facts, Rules], bool]
+    """Its definition for readers."""
 
 
 RULES: Final = (
@@ -301,87 +192,52 @@ RULES: Final = (
         Verdict.XID_REUSED,
         "The same xid was used for two branches of the same resource manager and virtual host. The two cannot be told"
         " apart.",
-        lambda facts, _: facts.reused,
     ),
-    VerdictRule(
-        Verdict.MIXED,
-        "One branch was committed and another was rolled back, both by a transaction manager.",
-        _mixed,
-    ),
+    VerdictRule(Verdict.MIXED, "One branch was committed and another was rolled back, both by a transaction manager."),
     VerdictRule(
         Verdict.AGAINST_DECISION,
         "A branch was committed against the decision to roll back. Or a branch was rolled back, or timed out, against"
         " the decision to commit. Or a branch timed out and another one was committed.",
-        _against_decision,
     ),
     VerdictRule(
         Verdict.HEURISTIC_DAMAGE,
         "A heuristic outcome is mixed, or contradicts the decision, another branch or another heuristic outcome.",
-        _heuristic_damage,
     ),
     VerdictRule(
         Verdict.HAZARD,
         "The outcome of a branch is not known: its heuristic outcome is hazard, or it was forgotten without a recorded"
         " outcome.",
-        lambda facts, _: facts.unknown,
     ),
     VerdictRule(
         Verdict.FORGOTTEN_EARLY,
         "A user other than the owner of a branch forgot its heuristic outcome too early: before the decision, while a"
         " branch was open, or before the transaction manager had finished.",
-        _forgotten_early,
     ),
     VerdictRule(
         Verdict.UNFINISHED,
         "The decision is known, from a log or another branch, and a branch is still open. Or the log of the transaction"
         " manager has it as not finished. There was no recent activity.",
-        _unfinished,
     ),
     VerdictRule(
         Verdict.NOT_ARCHIVED,
         "A branch has ended, and its journal was not archived since. Its outcome is not known yet.",
-        lambda facts, _: facts.gone,
     ),
     VerdictRule(
         Verdict.ORPHAN,
         "A branch has been in doubt for longer than orphan_after. No decision is known, and no branch has ended without"
         " an archived outcome.",
-        _orphan,
     ),
-    VerdictRule(
-        Verdict.OWNER_MISMATCH,
-        "Its branches in dtx belong to different users.",
-        lambda facts, _: facts.owners_differ,
-    ),
-    VerdictRule(
-        Verdict.IN_DOUBT,
-        "A branch has voted and waits for the decision, or phase two has just begun.",
-        lambda facts, _: facts.open > 0,
-    ),
+    VerdictRule(Verdict.OWNER_MISMATCH, "Its branches in dtx belong to different users."),
+    VerdictRule(Verdict.IN_DOUBT, "A branch has voted and waits for the decision, or phase two has just begun."),
     VerdictRule(
         Verdict.ROLLED_BACK,
         "A branch was rolled back or timed out, and no branch was committed. Or no branch did any work, or none is"
         " known, and the decision is to roll back.",
-        _rolled_back,
     ),
     VerdictRule(
         Verdict.COMMITTED,
         "A branch was committed, and no branch was rolled back. Or no branch did any work, or none is known, and the"
         " decision is not to roll back.",
-        lambda *_: True,
     ),
 )
 """In order of precedence: the first match is the verdict. The last two apply only where no other rule matches."""
-
-
-def judge(facts: Facts, rules: Rules) -> tuple[Verdict, ...]:
-    """Return all verdicts that match, in order of precedence.
-
-    Args:
-        facts: of one transaction.
-        rules: the parameters.
-    """
-    found = tuple(rule.verdict for rule in RULES if rule.verdict not in PLAIN and rule.matches(facts, rules))
-    if found:
-        return found
-    return (next(rule.verdict for rule in RULES if rule.verdict in PLAIN and rule.matches(facts, rules)),)

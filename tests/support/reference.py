@@ -5,30 +5,163 @@ Tests compare the implementation on Spark with it, on random fleets. Times are m
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from dtx.log.records import JournalEvent
 from dtx.pipeline.verdicts import (
+    DECIDED,
     DIRECTIONS,
     ENDED,
     EVENT_MARK,
     HEURISTIC_MARK,
     OPENED,
+    PLAIN,
+    RULES,
     STATE_MARK,
+    TO_COMMIT,
+    TO_ROLL_BACK,
     WITH_OUTCOME,
     Choice,
-    Facts,
     Mark,
     Rules,
     SourceKind,
     Verdict,
-    judge,
 )
 from dtx.xa.codes import Heuristic
 
 _NOTHING: Final = Mark(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """The facts about one global transaction that the rules read.
+
+    Args:
+        marks: of all branches and decisions.
+        reused: an xid was used for two branches in the same place.
+        unknown: the outcome of a branch is not known.
+        open: number of branches in doubt or in phase two.
+        since: when the first open branch was opened.
+        age: the longest time, in microseconds, for which a branch is known to have been open.
+        known_at: the latest time at which a branch is known to have been open.
+        gone: a branch has ended, and its journal was not read since.
+        forgotten_at: when a user other than the branch's owner first forgot an outcome.
+        owners_differ: the branches in dtx have different owners.
+        decided_at: the time of the latest decision.
+        undone: the log of a transaction manager has it as not finished.
+        last_at: the latest time of any line, observation or decision.
+    """
+
+    marks: Mark
+    reused: bool = False
+    unknown: bool = False
+    open: int = 0
+    since: int | None = None
+    age: int | None = None
+    known_at: int | None = None
+    gone: bool = False
+    forgotten_at: int | None = None
+    owners_differ: bool = False
+    decided_at: int | None = None
+    undone: bool = False
+    last_at: int | None = None
+
+    def has(self, mark: Mark) -> bool:
+        """Return whether *marks* has any of these."""
+        return bool(self.marks & mark)
+
+    @property
+    def decided(self) -> bool:
+        """Whether a decision is known, from a log or from a branch that was completed by a transaction manager."""
+        return self.has(DECIDED | TO_COMMIT | TO_ROLL_BACK)
+
+    def is_quiet(self, until: int | None, rules: Rules) -> bool:
+        """Return whether there was no activity in the :attr:`Rules.skew` before *until*."""
+        return until is not None and (self.last_at is None or until - self.last_at >= rules.skew)
+
+
+def _mixed(facts: Facts, _: Rules) -> bool:
+    return facts.has(Mark.COMMITTED) and facts.has(Mark.ROLLED_BACK)
+
+
+def _against_decision(facts: Facts, _: Rules) -> bool:
+    return (
+        (facts.has(Mark.COMMITTED) and facts.has(Mark.DECIDED_ROLLBACK))
+        or (facts.has(Mark.ROLLED_BACK) and facts.has(Mark.DECIDED_COMMIT))
+        or (facts.has(Mark.TIMED_OUT) and facts.has(Mark.DECIDED_COMMIT | TO_COMMIT))
+    )
+
+
+def _heuristic_damage(facts: Facts, _: Rules) -> bool:
+    committed, rolled_back = facts.has(Mark.HEURISTIC_COMMITTED), facts.has(Mark.HEURISTIC_ROLLED_BACK)
+    return (
+        facts.has(Mark.HEURISTIC_MIXED)
+        or (committed and rolled_back)
+        or (committed and facts.has(Mark.DECIDED_ROLLBACK | TO_ROLL_BACK | Mark.TIMED_OUT))
+        or (rolled_back and facts.has(Mark.DECIDED_COMMIT | TO_COMMIT))
+    )
+
+
+def _forgotten_early(facts: Facts, rules: Rules) -> bool:
+    if facts.forgotten_at is None:
+        return False
+    decided_later = facts.decided_at is not None and facts.decided_at > facts.forgotten_at + rules.skew
+    return facts.open > 0 or facts.undone or decided_later
+
+
+def _unfinished(facts: Facts, rules: Rules) -> bool:
+    # a log was read as of now; a branch may have been read earlier, at known_at
+    return (facts.undone and facts.is_quiet(rules.as_of, rules)) or (
+        facts.open > 0 and facts.decided and facts.is_quiet(facts.known_at, rules)
+    )
+
+
+def _orphan(facts: Facts, rules: Rules) -> bool:
+    return (
+        rules.decisions_read
+        and not facts.decided
+        and not facts.gone
+        and facts.age is not None
+        and facts.age > rules.orphan_after
+    )
+
+
+def _rolled_back(facts: Facts, _: Rules) -> bool:
+    if facts.has(Mark.COMMITTED | Mark.HEURISTIC_COMMITTED):
+        return False
+    if facts.has(Mark.ROLLED_BACK | Mark.TIMED_OUT | Mark.HEURISTIC_ROLLED_BACK):
+        return True
+    return facts.has(Mark.DECIDED_ROLLBACK) and not facts.has(Mark.DECIDED_COMMIT)
+
+
+_MATCHES: Final[dict[Verdict, Callable[[Facts, Rules], bool]]] = {
+    Verdict.XID_REUSED: lambda facts, _: facts.reused,
+    Verdict.MIXED: _mixed,
+    Verdict.AGAINST_DECISION: _against_decision,
+    Verdict.HEURISTIC_DAMAGE: _heuristic_damage,
+    Verdict.HAZARD: lambda facts, _: facts.unknown,
+    Verdict.FORGOTTEN_EARLY: _forgotten_early,
+    Verdict.UNFINISHED: _unfinished,
+    Verdict.NOT_ARCHIVED: lambda facts, _: facts.gone,
+    Verdict.ORPHAN: _orphan,
+    Verdict.OWNER_MISMATCH: lambda facts, _: facts.owners_differ,
+    Verdict.IN_DOUBT: lambda facts, _: facts.open > 0,
+    Verdict.ROLLED_BACK: _rolled_back,
+    Verdict.COMMITTED: lambda *_: True,
+}
+
+
+def judge(facts: Facts, rules: Rules) -> tuple[Verdict, ...]:
+    """Return all verdicts that match, in order of precedence; a plain one only where no other matches.
+
+    Args:
+        facts: of one transaction.
+        rules: the parameters.
+    """
+    found = [rule.verdict for rule in RULES if _MATCHES[rule.verdict](facts, rules)]
+    return tuple(verdict for verdict in found if verdict not in PLAIN) or (found[0],)
 
 
 def mark_of(event: JournalEvent, outcome: Heuristic | None) -> Mark:

@@ -1,7 +1,7 @@
 """Applies the rules to the folded rows of each transaction, and collects the evidence of its verdict.
 
 It uses only Spark's own functions, which are compiled: no row passes through Python. Tests on random fleets compare
-these rules with those of :mod:`dtx.pipeline.verdicts`.
+these rules with others that are written in Python.
 """
 
 from functools import reduce
