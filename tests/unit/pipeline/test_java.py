@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from dtx.pipeline import java
-from dtx.pipeline.java import Java, JavaMissing, find_java, make_java_home, running
-from tests.support.processes import wait_until
+from dtx.pipeline.java import Java, JavaMissing, find_java, make_java_home
 
 
 def install(home: Path, version: str, *, release: bool = True) -> Path:
@@ -76,38 +75,3 @@ def test_every_word_but_one_reaches_java_as_it_is(tmp_path: Path) -> None:
     words = ["-Da=b c", "--add-modules=jdk.incubator.vector", "", "$HOME", "*", "'", "--add-modules=java.sql"]
     said = subprocess.run([str(program), *words], capture_output=True, text=True, check=True)
     assert said.stdout == "<-Da=b c><><$HOME><*><'><--add-modules=java.sql>"
-
-
-def test_the_process_that_runs_is_known_whoever_else_finds_the_same_java(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Programs that this process starts inherit JAVA_HOME, and may run its Java too."""
-    home = make_java_home(Java(install(tmp_path, "17.0.1"), 17, "test"))
-    monkeypatch.setenv("JAVA_HOME", str(home))
-    assert running() is None
-    with subprocess.Popen([home / "bin" / "java"], stdout=subprocess.DEVNULL) as ours:
-        ours.wait()
-    assert running() == ours.pid
-    subprocess.run(["sh", "-c", '"$JAVA_HOME/bin/java"; true'], stdout=subprocess.DEVNULL, check=True)
-    assert running() == ours.pid
-    monkeypatch.delenv("JAVA_HOME")
-    assert running() is None
-
-
-def test_the_process_that_runs_is_the_first_of_those_that_this_one_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """When it has ended, the next one replaces it."""
-    program = tmp_path / "bin" / "java"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\nread -r _\n")
-    program.chmod(0o755)
-    home = make_java_home(Java(tmp_path, 17, "test"))
-    monkeypatch.setenv("JAVA_HOME", str(home))
-    with subprocess.Popen([home / "bin" / "java"], stdin=subprocess.PIPE) as ours:
-        wait_until(lambda: running() == ours.pid, what="the first")
-        subprocess.run([home / "bin" / "java"], stdin=subprocess.DEVNULL, check=False)
-        assert running() == ours.pid
-    with subprocess.Popen([home / "bin" / "java"], stdin=subprocess.DEVNULL) as next_one:
-        next_one.wait()
-    assert running() == next_one.pid
