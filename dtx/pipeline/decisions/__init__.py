@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, assert_never
 
 from dtx.config.values import redact
-from dtx.pipeline.decisions.kinds import DECISIONS, LogKind, ManagerLog, kind_of
+from dtx.pipeline.decisions.kinds import DECISIONS, LogKind, ManagerLog
 from dtx.pipeline.decisions.own import postgresql, sqlite
-from dtx.pipeline.decisions.parquet import SPARK_ERRORS, parquet, sound
+from dtx.pipeline.decisions.parquet import SPARK_ERRORS, parquet
 from dtx.pipeline.decisions.text import atomikos, csv_lines, json_lines
 from dtx.pipeline.quarantine import Quarantined, sample
 from dtx.pipeline.source.server import Waits
@@ -14,7 +14,7 @@ from dtx.pipeline.source.server import Waits
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["DECISIONS", "LogKind", "ManagerLog", "kind_of", "read", "sound"]
+__all__ = ["DECISIONS", "LogKind", "ManagerLog", "read"]
 
 
 def read(

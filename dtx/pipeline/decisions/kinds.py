@@ -16,9 +16,10 @@ column         CSV and JSON                  Parquet
 
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import PurePosixPath
 from typing import Final
 
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
 from pyspark.sql.types import (
     BinaryType,
     BooleanType,
@@ -44,19 +45,6 @@ class LogKind(StrEnum):
     """The schema ``dtx_tm`` of :mod:`dtx.client.tm`."""
 
 
-_SUFFIXES: Final = {
-    ".parquet": LogKind.PARQUET,
-    ".csv": LogKind.CSV,
-    ".json": LogKind.JSON,
-    ".jsonl": LogKind.JSON,
-    ".ndjson": LogKind.JSON,
-    ".log": LogKind.ATOMIKOS,
-    ".sqlite": LogKind.SQLITE,
-    ".sqlite3": LogKind.SQLITE,
-    ".db": LogKind.SQLITE,
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagerLog:
     """A decision log.
@@ -72,13 +60,6 @@ class ManagerLog:
     place: str
 
 
-def kind_of(place: str) -> LogKind | None:
-    """Return the format of a path or URL by its scheme or suffix, ``None`` where these are unknown."""
-    if place.startswith(("postgresql://", "postgres://", "postgresql+psycopg://")):
-        return LogKind.POSTGRESQL
-    return _SUFFIXES.get(PurePosixPath(place).suffix.lower())
-
-
 DECISIONS: Final = StructType(
     [
         StructField("tm", StringType()),
@@ -90,3 +71,45 @@ DECISIONS: Final = StructType(
         StructField("source", StringType()),
     ]
 )
+NO_CHOICE: Final = "decision is not commit or rollback"
+NO_FORMAT_ID: Final = "format_id is not an unsigned 32 bit number"
+MOST_FORMAT_ID: Final = 0xFFFFFFFF
+
+
+def checked(
+    rows: DataFrame, name: str, gtrid: tuple[Column, str], time: tuple[Column, str], finished: Column
+) -> DataFrame:
+    """Add to rows of the neutral format a ``reason``, which is null for valid rows, and the ``valid`` decision.
+
+    Args:
+        rows: with the columns of the neutral format, and any others.
+        name: of the log.
+        gtrid: the value, null if it is not valid, and the reason for that.
+        time: the same.
+        finished: the value, null if it is not valid.
+    """
+    format_id = sf.col("format_id").try_cast("bigint")
+    in_range = sf.coalesce(format_id.between(0, MOST_FORMAT_ID), sf.lit(False))
+    is_choice = sf.coalesce(sf.col("decision").isin("commit", "rollback"), sf.lit(False))
+    reason = (
+        sf.when(gtrid[0].isNull(), gtrid[1])
+        .when(~is_choice, NO_CHOICE)
+        .when(time[0].isNull(), time[1])
+        .when(sf.col("format_id").isNotNull() & ~in_range, NO_FORMAT_ID)
+        .when(sf.col("finished").isNotNull() & finished.isNull(), "finished is not true or false")
+    )
+    valid = sf.struct(
+        sf.coalesce(sf.col("tm").try_cast("string"), sf.lit(name)).alias("tm"),
+        format_id.alias("format_id"),
+        gtrid[0].alias("gtrid"),
+        "decision",
+        time[0].alias("at"),
+        finished.alias("finished"),
+        sf.lit(name).alias("source"),
+    )
+    return rows.withColumns({"reason": reason, "valid": valid})
+
+
+def decisions(judged: DataFrame) -> DataFrame:
+    """Return the valid rows of :func:`checked`, as :data:`DECISIONS`."""
+    return judged.where("reason IS NULL").select("valid.*")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from dtx.pipeline.decisions.kinds import DECISIONS
+from dtx.pipeline.decisions.kinds import DECISIONS, MOST_FORMAT_ID, NO_CHOICE, NO_FORMAT_ID
 from dtx.pipeline.quarantine import Quarantined, sample
 from dtx.pipeline.source.columns import arrow_schema
 from dtx.pipeline.source.server import SourceError, Waits, connected, sentence
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _SELECT: Final = "SELECT node, format_id, gtrid, decision, at, finished FROM "
-_GTRID: Final = 64
-_FORMAT_ID: Final = 0xFFFFFFFF
 
 
 def sqlite(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame, list[Quarantined]]":
@@ -81,11 +79,11 @@ def _frame(
 
 
 def _wrong(format_id: object, gtrid: object, decision: object) -> str | None:
-    if not isinstance(gtrid, bytes | memoryview) or not 1 <= len(bytes(gtrid)) <= _GTRID:
+    if not isinstance(gtrid, bytes | memoryview) or not 1 <= len(bytes(gtrid)) <= 64:
         return "gtrid does not have 1 to 64 bytes"
-    if not isinstance(format_id, int) or not 0 <= format_id <= _FORMAT_ID:
-        return "format_id is not an unsigned 32 bit number"
-    return None if decision in {"commit", "rollback"} else "decision is not commit or rollback"
+    if not isinstance(format_id, int) or not 0 <= format_id <= MOST_FORMAT_ID:
+        return NO_FORMAT_ID
+    return None if decision in {"commit", "rollback"} else NO_CHOICE
 
 
 def _time(at: object) -> datetime | None:

@@ -9,29 +9,28 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, StringType, TimestampType
 
-from dtx.pipeline.decisions.kinds import DECISIONS
+from dtx.pipeline.decisions.kinds import DECISIONS, checked, decisions
 from dtx.pipeline.quarantine import Quarantined, sample
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _REQUIRED: Final = {"gtrid": BinaryType(), "decision": StringType(), "time": TimestampType()}
-_COLUMNS: Final = (*_REQUIRED, "tm", "format_id", "finished")
+_OPTIONAL: Final = ("tm", "format_id", "finished")
 _REASON: Final = 300
-_EMPTY: Final = "the file is empty"
 SPARK_ERRORS: Final = (PySparkException, Py4JJavaError)
 """Errors of Spark; the second one is for errors of Java that PySpark has no class for."""
 
 
 def parquet(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame, list[Quarantined]]":
     """Read the decisions of a file or a directory of files."""
-    found, wrong = sound(spark, name, place)
-    decisions = spark.createDataFrame([], DECISIONS)
+    found, wrong = _sound(spark, name, place)
+    read = spark.createDataFrame([], DECISIONS)
     for whole, item in found:
         if reason := _refused(whole):
             wrong.append(Quarantined(source=name, item=item, reason=reason, count=whole.count(), whole=True))
             continue
-        judged = whole.withColumn("reason", _reason(whole.columns)).withColumn("path", sf.col("_metadata.file_path"))
+        judged = _judged(whole, name)
         bad = (
             judged.where("reason IS NOT NULL")
             .groupBy("path", "reason")
@@ -42,52 +41,48 @@ def parquet(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame, l
             Quarantined(source=name, item=path, reason=reason, count=count, sample=sample(gtrid or ""))
             for path, reason, count, gtrid in bad.limit(1_000).collect()
         ]
-        decisions = decisions.unionByName(_decisions(judged, name, set(whole.columns)))
-    return decisions, wrong
+        read = read.unionByName(decisions(judged))
+    return read, wrong
 
 
-def sound(spark: "SparkSession", name: str, place: str) -> "tuple[list[tuple[DataFrame, str]], list[Quarantined]]":
-    """Return the files of *place* that can be read to their end, and records of the others.
+def _sound(spark: "SparkSession", name: str, place: str) -> "tuple[list[tuple[DataFrame, str]], list[Quarantined]]":
+    """Return the files that can be read to their end, and records of the others.
 
-    Args:
-        spark: a session.
-        name: of the log, for the records.
-        place: a file or a directory.
-
-    Returns:
-        DataFrames, each with its place: several if files have columns of different types.
+    There are several DataFrames, each with its place, if files have columns of different types.
     """
     try:
         # without mergeSchema the columns are those of one file alone
         options = {"recursiveFileLookup": "true", "mergeSchema": "true"}
         whole = spark.read.options(**options).parquet(place)
         _to_the_end(whole)
-        empty = _empty(spark, place)
+        _, empty = _files(spark, place)
     except SPARK_ERRORS as error:
         return _one_by_one(spark, name, place, error)
-    return [(whole, place)], [Quarantined(source=name, item=path, reason=_EMPTY, count=None) for path in empty]
+    return [(whole, place)], _empty(name, empty)
 
 
-def _empty(spark: "SparkSession", place: str) -> list[str]:
-    """Return files of 0 bytes, which Spark lists, and skips without an error when it reads."""
+def _files(spark: "SparkSession", place: str) -> tuple[list[str], list[str]]:
+    """Return the files, and those of 0 bytes, which Spark lists, and skips without an error when it reads."""
     listed = spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(place)
     there = {row["path"] for row in listed.select("path").collect()}
     # column path has one slash after the scheme, inputFiles() has three
     names = (re.sub("^file:/+", "file:/", unquote(uri)) for uri in listed.inputFiles())
-    return sorted(name for name in names if name not in there)
+    return sorted(there), sorted(name for name in names if name not in there)
+
+
+def _empty(name: str, paths: list[str]) -> list[Quarantined]:
+    return [Quarantined(source=name, item=path, reason="the file is empty", count=None) for path in paths]
 
 
 def _one_by_one(
     spark: "SparkSession", name: str, place: str, error: Exception
 ) -> "tuple[list[tuple[DataFrame, str]], list[Quarantined]]":
     try:
-        listed = spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(place).select("path")
-        paths = sorted(row["path"] for row in listed.collect())
-        empty = _empty(spark, place)
+        paths, empty = _files(spark, place)
     except SPARK_ERRORS:
         return [], [Quarantined(source=name, item=place, reason=_sentence(error), count=None)]
     alike: dict[str, list[str]] = {}
-    wrong = [Quarantined(source=name, item=path, reason=_EMPTY, count=None) for path in empty]
+    wrong = _empty(name, empty)
     for path in paths:
         try:
             frame = spark.read.parquet(path)
@@ -96,10 +91,8 @@ def _one_by_one(
             wrong.append(Quarantined(source=name, item=path, reason=_sentence(refused), count=None))
         else:
             # Spark fails where files that it reads together differ in the types of columns
-            types = [
-                f"{field.name} {field.dataType.simpleString()}" for field in frame.schema if field.name in _COLUMNS
-            ]
-            alike.setdefault(", ".join(sorted(types)), []).append(path)
+            types = [f"{column} {frame.schema[column].dataType.simpleString()}" for column in _used(frame)]
+            alike.setdefault(", ".join(types), []).append(path)
     if not paths and not empty:
         wrong.append(Quarantined(source=name, item=place, reason="there are no files", count=0))
     found = [
@@ -109,10 +102,13 @@ def _one_by_one(
     return found, wrong
 
 
+def _used(frame: "DataFrame") -> list[str]:
+    return [column for column in (*_REQUIRED, *_OPTIONAL) if column in frame.columns]
+
+
 def _to_the_end(frame: "DataFrame") -> None:
     """Read all used columns to the end: only that shows that no page is damaged."""
-    wanted = [column for column in _COLUMNS if column in frame.columns]
-    frame.agg(sf.count("*"), *(sf.bit_xor(sf.xxhash64(column)) for column in wanted)).collect()
+    frame.agg(sf.count("*"), *(sf.bit_xor(sf.xxhash64(column)) for column in _used(frame))).collect()
 
 
 def _refused(frame: "DataFrame") -> str | None:
@@ -127,35 +123,15 @@ def _refused(frame: "DataFrame") -> str | None:
     return None
 
 
-def _reason(columns: list[str]) -> "Column":
-    length = sf.octet_length("gtrid")
-    reason = sf.when(sf.col("gtrid").isNull() | ~length.between(1, 64), "gtrid does not have 1 to 64 bytes")
-    decision = sf.col("decision")
-    reason = reason.when(decision.isNull() | ~decision.isin("commit", "rollback"), "decision is not commit or rollback")
-    reason = reason.when(sf.col("time").isNull(), "there is no time")
-    if "format_id" in columns:
-        outside = ~sf.coalesce(sf.col("format_id").try_cast("bigint").between(0, 0xFFFFFFFF), sf.lit(False))
-        reason = reason.when(sf.col("format_id").isNotNull() & outside, "format_id is not an unsigned 32 bit number")
-    if "finished" in columns:
-        neither = sf.col("finished").isNotNull() & sf.col("finished").try_cast("boolean").isNull()
-        reason = reason.when(neither, "finished is not true or false")
-    return reason
-
-
-def _decisions(judged: "DataFrame", name: str, there: set[str]) -> "DataFrame":
-    """Return the valid rows as :data:`DECISIONS`; columns of other types are converted where possible, else null."""
-
-    def tried(column: str, kind: str) -> "Column":
-        return (sf.col(column).try_cast(kind) if column in there else sf.lit(None).cast(kind)).alias(column)
-
-    return judged.where("reason IS NULL").select(
-        sf.coalesce(tried("tm", "string"), sf.lit(name)).alias("tm"),
-        tried("format_id", "bigint"),
-        "gtrid",
-        "decision",
-        sf.col("time").alias("at"),
-        tried("finished", "boolean"),
-        sf.lit(name).alias("source"),
+def _judged(frame: "DataFrame", name: str) -> "DataFrame":
+    """Check each row; columns of other types are converted where possible, else they are null."""
+    lacking = {column: sf.lit(None).cast("string") for column in _OPTIONAL if column not in frame.columns}
+    return checked(
+        frame.withColumn("path", sf.col("_metadata.file_path")).withColumns(lacking),
+        name,
+        gtrid=(sf.when(sf.octet_length("gtrid").between(1, 64), sf.col("gtrid")), "gtrid does not have 1 to 64 bytes"),
+        time=(sf.col("time"), "there is no time"),
+        finished=sf.col("finished").try_cast("boolean"),
     )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StringType, StructField, StructType
 
+from dtx.pipeline.decisions.kinds import DECISIONS, checked, decisions
 from dtx.pipeline.quarantine import Quarantined, sample
 
 if TYPE_CHECKING:
@@ -113,9 +114,9 @@ def json_lines(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
     schema = StructType([StructField(column, StringType()) for column in (*_COLUMNS, _CORRUPT)])
     row = sf.when(one_object(), sf.from_json(LINE, schema, options))
-    parsed = every.where(written()).withColumn("row", row)
-    judged = _judged(parsed, "not a JSON object")
-    return _decisions(judged, name), quarantined(name, every, judged)
+    parsed = every.where(written()).withColumn("row", row).select("*", "row.*")
+    judged = _judged(parsed, name, sf.col("row").isNull() | sf.col(_CORRUPT).isNotNull(), "not a JSON object")
+    return decisions(judged), quarantined(name, every, judged)
 
 
 def csv_lines(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame, list[Quarantined]]":
@@ -125,7 +126,7 @@ def csv_lines(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame,
     headers: dict[str, list[str]] = {}
     for path, found in every.where(written()).groupBy("path").agg(first).collect():
         headers.setdefault(found[LINE], []).append(path)
-    frames: list[DataFrame] = []
+    read = spark.createDataFrame([], DECISIONS)
     wrong: list[Quarantined] = []
     for header, paths in sorted(headers.items()):
         columns = [column.strip().lower() for column in next(csv.reader([header.lstrip("\ufeff")]))]
@@ -146,17 +147,11 @@ def csv_lines(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame,
                 for path in sorted(paths)
             ]
             continue
-        judged = _judged(
-            _csv(of_these.where(written()).where(sf.col(LINE) != header), columns), "not as many fields as the header"
-        )
-        frames.append(_decisions(judged, name))
+        rows = _csv(of_these.where(written()).where(sf.col(LINE) != header), columns)
+        judged = _judged(rows, name, sf.col(_CORRUPT).isNotNull(), "not as many fields as the header")
+        read = read.unionByName(decisions(judged))
         wrong += quarantined(name, every, judged)
-    if not frames:
-        frames.append(_decisions(_judged(_csv(every.where(sf.lit(False)), list(_REQUIRED)), ""), name))
-    whole = frames[0]
-    for frame in frames[1:]:
-        whole = whole.unionByName(frame)
-    return whole, wrong
+    return read, wrong
 
 
 def _csv(rows: "DataFrame", columns: list[str]) -> "DataFrame":
@@ -169,24 +164,22 @@ def _csv(rows: "DataFrame", columns: list[str]) -> "DataFrame":
         (sf.col(f"found.`{column}`") if column in names else sf.lit(None).cast("string")).alias(column)
         for column in (*_COLUMNS, _CORRUPT)
     ]
-    return parsed.withColumn("row", sf.struct(*kept)).drop("found")
+    return parsed.select("*", *kept)
 
 
-def _judged(parsed: "DataFrame", malformed: str) -> "DataFrame":
-    row = {column: sf.col(f"row.{column}") for column in (*_COLUMNS, _CORRUPT)}
-    reason = sf.when(sf.col("row").isNull() | row[_CORRUPT].isNotNull(), malformed)
-    for wrong, sentence in (
-        (row["gtrid"].isNull() | ~row["gtrid"].rlike(_GTRID), "gtrid is not 1 to 64 bytes in hexadecimal"),
-        (row["decision"].isNull() | ~row["decision"].isin("commit", "rollback"), "decision is not commit or rollback"),
-        (_time(row["time"]).isNull(), "time is not in ISO 8601"),
-        (row["format_id"].isNotNull() & ~_in_range(row["format_id"]), "format_id is not an unsigned 32 bit number"),
-        (
-            row["finished"].isNotNull() & ~sf.lower(row["finished"]).isin("true", "false"),
-            "finished is not true or false",
+def _judged(rows: "DataFrame", name: str, malformed: "Column", sentence: str) -> "DataFrame":
+    finished = sf.lower("finished")
+    judged = checked(
+        rows,
+        name,
+        gtrid=(
+            sf.when(sf.col("gtrid").rlike(_GTRID), sf.unhex("gtrid")),
+            "gtrid is not 1 to 64 bytes in hexadecimal",
         ),
-    ):
-        reason = reason.when(wrong, sentence)
-    return parsed.withColumn("reason", reason)
+        time=(_time(sf.col("time")), "time is not in ISO 8601"),
+        finished=sf.when(finished.isin("true", "false"), finished == "true"),
+    )
+    return judged.withColumn("reason", sf.when(malformed, sentence).otherwise(sf.col("reason")))
 
 
 def _time(text: "Column") -> "Column":
@@ -199,26 +192,10 @@ def _time(text: "Column") -> "Column":
     )
 
 
-def _in_range(text: "Column") -> "Column":
-    return sf.coalesce(text.try_cast("bigint").between(0, 0xFFFFFFFF), sf.lit(False))
-
-
-def _decisions(judged: "DataFrame", name: str) -> "DataFrame":
-    return judged.where("reason IS NULL").select(
-        sf.coalesce("row.tm", sf.lit(name)).alias("tm"),
-        sf.col("row.format_id").try_cast("bigint").alias("format_id"),
-        sf.unhex("row.gtrid").alias("gtrid"),
-        sf.col("row.decision").alias("decision"),
-        _time(sf.col("row.time")).alias("at"),
-        (sf.lower("row.finished") == "true").alias("finished"),
-        sf.lit(name).alias("source"),
-    )
-
-
 def atomikos(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame, list[Quarantined]]":
     """Read the log of Atomikos: one decision for each transaction, which is finished if its last state says so."""
     every = lines(spark, place)
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_corrupt"}
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
     number = sf.coalesce(sf.regexp_extract("path", r"(\d+)[^/\d]*$", 1).try_cast("bigint"), sf.lit(0))
     states = sf.array(*map(sf.lit, _STATES))
     entries = (

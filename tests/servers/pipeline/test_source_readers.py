@@ -16,7 +16,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import DataFrame, SparkSession
 
-from dtx.pipeline.decisions import LogKind, ManagerLog, kind_of, read
+from dtx.pipeline.decisions import LogKind, ManagerLog, read
 from dtx.pipeline.participants import Participant, ParticipantKind, connection_arguments, look_mysql, observe
 from dtx.pipeline.source import SourceError, Waits, register
 from dtx.xa.codes import Heuristic
@@ -383,10 +383,3 @@ def test_the_log_of_the_own_transaction_manager_is_read(
         ("none", "there is no such file"),
     ]
     postgres.drop_database(url)
-
-
-def test_what_a_log_is_can_be_told_by_its_place() -> None:
-    assert kind_of("/x/y.JSONL") is LogKind.JSON
-    assert kind_of("postgresql://h/d") is LogKind.POSTGRESQL
-    assert kind_of("s3a://b/decisions.parquet") is LogKind.PARQUET
-    assert kind_of("/x/decisions") is None
