@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dtx.config import ConfigError, parse_duration, redact
+from dtx.pipeline.verdicts import SourceKind
 
-DEFAULT_FILE: Final = Path("pipeline.toml")
 _VARIABLE: Final = re.compile(r"\$\{(\w+)\}")
 _POSTGRESQL: Final = ("postgresql://", "postgres://")
 _MYSQL: Final = ("mysql://", "mariadb://")
@@ -121,9 +121,9 @@ class FleetParticipant(_Table):
         return url
 
     @property
-    def is_mysql(self) -> bool:
-        """Whether it is MariaDB or MySQL."""
-        return self.url.startswith(_MYSQL)
+    def kind(self) -> SourceKind:
+        """MYSQL is MariaDB, too."""
+        return SourceKind.MYSQL if self.url.startswith(_MYSQL) else SourceKind.POSTGRESQL
 
 
 class Decisions(_Table):

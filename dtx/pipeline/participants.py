@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pyarrow as pa
@@ -24,7 +23,8 @@ from dtx.pipeline.quarantine import Quarantined, sample
 from dtx.pipeline.source.batch_reader import read_table
 from dtx.pipeline.source.columns import SOURCE, TABLES, arrow_schema
 from dtx.pipeline.source.options import parse
-from dtx.pipeline.source.server import AT_ONCE, SourceError, Waits, connected, reachable, sentence
+from dtx.pipeline.source.server import AT_ONCE, SourceError, Waits, connected, reachable, sentence, without_name
+from dtx.pipeline.verdicts import SourceKind
 from dtx.xa.codes import XaError
 from dtx.xa.xid import Xid
 
@@ -47,6 +47,12 @@ OBSERVATIONS: Final = StructType(
         StructField("observed_at", TimestampType()),
     ]
 )
+"""Columns of branches that are in doubt now.
+
+``format_id`` is null if the identifier is not an xid; ``gtrid`` then has the whole identifier. ``branch_id`` is the id
+that dtx gave the branch: another use of the same xid has another id. ``vhost`` is the virtual host of dtx or the
+database of PostgreSQL. ``vhost``, ``owner`` and ``since`` are null where a participant does not report them.
+"""
 _BRANCH: Final = StructType(
     [
         TABLES["branch"].schema[name]
@@ -68,21 +74,14 @@ _WORK: Final = """
 SELECT rm, kind, CASE WHEN kind = 'consume' THEN queue WHEN length(exchange) = 0 THEN routing_key
     ELSE exchange || ' / '::bytea || routing_key END, count(*) FROM dtx.work GROUP BY 1, 2, 3
 """
+_Row = tuple[bytes, Xid | None, dict[str, Any]]
+"""An identifier, its xid, and further columns of :data:`OBSERVATIONS`."""
 _SYNTAX: Final = 1064
 _NO_PRIVILEGE: Final = (1227, 1401)
 _PORT: Final = 3306
 _PARAMETERS: Final = ("unix_socket", "ssl_ca", "ssl_cert", "ssl_key")
 """Parameters of a URL. With ``ssl_ca`` the connection is encrypted, and the server proves that it is the host."""
-__all__ = ["OBSERVATIONS", "Observation", "Participant", "ParticipantKind", "observe", "waiting"]
-
-
-class ParticipantKind(StrEnum):
-    """Kinds of participants."""
-
-    DTX = "dtx"
-    POSTGRESQL = "postgresql"
-    MYSQL = "mysql"
-    """MySQL and MariaDB."""
+__all__ = ["OBSERVATIONS", "Participant", "observe", "waiting"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,38 +95,9 @@ class Participant:
             ``?ssl_ca=/path`` and, if the server requires them, ``&ssl_cert=…&ssl_key=…``).
     """
 
-    kind: ParticipantKind
+    kind: SourceKind
     name: str
     url: str
-
-
-class Observation(NamedTuple):
-    """A branch that is in doubt now.
-
-    Args:
-        source, kind: of the participant.
-        rm: name of the resource manager.
-        vhost: the virtual host of dtx, the database of PostgreSQL, ``None`` of MySQL.
-        format_id: ``None`` if the identifier is not an xid; *gtrid* then has the whole identifier.
-        branch_id: the id that dtx gave the branch; another use of the same xid has another id.
-        state: ``prepared``; of dtx also the states of phase two and heuristic outcomes.
-        owner: the user of the branch, ``None`` if the database does not report it.
-        since: when the branch was prepared, ``None`` if the database does not report it.
-        observed_at: when this was read.
-    """
-
-    source: str
-    kind: str
-    rm: str
-    vhost: str | None
-    format_id: int | None
-    gtrid: bytes
-    bqual: bytes
-    branch_id: str | None
-    state: str
-    owner: str | None
-    since: datetime | None
-    observed_at: datetime
 
 
 def from_gid(gid: str) -> Xid | None:
@@ -164,80 +134,64 @@ def _xid(format_id: int, gtrid: bytes, bqual: bytes) -> Xid | None:
         return None
 
 
-def look_postgresql(participant: Participant, waits: Waits) -> tuple[list[Observation], list[Quarantined]]:
-    """Read the prepared transactions of a PostgreSQL database."""
+def look(participant: Participant, waits: Waits) -> tuple[list[dict[str, Any]], list[Quarantined]]:
+    """Read the prepared transactions of another database.
+
+    Returns:
+        Observations, and records of identifiers that are not xids, or of a database that could not be read.
+    """
+    is_mysql = participant.kind is SourceKind.MYSQL
+    item = "XA RECOVER" if is_mysql else "pg_prepared_xacts"
     try:
-        with connected(participant.name, participant.url, waits) as server:
-            rows = server.rows(_PREPARED)
+        rows = _recovered(participant, waits) if is_mysql else _prepared(participant, waits)
     except SourceError as error:
-        reason = str(error).removeprefix(f"{participant.name}: ")
-        return [], [Quarantined(source=participant.name, item="pg_prepared_xacts", reason=reason, count=None)]
-    now = datetime.now(UTC)
+        reason = without_name(participant.name, error)
+        return [], [Quarantined(source=participant.name, item=item, reason=reason, count=None)]
+    alike = {
+        "source": participant.name,
+        "kind": str(participant.kind),
+        "rm": participant.name,
+        "state": "prepared",
+        "observed_at": datetime.now(UTC),
+    }
     found, raw = [], []
-    for gid, prepared, owner, database in rows:
-        xid = from_gid(bytes(gid).decode("utf-8", "surrogateescape"))
+    for data, xid, columns in rows:
+        key: dict[str, Any] = {"gtrid": data, "bqual": b""}
         if xid is None:
-            raw.append(bytes(gid))
-        found.append(
-            Observation(
-                source=participant.name,
-                kind=participant.kind.value,
-                rm=participant.name,
-                vhost=database,
-                format_id=None if xid is None else xid.format_id,
-                gtrid=bytes(gid) if xid is None else xid.gtrid,
-                bqual=b"" if xid is None else xid.bqual,
-                branch_id=None,
-                state="prepared",
-                owner=owner,
-                since=prepared,
-                observed_at=now,
-            )
-        )
-    return found, unparsed(participant, "pg_prepared_xacts", raw)
-
-
-def unparsed(participant: Participant, item: str, raw: list[bytes]) -> list[Quarantined]:
-    """Return a record of identifiers that are not xids; their branches are observed nevertheless."""
+            raw.append(data)
+        else:
+            key = {"format_id": xid.format_id, "gtrid": xid.gtrid, "bqual": xid.bqual}
+        found.append(alike | key | columns)
     if not raw:
-        return []
+        return found, []
     reason = "identifiers that are not xids are kept unchanged and match no decision"
-    return [Quarantined(source=participant.name, item=item, reason=reason, count=len(raw), sample=sample(raw[0]))]
+    return found, [
+        Quarantined(source=participant.name, item=item, reason=reason, count=len(raw), sample=sample(raw[0]))
+    ]
 
 
-def look_mysql(participant: Participant, waits: Waits) -> tuple[list[Observation], list[Quarantined]]:
-    """Read the prepared transactions of MySQL or MariaDB, which report neither time nor user."""
+def _prepared(participant: Participant, waits: Waits) -> list[_Row]:
+    with connected(participant.name, participant.url, waits) as server:
+        return [
+            (
+                bytes(gid),
+                from_gid(bytes(gid).decode("utf-8", "surrogateescape")),
+                {"vhost": database, "owner": owner, "since": prepared},
+            )
+            for gid, prepared, owner, database in server.rows(_PREPARED)
+        ]
+
+
+def _recovered(participant: Participant, waits: Waits) -> list[_Row]:
+    """Read MySQL or MariaDB, which report neither time nor user."""
     try:
         rows = _recover(participant.url, waits)
     except (pymysql.MySQLError, OSError, RuntimeError, SourceError) as error:  # RuntimeError: a login lacks a package
         code = error.args[0] if error.args else None
         advice = "; the user needs XA_RECOVER_ADMIN there" if code in _NO_PRIVILEGE else ""
         text = str(error.args[1]) if isinstance(error, pymysql.MySQLError) and len(error.args) > 1 else str(error)
-        reason = sentence(Exception(text)) + advice
-        return [], [Quarantined(source=participant.name, item="XA RECOVER", reason=reason, count=None)]
-    now = datetime.now(UTC)
-    found, raw = [], []
-    for format_id, gtrid_length, bqual_length, data in rows:
-        xid = from_recover(format_id, gtrid_length, bqual_length, data)
-        if xid is None:
-            raw.append(data)
-        found.append(
-            Observation(
-                source=participant.name,
-                kind=participant.kind.value,
-                rm=participant.name,
-                vhost=None,
-                format_id=None if xid is None else xid.format_id,
-                gtrid=data if xid is None else xid.gtrid,
-                bqual=b"" if xid is None else xid.bqual,
-                branch_id=None,
-                state="prepared",
-                owner=None,
-                since=None,
-                observed_at=now,
-            )
-        )
-    return found, unparsed(participant, "XA RECOVER", raw)
+        raise SourceError(sentence(Exception(text)) + advice) from None
+    return [(row[3], from_recover(*row), {}) for row in rows]
 
 
 def connection_arguments(url: str) -> dict[str, Any]:
@@ -312,21 +266,16 @@ def observe(
     if len(set(names)) != len(names):
         raise ValueError(f"two participants have the same name: {', '.join(sorted(names))}")
     waits = waits or Waits()
-    own = {one.name: one.url for one in participants if one.kind is ParticipantKind.DTX}
-    others = [one for one in participants if one.kind is not ParticipantKind.DTX]
+    own = {one.name: one.url for one in participants if one.kind is SourceKind.DTX}
+    others = [one for one in participants if one.kind is not SourceKind.DTX]
     there, wrong = reachable(own, waits=waits)
-    found: list[Observation] = []
+    found: list[dict[str, Any]] = []
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for seen, quarantined in pool.map(lambda one: _look(one, waits), others):
+        for seen, quarantined in pool.map(lambda one: look(one, waits), others):
             found += seen
             wrong += quarantined
-    schema = arrow_schema(OBSERVATIONS)
-    told = pa.Table.from_pylist([row._asdict() for row in found], schema=schema)
+    told = pa.Table.from_pylist(found, schema=arrow_schema(OBSERVATIONS))
     return spark.createDataFrame(pa.concat_tables([told, *map(_own, there.items())]), OBSERVATIONS), wrong
-
-
-def _look(one: Participant, waits: Waits) -> tuple[list[Observation], list[Quarantined]]:
-    return look_mysql(one, waits) if one.kind is ParticipantKind.MYSQL else look_postgresql(one, waits)
 
 
 def _own(source: tuple[str, str]) -> pa.Table:
@@ -339,7 +288,7 @@ def _own(source: tuple[str, str]) -> pa.Table:
     )  # fmt: skip
     alike = {column: branches[column] for column in ("source", "rm", "vhost", "format_id", "gtrid", "bqual", "owner")}
     columns = alike | {
-        "kind": pa.repeat(ParticipantKind.DTX.value, len(branches)),
+        "kind": pa.repeat(str(SourceKind.DTX), len(branches)),
         "branch_id": branches["id"],
         "state": state,
         "since": branches["prepared_at"],

@@ -19,14 +19,14 @@ from dtx.pipeline.decisions import read as read_decisions
 from dtx.pipeline.files import Files, LakeError
 from dtx.pipeline.fleet import Fleet
 from dtx.pipeline.lake import LOCK, LOCK_SECONDS, Lake
-from dtx.pipeline.participants import Participant, ParticipantKind, observe, waiting
+from dtx.pipeline.participants import Participant, observe, waiting
 from dtx.pipeline.progress import Progress
 from dtx.pipeline.quarantine import Quarantined
 from dtx.pipeline.reconcile import PublishingFailed, Results, Run, Total, current, publish, run, runs
 from dtx.pipeline.report import collect, write_report
 from dtx.pipeline.session import SessionOptions, open_session
 from dtx.pipeline.source import reachable
-from dtx.pipeline.verdicts import Rules, Verdict
+from dtx.pipeline.verdicts import Rules, SourceKind, Verdict
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -203,10 +203,9 @@ class Steps:
 
     def _reconcile(self, *, full: bool, to_publish: bool) -> list[Quarantined]:
         logs = [_log(log.name, log.format, log.path, log.url) for log in self._fleet.decisions]
-        kinds = {False: ParticipantKind.POSTGRESQL, True: ParticipantKind.MYSQL}
         participants = [
-            Participant(kind=ParticipantKind.DTX, name=one.name, url=one.url) for one in self._fleet.database
-        ] + [Participant(kind=kinds[one.is_mysql], name=one.name, url=one.url) for one in self._fleet.participant]
+            Participant(kind=SourceKind.DTX, name=one.name, url=one.url) for one in self._fleet.database
+        ] + [Participant(kind=one.kind, name=one.name, url=one.url) for one in self._fleet.participant]
         lake = Lake(self._fleet.lake)
         with Progress(self.spark, "reconcile") as progress:
             archived = {one.name: 0 for one in self._fleet.database} | lake.archived()

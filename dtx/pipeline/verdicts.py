@@ -55,6 +55,7 @@ class SourceKind(StrEnum):
     DTX = "dtx"
     POSTGRESQL = "postgresql"
     MYSQL = "mysql"
+    """MySQL and MariaDB."""
 
 
 class Choice(StrEnum):

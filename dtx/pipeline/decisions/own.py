@@ -18,7 +18,7 @@ import pyarrow as pa
 from dtx.pipeline.decisions.kinds import DECISIONS, MOST_FORMAT_ID, NO_CHOICE, NO_FORMAT_ID
 from dtx.pipeline.quarantine import Quarantined, sample
 from dtx.pipeline.source.columns import arrow_schema
-from dtx.pipeline.source.server import SourceError, Waits, connected, sentence
+from dtx.pipeline.source.server import SourceError, Waits, connected, sentence, without_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,7 +45,7 @@ def postgresql(spark: "SparkSession", name: str, place: str, waits: Waits) -> "t
         with connected(name, place, waits) as server:
             rows = server.rows(_SELECT + "dtx_tm.decision ORDER BY gtrid")
     except SourceError as error:
-        return _frame(spark, name, "dtx_tm.decision", [], str(error).removeprefix(f"{name}: "))
+        return _frame(spark, name, "dtx_tm.decision", [], without_name(name, error))
     return _frame(spark, name, "dtx_tm.decision", rows)
 
 

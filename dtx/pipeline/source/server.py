@@ -62,6 +62,11 @@ def sentence(error: BaseException) -> str:
     return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}…"
 
 
+def without_name(name: str, error: SourceError) -> str:
+    """Return the message of an error about the database *name*, without the name that it begins with."""
+    return str(error).removeprefix(f"{name}: ")
+
+
 def passes(sqlstate: str | None) -> bool:
     """Return whether an error with this SQLSTATE may pass; ``None``: the connection was lost."""
     return sqlstate is None or sqlstate in _RETRIED or sqlstate.startswith(_CONNECTION)
@@ -275,11 +280,9 @@ def _look(name: str, url: str, waits: Waits) -> Quarantined | None:
                 count = server.lines()
                 raise
     except SourceAway as error:
-        return Quarantined(source=name, item="database", reason=f"it does not answer: {_rest(name, error)}", count=None)
+        return Quarantined(
+            source=name, item="database", reason=f"it does not answer: {without_name(name, error)}", count=None
+        )
     except SourceError as error:
-        return Quarantined(source=name, item="journal", reason=_rest(name, error), count=count, whole=True)
+        return Quarantined(source=name, item="journal", reason=without_name(name, error), count=count, whole=True)
     return None
-
-
-def _rest(name: str, error: SourceError) -> str:
-    return str(error).removeprefix(f"{name}: ")

@@ -17,8 +17,9 @@ from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import DataFrame, SparkSession
 
 from dtx.pipeline.decisions import LogKind, ManagerLog, read
-from dtx.pipeline.participants import Participant, ParticipantKind, connection_arguments, look_mysql, observe
+from dtx.pipeline.participants import Participant, connection_arguments, look, observe
 from dtx.pipeline.source import SourceError, Waits, register
+from dtx.pipeline.verdicts import SourceKind
 from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid
 from tests.support.mariadb import SERVER, mariadb
@@ -63,20 +64,18 @@ def test_everybody_in_doubt_is_observed(
         connection.tpc_prepare()
     with mariadb() if SERVER else _ignore_answer() as url:
         participants = [
-            Participant(kind=ParticipantKind.DTX, name="queues", url=migrated_postgres_url),
-            Participant(kind=ParticipantKind.POSTGRESQL, name="orders", url=two_phase.url),
-            Participant(kind=ParticipantKind.POSTGRESQL, name="beside", url=beside),
-            Participant(
-                kind=ParticipantKind.POSTGRESQL, name="gone", url=f"postgresql://x:pw1@127.0.0.1:{free_port()}/x"
-            ),
-            Participant(kind=ParticipantKind.MYSQL, name="lost", url=f"mysql://x:pw2@127.0.0.1:{free_port()}"),
+            Participant(kind=SourceKind.DTX, name="queues", url=migrated_postgres_url),
+            Participant(kind=SourceKind.POSTGRESQL, name="orders", url=two_phase.url),
+            Participant(kind=SourceKind.POSTGRESQL, name="beside", url=beside),
+            Participant(kind=SourceKind.POSTGRESQL, name="gone", url=f"postgresql://x:pw1@127.0.0.1:{free_port()}/x"),
+            Participant(kind=SourceKind.MYSQL, name="lost", url=f"mysql://x:pw2@127.0.0.1:{free_port()}"),
         ]
         if SERVER:
             arguments = connection_arguments(url)
             with closing(pymysql.connect(**arguments)) as connection, connection.cursor() as cursor:
                 for statement in ("START", "END", "PREPARE"):
                     cursor.execute(f"XA {statement} 0x6731ff00, 0x6d, 5")
-            participants.append(Participant(kind=ParticipantKind.MYSQL, name="stock", url=url))
+            participants.append(Participant(kind=SourceKind.MYSQL, name="stock", url=url))
         frame, wrong = observe(spark, participants, waits=WAITS)
         found = rows(frame)
     keys = ("source", "kind", "rm", "vhost", "format_id", "gtrid", "bqual", "state")
@@ -107,7 +106,7 @@ class _ignore_answer:  # noqa: N801 - a context manager
 
 
 def test_two_participants_of_one_name_are_refused(spark: SparkSession) -> None:
-    twice = [Participant(kind=ParticipantKind.MYSQL, name="a", url="mysql://x")] * 2
+    twice = [Participant(kind=SourceKind.MYSQL, name="a", url="mysql://x")] * 2
     with pytest.raises(ValueError, match="the same name"):
         observe(spark, twice)
 
@@ -130,7 +129,7 @@ def test_a_login_that_lacks_a_package_is_one_database_that_was_not_read(monkeypa
         raise RuntimeError("'cryptography' package is required")
 
     monkeypatch.setattr(pymysql, "connect", connect)
-    (seen, (wrong,)) = look_mysql(Participant(kind=ParticipantKind.MYSQL, name="stock", url="mysql://u:pw@h"), WAITS)
+    (seen, (wrong,)) = look(Participant(kind=SourceKind.MYSQL, name="stock", url="mysql://u:pw@h"), WAITS)
     assert (seen, wrong.source, wrong.is_away) == ([], "stock", True)
     assert "'cryptography' package is required" in wrong.reason
 
