@@ -9,7 +9,7 @@ all its branches the same xid, as some transaction managers do.
 
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -21,26 +21,10 @@ from dtx.xa.codes import Heuristic
 
 OPERATOR: Final = "operator"
 _E = JournalEvent
-_STEPS: Final = pa.list_(
-    pa.struct(
-        {
-            "event": pa.string(), "after": pa.float64(), "outcome": pa.string(), "life": pa.int32(),
-            "actor": pa.string(), "one_phase": pa.bool_(),
-        }
-    )
-)  # fmt: skip
-_TOLD: Final = pa.schema(
-    {
-        "told": pa.int32(), "story": pa.string(), "verdict": pa.string(), "first": _STEPS, "others": _STEPS,
-        "least": pa.int32(), "most": pa.int32(), "seen": pa.bool_(), "others_seen": pa.bool_(),
-        "youngest": pa.float64(), "oldest": pa.float64(), "foreign": pa.bool_(), "two_owners": pa.bool_(),
-        "choice": pa.string(), "decided_after": pa.float64(), "finished": pa.bool_(),
-    }
-)  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryStep:
+@dataclass(frozen=True, slots=True)
+class _Line:
     """One line of a journal.
 
     Args:
@@ -60,19 +44,8 @@ class HistoryStep:
     one_phase: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decided:
-    """The entry in the log of the transaction manager.
-
-    Args:
-        choice: the decision.
-        after: seconds after the beginning.
-        finished: whether all branches have acknowledged.
-    """
-
-    choice: Choice
-    after: float = 1.0
-    finished: bool = True
+_PREPARED = _Line(_E.PREPARED, 0.2)
+_COMMITTED = (_PREPARED, _Line(_E.COMMITTED, 1.2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +56,9 @@ class Story:
         name: of the kind.
         verdict: the correct verdict.
         first, others: lines of the first branch, and of each of the others.
-        decided: the decision; ``None``: no log has one.
+        choice: the decision in the log of the transaction manager; ``None``: no log has one.
+        decided_after: seconds from the beginning to the decision.
+        finished: whether all branches have acknowledged the decision.
         least, most: number of branches.
         seen: the first branch, or with *others_seen* every branch, is in doubt at the end.
         age: range of seconds from the beginning of the transaction to the end; ``None``: any time of the plan.
@@ -94,9 +69,11 @@ class Story:
 
     name: str
     verdict: Verdict
-    first: tuple[HistoryStep, ...]
-    others: tuple[HistoryStep, ...]
-    decided: Decided | None = None
+    first: tuple[_Line, ...]
+    others: tuple[_Line, ...] = _COMMITTED
+    choice: Choice | None = None
+    decided_after: float = 1.0
+    finished: bool = True
     least: int = 2
     most: int = 4
     seen: bool = False
@@ -107,66 +84,43 @@ class Story:
     share: int = 0
 
 
-def _step(
-    event: JournalEvent, after: float, outcome: Heuristic | None = None, *, life: int = 0, actor: str | None = None
-) -> HistoryStep:
-    return HistoryStep(event=event, after=after, outcome=outcome, life=life, actor=actor)
-
-
-_PREPARED = _step(_E.PREPARED, 0.2)
-_COMMITTED = (_PREPARED, _step(_E.COMMITTED, 1.2))
-_ROLLED_BACK = (_PREPARED, _step(_E.ROLLED_BACK, 1.2))
-_TIMED_OUT = (_step(_E.TIMED_OUT, 0.3, actor="dtx"),)
-_COMMIT = Decided(choice=Choice.COMMIT)
+_ROLLED_BACK = (_PREPARED, _Line(_E.ROLLED_BACK, 1.2))
+_TIMED_OUT = (_Line(_E.TIMED_OUT, 0.3, actor="dtx"),)
+_COMMIT = Choice.COMMIT
 
 ORDINARY: Final = (
-    Story(name="two-phase", verdict=Verdict.COMMITTED, first=_COMMITTED, others=_COMMITTED, decided=_COMMIT, share=853),
+    Story(name="two-phase", verdict=Verdict.COMMITTED, first=_COMMITTED, choice=_COMMIT, share=853),
     Story(
         name="one-phase",
         verdict=Verdict.COMMITTED,
-        first=(HistoryStep(event=_E.COMMITTED, after=0.3, one_phase=True),),
+        first=(_Line(_E.COMMITTED, 0.3, one_phase=True),),
         others=(),
         least=1,
         most=1,
         share=60,
     ),
-    Story(
-        name="read-only",
-        verdict=Verdict.COMMITTED,
-        first=(_step(_E.READ_ONLY, 0.2),),
-        others=_COMMITTED,
-        decided=_COMMIT,
-        share=20,
-    ),
+    Story(name="read-only", verdict=Verdict.COMMITTED, first=(_Line(_E.READ_ONLY, 0.2),), choice=_COMMIT, share=20),
     Story(
         name="all-read-only",
         verdict=Verdict.COMMITTED,
-        first=(_step(_E.READ_ONLY, 0.2),),
-        others=(_step(_E.READ_ONLY, 0.2),),
+        first=(_Line(_E.READ_ONLY, 0.2),),
+        others=(_Line(_E.READ_ONLY, 0.2),),
         share=10,
     ),
     Story(name="presumed-abort", verdict=Verdict.ROLLED_BACK, first=_ROLLED_BACK, others=_ROLLED_BACK, share=30),
-    Story(
-        name="timed-out",
-        verdict=Verdict.ROLLED_BACK,
-        first=_TIMED_OUT,
-        others=_ROLLED_BACK,
-        share=10,
-    ),
+    Story(name="timed-out", verdict=Verdict.ROLLED_BACK, first=_TIMED_OUT, others=_ROLLED_BACK, share=10),
     Story(
         name="stuck-for-a-while",
         verdict=Verdict.COMMITTED,
-        first=(_PREPARED, _step(_E.STUCK, 1.2), _step(_E.REDIRECTED, 60.0, actor=OPERATOR), _step(_E.COMMITTED, 61.0)),
-        others=_COMMITTED,
-        decided=Decided(choice=Choice.COMMIT),
+        first=(_PREPARED, _Line(_E.STUCK, 1.2), _Line(_E.REDIRECTED, 60.0, actor=OPERATOR), _Line(_E.COMMITTED, 61.0)),
+        choice=_COMMIT,
         share=8,
     ),
     Story(
         name="ended-by-a-clock-set-back",  # its participant was read before the end of the branch
         verdict=Verdict.COMMITTED,
-        first=(_PREPARED, _step(_E.COMMITTED, -240.0)),
-        others=_COMMITTED,
-        decided=_COMMIT,
+        first=(_PREPARED, _Line(_E.COMMITTED, -240.0)),
+        choice=_COMMIT,
         seen=True,
         share=5,
     ),
@@ -175,12 +129,11 @@ ORDINARY: Final = (
         verdict=Verdict.COMMITTED,
         first=(
             _PREPARED,
-            _step(_E.DECIDED, 30.0, actor=OPERATOR),
-            _step(_E.HEURISTIC, 30.1, Heuristic.COMMITTED, actor=OPERATOR),
-            _step(_E.FORGOTTEN, 900.0, Heuristic.COMMITTED),
+            _Line(_E.DECIDED, 30.0, actor=OPERATOR),
+            _Line(_E.HEURISTIC, 30.1, Heuristic.COMMITTED, actor=OPERATOR),
+            _Line(_E.FORGOTTEN, 900.0, Heuristic.COMMITTED),
         ),
-        others=_COMMITTED,
-        decided=_COMMIT,
+        choice=_COMMIT,
         share=4,
     ),
 )
@@ -190,56 +143,48 @@ INJECTED: Final = (
     Story(
         name="xid-reused",
         verdict=Verdict.XID_REUSED,
-        first=(*_COMMITTED, _step(_E.PREPARED, 5_000.0, life=1), _step(_E.COMMITTED, 5_001.0, life=1)),
-        others=_COMMITTED,
-        decided=_COMMIT,
+        first=(*_COMMITTED, _Line(_E.PREPARED, 5_000.0, life=1), _Line(_E.COMMITTED, 5_001.0, life=1)),
+        choice=_COMMIT,
     ),
-    Story(name="mixed", verdict=Verdict.MIXED, first=_ROLLED_BACK, others=_COMMITTED),
+    Story(name="mixed", verdict=Verdict.MIXED, first=_ROLLED_BACK),
     Story(
         name="against-decision",
         verdict=Verdict.AGAINST_DECISION,
         first=_ROLLED_BACK,
         others=_ROLLED_BACK,
-        decided=_COMMIT,
+        choice=_COMMIT,
     ),
-    Story(
-        name="timed-out-against-decision",
-        verdict=Verdict.AGAINST_DECISION,
-        first=_TIMED_OUT,
-        others=_COMMITTED,
-        decided=_COMMIT,
-    ),
+    Story(name="timed-out-against-decision", verdict=Verdict.AGAINST_DECISION, first=_TIMED_OUT, choice=_COMMIT),
     Story(
         name="heuristic-damage",
         verdict=Verdict.HEURISTIC_DAMAGE,
-        first=(_PREPARED, _step(_E.HEURISTIC, 30.0, Heuristic.ROLLED_BACK, actor=OPERATOR)),
-        others=_COMMITTED,
-        decided=_COMMIT,
+        first=(_PREPARED, _Line(_E.HEURISTIC, 30.0, Heuristic.ROLLED_BACK, actor=OPERATOR)),
+        choice=_COMMIT,
     ),
     Story(
         name="hazard",
         verdict=Verdict.HAZARD,
-        first=(_PREPARED, _step(_E.HEURISTIC, 30.0, Heuristic.HAZARD, actor=OPERATOR)),
-        others=_COMMITTED,
-        decided=_COMMIT,
+        first=(_PREPARED, _Line(_E.HEURISTIC, 30.0, Heuristic.HAZARD, actor=OPERATOR)),
+        choice=_COMMIT,
     ),
     Story(
         name="forgotten-early",
         verdict=Verdict.FORGOTTEN_EARLY,
         first=(
             _PREPARED,
-            _step(_E.HEURISTIC, 30.0, Heuristic.COMMITTED, actor=OPERATOR),
-            _step(_E.FORGOTTEN, 32.0, Heuristic.COMMITTED, actor=OPERATOR),
+            _Line(_E.HEURISTIC, 30.0, Heuristic.COMMITTED, actor=OPERATOR),
+            _Line(_E.FORGOTTEN, 32.0, Heuristic.COMMITTED, actor=OPERATOR),
         ),
-        others=(_PREPARED, _step(_E.COMMITTED, 4_000.0)),
-        decided=Decided(choice=Choice.COMMIT, after=3_999.0),
+        others=(_PREPARED, _Line(_E.COMMITTED, 4_000.0)),
+        choice=_COMMIT,
+        decided_after=3_999.0,
     ),
     Story(
         name="unfinished",
         verdict=Verdict.UNFINISHED,
         first=(_PREPARED,),
-        others=_COMMITTED,
-        decided=Decided(choice=Choice.COMMIT, finished=False),
+        choice=_COMMIT,
+        finished=False,
         seen=True,
         age=(1_200, 86_400),
     ),
@@ -265,18 +210,10 @@ INJECTED: Final = (
         name="ended-since-the-archive",
         verdict=Verdict.NOT_ARCHIVED,
         first=(_PREPARED,),
-        others=_COMMITTED,
-        decided=_COMMIT,
+        choice=_COMMIT,
         age=(7_200, 86_400),
     ),
-    Story(
-        name="owner-mismatch",
-        verdict=Verdict.OWNER_MISMATCH,
-        first=_COMMITTED,
-        others=_COMMITTED,
-        decided=_COMMIT,
-        two_owners=True,
-    ),
+    Story(name="owner-mismatch", verdict=Verdict.OWNER_MISMATCH, first=_COMMITTED, choice=_COMMIT, two_owners=True),
     Story(
         name="in-doubt",
         verdict=Verdict.IN_DOUBT,
@@ -362,7 +299,7 @@ def generate(spark: SparkSession, plan: FleetPlan) -> GeneratedFleet:
         events=_events(branches),
         observations=_observations(branches, plan),
         decisions=_decisions(transactions),
-        truth=transactions.select("format_id", "gtrid", "story", "verdict"),
+        truth=transactions.select("format_id", "gtrid", sf.col("name").alias("story"), "verdict"),
     )
 
 
@@ -384,35 +321,12 @@ def _chance(plan: FleetPlan, salt: str, *columns: str) -> Column:
     return sf.pmod(mixed, sf.lit(1 << 40)) / float(1 << 40)
 
 
-def _told(number: int, story: Story) -> dict[str, Any]:
-    decided = story.decided
-    return {
-        "told": number,
-        "story": story.name,
-        "verdict": str(story.verdict),
-        "first": [_as_json(step) for step in story.first],
-        "others": [_as_json(step) for step in story.others],
-        "least": story.least,
-        "most": story.most,
-        "seen": story.seen,
-        "others_seen": story.others_seen,
-        "youngest": None if story.age is None else float(story.age[0]),
-        "oldest": None if story.age is None else float(story.age[1]),
-        "foreign": story.foreign,
-        "two_owners": story.two_owners,
-        "choice": None if decided is None else str(decided.choice),
-        "decided_after": None if decided is None else decided.after,
-        "finished": None if decided is None else decided.finished,
-    }
-
-
-def _as_json(step: HistoryStep) -> dict[str, Any]:
-    return asdict(step) | {"event": str(step.event), "outcome": None if step.outcome is None else str(step.outcome)}
-
-
 def _stories(spark: SparkSession) -> DataFrame:
     """Return the stories as a table to join: as expressions, Spark would repeat them at each use."""
-    table = pa.Table.from_pylist([_told(number, story) for number, story in enumerate(_STORIES)], schema=_TOLD)
+    table = pa.Table.from_pylist([asdict(story) | {"told": number} for number, story in enumerate(_STORIES)])
+    # the other branches have no outcomes, so Arrow knows no type of them
+    others = table["others"].cast(table["first"].type)
+    table = table.set_column(table.column_names.index("others"), "others", others)
     return sf.broadcast(spark.createDataFrame(table))
 
 
@@ -433,14 +347,14 @@ def _transactions(spark: SparkSession, plan: FleetPlan) -> DataFrame:
         ).otherwise(usual)
     span = plan.days * 86_400 - 3 * 86_400
     begun_before = 86_400.0 + (1 - (sf.col("n") + _chance(plan, "begin", "n")) / plan.transactions) * span
-    youngest, oldest = sf.col("youngest"), sf.col("oldest")
+    youngest, oldest = (sf.get("age", sf.lit(number)) for number in (0, 1))
     ago = sf.coalesce(youngest + (oldest - youngest) * _chance(plan, "age", "n"), begun_before)
     least, most = sf.col("least"), sf.col("most")
     count = least + sf.floor((most - least + 1) * sf.pow(_chance(plan, "branches", "n"), sf.lit(3.0)))
     gtrid = sf.concat_ws(".", "tm", sf.lit(str(plan.seed)), sf.lower(sf.conv("n", 10, 36))).cast("binary")
     numbers = spark.range(plan.transactions).select(sf.col("id").alias("n"))
     return (
-        numbers.select("n", told.cast("int").alias("told"))
+        numbers.select("n", told.cast("bigint").alias("told"))
         .join(_stories(spark), "told")
         .withColumn("tm", sf.concat(sf.lit("tm"), sf.floor(_chance(plan, "tm", "n") * plan.managers)))
         .withColumn("gtrid", gtrid)
