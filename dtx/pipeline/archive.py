@@ -79,15 +79,7 @@ class _Journal:
 
 @dataclass(slots=True)
 class _New:
-    """New lines of a database.
-
-    Args:
-        journal: the database.
-        end: the place that they reach.
-        asked_at: microseconds since the epoch.
-        first: the first lines.
-        rest: the other lines; ``None``: there are none.
-    """
+    """New lines of a database, read at a time in microseconds, that reach the place *end*; *rest* may be none."""
 
     journal: _Journal
     end: Mapping[str, Any]
@@ -121,8 +113,10 @@ def archive(
         for journal in run.journals:
             if journal.is_cut:
                 journal.ends_at = time.time_ns() // 1000
-                with _caught(journal):
+                try:
                     journal.reader.prepareForTriggerAvailableNow()
+                except SourceError as error:
+                    journal.result.error = str(error)
         todo = [journal for journal in run.journals if journal.result.error is None]
         while todo:
             moved = run.round(todo)
@@ -241,8 +235,8 @@ class _Run:
 
     def _look(self, journal: _Journal) -> _New | None:
         asked_at = journal.ends_at or time.time_ns() // 1000
-        with _caught(journal):
-            journal.result.error = None
+        journal.result.error = None
+        try:
             reader = journal.reader
             end = reader.latestOffset(dict(journal.place), reader.getDefaultReadLimit())
             if end == journal.place:
@@ -257,7 +251,9 @@ class _Run:
                 if rows >= _GATHERED:
                     return _New(journal, end, asked_at, first, lines)
             return _New(journal, end, asked_at, first, None)
-        return None
+        except SourceError as error:
+            journal.result.error = str(error)
+            return None
 
     def _commit(self, news: list[_New]) -> None:
         """Write new lines of some databases, and the places that they reach."""
@@ -314,7 +310,7 @@ class _Run:
 
     def _lines(self, new: _New, number: int, known: Any) -> Iterator[pa.RecordBatch]:
         journal = new.journal
-        with _caught(journal, again=True):
+        try:
             for chunk in gathered(chain(new.first, new.rest or ()), _CHUNK, lambda batch: batch.num_rows):
                 fresh = _unknown(chunk, journal.result.source, known) if journal.rejoins else chunk
                 journal.result.rows += fresh.num_rows
@@ -324,27 +320,13 @@ class _Run:
                     raise InterruptedError
                 if self._watch is not None:
                     self._watch(self.results)
+        except SourceError as error:
+            journal.result.error = str(error)
+            raise
 
     def _note(self, journal: _Journal) -> None:
         result = journal.result
         self._lake.note(result.source, batch=journal.batch, place=journal.place, read_at=result.read_at)
-
-
-class _caught:  # noqa: N801 - used as a statement
-    """Records the error of one database in its result."""
-
-    def __init__(self, journal: _Journal, *, again: bool = False) -> None:
-        self._journal = journal
-        self._again = again
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _kind: object, error: BaseException | None, _stack: object) -> bool:
-        if not isinstance(error, SourceError):
-            return False
-        self._journal.result.error = str(error)
-        return not self._again
 
 
 def _unknown(lines: pa.Table, source: str, known: Any) -> pa.Table:

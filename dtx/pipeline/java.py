@@ -41,13 +41,7 @@ class JavaMissing(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """An installed Java.
-
-    Args:
-        home: the value for ``JAVA_HOME``.
-        version: the major version, such as 17 or 21.
-        origin: where it was found, for messages.
-    """
+    """An installed Java: its ``JAVA_HOME``, its major version, and where it was found, for messages."""
 
     home: Path
     version: int

@@ -51,9 +51,6 @@ _MOST_COMMITS: Final = 1_000
 class Lake:
     """A lake.
 
-    Args:
-        root: see :class:`~dtx.pipeline.files.Files`.
-
     Raises:
         LakeError: an older dtx made the lake, or its file system cannot be used.
     """
@@ -116,12 +113,7 @@ class Lake:
         return {noted["source"]: noted["read_at"] for noted in self._checkpoints()}
 
     def place(self, table: "DeltaTable", source: str) -> tuple[Mapping[str, Any], bool]:
-        """Return the place that *source* has been read to, and whether the lake may have lines behind that place.
-
-        Args:
-            table: the newest version.
-            source: the configured name of a database.
-        """
+        """Return the place that *source* has been read to, and whether the lake may have lines behind that place."""
         last = table.transaction_version(f"{APP}/{source}")
         noted = self.files.read(_file(source))
         if noted is not None and noted["place"] is None:

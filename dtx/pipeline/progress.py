@@ -21,12 +21,7 @@ _LOG_SECONDS: Final = 15.0
 
 
 class StageProgress(NamedTuple):
-    """Progress of the running stages.
-
-    Args:
-        stages: number of running stages.
-        done, tasks: their ended tasks, and all their tasks.
-    """
+    """Progress of the running stages: their number, their ended tasks, and all their tasks."""
 
     stages: int
     done: int

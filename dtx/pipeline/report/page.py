@@ -4,12 +4,13 @@ import csv
 import json
 import os
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -29,11 +30,7 @@ _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write_report(figures: Figures, directory: Path) -> Path:
-    """Write the page and the CSV files; each file is replaced as a whole.
-
-    Args:
-        figures: the content.
-        directory: for the files; it is made if it is missing.
+    """Write the page and the CSV files, each as a whole, and return the path of the page.
 
     Returns:
         The path of the page.
@@ -41,7 +38,8 @@ def write_report(figures: Figures, directory: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     for name, (header, rows) in _tables(figures).items():
         _write_csv(directory / f"{name}.csv", header, rows)
-    _write(directory / PAGE, render(figures))
+    with _replaced(directory / PAGE) as file:
+        file.write(render(figures))
     return directory / PAGE
 
 
@@ -120,22 +118,20 @@ def _tables(figures: Figures) -> dict[str, tuple[Sequence[str], Iterable[Sequenc
 
 
 def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    with NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False, encoding="utf-8", newline="") as file:
+    with _replaced(path) as file:
         writer = csv.writer(file)
         writer.writerow(header)
         writer.writerows([_cell(value) for value in row] for row in rows)
-    _place(Path(file.name), path)
 
 
-def _write(path: Path, text: str) -> None:
-    with NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False, encoding="utf-8") as file:
-        file.write(text)
-    _place(Path(file.name), path)
-
-
-def _place(beside: Path, path: Path) -> None:
+@contextmanager
+def _replaced(path: Path) -> Iterator[IO[str]]:
+    """Open a file that replaces *path* as a whole, with the rights of new files."""
+    with NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False, encoding="utf-8", newline="") as file:
+        yield file
     umask = os.umask(0)
     os.umask(umask)
+    beside = Path(file.name)
     beside.chmod(0o666 & ~umask)
     beside.replace(path)
 

@@ -66,13 +66,7 @@ _FIRST_PAUSE: Final = 0.5
 
 
 class TablePart(InputPartition):
-    """The rows that one task reads.
-
-    Args:
-        source: the configured name of the database.
-        conditions: in SQL; all of them hold for its rows.
-        shown: the range, for messages.
-    """
+    """The rows that one task reads: all *conditions*, in SQL, hold for them; *shown* is the range, for messages."""
 
     def __init__(self, source: str, conditions: tuple[str, ...], *, shown: str) -> None:
         super().__init__(None)
@@ -101,10 +95,6 @@ class _Leaf:
 def plan(server: Server, options: Options) -> list[TablePart]:
     """Divide a table of one database among tasks.
 
-    Args:
-        server: the database.
-        options: the table, and the number or size of parts.
-
     Raises:
         SourceError: the database does not answer, or has no journal that can be read.
     """
@@ -116,14 +106,7 @@ def plan(server: Server, options: Options) -> list[TablePart]:
 
 
 def parts(source: str, ranges: list[tuple[str, ...]], conditions: tuple[str, ...], *, whole: str) -> list[TablePart]:
-    """Make one part for each range.
-
-    Args:
-        source: the configured name of the database.
-        ranges: the conditions of each range.
-        conditions: further conditions of all parts.
-        whole: the name, in messages, of a range without conditions.
-    """
+    """Make one part for each range, with its and further conditions; *whole* names a range without conditions."""
     return [TablePart(source, (*range_, *conditions), shown=" and ".join(range_) or whole) for range_ in ranges]
 
 
@@ -179,12 +162,9 @@ def _within(server: Server, leaf: _Leaf, pieces: int) -> list[str]:
 
 
 def evenly(server: Server, pieces: int, lines: str) -> list[str]:
-    """Return points in time, in order, that divide *lines* of the journal into about *pieces* even ranges.
+    """Return points in time, in order, that divide the journal into about *pieces* (2 or more) even ranges.
 
-    Args:
-        server: the database.
-        pieces: number of ranges, at least 2.
-        lines: SQL after the name of the table.
+    *lines* is SQL after the name of the table, which selects lines.
     """
     fractions = ",".join(f"{number / pieces:.6f}" for number in range(1, pieces))
     points = f"percentile_disc(ARRAY[{fractions}]::float8[]) WITHIN GROUP (ORDER BY at)"
@@ -202,14 +182,7 @@ def where(conditions: Sequence[str]) -> str:
 
 
 def shaped(batch: pa.RecordBatch, table: Readable, target: pa.Schema, source: str) -> pa.RecordBatch:
-    """Return *batch* with exactly the columns that Spark expects.
-
-    Args:
-        batch: rows with the columns of :meth:`Readable.sent`.
-        table: their table.
-        target: the columns for Spark.
-        source: the configured name of the database.
-    """
+    """Return *batch*, rows of :meth:`Readable.sent`, with exactly the columns that Spark expects."""
     return pa.RecordBatch.from_arrays([_column(batch, table, field, source) for field in target], schema=target)
 
 
@@ -259,11 +232,6 @@ class _Failed:
 
 def read(options: Options, schema: StructType, part: TablePart) -> Iterator[pa.RecordBatch]:
     """Read the rows of *part*.
-
-    Args:
-        options: the databases, the table and limits of time.
-        schema: the columns.
-        part: from :func:`plan` or a stream.
 
     Raises:
         SourceError: the rows could not be read, or not to their end.
@@ -383,10 +351,6 @@ class BatchReader(DataSourceReader):
 
     Spark filters the rows. Its push-down of filters into Python sources is not used: in 4.3 it keeps the filter of the
     last query with the DataFrame, so ``df.filter(a).union(df.filter(b))`` applies *b* twice.
-
-    Args:
-        options: the databases, the table and how to divide it.
-        schema: the columns.
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -414,10 +378,6 @@ class BatchReader(DataSourceReader):
 
 def read_table(options: Options, schema: StructType) -> pa.Table:
     """Read a table into the memory of this process, without Spark.
-
-    Args:
-        options: the databases and the table.
-        schema: the columns.
 
     Raises:
         SourceError: the rows could not be read.

@@ -58,11 +58,7 @@ class Place:
 
     @classmethod
     def read(cls, name: str, given: Any) -> Self:
-        """Read an offset of Spark.
-
-        Args:
-            name: of the source.
-            given: the result of :meth:`written`.
+        """Read an offset of Spark, the result of :meth:`written`.
 
         Raises:
             SourceError: the offset is damaged, or another program wrote it.
@@ -91,11 +87,7 @@ class Place:
     def follow(self, name: str, now: SourceIdentity, latest: SourceSnapshot | None, *, any_timeline: bool) -> Self:
         """Check that this place still applies, and return it with the identity *now*.
 
-        Args:
-            name: of the source.
-            now: the current identity of the database.
-            latest: its current snapshot; ``None`` for a standby, which may lag behind.
-            any_timeline: whether another timeline is allowed.
+        A standby may lag behind, so it has no *latest* snapshot.
 
         Raises:
             SourceError: it is another database, timeline or an older state, so the snapshots do not apply.
@@ -155,12 +147,7 @@ def _time(text: str) -> str:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads new lines of the journals of some databases.
-
-    Args:
-        options: the databases, limits and intervals.
-        schema: the columns.
-    """
+    """Reads new lines of the journals of some databases."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
@@ -296,11 +283,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def _cut(server: Server, start: Place, end: Place, most: int) -> SourceSnapshot:
     """Return the snapshot at the end of a micro-batch of about *most* rows, without dividing a transaction.
 
-    Args:
-        server: the database.
-        start: the place before the micro-batch.
-        end: the place after all new lines, which are more than *most*.
-        most: limit of rows; a transaction with more rows comes alone.
+    The places are those before the micro-batch and after all new lines, which are more than *most*.
     """
     new = recent(start, end) or ()
     xids = "SELECT xid8::text::bigint FROM dtx.journal"

@@ -65,12 +65,7 @@ class SourceSnapshot:
         return all(xid in other.under_way or xid >= other.xmax for xid in self.under_way)
 
     def cut(self, start: "SourceSnapshot", at: int) -> "SourceSnapshot":
-        """Return *start* and, of the further transactions in this set, only those below *at*.
-
-        Args:
-            start: a subset of this set.
-            at: the first transaction to leave for later.
-        """
+        """Return *start*, a subset of this set, and of its further transactions only those below *at*."""
         xmax = max(start.xmax, min(at, self.xmax))
         late = {xid for xid in start.under_way if xid >= at}
         return SourceSnapshot(xmax, frozenset({xid for xid in self.under_way if xid < xmax} | late))
