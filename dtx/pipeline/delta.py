@@ -14,6 +14,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import date
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
@@ -26,7 +27,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from dtx.pipeline import parquet_files
 from dtx.pipeline.files import Files, LakeError
-from dtx.pipeline.quarantine import Quarantined
+from dtx.pipeline.quarantine import Quarantined, first_line
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -147,22 +148,13 @@ class Table:
         ]
 
     def frame(self, spark: "SparkSession", files: Iterable[DataFile], *, named: bool = False) -> "DataFrame":
-        """Return the rows of *files*, without the partition column.
-
-        Args:
-            spark: the session.
-            files: of one version, or of :meth:`written`.
-            named: whether rows have a column ``file``, see :meth:`names_of`.
-        """
+        """Return the rows of *files* without the partition column; if *named*, with ``file``, see :meth:`names_of`."""
         return parquet_files.read(spark, self.files, (file.name for file in files), self._stored, named=named)
 
     def write(self, frame: "DataFrame", mark: str, *, further: Sequence[str] = ()) -> list["AddAction"]:
         """Write rows with Spark; they become part of the table when :meth:`commit` names them.
 
-        Args:
-            frame: rows with the columns of the table.
-            mark: prefix of the name of the directory.
-            further: columns that only the names of directories have.
+        Names of their directories begin with *mark*, and have the values of the *further* columns, which no file has.
         """
         place = f"data/{mark}-{uuid4().hex[:12]}"
         word = f"{self.partition}="
@@ -224,9 +216,6 @@ class Table:
 
         A partition with a damaged file stays as it is. ``deltalake`` has its own compaction, but two of them at once
         double rows (seen with 1.6). Here a commit is refused when another one has come since the files were read.
-
-        Args:
-            watch: called with a line of progress for each partition.
 
         Returns:
             The partitions whose files could not be joined.
@@ -292,13 +281,7 @@ class Table:
         return AddAction(name, size, {self.partition: partition}, time.time_ns() // 1_000_000, is_change, said)
 
     def remove_before(self, day: date, column: str, *, also: str = "true", dry_run: bool) -> int:
-        """Remove rows whose *column* is before *day*, and return their number.
-
-        Args:
-            day: the first day, in UTC, whose rows stay.
-            column: a column of times.
-            also: a further condition in SQL.
-            dry_run: only count the rows.
+        """Remove, or only count, rows whose *column* is before *day* in UTC and for which *also* (SQL) holds.
 
         Raises:
             LakeError: there is no table, or another process has changed it at the same time.
@@ -318,10 +301,8 @@ class Table:
 def transaction(versions: dict[str, int], metadata: dict[str, str] | None = None, retries: int | None = None) -> Any:
     """Return the properties of a commit.
 
-    Args:
-        versions: application transactions. The commit is refused if another one has named one of them meanwhile.
-        metadata: further keys of the commit.
-        retries: 0: the commit is refused if there has been any other one meanwhile.
+    It is refused if another one has named one of the application transactions *versions* meanwhile; with 0 *retries*,
+    if there has been any other one.
     """
     from deltalake import CommitProperties, Transaction
 
@@ -357,31 +338,23 @@ def _groups(files: list[DataFile]) -> Iterator[list[DataFile]]:
         yield group
 
 
-class refused:  # noqa: N801 - used as a statement
-    """Raises errors of ``deltalake`` as :class:`LakeError`."""
+@contextmanager
+def refused(place: str) -> Iterator[None]:
+    """Raise errors of ``deltalake`` as :class:`LakeError`."""
+    from deltalake.exceptions import CommitFailedError, DeltaError
 
-    def __init__(self, place: str) -> None:
-        self._place = place
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _kind: object, error: BaseException | None, _stack: object) -> None:
-        from deltalake.exceptions import CommitFailedError, DeltaError
-
-        if isinstance(error, CommitFailedError):
-            raise LakeError(f"another process has written {self._place} at the same time: run again") from error
+    try:
+        yield
+    except CommitFailedError as error:
+        raise LakeError(f"another process has written {place} at the same time: run again") from error
+    except Exception as error:
         if isinstance(error, DeltaError) or type(error) is Exception:  # queries raise no subclass
-            raise LakeError(f"{self._place}: {first_line(error)}") from error
+            raise LakeError(f"{place}: {first_line(error)}") from error
+        raise
 
 
 def _without_scheme(uri: str) -> str:
     return re.sub(r"^\w+:/+|^/+", "", uri)
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of the message of an error."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _deltalake() -> Any:

@@ -250,14 +250,9 @@ def _octets(data: bytes | str) -> bytes:
 
 
 def observe(
-    spark: "SparkSession", participants: Sequence[Participant], *, waits: Waits | None = None
+    spark: "SparkSession", participants: Sequence[Participant], *, waits: Waits = Waits()
 ) -> "tuple[DataFrame, list[Quarantined]]":
     """Return every branch in doubt, as :data:`OBSERVATIONS`, and the participants that could not be read.
-
-    Args:
-        spark: a session.
-        participants: to read; names are unique.
-        waits: limits of time for each; ``None``: the defaults.
 
     Raises:
         ValueError: two participants have the same name.
@@ -265,7 +260,6 @@ def observe(
     names = [participant.name for participant in participants]
     if len(set(names)) != len(names):
         raise ValueError(f"two participants have the same name: {', '.join(sorted(names))}")
-    waits = waits or Waits()
     own = {one.name: one.url for one in participants if one.kind is SourceKind.DTX}
     others = [one for one in participants if one.kind is not SourceKind.DTX]
     there, wrong = reachable(own, waits=waits)
@@ -298,17 +292,15 @@ def _own(source: tuple[str, str]) -> pa.Table:
     return pa.table([columns[column].cast(schema.field(column).type) for column in schema.names], schema=schema)
 
 
-def waiting(sources: Mapping[str, str], waits: Waits | None = None) -> list[tuple[str, str, str, int]]:
+def waiting(sources: Mapping[str, str], waits: Waits = Waits()) -> list[tuple[str, str, str, int]]:
     """Count messages in open branches: resource manager, publish or consume, destination or queue, number of messages.
 
-    Args:
-        sources: URL of each database of dtx by its configured name; a database that fails is left out.
-        waits: limits of time for each; ``None``: the defaults.
+    *sources* has the URL of each database of dtx by its configured name; a database that fails is left out.
     """
 
     def look(source: tuple[str, str]) -> list[tuple[Any, ...]]:
         try:
-            with connected(*source, waits or Waits()) as server:
+            with connected(*source, waits) as server:
                 return server.rows(_WORK)
         except SourceError:
             return []

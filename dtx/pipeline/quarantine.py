@@ -60,6 +60,11 @@ def sample(text: str | bytes) -> str:
     return shown if len(text) <= SAMPLE_LETTERS and len(shown) <= SAMPLE_LETTERS else f"{shown[: SAMPLE_LETTERS - 1]}…"
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of the message of an error."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def exit_code(rows: Iterable[Quarantined]) -> ExitCode:
     """Return the exit code of a finished run that did not read *rows*."""
     return ExitCode.QUARANTINED if any(True for _ in rows) else ExitCode.CLEAN

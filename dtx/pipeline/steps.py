@@ -1,15 +1,17 @@
 """The steps of a run over a fleet, for the command line and for programs."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from datetime import UTC, date, datetime
+from datetime import date
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
+import click
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
 from dtx.config import redact
@@ -17,12 +19,12 @@ from dtx.pipeline import archive as journals
 from dtx.pipeline.decisions import LogKind, ManagerLog
 from dtx.pipeline.decisions import read as read_decisions
 from dtx.pipeline.files import Files, LakeError
-from dtx.pipeline.fleet import Fleet
+from dtx.pipeline.fleet import Decisions, Fleet
 from dtx.pipeline.lake import LOCK, LOCK_SECONDS, Lake
 from dtx.pipeline.participants import Participant, observe, waiting
 from dtx.pipeline.progress import Progress
 from dtx.pipeline.quarantine import Quarantined
-from dtx.pipeline.reconcile import PublishingFailed, Results, Run, Total, current, publish, run, runs
+from dtx.pipeline.reconcile import PublishingFailed, Results, Run, Total, current, publish, run
 from dtx.pipeline.report import collect, write_report
 from dtx.pipeline.session import SessionOptions, open_session
 from dtx.pipeline.source import reachable
@@ -39,12 +41,6 @@ METRICS: Final = "dtx_pipeline.prom"
 """File of the results with metrics of the last run, for the textfile collector of Prometheus's node_exporter."""
 
 
-def _print(line: str) -> None:
-    import click
-
-    click.echo(line)
-
-
 class Steps:
     """Runs the steps for one fleet; the Spark session starts when it is first needed. Use as a context manager.
 
@@ -54,7 +50,7 @@ class Steps:
         say: called with each line of output.
     """
 
-    def __init__(self, fleet: Fleet, options: SessionOptions, *, say: Callable[[str], None] = _print) -> None:
+    def __init__(self, fleet: Fleet, options: SessionOptions, *, say: Callable[[str], None] = click.echo) -> None:
         self._fleet = fleet
         self._options = options
         self._say = say
@@ -184,7 +180,7 @@ class Steps:
             lake = Lake(self._fleet.lake)
             progress.note("counting messages in open branches")
             there, away = reachable({one.name: one.url for one in self._fleet.database})
-            done = runs(self._results.uri, 1)
+            done = Results(self._results.uri).runs(1)
             archived = done[-1].archived if done else {}
             events, _ = lake.frame(self.spark)
             rows = list(dict.fromkeys((*self._noted(), *away, *lake.quarantined)))
@@ -202,7 +198,7 @@ class Steps:
         return rows
 
     def _reconcile(self, *, full: bool, to_publish: bool) -> list[Quarantined]:
-        logs = [_log(log.name, log.format, log.path, log.url) for log in self._fleet.decisions]
+        logs = [_log(log) for log in self._fleet.decisions]
         participants = [
             Participant(kind=SourceKind.DTX, name=one.name, url=one.url) for one in self._fleet.database
         ] + [Participant(kind=one.kind, name=one.name, url=one.url) for one in self._fleet.participant]
@@ -216,7 +212,7 @@ class Steps:
             away = {row.source for row in unread if row.is_away}
             unasked = {row.source for row in unseen if row.is_away}
             rules = Rules(
-                as_of=_micros(datetime.now(UTC)),
+                as_of=time.time_ns() // 1000,
                 orphan_after=round(self._fleet.orphan_after.total_seconds() * 1_000_000),
                 skew=round(self._fleet.skew.total_seconds() * 1_000_000),
                 # a branch is no orphan if its decision may be in a log that was not read
@@ -253,7 +249,8 @@ class Steps:
             _write_metrics(Path(self._fleet.results) / METRICS, done, names, unread_of)
         if to_publish and self._fleet.publish is not None:
             with Progress(self.spark, "publish") as progress:
-                published = self._publish(done, progress.note)
+                verdicts = current(self.spark, self._results.uri)
+                published = publish(verdicts, done, self._fleet.publish, say=progress.note)
             self._say(f"published {published:,} verdicts")
         return wrong
 
@@ -261,10 +258,6 @@ class Steps:
         """Return the number of lines and verdicts, from the logs of the tables alone."""
         tables = (Lake(self._fleet.lake).table, Results(self._results.uri).verdicts)
         return sum(int(table.load().count()) for table in tables if table.exists)
-
-    def _publish(self, done: Run, say: Callable[[str], None]) -> int:
-        assert self._fleet.publish is not None
-        return publish(current(self.spark, self._results.uri), done, self._fleet.publish, say=say)
 
     def _note(self, step: str, rows: list[Quarantined], others: Collection[str] = ()) -> None:
         """Store what a step has not read, for the report; records of *others*, which it did not read, stay."""
@@ -277,10 +270,10 @@ class Steps:
         return [Quarantined(**row) for step in ("archive", "reconcile") for row in noted.get(step, ())]
 
 
-def _log(name: str, kind: str, path: str | None, url: str | None) -> ManagerLog:
-    if kind == "dtx":
-        kind = LogKind.SQLITE if url is None else LogKind.POSTGRESQL
-    return ManagerLog(kind=LogKind(kind), name=name, place=url or path or "")
+def _log(log: Decisions) -> ManagerLog:
+    own = LogKind.SQLITE if log.url is None else LogKind.POSTGRESQL
+    kind = own if log.format == "dtx" else LogKind(log.format)
+    return ManagerLog(kind=kind, name=log.name, place=log.url or log.path or "")
 
 
 def _maintained(maintain: Callable[[], list[Quarantined]]) -> list[Quarantined]:
@@ -343,7 +336,3 @@ def _write_metrics(path: Path, done: Run, databases: Iterable[str], unread: Mapp
     for source, count in unread.items():
         missing.labels(source).set(count)
     write_to_textfile(str(path), registry)
-
-
-def _micros(time: datetime) -> int:
-    return round(time.timestamp() * 1_000_000)

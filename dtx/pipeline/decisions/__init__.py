@@ -18,20 +18,14 @@ __all__ = ["DECISIONS", "LogKind", "ManagerLog", "read"]
 
 
 def read(
-    spark: "SparkSession", logs: Sequence[ManagerLog], *, waits: Waits | None = None
+    spark: "SparkSession", logs: Sequence[ManagerLog], *, waits: Waits = Waits()
 ) -> "tuple[DataFrame, list[Quarantined]]":
-    """Return every decision as :data:`DECISIONS`, and the lines, files and logs that could not be read.
-
-    Args:
-        spark: a session.
-        logs: the logs.
-        waits: limits of time for a database; ``None``: the defaults.
-    """
+    """Return every decision as :data:`DECISIONS`, and the lines, files and logs that could not be read."""
     whole = spark.createDataFrame([], DECISIONS)
     wrong: list[Quarantined] = []
     for log in logs:
         try:
-            frame, quarantined = _read(spark, log, waits or Waits())
+            frame, quarantined = _read(spark, log, waits)
         except SPARK_ERRORS as error:
             text = str(error)
             reason = "there is no such file or directory" if "PATH_NOT_FOUND" in text else sample(text)

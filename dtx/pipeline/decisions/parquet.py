@@ -10,14 +10,13 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, StringType, TimestampType
 
 from dtx.pipeline.decisions.kinds import DECISIONS, checked, decisions
-from dtx.pipeline.quarantine import Quarantined, sample
+from dtx.pipeline.quarantine import Quarantined, first_line, sample
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _REQUIRED: Final = {"gtrid": BinaryType(), "decision": StringType(), "time": TimestampType()}
 _OPTIONAL: Final = ("tm", "format_id", "finished")
-_REASON: Final = 300
 SPARK_ERRORS: Final = (PySparkException, Py4JJavaError)
 """Errors of Spark; the second one is for errors of Java that PySpark has no class for."""
 
@@ -145,4 +144,4 @@ def _sentence(error: Exception) -> str:
     ):
         if known in text:
             return sentence
-    return sample(text.splitlines()[0][:_REASON] if text else type(error).__name__)
+    return sample(first_line(error))

@@ -50,17 +50,17 @@ def lines(spark: "SparkSession", place: str) -> "DataFrame":
     )
 
 
-def written(column: str = LINE) -> "Column":
+def written() -> "Column":
     """Return whether a line is not blank."""
-    return sf.length(sf.trim(sf.col(column))) > 0
+    return sf.length(sf.trim(LINE)) > 0
 
 
-def one_object(column: str = LINE) -> "Column":
+def one_object() -> "Column":
     """Return whether a line is one JSON object: of several, or of a list, Spark reads only the first, without an error.
 
     A comma after the object is allowed: a list that is written over many lines has one.
     """
-    text = sf.rtrim(sf.ltrim(sf.col(column), sf.lit(" \t")), sf.lit(" \t,"))
+    text = sf.rtrim(sf.ltrim(LINE, sf.lit(" \t")), sf.lit(" \t,"))
     count = sf.json_array_length(sf.concat(sf.lit("["), text, sf.lit("]")))
     return sf.coalesce(text.startswith("{") & text.endswith("}") & (count == 1), sf.lit(False))
 

@@ -6,7 +6,7 @@
 - :mod:`~dtx.pipeline.reconcile.publication`: writes verdicts into PostgreSQL, for the admin pages.
 """
 
-from dtx.pipeline.reconcile.incremental import Lines, current, run, runs
+from dtx.pipeline.reconcile.incremental import Lines, current, run
 from dtx.pipeline.reconcile.judged_rows import verdicts_of
 from dtx.pipeline.reconcile.publication import PublishingFailed, publish
 from dtx.pipeline.reconcile.state import Results, Run, StateDamaged, Total
@@ -21,6 +21,5 @@ __all__ = [
     "current",
     "publish",
     "run",
-    "runs",
     "verdicts_of",
 ]  # fmt: skip

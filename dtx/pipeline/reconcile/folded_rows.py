@@ -33,10 +33,16 @@ PLACE: Final = ("is_branch", "source", "place", "name", "owner", "life")
 *life* is a hash of the id of the branch, if it has one: another use of the same xid has another id."""
 OF_DTX: Final = 1 << 20
 """A bit in addition to :class:`~dtx.pipeline.verdicts.Mark`: the branch is in dtx, so its owner is a user of dtx."""
-KEPT: Final = (
-    *PLACE, "marks", "opened_at", "forgotten_at", "first_at", "last_at", "lines",
-)  # fmt: skip
+KEPT: Final = {
+    "is_branch": "boolean", "source": "string", "place": "bigint", "name": "string", "owner": "string",
+    "life": "bigint", "marks": "int", "opened_at": "bigint", "forgotten_at": "bigint", "first_at": "bigint",
+    "last_at": "bigint", "lines": "bigint",
+}  # fmt: skip
 """Columns that are stored for the next run: all but those of observations, which each run reads again."""
+_ROW: Final = {"format_id": "bigint", "gtrid": "binary"} | KEPT | {
+    "seen": "int", "known_at": "bigint", "seen_since": "bigint", "seen_at": "bigint", "seen_last": "bigint",
+}  # fmt: skip
+_NUMBERS: Final = ("lines", "seen")
 _FEW: Final = 500_000
 """Gtrids, of up to 64 bytes each, that every process of Spark may keep in memory."""
 _FOLDS: Final = {
@@ -54,19 +60,37 @@ _FOLDS: Final = {
 }
 
 
-def _int(value: int) -> Column:
-    return sf.lit(value).cast("int")
+def rows_of(frame: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
+    """Return a row for each row of *frame*, which has the key and the source.
+
+    Args:
+        frame: the facts.
+        columns: of the rows; others are 0 for numbers, else null.
+    """
+
+    def column(name: str) -> Column:
+        if name in columns:
+            return columns[name]
+        return sf.col(name) if name in {*KEY, "source"} else sf.lit(0 if name in _NUMBERS else None)
+
+    return frame.select(*(column(name).cast(kind).alias(name) for name, kind in _ROW.items()))
 
 
-def _nothing(kind: str = "bigint") -> Column:
-    return sf.lit(None).cast(kind)
+def bits(marks: int) -> Column:
+    """Return *marks* as a column."""
+    return sf.lit(int(marks)).cast("int")
+
+
+def has(marks: Column, wanted: int) -> Column:
+    """Return whether *marks* has any mark of *wanted*."""
+    return marks.bitwiseAND(bits(wanted)) != 0
 
 
 def _word_mark(word: Column, marks: Mapping[str, Mark]) -> Column:
     """Return the mark of *word*, 0 for words that *marks* lacks."""
-    found = _int(0)
+    found = bits(0)
     for each, mark in marks.items():
-        found = sf.when(word == each, _int(int(mark))).otherwise(found)
+        found = sf.when(word == each, bits(mark)).otherwise(found)
     return found
 
 
@@ -76,115 +100,70 @@ def place(*columns: str) -> Column:
 
 
 def rows_of_events(events: DataFrame) -> DataFrame:
-    """Return lines of journals as rows.
-
-    Args:
-        events: with the columns of the table ``journal``, and ``source``.
-    """
+    """Return lines of journals, with the columns of the table ``journal`` and the source, as rows."""
     event, outcome = sf.col("event"), sf.col("outcome")
     mark = _word_mark(event, {str(each): mark for each, mark in EVENT_MARK.items()})
     told = _word_mark(outcome, {str(each): mark for each, mark in HEURISTIC_MARK.items()})
     with_outcome = event.isin(*(str(each) for each in WITH_OUTCOME))
     mark = sf.when(with_outcome & outcome.isNotNull(), mark.bitwiseOR(told)).otherwise(
-        sf.when(event == str(JournalEvent.HEURISTIC), _int(int(Mark.HEURISTIC_HAZARD))).otherwise(mark)
+        sf.when(event == str(JournalEvent.HEURISTIC), bits(Mark.HEURISTIC_HAZARD)).otherwise(mark)
     )
-    prepared = events.select(
-        sf.col("format_id").cast("bigint").alias("format_id"),
-        "gtrid",
-        place("source", "rm", "vhost", "bqual").alias("place"),
-        "source",
-        sf.col("rm").alias("name"),
-        "owner",
-        mark.alias("mark"),
-        sf.xxhash64("branch_id").alias("life"),
-        sf.unix_micros("at").alias("at"),
-        ((event == str(JournalEvent.FORGOTTEN)) & (sf.col("actor") != sf.col("owner"))).alias("taken_away"),
-    )
-    opened = sf.col("mark").bitwiseAND(_int(int(OPENED))) != 0
-    at = sf.col("at")
-    return prepared.select(
-        *KEY,
-        sf.lit(True).alias("is_branch"),
-        "source",
-        "place",
-        "name",
-        "owner",
-        "life",
-        sf.col("mark").bitwiseOR(_int(OF_DTX)).alias("marks"),
-        sf.when(opened, at).alias("opened_at"),
-        sf.when(sf.col("taken_away"), at).alias("forgotten_at"),
-        at.alias("first_at"),
-        at.alias("last_at"),
-        sf.lit(1).cast("bigint").alias("lines"),
-        _int(0).alias("seen"),
-        _nothing().alias("known_at"),
-        _nothing().alias("seen_since"),
-        _nothing().alias("seen_at"),
-        _nothing().alias("seen_last"),
+    taken_away = (event == str(JournalEvent.FORGOTTEN)) & (sf.col("actor") != sf.col("owner"))
+    at = sf.col("micros")
+    return rows_of(
+        events.withColumns({"mark": mark, "micros": sf.unix_micros("at"), "taken_away": taken_away}),
+        {
+            "is_branch": sf.lit(True),
+            "place": place("source", "rm", "vhost", "bqual"),
+            "name": sf.col("rm"),
+            "owner": sf.col("owner"),
+            "life": sf.xxhash64("branch_id"),
+            "marks": sf.col("mark").bitwiseOR(bits(OF_DTX)),
+            "opened_at": sf.when(has(sf.col("mark"), OPENED), at),
+            "forgotten_at": sf.when(sf.col("taken_away"), at),
+            "first_at": at,
+            "last_at": at,
+            "lines": sf.lit(1),
+        },
     )
 
 
 def rows_of_observations(observations: DataFrame) -> DataFrame:
-    """Return observations as rows; branches that have not voted are left out.
-
-    Args:
-        observations: with the columns of :data:`~dtx.pipeline.participants.OBSERVATIONS`.
-    """
-    since = sf.unix_micros("since")
-    return observations.where(sf.col("state").isin(*STATE_MARK)).select(
-        sf.col("format_id").cast("bigint").alias("format_id"),
-        "gtrid",
-        sf.lit(True).alias("is_branch"),
-        "source",
-        place("source", "rm", "vhost", "bqual").alias("place"),
-        sf.col("rm").alias("name"),
-        "owner",
-        sf.when(sf.col("branch_id").isNotNull(), sf.xxhash64("branch_id")).alias("life"),
-        sf.when(sf.col("kind") == str(SourceKind.DTX), _int(OF_DTX)).otherwise(_int(0)).alias("marks"),
-        *(_nothing().alias(name) for name in ("opened_at", "forgotten_at", "first_at", "last_at")),
-        sf.lit(0).cast("bigint").alias("lines"),
-        _word_mark(sf.col("state"), STATE_MARK).alias("seen"),
-        sf.unix_micros("observed_at").alias("known_at"),
-        since.alias("seen_since"),
-        sf.coalesce(since, sf.unix_micros("observed_at")).alias("seen_at"),
-        sf.coalesce(since, sf.unix_micros("observed_at")).alias("seen_last"),
+    """Return :data:`~dtx.pipeline.participants.OBSERVATIONS` as rows; branches that have not voted are left out."""
+    since, observed_at = sf.unix_micros("since"), sf.unix_micros("observed_at")
+    return rows_of(
+        observations.where(sf.col("state").isin(*STATE_MARK)),
+        {
+            "is_branch": sf.lit(True),
+            "place": place("source", "rm", "vhost", "bqual"),
+            "name": sf.col("rm"),
+            "owner": sf.col("owner"),
+            "life": sf.when(sf.col("branch_id").isNotNull(), sf.xxhash64("branch_id")),
+            "marks": sf.when(sf.col("kind") == str(SourceKind.DTX), bits(OF_DTX)).otherwise(bits(0)),
+            "seen": _word_mark(sf.col("state"), STATE_MARK),
+            "known_at": observed_at,
+            "seen_since": since,
+            "seen_at": sf.coalesce(since, observed_at),
+            "seen_last": sf.coalesce(since, observed_at),
+        },
     )
 
 
 def rows_of_decisions(decisions: DataFrame) -> DataFrame:
-    """Return decisions as rows; the format id is null if the log does not have it.
-
-    Args:
-        decisions: with the columns of :data:`~dtx.pipeline.decisions.DECISIONS`.
-    """
-    at = sf.unix_micros("at")
-    decided = sf.when(sf.col("decision") == str(Choice.COMMIT), _int(int(Mark.DECIDED_COMMIT))).otherwise(
-        _int(int(Mark.DECIDED_ROLLBACK))
-    )
-    done = (
-        sf.when(sf.col("finished").isNull(), _int(0))
-        .when(sf.col("finished"), _int(int(Mark.DONE)))
-        .otherwise(_int(int(Mark.UNDONE)))
-    )
-    return decisions.select(
-        sf.col("format_id").cast("bigint").alias("format_id"),
-        "gtrid",
-        sf.lit(False).alias("is_branch"),
-        "source",  # tells later which log no longer has the decision
-        place("source", "tm", "decision").alias("place"),
-        sf.col("tm").alias("name"),
-        _nothing("string").alias("owner"),
-        _nothing().alias("life"),
-        decided.bitwiseOR(done).alias("marks"),
-        *(_nothing().alias(name) for name in ("opened_at", "forgotten_at")),
-        at.alias("first_at"),
-        at.alias("last_at"),
-        sf.lit(0).cast("bigint").alias("lines"),
-        _int(0).alias("seen"),
-        _nothing().alias("known_at"),
-        _nothing().alias("seen_since"),
-        _nothing().alias("seen_at"),
-        _nothing().alias("seen_last"),
+    """Return :data:`~dtx.pipeline.decisions.DECISIONS` as rows; the format id is null if the log does not have it."""
+    at, commits, finished = sf.unix_micros("at"), sf.col("decision") == str(Choice.COMMIT), sf.col("finished")
+    decided = sf.when(commits, bits(Mark.DECIDED_COMMIT)).otherwise(bits(Mark.DECIDED_ROLLBACK))
+    done = sf.when(finished.isNull(), bits(0)).when(finished, bits(Mark.DONE)).otherwise(bits(Mark.UNDONE))
+    return rows_of(
+        decisions,  # column source tells later which log no longer has the decision
+        {
+            "is_branch": sf.lit(False),
+            "place": place("source", "tm", "decision"),
+            "name": sf.col("tm"),
+            "marks": decided.bitwiseOR(done),
+            "first_at": at,
+            "last_at": at,
+        },
     )
 
 
@@ -192,9 +171,6 @@ def with_format_ids(rows: DataFrame) -> DataFrame:
     """Give decisions without a format id the format ids of other rows with the same gtrid; one row for each of several.
 
     This counts such decisions at once; if they are few, no shuffle is needed for them.
-
-    Args:
-        rows: all rows of the transactions to judge.
     """
     without = sf.col("format_id").isNull() & ~sf.col("is_branch")
     nameless = rows.where(without)
@@ -222,5 +198,4 @@ def folded(rows: DataFrame) -> DataFrame:
 
 def is_known() -> Column:
     """Whether lines (also removed ones) or an observation of a branch are known."""
-    marks = sf.col("marks").bitwiseAND(_int(~(int(Mark.GONE) | OF_DTX)))
-    return (sf.col("lines") > 0) | (sf.col("seen") != 0) | (marks != 0)
+    return (sf.col("lines") > 0) | (sf.col("seen") != 0) | has(sf.col("marks"), ~(int(Mark.GONE) | OF_DTX))

@@ -24,6 +24,9 @@ from dtx.pipeline.quarantine import Quarantined
 from dtx.pipeline.reconcile.folded_rows import (
     KEPT,
     KEY,
+    bits,
+    has,
+    rows_of,
     rows_of_decisions,
     rows_of_events,
     rows_of_observations,
@@ -32,10 +35,10 @@ from dtx.pipeline.reconcile.folded_rows import (
 from dtx.pipeline.reconcile.judged_rows import (
     TYPE,
     VERDICT_COLUMNS,
-    evidence_of,
     is_finding,
     judge_rows,
     may_change_with_time,
+    with_evidence,
 )
 from dtx.pipeline.reconcile.state import (
     FORM,
@@ -223,25 +226,8 @@ def run(
     return done
 
 
-def runs(out: str, most: int | None = None) -> list[Run]:
-    """Return the complete runs in order: all, or the last *most*.
-
-    Args:
-        out: see :func:`run`.
-        most: limit of runs; ``None``: all.
-
-    Raises:
-        StateDamaged: the file of a run cannot be read.
-    """
-    return Results(out).runs(most)
-
-
 def current(spark: SparkSession, out: str) -> DataFrame:
     """Return the current verdicts with evidence and the number of the ``run`` that gave each.
-
-    Args:
-        spark: the session.
-        out: see :func:`run`.
 
     Raises:
         LakeError: there has been no run.
@@ -333,12 +319,12 @@ def _not_in_lines(facts: DataFrame, retained: int) -> DataFrame:
     """Return the part of folded rows that the lines do not have: decisions, the mark ``GONE``, and branches from before
     *retained*, whose lines may have been removed.
     """
-    told, mark = sf.col("is_branch"), sf.lit(int(Mark.GONE)).cast("int")
-    gone = told & (sf.col("marks").bitwiseAND(mark) != 0)
+    told, marks = sf.col("is_branch"), sf.col("marks")
+    gone = told & has(marks, Mark.GONE)
     removed = told & sf.coalesce(sf.col("first_at") < retained, sf.lit(False))
     whole = ~told | removed
     emptied = {name: sf.when(whole, sf.col(name)) for name in ("opened_at", "forgotten_at", "first_at", "last_at")}
-    emptied["marks"] = sf.when(whole, sf.col("marks")).otherwise(mark)
+    emptied["marks"] = sf.when(whole, marks).otherwise(bits(Mark.GONE))
     emptied["lines"] = sf.lit(0).cast("bigint")
     return facts.where(whole | gone).withColumns(emptied)
 
@@ -349,19 +335,11 @@ def _remembered(facts: DataFrame, read: Collection[str], asked: Collection[str])
     Decisions of logs that are read now lose ``UNDONE``, and branches of a dtx that is read now lose ``GONE``: the new
     rows give these marks again if they still apply.
     """
-    source, marks, nothing = sf.col("source"), sf.col("marks"), sf.lit(None).cast("bigint")
+    source, marks = sf.col("source"), sf.col("marks")
     again = sf.when(sf.col("is_branch"), source.isin(*sorted(asked))).otherwise(source.isin(*sorted(read)))
-    stale = sf.lit(~int(Mark.UNDONE | Mark.GONE)).cast("int")
-    return facts.select(
-        *KEY,
-        *(name for name in KEPT if name != "marks"),
-        sf.when(again, marks.bitwiseAND(stale)).otherwise(marks).alias("marks"),
-        sf.lit(0).alias("seen"),
-        nothing.alias("known_at"),
-        nothing.alias("seen_since"),
-        nothing.alias("seen_at"),
-        nothing.alias("seen_last"),
-    )
+    stale = bits(~int(Mark.UNDONE | Mark.GONE))
+    known = {name: sf.col(name) for name in KEPT}
+    return rows_of(facts, known | {"marks": sf.when(again, marks.bitwiseAND(stale)).otherwise(marks)})
 
 
 def _digests(decisions: DataFrame) -> DataFrame:
@@ -387,7 +365,6 @@ def _with_evidence(
     spark: SparkSession, findings: DataFrame, lines: Lines, observations: DataFrame, decisions: DataFrame
 ) -> DataFrame:
     """Add evidence and the partition column to the stored *findings*."""
-    settled = sf.when(may_change_with_time(findings), sf.lit(OPEN)).otherwise(_month()).alias("settled")
     edges = findings.agg(sf.min("first_at").alias("first"), sf.max("last_at").alias("last"), sf.count("*").alias("n"))
     row = edges.first()
     assert row is not None
@@ -398,12 +375,10 @@ def _with_evidence(
             # lets Spark skip older and newer parts of files
             told = told.where(sf.col("at").between(*map(sf.lit, between)))
         keys = findings.select(*KEY)
-        found = evidence_of(sf.broadcast(keys) if row["n"] <= _FEW else keys, told, observations, decisions)
-        same = findings["format_id"].eqNullSafe(found["found_format_id"]) & (findings["gtrid"] == found["found_gtrid"])
-        shown = sf.coalesce(found["evidence"], findings["evidence"]).alias("evidence")
-        names = [name for name in VERDICTS.names if name not in {"evidence", "settled"}]
-        findings = findings.join(found, same, "left").select(*(findings[name] for name in names), shown)
-    return findings.select("*", settled).select(*VERDICTS.names)
+        wanted = sf.broadcast(keys) if row["n"] <= _FEW else keys
+        findings = with_evidence(findings.drop("evidence"), wanted, told, observations, decisions)
+    settled = sf.when(may_change_with_time(findings), sf.lit(OPEN)).otherwise(_month())
+    return findings.withColumn("settled", settled).select(*VERDICTS.names)
 
 
 def _totals(written: DataFrame, others: DataFrame) -> tuple[dict[str, Total], int, int, int]:

@@ -14,7 +14,9 @@ from dtx.pipeline.reconcile.folded_rows import (
     KEPT,
     KEY,
     OF_DTX,
+    bits,
     folded,
+    has,
     rows_of_decisions,
     rows_of_events,
     rows_of_observations,
@@ -37,12 +39,13 @@ from dtx.pipeline.verdicts import (
 
 MOST: Final = 1_000
 """Limit of lines of evidence of one verdict, the oldest first: millions of lines must not fill a reader's memory."""
-_ORDER: Final = ("at", "source", "rm", "vhost", "bqual", "event", "outcome", "actor", "journal_id")
-_NAMED: Final = ("source", "rm", "vhost", "bqual", "event", "outcome", "at", "actor", "journal_id")
-TYPE: Final = (
-    "array<struct<source:string,rm:string,vhost:string,bqual:binary,event:string,outcome:string,at:timestamp,"
-    "actor:string,journal_id:string>>"
-)
+EVIDENCE: Final = {
+    "source": "string", "rm": "string", "vhost": "string", "bqual": "binary", "event": "string", "outcome": "string",
+    "at": "timestamp", "actor": "string", "journal_id": "string",
+}  # fmt: skip
+"""Columns of a line of evidence."""
+_ORDER: Final = ("at", *(name for name in EVIDENCE if name != "at"))
+TYPE: Final = f"array<struct<{','.join(f'{name}:{kind}' for name, kind in EVIDENCE.items())}>>"
 VERDICT_COLUMNS: Final = (
     "format_id", "gtrid", "verdict", "findings", "since", "first_at", "last_at", "rms", "owners", "branches",
     "decision", "tm", "fingerprint", "known_at",
@@ -65,51 +68,40 @@ def with_evidence(
 
 def evidence_json() -> Column:
     """Return the column ``evidence`` as a JSON list: bquals in hexadecimal, times as text in UTC, nulls included."""
-    lines = sf.transform(
-        "evidence",
-        lambda line: sf.struct(
-            line["source"].alias("source"),
-            line["rm"].alias("rm"),
-            line["vhost"].alias("vhost"),
-            sf.lower(sf.hex(line["bqual"])).alias("bqual"),
-            line["event"].alias("event"),
-            line["outcome"].alias("outcome"),
-            sf.date_format(line["at"], "yyyy-MM-dd HH:mm:ss.SSSSSS'Z'").alias("at"),
-            line["actor"].alias("actor"),
-            line["journal_id"].alias("id"),
-        ),
-    )
-    return sf.to_json(lines, {"ignoreNullFields": "false"})
+
+    def shown(line: Column) -> Column:
+        at = sf.date_format(line["at"], "yyyy-MM-dd HH:mm:ss.SSSSSS'Z'")
+        columns = {name: line[name] for name in EVIDENCE} | {"bqual": sf.lower(sf.hex(line["bqual"])), "at": at}
+        return sf.struct(*(value.alias("id" if name == "journal_id" else name) for name, value in columns.items()))
+
+    return sf.to_json(sf.transform("evidence", shown), {"ignoreNullFields": "false"})
 
 
 def evidence_of(wanted: DataFrame, events: DataFrame, observations: DataFrame, decisions: DataFrame) -> DataFrame:
     """Return ``found_format_id``, ``found_gtrid`` and ``evidence`` of the transactions in *wanted* with evidence."""
     keys = wanted.select(sf.col("format_id").alias("found_format_id"), sf.col("gtrid").alias("found_gtrid"))
 
-    def of(lines: DataFrame, **columns: Column | str) -> DataFrame:
+    def of(lines: DataFrame, **columns: Column) -> DataFrame:
         # a decision without a format id applies to every transaction with its gtrid
         here = lines.join(
             keys,
             (lines["gtrid"] == keys["found_gtrid"])
             & (lines["format_id"].isNull() | lines["format_id"].eqNullSafe(keys["found_format_id"])),
         )
-        named = {name: sf.col(column) if isinstance(column, str) else column for name, column in columns.items()}
-        return here.select("found_format_id", "found_gtrid", *(named[name].alias(name) for name in _ORDER))
+        named = (columns.get(name, sf.col(name)).alias(name) for name in _ORDER)
+        return here.select("found_format_id", "found_gtrid", *named)
 
     nothing = sf.lit(None).cast("string")
-    told = of(
-        events, at="at", source="source", rm="rm", vhost="vhost", bqual="bqual", event="event", outcome="outcome",
-        actor="actor", journal_id="id",
-    )  # fmt: skip
+    told = of(events, journal_id=sf.col("id"))
     seen = of(
-        observations, at=sf.coalesce("since", "observed_at"), source="source", rm="rm", vhost="vhost", bqual="bqual",
-        event=sf.concat(sf.lit("observed: "), sf.col("state")), outcome=nothing, actor="owner", journal_id=nothing,
+        observations, at=sf.coalesce("since", "observed_at"), event=sf.concat(sf.lit("observed: "), sf.col("state")),
+        outcome=nothing, actor=sf.col("owner"), journal_id=nothing,
     )  # fmt: skip
     decided = of(
-        decisions, at="at", source="source", rm="tm", vhost=sf.lit(""), bqual=sf.lit(b""),
+        decisions, rm=sf.col("tm"), vhost=sf.lit(""), bqual=sf.lit(b""),
         event=sf.concat(sf.lit("decided: "), sf.col("decision")),
         outcome=sf.when(sf.col("finished"), sf.lit("finished")).when(~sf.col("finished"), sf.lit("not finished")),
-        actor="tm", journal_id=nothing,
+        actor=sf.col("tm"), journal_id=nothing,
     )  # fmt: skip
     lines = told.unionByName(seen).unionByName(decided)
     # limits the lines before they are collected: Spark sorts the others on disk, and drops them there
@@ -123,7 +115,7 @@ def evidence_of(wanted: DataFrame, events: DataFrame, observations: DataFrame, d
         .select(
             "found_format_id",
             "found_gtrid",
-            sf.transform("ordered", lambda line: sf.struct(*(line[name].alias(name) for name in _NAMED)))
+            sf.transform("ordered", lambda line: sf.struct(*(line[name].alias(name) for name in EVIDENCE)))
             .cast(TYPE)
             .alias("evidence"),
         )
@@ -136,14 +128,7 @@ def verdicts_of(
     decisions: DataFrame,
     rules: Rules,
 ) -> DataFrame:
-    """Return the verdict, with evidence, on every global transaction of these rows.
-
-    Args:
-        events: lines of journals, each once.
-        observations: branches in doubt of participants.
-        decisions: of the logs of transaction managers.
-        rules: parameters of the rules.
-    """
+    """Return the verdict, with evidence, on every global transaction of these rows."""
     rows = (
         rows_of_events(events).unionByName(rows_of_observations(observations)).unionByName(rows_of_decisions(decisions))
     )
@@ -153,16 +138,12 @@ def verdicts_of(
 
 
 def may_change_with_time(transactions: DataFrame) -> Column:
-    """Return whether the verdict may change with time alone: the transaction is open, or not finished yet.
-
-    Args:
-        transactions: the result of :func:`judge_rows`.
-    """
+    """Return whether a verdict of :func:`judge_rows` may change with time alone: it is open, or not finished yet."""
     waits = sf.exists(
         transactions["facts"],
         lambda fact: (
-            _has(fact["marks"], Mark.GONE)
-            | (~fact["is_branch"] & _has(fact["marks"], Mark.UNDONE) & ~_has(fact["marks"], Mark.DONE))
+            has(fact["marks"], Mark.GONE)
+            | (~fact["is_branch"] & has(fact["marks"], Mark.UNDONE) & ~has(fact["marks"], Mark.DONE))
         ),
     )
     return transactions["since"].isNotNull() | waits
@@ -174,21 +155,8 @@ def is_finding(column: str = "verdict") -> Column:
 
 
 def judge_rows(rows: DataFrame, rules: Rules) -> DataFrame:
-    """Return verdicts without evidence, each with the folded rows that the next run needs (``facts``).
-
-    Args:
-        rows: all rows of the transactions to judge.
-        rules: parameters of the rules.
-    """
+    """Return verdicts without evidence, each with the folded rows that the next run needs (``facts``)."""
     return _judged(_facts(folded(rows), rules), rules)
-
-
-def _mark(mark: int) -> Column:
-    return sf.lit(int(mark)).cast("int")
-
-
-def _has(marks: Column, mark: int) -> Column:
-    return marks.bitwiseAND(_mark(mark)) != 0
 
 
 def _archived(rules: Rules) -> Column:
@@ -202,17 +170,17 @@ def _facts(branches: DataFrame, rules: Rules) -> DataFrame:
     """Return one row for each transaction, with the columns that the rules read."""
     marks, seen, is_branch = sf.col("marks"), sf.col("seen"), sf.col("is_branch")
     # the journal may have been read after the participant: if it has the end of the branch, the observation is older
-    now = sf.when(_has(marks, ENDED), marks).otherwise(marks.bitwiseOR(seen))
-    open_in_journal = is_branch & _has(now, OPENED) & ~_has(now, ENDED)
-    gone = open_in_journal & (seen == 0) & (_has(marks, Mark.GONE) | sf.col("source").isin(*sorted(rules.asked)))
+    now = sf.when(has(marks, ENDED), marks).otherwise(marks.bitwiseOR(seen))
+    open_in_journal = is_branch & has(now, OPENED) & ~has(now, ENDED)
+    gone = open_in_journal & (seen == 0) & (has(marks, Mark.GONE) | sf.col("source").isin(*sorted(rules.asked)))
     branches = branches.withColumns({"now": now, "is_open": open_in_journal & ~gone, "gone": gone})
-    told = branches.withColumn("marks", sf.when(sf.col("gone"), marks.bitwiseOR(_mark(Mark.GONE))).otherwise(marks))
+    told = branches.withColumn("marks", sf.when(sf.col("gone"), marks.bitwiseOR(bits(Mark.GONE))).otherwise(marks))
     now, is_open = sf.col("now"), sf.col("is_open")
     # a journal that was read after its dtx, and has no end of the branch, also shows that the branch was open
     known = sf.coalesce(sf.greatest("known_at", _archived(rules)), sf.lit(rules.as_of))
     normally = Mark.COMMITTED | Mark.ROLLED_BACK
-    unknown = (_has(now, Mark.HEURISTIC_HAZARD) & ~_has(now, normally)) | (
-        _has(now, Mark.FORGOTTEN) & ~_has(now, DIRECTIONS)
+    unknown = (has(now, Mark.HEURISTIC_HAZARD) & ~has(now, normally)) | (
+        has(now, Mark.FORGOTTEN) & ~has(now, DIRECTIONS)
     )
     told = told.select(
         *KEY,
@@ -226,13 +194,13 @@ def _facts(branches: DataFrame, rules: Rules) -> DataFrame:
         sf.when(is_open, known).alias("known_at"),
         sf.when(is_open, known - sf.coalesce("opened_at", "seen_since")).alias("age"),
         (is_branch & unknown).alias("unknown"),
-        (_has(now, Mark.UNDONE) & ~_has(now, Mark.DONE)).alias("undone"),
+        (has(now, Mark.UNDONE) & ~has(now, Mark.DONE)).alias("undone"),
     )
     names = sf.when(sf.col("is_branch"), sf.col("name"))
     owners = sf.when(sf.col("is_branch"), sf.col("owner"))
-    of_dtx = sf.when(sf.col("is_branch") & _has(sf.col("marks"), OF_DTX), sf.col("owner"))
+    of_dtx = sf.when(sf.col("is_branch") & has(sf.col("marks"), OF_DTX), sf.col("owner"))
     managers = sf.when(~sf.col("is_branch"), sf.col("name"))
-    marked = sf.col("marks").bitwiseAND(_mark(~(Mark.GONE | OF_DTX))) != 0
+    marked = has(sf.col("marks"), ~(Mark.GONE | OF_DTX))
     kept = sf.when((sf.col("lines") > 0) | marked | ~sf.col("is_branch"), sf.struct(*KEPT))
     return told.groupBy(*KEY).agg(
         sf.bit_or("now").alias("marks"),
@@ -268,66 +236,38 @@ def _judged(facts: DataFrame, rules: Rules) -> DataFrame:
     plain = sf.when(
         sf.coalesce(matching[Verdict.ROLLED_BACK], sf.lit(False)), sf.lit(str(Verdict.ROLLED_BACK))
     ).otherwise(sf.lit(str(Verdict.COMMITTED)))
-    to_commit, to_roll_back = (_has(sf.col("marks"), mark) for mark in (Mark.DECIDED_COMMIT, Mark.DECIDED_ROLLBACK))
+    to_commit, to_roll_back = (has(sf.col("marks"), mark) for mark in (Mark.DECIDED_COMMIT, Mark.DECIDED_ROLLBACK))
     decision = (
         sf.when(to_commit & to_roll_back, sf.lit("conflict"))
         .when(to_commit, sf.lit(str(Choice.COMMIT)))
         .when(to_roll_back, sf.lit(str(Choice.ROLLBACK)))
     )
-    judged = facts.withColumn(
-        # most transactions have no findings: for them no array must be made and compacted
-        "findings",
-        sf.when(
-            reduce(lambda one, other: one | other, (each.isNotNull() for each in found)),
-            sf.array_compact(sf.array(*found)),
-        ).otherwise(sf.array(plain)),
-    ).select(
-        *KEY,
-        sf.get("findings", sf.lit(0)).alias("verdict"),
-        "findings",
-        "since",
-        "first_at",
-        "last_at",
-        "rms",
-        "owners",
-        "branches",
-        decision.alias("decision"),
-        sf.when(sf.size("managers") > 0, sf.array_join("managers", ",")).alias("tm"),
-        "lines",
-        "facts",
-        "known_at",
+    # most transactions have no findings: for them no array must be made and compacted
+    findings = sf.when(
+        reduce(lambda one, other: one | other, (each.isNotNull() for each in found)),
+        sf.array_compact(sf.array(*found)),
+    ).otherwise(sf.array(plain))
+    judged = facts.withColumn("findings", findings).withColumns(
+        {
+            "verdict": sf.get("findings", sf.lit(0)),
+            "decision": decision,
+            "tm": sf.when(sf.size("managers") > 0, sf.array_join("managers", ",")),
+        }
     )
-    return judged.select(
-        *KEY,
-        "verdict",
-        "findings",
-        sf.timestamp_micros("since").alias("since"),
-        sf.timestamp_micros("first_at").alias("first_at"),
-        sf.timestamp_micros("last_at").alias("last_at"),
-        "rms",
-        "owners",
-        "branches",
-        "decision",
-        "tm",
-        _fingerprint().alias("fingerprint"),
-        sf.timestamp_micros("known_at").alias("known_at"),
-        "lines",
-        "facts",
+    times = {name: sf.timestamp_micros(name) for name in ("since", "first_at", "last_at", "known_at")}
+    return (
+        judged.withColumn("fingerprint", _fingerprint()).withColumns(times).select(*VERDICT_COLUMNS, "lines", "facts")
     )
 
 
 def rule_columns(rules: Rules) -> dict[Verdict, Column]:
-    """Return the condition of each verdict, in the order of :data:`~dtx.pipeline.verdicts.RULES`.
-
-    Args:
-        rules: parameters of the rules.
-    """
+    """Return the condition of each verdict, in the order of :data:`~dtx.pipeline.verdicts.RULES`."""
     marks, open_ = sf.col("marks"), sf.col("open")
-    committed, rolled_back = _has(marks, Mark.COMMITTED), _has(marks, Mark.ROLLED_BACK)
-    timed_out = _has(marks, Mark.TIMED_OUT)
-    to_commit, to_roll_back = _has(marks, Mark.DECIDED_COMMIT), _has(marks, Mark.DECIDED_ROLLBACK)
-    by_hand, back_by_hand = _has(marks, Mark.HEURISTIC_COMMITTED), _has(marks, Mark.HEURISTIC_ROLLED_BACK)
-    decided = _has(marks, DECIDED | TO_COMMIT | TO_ROLL_BACK)
+    committed, rolled_back = has(marks, Mark.COMMITTED), has(marks, Mark.ROLLED_BACK)
+    timed_out = has(marks, Mark.TIMED_OUT)
+    to_commit, to_roll_back = has(marks, Mark.DECIDED_COMMIT), has(marks, Mark.DECIDED_ROLLBACK)
+    by_hand, back_by_hand = has(marks, Mark.HEURISTIC_COMMITTED), has(marks, Mark.HEURISTIC_ROLLED_BACK)
+    decided = has(marks, DECIDED | TO_COMMIT | TO_ROLL_BACK)
 
     def is_quiet(until: Column) -> Column:
         return sf.coalesce(until - sf.col("last_at") >= rules.skew, sf.lit(True))
@@ -337,11 +277,11 @@ def rule_columns(rules: Rules) -> dict[Verdict, Column]:
         Verdict.MIXED: committed & rolled_back,
         Verdict.AGAINST_DECISION: (committed & to_roll_back)
         | (rolled_back & to_commit)
-        | (timed_out & _has(marks, Mark.DECIDED_COMMIT | TO_COMMIT)),
-        Verdict.HEURISTIC_DAMAGE: _has(marks, Mark.HEURISTIC_MIXED)
+        | (timed_out & has(marks, Mark.DECIDED_COMMIT | TO_COMMIT)),
+        Verdict.HEURISTIC_DAMAGE: has(marks, Mark.HEURISTIC_MIXED)
         | (by_hand & back_by_hand)
-        | (by_hand & _has(marks, Mark.DECIDED_ROLLBACK | TO_ROLL_BACK | Mark.TIMED_OUT))
-        | (back_by_hand & _has(marks, Mark.DECIDED_COMMIT | TO_COMMIT)),
+        | (by_hand & has(marks, Mark.DECIDED_ROLLBACK | TO_ROLL_BACK | Mark.TIMED_OUT))
+        | (back_by_hand & has(marks, Mark.DECIDED_COMMIT | TO_COMMIT)),
         Verdict.HAZARD: sf.col("unknown"),
         Verdict.FORGOTTEN_EARLY: sf.col("forgotten_at").isNotNull()
         & (
@@ -358,8 +298,8 @@ def rule_columns(rules: Rules) -> dict[Verdict, Column]:
         & sf.coalesce(sf.col("age") > rules.orphan_after, sf.lit(False)),
         Verdict.OWNER_MISMATCH: sf.col("owners_differ"),
         Verdict.IN_DOUBT: open_ > 0,
-        Verdict.ROLLED_BACK: ~_has(marks, Mark.COMMITTED | Mark.HEURISTIC_COMMITTED)
-        & (_has(marks, Mark.ROLLED_BACK | Mark.TIMED_OUT | Mark.HEURISTIC_ROLLED_BACK) | (to_roll_back & ~to_commit)),
+        Verdict.ROLLED_BACK: ~has(marks, Mark.COMMITTED | Mark.HEURISTIC_COMMITTED)
+        & (has(marks, Mark.ROLLED_BACK | Mark.TIMED_OUT | Mark.HEURISTIC_ROLLED_BACK) | (to_roll_back & ~to_commit)),
         Verdict.COMMITTED: sf.lit(True),
     }
 

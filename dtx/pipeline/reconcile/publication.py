@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -9,6 +10,7 @@ import psycopg
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as sf
 
+from dtx.pipeline.quarantine import first_line
 from dtx.pipeline.reconcile.judged_rows import evidence_json, is_finding
 from dtx.pipeline.reconcile.state import Run, Total
 from dtx.pipeline.verdicts import RULES
@@ -57,8 +59,7 @@ def publish(
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
         raise PublishingFailed("the database has no tables for verdicts: run dtx migrate of this version") from None
     except psycopg.Error as error:
-        words = str(error).strip().splitlines() or [type(error).__name__]
-        raise PublishingFailed(f"verdicts cannot be published: {words[0]}") from None
+        raise PublishingFailed(f"verdicts cannot be published: {first_line(error)}") from None
 
 
 def _replace(connection: psycopg.Connection[Any], rows: DataFrame, run: Run, say: Callable[[str], None]) -> int:
@@ -89,11 +90,7 @@ def _totals(run: Run) -> str:
     nothing = Total()
     return json.dumps(
         {
-            str(rule.verdict): {
-                "transactions": run.totals.get(rule.verdict, nothing).transactions,
-                "branches": run.totals.get(rule.verdict, nothing).branches,
-                "sentence": rule.sentence,
-            }
+            str(rule.verdict): asdict(run.totals.get(rule.verdict, nothing)) | {"sentence": rule.sentence}
             for rule in RULES
         }
     )

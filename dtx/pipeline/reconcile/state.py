@@ -24,6 +24,9 @@ from pyspark.sql.types import StructType
 from dtx.pipeline import parquet_files
 from dtx.pipeline.delta import Table
 from dtx.pipeline.files import Files, LakeError
+from dtx.pipeline.reconcile.folded_rows import KEPT
+from dtx.pipeline.reconcile.judged_rows import EVIDENCE
+from dtx.pipeline.source.columns import ARROW
 
 FORM: Final = 3
 """Version of ``facts`` and ``state``. If the last run has another one, all lines are read again."""
@@ -32,20 +35,18 @@ OPEN: Final = "open"
 UNDATED: Final = "undated"
 """Partition of settled transactions without any time."""
 _LONG, _TEXT, _BYTES, _TIME, _INT = pa.int64(), pa.string(), pa.binary(), pa.timestamp("us", tz="UTC"), pa.int32()
-_LINE: Final = {
-    "source": _TEXT, "rm": _TEXT, "vhost": _TEXT, "bqual": _BYTES, "event": _TEXT, "outcome": _TEXT, "at": _TIME,
-    "actor": _TEXT, "journal_id": _TEXT,
-}  # fmt: skip
-_FACT: Final = {
-    "is_branch": pa.bool_(), "source": _TEXT, "place": _LONG, "name": _TEXT, "owner": _TEXT, "life": _LONG,
-    "marks": _INT, "opened_at": _LONG, "forgotten_at": _LONG, "first_at": _LONG, "last_at": _LONG, "lines": _LONG,
-}  # fmt: skip
+
+
+def _structs(columns: Mapping[str, str]) -> pa.DataType:
+    return pa.list_(pa.struct({name: ARROW[kind] for name, kind in columns.items()}))
+
+
 VERDICTS: Final = pa.schema(
     {
         "format_id": _LONG, "gtrid": _BYTES, "verdict": _TEXT, "findings": pa.list_(_TEXT), "since": _TIME,
         "first_at": _TIME, "last_at": _TIME, "rms": pa.list_(_TEXT), "owners": pa.list_(_TEXT), "branches": _INT,
         "decision": _TEXT, "tm": _TEXT, "fingerprint": _BYTES, "known_at": _TIME, "run": _LONG,
-        "evidence": pa.list_(pa.struct(_LINE)), "lines": _LONG, "facts": pa.list_(pa.struct(_FACT)), "settled": _TEXT,
+        "evidence": _structs(EVIDENCE), "lines": _LONG, "facts": _structs(KEPT), "settled": _TEXT,
     }
 )  # fmt: skip
 """Columns of the table of verdicts. All but ``facts``, which is internal, never change; columns may be added."""
@@ -120,9 +121,6 @@ class Run:
 class Results:
     """The directory of results.
 
-    Args:
-        out: a path or URI, see :class:`~dtx.pipeline.files.Files`.
-
     Raises:
         LakeError: its file system cannot be used.
     """
@@ -182,13 +180,7 @@ class Results:
                 self._files.remove(f"{_STATE}/{name}")
 
     def write(self, frame: DataFrame, state: str, name: str) -> DataFrame:
-        """Store *frame* for the next run, and return it as it is stored.
-
-        Args:
-            frame: the rows.
-            state: the directory of this run.
-            name: the directory in it.
-        """
+        """Store *frame* for the next run, by the directory of this run and a name, and return it as it is stored."""
         place = f"{_STATE}/{state}/{name}"
         parquet_files.write(frame, self._files, place, ())
         self._files.write(f"{place}/{_WRITTEN}", {})
@@ -204,11 +196,7 @@ class Results:
         return all(self._files.exists(f"{_STATE}/{run.state}/{name}/{_WRITTEN}") for name in ("observed", "decided"))
 
     def retain(self, before: date, *, dry_run: bool) -> dict[str, int]:
-        """Remove settled verdicts, history and runs of days before *before*; return the number of each.
-
-        Args:
-            before: the first day that stays.
-            dry_run: only count them.
+        """Remove settled verdicts, history and runs of days before *before*, or only count them.
 
         Raises:
             LakeError: a table is missing, or another process has changed it.
@@ -236,13 +224,7 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """A change of a table that is not committed yet.
-
-    Args:
-        table: the version to change.
-        added: files that Spark has written.
-        removed: files that they replace.
-    """
+    """A change, not committed yet, of a version of a table: files that Spark has written replace others."""
 
     table: Any
     added: list[Any]

@@ -24,7 +24,7 @@ from dtx.pipeline.source.server import SourceError
 
 SOURCE: Final = "source"
 """The column with the configured name of the database of a row; no table has it."""
-_ARROW: Final[dict[str, pa.DataType]] = {
+ARROW: Final[dict[str, pa.DataType]] = {
     "string": pa.string(),
     "binary": pa.binary(),
     "timestamp": pa.timestamp("us", tz="UTC"),
@@ -32,6 +32,7 @@ _ARROW: Final[dict[str, pa.DataType]] = {
     "int": pa.int32(),
     "boolean": pa.bool_(),
 }
+"""Arrow's types by Spark's names."""
 
 
 class ColumnKind(StrEnum):
@@ -62,12 +63,7 @@ _SENT: Final = {ColumnKind.UUID: "uuid_send({})", ColumnKind.XID8: "xid8send({})
 
 @dataclass(frozen=True, slots=True)
 class Readable:
-    """A table that can be read.
-
-    Args:
-        name: of the table in the schema ``dtx``.
-        columns: the type of each column, by name.
-    """
+    """A table that can be read, with the type of each column by name."""
 
     name: str
     columns: dict[str, ColumnKind]
@@ -79,11 +75,7 @@ class Readable:
         return StructType([*fields, StructField(SOURCE, StringType())])
 
     def sent(self, names: Sequence[str]) -> str:
-        """Return a select list in SQL, with the forms of columns that cost PostgreSQL the least work.
-
-        Args:
-            names: of columns; the source is left out, since the database does not have it.
-        """
+        """Return a select list in SQL without the source, with the forms that cost PostgreSQL the least work."""
         found = [f'{_SENT.get(self.columns[name], "{}").format(name)} AS "{name}"' for name in names if name != SOURCE]
         # a schema of only the source still needs the number of rows
         return ", ".join(found) or 'true AS "nothing"'
@@ -119,7 +111,7 @@ def chosen(table: Readable, schema: StructType) -> None:
 def arrow_schema(schema: StructType) -> pa.Schema:
     """Return the same columns as an Arrow schema, with the types that Spark expects."""
     return pa.schema(
-        [pa.field(field.name, _ARROW[field.dataType.simpleString()], field.nullable) for field in schema.fields]
+        [pa.field(field.name, ARROW[field.dataType.simpleString()], field.nullable) for field in schema.fields]
     )
 
 

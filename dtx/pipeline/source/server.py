@@ -18,7 +18,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dtx.config.values import redact
-from dtx.pipeline.quarantine import Quarantined
+from dtx.pipeline.quarantine import Quarantined, first_line
 from dtx.pipeline.source.snapshot import SourceSnapshot
 
 _CONNECTION: Final = ("08", "53", "57P")
@@ -57,8 +57,7 @@ class SourceAway(SourceError):
 
 def sentence(error: BaseException) -> str:
     """Return the first line of a driver's error, without passwords, of at most 500 characters."""
-    lines = str(error).strip().splitlines()
-    text = redact(lines[0].strip().rstrip(".")) if lines else type(error).__name__
+    text = redact(first_line(error).strip().rstrip("."))
     return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}…"
 
 
@@ -103,12 +102,7 @@ class SourceIdentity:
 
 
 def conninfo(url: str, waits: Waits, *, statement: int) -> str:
-    """Return the connection string for libpq.
-
-    Args:
-        url: of the database.
-        waits: limits of time.
-        statement: limit for a statement, in seconds; 0: no limit.
+    """Return the connection string for libpq; *statement* is the limit for a statement in seconds, 0 for no limit.
 
     Raises:
         SourceError: libpq does not understand the URL.
@@ -132,11 +126,6 @@ def conninfo(url: str, waits: Waits, *, statement: int) -> str:
 
 class Server:
     """A connection to one database for short queries; :meth:`close` closes it.
-
-    Args:
-        name: the configured name of the source.
-        url: of the database.
-        waits: limits of time.
 
     Raises:
         SourceAway: the database does not answer.
@@ -254,15 +243,13 @@ def _newest_revision() -> str:
     raise SourceError("the migrations are missing from this installation")
 
 
-def reachable(sources: Mapping[str, str], *, waits: Waits | None = None) -> tuple[dict[str, str], list[Quarantined]]:
+def reachable(sources: Mapping[str, str], *, waits: Waits = Waits()) -> tuple[dict[str, str], list[Quarantined]]:
     """Return the databases that answer and have a journal that this dtx can read, and records of the others.
 
-    Args:
-        sources: URL of each database, by its configured name.
-        waits: limits of time for each; ``None``: the defaults.
+    *sources* has the URL of each database, by its configured name.
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = list(pool.map(lambda name: _look(name, sources[name], waits or Waits()), sources))
+        found = list(pool.map(lambda name: _look(name, sources[name], waits), sources))
     wrong = [one for one in found if one is not None]
     away = {one.source for one in wrong}
     return {name: url for name, url in sources.items() if name not in away}, wrong

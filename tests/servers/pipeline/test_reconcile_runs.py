@@ -15,7 +15,7 @@ from dtx.log.reader import LogReader
 from dtx.pipeline.delta import Table
 from dtx.pipeline.files import Files, LakeError
 from dtx.pipeline.quarantine import Quarantined
-from dtx.pipeline.reconcile import PublishingFailed, Run, current, publish, run, runs
+from dtx.pipeline.reconcile import PublishingFailed, Results, Run, current, publish, run
 from dtx.pipeline.report import collect
 from dtx.pipeline.report.page import render
 from dtx.pipeline.verdicts import Choice, Rules, SourceKind
@@ -81,7 +81,7 @@ def test_run_after_run_says_what_one_run_would(spark: SparkSession, tmp_path: Pa
     ]
     anew = again(known, Rules(as_of=2_500_000_000, orphan_after=500_000_000), full=True)
     assert (anew.totals, anew.fingerprint) == (third_day.totals, third_day.fingerprint)
-    assert [each.number for each in runs(out)] == [1, 2, 3, 4]
+    assert [each.number for each in Results(out).runs()] == [1, 2, 3, 4]
 
 
 def test_what_leaves_its_log_and_what_nobody_sees_any_more(spark: SparkSession, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from dtx.pipeline.archive import archive
 from dtx.pipeline.delta import Table
 from dtx.pipeline.files import LakeError
 from dtx.pipeline.fleet import load
-from dtx.pipeline.reconcile import Results, Run, StateDamaged, current, run, runs
+from dtx.pipeline.reconcile import Results, Run, StateDamaged, current, run
 from dtx.pipeline.session import SessionOptions
 from dtx.pipeline.steps import Steps
 from dtx.pipeline.verdicts import Rules
@@ -102,7 +102,7 @@ def test_of_two_runs_at_once_the_one_that_is_refused_changes_nothing(
     history = DeltaTable(tmp_path / "results/history").to_pyarrow_table(columns=["run", "gtrid", "verdict"])
     found = sorted(tuple(row.values()) for row in history.to_pylist())
     assert found == [(1, b"x", "orphan"), (2, b"y", "orphan")]
-    assert runs(out)[-1].token == 2
+    assert Results(out).runs()[-1].token == 2
     assert reconcile(lake).lines_read == 1
     assert verdicts(spark, out)[b"b"] == "mixed"
 
