@@ -8,7 +8,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from dtx.config import ConfigError, parse_duration, redact
 from dtx.pipeline.verdicts import SourceKind
@@ -33,6 +42,15 @@ def _span(value: object) -> timedelta:
 def _letters(letter: str) -> int:
     """Return the length of *letter* in names of the lake, where bytes other than ``A-Za-z0-9-`` become ``%25XX``."""
     return 1 if letter.isascii() and (letter.isalnum() or letter == "-") else len("%25XX") * len(letter.encode())
+
+
+def _url(schemes: tuple[str, ...], shown: str) -> AfterValidator:
+    def check(url: str) -> str:
+        if not url.startswith(schemes):
+            raise ValueError(f"does not start with {shown}")
+        return url
+
+    return AfterValidator(check)
 
 
 Span = Annotated[timedelta, BeforeValidator(_span)]
@@ -66,6 +84,9 @@ path = "/var/lib/batch/tmlog*.log"
 """
 
 
+_Name = Annotated[str, Field(min_length=1, max_length=100)]
+
+
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -79,8 +100,8 @@ class Database(_Table):
         options: further options of ``format("dtx")``.
     """
 
-    name: Annotated[str, Field(min_length=1, max_length=100)]
-    url: str
+    name: _Name
+    url: Annotated[str, _url(_POSTGRESQL, "postgresql://")]
     options: dict[str, str] = {}
 
     @field_validator("name")
@@ -90,35 +111,16 @@ class Database(_Table):
             raise ValueError(f"{name!r} is too long for the name of a directory: choose a shorter one")
         return name
 
-    @field_validator("url")
-    @classmethod
-    def _check(cls, url: str) -> str:
-        if not url.startswith(_POSTGRESQL):
-            raise ValueError("does not start with postgresql://")
-        return url
-
     def source(self) -> dict[str, str]:
         """Return the options of ``format("dtx")`` for this database."""
         return {**self.options, "url": self.url, "name": self.name}
 
 
 class FleetParticipant(_Table):
-    """Another resource manager.
+    """Another resource manager, see :class:`~dtx.pipeline.participants.Participant`."""
 
-    Args:
-        name: its name in the results.
-        url: ``postgresql://…`` or ``mysql://…``, see :class:`~dtx.pipeline.participants.Participant`.
-    """
-
-    name: Annotated[str, Field(min_length=1, max_length=100)]
-    url: str
-
-    @field_validator("url")
-    @classmethod
-    def _check(cls, url: str) -> str:
-        if not url.startswith(_POSTGRESQL + _MYSQL):
-            raise ValueError("does not start with postgresql:// or mysql://")
-        return url
+    name: _Name
+    url: Annotated[str, _url(_POSTGRESQL + _MYSQL, "postgresql:// or mysql://")]
 
     @property
     def kind(self) -> SourceKind:
@@ -136,7 +138,7 @@ class Decisions(_Table):
         url: of its database, for format ``dtx``.
     """
 
-    name: Annotated[str, Field(min_length=1, max_length=100)]
+    name: _Name
     format: Literal["dtx", "atomikos", "csv", "json", "parquet"]
     path: str | None = None
     url: str | None = None
@@ -155,7 +157,7 @@ class Fleet(_Table):
 
     lake: str
     results: str
-    publish: str | None = None
+    publish: Annotated[str, _url((*_POSTGRESQL, "postgresql+psycopg://"), "postgresql://")] | None = None
     orphan_after: Span = timedelta(hours=1)
     skew: Span = timedelta(minutes=5)
     database: tuple[Database, ...] = ()
@@ -168,13 +170,6 @@ class Fleet(_Table):
         if isinstance(found, dict) and "form" in found:
             raise ValueError("form is no longer a setting: a lake is a Delta table, see dtx pipeline migrate-lake")
         return found
-
-    @field_validator("publish")
-    @classmethod
-    def _check(cls, url: str | None) -> str | None:
-        if url is not None and not url.startswith((*_POSTGRESQL, "postgresql+psycopg://")):
-            raise ValueError("does not start with postgresql://")
-        return url
 
     @model_validator(mode="after")
     def _names(self) -> "Fleet":

@@ -49,10 +49,7 @@ class Java:
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> Java:
-    """Find the Java to run Spark on.
-
-    Args:
-        environment: has ``JAVA_HOME``, ``PATH`` and ``HOME``.
+    """Find the Java to run Spark on, by ``JAVA_HOME``, ``PATH`` and ``HOME`` of *environment*.
 
     Raises:
         JavaMissing: there is no Java of a version that Spark supports.

@@ -138,33 +138,28 @@ def open_session(options: SessionOptions | None = None) -> Iterator["SparkSessio
         SparkMissing: pyspark is not installed.
         JavaMissing: Spark would start here without a Java, or Java has not written its archive of classes.
     """
+    options = options or SessionOptions()
     root = logging.getLogger()
     root.addFilter(_no_stack_of_py4j)
     try:
-        with _session(options or SessionOptions()) as spark:
+        keeps = not options.remote and _keeps(options)
+        spark = make_session(options)
+        if threading.current_thread() is threading.main_thread():
+            # PySpark's own handler calls Java in the middle of another call, which fails with an error
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
             yield spark
+        except KeyboardInterrupt:
+            with suppress(Exception):  # the server may be gone
+                spark.interruptAll()
+            raise
+        finally:
+            with suppress(Exception):  # the work has ended or failed: an error here changes neither
+                spark.stop()
+        if keeps:
+            _keep_classes()
     finally:
         root.removeFilter(_no_stack_of_py4j)
-
-
-@contextmanager
-def _session(options: SessionOptions) -> Iterator["SparkSession"]:
-    keeps = not options.remote and _keeps(options)
-    spark = make_session(options)
-    if threading.current_thread() is threading.main_thread():
-        # PySpark's own handler calls Java in the middle of another call, which fails with an error
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield spark
-    except KeyboardInterrupt:
-        with suppress(Exception):  # the server may be gone
-            spark.interruptAll()
-        raise
-    finally:
-        with suppress(Exception):  # the work has ended or failed: an error here changes neither
-            spark.stop()
-    if keeps:
-        _keep_classes()
 
 
 def _keeps(options: SessionOptions) -> bool:

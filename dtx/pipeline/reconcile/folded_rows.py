@@ -63,9 +63,7 @@ _FOLDS: Final = {
 def rows_of(frame: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
     """Return a row for each row of *frame*, which has the key and the source.
 
-    Args:
-        frame: the facts.
-        columns: of the rows; others are 0 for numbers, else null.
+    Of the other columns, those that are not given are 0 for numbers, else null.
     """
 
     def column(name: str) -> Column:

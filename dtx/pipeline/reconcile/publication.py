@@ -37,14 +37,7 @@ class PublishingFailed(Exception):
 def publish(
     verdicts: DataFrame, run: Run, url: str, *, most: int = MOST, say: Callable[[str], None] = lambda _: None
 ) -> int:
-    """Replace the verdicts in the database by those that need attention, in one transaction.
-
-    Args:
-        verdicts: the result of :func:`~dtx.pipeline.reconcile.current`.
-        run: the run of these verdicts.
-        url: of a database that this version of dtx has migrated.
-        most: limit of verdicts to write, the latest ones.
-        say: called with lines of progress.
+    """Replace the verdicts of *run* in a database by the latest ones that need attention, in one transaction.
 
     Returns:
         The number of written verdicts.

@@ -93,15 +93,9 @@ def collect(
     archived: Mapping[str, int | None] | None = None,
     as_of: datetime | None = None,
 ) -> Figures:
-    """Compute the figures.
+    """Compute the figures up to *as_of*, or now, of all verdicts and all lines of the lake.
 
-    Args:
-        verdicts: of all transactions, see :func:`~dtx.pipeline.reconcile.current`.
-        events: all lines of the lake.
-        queues: the result of :func:`~dtx.pipeline.participants.waiting`; ``None``: not read.
-        quarantine: data that was not read.
-        archived: by database, microseconds since the epoch; see :class:`Figures`.
-        as_of: the time up to which ages are counted; ``None``: now.
+    *archived* has microseconds since the epoch; see :class:`Figures` for the other arguments.
     """
     now = (as_of or datetime.now(UTC)).astimezone(UTC)
     totals = _totals(verdicts, now)

@@ -34,7 +34,7 @@ from pyspark.sql.types import StructType
 from dtx.log import tables
 from dtx.pipeline.source.columns import SOURCE, ColumnKind, Readable, arrow_schema
 from dtx.pipeline.source.options import Options
-from dtx.pipeline.source.server import AT_ONCE, Server, SourceAway, SourceError, connected, conninfo, passes, sentence
+from dtx.pipeline.source.server import AT_ONCE, Server, SourceAway, SourceError, connected, conninfo, failed, sentence
 from dtx.pipeline.source.snapshot import shown
 
 _BLOCK: Final = 8_192
@@ -90,19 +90,6 @@ class _Leaf:
     bounds: tuple[str, str] | None
     size: int
     rows: float
-
-
-def plan(server: Server, options: Options) -> list[TablePart]:
-    """Divide a table of one database among tasks.
-
-    Raises:
-        SourceError: the database does not answer, or has no journal that can be read.
-    """
-    server.identity()
-    if options.table.name != tables.journal.name:
-        return parts(server.name, [()], (), whole="all rows")
-    seen = shown(server.snapshot())
-    return parts(server.name, times(cuts(server, options)), (seen,), whole="all rows")
 
 
 def parts(source: str, ranges: list[tuple[str, ...]], conditions: tuple[str, ...], *, whole: str) -> list[TablePart]:
@@ -223,13 +210,6 @@ def _present(column: pa.Array, values: pa.Array) -> pa.Array:
     return pc.if_else(column.is_valid(), values, None) if column.null_count else values
 
 
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    """The error that ended the reading thread."""
-
-    error: BaseException
-
-
 def read(options: Options, schema: StructType, part: TablePart) -> Iterator[pa.RecordBatch]:
     """Read the rows of *part*.
 
@@ -255,7 +235,7 @@ def read(options: Options, schema: StructType, part: TablePart) -> Iterator[pa.R
 
 def _once(options: Options, schema: StructType, part: TablePart) -> Iterator[pa.RecordBatch]:
     where = f"{part.source}: {options.table.name}, {part.shown}"
-    batches: queue.Queue[pa.RecordBatch | _Failed | None] = queue.Queue(_AHEAD)
+    batches: queue.Queue[pa.RecordBatch | BaseException | None] = queue.Queue(_AHEAD)
     over = threading.Event()
     threading.Thread(
         target=_fetch, args=(options, schema, part, batches, over), name=f"dtx {part.source}", daemon=True
@@ -268,19 +248,18 @@ def _once(options: Options, schema: StructType, part: TablePart) -> Iterator[pa.
                 raise SourceAway(f"{where}: no row for {options.waits.stall} seconds") from None
             if got is None:
                 return
-            if isinstance(got, _Failed):
-                raise _explained(where, got.error) from None
+            if isinstance(got, BaseException):
+                raise _explained(where, got) from None
             yield got
     finally:
         over.set()  # the reading thread ends with its next batch
 
 
 def _explained(where: str, error: BaseException) -> SourceError:
-    state = getattr(error, "sqlstate", None)
     if isinstance(error, SourceError):
         return error
     if isinstance(error, adbc_driver_manager.Error | OSError):
-        return (SourceAway if passes(state) else SourceError)(f"{where}: {sentence(error)}")
+        return failed(where, error)
     return SourceError(f"{where}: {type(error).__name__}: {sentence(error)}")
 
 
@@ -288,17 +267,17 @@ def _fetch(
     options: Options,
     schema: StructType,
     part: TablePart,
-    batches: "queue.Queue[pa.RecordBatch | _Failed | None]",
+    batches: "queue.Queue[pa.RecordBatch | BaseException | None]",
     over: threading.Event,
 ) -> None:
     """Read a part into *batches*, in a thread: a wait in the driver for a dead server cannot be interrupted."""
-    last: _Failed | None = None
+    last: BaseException | None = None
     try:
         for batch in _rows(options, schema, part):
             if not _put(batches, batch, over):
                 return
     except BaseException as error:  # noqa: BLE001 - the task must raise every error of this thread
-        last = _Failed(error)
+        last = error
     _put(batches, last, over)
 
 
@@ -373,7 +352,11 @@ class BatchReader(DataSourceReader):
 
     def _plan(self, name: str) -> list[TablePart]:
         with connected(name, self._options.sources[name], self._options.waits) as server:
-            return plan(server, self._options)
+            server.identity()
+            if self._options.table.name != tables.journal.name:
+                return parts(name, [()], (), whole="all rows")
+            seen = shown(server.snapshot())
+            return parts(name, times(cuts(server, self._options)), (seen,), whole="all rows")
 
 
 def read_table(options: Options, schema: StructType) -> pa.Table:

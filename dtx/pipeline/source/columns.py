@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
 from typing import Final
 
 import pyarrow as pa
@@ -35,29 +35,23 @@ ARROW: Final[dict[str, pa.DataType]] = {
 """Arrow's types by Spark's names."""
 
 
-class ColumnKind(StrEnum):
-    """The type of a column in PostgreSQL."""
+class ColumnKind(Enum):
+    """The type of a column: SQLAlchemy's and Spark's."""
 
-    TEXT = "text"
-    BYTES = "bytea"
-    TIME = "timestamptz"
-    LONG = "bigint"
-    INTEGER = "integer"
-    BOOLEAN = "boolean"
-    UUID = "uuid"
-    XID8 = "xid8"
+    LONG = BigInteger, LongType()  # before Integer, which BigInteger is, too
+    INTEGER = Integer, IntegerType()
+    BOOLEAN = Boolean, BooleanType()
+    TIME = DateTime, TimestampType()
+    BYTES = LargeBinary, BinaryType()
+    UUID = Uuid, StringType()
+    TEXT = Text, StringType()
+    XID8 = tables.Xid8, LongType()
+
+    def __init__(self, sql: type[object], spark: DataType) -> None:
+        self.sql = sql
+        self.spark = spark
 
 
-_SPARK: Final[dict[ColumnKind, DataType]] = {
-    ColumnKind.TEXT: StringType(),
-    ColumnKind.BYTES: BinaryType(),
-    ColumnKind.TIME: TimestampType(),
-    ColumnKind.LONG: LongType(),
-    ColumnKind.INTEGER: IntegerType(),
-    ColumnKind.BOOLEAN: BooleanType(),
-    ColumnKind.UUID: StringType(),
-    ColumnKind.XID8: LongType(),
-}
 _SENT: Final = {ColumnKind.UUID: "uuid_send({})", ColumnKind.XID8: "xid8send({})"}
 
 
@@ -71,7 +65,7 @@ class Readable:
     @property
     def schema(self) -> StructType:
         """All columns; the last one is the source."""
-        fields = [StructField(name, _SPARK[kind]) for name, kind in self.columns.items()]
+        fields = [StructField(name, kind.spark) for name, kind in self.columns.items()]
         return StructType([*fields, StructField(SOURCE, StringType())])
 
     def sent(self, names: Sequence[str]) -> str:
@@ -116,17 +110,8 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def _kind(column: Column[object]) -> ColumnKind:
-    for type_, kind in (
-        (BigInteger, ColumnKind.LONG),
-        (Integer, ColumnKind.INTEGER),
-        (Boolean, ColumnKind.BOOLEAN),
-        (DateTime, ColumnKind.TIME),
-        (LargeBinary, ColumnKind.BYTES),
-        (Uuid, ColumnKind.UUID),
-        (Text, ColumnKind.TEXT),
-        (tables.Xid8, ColumnKind.XID8),
-    ):
-        if isinstance(column.type, type_):
+    for kind in ColumnKind:
+        if isinstance(column.type, kind.sql):
             return kind
     raise TypeError(f"column {column} has a type that the pipeline does not read")
 

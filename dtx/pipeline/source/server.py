@@ -217,15 +217,19 @@ def connected(name: str, url: str, waits: Waits) -> Iterator[Server]:
         server.close()
 
 
+def failed(where: str, error: BaseException) -> SourceError:
+    """Return the error to raise for one of a driver or of the system."""
+    kind = SourceAway if passes(getattr(error, "sqlstate", None)) else SourceError
+    return kind(f"{where}: {sentence(error)}")
+
+
 @contextmanager
 def explained(name: str) -> Iterator[None]:
     """Raise errors of psycopg and the system as :class:`SourceError` or :class:`SourceAway`."""
     try:
         yield
     except (psycopg.Error, OSError) as error:
-        state = getattr(error, "sqlstate", None)
-        refused = SourceAway if passes(state) else SourceError
-        raise refused(f"{name}: {sentence(error)}") from None
+        raise failed(name, error) from None
 
 
 @functools.cache
