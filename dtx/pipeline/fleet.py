@@ -116,8 +116,14 @@ class Database(_Table):
         return {**self.options, "url": self.url, "name": self.name}
 
 
-class FleetParticipant(_Table):
-    """Another resource manager, see :class:`~dtx.pipeline.participants.Participant`."""
+class Participant(_Table):
+    """Another resource manager, which may have branches in doubt.
+
+    Args:
+        name: its name in the results, and the name of the resource manager.
+        url: ``postgresql://…``, ``mysql://user:password@host:3306`` or ``mariadb://…`` (``?unix_socket=/path``; for TLS
+            ``?ssl_ca=/path`` and, if the server requires them, ``&ssl_cert=…&ssl_key=…``).
+    """
 
     name: _Name
     url: Annotated[str, _url(_POSTGRESQL + _MYSQL, "postgresql:// or mysql://")]
@@ -151,6 +157,11 @@ class Decisions(_Table):
             raise ValueError(f'decisions {self.name!r}: a url is for format "dtx", and starts with postgresql://')
         return self
 
+    @property
+    def place(self) -> str:
+        """The path or the url."""
+        return self.url or self.path or ""
+
 
 class Fleet(_Table):
     """The whole file; see :data:`EXAMPLE`."""
@@ -161,7 +172,7 @@ class Fleet(_Table):
     orphan_after: Span = timedelta(hours=1)
     skew: Span = timedelta(minutes=5)
     database: tuple[Database, ...] = ()
-    participant: tuple[FleetParticipant, ...] = ()
+    participant: tuple[Participant, ...] = ()
     decisions: tuple[Decisions, ...] = ()
 
     @model_validator(mode="before")

@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -19,6 +18,7 @@ import pyarrow.compute as pc
 import pymysql
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
 
+from dtx.pipeline.fleet import Participant
 from dtx.pipeline.quarantine import Quarantined, sample
 from dtx.pipeline.source.batch_reader import read_table
 from dtx.pipeline.source.columns import SOURCE, TABLES, arrow_schema
@@ -81,23 +81,7 @@ _NO_PRIVILEGE: Final = (1227, 1401)
 _PORT: Final = 3306
 _PARAMETERS: Final = ("unix_socket", "ssl_ca", "ssl_cert", "ssl_key")
 """Parameters of a URL. With ``ssl_ca`` the connection is encrypted, and the server proves that it is the host."""
-__all__ = ["OBSERVATIONS", "Participant", "observe", "waiting"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Participant:
-    """A system that may have branches in doubt.
-
-    Args:
-        kind: of the system.
-        name: its configured name; if it is not a dtx, also the name of its resource manager.
-        url: ``postgresql://…``, ``mysql://user:password@host:3306`` or ``mariadb://…`` (``?unix_socket=/path``; for TLS
-            ``?ssl_ca=/path`` and, if the server requires them, ``&ssl_cert=…&ssl_key=…``).
-    """
-
-    kind: SourceKind
-    name: str
-    url: str
+__all__ = ["OBSERVATIONS", "observe", "waiting"]
 
 
 def from_gid(gid: str) -> Xid | None:
@@ -250,22 +234,16 @@ def _octets(data: bytes | str) -> bytes:
 
 
 def observe(
-    spark: "SparkSession", participants: Sequence[Participant], *, waits: Waits = Waits()
+    spark: "SparkSession", sources: Mapping[str, str], participants: Sequence[Participant], *, waits: Waits = Waits()
 ) -> "tuple[DataFrame, list[Quarantined]]":
     """Return every branch in doubt, as :data:`OBSERVATIONS`, and the participants that could not be read.
 
-    Raises:
-        ValueError: two participants have the same name.
+    *sources* has the URL of each database of dtx by its configured name; *participants* are the others.
     """
-    names = [participant.name for participant in participants]
-    if len(set(names)) != len(names):
-        raise ValueError(f"two participants have the same name: {', '.join(sorted(names))}")
-    own = {one.name: one.url for one in participants if one.kind is SourceKind.DTX}
-    others = [one for one in participants if one.kind is not SourceKind.DTX]
-    there, wrong = reachable(own, waits=waits)
+    there, wrong = reachable(sources, waits=waits)
     found: list[dict[str, Any]] = []
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for seen, quarantined in pool.map(lambda one: look(one, waits), others):
+        for seen, quarantined in pool.map(lambda one: look(one, waits), participants):
             found += seen
             wrong += quarantined
     told = pa.Table.from_pylist(found, schema=arrow_schema(OBSERVATIONS))

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from rich.console import Console
@@ -59,9 +58,7 @@ class Progress:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
         self._unhook()

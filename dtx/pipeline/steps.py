@@ -16,19 +16,18 @@ from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
 from dtx.config import redact
 from dtx.pipeline import archive as journals
-from dtx.pipeline.decisions import LogKind, ManagerLog
 from dtx.pipeline.decisions import read as read_decisions
 from dtx.pipeline.files import Files, LakeError
-from dtx.pipeline.fleet import Decisions, Fleet
+from dtx.pipeline.fleet import Fleet
 from dtx.pipeline.lake import LOCK, LOCK_SECONDS, Lake
-from dtx.pipeline.participants import Participant, observe, waiting
+from dtx.pipeline.participants import observe, waiting
 from dtx.pipeline.progress import Progress
 from dtx.pipeline.quarantine import Quarantined
 from dtx.pipeline.reconcile import PublishingFailed, Results, Run, Total, current, publish, run
 from dtx.pipeline.report import collect, write_report
 from dtx.pipeline.session import SessionOptions, open_session
 from dtx.pipeline.source import reachable
-from dtx.pipeline.verdicts import Rules, SourceKind, Verdict
+from dtx.pipeline.verdicts import Rules, Verdict
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -179,7 +178,7 @@ class Steps:
         with Progress(self.spark, "report") as progress:
             lake = Lake(self._fleet.lake)
             progress.note("counting messages in open branches")
-            there, away = reachable({one.name: one.url for one in self._fleet.database})
+            there, away = reachable(self._urls())
             done = Results(self._results.uri).runs(1)
             archived = done[-1].archived if done else {}
             events, _ = lake.frame(self.spark)
@@ -198,17 +197,13 @@ class Steps:
         return rows
 
     def _reconcile(self, *, full: bool, to_publish: bool) -> list[Quarantined]:
-        logs = [_log(log) for log in self._fleet.decisions]
-        participants = [
-            Participant(kind=SourceKind.DTX, name=one.name, url=one.url) for one in self._fleet.database
-        ] + [Participant(kind=one.kind, name=one.name, url=one.url) for one in self._fleet.participant]
         lake = Lake(self._fleet.lake)
         with Progress(self.spark, "reconcile") as progress:
             archived = {one.name: 0 for one in self._fleet.database} | lake.archived()
             lake.pin()  # before a dtx is asked: a branch open in these lines that it no longer has must have ended
             progress.note("asking participants for branches in doubt")
-            observations, unseen = observe(self.spark, participants)
-            decisions, unread = read_decisions(self.spark, logs)
+            observations, unseen = observe(self.spark, self._urls(), self._fleet.participant)
+            decisions, unread = read_decisions(self.spark, self._fleet.decisions)
             away = {row.source for row in unread if row.is_away}
             unasked = {row.source for row in unseen if row.is_away}
             rules = Rules(
@@ -216,7 +211,7 @@ class Steps:
                 orphan_after=round(self._fleet.orphan_after.total_seconds() * 1_000_000),
                 skew=round(self._fleet.skew.total_seconds() * 1_000_000),
                 # a branch is no orphan if its decision may be in a log that was not read
-                decisions_read=bool(logs) and not away,
+                decisions_read=bool(self._fleet.decisions) and not away,
                 asked=frozenset(one.name for one in self._fleet.database if one.name not in unasked),
                 archived=archived,
             )
@@ -227,7 +222,7 @@ class Steps:
                 decisions,
                 self._results.uri,
                 rules,
-                logs_read={log.name for log in logs} - away,
+                logs_read={log.name for log in self._fleet.decisions} - away,
                 away=unasked,
                 full=full,
                 say=progress.note,
@@ -259,6 +254,9 @@ class Steps:
         tables = (Lake(self._fleet.lake).table, Results(self._results.uri).verdicts)
         return sum(int(table.load().count()) for table in tables if table.exists)
 
+    def _urls(self) -> dict[str, str]:
+        return {one.name: one.url for one in self._fleet.database}
+
     def _note(self, step: str, rows: list[Quarantined], others: Collection[str] = ()) -> None:
         """Store what a step has not read, for the report; records of *others*, which it did not read, stay."""
         noted = self._results.read(_QUARANTINE) or {}
@@ -268,12 +266,6 @@ class Steps:
     def _noted(self) -> list[Quarantined]:
         noted = self._results.read(_QUARANTINE) or {}
         return [Quarantined(**row) for step in ("archive", "reconcile") for row in noted.get(step, ())]
-
-
-def _log(log: Decisions) -> ManagerLog:
-    own = LogKind.SQLITE if log.url is None else LogKind.POSTGRESQL
-    kind = own if log.format == "dtx" else LogKind(log.format)
-    return ManagerLog(kind=kind, name=log.name, place=log.url or log.path or "")
 
 
 def _maintained(maintain: Callable[[], list[Quarantined]]) -> list[Quarantined]:

@@ -4,21 +4,22 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, assert_never
 
 from dtx.config.values import redact
-from dtx.pipeline.decisions.kinds import DECISIONS, LogKind, ManagerLog
+from dtx.pipeline.decisions.kinds import DECISIONS
 from dtx.pipeline.decisions.own import postgresql, sqlite
 from dtx.pipeline.decisions.parquet import SPARK_ERRORS, parquet
 from dtx.pipeline.decisions.text import atomikos, csv_lines, json_lines
+from dtx.pipeline.fleet import Decisions
 from dtx.pipeline.quarantine import Quarantined, sample
 from dtx.pipeline.source.server import Waits
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["DECISIONS", "LogKind", "ManagerLog", "read"]
+__all__ = ["DECISIONS", "read"]
 
 
 def read(
-    spark: "SparkSession", logs: Sequence[ManagerLog], *, waits: Waits = Waits()
+    spark: "SparkSession", logs: Sequence[Decisions], *, waits: Waits = Waits()
 ) -> "tuple[DataFrame, list[Quarantined]]":
     """Return every decision as :data:`DECISIONS`, and the lines, files and logs that could not be read."""
     whole = spark.createDataFrame([], DECISIONS)
@@ -36,19 +37,19 @@ def read(
     return whole, wrong
 
 
-def _read(spark: "SparkSession", log: ManagerLog, waits: Waits) -> "tuple[DataFrame, list[Quarantined]]":
-    match log.kind:
-        case LogKind.PARQUET:
+def _read(spark: "SparkSession", log: Decisions, waits: Waits) -> "tuple[DataFrame, list[Quarantined]]":
+    match log.format:
+        case "parquet":
             return parquet(spark, log.name, log.place)
-        case LogKind.CSV:
+        case "csv":
             return csv_lines(spark, log.name, log.place)
-        case LogKind.JSON:
+        case "json":
             return json_lines(spark, log.name, log.place)
-        case LogKind.ATOMIKOS:
+        case "atomikos":
             return atomikos(spark, log.name, log.place)
-        case LogKind.SQLITE:
+        case "dtx" if log.url is None:
             return sqlite(spark, log.name, log.place)
-        case LogKind.POSTGRESQL:
+        case "dtx":
             return postgresql(spark, log.name, log.place, waits)
         case _:
-            assert_never(log.kind)
+            assert_never(log.format)

@@ -1,4 +1,4 @@
-"""The kinds of decision logs, and the columns that are read of each.
+"""The columns of decisions, and the check of their neutral format.
 
 The neutral format, for any transaction manager: one decision in each row, in Parquet, CSV with a header, or JSON lines.
 
@@ -14,8 +14,6 @@ column         CSV and JSON                  Parquet
 =============  ============================  ==========================================================================
 """
 
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
@@ -29,36 +27,6 @@ from pyspark.sql.types import (
     StructType,
     TimestampType,
 )
-
-
-class LogKind(StrEnum):
-    """The format of a log."""
-
-    PARQUET = "parquet"
-    CSV = "csv"
-    JSON = "json"
-    ATOMIKOS = "atomikos"
-    """``tmlog*.log``: JSON lines of release 4, lines with ``|`` of later releases."""
-    SQLITE = "sqlite"
-    """The SQLite file of :mod:`dtx.client.tm`."""
-    POSTGRESQL = "postgresql"
-    """The schema ``dtx_tm`` of :mod:`dtx.client.tm`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ManagerLog:
-    """A decision log.
-
-    Args:
-        kind: its format.
-        name: its configured name.
-        place: a path or URL that Spark reads; for SQLite, a file of this machine; for PostgreSQL, a database URL.
-    """
-
-    kind: LogKind
-    name: str
-    place: str
-
 
 DECISIONS: Final = StructType(
     [

@@ -182,7 +182,7 @@ def run(
     if found_files or any(file.partition != OPEN for file in replaced):
         findings = state.verdicts.frame(spark, state.verdicts.written(found_files))
         say("collecting evidence")
-        full_findings = _with_evidence(spark, findings, lines, observations, decisions)
+        full_findings = _findings_with_evidence(spark, findings, lines, observations, decisions)
         added = plain + state.verdicts.write(full_findings.unionByName(_stored(rest)), f"run-{number}")
 
     written = state.verdicts.written(added)
@@ -361,7 +361,7 @@ def _without(digests: DataFrame, others: DataFrame) -> DataFrame:
     return digests.join(others, digests.columns, "left_anti")
 
 
-def _with_evidence(
+def _findings_with_evidence(
     spark: SparkSession, findings: DataFrame, lines: Lines, observations: DataFrame, decisions: DataFrame
 ) -> DataFrame:
     """Add evidence and the partition column to the stored *findings*."""

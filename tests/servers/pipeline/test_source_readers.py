@@ -16,10 +16,10 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import DataFrame, SparkSession
 
-from dtx.pipeline.decisions import LogKind, ManagerLog, read
-from dtx.pipeline.participants import Participant, connection_arguments, look, observe
+from dtx.pipeline.decisions import read
+from dtx.pipeline.fleet import Decisions, Participant
+from dtx.pipeline.participants import connection_arguments, look, observe
 from dtx.pipeline.source import SourceError, Waits, register
-from dtx.pipeline.verdicts import SourceKind
 from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid
 from tests.support.mariadb import SERVER, mariadb
@@ -64,19 +64,18 @@ def test_everybody_in_doubt_is_observed(
         connection.tpc_prepare()
     with mariadb() if SERVER else _ignore_answer() as url:
         participants = [
-            Participant(kind=SourceKind.DTX, name="queues", url=migrated_postgres_url),
-            Participant(kind=SourceKind.POSTGRESQL, name="orders", url=two_phase.url),
-            Participant(kind=SourceKind.POSTGRESQL, name="beside", url=beside),
-            Participant(kind=SourceKind.POSTGRESQL, name="gone", url=f"postgresql://x:pw1@127.0.0.1:{free_port()}/x"),
-            Participant(kind=SourceKind.MYSQL, name="lost", url=f"mysql://x:pw2@127.0.0.1:{free_port()}"),
+            Participant(name="orders", url=two_phase.url),
+            Participant(name="beside", url=beside),
+            Participant(name="gone", url=f"postgresql://x:pw1@127.0.0.1:{free_port()}/x"),
+            Participant(name="lost", url=f"mysql://x:pw2@127.0.0.1:{free_port()}"),
         ]
         if SERVER:
             arguments = connection_arguments(url)
             with closing(pymysql.connect(**arguments)) as connection, connection.cursor() as cursor:
                 for statement in ("START", "END", "PREPARE"):
                     cursor.execute(f"XA {statement} 0x6731ff00, 0x6d, 5")
-            participants.append(Participant(kind=SourceKind.MYSQL, name="stock", url=url))
-        frame, wrong = observe(spark, participants, waits=WAITS)
+            participants.append(Participant(name="stock", url=url))
+        frame, wrong = observe(spark, {"queues": migrated_postgres_url}, participants, waits=WAITS)
         found = rows(frame)
     keys = ("source", "kind", "rm", "vhost", "format_id", "gtrid", "bqual", "state")
     expected: list[tuple[Any, ...]] = [
@@ -105,12 +104,6 @@ class _ignore_answer:  # noqa: N801 - a context manager
         pass
 
 
-def test_two_participants_of_one_name_are_refused(spark: SparkSession) -> None:
-    twice = [Participant(kind=SourceKind.MYSQL, name="a", url="mysql://x")] * 2
-    with pytest.raises(ValueError, match="the same name"):
-        observe(spark, twice)
-
-
 def test_a_url_of_mysql_may_ask_for_tls() -> None:
     """Who asks for it has the server's name checked, too: a parameter that is misspelt is no encryption."""
     found = connection_arguments("mysql://u:p%40w@h:77/?ssl_ca=/etc/ca.pem&ssl_key=/k")
@@ -129,7 +122,7 @@ def test_a_login_that_lacks_a_package_is_one_database_that_was_not_read(monkeypa
         raise RuntimeError("'cryptography' package is required")
 
     monkeypatch.setattr(pymysql, "connect", connect)
-    (seen, (wrong,)) = look(Participant(kind=SourceKind.MYSQL, name="stock", url="mysql://u:pw@h"), WAITS)
+    (seen, (wrong,)) = look(Participant(name="stock", url="mysql://u:pw@h"), WAITS)
     assert (seen, wrong.source, wrong.is_away) == ([], "stock", True)
     assert "'cryptography' package is required" in wrong.reason
 
@@ -160,7 +153,7 @@ def test_lines_of_json_that_are_malformed_are_named_with_their_number(spark: Spa
     ]  # fmt: skip
     path = tmp_path / "tm.jsonl"
     path.write_text("\n".join(lines))
-    frame, wrong = read(spark, [ManagerLog(kind=LogKind.JSON, name="bank", place=str(path))])
+    frame, wrong = read(spark, [Decisions(format="json", name="bank", path=str(path))])
     assert [tuple(row.values()) for row in rows(frame)] == [
         ("bank", None, b"e", "rollback", AT, None, "bank"),
         ("tm-1", 4294967295, b"\xff\0g", "commit", AT, True, "bank"),
@@ -186,12 +179,12 @@ def test_no_object_of_a_line_is_passed_over(spark: SparkSession, tmp_path: Path)
         "[", f"  {alone[0]},", f"\t{alone[1]} ,\t", alone[2], "]", alone[3],
     ]  # fmt: skip
     (tmp_path / "tm.jsonl").write_text("\n".join(lines))
-    frame, (wrong,) = read(spark, [ManagerLog(kind=LogKind.JSON, name="bank", place=str(tmp_path / "tm.jsonl"))])
+    frame, (wrong,) = read(spark, [Decisions(format="json", name="bank", path=str(tmp_path / "tm.jsonl"))])
     assert [bytes(row["gtrid"]) for row in rows(frame)] == [b"c", b"d", b"e", b"f"]
     assert (wrong.reason, wrong.item.rpartition(":")[2], wrong.count) == ("not a JSON object", "1", 8)
     entry = json.dumps({"id": "tm1", "wasCommitted": True, "participants": []})
     (tmp_path / "tmlog1.log").write_text(f"{entry}{entry.replace('tm1', 'tm2')}\n{entry}\n")
-    logs = [ManagerLog(kind=LogKind.ATOMIKOS, name="shop", place=str(tmp_path / "tmlog1.log"))]
+    logs = [Decisions(format="atomikos", name="shop", path=str(tmp_path / "tmlog1.log"))]
     frame, (wrong,) = read(spark, logs)
     assert [bytes(row["gtrid"]) for row in rows(frame)] == [b"tm1"]
     assert (wrong.item.rpartition(":")[2], wrong.count) == ("1", 1)
@@ -205,7 +198,7 @@ def test_a_line_far_into_a_divided_file_has_its_number(spark: SparkSession, tmp_
     before = str(spark.conf.get("spark.sql.files.maxPartitionBytes"))
     spark.conf.set("spark.sql.files.maxPartitionBytes", "65536")
     try:
-        frame, (wrong,) = read(spark, [ManagerLog(kind=LogKind.JSON, name="bank", place=str(path))])
+        frame, (wrong,) = read(spark, [Decisions(format="json", name="bank", path=str(path))])
         assert frame.count() == 4_010
     finally:
         spark.conf.set("spark.sql.files.maxPartitionBytes", before)
@@ -216,7 +209,7 @@ def test_csv_has_its_columns_in_any_order_and_each_file_its_header(spark: SparkS
     (tmp_path / "a.csv").write_text(f'decision,gtrid,time,comment\ncommit,61,{AT.isoformat()},"x, y"\ncommit,62\n')
     (tmp_path / "b.csv").write_text(f"\ufeffgtrid,time,decision,tm\n63,{AT.isoformat()},rollback,other\n")
     (tmp_path / "c.csv").write_text("gtrid,when\n64,now\n65,now\n")
-    frame, wrong = read(spark, [ManagerLog(kind=LogKind.CSV, name="bank", place=str(tmp_path))])
+    frame, wrong = read(spark, [Decisions(format="csv", name="bank", path=str(tmp_path))])
     assert [(row["tm"], bytes(row["gtrid"]), row["decision"], row["at"]) for row in rows(frame)] == [
         ("bank", b"a", "commit", AT),
         ("other", b"c", "rollback", AT),
@@ -237,7 +230,7 @@ def test_a_parquet_file_that_is_cut_off_is_named_and_the_others_are_read(spark: 
     damaged = bytearray(whole)
     damaged[4:40] = bytes(36)
     (tmp_path / "damaged.parquet").write_bytes(damaged)
-    frame, wrong = read(spark, [ManagerLog(kind=LogKind.PARQUET, name="bank", place=str(tmp_path))])
+    frame, wrong = read(spark, [Decisions(format="parquet", name="bank", path=str(tmp_path))])
     assert [bytes(row["gtrid"]) for row in rows(frame)] == [b"a", b"b"]
     names = sorted(one.item.rpartition("/")[2] for one in wrong)
     assert names == ["cut.parquet", "damaged.parquet", "whole.parquet"]
@@ -250,7 +243,7 @@ def test_a_parquet_file_may_have_columns_that_others_have_not(spark: SparkSessio
     others: list[dict[str, Any]] = [{}, {"gtrid": [b"b"], "finished": [False]}, {"gtrid": [b"c"]}]
     for name, columns in enumerate(others):
         pq.write_table(pa.table(most | columns), tmp_path / f"{name}.parquet")
-    frame, wrong = read(spark, [ManagerLog(kind=LogKind.PARQUET, name="bank", place=str(tmp_path))])
+    frame, wrong = read(spark, [Decisions(format="parquet", name="bank", path=str(tmp_path))])
     assert wrong == []
     assert [(bytes(row["gtrid"]), row["finished"]) for row in rows(frame)] == [
         (b"a", None),
@@ -273,7 +266,7 @@ def test_parquet_files_with_columns_of_other_types_are_judged_each_for_itself(
     }.items():
         table = {column: values for column, values in (most | columns).items() if values is not None}
         pq.write_table(pa.table(table), tmp_path / f"{name}.parquet")
-    frame, wrong = read(spark, [ManagerLog(kind=LogKind.PARQUET, name="bank", place=str(tmp_path))])
+    frame, wrong = read(spark, [Decisions(format="parquet", name="bank", path=str(tmp_path))])
     assert [(row["tm"], row["format_id"], bytes(row["gtrid"]), row["finished"]) for row in rows(frame)] == [
         ("7", 8, b"n", True),
         ("tm", 9, b"w", False),
@@ -295,7 +288,7 @@ def test_an_empty_parquet_file_is_named(spark: SparkSession, tmp_path: Path, oth
         pq.write_table(table, tmp_path / f"{name}.parquet")
     if "cut" in others:
         (tmp_path / "cut.parquet").write_bytes((tmp_path / "cut.parquet").read_bytes()[:-20])
-    frame, wrong = read(spark, [ManagerLog(kind=LogKind.PARQUET, name="bank", place=str(tmp_path))])
+    frame, wrong = read(spark, [Decisions(format="parquet", name="bank", path=str(tmp_path))])
     assert len(rows(frame)) == ("whole" in others)
     named = {one.item.rpartition("/")[2]: one.reason for one in wrong}
     assert named.pop("empty.parquet") == "the file is empty"
@@ -327,7 +320,7 @@ def test_logs_of_atomikos_are_read_in_both_forms(spark: SparkSession, tmp_path: 
             ]
         )
     )
-    frame, wrong = read(spark, [ManagerLog(kind=LogKind.ATOMIKOS, name="shop", place=str(tmp_path))])
+    frame, wrong = read(spark, [Decisions(format="atomikos", name="shop", path=str(tmp_path))])
     assert [(bytes(row["gtrid"]), row["decision"], row["finished"], row["at"]) for row in rows(frame)] == [
         (b"tm1", "commit", True, None),
         (b"tm2", "commit", False, None),
@@ -365,10 +358,10 @@ def test_the_log_of_the_own_transaction_manager_is_read(
         )
         connection.execute("INSERT INTO dtx_tm.decision VALUES ('p', 4, 'n2', 'commit', %s, NULL)", [AT])
     logs = [
-        ManagerLog(kind=LogKind.SQLITE, name="file", place=str(path)),
-        ManagerLog(kind=LogKind.POSTGRESQL, name="base", place=url),
-        ManagerLog(kind=LogKind.SQLITE, name="none", place=str(tmp_path / "none.db")),
-        ManagerLog(kind=LogKind.JSON, name="away", place=str(tmp_path / "away.json")),
+        Decisions(format="dtx", name="file", path=str(path)),
+        Decisions(format="dtx", name="base", url=url),
+        Decisions(format="dtx", name="none", path=str(tmp_path / "none.db")),
+        Decisions(format="json", name="away", path=str(tmp_path / "away.json")),
     ]
     frame, wrong = read(spark, logs, waits=WAITS)
     assert [tuple(row.values()) for row in rows(frame)] == [
