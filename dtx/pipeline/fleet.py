@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
+from urllib.parse import quote
 
 from pydantic import (
     AfterValidator,
@@ -26,10 +27,8 @@ _VARIABLE: Final = re.compile(r"\$\{(\w+)\}")
 _POSTGRESQL: Final = ("postgresql://", "postgres://")
 _MYSQL: Final = ("mysql://", "mariadb://")
 _LONGEST: Final = timedelta(days=36_500)
-_FILE_NAME: Final = 255
-"""Bytes of the longest name of a file that file systems allow."""
-_AROUND: Final = len("batch=.0123456789abcdef.000000000")
-"""Characters of the name of a batch, without those of its database."""
+_LONGEST_NAME: Final = 255 - len(".json..tmp") - 32
+"""Characters that a name may have in the name of its checkpoint, where file systems allow 255 bytes."""
 
 
 def _span(value: object) -> timedelta:
@@ -37,11 +36,6 @@ def _span(value: object) -> timedelta:
     if seconds > _LONGEST.total_seconds():
         raise ValueError(f"{value} is longer than a hundred years")
     return timedelta(seconds=seconds)
-
-
-def _letters(letter: str) -> int:
-    """Return the length of *letter* in names of the lake, where bytes other than ``A-Za-z0-9-`` become ``%25XX``."""
-    return 1 if letter.isascii() and (letter.isalnum() or letter == "-") else len("%25XX") * len(letter.encode())
 
 
 def _url(schemes: tuple[str, ...], shown: str) -> AfterValidator:
@@ -107,8 +101,8 @@ class Database(_Table):
     @field_validator("name")
     @classmethod
     def _fits(cls, name: str) -> str:
-        if _AROUND + sum(map(_letters, name)) > _FILE_NAME:
-            raise ValueError(f"{name!r} is too long for the name of a directory: choose a shorter one")
+        if len(quote(name, safe="").replace(".", "%2E")) > _LONGEST_NAME:
+            raise ValueError(f"{name!r} is too long for the name of a file: choose a shorter one")
         return name
 
     def source(self) -> dict[str, str]:

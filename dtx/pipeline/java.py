@@ -76,8 +76,12 @@ def class_archive(java: Java) -> Path:
     """
     from pyspark import __version__
 
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    place = Path(cache) if sys.prefix == sys.base_prefix else Path(sys.prefix, "var")
+    if unit := os.environ.get("CACHE_DIRECTORY"):  # of systemd, whose unit may write nowhere else
+        place = Path(unit.partition(":")[0])
+    elif sys.prefix != sys.base_prefix:
+        place = Path(sys.prefix, "var")
+    else:
+        place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return place / "dtx" / f"spark-{__version__}-java-{java.version}.jsa"
 
 

@@ -238,10 +238,10 @@ class Steps:
         rows = [row for table in tables for row in _maintained(table.maintain)]
         wrong = [*unseen, *unread, *lake.quarantined, *_stale(done, rules), *rows]
         self._note("reconcile", wrong)
-        if self._results.is_local:
-            unread_of = Counter(row.source for row in [*self._noted(), *lake.quarantined])
-            names = [one.name for one in self._fleet.database]
-            _write_metrics(Path(self._fleet.results) / METRICS, done, names, unread_of)
+        unread_of = Counter(row.source for row in [*self._noted(), *lake.quarantined])
+        names = [one.name for one in self._fleet.database]
+        directory = Path(self._fleet.results if self._results.is_local else ".")  # as for the report
+        _write_metrics(directory / METRICS, done, names, unread_of)
         if to_publish and self._fleet.publish is not None:
             with Progress(self.spark, "publish") as progress:
                 verdicts = current(self.spark, self._results.uri)

@@ -440,7 +440,7 @@ def test_a_lake_is_the_same_wherever_it_is_moved_and_another_in_its_place_is_not
     assert run(tmp_path / "elsewhere", database) == 4
 
 
-@pytest.mark.parametrize("name", ["prod", "bank a/b", "..", "a.b", "é%", "_x", ".hidden"])
+@pytest.mark.parametrize("name", ["prod", "bank a/b", "..", "a.b", "é%", "_x", ".hidden", "北" * 23])
 def test_every_name_of_a_source_is_the_name_of_a_file(tmp_path: Path, name: str) -> None:
     lake = Lake(str(tmp_path))
     lake.note(name, batch=1, place={}, read_at=5)

@@ -43,7 +43,7 @@ def test_relative_paths_begin_where_the_file_is_and_addresses_stay(tmp_path: Pat
         ('publish = "mysql://h/d"', "publish: does not start with postgresql://"),
         ('skew = "9e9d"', "skew: '9e9d' is not a duration"),
         ('skew = "99999999999d"', "skew: 99999999999d is longer than a hundred years"),
-        (f'[[database]]\nname = "{"北" * 20}"\nurl = "postgresql://h/d"', "is too long for the name of a directory"),
+        (f'[[database]]\nname = "{"北" * 24}"\nurl = "postgresql://h/d"', "is too long for the name of a file"),
         ('orphan_after = "soon"', "orphan_after: 'soon' is not a duration"),
         (
             '[[database]]\nname = "a"\nurl = "postgresql://h/d"\n[[participant]]\nname = "a"\nurl = "mysql://h"',

@@ -102,6 +102,8 @@ def test_an_archive_of_classes_belongs_to_an_environment(monkeypatch: pytest.Mon
     assert class_archive(java) == Path(f"/venv/var/dtx/spark-{pyspark.__version__}-java-21.jsa")
     monkeypatch.setattr("sys.base_prefix", "/venv")
     assert class_archive(java) == Path(f"/cache/dtx/spark-{pyspark.__version__}-java-21.jsa")
+    monkeypatch.setenv("CACHE_DIRECTORY", "/var/cache/dtx-pipeline:/other")
+    assert class_archive(java) == Path(f"/var/cache/dtx-pipeline/dtx/spark-{pyspark.__version__}-java-21.jsa")
 
 
 def test_java_that_keeps_no_classes_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
