@@ -198,7 +198,7 @@ def _holder(settings: Settings, mine: list[LeaseHolder], waiting: int, managers:
     active = [lease for lease in mine if lease.remaining > 0]
     others = "" if managers == 1 else f" (for one of the {managers} resource managers of this database)"
     if not active:
-        yield ok("lease", _ignore_answer(settings, mine))
+        yield ok("lease", _no_active_text(settings, mine))
         return
     (lease,) = active
     yield ok("lease", f"{safe(lease.holder)} (epoch {lease.epoch}) is the active dtx of {lease.rm}")
@@ -212,7 +212,7 @@ def _holder(settings: Settings, mine: list[LeaseHolder], waiting: int, managers:
         )
 
 
-def _ignore_answer(settings: Settings, mine: list[LeaseHolder]) -> str:
+def _no_active_text(settings: Settings, mine: list[LeaseHolder]) -> str:
     if not mine:
         return f"no dtx has ever served as {settings.rm} on this database"
     (lease,) = mine
