@@ -20,7 +20,7 @@ from dtx.auth.operators import OperatorLog
 from dtx.failpoint import Point
 from dtx.log.api import LogError
 from dtx.log.reader import LogReader
-from dtx.manager import TransactionManager, Who
+from dtx.manager import Requester, TransactionManager
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.operators import Operators
 from dtx.manager.scan import Scan
@@ -81,7 +81,7 @@ class Connected(Protocol):
         """Its number in the logs."""
 
     @property
-    def who(self) -> Who:
+    def who(self) -> Requester:
         """User and virtual host; empty during the handshake."""
 
     @property

@@ -45,7 +45,7 @@ AGES: Final = (60, 600, 3600, 86_400)
 
 
 @dataclass(frozen=True, slots=True)
-class Who:
+class Requester:
     """The user of a request, and its vhost (a vhost is one resource manager).
 
     Args:
@@ -186,7 +186,7 @@ class Branches:
         """Whether *user* may control branches of *owner*: the same user, or a coordinator."""
         return owner == user or user in self._limits.coordinators
 
-    def authorise(self, entry: BranchRuntime, who: Who) -> None:
+    def authorise(self, entry: BranchRuntime, who: Requester) -> None:
         """Refuse access to another user's branch.
 
         Raises:
@@ -200,7 +200,7 @@ class Branches:
 
     # -- order of operations
 
-    async def find(self, who: Who, xid: Xid, operation: Operation, reply: Reply) -> BranchRuntime | None:
+    async def find(self, who: Requester, xid: Xid, operation: Operation, reply: Reply) -> BranchRuntime | None:
         """The branch, with no operation under way and with a certain state.
 
         Args:
@@ -235,7 +235,7 @@ class Branches:
                 return None
             await self._look_up(who, xid, operation)
 
-    async def _look_up(self, who: Who, xid: Xid, operation: Operation) -> None:
+    async def _look_up(self, who: Requester, xid: Xid, operation: Operation) -> None:
         """Add a branch that only the log has. 404 is answered only when the log does not have it either."""
         try:
             found = await self._log.lookup(who.vhost, xid)
@@ -349,7 +349,7 @@ class Branches:
         if self._tombstones:
             self._tombstones.pop((vhost, xid), None)
 
-    def _take_tombstone(self, who: Who, xid: Xid) -> XaFlag | None:
+    def _take_tombstone(self, who: Requester, xid: Xid) -> XaFlag | None:
         tombstone = self._tombstones.get((who.vhost, xid))
         if tombstone is None:
             return None

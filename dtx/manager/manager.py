@@ -16,7 +16,7 @@ from dtx.log.api import TransactionLog
 from dtx.log.records import Redirect
 from dtx.manager.branch_persistence import BranchPersistence, BrokerPersistence
 from dtx.manager.branch_runtime import TAKING, BranchDecision, BranchRuntime
-from dtx.manager.branches import Branches, Who
+from dtx.manager.branches import Branches, Requester
 from dtx.manager.broker import BrokerEffects
 from dtx.manager.effects import Effects, Reply, release
 from dtx.manager.limits import DiskAlarm, Limits, Quotas
@@ -163,7 +163,7 @@ class TransactionManager:
         return self._branches.may(entry.branch.owner, user)
 
     def demarcate(
-        self, who: Who, xid: Xid, operation: Operation, channel: ChannelId
+        self, who: Requester, xid: Xid, operation: Operation, channel: ChannelId
     ) -> tuple[XaFlag, BranchRuntime] | None:
         """Start and end, in all their forms. They change only memory, so they await nothing.
 
@@ -202,7 +202,7 @@ class TransactionManager:
                 release(entry)
         return flag, entry
 
-    def _begin(self, who: Who, xid: Xid) -> BranchRuntime:
+    def _begin(self, who: Requester, xid: Xid) -> BranchRuntime:
         if self.draining:
             raise XaError(ReplyCode.RESOURCE_ERROR, "dtx is shutting down and takes no new branches")
         if not self.log.lease_valid:
@@ -223,7 +223,7 @@ class TransactionManager:
         entry.holdings = holdings
         return entry
 
-    async def settle(self, who: Who, xid: Xid) -> None:
+    async def settle(self, who: Requester, xid: Xid) -> None:
         """Wait until no operation runs on *xid* and its state is certain.
 
         Raises:
@@ -256,7 +256,7 @@ class TransactionManager:
 
     # -- coordination
 
-    def ask(self, who: Who, xid: Xid, operation: Operation, reply: Reply) -> None:
+    def ask(self, who: Requester, xid: Xid, operation: Operation, reply: Reply) -> None:
         """prepare, commit, rollback and forget. On an idle branch they begin in the order of these calls.
 
         Args:
@@ -301,7 +301,7 @@ class TransactionManager:
 
         self.spawn(answer())
 
-    async def _find_and_request(self, who: Who, xid: Xid, operation: Operation, reply: Reply) -> None:
+    async def _find_and_request(self, who: Requester, xid: Xid, operation: Operation, reply: Reply) -> None:
         entry = await self._branches.find(who, xid, operation, reply)
         if entry is not None and not self._begun(entry, operation, reply, who.user):
             await self._request(entry, operation, reply, who.user)
@@ -331,7 +331,7 @@ class TransactionManager:
         finally:
             self._branches.through(entry)
 
-    async def get_timeout(self, who: Who, xid: Xid) -> int:
+    async def get_timeout(self, who: Requester, xid: Xid) -> int:
         """The timeout of a branch, seconds.
 
         Raises:
@@ -340,7 +340,7 @@ class TransactionManager:
         entry = await self._quiet(who, xid, Operation.GET_TIMEOUT)
         return entry.branch.timeout
 
-    async def set_timeout(self, who: Who, xid: Xid, seconds: int) -> None:
+    async def set_timeout(self, who: Requester, xid: Xid, seconds: int) -> None:
         """Set the timeout of a branch, seconds from now, at most ``max_timeout``; 0 sets the default again.
 
         Raises:
@@ -350,12 +350,12 @@ class TransactionManager:
         wanted = min(seconds, self.limits.max_timeout) or self.limits.default_timeout
         entry.branch, _ = step(entry.branch, SetTimeout(seconds=wanted), self._clock())
 
-    async def _quiet(self, who: Who, xid: Xid, operation: Operation) -> BranchRuntime:
+    async def _quiet(self, who: Requester, xid: Xid, operation: Operation) -> BranchRuntime:
         entry = await self._branches.find(who, xid, operation, _ignore_answer)
         assert entry is not None, "only a completion is answered before it is found"
         return entry
 
-    async def in_doubt(self, who: Who, behind: Xid | None = None) -> list[Xid]:
+    async def in_doubt(self, who: Requester, behind: Xid | None = None) -> list[Xid]:
         """The branches of the vhost, in doubt or heuristic, that *who* may control: the list of a recovery scan.
 
         Args:
@@ -388,7 +388,7 @@ class TransactionManager:
         """The kind of work in the branch that its vote is about."""
         return self._durable.vote(entry)
 
-    async def find(self, who: Who, xid: Xid) -> BranchRuntime:
+    async def find(self, who: Requester, xid: Xid) -> BranchRuntime:
         """The branch, with no operation under way and with a certain state.
 
         Raises:

@@ -17,7 +17,7 @@ from dtx.log.api import LogError
 from dtx.log.records import BranchRecord, Fate, LogState, Redirect, WorkKind, WorkRow
 from dtx.manager.branch_persistence import log_failed
 from dtx.manager.branch_runtime import UNFINISHED, BranchDecision, BranchRuntime
-from dtx.manager.branches import Who
+from dtx.manager.branches import Requester
 from dtx.manager.effects import Reply
 from dtx.manager.manager import TransactionManager
 from dtx.store.api import UnitProgress
@@ -210,7 +210,7 @@ class Operators:
         """Check *order*: between the last check of the branch and the return, this awaits nothing."""
         if not 0 < len(order.reason.strip()) <= _MOST_REASON:
             raise XaError(ReplyCode.PRECONDITION_FAILED, f"a reason of 1 to {_MOST_REASON} characters is needed")
-        who = Who(order.actor, order.vhost, operator=True)
+        who = Requester(order.actor, order.vhost, operator=True)
         while True:
             entry = await self._manager.find(who, order.xid)
             record = entry.record

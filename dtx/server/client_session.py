@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Protocol
 
-from dtx.manager import Who
+from dtx.manager import Requester
 
 
 class ClientTransport(Protocol):
@@ -27,7 +27,7 @@ class ClientTransport(Protocol):
     def certificate_name(self) -> str | None:
         """The common name in the client's verified certificate; ``None`` without such a certificate."""
 
-    def opened(self, who: Who) -> bool:
+    def opened(self, who: Requester) -> bool:
         """End the handshake of *who*; false if there is no room: then the caller refuses the connection."""
 
     def write(self, data: bytes | memoryview) -> None:
@@ -50,7 +50,7 @@ class ClientSession(Protocol):
     """One client connection, from its protocol header to its end."""
 
     id: int
-    who: Who
+    who: Requester
     """User and virtual host; empty during the handshake."""
     ended: asyncio.Future[None]
     """Done when all resources of the session are released."""

@@ -11,7 +11,7 @@ from itertools import count
 from typing import Final
 
 from dtx.config.rules import QuotaResource
-from dtx.manager import TransactionManager, Who
+from dtx.manager import Requester, TransactionManager
 from dtx.manager.limits import Holdings
 from dtx.server.client_session import ClientTransport
 from dtx.server.limits import MAX_UNSENT
@@ -141,7 +141,7 @@ class BaseClient(ABC):
     def __init__(self, manager: TransactionManager, transport: ClientTransport) -> None:
         self.id = next(connection_numbers)
         self.manager = manager
-        self.who = Who("", "")
+        self.who = Requester("", "")
         self.budget = manager.budget
         """Memory budget for the client's messages; after the login, the budget of its user and virtual host."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -151,7 +151,7 @@ class BaseClient(ABC):
         self._admitted: Holdings | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def _admit(self, who: Who) -> None:
+    def _admit(self, who: Requester) -> None:
         """Count the connection for the quotas of *who*.
 
         Raises:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final, assert_never
 
-from dtx.manager import TransactionManager, Who
+from dtx.manager import Requester, TransactionManager
 from dtx.manager.scan import Scan
 from dtx.server import tracing
 from dtx.server.failpoints import around_reply
@@ -55,7 +55,7 @@ class CoordinationHandler:
         """The open recovery scan, or ``None``."""
         return self._scan if self._scan is not None and self._scan.is_open else None
 
-    def run(self, call: methods.CoordinationCall, who: Who, frame_max: int, finish: Finish) -> None:
+    def run(self, call: methods.CoordinationCall, who: Requester, frame_max: int, finish: Finish) -> None:
         """Run *call* for *who*.
 
         Args:
@@ -90,14 +90,14 @@ class CoordinationHandler:
         """Free the open scan when the channel closes: a long scan must not wait for the garbage collector."""
         self._scan = None
 
-    def _span(self, operation: str, xid: Xid | None, who: Who) -> tracing.Span | None:
+    def _span(self, operation: str, xid: Xid | None, who: Requester) -> tracing.Span | None:
         traces = self._metrics.traces
         if traces is None:
             return None
         entry = None if xid is None else self._manager.known(who.vhost, xid)
         return tracing.Span(traces, operation, xid, who, (self._connection, self._number), entry)
 
-    def _traced(self, operation: str, xid: Xid | None, who: Who, finish: Finish) -> Finish:
+    def _traced(self, operation: str, xid: Xid | None, who: Requester, finish: Finish) -> Finish:
         span = self._span(operation, xid, who)
         if span is None:
             return finish
@@ -109,7 +109,7 @@ class CoordinationHandler:
         return traced
 
     def _decide(
-        self, xid: Xid, operation: Operation, ok: Callable[[int, XaFlag], bytes], who: Who, finish: Finish
+        self, xid: Xid, operation: Operation, ok: Callable[[int, XaFlag], bytes], who: Requester, finish: Finish
     ) -> None:
         started = time.monotonic()
         answered = False
@@ -143,14 +143,14 @@ class CoordinationHandler:
         else:
             finish(around_reply(frame))
 
-    async def _get_timeout(self, xid: Xid, who: Who) -> bytes:
+    async def _get_timeout(self, xid: Xid, who: Requester) -> bytes:
         return methods.DtxGetTimeoutOk(await self._manager.get_timeout(who, xid)).frame(self._number)
 
-    async def _set_timeout(self, xid: Xid, timeout: int, who: Who) -> bytes:
+    async def _set_timeout(self, xid: Xid, timeout: int, who: Requester) -> bytes:
         await self._manager.set_timeout(who, xid, timeout)
         return methods.DtxSetTimeoutOk().frame(self._number)
 
-    async def _recover(self, call: methods.DtxRecover, who: Who, frame_max: int) -> bytes:
+    async def _recover(self, call: methods.DtxRecover, who: Requester, frame_max: int) -> bytes:
         scan = self._scan = self._scan or Scan()
         if call.startscan:
             scan.begin(await self._manager.in_doubt(who, scan.after if call.endscan else None))

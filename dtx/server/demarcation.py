@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Final, cast
 
-from dtx.manager import TransactionManager, Who
+from dtx.manager import Requester, TransactionManager
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.server import tracing
 from dtx.server.failpoints import around_reply
@@ -54,7 +54,7 @@ class DemarcationHandler:
         """The branch *xid*, if the channel is associated or suspended with it."""
         return self._branches.get(xid)
 
-    def run(self, call: methods.DtxStart | methods.DtxEnd, who: Who) -> bytes | None:
+    def run(self, call: methods.DtxStart | methods.DtxEnd, who: Requester) -> bytes | None:
         """Run dtx-demarcation.start or end.
 
         Returns:
@@ -67,7 +67,7 @@ class DemarcationHandler:
             return self._run_traced(self._metrics.traces, call, who)
         return self._run(call, who)
 
-    def _run_traced(self, traces: Traces, call: methods.DtxStart | methods.DtxEnd, who: Who) -> bytes | None:
+    def _run_traced(self, traces: Traces, call: methods.DtxStart | methods.DtxEnd, who: Requester) -> bytes | None:
         operation = "start" if isinstance(call, methods.DtxStart) else "end"
         place = cast("tuple[int, int]", getattr(self._channel, "place", (0, self._number)))
         span = tracing.Span(traces, operation, call.xid, who, place, self._manager.known(who.vhost, call.xid))
@@ -81,7 +81,7 @@ class DemarcationHandler:
             span.end(self._flag)
         return frame
 
-    def _run(self, call: methods.DtxStart | methods.DtxEnd, who: Who) -> bytes | None:
+    def _run(self, call: methods.DtxStart | methods.DtxEnd, who: Requester) -> bytes | None:
         operation = self._operation(call)
         result = self._manager.demarcate(who, call.xid, operation, self._channel)
         if result is None:
@@ -110,7 +110,9 @@ class DemarcationHandler:
             return operation
         return end_operation(fail=call.fail, suspend=call.suspend)
 
-    async def run_later(self, call: methods.DtxStart | methods.DtxEnd, who: Who, is_open: Callable[[], bool]) -> bytes:
+    async def run_later(
+        self, call: methods.DtxStart | methods.DtxEnd, who: Requester, is_open: Callable[[], bool]
+    ) -> bytes:
         """As :meth:`run`, after the other operations on the branch.
 
         Returns:

@@ -18,7 +18,7 @@ from typing import Final, cast
 
 from dtx.auth.login_throttle import source_of
 from dtx.config import Address, ConfigError
-from dtx.manager import Who
+from dtx.manager import Requester
 from dtx.server.client_session import ClientSession
 from dtx.server.memory import Leftovers
 from dtx.store.rabbitmq.upstream import MOST_UNSENT
@@ -187,7 +187,7 @@ class AcceptedConnection(asyncio.Protocol):
         found = None if self._transport is None else self._transport.get_extra_info("peercert")
         return common_name(found) if found else None
 
-    def opened(self, who: Who) -> bool:
+    def opened(self, who: Requester) -> bool:
         """See :class:`ClientTransport`."""
         self.is_open = self._listener.has_room_for(self, who)
         return self.is_open
@@ -358,7 +358,7 @@ class Listener:
         oldest.abort()
         return True
 
-    def has_room_for(self, connection: AcceptedConnection, who: Who) -> bool:
+    def has_room_for(self, connection: AcceptedConnection, who: Requester) -> bool:
         """Complete the handshake of *connection*; false if there is no room. The last places are for coordinators."""
         within_handshake = sum(map(len, self._handshakes.values()))
         others = len(self._connections) + len(self._left) - within_handshake

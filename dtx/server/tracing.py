@@ -3,7 +3,7 @@
 from itertools import islice
 from typing import Final
 
-from dtx.manager import Who
+from dtx.manager import Requester
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.store.work import HeldWork
 from dtx.telemetry.traces import HEADERS, MOST_LINKS, Traces
@@ -41,7 +41,7 @@ class Span:
         traces: Traces,
         operation: str,
         xid: Xid | None,
-        who: Who,
+        who: Requester,
         place: tuple[int, int],
         entry: BranchRuntime | None,
     ) -> None:

@@ -2,7 +2,7 @@
 
 from dtx import failpoint
 from dtx.failpoint import Point
-from dtx.manager import Who
+from dtx.manager import Requester
 from dtx.store.rabbitmq import identity, messages
 from dtx.store.rabbitmq.store import RabbitStore
 from dtx.store.rabbitmq.upstream import OwnChannel, Upstream, UpstreamChannelClosed, words
@@ -10,7 +10,7 @@ from dtx.wire.amqp09 import methods, properties
 from dtx.xa.codes import ReplyCode, XaError
 
 
-async def declare_lock(upstream: Upstream, store: RabbitStore, who: Who, what: str) -> OwnChannel:
+async def declare_lock(upstream: Upstream, store: RabbitStore, who: Requester, what: str) -> OwnChannel:
     """Declare the lock of *upstream*; from now on, branches can consume on it.
 
     Args:

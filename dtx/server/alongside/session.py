@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Final
 
 from dtx.config.rules import QuotaResource
-from dtx.manager import TransactionManager, Who
+from dtx.manager import Requester, TransactionManager
 from dtx.server.alongside.broker_handshake import BrokerHandshake
 from dtx.server.alongside.channel import ChannelOwner, ClosingChannel, ProxyChannel
 from dtx.server.alongside.channel_selection import ChannelSelection
@@ -173,7 +173,7 @@ class ProxySession(ChannelOwner):
 
     def _opened(self) -> bool:
         self.user = self._opening.user
-        who = Who(self.user or "", self._opening.vhost)
+        who = Requester(self.user or "", self._opening.vhost)
         try:
             self._admit(who)
         except XaError as error:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from dtx.config.rules import QuotaResource
-from dtx.manager import TransactionManager, Who
+from dtx.manager import Requester, TransactionManager
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.scan import Scan
 from dtx.server.amqp10.links import Attaching, Control, Incoming, OutgoingLink, Shell
@@ -351,12 +351,12 @@ class Amqp10Connection(ClientConnection):
         except AmqpError as error:
             self._close(peer_error(error))
             return
-        if isinstance(who, Who):
+        if isinstance(who, Requester):
             self._entered(who)
         else:
             self._wait_for(self._enter_later(who))
 
-    async def _enter_later(self, entering: Awaitable[Who]) -> None:
+    async def _enter_later(self, entering: Awaitable[Requester]) -> None:
         try:
             who = await entering
         except AmqpError as error:
@@ -365,7 +365,7 @@ class Amqp10Connection(ClientConnection):
         if self.stage is Stage.OPENING:
             self._entered(who)
 
-    def _entered(self, who: Who) -> None:
+    def _entered(self, who: Requester) -> None:
         try:
             self._admit(who)
         except XaError as error:

@@ -9,7 +9,7 @@ from asyncio import Future
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, assert_never
 
-from dtx.manager import TransactionManager, Who
+from dtx.manager import Requester, TransactionManager
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.server.amqp10.addresses import Address
 from dtx.server.amqp10.mapping import Content
@@ -96,7 +96,7 @@ class Home(Protocol):
     id: int
     manager: TransactionManager
     budget: Budget
-    who: Who
+    who: Requester
     slices: Slices
 
     def hold_client(self, reason: object) -> None:
@@ -304,7 +304,7 @@ class Nodes(Protocol):
             transport: the client's socket.
         """
 
-    def enter(self, hostname: str | None) -> Who | Awaitable[Who]:
+    def enter(self, hostname: str | None) -> Requester | Awaitable[Requester]:
         """Enter the virtual host that *hostname* means, after the login.
 
         Returns:

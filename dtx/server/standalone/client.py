@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from dtx.auth.accounts import Account, Accounts
 from dtx.auth.permissions import Permission
-from dtx.manager import TransactionManager, Who
+from dtx.manager import Requester, TransactionManager
 from dtx.server.connection import Outbox
 from dtx.server.limits import ConnectionLimits
 from dtx.server.standalone.access import Access
@@ -53,7 +53,7 @@ class Client:
 
     parts: Parts
     connection: int
-    who: Who
+    who: Requester
     vhost: VirtualHost
     access: Access
     writes: Writes

@@ -14,7 +14,7 @@ import dtx
 from dtx.auth.accounts import Account, LoginRefused
 from dtx.config.rules import QuotaResource
 from dtx.log.api import LogError
-from dtx.manager import Who
+from dtx.manager import Requester
 from dtx.server.client_session import ClientTransport
 from dtx.server.connection import ClientConnection, Stage
 from dtx.server.limits import HEARTBEAT, MAX_FRAME
@@ -307,7 +307,7 @@ class StandaloneConnection(ClientConnection):
             raise WireError(HardCode.NOT_ALLOWED, f"vhost {vhost} not found")
         if not account.may_enter(vhost):
             raise WireError(HardCode.NOT_ALLOWED, f"access to vhost '{vhost}' refused for user '{account.name}'")
-        who = Who(account.name, vhost)
+        who = Requester(account.name, vhost)
         try:
             self._admit(who)
         except XaError as error:

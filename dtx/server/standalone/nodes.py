@@ -13,7 +13,7 @@ from dtx.auth.accounts import Account, LoginRefused
 from dtx.auth.permissions import Permission
 from dtx.log.api import LogError
 from dtx.log.changes import DestinationKind, Slot, StoredMessage
-from dtx.manager import Who
+from dtx.manager import Requester
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.server.amqp10.addresses import Address, ExchangeAddress, QueueAddress, of_queue, route, subscription
 from dtx.server.amqp10.mapping import Content, modified
@@ -114,7 +114,7 @@ class StandaloneNodes:
             return SaslCode.SYS_TEMP
         return SaslCode.OK
 
-    def enter(self, hostname: str | None) -> Who:
+    def enter(self, hostname: str | None) -> Requester:
         """See :class:`Nodes`."""
         account, accounts = self._account, self._accounts
         assert account is not None, "open is handled only after the login"
@@ -131,7 +131,7 @@ class StandaloneNodes:
         budget = self.home.manager.quotas.of(account.name, name).budget
         self.writes = Writes(name, self.broker, budget, self._throttle)
         self._running = True
-        return Who(account.name, name)
+        return Requester(account.name, name)
 
     def _throttle(self, much: bool) -> None:
         """Stop or resume reading, depending on whether too *much* waits for the log."""

@@ -18,7 +18,7 @@ from dtx.auth.accounts import Account, Accounts, LoginRefused
 from dtx.auth.permissions import Patterns
 from dtx.auth.users import Snapshot, User
 from dtx.client import pika_methods
-from dtx.manager import Limits, TransactionManager, Who
+from dtx.manager import Limits, Requester, TransactionManager
 from dtx.server.client_session import ClientSession
 from dtx.server.limits import ConnectionLimits
 from dtx.server.standalone.client import Parts
@@ -88,7 +88,7 @@ class Wire:
         self.reads = True
         self.open = True
 
-    def opened(self, who: Who) -> bool:
+    def opened(self, who: Requester) -> bool:
         return True
 
     def write(self, data: bytes | memoryview) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from dtx.manager import TransactionManager, Who
+from dtx.manager import Requester, TransactionManager
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.branches import Branches
 from dtx.manager.maintenance import Maintenance
@@ -42,7 +42,7 @@ def _no_snapshot() -> Sequence[Change]:
     """A scan continues in a list that is newer than its start."""
     recover = CoordinationHandler._recover
 
-    async def fresh(self: CoordinationHandler, call: methods.DtxRecover, who: Who, frame_max: int) -> bytes:
+    async def fresh(self: CoordinationHandler, call: methods.DtxRecover, who: Requester, frame_max: int) -> bytes:
         if self.scan is not None and not call.startscan:
             self.scan._snapshot = await self._manager.in_doubt(who)
         return await recover(self, call, who, frame_max)
@@ -66,7 +66,7 @@ def _tombstones_stay() -> Sequence[Change]:
     """A tombstone answers every rollback, not only the first."""
     take = Branches._take_tombstone
 
-    def lasting(self: Branches, who: Who, xid: Xid) -> XaFlag | None:
+    def lasting(self: Branches, who: Requester, xid: Xid) -> XaFlag | None:
         tombstone = self._tombstones.get((who.vhost, xid))
         flag = take(self, who, xid)
         if tombstone is not None:
@@ -102,7 +102,7 @@ def _resumed_in_name() -> Sequence[Change]:
     """Work after resume is not part of the branch."""
     run = DemarcationHandler._run
 
-    def absent(self: DemarcationHandler, call: methods.DtxStart | methods.DtxEnd, who: Who) -> bytes | None:
+    def absent(self: DemarcationHandler, call: methods.DtxStart | methods.DtxEnd, who: Requester) -> bytes | None:
         frame = run(self, call, who)
         if isinstance(call, methods.DtxStart) and call.resume:
             self.branch = None
@@ -115,7 +115,7 @@ def _suspended_in_name() -> Sequence[Change]:
     """Work while the branch is suspended is part of it."""
     run = DemarcationHandler._run
 
-    def present(self: DemarcationHandler, call: methods.DtxStart | methods.DtxEnd, who: Who) -> bytes | None:
+    def present(self: DemarcationHandler, call: methods.DtxStart | methods.DtxEnd, who: Requester) -> bytes | None:
         worked_for = self.branch
         if isinstance(call, methods.DtxStart):
             self.branch = None
@@ -164,7 +164,7 @@ def _timeout_in_name() -> Sequence[Change]:
     """A new timeout is returned, but the old one applies."""
     set_timeout: Any = TransactionManager.set_timeout
 
-    async def deaf(self: TransactionManager, who: Who, xid: Xid, seconds: int) -> None:
+    async def deaf(self: TransactionManager, who: Requester, xid: Xid, seconds: int) -> None:
         entry = await self.find(who, xid)
         deadline = entry.branch.deadline
         await set_timeout(self, who, xid, seconds)
@@ -178,7 +178,7 @@ def _no_ceiling() -> Sequence[Change]:
     """A timeout may exceed the maximum."""
     set_timeout: Any = TransactionManager.set_timeout
 
-    async def generous(self: TransactionManager, who: Who, xid: Xid, seconds: int) -> None:
+    async def generous(self: TransactionManager, who: Requester, xid: Xid, seconds: int) -> None:
         kept = self.limits
         self.limits = replace(kept, max_timeout=1 << 31)
         try:

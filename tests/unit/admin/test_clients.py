@@ -11,7 +11,7 @@ import pytest
 from dtx.admin import routes_read
 from dtx.admin.identity import Identity
 from dtx.auth.roles import OperatorRole
-from dtx.manager import Who
+from dtx.manager import Requester
 from dtx.store import slices
 from dtx.xa.model import Association
 
@@ -42,7 +42,7 @@ class Client(SimpleNamespace):
             scan=SimpleNamespace(left=number),
         )
         super().__init__(
-            id=number, who=Who("guest", "/"), channels={1: channel}, stage=SimpleNamespace(value="running")
+            id=number, who=Requester("guest", "/"), channels={1: channel}, stage=SimpleNamespace(value="running")
         )
 
 

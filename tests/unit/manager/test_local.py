@@ -10,7 +10,7 @@ import pytest
 from dtx.log.api import LogError
 from dtx.log.changes import Change, Slot, StoredMessage
 from dtx.log.records import BranchRecord, Fate, JournalEvent, WorkKind
-from dtx.manager import Limits, TransactionManager, Who
+from dtx.manager import Limits, Requester, TransactionManager
 from dtx.manager.operators import OperatorAction, Operators, Order
 from dtx.store.api import Plan
 from dtx.store.work import Delivery, HeldPublish, HeldWork
@@ -22,7 +22,7 @@ from tests.support.branches import a_branch, an_insert
 from tests.support.memory_log import Fault, MemoryDatabase, MemoryLog
 from tests.unit.manager.asking import answer_of, took_a_task
 
-WHO = Who("guest", "/")
+WHO = Requester("guest", "/")
 XID = Xid(1, b"gtrid", b"bqual")
 QUEUE = 7
 ANSWERS = (Fault.REFUSED, Fault.ANSWER_LOST)
@@ -296,7 +296,7 @@ async def test_what_is_asked_first_wins_though_the_other_is_the_shorter_way(stan
 
 
 async def test_what_is_refused_changes_nothing(stand: Stand) -> None:
-    other, another = Who("other", "/"), Xid(1, b"another")
+    other, another = Requester("other", "/"), Xid(1, b"another")
     assert await answer_of(stand.manager, WHO, XID, Operation.COMMIT) is ReplyCode.COMMAND_INVALID
     assert await answer_of(stand.manager, other, XID, Operation.PREPARE) is ReplyCode.ACCESS_REFUSED
     assert await answer_of(stand.manager, WHO, XID, Operation.FORGET) is ReplyCode.COMMAND_INVALID

@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 
 from dtx.log.records import Lookup
-from dtx.manager import Limits, TransactionManager, Who
+from dtx.manager import Limits, Requester, TransactionManager
 from dtx.telemetry import Metrics
 from dtx.xa.codes import ReplyCode, XaFlag
 from dtx.xa.model import Operation
@@ -15,7 +15,7 @@ from tests.support.memory_log import MemoryLog
 from tests.unit.manager.asking import answer_of
 from tests.unit.manager.test_local import Ledger
 
-WHO = Who("guest", "/")
+WHO = Requester("guest", "/")
 XID = Xid(1, b"gtrid", b"bqual")
 
 

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from dtx.log.records import BranchRecord, Fate, JournalEvent, LogState, Redirect, Unit, WorkKind, WorkRow
-from dtx.manager import Limits, TransactionManager, Who, maintenance
+from dtx.manager import Limits, Requester, TransactionManager, maintenance
 from dtx.manager.operators import Done, OperatorAction, Operators, Order
 from dtx.store.api import Applied, PhaseTwo, Refused, UnitOutcome, UnitProgress
 from dtx.store.work import HeldWork, Holder
@@ -20,7 +20,7 @@ from tests.support.branches import a_branch, a_consume, a_publish, a_unit, an_in
 from tests.support.memory_log import Fault, MemoryDatabase, MemoryLog
 from tests.unit.manager.asking import answer_of
 
-TM = Who("guest", "/")
+TM = Requester("guest", "/")
 
 
 @dataclass

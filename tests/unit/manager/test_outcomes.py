@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from dtx.manager import Limits, TransactionManager, Who
+from dtx.manager import Limits, Requester, TransactionManager
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.operators import OperatorAction, Operators, Order
 from dtx.store.work import Budget, HeldPublish, HeldWork
@@ -20,7 +20,7 @@ from tests.unit.manager.asking import answer_of
 from tests.unit.manager.test_operators import Broker
 from tests.unit.manager.test_quick import Preparing
 
-WHO = Who("guest", "/")
+WHO = Requester("guest", "/")
 
 
 class Rig:

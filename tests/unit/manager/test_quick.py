@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from dtx.log.records import LogState, Unit
-from dtx.manager import Limits, TransactionManager, Who
+from dtx.manager import Limits, Requester, TransactionManager
 from dtx.store.work import HeldPublish, HeldWork, Holder
 from dtx.telemetry import Metrics
 from dtx.xa.codes import ReplyCode, XaError, XaFlag
@@ -18,7 +18,7 @@ from tests.support.memory_log import Fault, MemoryLog
 from tests.unit.manager.asking import took_a_task
 from tests.unit.manager.test_operators import Broker
 
-WHO = Who("guest", "/")
+WHO = Requester("guest", "/")
 Answer = XaFlag | XaError
 
 

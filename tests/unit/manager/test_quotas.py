@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from dtx.config.rules import Quota, QuotaResource, parse_quotas
-from dtx.manager import Limits, TransactionManager, Who
+from dtx.manager import Limits, Requester, TransactionManager
 from dtx.manager.limits import _MOST_EMPTY
 from dtx.store.work import HeldPublish
 from dtx.telemetry import Metrics
@@ -18,7 +18,7 @@ from dtx.xa.xid import Xid
 from tests.support.memory_log import Fault, MemoryDatabase, MemoryLog
 from tests.unit.manager.test_quick import Preparing
 
-WHO, OTHER = Who("alice", "/"), Who("bob", "/other")
+WHO, OTHER = Requester("alice", "/"), Requester("bob", "/other")
 BODY = bytes(1000)
 
 
@@ -36,7 +36,7 @@ async def a_manager(
     await log.close()
 
 
-def begin(manager: TransactionManager, who: Who = WHO) -> Xid:
+def begin(manager: TransactionManager, who: Requester = WHO) -> Xid:
     """Make an idle branch with one message."""
     xid = Xid(1, uuid4().bytes, b"")
     channel = object()
@@ -51,7 +51,7 @@ def begin(manager: TransactionManager, who: Who = WHO) -> Xid:
     return xid
 
 
-async def ask(manager: TransactionManager, xid: Xid, operation: Operation, who: Who = WHO) -> XaFlag | XaError:
+async def ask(manager: TransactionManager, xid: Xid, operation: Operation, who: Requester = WHO) -> XaFlag | XaError:
     answered: asyncio.Future[XaFlag | XaError] = asyncio.get_running_loop().create_future()
     manager.ask(who, xid, operation, answered.set_result)
     async with asyncio.timeout(30):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dtx.manager import Limits, TransactionManager, Who, branches, effects, maintenance, manager
+from dtx.manager import Limits, Requester, TransactionManager, branches, effects, maintenance, manager
 from dtx.store.work import HeldPublish
 from dtx.telemetry import Metrics
 from dtx.xa.codes import ReplyCode, XaFlag
@@ -17,7 +17,7 @@ from tests.support.memory_log import MemoryDatabase, MemoryLog
 from tests.unit.manager.asking import answer_of
 from tests.unit.manager.test_local import Ledger
 
-WHO = Who("guest", "/")
+WHO = Requester("guest", "/")
 XID = Xid(1, b"gtrid", b"bqual")
 
 

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from dtx.log.records import Fate, JournalEvent, LogState, Unit, UnitState
-from dtx.manager import Limits, TransactionManager, Who
+from dtx.manager import Limits, Requester, TransactionManager
 from dtx.manager.branches import branch_stats
 from dtx.store.api import Applied, PhaseTwo, Refused, UnitOutcome
 from dtx.store.work import Delivery, HeldWork, Holder
@@ -21,7 +21,7 @@ from tests.support.memory_log import Fault, MemoryLog
 from tests.unit.manager.asking import answer_of
 from tests.unit.manager.test_operators import Broker, Stand
 
-WHO = Who("guest", "/")
+WHO = Requester("guest", "/")
 
 
 class Queue:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dtx.manager import Who
+from dtx.manager import Requester
 from dtx.manager.limits import Quotas
 from dtx.server.alongside.session import ProxySession
 from dtx.server.limits import SessionLimits
@@ -38,7 +38,7 @@ class Socket:
     def __init__(self) -> None:
         self.sent = b""
 
-    def opened(self, who: Who) -> bool:
+    def opened(self, who: Requester) -> bool:
         return True
 
     def write(self, data: bytes | memoryview) -> None:

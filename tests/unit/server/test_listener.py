@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from dtx.manager import Who
+from dtx.manager import Requester
 from dtx.server import listener as module
 from dtx.server.connection import Stage
 from dtx.server.listener import AcceptedConnection, Listener
@@ -22,7 +22,7 @@ class Session:
 
     def __init__(self, transport: AcceptedConnection, header: bytes) -> None:
         self.id = 7
-        self.who = Who("", "")
+        self.who = Requester("", "")
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.stage = Stage.RUNNING
         self.channels: dict[int, Any] = {}
@@ -31,7 +31,7 @@ class Session:
     async def connect(self) -> None: ...
 
     def client_data(self, data: bytes) -> None:
-        self.who = Who("coordinator" if data == b"c" else "ordinary", "/")
+        self.who = Requester("coordinator" if data == b"c" else "ordinary", "/")
         self.transport.write(b"y" if self.transport.opened(self.who) else b"n")
 
     def client_is_slow(self) -> None: ...

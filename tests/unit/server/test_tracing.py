@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from dtx.config.values import ConfigError
-from dtx.manager import Limits, TransactionManager, Who
+from dtx.manager import Limits, Requester, TransactionManager
 from dtx.server.coordination import CoordinationHandler
 from dtx.server.demarcation import DemarcationHandler
 from dtx.store.work import HeldPublish
@@ -25,7 +25,7 @@ from dtx.xa.xid import Xid
 from tests.support.memory_log import MemoryDatabase, MemoryLog
 from tests.unit.manager.test_local import Ledger
 
-WHO = Who("guest", "/")
+WHO = Requester("guest", "/")
 XID = Xid(1, b"gtrid", b"bqual")
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 

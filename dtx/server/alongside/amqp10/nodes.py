@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, cast
 
-from dtx.manager import Who
+from dtx.manager import Requester
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.server.alongside.amqp10.destination import BrokerDestination
 from dtx.server.alongside.amqp10.origins import BrokerOrigin, StreamOrigin
@@ -100,12 +100,12 @@ class BrokerNodes:
         self._may_work = handshake.user_name(handshake.PLAIN, response) is not None
         return SaslCode.OK
 
-    def enter(self, hostname: str | None) -> Awaitable[Who]:
+    def enter(self, hostname: str | None) -> Awaitable[Requester]:
         """See :class:`Nodes`: ``vhost:`` and the name, as in RabbitMQ."""
         name = named_vhost(hostname)
         return self._enter(DEFAULT_VHOST if name is None else name)
 
-    async def _enter(self, vhost: str) -> Who:
+    async def _enter(self, vhost: str) -> Requester:
         user = self._user
         assert user is not None, "open is taken after the login only"
         if len(vhost.encode()) > _MAX_NAME:
@@ -121,7 +121,7 @@ class BrokerNodes:
         validator = Validator(self.upstream, side.engine)
         self._broker = BrokerAccess(self.store, self._metrics, self.home, self.upstream, validator)
         self._running = True
-        return Who(user, vhost)
+        return Requester(user, vhost)
 
     def ban_reason(self) -> str | None:
         """See :class:`Nodes`: always ``None``, because the broker ends such a connection."""

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtx.manager import Who
+from dtx.manager import Requester
 from dtx.server.standalone.client import Parts
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.coordination import PROMOTE
@@ -46,7 +46,7 @@ from tests.unit.server.amqp10.inside import Inside
 
 pytestmark = pytest.mark.usefixtures("one_slice")
 
-WHO: Final = Who("guest", "/")
+WHO: Final = Requester("guest", "/")
 QUEUES: Final = "a", "b"
 FIRST: Final = 6
 """Messages in each queue at the start."""

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from dtx.log.records import Unit
-from dtx.manager import Limits, TransactionManager, Who
+from dtx.manager import Limits, Requester, TransactionManager
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.server.amqp10.nodes import failure_of
 from dtx.server.amqp10.transactions import Retired, Transactions
@@ -39,7 +39,7 @@ from tests.unit.manager.asking import answer_of
 from tests.unit.manager.test_operators import Broker
 from tests.unit.manager.test_quick import Preparing
 
-WHO = Who("guest", "/")
+WHO = Requester("guest", "/")
 CONTROL = (0, 0)
 
 
