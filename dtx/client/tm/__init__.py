@@ -57,6 +57,8 @@ from dtx.client.tm.manager import Transaction, TransactionManager
 from dtx.client.tm.recovery import FORMAT_ID, Gtrid, RecoveryReport
 from dtx.client.tm.resources import DtxResource, Pep249Resource, Resource, ResourceSession
 
+Session = ResourceSession  # deprecated: the former name, kept for one version
+
 __all__ = [
     "FORMAT_ID",
     "Decision",
@@ -79,6 +81,7 @@ __all__ = [
     "Resource",
     "ResourceSession",
     "RolledBack",
+    "Session",
     "TimedOut",
     "Transaction",
     "TransactionError",
