@@ -38,7 +38,8 @@ off; the journal ('dtx show XID') shows whether the action took place. An API re
 )
 @click.option("--actor", metavar="NAME", help="Only actions of this user; a token is token:NAME.")
 @click.option("--action", metavar="ACTION", help="Only this action: rollback, bulk-rollback, view, sign-in ...")
-@click.option("--about", metavar="TEXT", help="Only actions on this, for example an xid.")
+@click.option("--subject", metavar="TEXT", help="Only actions on this, for example an xid.")
+@click.option("--about", metavar="TEXT", hidden=True, help="Deprecated: the former name of --subject.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
 @with_access
 def audit(
@@ -46,12 +47,13 @@ def audit(
     limit: int,
     actor: str | None,
     action: str | None,
+    subject: str | None,
     about: str | None,
     as_json: bool,
     access: ApiAccess,
 ) -> int:
     """List the actions of operators and their reasons, the latest first."""
-    wanted = {"actor": actor, "action": action, "subject": about}
+    wanted = {"actor": actor, "action": action, "subject": about if subject is None else subject}
     with reach(settings, access, orders=False) as api:
         lines = list(islice(api.pages("/api/audit", "lines", limit=min(limit, _PAGE), **wanted), limit))
     filtered = any(value is not None for value in wanted.values())

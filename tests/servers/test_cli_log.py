@@ -245,7 +245,7 @@ def test_a_list_is_filtered_by_destination_and_shows_it(three: Command) -> None:
 
 def test_an_empty_trail_tells_whether_a_filter_made_it_so(dtx: Command) -> None:
     assert dtx("audit").out == "the audit log is empty\n"
-    for words in (("--actor", "olga"), ("--action", "view"), ("--about", "1:61:")):
+    for words in (("--actor", "olga"), ("--action", "view"), ("--subject", "1:61:"), ("--about", "1:61:")):
         assert dtx("audit", *words).out == "no line matches the filter\n"
 
 
