@@ -50,7 +50,7 @@ def test_a_branch_is_decided_at_the_command_line(scene: Scene, running: bool) ->
     else:
         assert scene.service.stop() == 0
     said = scene.service.run("rollback", *words, "--dry-run").stdout
-    assert "its transaction manager is told xa-heurrb" in said
+    assert "the transaction manager gets xa-heurrb" in said
     assert scene.states() == {xid: "prepared"}
     order = ("--reason", "the site is lost", "--json", "--yes")
     done = json.loads(scene.service.run("rollback", *words, *order).stdout)
@@ -191,7 +191,7 @@ def test_a_stuck_message_is_kept_and_discarded_at_the_command_line(stage: Stage,
         assert (tmp_path / "kept" / "000001.body").read_bytes() == b"b"
         order = ("--reason", "sent by hand", "--yes")
         said = stage.service.run("discard", words[0], "1", *words[1:], *order).stdout
-        assert "its transaction manager is told xa-heurmix" in said
+        assert "the transaction manager gets xa-heurmix" in said
         if not running:
             stage.service.start()
         else:

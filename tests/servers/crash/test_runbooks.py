@@ -62,7 +62,7 @@ def test_a_branch_stays_prepared(scene: Stage | StandaloneStage) -> None:
         book = Runbook("A branch stays prepared", scene.service, words(scene))
         assert str(xid) in book.next("branches").stdout
         assert "prepared" in book.next("show", xid).stdout
-        assert "its transaction manager is told xa-heurrb" in book.next("rollback XID --dry-run", xid).stdout
+        assert "the transaction manager gets xa-heurrb" in book.next("rollback XID --dry-run", xid).stdout
         assert "done: xa-heurrb" in book.next("rollback", xid).stdout
         assert str(xid) in book.next("branches --state heuristic").stdout
         with scene.coordinator() as coordinator, pytest.raises(XA_HEURRB):
@@ -89,7 +89,7 @@ def test_a_branch_is_stuck(rabbitmq: RabbitNode, postgres: PostgresServer) -> No
         assert "done: xa-ok" in book.next("retry", moved).stdout
         assert (stage.bodies("out"), stage.bodies("spare")) == ([b"a"], [b"b"])
         assert "2 messages in kept" in book.next("export", dropped).stderr
-        assert "its transaction manager is told xa-heurmix" in book.next("discard", dropped).stdout
+        assert "the transaction manager gets xa-heurmix" in book.next("discard", dropped).stdout
         assert "done: xa-heurmix" in book.next("retry", dropped).stdout
         with stage.coordinator() as coordinator, pytest.raises(XA_HEURMIX):
             coordinator.commit(dropped)
@@ -119,7 +119,7 @@ def test_a_branch_is_stuck_and_nobody_knows_what_came_in(rabbitmq: RabbitNode, p
         book.skip("redirect")
         book.skip("retry")
         book.next("export", xid)
-        assert "its transaction manager is told xa-heurhaz" in book.next("discard", xid).stdout
+        assert "the transaction manager gets xa-heurhaz" in book.next("discard", xid).stdout
         assert "done: xa-heurhaz" in book.next("retry", xid).stdout
         with stage.coordinator() as coordinator, pytest.raises(XA_HEURHAZ):
             coordinator.commit(xid)
