@@ -1,4 +1,4 @@
-"""Records that wait to be written, in the order in which they came. Writes at leisure wait beside the queue.
+"""Records that wait to be written, in the order in which they came. Writes of low priority wait beside the queue.
 
 A larger group costs little more, so records that are not urgent wait for others: see :meth:`WriteQueue.add`.
 """
@@ -27,16 +27,16 @@ MAX_GROUP: Final = 256
 MAX_GROUP_BYTES: Final = 4 * 1024 * 1024
 """Bytes in one transaction, unless one record alone has more: a disk writes them in some milliseconds."""
 MAX_QUEUED: Final = 8_192
-"""Records in the queue, about one second of work; writes at leisure are not counted. At this limit, callers of
-``write`` wait before they queue; ``post`` queues regardless. The bodies are in memory in either case."""
+"""Records in the queue, about one second of work; writes of low priority are not counted. At this limit, callers
+of ``write`` wait before they queue; ``post`` queues regardless. The bodies are in memory in either case."""
 _PATIENCE: Final = 0.003
 """Seconds for which a record without subject that is not urgent waits for others, mostly for the next prepare of the
 same client. It waits in the queue, and leaves with the next group."""
-_LEISURE: Final = 0.02
-"""Seconds for which a write at leisure waits for others: a record with a subject that is not urgent. It waits outside
-the queue. No other record can concern its branch before it is written, and urgent groups do not carry it."""
-_MOST_AT_LEISURE: Final = 64
-"""Writes at leisure that wait; at this number all join the queue. More save nothing, and so many callbacks at once
+_LOW_PRIORITY_WAIT: Final = 0.02
+"""Seconds for which a write of low priority waits for others: a record with a subject that is not urgent. It waits
+outside the queue. No other record can concern its branch before it is written, and urgent groups do not carry it."""
+_MOST_LOW_PRIORITY: Final = 64
+"""Writes of low priority that wait; at this number all join the queue. More save nothing, and so many callbacks at once
 would delay others."""
 _ROW_BYTES: Final = 512
 
@@ -99,7 +99,7 @@ class WriteQueue:
         wake: called when there is a group to send.
     """
 
-    __slots__ = ("_at_leisure", "_leisure", "_loop", "_patience", "_queue", "_room", "_wake", "enough")
+    __slots__ = ("_loop", "_low_priority", "_low_priority_timer", "_patience", "_queue", "_room", "_wake", "enough")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
         self._loop = loop
@@ -108,18 +108,18 @@ class WriteQueue:
         """At this number of records in the queue, an urgent one wakes the writer."""
         self._queue: deque[Pending] = deque()
         self._patience: asyncio.TimerHandle | None = None
-        self._at_leisure: list[Pending] = []
-        self._leisure: asyncio.TimerHandle | None = None
+        self._low_priority: list[Pending] = []
+        self._low_priority_timer: asyncio.TimerHandle | None = None
         self._room = asyncio.Event()
 
     def __len__(self) -> int:
-        """The number of records that can be sent now: without writes at leisure."""
+        """The number of records that can be sent now: without writes of low priority."""
         return len(self._queue)
 
     @property
     def count(self) -> int:
-        """The number of records that wait, including writes at leisure."""
-        return len(self._queue) + len(self._at_leisure)
+        """The number of records that wait, including writes of low priority."""
+        return len(self._queue) + len(self._low_priority)
 
     @property
     def full(self) -> bool:
@@ -142,10 +142,10 @@ class WriteQueue:
         Args:
             pending: the record.
             urgent: ``True`` wakes the writer when the queue has :attr:`enough` records. ``False`` waits for others:
-                without a subject, 3 ms; with one at leisure, outside the queue, until 20 ms are over or 64 wait.
+                without a subject, 3 ms; with one, outside the queue, until 20 ms are over or 64 wait.
         """
         if not urgent and pending.subject is not None:
-            self._add_at_leisure(pending)
+            self._add_low_priority(pending)
             return
         self._queue.append(pending)
         if urgent:
@@ -186,40 +186,40 @@ class WriteQueue:
         return group
 
     def take_late(self, now: float) -> list[Pending]:
-        """Remove the records whose deadline is over, without writes at leisure."""
+        """Remove the records whose deadline is over, without writes of low priority."""
         late = [pending for pending in self._queue if pending.deadline <= now]
         self._queue = deque([pending for pending in self._queue if pending.deadline > now])
         self._make_room()
         return late
 
     def take_all(self) -> list[Pending]:
-        """Remove all records, including writes at leisure."""
-        self.end_leisure()
+        """Remove all records, including writes of low priority."""
+        self.flush_low_priority()
         every = list(self._queue)
         self._queue.clear()
         self._make_room()
         return every
 
-    def end_leisure(self) -> None:
-        """Move all writes at leisure into the queue, and wake the writer."""
-        if self._leisure is not None:
-            self._leisure.cancel()
-            self._leisure = None
-        if self._at_leisure:
-            self._queue.extend(self._at_leisure)
-            self._at_leisure.clear()
+    def flush_low_priority(self) -> None:
+        """Move all writes of low priority into the queue, and wake the writer."""
+        if self._low_priority_timer is not None:
+            self._low_priority_timer.cancel()
+            self._low_priority_timer = None
+        if self._low_priority:
+            self._queue.extend(self._low_priority)
+            self._low_priority.clear()
             self._wake()
 
     def _flush_patient(self) -> None:
         self._patience = None
         self._wake()
 
-    def _add_at_leisure(self, pending: Pending) -> None:
-        self._at_leisure.append(pending)
-        if len(self._at_leisure) >= _MOST_AT_LEISURE:
-            self.end_leisure()
-        elif self._leisure is None:
-            self._leisure = self._loop.call_later(_LEISURE, self.end_leisure)
+    def _add_low_priority(self, pending: Pending) -> None:
+        self._low_priority.append(pending)
+        if len(self._low_priority) >= _MOST_LOW_PRIORITY:
+            self.flush_low_priority()
+        elif self._low_priority_timer is None:
+            self._low_priority_timer = self._loop.call_later(_LOW_PRIORITY_WAIT, self.flush_low_priority)
 
     def _make_room(self) -> None:
         if not self._room.is_set():

@@ -284,7 +284,7 @@ class Writer:
     async def close(self) -> None:
         """Write what is queued, within the retry window, and disconnect."""
         self._closing.set()
-        self._waiting.end_leisure()
+        self._waiting.flush_low_priority()
         self._wake()
         if self._task is not None:
             await self._task

@@ -68,7 +68,7 @@ async def test_writers_wait_when_the_queue_is_full(open_log: OpenLog, monkeypatc
 async def test_the_end_of_a_branch_that_nobody_waits_for_lets_others_pass(
     open_log: OpenLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(write_queue, "_LEISURE", 3600.0)
+    monkeypatch.setattr(write_queue, "_LOW_PRIORITY_WAIT", 3600.0)
     groups: list[int] = []
     log = await open_log(observe=lambda records, _: groups.append(records))
     branch = a_branch()
@@ -90,8 +90,8 @@ async def test_ends_that_nobody_waits_for_are_written_together_and_do_not_wait_f
     branches = [a_branch() for _ in range(5)]
     await asyncio.gather(*(log.write(an_insert(branch)) for branch in branches))
     await asyncio.gather(*(log.write(a_completion(branch), urgent=False) for branch in branches[:2]))
-    monkeypatch.setattr(write_queue, "_LEISURE", 3600.0)
-    monkeypatch.setattr(write_queue, "_MOST_AT_LEISURE", 3)
+    monkeypatch.setattr(write_queue, "_LOW_PRIORITY_WAIT", 3600.0)
+    monkeypatch.setattr(write_queue, "_MOST_LOW_PRIORITY", 3)
     await asyncio.gather(*(log.write(a_completion(branch), urgent=False) for branch in branches[2:]))
     assert groups == [5, 2, 3]
     assert await all_of(log.load()) == {}
@@ -100,7 +100,7 @@ async def test_ends_that_nobody_waits_for_are_written_together_and_do_not_wait_f
 async def test_an_end_that_nobody_waits_for_is_told_when_nothing_can_be_written_any_more(
     open_log: OpenLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(write_queue, "_LEISURE", 3600.0)
+    monkeypatch.setattr(write_queue, "_LOW_PRIORITY_WAIT", 3600.0)
     log = await open_log()
     branch = a_branch()
     await log.write(an_insert(branch))
