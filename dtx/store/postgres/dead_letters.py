@@ -173,8 +173,8 @@ log = get_logger(part="store")
 Post = tuple[QueueSpec, list[Letter], Reason]
 
 
-class _Sealed(NamedTuple):
-    """A dead letter.
+class _RoutedDeadLetter(NamedTuple):
+    """A dead letter and the queues that it is put into.
 
     Args:
         exchange: the dead letter exchange.
@@ -339,13 +339,13 @@ class DeadLetters:
         entry = self._registry.find(message.queue)
         if entry is None:
             return None  # the queue is gone, and its messages go with it
-        with suppress(WireError):  # malformed: _seal logs it
+        with suppress(WireError):  # malformed: _route_letter logs it
             message = message._replace(properties=revised(message))
-        sealed = self._seal(entry.spec, message, Reason.REJECTED)
-        if not sealed.targets:
+        routed = self._route_letter(entry.spec, message, Reason.REJECTED)
+        if not routed.targets:
             return None
-        ids = tuple(target.spec.id for target in sealed.targets)
-        return HeldPublish(sealed.exchange, sealed.key, False, sealed.raw, message.body, queues=ids, blind=sealed.blind)
+        ids = tuple(target.spec.id for target in routed.targets)
+        return HeldPublish(routed.exchange, routed.key, False, routed.raw, message.body, queues=ids, blind=routed.blind)
 
     def address(
         self, spec: QueueSpec, message: StoredMessage, reason: Reason
@@ -354,7 +354,7 @@ class DeadLetters:
 
         Queues that refuse messages have admitted their copies: see :meth:`QueueIndex.admit`.
         """
-        exchange, key, raw, blind, targets = self._seal(spec, message, reason)
+        exchange, key, raw, blind, targets = self._route_letter(spec, message, reason)
         letter, facts = HeldPublish(exchange, key, False, raw, message.body, blind=blind), traits(raw)
         now = self._clock()
         shared = self._registry.share(message.body, len(targets))
@@ -365,7 +365,7 @@ class DeadLetters:
             found.append((entry, self._registry.stored(entry, letter, facts, now, shared)))
         return found
 
-    def _seal(self, spec: QueueSpec, message: StoredMessage, reason: Reason) -> _Sealed:
+    def _route_letter(self, spec: QueueSpec, message: StoredMessage, reason: Reason) -> _RoutedDeadLetter:
         settings = spec.settings
         now = self._clock()
         death = Death(spec.name, reason, message.exchange, message.routing_key, now)
@@ -380,14 +380,14 @@ class DeadLetters:
             targets = self._host(spec.vhost).route(exchange, key, headers, more)
         except (WireError, XaError) as error:
             log.warning("a dead letter is malformed and was dropped", queue=spec.where, error=str(error))
-            return _Sealed(exchange, b"", message.properties, False, ())
+            return _RoutedDeadLetter(exchange, b"", message.properties, False, ())
         entries = [self._registry.find(target.spec.id) for target in targets]
         found = tuple(
             entry
             for entry in entries
             if entry is not None and (reason is Reason.REJECTED or not would_cycle(raw, entry.spec.name))
         )
-        return _Sealed(exchange, key, raw, seen is not raw, found)
+        return _RoutedDeadLetter(exchange, key, raw, seen is not raw, found)
 
     def _show(self, moved: Sequence[tuple[QueueEntry, StoredMessage]]) -> None:
         self._withdraw(moved)

@@ -255,14 +255,14 @@ class Recorder:
             except LogError:
                 await asyncio.sleep(_PAUSE)
 
-    def behind(self, queues: Collection[int], written: OnWritten) -> OnWritten:
-        """A callback for a write of messages that calls *written* only when the log has their queues as well.
+    def after_definitions(self, queues: Collection[int], written: OnWritten) -> OnWritten:
+        """Return a callback for a write of messages. On success it calls *written* only after the log has their queues.
 
         A restart does not keep a message whose queue the log does not have.
 
         Args:
             queues: ids of the queues that the messages are put into.
-            written: is told the outcome.
+            written: gets the error, or ``None``.
         """
         future = self.defined_queues(queues)
         if future is None:

@@ -402,7 +402,7 @@ class PostgresStore(StoredBranches):
         drops = [delivery.slot for delivery in acked]
         written: Done = lambda error: self._written(puts, drops, done, error)  # noqa: E731
         if self._recorder.undefined:
-            written = self._recorder.behind({message.queue for _, message in puts}, written)
+            written = self._recorder.after_definitions({message.queue for _, message in puts}, written)
         self._recorder.submit(Change(puts=[message for _, message in puts], drops=drops), written)
         return refused
 

@@ -25,7 +25,7 @@ _REFUSING: Final = frozenset({"reject-publish", "reject-publish-dlx"})
 
 @dataclass(frozen=True, slots=True)
 class Doubts:
-    """Why receipts prove less than they say; ``None`` for no doubt.
+    """Reasons why receipts are not trusted; ``None`` without a reason.
 
     Args:
         of_all: no receipt proves anything.
