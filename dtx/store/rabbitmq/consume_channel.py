@@ -30,7 +30,7 @@ from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
 from dtx.wire.amqp09.methods import METHODS, ChannelClose, Settle
 from dtx.xa.codes import ReplyCode, XaError
 
-_log = get_logger(part="taking")
+_log = get_logger(part="consume channel")
 REPLY_TO: Final = b"amq.rabbitmq.reply-to"
 """The pseudo-queue of direct replies: they come to the channel that published the request."""
 _NO_WAIT: Final = 1 << 4
