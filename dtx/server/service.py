@@ -121,7 +121,7 @@ class _Service:
         """Refuse new branches, wait *drain* seconds for running operations, and close the connections of clients."""
         self._listener.stop_accepting()
         if not await self._manager.drain(drain):
-            _log.warning("operations are still under way, they go on after the next start", seconds=drain)
+            _log.warning("operations are still under way; the next start continues them", seconds=drain)
         failpoint.at(Point.STOP_DRAINED)
         close = closes.connection_close(
             HardCode.CONNECTION_FORCED, closes.describe(HardCode.CONNECTION_FORCED, "dtx is shutting down")

@@ -145,7 +145,7 @@ def _notify(consumers: Sequence[Consumer]) -> Iterator[None]:
 
 
 def _failed(error: Exception) -> None:
-    _log.error("consumers may not hear of the end of their queue", exc_info=error)
+    _log.error("consumers may not be informed that their queue was deleted", exc_info=error)
 
 
 def remove_own(

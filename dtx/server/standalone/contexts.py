@@ -242,7 +242,7 @@ class LocalContext:
         self._restore = restore
         self._publishes: list[HeldPublish] = []
         self._settled: list[tuple[int, QueueDelivery, Settlement]] = []
-        self._octets = 0
+        self._size = 0
 
     def publish(self, message: HeldPublish, number: int) -> None:  # noqa: ARG002 - there are no confirms
         """Hold the message."""
@@ -259,13 +259,13 @@ class LocalContext:
         """Count *count* more messages, of *size* bytes. The limits are those of a branch."""
         budget, limits = self._client.budget, self._client.manager.limits
         messages = len(self._publishes) + len(self._settled) + count
-        octets = self._octets + size
-        if messages > limits.branch_messages or octets > limits.branch_bytes or (size and not budget.has_room(size)):
+        total = self._size + size
+        if messages > limits.branch_messages or total > limits.branch_bytes or (size and not budget.has_room(size)):
             raise XaError(
-                ReplyCode.RESOURCE_ERROR, f"limits of a transaction exceeded: {messages} messages, {octets} bytes"
+                ReplyCode.RESOURCE_ERROR, f"limits of a transaction exceeded: {messages} messages, {total} bytes"
             )
         budget.charge(size)
-        self._octets += size
+        self._size += size
 
     def commit(self, done: Callable[[XaError | None], None]) -> None:
         """tx.commit.
@@ -319,8 +319,8 @@ class LocalContext:
         self._free()
 
     def _free(self) -> None:
-        self._client.budget.charge(-self._octets)
-        self._octets = 0
+        self._client.budget.charge(-self._size)
+        self._size = 0
 
     def shut_down(self) -> None:
         """Roll back the transaction. Acknowledged messages return to their queues."""

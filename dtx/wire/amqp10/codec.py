@@ -179,10 +179,10 @@ def number_reader(layout: str, made: Callable[[Any], Any]) -> Reader:
     return reader
 
 
-def _boolean(octet: int) -> bool:
-    if octet > 1:
-        raise malformed(f"a boolean of {octet}")
-    return octet == 1
+def _boolean(byte: int) -> bool:
+    if byte > 1:
+        raise malformed(f"a boolean of {byte}")
+    return byte == 1
 
 
 def _char(number: int) -> Char:

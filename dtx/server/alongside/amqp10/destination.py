@@ -95,7 +95,7 @@ class BrokerDestination:
         """See :class:`Destination`; the broker checks the message later."""
         if len(content.properties) + _FRAME > self._broker.upstream.engine.agreed.frame_max:
             raise AmqpError(
-                Condition.MESSAGE_SIZE_EXCEEDED, f"message has {len(content.properties)} bytes besides its body"
+                Condition.MESSAGE_SIZE_EXCEEDED, f"the message has {len(content.properties)} bytes outside its body"
             )
         check_address(address)
         exchange, key = route(address, subject)
