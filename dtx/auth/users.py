@@ -280,7 +280,7 @@ class AccountEditor:
         new = insert(account).values(rm=self._rm, name=name, password_hash=hashed, tags=sorted(set(tags)))
         with self._changing() as connection:
             if connection.execute(new.on_conflict_do_nothing().returning(account.c.name)).first() is None:
-                raise EditError(f"user {name!r} is there already: dtx user passwd changes the password")
+                raise EditError(f"user {name!r} exists already: dtx user passwd changes the password")
 
     def set_password(self, name: str, password: bytes) -> None:
         """Change a password. It applies to the next login at once, and closes no connection."""
@@ -413,7 +413,7 @@ class AccountEditor:
         new = insert(vhost).values(rm=self._rm, name=name).on_conflict_do_nothing().returning(vhost.c.name)
         with self._changing() as connection:
             if connection.execute(new).first() is None:
-                raise EditError(f"virtual host {name!r} is there already")
+                raise EditError(f"virtual host {name!r} exists already")
 
     def remove_vhost(self, name: str) -> None:
         """Remove an empty virtual host: a removal must never lose a message or a prepared branch."""
@@ -452,7 +452,7 @@ class AccountEditor:
     def _changing(self) -> Iterator[Connection]:
         """A transaction for a change. It first provisions guest and ``/``.
 
-        Otherwise a change before the first start would make dtx believe that there was one.
+        A change marks them as provisioned, so a change before the first start must provision them.
         """
         with self._transaction() as connection:
             self._provision(connection)

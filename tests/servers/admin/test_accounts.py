@@ -90,7 +90,7 @@ def test_a_user_is_made_granted_changed_and_removed(dtx: StandaloneStage, boss: 
 @pytest.mark.parametrize(
     ("what", "form", "status", "said"),
     [
-        ("users", {"name": "guest", "password": "x"}, 409, "user 'guest' is there already"),
+        ("users", {"name": "guest", "password": "x"}, 409, "user 'guest' exists already"),
         ("users", {"name": "", "password": "x"}, 409, "the name of the user must have 1 to 255 bytes"),
         ("users", {"name": "x", "password": ""}, 409, "a password must have 1 to 1024 bytes"),
         ("users", {"name": "x", "password": SECRET, "encoding": "base64"}, 422, "the password is not base64"),
@@ -100,7 +100,7 @@ def test_a_user_is_made_granted_changed_and_removed(dtx: StandaloneStage, boss: 
         ("users/grant", {"name": "guest", "read": "("}, 409, "the pattern '(' of --read cannot be used"),
         ("users/grant", {"name": "guest", "vhost": "x", "read": ""}, 409, "there is no virtual host 'x'"),
         ("users/revoke", {"name": "guest", "vhost": "x"}, 409, "has no permissions in virtual host 'x'"),
-        ("vhosts", {"name": "/"}, 409, "virtual host '/' is there already"),
+        ("vhosts", {"name": "/"}, 409, "virtual host '/' exists already"),
         ("vhosts/remove", {"name": "x"}, 409, "there is no virtual host 'x'"),
         ("users", {"name": "x", "password": "x", "admin": True}, 422, "admin"),
     ],

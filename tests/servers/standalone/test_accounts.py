@@ -343,7 +343,7 @@ def test_an_unreachable_database_is_one_sentence_without_its_password() -> None:
 def test_what_cannot_be_done_is_refused_with_a_reason(editor: AccountEditor) -> None:
     editor.add_user("alice", b"secret")
     for call, words in (
-        (lambda: editor.add_user("alice", b"x"), "is there already"),
+        (lambda: editor.add_user("alice", b"x"), "exists already"),
         (lambda: editor.add_user("", b"x"), "must have 1 to 255 bytes"),
         (lambda: editor.add_user("ä" * 128, b"x"), "must have 1 to 255 bytes"),
         (lambda: editor.add_user("\udc00", b"x"), "must be UTF-8"),
@@ -356,7 +356,7 @@ def test_what_cannot_be_done_is_refused_with_a_reason(editor: AccountEditor) -> 
         (lambda: editor.grant("alice", "/", read="("), "the pattern '\\(' of --read cannot be used"),
         (lambda: editor.grant("alice", "/", write="a\0"), "NUL"),
         (lambda: editor.revoke("alice", "/"), "has no permissions in virtual host '/'"),
-        (lambda: editor.add_vhost("/"), "is there already"),
+        (lambda: editor.add_vhost("/"), "exists already"),
         (lambda: editor.remove_vhost("shop"), "there is no virtual host 'shop'"),
     ):
         with pytest.raises(EditError, match=words):

@@ -206,7 +206,7 @@ def test_what_cannot_be_done_is_one_sentence(dtx: Dtx) -> None:
         (("user", "rm", "nobody"), "there is no user 'nobody'"),
         (("user", "grant", "guest", "--read", "(a|aa)+$"), "can take too long"),
         (("user", "grant", "guest", "--vhost", "shop", "--all"), "there is no virtual host 'shop'"),
-        (("vhost", "add", "/"), "is there already"),
+        (("vhost", "add", "/"), "exists already"),
         (("vhost", "rm", "x\x1b[2J"), "there is no virtual host"),
     ):
         dtx(*words, code=1)
