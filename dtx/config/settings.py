@@ -221,10 +221,10 @@ class Settings(BaseSettings):
     archive_retention: Duration = _setting(
         90.0 * DAY,
         _Group.DATABASE,
-        "How long undelivered messages of forgotten branches are kept; 0 for ever.",
+        "How long undelivered messages of forgotten branches are kept; 0: no limit.",
     )
     audit_retention: Duration = _setting(
-        400.0 * DAY, _Group.DATABASE, "How long the audit log of operators' orders is kept; 0 for ever."
+        400.0 * DAY, _Group.DATABASE, "How long the audit log of operators' orders is kept; 0: no limit."
     )
     unsafe: bool = _setting(
         False,
