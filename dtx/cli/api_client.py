@@ -208,4 +208,4 @@ def user_name() -> str:
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # an account without a name
-        return "somebody"
+        return "unknown"
