@@ -19,7 +19,7 @@ class Point(Enum):
         "the branch is logged as taking, with its work; no message was taken yet",
     )
     LOG_PREPARED_BEFORE = 103, "dtx.log.write_queue", "no vote is durable; alongside, consumed messages have been taken"
-    LOG_PREPARED_AFTER = 104, "dtx.log.write_queue", "the vote is durable; no client was told"
+    LOG_PREPARED_AFTER = 104, "dtx.log.write_queue", "the vote is durable; no answer was sent"
     LOG_COMMITTING_BEFORE = 105, "dtx.log.write_queue", "the decision to commit is not durable"
     LOG_COMMITTING_AFTER = 106, "dtx.log.write_queue", "the decision to commit is durable; no message was published yet"
     LOG_ROLLING_BACK_BEFORE = 107, "dtx.log.write_queue", "the decision to roll back is not durable"
@@ -56,7 +56,7 @@ class Point(Enum):
     LOG_HEURISTIC_AFTER = (
         118,
         "dtx.log.write_queue",
-        "a heuristic outcome is durable and its work is done; no client was told",
+        "a heuristic outcome is durable and its work is done; no answer was sent",
     )
     LOG_MENDED_BEFORE = (
         119,
@@ -101,7 +101,7 @@ class Point(Enum):
     LOG_STORED_BEFORE = 131, "dtx.log.write_queue", "publishes and acknowledgements outside of branches are not durable"
     LOG_STORED_AFTER = 132, "dtx.log.write_queue", "they are durable; nothing is confirmed or shown yet"
     LOG_DEFINED_BEFORE = 133, "dtx.log.write_queue", "topology is only in memory"
-    LOG_DEFINED_AFTER = 134, "dtx.log.write_queue", "topology is durable; no client was told"
+    LOG_DEFINED_AFTER = 134, "dtx.log.write_queue", "topology is durable; no answer was sent"
     LOG_SENT = (
         135,
         "dtx.log.writer",
@@ -182,13 +182,13 @@ class Point(Enum):
         "dtx.manager.effects",
         "the decision to commit is durable; the messages are about to be published",
     )
-    APPLY_AFTER = 406, "dtx.manager.effects", "they are published, or refused; no client was told"
+    APPLY_AFTER = 406, "dtx.manager.effects", "they are published, or refused; no answer was sent"
     PUT_BACK_BEFORE = (
         407,
         "dtx.manager.effects",
         "the decision to roll back is durable; consumed messages are about to be put back",
     )
-    PUT_BACK_AFTER = 408, "dtx.manager.effects", "they are back, or refused; no client was told"
+    PUT_BACK_AFTER = 408, "dtx.manager.effects", "they are back, or refused; no answer was sent"
     RELEASE_BEFORE = 409, "dtx.manager.effects", "the branch cannot commit any more; its deliveries are still held"
     RELEASE_AFTER = 410, "dtx.manager.effects", "publishes are dropped; deliveries are being returned"
     REMEMBER_BEFORE = (
