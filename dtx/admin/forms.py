@@ -186,7 +186,7 @@ class DetailForm(Form):
 
     @classmethod
     def of_detail(cls, detail: Detail, lines: list[JournalRow]) -> Self:
-        """From the log."""
+        """From what the log has about the branch, and the latest lines of its journal."""
         decision = detail.decision
         return cls(
             branch=BranchForm.of_record(detail.branch),
@@ -217,7 +217,7 @@ class ForecastForm(Form):
 
     @classmethod
     def of_forecast(cls, forecast: Forecast) -> Self:
-        """From the manager's forecast."""
+        """From a forecast, with one step for each message."""
         return cls.of(forecast, messages=[StepForm.of(step) for step in forecast.steps])
 
 
@@ -234,7 +234,7 @@ class DoneForm(Form):
 
     @classmethod
     def of_done(cls, done: Done) -> Self:
-        """From the manager's result."""
+        """From the result of an order that was carried out."""
         return cls.of(done, dry_run=False, forecast=ForecastForm.of_forecast(done.forecast))
 
 
@@ -445,7 +445,7 @@ class ScanForm(Form):
 
     @classmethod
     def of_scan(cls, client: Connected, channel: int, scan: Scan) -> Self:
-        """From a scan."""
+        """From a scan that a channel of *client* has open."""
         return cls(connection=client.id, channel=channel, user=client.who.user, vhost=client.who.vhost, left=scan.left)
 
 
@@ -492,7 +492,7 @@ class ClientForm(Form):
 
     @classmethod
     async def of_client(cls, client: Connected, arrival: Arrived) -> Self:
-        """From a client."""
+        """From a client, with the first branches of its channels."""
         channels: list[ChannelForm] = []
         left = MOST_TIES
         for number, channel in sorted(client.channels.items()):

@@ -124,7 +124,7 @@ class TopicPermissionForm(Form):
 
 
 class UserForm(Form):
-    """A user."""
+    """A user with tags and permissions, without the password."""
 
     name: str
     tags: list[str]
@@ -164,7 +164,7 @@ class LiftedForm(ChangedForm):
 
 
 class VhostForm(Form):
-    """A virtual host."""
+    """The name of a virtual host."""
 
     name: str
 

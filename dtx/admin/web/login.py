@@ -41,7 +41,9 @@ async def show_file(name: str, v: str = "") -> Response:
 
 
 @router.get("/sign-in")
-async def ask_who(request: Request, next_page: Annotated[str, Query(alias="next", max_length=4000)] = "") -> Response:
+async def show_sign_in(
+    request: Request, next_page: Annotated[str, Query(alias="next", max_length=4000)] = ""
+) -> Response:
     """The sign-in page."""
     try:
         await visit_of(request)

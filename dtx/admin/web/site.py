@@ -273,10 +273,10 @@ def website(context: ApiContext, pulse: LiveUpdates) -> FastAPI:
     for routes in (login.router, branch_pages.router, router):
         app.include_router(routes, include_in_schema=False)
 
-    async def to_entrance(request: Request, _: Exception) -> Response:
+    async def redirect_to_sign_in(request: Request, _: Exception) -> Response:
         return to_sign_in(request)
 
-    app.add_exception_handler(SignInNeeded, to_entrance)
+    app.add_exception_handler(SignInNeeded, redirect_to_sign_in)
     for kind in (Problem, XaError, LogError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, show_error)
     return app
