@@ -161,11 +161,11 @@ class InFlight:
         self._waiters: list[asyncio.Future[None]] = []
 
     def begin(self) -> None:
-        """Count one more."""
+        """Count a write that starts."""
         self.count += 1
 
     def end(self) -> None:
-        """Count one less."""
+        """Count a write that has ended. The last one wakes all waiters."""
         self.count -= 1
         if not self.count and self._waiters:
             waiters, self._waiters = self._waiters, []
