@@ -118,7 +118,7 @@ class Tour:
         self.shoot(olga, "kept until forget")
         olga.open_branch(xid, scene.vhost)
         olga.choose("Forget the outcome")
-        assert "404" in olga.dry_run("everybody knows")
+        assert "404" in olga.dry_run("corrected in the order system")
         self.shoot(olga, "dry run of forget")
         olga.confirm()
         assert "no longer in the log" in olga.text()
