@@ -135,6 +135,8 @@ class _Held:
 class _Consumer:
     queue: bytes
     no_ack: bool
+    is_deleted: bool = False
+    """Whether the client deletes the queue on this channel: no consumer gets its messages again."""
 
 
 class ConsumeChannel:
@@ -255,6 +257,9 @@ class ConsumeChannel:
                 self._declares.asked(payload)
             case methods.QueueDelete.KEY:
                 self._declares.deleted(payload, self._last_queue)
+                queue = methods.QueueDelete.decode(payload).queue or self._last_queue
+                for consumer in self._consumers.values():
+                    consumer.is_deleted |= consumer.queue == queue
             case _:
                 pass
         self._send(method_frame(self.number, payload))
@@ -554,6 +559,20 @@ class ConsumeChannel:
         if self._waiting > _MAX_WAITING:
             self._keeper.hold_client(self)
 
+    def _send_unit(self, unit: _UnitRequest, commit: bytes) -> None:
+        if any(delivery.revoked for delivery in unit.deliveries):
+            _resolve(unit.done, UnitOutcome.NEVER)
+            return
+        self._unit = unit
+        acks = [_ack(self.number, delivery.tag) for delivery in unit.deliveries]
+        self._committing = True
+        failpoint.at(Point.TAKING_BEFORE)
+        self.upstream.write_steps(
+            (acks, Point.TAKING_ACKED),
+            ((unit.receipt,), Point.TAKING_RECEIPTED),
+            ((commit,), Point.TAKING_SENT),
+        )
+
     def _flush(self) -> None:
         commit = methods.TxCommit().frame(self.number)
         while self._queue and not self._committing and self.end_reason is None:
@@ -561,16 +580,8 @@ class ConsumeChannel:
                 return
             item = self._queue.popleft()
             if isinstance(item, _UnitRequest):
-                self._unit = item
-                acks = [_ack(self.number, delivery.tag) for delivery in item.deliveries]
-                self._committing = True
-                failpoint.at(Point.TAKING_BEFORE)
-                self.upstream.write_steps(
-                    (acks, Point.TAKING_ACKED),
-                    ((item.receipt,), Point.TAKING_RECEIPTED),
-                    ((commit,), Point.TAKING_SENT),
-                )
-                return
+                self._send_unit(item, commit)
+                continue
             settled = 0
             if isinstance(item, _Settlement):
                 settled = len(item.deliveries)
@@ -623,7 +634,8 @@ class ConsumeChannel:
             failpoint.at(Point.SETTLE_COMMITTED if unit is None else Point.TAKING_COMMITTED)
         if unit is not None:
             self._free(self._forget(unit.deliveries))
-            _resolve(unit.done, UnitOutcome.HAPPENED)
+            revoked = any(delivery.revoked for delivery in unit.deliveries)  # before the acks arrived, or after them
+            _resolve(unit.done, UnitOutcome.UNKNOWN if revoked else UnitOutcome.HAPPENED)
         self._act()
         self._flush()
         self._close_if_idle()
@@ -669,8 +681,11 @@ class ConsumeChannel:
                 if tag == self.lock.encode():
                     # without the lock, a successor would conclude that this connection has ended
                     self.upstream.abort("its lock was deleted")
-                elif tag in self._consumers:
-                    self._revoke(self._consumers[tag].queue)
+                else:
+                    # RabbitMQ 4.3 goes on delivering to such a consumer, and may cancel it again.
+                    consumer = self._consumers.get(tag) or self._former.get(tag)
+                    if consumer is not None and not consumer.no_ack and not consumer.is_deleted:
+                        self._revoke(consumer.queue)
                 self._end_consumer(tag)
             case methods.BasicGetEmpty() if self._getting:
                 self._getting.popleft()
@@ -852,6 +867,8 @@ class ConsumeChannel:
         self._acts.clear()
         self._is_whole()
         self._open.clear()
+        for held in self._held.values():
+            held.delivery.revoked = True  # it is in its queue again: no copy of it may be published
         self._held.clear()
         self._budget.charge(-self._kept)
         self._kept = 0

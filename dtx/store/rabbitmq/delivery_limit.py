@@ -8,6 +8,7 @@ the copy. If dtx, the client's channel or the connection to the broker is lost i
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, Protocol
 from uuid import uuid4
 
@@ -60,11 +61,9 @@ class DeliveryLimits:
         return asyncio.get_running_loop().time() < self._until and (known is None or _name(queue) in known)
 
     async def ask(self, default: int | None) -> None:
-        """Read the limits. Without the management API, all queues have *default*."""
-        try:
+        """Read the limits. Without an answer the last ones remain; without any, all queues have *default*."""
+        with suppress(ManagementError, LookupError, TypeError, AttributeError):
             self._known = await (await self._management()).delivery_limits(self._vhost, default)
-        except (ManagementError, LookupError, TypeError, AttributeError):
-            self._known = None
         self._until = asyncio.get_running_loop().time() + _FRESH
 
     async def near(self, deliveries: Sequence[Delivery], default: int | None) -> list[Delivery]:
@@ -103,17 +102,21 @@ async def publish_copies(upstream: Upstream, deliveries: Sequence[Delivery]) -> 
     Returns:
         Those whose queue has confirmed the copy.
     """
-    rows = [delivery.to_row(position, 0) for position, delivery in enumerate(deliveries)]
+    channel: OwnChannel | None = None
     try:
         channel = await OwnChannel(upstream).open(methods.ConfirmSelect())
+        deliveries = [delivery for delivery in deliveries if not delivery.revoked]  # their channel may have ended
+        rows = [delivery.to_row(position, 0) for position, delivery in enumerate(deliveries)]
         frame_max = upstream.engine.agreed.frame_max
         frames = list(messages.put_back_frames(channel.number, frame_max, uuid4(), rows))
         without: set[int | None] = set(await channel.send_confirmed((frames, None)))
         without |= {messages.returned_position(each.properties, messages.PUT_BACK) for each in channel.returned}
-        await channel.close()
     except (UpstreamChannelClosed, UpstreamLost, WireError, XaError) as error:
         _log.warning("messages near the delivery limit could not be replaced", reason=str(error))
         return []
+    finally:
+        if channel is not None:
+            channel.abandon()
     if without:
         _log.warning("messages near the delivery limit could not be replaced", reason="their queue refused the copies")
     return [delivery for position, delivery in enumerate(deliveries) if position not in without]

@@ -141,6 +141,8 @@ class Lane:
         self._trust = Trust(
             vhost, settings.replay, settings.management, self.receipts, lambda: self._control, len(broker.hosts)
         )
+        self._version: tuple[int, ...] = ()
+        """Of the broker, when it was last connected."""
         self._delivery_limits = DeliveryLimits(vhost, self.management)
         self._receipts_problem: str | None = "the receipt queues have not been declared"
         """Why no receipt can be left on this connection; ``None`` if one can."""
@@ -258,6 +260,7 @@ class Lane:
         self.may_set_user_id = await self._may_impersonate(connection)
         self.max_message_bytes = await self._message_limit(connection)
         self._connection = connection
+        self._version = connection.version
         self._control = control
         self.frame_max = connection.engine.agreed.frame_max
         await self._trust.refresh()
@@ -556,7 +559,8 @@ class Lane:
     async def replace(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         """See :class:`~dtx.store.rabbitmq.delivery_limit.Replacer`. During an alarm, none is replaced."""
         near = await self._delivery_limits.near(deliveries, self._default_limit)
-        near = [delivery for delivery in near if delivery.body is not None and not delivery.revoked]
+        near = [each for each in near if each.body is not None and len(each.body) <= self.max_message_bytes]
+        near = [each for each in near if not each.revoked]
         connection = self._connection
         if not near or connection is None or self.blocked or not self._up.is_set():
             return ()
@@ -564,7 +568,7 @@ class Lane:
 
     @property
     def _default_limit(self) -> int | None:
-        return default_limit(self._connection.version if self._connection is not None else ())
+        return default_limit(self._version)
 
     async def _finish(self, phase: PhaseTwo, build: Build, header: bytes) -> Applied | Refused:
         self._calls += 1

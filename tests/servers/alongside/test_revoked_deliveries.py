@@ -86,3 +86,18 @@ def test_a_branch_of_another_queue_is_not_concerned(
         cancel(rabbitmq, channel, queue)
         assert xa.prepare(xid) is XaFlag.OK
         assert xa.commit(xid) is XaFlag.OK
+
+
+def test_a_client_that_deletes_its_queue_commits_what_it_consumed(
+    consumer: tuple[BlockingChannel, str, list[int]],
+) -> None:
+    """The broker cancels the consumer then as well, but no other consumer can get the message."""
+    channel, queue, tags = consumer
+    xa, xid = XAResource(channel), new_xid()
+    xa.start(xid)
+    channel.basic_ack(tags[0])
+    xa.end(xid)
+    channel.queue_delete(queue)
+    wait_until(lambda: channel.connection.process_data_events(0.05) or not channel.consumer_tags, what="the cancel")
+    assert xa.prepare(xid) is XaFlag.OK
+    assert xa.commit(xid) is XaFlag.OK

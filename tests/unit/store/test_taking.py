@@ -400,3 +400,44 @@ async def test_deliveries_that_are_not_replaced_are_returned_once_and_in_order(
         each.encode() for each in settled
     ]
     assert not taking.holds
+
+
+def cancel(taking: ConsumeChannel) -> None:
+    """The broker cancels the consumer, and may have taken its deliveries back."""
+    frame = methods.BasicCancel(b"c", no_wait=True).frame(1)
+    taking.frame(methods.BasicCancel.KEY, frame, 0, len(frame))
+
+
+@pytest.mark.parametrize(
+    ("late", "outcome"), [(False, UnitOutcome.NEVER), (True, UnitOutcome.UNKNOWN)], ids=["before", "during the commit"]
+)
+async def test_a_unit_does_not_take_what_the_broker_has_taken_back(late: bool, outcome: UnitOutcome) -> None:
+    """RabbitMQ 4.3 ignores the acknowledgements, and answers commit-ok."""
+    upstream, taking = consuming(1000)
+    upstream.held_lost = lambda *_: None
+    taking._locked = True
+    deliver(taking, 1, EMPTY)
+    held = taking.select(methods.BasicAck(1))
+    taking.hold(held, "a branch")
+    upstream.written.clear()
+    if not late:
+        cancel(taking)
+    done = taking.take(held, uuid4(), Unit(number=1, lock="l", nonce=uuid4(), receipt=False), b"")
+    if late:
+        cancel(taking)
+        commit = methods.TxCommitOk().frame(1)
+        taking.frame(methods.TxCommitOk.KEY, commit, 0, len(commit))
+    assert await done is outcome
+    assert (methods.BasicAck(1).encode() in upstream.written) is late
+
+
+async def test_no_copy_is_published_of_a_delivery_whose_channel_has_ended() -> None:
+    """The broker has returned it: the queue would have both."""
+    upstream, taking = consuming(1000, Replacer())
+    upstream.held_lost = upstream.consume_channel_ended = lambda *_: None
+    deliver(taking, 1, EMPTY)
+    held = taking.select(methods.BasicAck(1))
+    taking.hold(held, "a branch")
+    taking.release(held)
+    taking.lost("the connection is lost")
+    assert [delivery.revoked for delivery in held] == [True]
