@@ -40,7 +40,8 @@ class ChannelSelection:
         """
         session = self._session
         _check(channel, session.user)
-        await session.store.lane(session.who.vhost).ready(_LANE_PATIENCE)
+        lane = session.store.lane(session.who.vhost)
+        await lane.ready(_LANE_PATIENCE)
         try:
             validator = await self._prepare()
             if not self._is_current(channel):
@@ -52,7 +53,8 @@ class ChannelSelection:
                 session.budget,
                 channel.last_queue,
                 session,
-                replacer=session.store.lane(session.who.vhost),
+                replacer=lane,
+                revokes=lane.revokes,
             )
             taking.owner = channel  # until select-ok, it passes earlier frames on to the client
             await taking.start_tx()

@@ -150,6 +150,8 @@ class ConsumeChannel:
         last_queue: the queue that the client declared last on this channel.
         keeper: the client connection.
         replacer: for messages that a rollback returns; ``None``: they are just returned.
+        revokes: whether the broker may take deliveries back when it cancels their consumer (RabbitMQ 4.3). Before, it
+            cancels consumers of a deleted queue, and their deliveries can be acknowledged.
     """
 
     def __init__(
@@ -162,6 +164,7 @@ class ConsumeChannel:
         keeper: Keeper,
         *,
         replacer: Replacer | None = None,
+        revokes: bool = False,
     ) -> None:
         self.upstream = upstream
         self.number = number
@@ -179,6 +182,7 @@ class ConsumeChannel:
         """Whether the tags in ``_open`` ascend."""
         self._held: dict[int, _Held] = {}
         self._replacer = replacer
+        self._revokes = revokes
         self._returning: set[asyncio.Task[None]] = set()
         self._queue: deque[_Frames | _Settlement | _UnitRequest] = deque()
         self._waiting = 0
@@ -681,11 +685,8 @@ class ConsumeChannel:
                 if tag == self.lock.encode():
                     # without the lock, a successor would conclude that this connection has ended
                     self.upstream.abort("its lock was deleted")
-                else:
-                    # RabbitMQ 4.3 goes on delivering to such a consumer, and may cancel it again.
-                    consumer = self._consumers.get(tag) or self._former.get(tag)
-                    if consumer is not None and not consumer.no_ack and not consumer.is_deleted:
-                        self._revoke(consumer.queue)
+                elif self._revokes:
+                    self._revoke(tag)
                 self._end_consumer(tag)
             case methods.BasicGetEmpty() if self._getting:
                 self._getting.popleft()
@@ -706,12 +707,16 @@ class ConsumeChannel:
                 pass
         return True
 
-    def _revoke(self, queue: bytes) -> None:
+    def _revoke(self, tag: bytes) -> None:
         """Let no branch consume the deliveries of a consumer that the broker has cancelled.
 
         A quorum queue of RabbitMQ 4.3 takes them back at the consumer timeout, gives them to others, and ignores their
-        acknowledgements. The channel stays open.
+        acknowledgements. The channel stays open. The queue goes on delivering to the consumer, and may cancel it again.
         """
+        consumer = self._consumers.get(tag) or self._former.get(tag)
+        if consumer is None or consumer.no_ack or consumer.is_deleted:
+            return
+        queue = consumer.queue
         for delivery in (*self._open.values(), *(held.delivery for held in self._held.values())):
             delivery.revoked |= delivery.queue == queue
         branches = {id(held.branch): held.branch for held in self._held.values() if held.delivery.queue == queue}

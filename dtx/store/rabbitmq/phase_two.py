@@ -567,6 +567,11 @@ class Lane:
         return await publish_copies(connection, near)
 
     @property
+    def revokes(self) -> bool:
+        """Whether the broker may take deliveries back when it cancels their consumer."""
+        return self._version >= (4, 3)
+
+    @property
     def _default_limit(self) -> int | None:
         return default_limit(self._version)
 

@@ -12,7 +12,7 @@ import pytest
 
 from dtx.log.records import Unit
 from dtx.store.api import UnitOutcome
-from dtx.store.rabbitmq.capture import check_consume
+from dtx.store.rabbitmq.capture import check_consume, check_settle
 from dtx.store.rabbitmq.consume_channel import ConsumeChannel
 from dtx.store.rabbitmq.upstream import ExclusiveQueues
 from dtx.store.work import Budget, Delivery
@@ -155,11 +155,15 @@ def test_what_dtx_cannot_read_is_given_back_like_everything_else(raw: bytes) -> 
     assert methods.BasicNack(7, requeue=True).encode() in upstream.written
 
 
-def consuming(max_kept: int, replacer: "Replacer | None" = None) -> tuple[Any, ConsumeChannel]:
+def consuming(
+    max_kept: int, replacer: "Replacer | None" = None, *, revokes: bool = False
+) -> tuple[Any, ConsumeChannel]:
     """A channel with a consumer that acknowledges, and the connection that it writes to."""
     upstream: Any = Upstream()
     upstream.hold_client = upstream.release_client = lambda _: None
-    taking = ConsumeChannel(upstream, 1, max_kept, Budget(1 << 30), b"other", upstream, replacer=replacer)
+    taking = ConsumeChannel(
+        upstream, 1, max_kept, Budget(1 << 30), b"other", upstream, replacer=replacer, revokes=revokes
+    )
     taking.owner = SimpleNamespace(forward=lambda *_: None)
     taking.request(methods.BasicConsume.KEY, methods.BasicConsume(b"q", b"c").encode())
     answer = method_frame(1, methods.BasicConsumeOk.HEAD + put_short(b"c"))
@@ -413,7 +417,7 @@ def cancel(taking: ConsumeChannel) -> None:
 )
 async def test_a_unit_does_not_take_what_the_broker_has_taken_back(late: bool, outcome: UnitOutcome) -> None:
     """RabbitMQ 4.3 ignores the acknowledgements, and answers commit-ok."""
-    upstream, taking = consuming(1000)
+    upstream, taking = consuming(1000, revokes=True)
     upstream.held_lost = lambda *_: None
     taking._locked = True
     deliver(taking, 1, EMPTY)
@@ -441,3 +445,26 @@ async def test_no_copy_is_published_of_a_delivery_whose_channel_has_ended() -> N
     taking.release(held)
     taking.lost("the connection is lost")
     assert [delivery.revoked for delivery in held] == [True]
+
+
+@pytest.mark.parametrize("revokes", [True, False], ids=["4.3", "before"])
+@pytest.mark.parametrize("deletes", [True, False], ids=["its client deletes the queue", "the broker cancels"])
+def test_no_branch_takes_what_the_broker_may_have_taken_back(revokes: bool, deletes: bool) -> None:
+    """Before RabbitMQ 4.3, and where the client itself deletes the queue, a cancelled consumer changes nothing."""
+    upstream, taking = consuming(1000, revokes=revokes)
+    doomed: list[object] = []
+    upstream.held_lost = lambda branch, _: doomed.append(branch)
+    deliver(taking, 1, EMPTY)
+    deliver(taking, 2, EMPTY)
+    taking.hold(taking.select(methods.BasicAck(1)), "a branch")
+    if deletes:
+        taking.request(methods.QueueDelete.KEY, methods.QueueDelete(b"q").encode())
+    cancel(taking)
+    (other,) = taking.select(methods.BasicAck(2))
+    if revokes and not deletes:
+        assert doomed == ["a branch"]
+        with pytest.raises(XaError, match="may deliver the message again"):
+            check_settle(other)
+    else:
+        assert not doomed
+        check_settle(other)

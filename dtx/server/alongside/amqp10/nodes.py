@@ -206,7 +206,15 @@ class BrokerNodes:
                     shown = of_queue(queue)
             channel = await OwnChannel(self.upstream).open()
             channel.engine.pass_frames(Passing.SINGLY)
-            taking = ConsumeChannel(self.upstream, channel.number, self._max_kept, self.home.budget, queue, self)
+            taking = ConsumeChannel(
+                self.upstream,
+                channel.number,
+                self._max_kept,
+                self.home.budget,
+                queue,
+                self,
+                revokes=self._broker.lane.revokes,
+            )
             await taking.start_tx()
             if is_stream:
                 return await self._stream_origin(taking, queue, filters)
