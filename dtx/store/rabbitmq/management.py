@@ -129,6 +129,9 @@ class Management:
         nodes = await self.get("nodes?columns=name,running")
         return None if len(nodes) == 1 else f"the broker has {len(nodes)} nodes"
 
+    async def _queues(self, vhost: str) -> Any:
+        return await self.get(f"queues/{quote(vhost, safe='')}?columns=name,type,arguments,effective_policy_definition")
+
     async def doubts(self, vhost: str, receipt_queues: list[str]) -> Doubts:
         """Why a receipt in *vhost* does not prove that its unit happened in full.
 
@@ -141,7 +144,7 @@ class Management:
         if (cluster := await self.cluster()) is not None:
             return Doubts(of_all=cluster)
         where = quote(vhost, safe="")
-        queues = await self.get(f"queues/{where}?columns=name,type,arguments,effective_policy_definition")
+        queues = await self._queues(vhost)
         policies = [*await self.get(f"policies/{where}"), *await self.get(f"operator-policies/{where}")]
         mine = set(receipt_queues)
         refusal = None
@@ -174,9 +177,8 @@ class Management:
         Raises:
             ManagementError: as :meth:`get`.
         """
-        columns = "name,type,arguments,effective_policy_definition"
         found: dict[str, int | None] = {}
-        for queue in await self.get(f"queues/{quote(vhost, safe='')}?columns={columns}"):
+        for queue in await self._queues(vhost):
             policy, arguments = queue.get("effective_policy_definition") or {}, _arguments(queue)
             every = [each["delivery-limit"] for each in (policy, arguments) if "delivery-limit" in each]
             limits = [limit for limit in every if limit >= 0]

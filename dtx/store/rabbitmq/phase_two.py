@@ -559,8 +559,8 @@ class Lane:
     async def replace(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         """See :class:`~dtx.store.rabbitmq.delivery_limit.Replacer`. During an alarm, none is replaced."""
         near = await self._delivery_limits.near(deliveries, self._default_limit)
-        near = [each for each in near if each.body is not None and len(each.body) <= self.max_message_bytes]
-        near = [each for each in near if not each.revoked]
+        most = self.max_message_bytes
+        near = [each for each in near if each.body is not None and len(each.body) <= most and not each.revoked]
         connection = self._connection
         if not near or connection is None or self.blocked or not self._up.is_set():
             return ()
