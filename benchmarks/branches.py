@@ -167,7 +167,7 @@ def arguments() -> argparse.Namespace:
     add("--prefill", type=int, default=0, help="number of messages to consume; default 4,000 for each second")
     add("--profile", type=Path, metavar="DIR", help="sample dtx with py-spy (pip install py-spy) into DIR")
     add("--no-pgbench", action="store_true", help="measure dtx alone, without pgbench and the broker's row")
-    add("--dtx", nargs="+", default=[], metavar="WORD", help="further options for dtx serve, e.g. --dtx=--lanes=32")
+    add("--dtx", nargs="+", default=[], metavar="WORD", help="options of dtx serve: --dtx=--commit-channels=32")
     options = parser.parse_args()
     if options.size < 8:
         parser.error("--size must be at least 8: each message carries the number of its branch")

@@ -24,7 +24,7 @@ from dtx.manager import Requester, TransactionManager
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.operators import Operators
 from dtx.manager.scan import Scan
-from dtx.telemetry import LaneNumbers, Metrics, get_logger
+from dtx.telemetry import CommitConnectionNumbers, Metrics, get_logger
 from dtx.xa.model import Association
 
 _log = get_logger(part="admin")
@@ -101,7 +101,7 @@ class Active:
         manager: manages the branches.
         connections: returns the clients, the oldest connection first.
         disconnect: closes a client's connection; the client gets the reason.
-        lanes: returns the connections to the broker for phase two, by virtual host.
+        commit_connections: returns the connections to the broker for phase two, by virtual host.
         lease_valid: whether this dtx is still the active one.
         epoch: returns the epoch of its lease.
         log_queue: returns the number of log records that wait for the database.
@@ -110,7 +110,7 @@ class Active:
     manager: TransactionManager
     connections: Callable[[], Mapping[Any, Arrived]]
     disconnect: Callable[[Any, str], None]
-    lanes: Callable[[], Mapping[str, LaneNumbers]]
+    commit_connections: Callable[[], Mapping[str, CommitConnectionNumbers]]
     lease_valid: Callable[[], bool]
     epoch: Callable[[], int]
     log_queue: Callable[[], int]

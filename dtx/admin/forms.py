@@ -303,8 +303,8 @@ class BulkAnswer(Form):
     results: list[BulkResult]
 
 
-class LaneForm(Form):
-    """The connection for phase two to one virtual host of the broker."""
+class CommitConnectionForm(Form):
+    """The commit connection of one virtual host: dtx's own connection to the broker, which runs phase two."""
 
     vhost: str
     problem: str | None = Field(description="Why it does not work; null if it works.")
@@ -362,7 +362,8 @@ class StatusForm(Form):
     held_bytes: int = Field(description="Bytes of memory for messages of branches that have not voted.")
     connections: int
     usage: list[UsageForm] = Field(description="Users and virtual hosts with any usage.")
-    lanes: list[LaneForm]
+    commit_connections: list[CommitConnectionForm]
+    lanes: list[CommitConnectionForm] = Field(description="Deprecated: the former name of commit_connections.")
     leases: list[LeaseForm]
 
 

@@ -7,7 +7,7 @@ length of the body.
 import asyncio
 import json
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from heapq import nsmallest
 from http import HTTPStatus
 from typing import Annotated, Final, Literal, cast
@@ -54,7 +54,6 @@ from dtx.log.records import JournalEvent
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.branches import AGES, BranchStats, branch_stats
 from dtx.store.slices import finish, in_slices
-from dtx.telemetry import LaneNumbers
 from dtx.xa.model import State
 from dtx.xa.xid import Xid
 
@@ -195,11 +194,13 @@ async def status(context: ApiContext) -> forms.StatusForm:
     """The state of dtx, without a check of the role."""
     leases = await context.read(lambda log: log.leases())
     active = context.active
-    lanes: Mapping[str, LaneNumbers] = {}
+    commits: list[forms.CommitConnectionForm] = []
     found = BranchStats()
     if active is not None:
         found = await branch_stats(active.manager.entries())
-        lanes = active.lanes()
+        commits = [
+            forms.CommitConnectionForm.of(each, vhost=vhost) for vhost, each in active.commit_connections().items()
+        ]
     return forms.StatusForm(
         rm=context.rm,
         active=active is not None and active.lease_valid(),
@@ -213,7 +214,8 @@ async def status(context: ApiContext) -> forms.StatusForm:
         held_bytes=0 if active is None else active.manager.budget.used,
         connections=0 if active is None else len(active.connections()),
         usage=[] if active is None else [forms.UsageForm.of_usage(usage) for usage in active.manager.quotas],
-        lanes=[forms.LaneForm.of(lane, vhost=vhost) for vhost, lane in lanes.items()],
+        commit_connections=commits,
+        lanes=commits,
         leases=[forms.LeaseForm.of_holder(holder) for holder in leases],
     )
 

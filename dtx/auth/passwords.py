@@ -29,7 +29,7 @@ from argon2.low_level import ARGON2_VERSION
 from dtx.auth.login_throttle import LoginThrottle
 
 MEMORY_KIB: Final = 19 * 1024
-"""With two passes and one lane, the minimum of OWASP's password storage recommendation: about 20 ms."""
+"""With two passes and a parallelism of 1, the minimum of OWASP's password storage recommendation: about 20 ms."""
 WORKERS: Final = 2
 """Verifications at a time. Each needs MEMORY_KIB; more would take processor time from connected clients."""
 REMEMBERED: Final = 10_000

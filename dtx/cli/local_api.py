@@ -104,7 +104,7 @@ class LocalApi(Api):
             manager=found.manager,
             connections=dict,
             disconnect=lambda *_: None,
-            lanes=dict,
+            commit_connections=dict,
             lease_valid=lambda: log.lease_valid,
             epoch=lambda: log.epoch,
             log_queue=lambda: log.queued,

@@ -12,7 +12,7 @@ import click
 
 from dtx.admin.safe_text import human_duration, human_size, safe
 from dtx.config import Address, Settings, parse_duration, parse_size
-from dtx.config.settings import group_of
+from dtx.config.settings import FORMER_NAMES, group_of
 from dtx.xa.codes import XaError
 from dtx.xa.xid import Xid
 
@@ -74,9 +74,14 @@ def duration(_ctx: click.Context, _param: click.Parameter, value: str | None) ->
 
 
 class SettingOption(click.Option):
-    """The flag of a setting; its value stays text, which :class:`dtx.config.Settings` parses."""
+    """The flag of a setting; its value stays text, which :class:`dtx.config.Settings` parses.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        flag: name of the setting, or a former name, which the help does not show.
+    """
+
+    def __init__(self, flag: str) -> None:
+        name = FORMER_NAMES.get(flag, flag)
         self.group: Final = group_of(name)
         field = Settings.model_fields[name]
         more: dict[str, Any] = {}
@@ -87,7 +92,12 @@ class SettingOption(click.Option):
         else:
             more |= {"metavar": _metavar(name), "multiple": get_origin(field.annotation) is tuple, "type": str}
         super().__init__(
-            [_PREFIX + name, "--" + name.replace("_", "-")], default=None, help=_help(name), show_default=False, **more
+            [_PREFIX + flag, "--" + flag.replace("_", "-")],
+            default=None,
+            help=_help(name),
+            show_default=False,
+            hidden=flag != name,
+            **more,
         )
 
 
@@ -113,11 +123,12 @@ def with_settings(*names: str) -> Callable[[_Function], _Function]:
     Args:
         names: settings that become flags; the others can still come from the environment and the file.
     """
+    given = [*names, *(former for former, name in FORMER_NAMES.items() if name in names)]
 
     def decorate(function: _Function) -> _Function:
         @wraps(function)
         def run(*args: Any, config: Path | None, **kwargs: Any) -> Any:
-            flags = {name: kwargs.pop(_PREFIX + name) or None for name in names}
+            flags = {name: kwargs.pop(_PREFIX + name) or None for name in given}
             return function(Settings.load(flags, config), *args, **kwargs)
 
         config = click.option(
@@ -126,7 +137,7 @@ def with_settings(*names: str) -> Callable[[_Function], _Function]:
             metavar="FILE",
             help="TOML file with settings; default $DTX_CONFIG, else ./dtx.toml where it exists.",
         )
-        command: _Function = with_options(config, *(_setting(name) for name in names))(run)
+        command: _Function = with_options(config, *(_setting(name) for name in given))(run)
         return command
 
     return decorate

@@ -6,14 +6,14 @@
 import difflib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit, urlunsplit
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -48,6 +48,8 @@ _NOT_SETTINGS: Final = frozenset(
         *("DTX_PYTHON", "DTX_XA_LOG"),  # of the XA switch for C, set for all programs of a domain
     }
 )
+FORMER_NAMES: Final = {"lanes": "commit_channels"}
+"""Deprecated names of settings, which work for one more version, with their present names."""
 # Kubernetes and container links set these for a service that is called "dtx". They are not settings.
 _SERVICE_LINK: Final = re.compile(r"DTX_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)?)")
 
@@ -97,6 +99,7 @@ class Settings(BaseSettings):
     """All settings, immutable. Durations are in seconds, sizes in bytes. URLs are secrets."""
 
     model_config = SettingsConfigDict(env_prefix=_ENV_PREFIX, extra="forbid", frozen=True, hide_input_in_errors=True)
+    _deprecated: Mapping[str, str] = PrivateAttr(default_factory=dict)
 
     # -- clients
     listen: Annotated[tuple[Address, ...], NoDecode, BeforeValidator(parse_listen)] = _setting(
@@ -161,7 +164,7 @@ class Settings(BaseSettings):
         "'always' applies the units again (messages may repeat, none is lost), 'auto' trusts receipts only if the "
         "broker is a single node whose queues refuse nothing.",
     )
-    lanes: int = _setting(
+    commit_channels: int = _setting(
         16, _Group.BROKER, "Channels of dtx's own broker connection that run commits at the same time.", ge=1, le=256
     )
 
@@ -479,13 +482,19 @@ class Settings(BaseSettings):
         """
         found = _gather(cls, flags or {}, file)
         try:
-            return cls.model_validate(found.values)
+            settings = cls.model_validate(found.values)
         except ValidationError as error:
             raise ConfigError("; ".join(_sentences(error, found.origin))) from None
+        settings._deprecated = found.deprecated  # noqa: SLF001 - of this class
+        return settings
 
     def redacted(self) -> dict[str, object]:
         """All settings as plain values for logs; passwords are replaced by ``***``."""
         return {name: _plain(getattr(self, name)) for name in type(self).model_fields}
+
+    def deprecated(self) -> Mapping[str, str]:
+        """By setting, a warning that it was given under a former name, with the present one."""
+        return self._deprecated
 
     def unencrypted(self) -> dict[str, str]:
         """By setting, a warning about connections to other machines without TLS, with the remedy."""
@@ -559,11 +568,19 @@ class _Gathered:
 
     values: dict[str, object] = field(default_factory=dict)
     origin: dict[str, str] = field(default_factory=dict)
+    deprecated: dict[str, str] = field(default_factory=dict)
 
-    def put(self, key: str, value: object, origin: str) -> None:
-        """Set *value*, which replaces that of a weaker source."""
-        self.values[key] = value
-        self.origin[key] = origin
+    def put_all(self, values: Mapping[str, object], named: Callable[[str], str]) -> None:
+        """Set the *values* of one source, which replace those of weaker sources.
+
+        A present name replaces a former one of the same source. *named* returns the name of a key in this source.
+        """
+        for key, value in sorted(values.items(), key=lambda item: item[0] not in FORMER_NAMES):
+            present = FORMER_NAMES.get(key, key)
+            if present != key:
+                self.deprecated[present] = f"{named(key)} is deprecated: its name is now {named(present)}"
+            self.values[present] = value
+            self.origin[present] = named(key)
 
 
 def _gather(settings: type[BaseSettings], flags: Mapping[str, object], file: Path | None) -> _Gathered:
@@ -572,18 +589,20 @@ def _gather(settings: type[BaseSettings], flags: Mapping[str, object], file: Pat
     Raises:
         ConfigError: the file cannot be read, or a key of the file or the environment is unknown.
     """
-    known = set(settings.model_fields)
     found = _Gathered()
     if path := file or _file_from_environment():
-        for key, value in _read_file(settings, path).items():
-            found.put(key, value, f"{key} in {path}")
-    _refuse_unknown(_own_variables(), {_ENV_PREFIX + key.upper() for key in known}, "environment variable")
-    for key, value in EnvSettingsSource(settings, env_ignore_empty=True)().items():
-        found.put(key, value, _ENV_PREFIX + key.upper())
-    for key, value in flags.items():
-        if value is not None:
-            found.put(key, value, "--" + key.replace("_", "-"))
+        found.put_all(_read_file(settings, path), lambda key: f"{key} in {path}")
+    variables = {_variable(key) for key in (*settings.model_fields, *FORMER_NAMES)}
+    _refuse_unknown(_own_variables(), variables, "environment variable")
+    former = {key: value for key in FORMER_NAMES if (value := os.environ.get(_variable(key)))}
+    found.put_all(former | EnvSettingsSource(settings, env_ignore_empty=True)(), _variable)
+    given = {key: value for key, value in flags.items() if value is not None}
+    found.put_all(given, lambda key: "--" + key.replace("_", "-"))
     return found
+
+
+def _variable(key: str) -> str:
+    return _ENV_PREFIX + key.upper()
 
 
 def _sentences(error: ValidationError, origin: Mapping[str, str]) -> Iterator[str]:
@@ -613,7 +632,7 @@ def _read_file(settings: type[BaseSettings], path: Path) -> Mapping[str, object]
         found = TomlConfigSettingsSource(settings, path).toml_data
     except (OSError, ValueError) as error:
         raise ConfigError(f"the configuration file {path} cannot be read: {error}") from None
-    _refuse_unknown(found, set(settings.model_fields), f"key in {path}:")
+    _refuse_unknown(found, {*settings.model_fields, *FORMER_NAMES}, f"key in {path}:")
     return found
 
 

@@ -252,30 +252,42 @@ class Point(Enum):
     )
     SETTLE_SENT = 509, "dtx.store.rabbitmq.consume_channel", "they are sent, with tx.commit"
     SETTLE_COMMITTED = 510, "dtx.store.rabbitmq.consume_channel", "tx.commit-ok was received: they are settled"
-    UNIT_BEFORE = 511, "dtx.store.rabbitmq.phase_two", "the log has the unit of phase two; no frame of it is sent"
+    UNIT_BEFORE = (
+        511,
+        "dtx.store.rabbitmq.commit_connection",
+        "the log has the unit of phase two; no frame of it is sent",
+    )
     UNIT_PUBLISHED = (
         512,
-        "dtx.store.rabbitmq.phase_two",
+        "dtx.store.rabbitmq.commit_connection",
         "its messages are sent, without receipt and tx.commit: they are not visible",
     )
-    UNIT_RECEIPTED = 513, "dtx.store.rabbitmq.phase_two", "its receipt is sent too"
-    UNIT_SENT = 514, "dtx.store.rabbitmq.phase_two", "tx.commit is sent: the broker enqueues the messages, now or never"
-    UNIT_COMMITTED = 515, "dtx.store.rabbitmq.phase_two", "tx.commit-ok was received: the messages are in their queues"
+    UNIT_RECEIPTED = 513, "dtx.store.rabbitmq.commit_connection", "its receipt is sent too"
+    UNIT_SENT = (
+        514,
+        "dtx.store.rabbitmq.commit_connection",
+        "tx.commit is sent: the broker enqueues the messages, now or never",
+    )
+    UNIT_COMMITTED = (
+        515,
+        "dtx.store.rabbitmq.commit_connection",
+        "tx.commit-ok was received: the messages are in their queues",
+    )
     UNIT_REFUSED = (
         516,
-        "dtx.store.rabbitmq.phase_two",
+        "dtx.store.rabbitmq.commit_connection",
         "the broker has closed the unit's channel: it refuses a message",
     )
-    UNIT_LOST = 517, "dtx.store.rabbitmq.phase_two", "the connection was lost under the unit"
-    RESOLVE_BEFORE = 518, "dtx.store.rabbitmq.phase_two", "the outcome of a unit is to be determined"
-    RESOLVE_FREE = 519, "dtx.store.rabbitmq.phase_two", "its lock is free: the unit has happened, or never will"
-    RESOLVE_READ = 520, "dtx.store.rabbitmq.phase_two", "the receipts are read"
-    LANE_LOCK_BEFORE = (
+    UNIT_LOST = 517, "dtx.store.rabbitmq.commit_connection", "the connection was lost under the unit"
+    RESOLVE_BEFORE = 518, "dtx.store.rabbitmq.commit_connection", "the outcome of a unit is to be determined"
+    RESOLVE_FREE = 519, "dtx.store.rabbitmq.commit_connection", "its lock is free: the unit has happened, or never will"
+    RESOLVE_READ = 520, "dtx.store.rabbitmq.commit_connection", "the receipts are read"
+    COMMIT_CONNECTION_LOCK_BEFORE = (
         521,
-        "dtx.store.rabbitmq.phase_two",
+        "dtx.store.rabbitmq.commit_connection",
         "a connection of dtx's own is open; nothing shows that it may act",
     )
-    LANE_LOCK_AFTER = 522, "dtx.store.rabbitmq.phase_two", "its lock exists"
+    COMMIT_CONNECTION_LOCK_AFTER = 522, "dtx.store.rabbitmq.commit_connection", "its lock exists"
     MARKER_BEFORE = (
         523,
         "dtx.store.rabbitmq.receipts",
@@ -284,7 +296,11 @@ class Point(Enum):
     MARKER_WRITTEN = 524, "dtx.store.rabbitmq.receipts", "markers are sent, without tx.commit"
     MARKER_SENT = 525, "dtx.store.rabbitmq.receipts", "markers are sent, with tx.commit"
     MARKER_AFTER = 526, "dtx.store.rabbitmq.receipts", "a marker is in every receipt queue"
-    LANE_READY = 527, "dtx.store.rabbitmq.phase_two", "the lane of a vhost is about to work"
+    COMMIT_CONNECTION_READY = (
+        527,
+        "dtx.store.rabbitmq.commit_connection",
+        "the commit connection of a vhost is about to work",
+    )
     DRAIN_BEFORE = (
         528,
         "dtx.store.rabbitmq.receipts",

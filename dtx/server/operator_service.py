@@ -15,7 +15,7 @@ from dtx.log.postgres import TransactionLog
 from dtx.manager import TransactionManager
 from dtx.server.client_session import ClientSession
 from dtx.server.listener import Listener
-from dtx.telemetry import LaneNumbers, Metrics
+from dtx.telemetry import CommitConnectionNumbers, Metrics
 from dtx.wire.amqp09 import closes
 from dtx.wire.amqp09.errors import HardCode
 
@@ -79,7 +79,7 @@ class OperatorService:
         self,
         manager: TransactionManager,
         listener: Listener,
-        lanes: Callable[[], Mapping[str, LaneNumbers]],
+        commit_connections: Callable[[], Mapping[str, CommitConnectionNumbers]],
         log: TransactionLog,
     ) -> None:
         """Take orders and start the policies, because this dtx is the active one.
@@ -87,7 +87,7 @@ class OperatorService:
         Args:
             manager: the transaction manager, with its branches loaded.
             listener: has the sessions.
-            lanes: returns the lanes by virtual host.
+            commit_connections: returns the commit connections by virtual host.
             log: holds the lease.
         """
         assert self._context is not None, "begin comes first"
@@ -96,7 +96,7 @@ class OperatorService:
                 manager=manager,
                 connections=lambda: listener.sessions,
                 disconnect=_disconnect,
-                lanes=lanes,
+                commit_connections=commit_connections,
                 lease_valid=lambda: log.lease_valid,
                 epoch=lambda: log.epoch,
                 log_queue=lambda: log.queued,

@@ -25,7 +25,7 @@ from dtx.log.postgres import TransactionLog
 from dtx.manager import Limits, TransactionManager
 from dtx.server import memory
 from dtx.server.listener import Listener, NewSession
-from dtx.telemetry import LaneNumbers, Metrics, get_logger
+from dtx.telemetry import CommitConnectionNumbers, Metrics, get_logger
 from dtx.telemetry.traces import open_traces
 from dtx.wire.amqp09 import closes
 from dtx.wire.amqp09.errors import HardCode
@@ -40,8 +40,8 @@ LEASE_LOST: Final = 5
 _DAY: Final = 86_400.0
 _CLOSE_SECONDS: Final = 5.0
 """Seconds that clients have to confirm connection.close on a stop."""
-_Opened: TypeAlias = tuple[TransactionManager, NewSession, Callable[[], Mapping[str, LaneNumbers]]]
-"""The manager, the factory of client sessions, and a function that returns the lanes by virtual host."""
+_Opened: TypeAlias = tuple[TransactionManager, NewSession, Callable[[], Mapping[str, CommitConnectionNumbers]]]
+"""The manager, the factory of client sessions, and a function that returns the commit connections by virtual host."""
 _OpenMode: TypeAlias = Callable[[str, TransactionLog], Awaitable[_Opened]]
 """Opens a mode with the URL of the database and the log, which holds the lease."""
 
@@ -59,7 +59,7 @@ async def serve(settings: Settings) -> int:
         BrokerUnusable, ConfigError, LogError, EmbeddedPostgresError, OSError: dtx cannot start; the message says why.
     """
     _raise_open_files(settings)
-    for name, sentence in settings.unencrypted().items():
+    for name, sentence in (*settings.deprecated().items(), *settings.unencrypted().items()):
         _log.warning(sentence, setting=name)
     memory.give_back_large_blocks()
     stop = _Stop()
@@ -152,10 +152,10 @@ async def _start(settings: Settings, stack: AsyncExitStack, stop: _Stop) -> _Ser
         operating.begin(url)  # a standby answers as well, with its state
     log = await _open_log(settings, url, stack, stop, metrics)
     with memory.loading():
-        manager, new_session, lanes = await open_mode(url, log)
+        manager, new_session, commit_connections = await open_mode(url, log)
     await listener.accept(new_session)
     if operating is not None:
-        operating.activate(manager, listener, lanes, log)
+        operating.activate(manager, listener, commit_connections, log)
     failpoint.at(Point.READY_BEFORE)
     _announce_ready(addresses, None if operating is None else operating.url)
     failpoint.at(Point.READY_AFTER)

@@ -1,6 +1,6 @@
 """Structured logs on stderr, metrics for Prometheus, and traces."""
 
 from dtx.telemetry.logs import configure, get_logger
-from dtx.telemetry.metrics import LaneNumbers, Metrics
+from dtx.telemetry.metrics import CommitConnectionNumbers, Metrics
 
-__all__ = ["LaneNumbers", "Metrics", "configure", "get_logger"]
+__all__ = ["CommitConnectionNumbers", "Metrics", "configure", "get_logger"]

@@ -30,7 +30,7 @@ OUTCOMES: Final = ("committed", "rolled-back", "mixed", "hazard")
 FINDINGS: Final = ("happened", "never", "unknown")
 """Outcomes of units that were pending when a connection was lost, or dtx died."""
 OPERATOR_ACTIONS: Final = ("commit", "rollback", "forget", "retry", "discard", "redirect")
-LANE_STATES: Final = ("up", "down", "blocked")
+COMMIT_CONNECTION_STATES: Final = ("up", "down", "blocked")
 UNIT_STATES: Final = ("under-way", "waiting")
 POLICY_ACTIONS: Final = ("alert", "commit", "rollback")
 POLICY_RESULTS: Final = ("done", "refused")
@@ -57,6 +57,23 @@ def _gauge(registry: CollectorRegistry, name: str, text: str, *labels: str) -> G
 
 def _counter(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Counter:
     return Counter(name, text, labels, registry=registry)
+
+
+class _RenamedGauge:
+    """A gauge that is exported under its former name too, for one more version."""
+
+    def __init__(
+        self, registry: CollectorRegistry, name: str, former: str, text: str, states: Sequence[str] = ()
+    ) -> None:
+        labels = ("state",) if states else ()
+        texts = {name: text, former: f"Deprecated: the former name of {name}."}
+        gauges = [_gauge(registry, each, text, *labels) for each, text in texts.items()]
+        self._gauges: Final = {state: [gauge.labels(state) for gauge in gauges] for state in states} or {"": gauges}
+
+    def set(self, number: float, state: str = "") -> None:
+        """Set it for the value of its label."""
+        for gauge in self._gauges[state]:
+            gauge.set(number)
 
 
 class Metrics:
@@ -106,8 +123,8 @@ class Metrics:
             "dtx_lease_epoch", "Epoch of the lease: grows with every takeover and reconnection."
         )
         self.log_queue: Final = gauge("dtx_log_queue", "Log records that wait for the database.")
-        self.lane_numbers: Final = _Lanes(registry).set
-        """Set the metrics of lanes; see :class:`LaneNumbers`."""
+        self.commit_connection_numbers: Final = _CommitConnections(registry).set
+        """Set the metrics of commit connections; see :class:`CommitConnectionNumbers`."""
         self._operations: Final = _Operations()
         self.operation_done: Final = self._operations.done
         """Count one call of the dtx classes; see :meth:`_Operations.done`."""
@@ -153,11 +170,11 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class LaneNumbers(Protocol):
-    """The facts about a lane for metrics and operators."""
+class CommitConnectionNumbers(Protocol):
+    """The facts about a commit connection for metrics and operators."""
 
     problem: str | None
-    """Why the lane is not working; ``None`` when it is."""
+    """Why the commit connection is not working; ``None`` when it is."""
 
     @property
     def distrust(self) -> str | None:
@@ -184,32 +201,34 @@ class LaneNumbers(Protocol):
         """The number of receipts that dtx may still need."""
 
 
-class _Lanes:
-    """Sums over all lanes. Users can create virtual hosts, so there are no metrics for each lane."""
+class _CommitConnections:
+    """Sums over all commit connections. Users can create virtual hosts, so there are no metrics for each connection."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        gauge = partial(_gauge, registry)
-        lanes = gauge("dtx_lanes", "Lanes, one for each virtual host of the broker in use.", "state")
-        self._up, self._down, self._blocked = map(lanes.labels, LANE_STATES)
-        self._distrusted = gauge("dtx_lanes_without_receipts", "Lanes whose receipts are not trusted.")
-        self._channels = gauge("dtx_lane_channels", "Units that lanes can send at the same time.")
-        units = gauge("dtx_lane_units", "Units of phase two: the depth of the lanes.", "state")
-        self._under_way, self._waiting = map(units.labels, UNIT_STATES)
-        self._receipts = gauge("dtx_receipts_open", "Receipts in the broker that dtx may still need.")
+        gauge = partial(_RenamedGauge, registry)
+        text = "Commit connections, one for each virtual host of the broker in use."
+        self._states = gauge("dtx_commit_connections", "dtx_lanes", text, COMMIT_CONNECTION_STATES)
+        text = "Commit connections whose receipts are not trusted."
+        self._distrusted = gauge("dtx_commit_connections_without_receipts", "dtx_lanes_without_receipts", text)
+        text = "Units of phase two that can be sent at the same time."
+        self._channels = gauge("dtx_commit_channels", "dtx_lane_channels", text)
+        text = "Units of phase two that are being sent, or wait for a channel."
+        self._units = gauge("dtx_commit_connection_units", "dtx_lane_units", text, UNIT_STATES)
+        self._receipts = _gauge(registry, "dtx_receipts_open", "Receipts in the broker that dtx may still need.")
 
-    def set(self, numbers: "Iterable[LaneNumbers]") -> None:
-        """Set the metrics from *numbers*, those of all lanes."""
-        lanes = list(numbers)
-        working = [lane for lane in lanes if lane.problem is None]
-        blocked = sum(lane.blocked for lane in working)
-        self._up.set(len(working) - blocked)
-        self._blocked.set(blocked)
-        self._down.set(len(lanes) - len(working))
-        self._distrusted.set(sum(lane.distrust is not None for lane in lanes))
-        self._channels.set(sum(lane.channels for lane in lanes))
-        self._under_way.set(sum(lane.under_way for lane in lanes))
-        self._waiting.set(sum(lane.waiting for lane in lanes))
-        self._receipts.set(sum(lane.open_receipts for lane in lanes))
+    def set(self, numbers: "Iterable[CommitConnectionNumbers]") -> None:
+        """Set the metrics from *numbers*, those of all commit connections."""
+        connections = list(numbers)
+        working = [connection for connection in connections if connection.problem is None]
+        blocked = sum(connection.blocked for connection in working)
+        self._states.set(len(working) - blocked, "up")
+        self._states.set(blocked, "blocked")
+        self._states.set(len(connections) - len(working), "down")
+        self._distrusted.set(sum(connection.distrust is not None for connection in connections))
+        self._channels.set(sum(connection.channels for connection in connections))
+        self._units.set(sum(connection.under_way for connection in connections), "under-way")
+        self._units.set(sum(connection.waiting for connection in connections), "waiting")
+        self._receipts.set(sum(connection.open_receipts for connection in connections))
 
 
 class WrittenLine(Protocol):

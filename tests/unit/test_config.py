@@ -44,11 +44,28 @@ def test_defaults_are_those_of_the_documentation() -> None:
 def test_a_flag_wins_over_the_environment_which_wins_over_the_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    file = write(tmp_path / "some.toml", 'rm = "file"\nlanes = 3\nmax_channels = 7\n')
+    file = write(tmp_path / "some.toml", 'rm = "file"\ncommit_channels = 3\nmax_channels = 7\n')
     monkeypatch.setenv("DTX_RM", "environment")
-    monkeypatch.setenv("DTX_LANES", "4")
+    monkeypatch.setenv("DTX_COMMIT_CHANNELS", "4")
     settings = Settings.load({"rm": "flag"}, file)
-    assert (settings.rm, settings.lanes, settings.max_channels) == ("flag", 4, 7)
+    assert (settings.rm, settings.commit_channels, settings.max_channels) == ("flag", 4, 7)
+
+
+def test_a_former_name_of_a_setting_works_and_is_called_deprecated(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "some.toml", "lanes = 3\n")
+    settings = Settings.load(None, file)
+    assert settings.commit_channels == 3
+    sentence = f"lanes in {file} is deprecated: its name is now commit_channels in {file}"
+    assert settings.deprecated() == {"commit_channels": sentence}
+    monkeypatch.setenv("DTX_LANES", "4")
+    assert Settings.load(None, file).commit_channels == 4
+    settings = Settings.load({"lanes": "5"}, file)
+    assert settings.commit_channels == 5
+    assert settings.deprecated() == {"commit_channels": "--lanes is deprecated: its name is now --commit-channels"}
+    assert Settings.load({"lanes": "5", "commit_channels": "6"}).commit_channels == 6
+    assert refusal({"lanes": "0"}) == "--lanes: input should be greater than or equal to 1"
 
 
 def test_the_file_is_dtx_config_or_else_dtx_toml_in_the_working_directory(
@@ -113,8 +130,8 @@ def test_a_missing_or_broken_file_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ({"lanes": "x"}, "--lanes: input should be a valid integer"),
-        ({"lanes": "0"}, "--lanes: input should be greater than or equal to 1"),
+        ({"commit_channels": "x"}, "--commit-channels: input should be a valid integer"),
+        ({"commit_channels": "0"}, "--commit-channels: input should be greater than or equal to 1"),
         ({"frame_max": "4095"}, "--frame-max: 4095 bytes is neither 0 nor between 4KiB and 2MiB"),
         ({"frame_max": "3MiB"}, "--frame-max: 3145728 bytes is neither"),
         ({"max_timeout": "5q"}, "--max-timeout: '5q' is not a duration"),
@@ -146,10 +163,10 @@ def test_a_wrong_value_is_refused_with_a_sentence_that_names_the_flag(flags: dic
 def test_the_sentence_names_the_place_where_the_wrong_value_was_given(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    file = write(tmp_path / "x.toml", "lanes = 0\n")
-    assert refusal(file=file).startswith(f"lanes in {file}: ")
-    monkeypatch.setenv("DTX_LANES", "-1")
-    assert refusal(file=file).startswith("DTX_LANES: ")
+    file = write(tmp_path / "x.toml", "commit_channels = 0\n")
+    assert refusal(file=file).startswith(f"commit_channels in {file}: ")
+    monkeypatch.setenv("DTX_COMMIT_CHANNELS", "-1")
+    assert refusal(file=file).startswith("DTX_COMMIT_CHANNELS: ")
 
 
 @pytest.mark.parametrize(

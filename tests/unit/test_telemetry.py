@@ -150,6 +150,18 @@ def test_operations_are_counted_by_method_and_answer() -> None:
     assert 'dtx_operation_seconds_bucket{le="0.001",operation="commit"} 1.0' in text, "`le` is inclusive"
 
 
+class DownConnection:
+    """The numbers of a commit connection that does not work."""
+
+    problem: str | None = "not connected yet"
+    distrust: str | None = "not checked"
+    blocked = False
+    channels = 16
+    under_way = 16
+    waiting = 3
+    open_receipts = 0
+
+
 def test_every_number_has_its_name() -> None:
     metrics = Metrics()
     metrics.connections.inc()
@@ -161,6 +173,7 @@ def test_every_number_has_its_name() -> None:
     metrics.traffic.to_broker += 100
     metrics.traffic.to_client += 7
     metrics.stuck_branches.set(2)
+    metrics.commit_connection_numbers([DownConnection()])
     text = metrics.render().decode()
     for expected in (
         "dtx_connections 1.0",
@@ -169,6 +182,14 @@ def test_every_number_has_its_name() -> None:
         'dtx_branches{state="heuristic"} 0.0',
         "dtx_in_doubt_oldest_seconds 12.5",
         "dtx_stuck_branches 2.0",
+        'dtx_commit_connections{state="down"} 1.0',
+        'dtx_commit_connections{state="blocked"} 0.0',
+        "dtx_commit_channels 16.0",
+        'dtx_commit_connection_units{state="waiting"} 3.0',
+        'dtx_lanes{state="down"} 1.0',
+        "dtx_lanes_without_receipts 1.0",
+        "dtx_lane_channels 16.0",
+        'dtx_lane_units{state="waiting"} 3.0',
         'dtx_units_total{result="repeated"} 1.0',
         'dtx_validations_total{cache="hit"} 5.0',
         'dtx_log_group_size_bucket{le="32.0"} 1.0',

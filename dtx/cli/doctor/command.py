@@ -45,7 +45,7 @@ def run_checks(settings: Settings) -> Iterator[DoctorCheck]:
     from dtx.cli.doctor.broker import check_broker
     from dtx.cli.doctor.database import check_database, check_ha, check_left_behind, check_standalone
 
-    for name, sentence in settings.unencrypted().items():
+    for name, sentence in (*settings.deprecated().items(), *settings.unencrypted().items()):
         yield warning(name, sentence)
     yield from _guarded("database", check_database, settings)
     yield from _guarded("ha", check_ha, settings)

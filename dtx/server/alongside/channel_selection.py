@@ -12,8 +12,8 @@ from dtx.store.rabbitmq.validation import Validator
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.xa.codes import ReplyCode, XaError
 
-_LANE_PATIENCE: Final = 5.0
-"""Seconds that a select waits for the lane of its virtual host."""
+_CONNECTION_PATIENCE: Final = 5.0
+"""Seconds that a select waits for the commit connection of its virtual host."""
 
 
 class ChannelSelection:
@@ -35,13 +35,13 @@ class ChannelSelection:
 
         Raises:
             XaError: 403, the login has no user name or lacks the permissions that receipts need; 406, the channel is in
-                another mode, has consumers or has unsettled deliveries; 506, no upstream channel is free; 541, the lane
-                does not work, or the connection to the broker is lost.
+                another mode, has consumers or has unsettled deliveries; 506, no upstream channel is free; 541, the
+                commit connection does not work, or the connection to the broker is lost.
         """
         session = self._session
         _check(channel, session.user)
-        lane = session.store.lane(session.who.vhost)
-        await lane.ready(_LANE_PATIENCE)
+        commits = session.store.commit_connection(session.who.vhost)
+        await commits.ready(_CONNECTION_PATIENCE)
         try:
             validator = await self._prepare()
             if not self._is_current(channel):
@@ -53,8 +53,8 @@ class ChannelSelection:
                 session.budget,
                 channel.last_queue,
                 session,
-                replacer=lane,
-                revokes=lane.revokes,
+                replacer=commits,
+                revokes=commits.revokes,
             )
             taking.owner = channel  # until select-ok, it passes earlier frames on to the client
             await taking.start_tx()

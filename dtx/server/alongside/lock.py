@@ -15,7 +15,7 @@ async def declare_lock(upstream: Upstream, store: RabbitStore, who: Requester, w
 
     Args:
         upstream: the client's connection to the broker.
-        store: has the lane of the virtual host.
+        store: has the commit connection of the virtual host.
         who: user name from the login, and virtual host.
         what: the operation that needs the lock, for the error text.
 
@@ -27,7 +27,7 @@ async def declare_lock(upstream: Upstream, store: RabbitStore, who: Requester, w
             upstream channel is free.
         UpstreamLost: the connection is lost.
     """
-    receipts = store.lane(who.vhost).receipts
+    receipts = store.commit_connection(who.vhost).receipts
     lock = store.settings.identity.new_lock()
     keeper, side = await OwnChannel(upstream).open(), await OwnChannel(upstream).open(methods.TxSelect())
     failpoint.at(Point.LOCK_BEFORE)

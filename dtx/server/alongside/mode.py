@@ -15,9 +15,9 @@ from dtx.server.amqp10.connection import Amqp10Limits as Limits10
 from dtx.server.amqp10.nodes import Home
 from dtx.server.limits import SessionLimits
 from dtx.server.listener import AcceptedConnection, NewSession
+from dtx.store.rabbitmq.commit_connection import CommitConnection, CommitSettings
 from dtx.store.rabbitmq.identity import BrokerIdentity, NameTaken
 from dtx.store.rabbitmq.management import Management, ManagementError
-from dtx.store.rabbitmq.phase_two import Lane, LaneSettings
 from dtx.store.rabbitmq.service import Broker, BrokerLoginRefused, ServiceConnection
 from dtx.store.rabbitmq.store import RabbitStore
 from dtx.store.rabbitmq.upstream import OwnChannel, UpstreamChannelClosed, UpstreamLost
@@ -96,7 +96,7 @@ def _why_away(broker: Broker, error: OSError | UpstreamLost) -> str:
 
 async def open_alongside(
     settings: Settings, broker: Broker, log: TransactionLog, limits: Limits, metrics: Metrics, stack: AsyncExitStack
-) -> tuple[TransactionManager, NewSession, Callable[[], Mapping[str, Lane]]]:
+) -> tuple[TransactionManager, NewSession, Callable[[], Mapping[str, CommitConnection]]]:
     """Open the mode.
 
     Args:
@@ -108,7 +108,8 @@ async def open_alongside(
         stack: closes the opened parts in reverse order.
 
     Returns:
-        The manager with its branches loaded, the factory of client sessions, and a function that returns the lanes.
+        The manager with its branches loaded, the factory of client sessions, and a function that returns the commit
+        connections.
 
     Raises:
         LogError: the log cannot be read.
@@ -122,7 +123,7 @@ async def open_alongside(
     loaded = asyncio.Event()  # before that, dtx does not know which receipts of its predecessor it needs
     store = RabbitStore(
         broker,
-        _lane_settings(
+        _commit_settings(
             settings,
             management,
             identity,
@@ -149,11 +150,11 @@ async def open_alongside(
             return None
         return Connection10(manager, limits_10, nodes, connection, header)
 
-    return manager, new_session, lambda: store.lanes
+    return manager, new_session, lambda: store.commit_connections
 
 
 async def _claim_name(broker: Broker, identity: BrokerIdentity, vhost: str) -> None:
-    """Refuse to start if another log uses the name; lanes repeat the check in virtual hosts that are used later.
+    """Refuse to start if another log uses the name; a commit connection repeats the check in its virtual host.
 
     Raises:
         BrokerUnusable: another log uses the name.
@@ -189,17 +190,17 @@ async def _warn_without(management: Management | None) -> None:
     _log.warning("messages may be repeated after a crash", reason=reason, remedy=remedy)
 
 
-def _lane_settings(
+def _commit_settings(
     settings: Settings,
     management: Management | None,
     identity: BrokerIdentity,
     active: Callable[[], bool],
     finished: Callable[[], bool],
     metrics: Metrics,
-) -> LaneSettings:
-    return LaneSettings(
+) -> CommitSettings:
+    return CommitSettings(
         identity=identity,
-        channels=settings.lanes,
+        channels=settings.commit_channels,
         deadline=settings.unit_deadline,
         max_message_bytes=settings.max_message_bytes,
         replay=settings.replay,

@@ -18,8 +18,8 @@ from dtx.server.demarcation import DemarcationHandler
 from dtx.server.failpoints import around_reply
 from dtx.server.limits import MAX_UNSETTLED
 from dtx.store.rabbitmq.capture import check_consume, check_publish, check_settle, check_size
+from dtx.store.rabbitmq.commit_connection import CommitConnection
 from dtx.store.rabbitmq.consume_channel import REPLY_TO, ConsumeChannel
-from dtx.store.rabbitmq.phase_two import Lane
 from dtx.store.rabbitmq.upstream import words
 from dtx.store.rabbitmq.validation import Validator
 from dtx.store.work import Delivery, HeldPublish, HeldWork
@@ -231,7 +231,7 @@ class SelectedChannel(ProxyChannel):
         elif not self.published.passed:
             self._start_behind(self.published, started)
         else:
-            check_size(self._lane, started.size)
+            check_size(self._commit_connection, started.size)
             if not self.session.budget.has_room(started.size):
                 reason = f"no memory for the message: {self.session.budget.excess(started.size)}"
                 raise XaError(ReplyCode.RESOURCE_ERROR, reason)
@@ -263,7 +263,7 @@ class SelectedChannel(ProxyChannel):
             end()
 
     def _admit(self, entry: BranchRuntime, started: ContentStarted) -> None:
-        check_size(self._lane, started.size)
+        check_size(self._commit_connection, started.size)
         work = entry.work
         if work is None or entry.branch.state is not State.ACTIVE:
             return  # it can only be rolled back, so its publishes are dropped
@@ -271,7 +271,11 @@ class SelectedChannel(ProxyChannel):
             self._overflow(entry, work.excess(started.size))
         publish = _publish(started.method)
         check_publish(
-            self._lane, self.session.store.broker.user, publish.exchange, publish.routing_key, started.properties
+            self._commit_connection,
+            self.session.store.broker.user,
+            publish.exchange,
+            publish.routing_key,
+            started.properties,
         )
         self._take(started)
 
@@ -289,8 +293,8 @@ class SelectedChannel(ProxyChannel):
             self._request(_publish(method), raw, body)
 
     @property
-    def _lane(self) -> Lane:
-        return self.session.store.lane(self.session.who.vhost)
+    def _commit_connection(self) -> CommitConnection:
+        return self.session.store.commit_connection(self.session.who.vhost)
 
     def _overflow(self, entry: BranchRuntime, reason: str) -> None:
         self.session.manager.doom(entry, reason)
@@ -362,7 +366,7 @@ class SelectedChannel(ProxyChannel):
         A 506 also rolls the branch back.
         """
         try:
-            check_consume(self._lane, delivery)
+            check_consume(self._commit_connection, delivery)
         except XaError as error:
             if error.code is ReplyCode.RESOURCE_ERROR:
                 self._overflow(entry, error.reason)

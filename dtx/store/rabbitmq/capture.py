@@ -1,8 +1,8 @@
 """Which messages a branch may hold: dtx must be able to publish them later, or to put them back."""
 
 from dtx.store.rabbitmq import messages
+from dtx.store.rabbitmq.commit_connection import CommitConnection
 from dtx.store.rabbitmq.consume_channel import REPLY_TO, REVOKED
-from dtx.store.rabbitmq.phase_two import Lane
 from dtx.store.work import Delivery
 from dtx.wire.amqp09 import properties
 from dtx.wire.amqp09.errors import WireError
@@ -10,27 +10,27 @@ from dtx.wire.amqp09.properties import BasicProperties
 from dtx.xa.codes import ReplyCode, XaError
 
 
-def republishable(lane: Lane, raw: bytes) -> bool:
+def republishable(connection: CommitConnection, raw: bytes) -> bool:
     """Whether dtx can publish these properties: the broker ends the connection for a frame that is too large."""
-    return len(raw) + messages.MAX_MARKS <= lane.frame_max
+    return len(raw) + messages.MAX_MARKS <= connection.frame_max
 
 
-def check_size(lane: Lane, size: int) -> None:
+def check_size(connection: CommitConnection, size: int) -> None:
     """Refuse a body of *size* bytes that the broker would refuse when the branch commits.
 
     Raises:
         XaError: 406, with the text of RabbitMQ.
     """
-    most = lane.max_message_bytes
+    most = connection.max_message_bytes
     if size > most:
         raise XaError(ReplyCode.PRECONDITION_FAILED, f"message size {size} is larger than configured max size {most}")
 
 
-def check_publish(lane: Lane, own_user: str, exchange: bytes, routing_key: bytes, raw: bytes) -> None:
+def check_publish(connection: CommitConnection, own_user: str, exchange: bytes, routing_key: bytes, raw: bytes) -> None:
     """Refuse a publish that dtx cannot do for a branch.
 
     Args:
-        lane: that will publish it.
+        connection: that will publish it.
         own_user: of dtx at the broker.
         exchange: of the publish.
         routing_key: of the publish.
@@ -40,19 +40,19 @@ def check_publish(lane: Lane, own_user: str, exchange: bytes, routing_key: bytes
         XaError: 406 for properties that are too large or have the user-id of another user; 540 for direct reply-to.
         WireError: 502, the properties are malformed.
     """
-    if not republishable(lane, raw):
+    if not republishable(connection, raw):
         raise XaError(ReplyCode.PRECONDITION_FAILED, f"headers of {len(raw)} bytes are too large for a branch")
     view = properties.read(raw)
     if view.reply_to == REPLY_TO or (not exchange and routing_key.startswith(REPLY_TO + b".")):
         raise XaError(
             ReplyCode.NOT_IMPLEMENTED, "direct reply-to cannot be part of a branch: it would outlive its connection"
         )
-    _check_user(lane, own_user, view)
+    _check_user(connection, own_user, view)
 
 
-def _check_user(lane: Lane, own_user: str, view: BasicProperties) -> None:
+def _check_user(connection: CommitConnection, own_user: str, view: BasicProperties) -> None:
     user = view.user_id
-    if user is not None and not lane.may_set_user_id and user != own_user.encode():
+    if user is not None and not connection.may_set_user_id and user != own_user.encode():
         raise XaError(
             ReplyCode.PRECONDITION_FAILED,
             "dtx's own user at the broker lacks the tag 'impersonator': it cannot publish a message with a user-id",
@@ -71,11 +71,11 @@ def check_settle(delivery: Delivery) -> None:
         raise XaError(ReplyCode.NOT_IMPLEMENTED, "a delivery from a stream cannot be consumed in a branch")
 
 
-def check_consume(lane: Lane, delivery: Delivery) -> None:
+def check_consume(connection: CommitConnection, delivery: Delivery) -> None:
     """Refuse to consume a delivery that dtx cannot put back.
 
     Args:
-        lane: that would put it back.
+        connection: that would put it back.
         delivery: not settled.
 
     Raises:
@@ -94,8 +94,8 @@ def check_consume(lane: Lane, delivery: Delivery) -> None:
         _ = view.headers  # raises if they cannot be written again
     except WireError as error:  # brokers accept tables that are nested as deeply as a frame allows
         raise XaError(ReplyCode.RESOURCE_ERROR, f"the headers cannot be put back: {error.reason}") from error
-    _check_user(lane, lane.broker.user, view)
-    if not republishable(lane, delivery.properties):
+    _check_user(connection, connection.broker.user, view)
+    if not republishable(connection, delivery.properties):
         raise XaError(
             ReplyCode.RESOURCE_ERROR, f"headers of {len(delivery.properties)} bytes are too large to be put back"
         )

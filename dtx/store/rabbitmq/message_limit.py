@@ -14,7 +14,7 @@ from dtx.wire.amqp10.endpoint import SASL, Attached, EndpointSettings, frame
 from dtx.wire.amqp10.errors import AmqpError
 from dtx.wire.amqp10.performatives import Role, SaslInit, Source, Target
 
-_log = get_logger(part="lane")
+_log = get_logger(part="commit connection")
 _SECONDS: Final = 5.0
 """For the whole dialogue."""
 _MOST_READ: Final = 1 << 16

@@ -18,7 +18,7 @@ from dtx.wire.amqp09.errors import WireError
 from dtx.xa.codes import ReplyCode, XaError
 
 if TYPE_CHECKING:
-    from dtx.store.rabbitmq.phase_two import Lane
+    from dtx.store.rabbitmq.commit_connection import CommitConnection
 
 _log = get_logger(part="queries")
 _T = TypeVar("_T")
@@ -32,11 +32,11 @@ class Queries:
     """Asks on behalf of clients.
 
     Args:
-        lane: returns the lane of a vhost, which checks that the management API belongs to its broker.
+        commit_connection: returns that of a vhost, which checks that the management API belongs to its broker.
     """
 
-    def __init__(self, lane: "Callable[[str], Lane]") -> None:
-        self._lane = lane
+    def __init__(self, commit_connection: "Callable[[str], CommitConnection]") -> None:
+        self._commit_connection = commit_connection
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
     async def exchange(self, vhost: str, user: str | None, name: bytes) -> ExchangeFacts:
@@ -96,7 +96,7 @@ class Queries:
         Raises:
             ManagementError: the API gives no answer.
         """
-        about = _About(await self._lane(vhost).management(), vhost, "")
+        about = _About(await self._commit_connection(vhost).management(), vhost, "")
         async with self._slots:
             return await about.is_stream(queue)
 
@@ -104,14 +104,14 @@ class Queries:
         try:
             if user is None:
                 raise ManagementError("the login of this connection has no user name")
-            about = _About(await self._lane(vhost).management(), vhost, user)
+            about = _About(await self._commit_connection(vhost).management(), vhost, user)
             async with self._slots:
                 await about.read_permissions()
                 return await ask(about)
         except (ManagementError, WireError, LookupError, TypeError, AttributeError) as error:
             reason = str(error) if isinstance(error, ManagementError) else "its answer was not understood"
             _log.info("query refused", method=method, vhost=vhost, user=user, reason=reason)
-            management = self._lane(vhost).settings.management
+            management = self._commit_connection(vhost).settings.management
             if management is not None:  # clients must not get its address
                 reason = reason.replace(f" at {management.url}", "")
             raise XaError(

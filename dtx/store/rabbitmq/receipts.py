@@ -151,7 +151,7 @@ class Receipts:
         be that of a later connection of this dtx or of a successor, before the broker has ended this connection. So the
         queue is consumed exclusively meanwhile, as for a scan.
         """
-        assert self.incarnation is not None, "a lane that turns has recognised its broker"
+        assert self.incarnation is not None, "a commit connection that turns has recognised its broker"
         failpoint.at(Point.DRAIN_BEFORE)
         first: list[ContentReceived] = []
         channel = await self._consume_alone(queue, upstream, first.append, prefetch=1)

@@ -16,7 +16,7 @@ from dtx.store.rabbitmq.upstream import OwnChannel, UpstreamChannelClosed, Upstr
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import methods
 
-_log = get_logger(part="lane")
+_log = get_logger(part="commit connection")
 
 Replay = Literal["auto", "receipts", "always"]
 
@@ -26,14 +26,14 @@ a moment would make dtx apply a unit again."""
 
 
 class Trust:
-    """Whether a lane trusts its receipts.
+    """Whether a commit connection trusts its receipts.
 
     Args:
-        vhost: of the lane.
+        vhost: of the commit connection.
         replay: the setting ``--replay``.
         management: the API; ``None`` when there is none.
-        receipts: those of the lane.
-        control: returns the lane's channel for requests; ``None`` while it is not connected.
+        receipts: those of the commit connection.
+        control: returns the commit connection's channel for requests; ``None`` while it is not connected.
         nodes: that ``--broker`` names.
     """
 
@@ -67,7 +67,7 @@ class Trust:
             since: a time of the event loop in seconds; ``None`` means now.
 
         Raises:
-            UpstreamLost: the lane's connection is gone.
+            UpstreamLost: the commit connection's connection is gone.
         """
         loop = asyncio.get_running_loop()
         since = loop.time() if since is None else since
@@ -129,7 +129,7 @@ class Trust:
         """The management API, after a check that it belongs to this broker.
 
         Raises:
-            ManagementError: there is none, it gives no answer, it belongs to another broker, or the lane is down.
+            ManagementError: there is none, it gives no answer, it belongs to another broker, or the connection is down.
         """
         management = self._management
         if management is None:
@@ -146,17 +146,17 @@ class Trust:
         return management
 
     async def _is_of_another_broker(self, management: Management) -> bool:
-        """Whether the API does not show the lock of this lane, while the broker has it.
+        """Whether the API does not show the lock of this commit connection, while the broker has it.
 
         Names of nodes and clusters are no proof: machines made from one image share them.
 
         Raises:
             ManagementError: the API gives no answer.
-            UpstreamLost: the lane's connection is gone, or its lock.
+            UpstreamLost: the commit connection's connection is gone, or its lock.
         """
         control = self._control()
         if control is None:
-            raise UpstreamLost("the lane is not connected")
+            raise UpstreamLost("the commit connection is not connected")
         lock = control.upstream.lock
         if await management.has_queue(self._vhost, lock):
             return False
@@ -165,5 +165,5 @@ class Trust:
         except UpstreamChannelClosed as closed:
             # Without the lock, a successor would conclude that no unit of this connection can happen any more.
             control.upstream.abort(f"its lock is gone: {closed}")
-            raise UpstreamLost("the lock of the lane is gone") from closed
+            raise UpstreamLost("the lock of the commit connection is gone") from closed
         return True

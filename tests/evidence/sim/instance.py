@@ -54,7 +54,7 @@ class Instance:
         self._network = network
         self._database = database
         url = f"amqp://guest:guest@{BROKER_HOST}:{BROKER_PORT}/" if broker else None
-        self._settings = Settings.model_validate({"broker": url, "replay": replay, "lanes": 3, "rm": RM})
+        self._settings = Settings.model_validate({"broker": url, "replay": replay, "commit_channels": 3, "rm": RM})
 
     def start(self) -> None:
         """Start it; it is restarted after each end."""

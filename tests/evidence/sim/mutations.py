@@ -21,7 +21,7 @@ from dtx.manager.maintenance import Maintenance
 from dtx.manager.operators import Done, OperatorAction, Operators, Order
 from dtx.store.api import UnitOutcome, UnitProgress
 from dtx.store.postgres.store import PostgresStore
-from dtx.store.rabbitmq.phase_two import Lane
+from dtx.store.rabbitmq.commit_connection import CommitConnection
 from dtx.store.rabbitmq.receipts import Receipts, ReceiptScan
 from dtx.xa.branch import Branch
 from dtx.xa.codes import Heuristic, XaFlag
@@ -124,10 +124,10 @@ def _without_the_write_of(*states: State) -> Change:
 def _no_lock() -> Sequence[Change]:
     """The outcome of a unit is determined while the connection that sent it can still have an effect."""
 
-    async def at_once(self: Lane, lock: str) -> None:
+    async def at_once(self: CommitConnection, lock: str) -> None:
         await asyncio.sleep(0)
 
-    return [(Lane, "_until_free", at_once)]
+    return [(CommitConnection, "_until_free", at_once)]
 
 
 def _lock_of_the_connection() -> Sequence[Change]:
@@ -169,22 +169,22 @@ class _Everything(frozenset[str]):
 
 def _unknown_is_never() -> Sequence[Change]:
     """A unit with an unknown outcome counts as not applied."""
-    resolve = Lane.resolve
+    resolve = CommitConnection.resolve
 
-    async def sure(self: Lane, unit: Unit) -> UnitOutcome:
+    async def sure(self: CommitConnection, unit: Unit) -> UnitOutcome:
         outcome = await resolve(self, unit)
         return UnitOutcome.NEVER if outcome is UnitOutcome.UNKNOWN else outcome
 
-    return [(Lane, "resolve", sure)]
+    return [(CommitConnection, "resolve", sure)]
 
 
 def _always_again() -> Sequence[Change]:
     """A unit whose connection was lost is repeated without a check."""
 
-    async def never(self: Lane, unit: Unit) -> UnitOutcome:
+    async def never(self: CommitConnection, unit: Unit) -> UnitOutcome:
         return UnitOutcome.NEVER
 
-    return [(Lane, "resolve", never)]
+    return [(CommitConnection, "resolve", never)]
 
 
 def _log_not_read() -> Sequence[Change]:

@@ -133,7 +133,7 @@ def prepare(xa: XAResource, xid: Xid) -> None:
     assert xa.prepare(xid) is XaFlag.OK
 
 
-def test_status_tells_states_ages_memory_lanes_and_leases(scene: Scene) -> None:
+def test_status_tells_states_ages_memory_commit_connections_and_leases(scene: Scene) -> None:
     viewer = somebody(scene, OperatorRole.VIEWER)
     orphan(scene)
     with scene.connected() as connection:
@@ -156,8 +156,8 @@ def test_status_tells_states_ages_memory_lanes_and_leases(scene: Scene) -> None:
         "quota": {},
     }
     assert status["oldest_prepared_at"] is not None
-    lanes = [lane for lane in status["lanes"] if lane["vhost"] == scene.vhost]
-    assert [(lane["problem"], lane["channels"], lane["waiting"]) for lane in lanes] == (
+    connections = [connection for connection in status["commit_connections"] if connection["vhost"] == scene.vhost]
+    assert [(connection["problem"], connection["channels"], connection["waiting"]) for connection in connections] == (
         [] if isinstance(scene, StandaloneStage) else [(None, 16, 0)]
     )
     (lease,) = status["leases"]

@@ -32,7 +32,7 @@ def number(found: Numbers, name: str, /, **labels: str) -> float:
     return found[name, frozenset(labels.items())]
 
 
-def test_branches_memory_lanes_and_lease_are_as_they_are_now(scene: Scene) -> None:
+def test_branches_memory_commit_connections_and_lease_are_as_they_are_now(scene: Scene) -> None:
     viewer = somebody(scene, OperatorRole.VIEWER)
     orphan(scene)
     with scene.connected() as connection:
@@ -54,10 +54,10 @@ def test_branches_memory_lanes_and_lease_are_as_they_are_now(scene: Scene) -> No
     assert number(found, "dtx_lease_epoch") >= 1
     assert number(found, "dtx_held_bytes_limit") == 1 << 30
     assert number(found, "process_resident_memory_bytes") > 1 << 20
-    lanes = 0 if isinstance(scene, StandaloneStage) else 1
-    assert number(found, "dtx_lanes", state="up") == lanes
-    assert number(found, "dtx_lane_channels") == 16 * lanes
-    assert number(found, "dtx_lane_units", state="waiting") == 0
+    connections = 0 if isinstance(scene, StandaloneStage) else 1
+    assert number(found, "dtx_commit_connections", state="up") == connections
+    assert number(found, "dtx_commit_channels") == 16 * connections
+    assert number(found, "dtx_commit_connection_units", state="waiting") == 0
     scene.wait_for(lambda: number(numbers(viewer), "dtx_held_bytes") == 0, "what the lost branch held")
 
 

@@ -93,16 +93,18 @@ def test_receipt_queues_stay_while_the_log_has_a_branch(start: Start, rabbitmq: 
     assert any(name.startswith("dtx.receipts.") for name in queues(rabbitmq, vhost))
 
 
-def test_a_lane_of_a_deleted_vhost_ends(start: Start, rabbitmq: RabbitNode, vhost: str) -> None:
+def test_a_commit_connection_of_a_deleted_vhost_ends(start: Start, rabbitmq: RabbitNode, vhost: str) -> None:
     service = start(vhost)
     other = rabbitmq.add_vhost()
     with selected(service, other):
         pass
     rabbitmq.delete_vhost(other)
-    wait_until(lambda: b"lane ended" in service.log_path.read_bytes(), what="the end of the lane")
+    wait_until(
+        lambda: b"commit connection ended" in service.log_path.read_bytes(), what="the end of the commit connection"
+    )
     rabbitmq.add_vhost(other)
     try:
         with selected(service, other):
-            pass  # it has a lane again
+            pass  # it has a commit connection again
     finally:
         rabbitmq.delete_vhost(other)

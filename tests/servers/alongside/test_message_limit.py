@@ -7,8 +7,8 @@ import pytest
 
 from dtx.client import XaFlag, XAResource
 from dtx.client.errors import XAER_RMFAIL
+from dtx.store.rabbitmq.commit_connection import CommitConnection, CommitSettings
 from dtx.store.rabbitmq.message_limit import announced_limit
-from dtx.store.rabbitmq.phase_two import Lane, LaneSettings
 from dtx.store.rabbitmq.service import Broker
 from tests.conftest import ServiceFactory
 from tests.support.branches import new_identity
@@ -26,12 +26,14 @@ def strict(needs_rabbitmq4: None) -> Iterator[RabbitNode]:
 
 
 async def limit_of(node: RabbitNode, asked: int = 0) -> int:
-    lane = Lane(Broker.from_url(node.url()), "/", LaneSettings(identity=new_identity("limit"), max_message_bytes=asked))
+    commits = CommitConnection(
+        Broker.from_url(node.url()), "/", CommitSettings(identity=new_identity("limit"), max_message_bytes=asked)
+    )
     try:
-        await lane.ready(60)
-        return lane.max_message_bytes
+        await commits.ready(60)
+        return commits.max_message_bytes
     finally:
-        await lane.close()
+        await commits.close()
 
 
 async def test_the_limit_of_rabbitmq_4_counts_even_against_a_higher_setting(strict: RabbitNode) -> None:

@@ -1,11 +1,11 @@
-"""A message that cannot be encoded as AMQP is refused, and the lane still works."""
+"""A message that cannot be encoded as AMQP is refused, and the commit connection still works."""
 
 from collections.abc import Sequence
 from uuid import uuid4
 
 from dtx.log.records import Unit, WorkKind, WorkRow
 from dtx.store.api import PhaseTwo, Refused, UnitProgress
-from dtx.store.rabbitmq.phase_two import Lane, LaneSettings
+from dtx.store.rabbitmq.commit_connection import CommitConnection, CommitSettings
 from dtx.store.rabbitmq.service import Broker
 from dtx.wire.amqp09.properties import EMPTY
 from tests.support.branches import new_identity
@@ -15,10 +15,10 @@ CHANNELS = 2
 
 
 async def test_a_unit_that_cannot_be_written_is_refused_and_its_channel_serves_others(rabbitmq: RabbitNode) -> None:
-    lane = Lane(
+    commits = CommitConnection(
         Broker.from_url(rabbitmq.url()),
         "/",
-        LaneSettings(identity=new_identity("unwritable"), channels=CHANNELS, replay="always"),
+        CommitSettings(identity=new_identity("unwritable"), channels=CHANNELS, replay="always"),
     )
 
     async def work() -> Sequence[WorkRow]:
@@ -30,16 +30,16 @@ async def test_a_unit_that_cannot_be_written_is_refused_and_its_channel_serves_o
         """The log of this test stores nothing."""
 
     try:
-        await lane.ready(60)
+        await commits.ready(60)
         for _ in range(CHANNELS + 1):
-            unit = lane.next_unit()
+            unit = commits.next_unit()
             phase = PhaseTwo(
                 branch_id=uuid4(), vhost="/", unit=unit, progress=UnitProgress.UNSENT, size=1, work=work, assign=assign
             )
-            result = await lane.apply(phase)
+            result = await commits.apply(phase)
             assert isinstance(result, Refused)
             assert "short string of 256 bytes" in result.reason
             assert not result.partial
-        assert lane.under_way == 0
+        assert commits.under_way == 0
     finally:
-        await lane.close()
+        await commits.close()

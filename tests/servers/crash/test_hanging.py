@@ -10,7 +10,7 @@ from tests.support.crash import Stage, ids, work
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitNode
 
-LANES = 2
+CHANNELS = 2
 
 
 def prepared(stage: Stage, queue: str, count: int) -> list[Xid]:
@@ -27,11 +27,11 @@ def prepared(stage: Stage, queue: str, count: int) -> list[Xid]:
 
 def test_one_dead_queue_stops_nobody_else(shared_rabbitmq: RabbitNode, postgres: PostgresServer) -> None:
     """Design: "deadline per unit so that one dead queue stops nobody"; there are twice as many units as channels."""
-    options = ("--lanes", str(LANES), "--unit-deadline", "500ms")
+    options = ("--commit-channels", str(CHANNELS), "--unit-deadline", "500ms")
     with Stage(shared_rabbitmq, postgres, options=options) as stage:
         stage.declare("dead")
         stage.declare("out")
-        hanging, good = prepared(stage, "dead", 2 * LANES), prepared(stage, "out", 5)
+        hanging, good = prepared(stage, "dead", 2 * CHANNELS), prepared(stage, "out", 5)
         with (
             stage.node.suspended("dead", vhost=stage.vhost),
             connected(stage.service.url(vhost=stage.vhost)) as connection,

@@ -153,7 +153,7 @@ def test_one_stuck_branch_stops_no_other(stage: Stage) -> None:
     with stage.node.channel(stage.vhost) as direct:
         direct.exchange_delete("gone")
     with stage.coordinator() as coordinator:
-        for xid in xids:  # more than the lane has channels
+        for xid in xids:  # more than the commit connection has channels
             with pytest.raises(XAER_RMFAIL):
                 coordinator.commit(xid)
         assert coordinator.commit(good) is XaFlag.OK

@@ -107,7 +107,7 @@ def test_a_receipt_that_is_refused_from_now_on_costs_the_vote_and_no_message(sta
     assert b"receipts are not trusted" in stage.service.log_path.read_bytes()
 
 
-def test_a_lane_whose_lock_was_deleted_starts_anew(stage: Stage) -> None:
+def test_a_commit_connection_whose_lock_was_deleted_starts_anew(stage: Stage) -> None:
     """Without its lock a successor would believe that nothing of it can happen any more; and it would trust nothing."""
     stage.declare("in")
     stage.fill("in", b"one")
@@ -119,22 +119,24 @@ def test_a_lane_whose_lock_was_deleted_starts_anew(stage: Stage) -> None:
         try:
             stage.wait_for_state(xid, "taking")
             stage.wait_for(lambda: stage.receipts() == 1, "the receipt")
-            (lock,) = lanes_locks(stage)
+            (lock,) = commit_locks(stage)
             stage.node.delete_queue(lock, vhost=stage.vhost)
         finally:
             stage.proxy.cut_one(number)
             stage.proxy.resume()
-        stage.wait_for_state(xid, "prepared")  # by the receipt, which the next connection of the lane believes
+        stage.wait_for_state(
+            xid, "prepared"
+        )  # by the receipt, which the next connection of the commit connection believes
         with contextlib.suppress(XAER_RMFAIL):
             answer.result(30)
     assert b"a queue of dtx's own was deleted" in stage.service.log_path.read_bytes()
-    assert lock not in lanes_locks(stage)
+    assert lock not in commit_locks(stage)
     with stage.coordinator() as coordinator:
         assert coordinator.rollback(xid) is XaFlag.OK
     assert stage.bodies("in") == [b"one"]
 
 
-def lanes_locks(stage: Stage) -> list[str]:
+def commit_locks(stage: Stage) -> list[str]:
     """The locks that are no unit's."""
     with psycopg.connect(stage.database) as log:
         theirs = {lock for (lock,) in log.execute("SELECT lock FROM dtx.unit")}

@@ -106,8 +106,8 @@ async def test_a_management_api_that_is_away_for_a_moment_costs_no_trust(
 ) -> None:
     """Without trust a unit whose outcome is open is applied again."""
     monkeypatch.setattr("dtx.store.rabbitmq.trust._PAUSES", (0, 0))
-    lane: Any = SimpleNamespace(upstream=SimpleNamespace(lock="lock"))
-    trust = Trust("/", "auto", api(), Receipts(new_identity("t")), lambda: lane, 1)
+    commits: Any = SimpleNamespace(upstream=SimpleNamespace(lock="lock"))
+    trust = Trust("/", "auto", api(), Receipts(new_identity("t")), lambda: commits, 1)
     tries = 0
 
     async def seen(_self: Management, _vhost: str, _queue: str) -> bool:

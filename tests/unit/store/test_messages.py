@@ -27,7 +27,7 @@ def copied() -> bytes:
 
 
 def test_marks_that_an_application_has_copied_are_removed_at_commit() -> None:
-    """They belong to the message that they were copied from: "the lane removes every x-dtx-* header"."""
+    """They belong to the message that they were copied from: "the commit connection removes every x-dtx-* header"."""
     branch, work = uuid4(), a_publish(properties=copied())
     assert headers(*messages.commit_frames(1, 4096, branch, [work])) == {
         "x-own": "theirs",

@@ -146,9 +146,9 @@ def test_what_dtx_cannot_read_is_given_back_like_everything_else(raw: bytes) -> 
     for key, frame in [(methods.BasicGetOk.KEY, method_frame(1, method)), (HEADER, header_frame(1, 60, 0, raw))]:
         taking.frame(key, frame, 0, len(frame))
     (found,) = taking.select(methods.BasicAck.decode(methods.BasicAck(7).encode()))
-    lane: Any = SimpleNamespace(frame_max=1 << 17, may_set_user_id=True, broker=SimpleNamespace(user="guest"))
+    commits: Any = SimpleNamespace(frame_max=1 << 17, may_set_user_id=True, broker=SimpleNamespace(user="guest"))
     with pytest.raises(XaError, match="cannot be put back") as refused:
-        check_consume(lane, found)
+        check_consume(commits, found)
     assert refused.value.code is ReplyCode.RESOURCE_ERROR
     upstream.written.clear()
     taking.detach()

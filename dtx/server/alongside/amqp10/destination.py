@@ -85,7 +85,7 @@ class BrokerDestination:
     @property
     def limit(self) -> int:
         """See :class:`Destination`."""
-        return self._broker.lane.max_message_bytes
+        return self._broker.commit_connection.max_message_bytes
 
     def begin(self, sender: NodeSender) -> None:
         """See :class:`Destination`."""
@@ -169,9 +169,13 @@ class BrokerDestination:
     def validate(self, message: HeldPublish) -> Outcome | Future[AmqpError | None]:
         """See :class:`Destination`."""
         broker = self._broker
-        capture.check_size(broker.lane, len(message.body))
+        capture.check_size(broker.commit_connection, len(message.body))
         capture.check_publish(
-            broker.lane, broker.store.broker.user, message.exchange, message.routing_key, message.properties
+            broker.commit_connection,
+            broker.store.broker.user,
+            message.exchange,
+            message.routing_key,
+            message.properties,
         )
         validation = broker.validate(message.exchange, message.routing_key, message.properties)
         known = bool(message.exchange) or broker.knows(message.routing_key)

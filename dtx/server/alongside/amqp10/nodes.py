@@ -37,11 +37,11 @@ _log = get_logger(part="connection")
 
 _MAX_NAME: Final = 255
 """Maximum bytes of a name in AMQP 0-9-1."""
-_LANE_PATIENCE: Final = 5.0
-"""Seconds that a control link waits for the lane of its virtual host."""
+_CONNECTION_PATIENCE: Final = 5.0
+"""Seconds that a control link waits for the commit connection of its virtual host."""
 
 _LIMIT_PATIENCE: Final = 1.0
-"""Seconds that a link to the broker waits for the lane, which knows the largest message."""
+"""Seconds that a link to the broker waits for the commit connection, which knows the largest message."""
 
 
 class BrokerNodes:
@@ -142,7 +142,7 @@ class BrokerNodes:
         return None if self.upstream.lock else self._declare_lock()
 
     async def _declare_lock(self) -> None:
-        await self._broker.lane.ready(_LANE_PATIENCE)
+        await self._broker.commit_connection.ready(_CONNECTION_PATIENCE)
         try:
             side = await declare_lock(self.upstream, self.store, self.home.who, "a transaction")
             await side.close()
@@ -169,7 +169,7 @@ class BrokerNodes:
                 await self._broker.check_target(address)
             channel = await OwnChannel(self.upstream).open(methods.ConfirmSelect())
             with suppress(XaError):  # the broker itself checks the size of what is in no branch
-                await self._broker.lane.ready(_LIMIT_PATIENCE)
+                await self._broker.commit_connection.ready(_LIMIT_PATIENCE)
         except UpstreamChannelClosed as closed:
             raise broker_error(closed.close) from closed
         except UpstreamLost as error:
@@ -213,7 +213,7 @@ class BrokerNodes:
                 self.home.budget,
                 queue,
                 self,
-                revokes=self._broker.lane.revokes,
+                revokes=self._broker.commit_connection.revokes,
             )
             await taking.start_tx()
             if is_stream:

@@ -409,7 +409,7 @@ class BrokerOrigin(Reader):
     def keep(self, taken: object, work: Working, held: HeldWork, released: Callable[[], None]) -> None:
         """See :class:`Origin`."""
         delivery = cast("Delivery", taken)
-        capture.check_consume(self._broker.lane, delivery)
+        capture.check_consume(self._broker.commit_connection, delivery)
         if not held.fits(delivery.size, charged=True):
             raise XaError(ReplyCode.RESOURCE_ERROR, held.excess(delivery.size))
         number = self._give_up(delivery)

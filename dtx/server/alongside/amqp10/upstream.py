@@ -6,8 +6,8 @@ from typing import Any, Final, Protocol
 
 from dtx.server.amqp10.addresses import Address, ExchangeAddress, QueueAddress, known_kind, route, subscription
 from dtx.server.amqp10.nodes import Home, amqp_error
+from dtx.store.rabbitmq.commit_connection import CommitConnection
 from dtx.store.rabbitmq.management import ManagementError
-from dtx.store.rabbitmq.phase_two import Lane
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
 from dtx.store.rabbitmq.store import RabbitStore
 from dtx.store.rabbitmq.upstream import OwnChannel, UpstreamChannelClosed, UpstreamLost, words
@@ -115,9 +115,9 @@ class BrokerAccess:
         self._touched: dict[Touched, None] = {}
 
     @property
-    def lane(self) -> Lane:
-        """The lane of this virtual host, which completes its branches."""
-        return self.store.lane(self.home.who.vhost)
+    def commit_connection(self) -> CommitConnection:
+        """The commit connection of this virtual host, which completes its branches."""
+        return self.store.commit_connection(self.home.who.vhost)
 
     # -- changes
 

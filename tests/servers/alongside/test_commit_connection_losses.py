@@ -10,9 +10,9 @@ import pytest
 from dtx.failpoint import Point
 from dtx.log.records import Unit, WorkKind, WorkRow
 from dtx.store.api import Applied, PhaseTwo, Refused, UnitProgress
+from dtx.store.rabbitmq.commit_connection import CommitConnection, CommitSettings
 from dtx.store.rabbitmq.identity import consumers_of
 from dtx.store.rabbitmq.management import Doubts
-from dtx.store.rabbitmq.phase_two import Lane, LaneSettings
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
 from dtx.store.rabbitmq.upstream import Step, Upstream, UpstreamChannelClosed
 from dtx.wire.amqp09 import methods
@@ -22,19 +22,19 @@ from tests.support.client import bodies, fresh_queue
 from tests.support.rabbitmq import RabbitNode
 
 CUTS = 10
-"""More connections than a lane tries."""
+"""More connections than a commit connection tries."""
 
 
 @pytest.fixture
-async def lane(rabbitmq: RabbitNode) -> AsyncIterator[Lane]:
-    settings = LaneSettings(identity=new_identity("losses"), channels=4, replay="receipts")
-    lane = Lane(Broker.from_url(rabbitmq.url()), "/", settings)
-    await lane.ready(30)
-    yield lane
-    await lane.close()
+async def commits(rabbitmq: RabbitNode) -> AsyncIterator[CommitConnection]:
+    settings = CommitSettings(identity=new_identity("losses"), channels=4, replay="receipts")
+    commits = CommitConnection(Broker.from_url(rabbitmq.url()), "/", settings)
+    await commits.ready(30)
+    yield commits
+    await commits.close()
 
 
-def phase(lane: Lane, kind: WorkKind, queue: str, body: bytes) -> PhaseTwo:
+def phase(commits: CommitConnection, kind: WorkKind, queue: str, body: bytes) -> PhaseTwo:
     name = queue.encode()
     publish = kind is WorkKind.PUBLISH
     item = WorkRow(
@@ -51,7 +51,7 @@ def phase(lane: Lane, kind: WorkKind, queue: str, body: bytes) -> PhaseTwo:
     return PhaseTwo(
         branch_id=uuid4(),
         vhost="/",
-        unit=lane.next_unit(),
+        unit=commits.next_unit(),
         progress=UnitProgress.UNSENT,
         size=len(body),
         work=work,
@@ -89,23 +89,23 @@ class Cutter:
 
 @pytest.mark.parametrize("kind", list(WorkKind))
 async def test_a_unit_whose_last_attempt_happened_is_not_refused(
-    lane: Lane, rabbitmq: RabbitNode, monkeypatch: pytest.MonkeyPatch, kind: WorkKind
+    commits: CommitConnection, rabbitmq: RabbitNode, monkeypatch: pytest.MonkeyPatch, kind: WorkKind
 ) -> None:
     """Design: "Only commit-ok (or, after a crash of dtx, a trusted receipt) completes it"."""
     with fresh_queue(rabbitmq) as queue:
         never = Cutter(monkeypatch, b"poison", lambda _: False)
-        run = lane.apply if kind is WorkKind.PUBLISH else lane.put_back
-        assert isinstance(await run(phase(lane, kind, queue, b"poison")), Refused)
+        run = commits.apply if kind is WorkKind.PUBLISH else commits.put_back
+        assert isinstance(await run(phase(commits, kind, queue, b"poison")), Refused)
         assert bodies(rabbitmq, queue) == []
         assert never.attempts < CUTS
         last = Cutter(monkeypatch, b"one", lambda attempt: attempt == never.attempts)
-        assert isinstance(await run(phase(lane, kind, queue, b"one")), Applied)
+        assert isinstance(await run(phase(commits, kind, queue, b"one")), Applied)
         assert last.attempts == never.attempts
         assert bodies(rabbitmq, queue) == [b"one"]
 
 
 async def test_units_that_shared_a_connection_with_a_fatal_one_are_applied(
-    lane: Lane, rabbitmq: RabbitNode, monkeypatch: pytest.MonkeyPatch
+    commits: CommitConnection, rabbitmq: RabbitNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, loop = Upstream.write_steps, asyncio.get_running_loop()
 
@@ -121,14 +121,14 @@ async def test_units_that_shared_a_connection_with_a_fatal_one_are_applied(
     monkeypatch.setattr(Upstream, "write_steps", send)
     with fresh_queue(rabbitmq) as queue:
         sent = [b"poison", b"one", b"two", b"three"]
-        results = await asyncio.gather(*(lane.apply(phase(lane, WorkKind.PUBLISH, queue, body)) for body in sent))
+        results = await asyncio.gather(*(commits.apply(phase(commits, WorkKind.PUBLISH, queue, body)) for body in sent))
         assert [type(result) for result in results] == [Refused, Applied, Applied, Applied]
         assert sorted(bodies(rabbitmq, queue)) == sorted(sent[1:])
 
 
-async def close_idle_channels(lane: Lane) -> int:
+async def close_idle_channels(commits: CommitConnection) -> int:
     """Make the broker close all of them; how many there were."""
-    idle = list(lane._free)
+    idle = list(commits._free)
     for channel in idle:
         channel.upstream.write(methods.BasicAck(1).frame(channel.number))  # 406, unknown delivery tag
     while any(channel.closed is None for channel in idle):
@@ -136,55 +136,57 @@ async def close_idle_channels(lane: Lane) -> int:
     return len(idle)
 
 
-async def test_channels_that_the_broker_has_closed_are_replaced(lane: Lane, rabbitmq: RabbitNode) -> None:
+async def test_channels_that_the_broker_has_closed_are_replaced(
+    commits: CommitConnection, rabbitmq: RabbitNode
+) -> None:
     """All of them, while nothing was under way: commits would wait for ever."""
     with fresh_queue(rabbitmq) as queue:
         async with asyncio.timeout(30):
-            closed = await close_idle_channels(lane)
-            result = await lane.apply(phase(lane, WorkKind.PUBLISH, queue, b"one"))
+            closed = await close_idle_channels(commits)
+            result = await commits.apply(phase(commits, WorkKind.PUBLISH, queue, b"one"))
             assert isinstance(result, Applied)
-            while lane.channels != closed:
+            while commits.channels != closed:
                 await asyncio.sleep(0.01)
         assert bodies(rabbitmq, queue) == [b"one"]
 
 
-async def test_a_caller_that_is_cancelled_leaves_its_channel_to_others(lane: Lane) -> None:
+async def test_a_caller_that_is_cancelled_leaves_its_channel_to_others(commits: CommitConnection) -> None:
     """Otherwise the channel would be in nobody's hands, and later commits would wait for ever."""
     async with asyncio.timeout(30):
-        taken = [await lane._take_channel() for _ in range(lane.channels)]
-        waiting = [asyncio.create_task(lane._take_channel()) for _ in range(2)]
+        taken = [await commits._take_channel() for _ in range(commits.channels)]
+        waiting = [asyncio.create_task(commits._take_channel()) for _ in range(2)]
         await asyncio.sleep(0)
         waiting[0].cancel()
-        lane._give(taken[0])
+        commits._give(taken[0])
         waiting[1].cancel()  # it has its channel, and does not know it yet
         await asyncio.wait(waiting)
         for channel in taken[1:]:
-            lane._give(channel)
-        assert len(lane._free) == len(taken)
+            commits._give(channel)
+        assert len(commits._free) == len(taken)
 
 
 async def test_a_connection_without_a_channel_left_is_replaced(
-    lane: Lane, rabbitmq: RabbitNode, monkeypatch: pytest.MonkeyPatch
+    commits: CommitConnection, rabbitmq: RabbitNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker closes all channels and refuses further ones: commits would wait for ever."""
-    first, open_channel = lane._connection, Lane._open_channel
+    first, open_channel = commits._connection, CommitConnection._open_channel
 
-    async def refuse(which: Lane, connection: ServiceConnection) -> None:
+    async def refuse(which: CommitConnection, connection: ServiceConnection) -> None:
         if connection is first:
             raise XaError(ReplyCode.RESOURCE_ERROR, "no channel is left")
         await open_channel(which, connection)
 
-    monkeypatch.setattr(Lane, "_open_channel", refuse)
+    monkeypatch.setattr(CommitConnection, "_open_channel", refuse)
     with fresh_queue(rabbitmq) as queue:
         async with asyncio.timeout(30):
-            await close_idle_channels(lane)
-            result = await lane.apply(phase(lane, WorkKind.PUBLISH, queue, b"one"))
+            await close_idle_channels(commits)
+            result = await commits.apply(phase(commits, WorkKind.PUBLISH, queue, b"one"))
         assert isinstance(result, Applied)
         assert bodies(rabbitmq, queue) == [b"one"]
 
 
 async def test_each_connection_renews_what_predecessors_left(
-    lane: Lane, rabbitmq: RabbitNode, monkeypatch: pytest.MonkeyPatch
+    commits: CommitConnection, rabbitmq: RabbitNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Connections that last for less than an hour would leave their queues to expire."""
     renewed = asyncio.Event()
@@ -192,22 +194,22 @@ async def test_each_connection_renews_what_predecessors_left(
     async def renew(_upstream: Upstream) -> None:
         renewed.set()
 
-    monkeypatch.setattr(lane.receipts, "renew_inherited", renew)
+    monkeypatch.setattr(commits.receipts, "renew_inherited", renew)
     with fresh_queue(rabbitmq) as queue:
         Cutter(monkeypatch, b"one", lambda attempt: attempt == 1)
-        assert isinstance(await lane.apply(phase(lane, WorkKind.PUBLISH, queue, b"one")), Applied)
+        assert isinstance(await commits.apply(phase(commits, WorkKind.PUBLISH, queue, b"one")), Applied)
     async with asyncio.timeout(30):
         await renewed.wait()
 
 
 async def test_that_a_unit_may_be_repeated_is_known_whatever_comes_next(
-    lane: Lane, rabbitmq: RabbitNode, monkeypatch: pytest.MonkeyPatch
+    commits: CommitConnection, rabbitmq: RabbitNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It happened, leaves no receipt, and its answer is lost; then the messages cannot be read any more."""
     with fresh_queue(rabbitmq) as queue:
         Cutter(monkeypatch, b"one", lambda attempt: attempt == 1)
-        lane._trust.doubts = Doubts(of_publishes="a queue refuses")
-        once = phase(lane, WorkKind.PUBLISH, queue, b"one")
+        commits._trust.doubts = Doubts(of_publishes="a queue refuses")
+        once = phase(commits, WorkKind.PUBLISH, queue, b"one")
         assert not once.unit.receipt
         work = once.work
 
@@ -220,13 +222,13 @@ async def test_that_a_unit_may_be_repeated_is_known_whatever_comes_next(
 
         once.work = away
         with pytest.raises(XaError, match="cannot be read"):
-            await lane.apply(once)
+            await commits.apply(once)
         assert once.repeated
         assert bodies(rabbitmq, queue) == [b"one"]
 
 
 async def test_a_queue_that_dtx_may_not_look_at_gets_its_message_once_more(
-    lane: Lane, rabbitmq: RabbitNode, monkeypatch: pytest.MonkeyPatch
+    commits: CommitConnection, rabbitmq: RabbitNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RabbitMQ 4.2.6 refuses passive declarations (403): the message may have been returned to a lost connection."""
     with fresh_queue(rabbitmq) as queue:
@@ -237,8 +239,8 @@ async def test_a_queue_that_dtx_may_not_look_at_gets_its_message_once_more(
             return await consumers_of(name, upstream)
 
         with monkeypatch.context() as until_refused:
-            until_refused.setattr("dtx.store.rabbitmq.phase_two.consumers_of", refuse)
+            until_refused.setattr("dtx.store.rabbitmq.commit_connection.consumers_of", refuse)
             Cutter(until_refused, b"one", lambda attempt: attempt == 1)
-            assert isinstance(await lane.put_back(phase(lane, WorkKind.CONSUME, queue, b"one")), Refused)
-        assert isinstance(await lane.put_back(phase(lane, WorkKind.CONSUME, queue, b"one")), Applied)
+            assert isinstance(await commits.put_back(phase(commits, WorkKind.CONSUME, queue, b"one")), Refused)
+        assert isinstance(await commits.put_back(phase(commits, WorkKind.CONSUME, queue, b"one")), Applied)
         assert bodies(rabbitmq, queue) == [b"one", b"one"]

@@ -1,7 +1,7 @@
-"""Lanes, which do phase two: for each vhost one connection with dtx's own credentials, and channels on it.
+"""Commit connections, which do phase two: for each vhost one connection with dtx's own credentials, and channels on it.
 
 A unit is one AMQP transaction of one branch. Only commit-ok completes it, or after a crash a trusted receipt. If the
-connection of a unit is lost, only :meth:`Lane.resolve` determines its outcome.
+connection of a unit is lost, only :meth:`CommitConnection.resolve` determines its outcome.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.frames import MIN_FRAME
 from dtx.xa.codes import ReplyCode, XaError
 
-_log = get_logger(part="lane")
+_log = get_logger(part="commit connection")
 
 _LOCK_POLL: Final = 0.25
 """Seconds between two checks of a lock that is not free; its owner's heartbeat bounds the wait."""
 _BACKOFF: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
 """Seconds before the next attempt to connect to the broker."""
 _IMPATIENT: Final = 0.25
-"""The same while a caller waits for the lane, at most."""
+"""The same while a caller waits for the commit connection, at most."""
 _GENERATION_SECONDS: Final = 2.0
 """Seconds of one generation of receipts."""
 _USE: Final = 3600.0
@@ -57,22 +57,24 @@ _MOST_BYTES: Final = 16 << 20
 _MOST_BYTES_BEFORE_4: Final = 128 << 20
 _EMPTY: Final = properties.build({})
 _MANAGEMENT_PATIENCE: Final = 5.0
-"""Seconds that a request to the management API waits for a lane that is down."""
+"""Seconds that a request to the management API waits for a commit connection that is down."""
 _POISON: Final = 5
 """Connections that are lost while a unit is sent alone: after so many, the unit counts as the cause and is refused."""
 _MOST_UNDER_WAY: Final = 256 << 20
-"""Bytes of messages in the pending units of all lanes: four branches of the largest default size. Each byte takes
-memory up to three times: as read from the log, in its frame, and in the socket's buffer."""
+"""Bytes of messages in the pending units of all commit connections: four branches of the largest default size.
+
+Each byte takes memory up to three times: as read from the log, in its frame, and in the socket's buffer.
+"""
 _PUBLISH: Final = methods.BasicPublish.KEY
 _GROWTH: Final = 8
-"""A lane opens at most this multiple of its channels while others hang, for example on a queue without a leader."""
+"""At most this multiple of the channels is opened while others hang, for example on a queue without a leader."""
 
 Build = Callable[[int, int, UUID, Sequence[WorkRow]], Iterator[bytes]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaneSettings:
-    """How lanes work.
+class CommitSettings:
+    """How commit connections work.
 
     Args:
         identity: of this dtx.
@@ -83,8 +85,8 @@ class LaneSettings:
         management: the management API, to check receipts; ``None`` when there is none.
         found: called with the outcome of each unit whose answer was lost.
         active: whether this dtx is the active one. Otherwise receipts may belong to its successor, and stay untouched.
-        finished: whether the log needs no receipt any more; asked when a lane is closed.
-        room: memory for the messages of units, shared by all lanes that have these settings.
+        finished: whether the log needs no receipt any more; asked when a commit connection is closed.
+        room: memory for the messages of units, shared by all commit connections that have these settings.
     """
 
     identity: BrokerIdentity
@@ -99,18 +101,22 @@ class LaneSettings:
     room: MemoryQuota = field(default_factory=lambda: MemoryQuota(_MOST_UNDER_WAY))
 
 
-class Lane:
+class CommitConnection:
     """Phase two in one vhost.
 
     Args:
         broker: with dtx's own credentials.
         vhost: name.
-        settings: how lanes work.
-        on_end: called when the lane has ended by itself: the broker refuses its vhost, and nothing needs the lane.
+        settings: how commit connections work.
+        on_end: called when the connection has ended by itself: the broker refuses its vhost, and nothing needs it.
     """
 
     def __init__(
-        self, broker: Broker, vhost: str, settings: LaneSettings, on_end: "Callable[[Lane], None]" = lambda _: None
+        self,
+        broker: Broker,
+        vhost: str,
+        settings: CommitSettings,
+        on_end: "Callable[[CommitConnection], None]" = lambda _: None,
     ) -> None:
         self._on_end = on_end
         self.broker = broker
@@ -124,7 +130,7 @@ class Lane:
         self.may_set_user_id = False
         """Whether dtx's user may publish messages with another user's user-id."""
         self.problem: str | None = "not connected yet"
-        """Why the lane is not working; ``None`` when it is."""
+        """Why the commit connection is not working; ``None`` when it is."""
         self._announced = 0
         self._connection: ServiceConnection | None = None
         self._control: OwnChannel | None = None
@@ -136,7 +142,7 @@ class Lane:
         self._opened = 0
         self._opening: set[asyncio.Task[None]] = set()
         self._calls = 0
-        self._task = asyncio.create_task(self._run(), name=f"dtx-lane-{vhost}")
+        self._task = asyncio.create_task(self._run(), name=f"dtx-commit-connection-{vhost}")
         self._locks: dict[str, asyncio.Task[None]] = {}
         self._trust = Trust(
             vhost, settings.replay, settings.management, self.receipts, lambda: self._control, len(broker.hosts)
@@ -181,7 +187,7 @@ class Lane:
         return sum(not waiter.done() for waiter in self._waiters)
 
     async def ready(self, seconds: float) -> None:
-        """Wait until the lane works.
+        """Wait until the commit connection works.
 
         Raises:
             XaError: 541 with the reason, if it does not work within *seconds*.
@@ -209,19 +215,23 @@ class Lane:
                 await connection.login(self.vhost)
                 await self._set_up(connection)
                 failures = 0
-                _log.info("lane ready", vhost=self.vhost, broker=str(self.broker), distrust=self.distrust)
+                _log.info("commit connection ready", vhost=self.vhost, broker=str(self.broker), distrust=self.distrust)
                 await self._serve(connection)
             except (OSError, UpstreamLost, BrokerLoginRefused, UpstreamChannelClosed, NameTaken) as error:
                 self.problem = str(error) or "the broker does not answer"
                 if isinstance(error, BrokerLoginRefused) and error.code == HardCode.NOT_ALLOWED and not self._needed:
-                    _log.info("lane ended", vhost=self.vhost, reason=self.problem)  # most likely its vhost was deleted
+                    _log.info(
+                        "commit connection ended", vhost=self.vhost, reason=self.problem
+                    )  # most likely its vhost was deleted
                     self._on_end(self)
                     return
                 if failures < 3 or failures % 20 == 0:
-                    _log.warning("lane is down", vhost=self.vhost, broker=str(self.broker), reason=self.problem)
-            except Exception as error:  # noqa: BLE001 - logged; if the lane ended, all commits would wait for ever
-                self.problem = f"the lane failed: {type(error).__name__}"
-                _log.exception("lane failed", vhost=self.vhost)
+                    _log.warning(
+                        "commit connection is down", vhost=self.vhost, broker=str(self.broker), reason=self.problem
+                    )
+            except Exception as error:  # noqa: BLE001 - logged; if this task ended, all commits would wait for ever
+                self.problem = f"the commit connection failed: {type(error).__name__}"
+                _log.exception("commit connection failed", vhost=self.vhost)
             finally:
                 if connection is not None and connection.host is not None:
                     self.broker.failed(connection.host)
@@ -230,17 +240,17 @@ class Lane:
                 self._free.clear()
                 self._opened = 0
                 if connection is not None:
-                    connection.abort("the lane reconnects")
+                    connection.abort("dtx reconnects")
             await self._pause(_BACKOFF[min(failures, len(_BACKOFF) - 1)])
             failures += 1
 
     @property
     def _needed(self) -> bool:
-        """Whether anything waits for the lane, or needs its receipts."""
+        """Whether anything waits for the commit connection, or needs its receipts."""
         return bool(self._waiting or self._calls or self.receipts.needed)
 
     async def _pause(self, seconds: float) -> None:
-        """Pause for *seconds* before the next attempt, or for less time when a caller waits for the lane."""
+        """Pause for *seconds* before the next attempt, or for less time when a caller waits for the connection."""
         if not self._waiting:
             self._wanted.clear()
             with suppress(TimeoutError):
@@ -253,9 +263,9 @@ class Lane:
         control = await OwnChannel(connection).open()
         await self.settings.identity.claim(self.vhost, control)
         lock = self.settings.identity.new_lock()
-        failpoint.at(Point.LANE_LOCK_BEFORE)
+        failpoint.at(Point.COMMIT_CONNECTION_LOCK_BEFORE)
         await control.declare(declare_lock(lock))
-        failpoint.at(Point.LANE_LOCK_AFTER)
+        failpoint.at(Point.COMMIT_CONNECTION_LOCK_AFTER)
         connection.lock = lock
         self.may_set_user_id = await self._may_impersonate(connection)
         self.max_message_bytes = await self._message_limit(connection)
@@ -267,7 +277,7 @@ class Lane:
         await self._open_receipts(connection)
         for _ in range(self.settings.channels):
             await self._open_channel(connection)
-        failpoint.at(Point.LANE_READY)
+        failpoint.at(Point.COMMIT_CONNECTION_READY)
         self.problem = None
         self._up.set()
 
@@ -360,7 +370,7 @@ class Lane:
         """The management API, after a check that it belongs to this broker.
 
         Raises:
-            ManagementError: there is none, it gives no answer, it belongs to another broker, or the lane is down.
+            ManagementError: there is none, it gives no answer, it belongs to another broker, or the connection is down.
         """
         if self.settings.management is not None:
             try:
@@ -370,7 +380,7 @@ class Lane:
         return await self._trust.recognised_management()
 
     async def close(self) -> None:
-        """End the lane. If the log needs no receipt any more, delete the receipt queues."""
+        """End the commit connection. If the log needs no receipt any more, delete the receipt queues."""
         connection, control = self._connection, self._control
         if control is not None and self.settings.active() and self.settings.finished():
             with suppress(UpstreamLost, UpstreamChannelClosed, TimeoutError):
@@ -395,7 +405,7 @@ class Lane:
 
     @property
     def leaves_receipts(self) -> bool:
-        """Whether a unit of the lane, which publishes, leaves a receipt."""
+        """Whether a unit of the commit connection, which publishes, leaves a receipt."""
         return self.distrust is None
 
     def _doubt(self, unit: Unit) -> str | None:
@@ -404,10 +414,10 @@ class Lane:
         return doubts.of_all or (None if unit.number else doubts.of_publishes)
 
     def next_unit(self) -> Unit:
-        """The unit that phase two of a branch would use now; without a lock while the lane is not ready.
+        """The unit that phase two of a branch would use now; without a lock while the commit connection is not ready.
 
-        The lane is ready only when receipts have been checked. A unit without a receipt is applied again if its outcome
-        is not known.
+        The connection is ready only when receipts have been checked. A unit without a receipt is applied again if its
+        outcome is not known.
         """
         lock = self._connection.lock if self._connection is not None and self._up.is_set() else ""
         return Unit(
@@ -474,7 +484,7 @@ class Lane:
 
     async def _connected(self) -> ServiceConnection:
         while self._connection is None or self._connection.is_lost or not self._up.is_set():
-            # Units learn of a lost connection before the lane's own task: without this, a retrying caller would spin.
+            # Units learn of a lost connection before the task does: without this, a retrying caller would spin.
             self._up.clear()
             await self._up.wait()
         return self._connection
@@ -763,9 +773,9 @@ class Lane:
         try:
             await self._open_channel(connection)
         except (UpstreamChannelClosed, UpstreamLost, XaError) as error:
-            _log.warning("a channel of the lane could not be opened", vhost=self.vhost, reason=str(error))
+            _log.warning("a channel of the commit connection could not be opened", vhost=self.vhost, reason=str(error))
             if not self._opened:
-                connection.abort("no channel of the lane is left")  # otherwise commits would wait for ever
+                connection.abort("no channel of the commit connection is left")  # otherwise commits would wait for ever
         if former is not None:
             former.abandon()
 

@@ -6,8 +6,8 @@ from uuid import uuid4
 
 from dtx.log.records import Unit, WorkKind, WorkRow
 from dtx.store.api import Applied, PhaseTwo, Refused, UnitProgress
+from dtx.store.rabbitmq.commit_connection import CommitSettings
 from dtx.store.rabbitmq.memory_quota import MemoryQuota
-from dtx.store.rabbitmq.phase_two import LaneSettings
 from dtx.store.rabbitmq.service import Broker
 from dtx.store.rabbitmq.store import RabbitStore
 from tests.support.branches import new_identity
@@ -80,11 +80,11 @@ class InMemory:
 async def test_units_that_are_under_way_hold_no_more_than_the_limit_and_a_larger_one_goes_alone(
     rabbitmq: RabbitNode,
 ) -> None:
-    settings = LaneSettings(identity=new_identity("room"), replay="always", room=MemoryQuota(LIMIT))
+    settings = CommitSettings(identity=new_identity("room"), replay="always", room=MemoryQuota(LIMIT))
     store = RabbitStore(Broker.from_url(rabbitmq.url()), settings)
     try:
         with fresh_queue(rabbitmq) as queue:
-            await store.lane("/").ready(30)
+            await store.commit_connection("/").ready(30)
             several, large = InMemory(queue), InMemory(queue)
             await asyncio.gather(*(several.commit(store, 30_000) for _ in range(COUNT)))
             await asyncio.gather(*(large.commit(store, 3 * LIMIT) for _ in range(2)))
@@ -101,11 +101,11 @@ async def test_all_room_is_free_again_however_units_end(
     """Units are applied, refused, late, lost with their connection or cancelled: the quota stays exact."""
     between = proxy("127.0.0.1", rabbitmq.port)
     room = MemoryQuota(LIMIT)
-    settings = LaneSettings(identity=new_identity("room"), replay="always", room=room, deadline=0.2)
+    settings = CommitSettings(identity=new_identity("room"), replay="always", room=room, deadline=0.2)
     store = RabbitStore(Broker.from_url(f"amqp://guest:guest@127.0.0.1:{between.port}"), settings)
     try:
         with fresh_queue(rabbitmq) as queue:
-            await store.lane("/").ready(30)
+            await store.commit_connection("/").ready(30)
             load = InMemory(queue)
             good = [asyncio.create_task(load.apply(store, 30_000)) for _ in range(COUNT)]
             bad = [asyncio.create_task(load.apply(store, 30_000, b"no such exchange")) for _ in range(COUNT)]
