@@ -632,6 +632,8 @@ class ReconciliationRun:
         lines: number of journal entries that the verdicts rest on.
         totals: for each verdict, the worst first: ``transactions``, ``branches``, ``sentence``.
         shown: number of verdicts stored in this database.
+        sources: when each source was last read: ``source``, ``part`` of its data, ``read_at`` (``None``: never), and
+            ``is_missing``: whether the run could not read it.
     """
 
     number: int
@@ -640,6 +642,7 @@ class ReconciliationRun:
     lines: int
     totals: Mapping[str, Mapping[str, Any]]
     shown: int
+    sources: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -648,6 +651,7 @@ class VerdictRow:
 
     Args:
         format_id: ``None`` where it is unknown.
+        known_at: when its open branches were last known; ``None`` if none is open.
         evidence: the entries that it rests on, oldest first; each with ``source``, ``rm``, ``vhost``, ``bqual``,
             ``event``, ``outcome``, ``at``, ``actor`` and ``id``, ``None`` where unknown.
     """
@@ -664,6 +668,7 @@ class VerdictRow:
     branches: int
     decision: str | None
     tm: str | None
+    known_at: datetime | None
     evidence: tuple[Mapping[str, Any], ...]
 
     @property
@@ -676,7 +681,7 @@ def last_reconciliation(log: LogReader) -> ReconciliationRun | None:
     """The run that was published last; ``None`` where there was none."""
     statement = select(reconciliation).order_by(reconciliation.c.published_at.desc(), reconciliation.c.number.desc())
     for row in log.rows(statement.limit(1)):
-        number, as_of, published_at, lines, _, totals, shown = row
+        number, as_of, published_at, lines, _, totals, shown, sources = row
         return ReconciliationRun(
             number=number,
             as_of=_time(as_of),
@@ -684,6 +689,10 @@ def last_reconciliation(log: LogReader) -> ReconciliationRun | None:
             lines=lines,
             totals=json.loads(totals),
             shown=shown,
+            sources=[
+                source | {"read_at": source["read_at"] and datetime.fromisoformat(source["read_at"])}
+                for source in json.loads(sources)
+            ],
         )
     return None
 
@@ -736,7 +745,7 @@ def _verdict(row: Any) -> VerdictRow:
     values["gtrid"] = bytes(values["gtrid"])
     for name in ("findings", "rms", "owners"):
         values[name] = tuple(values[name])
-    for name in ("since", "first_at", "last_at"):
+    for name in ("since", "first_at", "last_at", "known_at"):
         values[name] = None if values[name] is None else _time(values[name])
     values["evidence"] = tuple(dict.fromkeys(_EVIDENCE) | line for line in json.loads(values["evidence"]))
     return VerdictRow(**values)

@@ -346,6 +346,8 @@ reconciliation: Final = Table(
     Column("fingerprint", BigInteger, nullable=False),
     prose("totals", comment="JSON: for each verdict its transactions and branches"),
     Column("shown", BigInteger, nullable=False),
+    # an older pipeline does not write it
+    Column("sources", Text, nullable=False, server_default="[]", comment="JSON: when each source was last read"),
     PrimaryKeyConstraint("number", name="reconciliation_pkey"),
     CheckConstraint("number >= 1 AND lines >= 0 AND shown >= 0", name="reconciliation_counts_check"),
 )
@@ -368,6 +370,7 @@ verdict: Final = Table(
     prose("tm", nullable=True),
     octets("fingerprint"),
     prose("evidence", comment="JSON: the lines that it rests on"),
+    moment("known_at", nullable=True),
     CheckConstraint("format_id BETWEEN 0 AND 4294967295", name="verdict_format_id_check"),
     # names of PostgreSQL's own prepared transactions may be longer than a gtrid
     CheckConstraint("octet_length(gtrid) BETWEEN 1 AND 200", name="verdict_gtrid_check"),

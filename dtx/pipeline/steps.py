@@ -23,7 +23,7 @@ from dtx.pipeline.lake import LOCK, LOCK_SECONDS, Lake
 from dtx.pipeline.participants import observe, waiting
 from dtx.pipeline.progress import Progress
 from dtx.pipeline.quarantine import Quarantined
-from dtx.pipeline.reconcile import PublishingFailed, Results, Run, Total, current, publish, run
+from dtx.pipeline.reconcile import PublishingFailed, Results, Run, SourcePart, Total, current, publish, run
 from dtx.pipeline.report import collect, write_report
 from dtx.pipeline.session import SessionOptions, open_session
 from dtx.pipeline.source import reachable
@@ -180,7 +180,6 @@ class Steps:
             progress.note("counting messages in open branches")
             there, away = reachable(self._urls())
             done = Results(self._results.uri).runs(1)
-            archived = done[-1].archived if done else {}
             events, _ = lake.frame(self.spark)
             rows = list(dict.fromkeys((*self._noted(), *away, *lake.quarantined)))
             progress.note("counting")
@@ -189,7 +188,7 @@ class Steps:
                 events,
                 waiting(there) if there else None,
                 quarantine=rows,
-                archived={one.name: archived.get(one.name) or None for one in self._fleet.database},
+                sources=done[-1].sources if done else (),
             )
             progress.note("drawing")
             page = write_report(figures, directory)
@@ -201,13 +200,14 @@ class Steps:
         with Progress(self.spark, "reconcile") as progress:
             archived = {one.name: 0 for one in self._fleet.database} | lake.archived()
             lake.pin()  # before a dtx is asked: a branch open in these lines that it no longer has must have ended
+            as_of = time.time_ns() // 1000  # before the reads: all data are at least as new
             progress.note("asking participants for branches in doubt")
             observations, unseen = observe(self.spark, self._urls(), self._fleet.participant)
             decisions, unread = read_decisions(self.spark, self._fleet.decisions)
             away = {row.source for row in unread if row.is_away}
             unasked = {row.source for row in unseen if row.is_away}
             rules = Rules(
-                as_of=time.time_ns() // 1000,
+                as_of=as_of,
                 orphan_after=round(self._fleet.orphan_after.total_seconds() * 1_000_000),
                 skew=round(self._fleet.skew.total_seconds() * 1_000_000),
                 # a branch is no orphan if its decision may be in a log that was not read
@@ -222,7 +222,9 @@ class Steps:
                 decisions,
                 self._results.uri,
                 rules,
+                logs=[log.name for log in self._fleet.decisions],
                 logs_read={log.name for log in self._fleet.decisions} - away,
+                participants=[*self._urls(), *(one.name for one in self._fleet.participant)],
                 away=unasked,
                 full=full,
                 say=progress.note,
@@ -239,9 +241,8 @@ class Steps:
         wrong = [*unseen, *unread, *lake.quarantined, *_stale(done, rules), *rows]
         self._note("reconcile", wrong)
         unread_of = Counter(row.source for row in [*self._noted(), *lake.quarantined])
-        names = [one.name for one in self._fleet.database]
         directory = Path(self._fleet.results if self._results.is_local else ".")  # as for the report
-        _write_metrics(directory / METRICS, done, names, unread_of)
+        _write_metrics(directory / METRICS, done, unread_of)
         if to_publish and self._fleet.publish is not None:
             with Progress(self.spark, "publish") as progress:
                 verdicts = current(self.spark, self._results.uri)
@@ -310,7 +311,15 @@ def _stale(done: Run, rules: Rules) -> list[Quarantined]:
     return [Quarantined(source=source, item="journal", reason=reason, count=None) for source in old]
 
 
-def _write_metrics(path: Path, done: Run, databases: Iterable[str], unread: Mapping[str, int]) -> None:
+_READ: Final = {
+    SourcePart.JOURNAL: ("archived", "When a journal was last read to its end; 0: never."),
+    SourcePart.BRANCHES: ("asked", "When a database last reported its branches in doubt; 0: never."),
+    SourcePart.DECISIONS: ("decisions", "When a decision log was last read; 0: never."),
+}
+"""The metric of each part of a source."""
+
+
+def _write_metrics(path: Path, done: Run, unread: Mapping[str, int]) -> None:
     registry = CollectorRegistry()
 
     def gauge(name: str, text: str, label: str | None = None) -> Gauge:
@@ -318,9 +327,9 @@ def _write_metrics(path: Path, done: Run, databases: Iterable[str], unread: Mapp
 
     gauge("reconciled_timestamp_seconds", "Time of the last reconciliation.").set(done.as_of / 1e6)
     gauge("lines", "Journal lines that the verdicts rest on.").set(done.lines)
-    archived = gauge("archived_timestamp_seconds", "When a journal was last read to its end; 0: never.", "source")
-    for source in databases:
-        archived.labels(source).set(done.archived.get(source, 0) / 1e6)
+    read = {part: gauge(f"{name}_timestamp_seconds", text, "source") for part, (name, text) in _READ.items()}
+    for source, part, read_at, _ in done.sources:
+        read[part].labels(source).set(0 if read_at is None else read_at.timestamp())
     verdicts = gauge("transactions", "Global transactions.", "verdict")
     for verdict in Verdict:
         verdicts.labels(str(verdict)).set(done.totals.get(verdict, Total()).transactions)

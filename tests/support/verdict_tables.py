@@ -15,6 +15,8 @@ SERIES: Final = {
     "dtx_pipeline_reconciled_timestamp_seconds": None,
     "dtx_pipeline_lines": None,
     "dtx_pipeline_archived_timestamp_seconds": "source",
+    "dtx_pipeline_asked_timestamp_seconds": "source",
+    "dtx_pipeline_decisions_timestamp_seconds": "source",
     "dtx_pipeline_transactions": "verdict",
     "dtx_pipeline_unread": "source",
 }

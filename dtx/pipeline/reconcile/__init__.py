@@ -9,13 +9,15 @@
 from dtx.pipeline.reconcile.incremental import Lines, current, run
 from dtx.pipeline.reconcile.judged_rows import verdicts_of
 from dtx.pipeline.reconcile.publication import PublishingFailed, publish
-from dtx.pipeline.reconcile.state import Results, Run, StateDamaged, Total
+from dtx.pipeline.reconcile.state import Results, Run, SourcePart, SourceRead, StateDamaged, Total
 
 __all__ = [
     "Lines",
     "PublishingFailed",
     "Results",
     "Run",
+    "SourcePart",
+    "SourceRead",
     "StateDamaged",
     "Total",
     "current",

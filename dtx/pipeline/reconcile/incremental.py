@@ -10,7 +10,7 @@ or was removed.
 The table of verdicts changes by files: a file that has a transaction that is judged again is replaced.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import reduce
 from typing import TYPE_CHECKING, Final, Protocol
@@ -93,7 +93,9 @@ def run(
     out: str,
     rules: Rules,
     *,
+    logs: Collection[str] = (),
     logs_read: Collection[str] | None = None,
+    participants: Collection[str] = (),
     away: Collection[str] = (),
     full: bool = False,
     say: Callable[[str], None] = lambda _: None,
@@ -107,8 +109,10 @@ def run(
         decisions: of the logs of transaction managers. A decision that has left its log is remembered as finished.
         out: the directory of the results, see ``state``.
         rules: parameters of the rules.
+        logs: ``source`` of all decision logs, also of those that could not be read.
         logs_read: ``source`` of the decision logs that were read as a whole, also of empty ones; ``None``: the sources
             of *decisions*. Earlier decisions of other logs stay unchanged.
+        participants: ``source`` of all participants, databases of dtx included.
         away: ``source`` of participants that could not be read: their last known branches in doubt are used.
         full: read all lines again. Earlier decisions are remembered nevertheless.
         say: called with lines of progress.
@@ -213,6 +217,8 @@ def run(
         lake=lines.identity,
         damaged=sorted(damaged),
         archived=dict(rules.archived),
+        asked=_read_at(participants, away, {} if last is None else last.asked, rules.as_of),
+        logs_read=_read_at(logs, set(logs) - read, {} if last is None else last.logs_read, rules.as_of),
         state=kept_as,
     )
     now = state.verdicts.frame(spark, written).where(sf.col("run") == number)
@@ -289,6 +295,10 @@ def _last(state: Results, *, full: bool) -> Run | None:
             raise
         return None
     return last if last is not None and state.is_kept(last) else None
+
+
+def _read_at(names: Collection[str], unread: Collection[str], before: Mapping[str, int], now: int) -> dict[str, int]:
+    return {name: before.get(name, 0) if name in unread else now for name in names}
 
 
 def _damaged(lines: Lines) -> set[str]:

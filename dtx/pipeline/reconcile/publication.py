@@ -20,14 +20,14 @@ MOST: Final = 1_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _COLUMNS: Final = (
     "format_id", "gtrid", "verdict", "findings", "since", "first_at", "last_at", "rms", "owners", "branches",
-    "decision", "tm", "fingerprint", "evidence",
+    "decision", "tm", "fingerprint", "known_at", "evidence",
 )  # fmt: skip
 _TYPES: Final = (
     "int8", "bytea", "text", "text[]", "timestamptz", "timestamptz", "timestamptz", "text[]", "text[]", "int4", "text",
-    "text", "bytea", "text",
+    "text", "bytea", "timestamptz", "text",
 )  # fmt: skip
 _EDGES: Final = ("first_at", "last_at")
-_TIMES: Final = ("since", *_EDGES)
+_TIMES: Final = ("since", "known_at", *_EDGES)
 
 
 class PublishingFailed(Exception):
@@ -49,7 +49,7 @@ def publish(
     try:
         with psycopg.connect(url.replace("postgresql+psycopg://", "postgresql://", 1)) as connection:
             return _replace(connection, rows, run, say)
-    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.InvalidSchemaName):
         raise PublishingFailed("the database has no tables for verdicts: run dtx migrate of this version") from None
     except psycopg.Error as error:
         raise PublishingFailed(f"verdicts cannot be published: {first_line(error)}") from None
@@ -69,11 +69,12 @@ def _replace(connection: psycopg.Connection[Any], rows: DataFrame, run: Run, say
                 if count % 10_000 == 0:
                     say(f"published {count:,} verdicts")
         cursor.execute(
-            "INSERT INTO dtx.reconciliation (number, as_of, lines, fingerprint, totals, shown)"
-            " VALUES (%s, %s, %s, %s, %s, %s)"
+            "INSERT INTO dtx.reconciliation (number, as_of, lines, fingerprint, totals, shown, sources)"
+            " VALUES (%s, %s, %s, %s, %s, %s, %s)"
             " ON CONFLICT (number) DO UPDATE SET as_of = excluded.as_of, published_at = now(), lines = excluded.lines,"
-            " fingerprint = excluded.fingerprint, totals = excluded.totals, shown = excluded.shown",
-            (run.number, _time(run.as_of), run.lines, run.fingerprint, _totals(run), count),
+            " fingerprint = excluded.fingerprint, totals = excluded.totals, shown = excluded.shown,"
+            " sources = excluded.sources",
+            (run.number, _time(run.as_of), run.lines, run.fingerprint, _totals(run), count, _sources(run)),
         )
     return count
 
@@ -87,6 +88,10 @@ def _totals(run: Run) -> str:
             for rule in RULES
         }
     )
+
+
+def _sources(run: Run) -> str:
+    return json.dumps([row._asdict() for row in run.sources], default=lambda at: at.isoformat())
 
 
 def _ready(verdicts: DataFrame) -> DataFrame:

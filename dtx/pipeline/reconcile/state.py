@@ -15,7 +15,8 @@ lock, two runs may be active at once: the one whose commit of ``verdicts`` is re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, Final
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -62,6 +63,7 @@ _RUNS: Final = "runs"
 _STATE: Final = "state"
 _WRITTEN: Final = "_written.json"
 _RETAINED: Final = "retained.json"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class StateDamaged(Exception):
@@ -74,6 +76,30 @@ class Total:
 
     transactions: int = 0
     branches: int = 0
+
+
+class SourcePart(StrEnum):
+    """The data of a source."""
+
+    JOURNAL = "journal"
+    BRANCHES = "branches in doubt"
+    DECISIONS = "decisions"
+
+
+class SourceRead(NamedTuple):
+    """When a source was last read.
+
+    Args:
+        source: its configured name.
+        part: its data.
+        read_at: the data are known as of this time; ``None``: they were never read.
+        is_missing: whether the last run could not read it, so that older data count. ``archive`` reads journals.
+    """
+
+    source: str
+    part: SourcePart
+    read_at: datetime | None
+    is_missing: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +120,9 @@ class Run:
         damaged: files of the lake whose lines are missing.
         form: see :data:`FORM`.
         archived: see :class:`~dtx.pipeline.verdicts.Rules`.
+        asked: microseconds since the epoch at which each participant and database last reported its branches in doubt;
+            0: never.
+        logs_read: the same for the decision logs.
         state: the directory of the state for the next run.
     """
 
@@ -110,12 +139,27 @@ class Run:
     damaged: Collection[str] = ()
     form: int = FORM
     archived: Mapping[str, int] = field(default_factory=dict)
+    asked: Mapping[str, int] = field(default_factory=dict)
+    logs_read: Mapping[str, int] = field(default_factory=dict)
     state: str = ""
 
     @property
     def transactions(self) -> int:
         """The number of transactions."""
         return sum(total.transactions for total in self.totals.values())
+
+    @property
+    def sources(self) -> list[SourceRead]:
+        """When each source was last read."""
+        return [
+            SourceRead(source, part, _time(read_at) if read_at else None, read_at < least)
+            for part, times, least in (
+                (SourcePart.JOURNAL, self.archived, 1),
+                (SourcePart.BRANCHES, self.asked, self.as_of),
+                (SourcePart.DECISIONS, self.logs_read, self.as_of),
+            )
+            for source, read_at in sorted(times.items())
+        ]
 
 
 class Results:
@@ -202,9 +246,7 @@ class Results:
             LakeError: a table is missing, or another process has changed it.
             StateDamaged: the file of a run cannot be read.
         """
-        edge = (datetime(before.year, before.month, before.day, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // (
-            timedelta(microseconds=1)
-        )
+        edge = (datetime(before.year, before.month, before.day, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
         old = [run.number for run in self.runs()[:-1] if run.as_of < edge]
         found = {
             "verdicts": self.verdicts.remove_before(before, "last_at", also=f"settled <> '{OPEN}'", dry_run=dry_run),
@@ -229,6 +271,10 @@ class TableChange:
     table: Any
     added: list[Any]
     removed: list[Any]
+
+
+def _time(micros: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=micros)
 
 
 def _name(number: int) -> str:

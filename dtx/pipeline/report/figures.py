@@ -12,6 +12,7 @@ from pyspark.sql import functions as sf
 
 from dtx.pipeline.quarantine import Quarantined
 from dtx.pipeline.reconcile.judged_rows import evidence_json
+from dtx.pipeline.reconcile.state import SourcePart, SourceRead
 from dtx.pipeline.verdicts import PLAIN, Verdict
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Figures:
             by the last event if the transaction is not open.
         attention_total: number of transactions that need attention.
         quarantine: data that was not read.
-        archived: by database, when its journal was last read to its end; ``None`` if not known.
+        sources: when each source was last read.
         oldest: when the oldest open transaction was opened.
     """
 
@@ -70,7 +71,7 @@ class Figures:
     attention: Sequence[Mapping[str, Any]]
     attention_total: int
     quarantine: Sequence[Quarantined] = field(default=())
-    archived: Mapping[str, datetime | None] = field(default_factory=dict)
+    sources: Sequence[SourceRead] = field(default=())
     oldest: datetime | None = None
 
     @property
@@ -83,6 +84,11 @@ class Figures:
         """The transactions of the page that need attention."""
         return self.attention[:_SHOWN]
 
+    @property
+    def databases(self) -> set[str]:
+        """Names of the databases of dtx."""
+        return {row.source for row in self.sources if row.part is SourcePart.JOURNAL}
+
 
 def collect(
     verdicts: "DataFrame",
@@ -90,12 +96,12 @@ def collect(
     queues: Sequence[tuple[str, str, str, int]] | None = None,
     *,
     quarantine: Iterable[Quarantined] = (),
-    archived: Mapping[str, int | None] | None = None,
+    sources: Sequence[SourceRead] = (),
     as_of: datetime | None = None,
 ) -> Figures:
     """Compute the figures up to *as_of*, or now, of all verdicts and all lines of the lake.
 
-    *archived* has microseconds since the epoch; see :class:`Figures` for the other arguments.
+    See :class:`Figures` for the other arguments.
     """
     now = (as_of or datetime.now(UTC)).astimezone(UTC)
     totals = _totals(verdicts, now)
@@ -119,7 +125,7 @@ def collect(
         attention=_attention(verdicts),
         attention_total=sum(count for (verdict,), count in counted.items() if verdict not in PLAIN),
         quarantine=tuple(quarantine),
-        archived={source: _time(at) for source, at in (archived or {}).items()},
+        sources=sources,
         oldest=_time(min((row["oldest"] for row in own if row["oldest"] is not None), default=None)),
     )
 

@@ -15,6 +15,7 @@ from typing import IO, Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from dtx.pipeline.reconcile.state import SourcePart, SourceRead
 from dtx.pipeline.report import plots
 from dtx.pipeline.report.figures import AGES, LISTED, Figures
 from dtx.pipeline.verdicts import RULES
@@ -23,7 +24,7 @@ PAGE: Final = "report.html"
 _EVIDENCE_SHOWN: Final = 50
 """Limit of lines of evidence of one transaction on the page."""
 _STALE: Final = timedelta(days=1)
-"""Age at which an archived journal is stale, since the pipeline runs every night."""
+"""Age at which the data of a source are stale, since the pipeline runs every night."""
 _UNITS: Final = ((86400, "day"), (3600, "hour"), (60, "minute"))
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 """Spreadsheets run a cell that begins with one of these as a formula, and names come from clients."""
@@ -81,8 +82,8 @@ def render(figures: Figures) -> str:
         choices=choices,
         transactions=[_transaction(row, figures, choices) for row in figures.shown],
         sources=sorted(
-            ((name, at, _freshness(name, at, figures)) for name, at in figures.archived.items()),
-            key=lambda source: (source[1] is not None, source[1], source[0]),
+            ((row, _freshness(row, figures)) for row in figures.sources),
+            key=lambda found: (found[0].read_at is not None, found[0].read_at, found[0].source, found[0].part),
         ),
         script=Markup(script),  # noqa: S704 - a file of this package
         script_hash=b64encode(sha256(script.encode()).digest()).decode(),
@@ -109,7 +110,7 @@ def _tables(figures: Figures) -> dict[str, tuple[Sequence[str], Iterable[Sequenc
         "owners": (("owner", "transactions", "need_attention"), figures.owners),
         "queues": (("rm", "kind", "queue", "messages"), figures.queues or ()),
         "attention": (transaction, ([row[name] for name in transaction] for row in figures.attention)),
-        "sources": (("source", "archived"), figures.archived.items()),
+        "sources": (("source", "part", "read_at"), (row[:3] for row in figures.sources)),
         "quarantine": (
             ("source", "item", "reason", "count", "sample"),
             ((row.source, row.item, row.reason, row.count, row.sample) for row in figures.quarantine),
@@ -166,10 +167,13 @@ def _text(octets: str) -> str:
     return text.decode("ascii") if text.isascii() and text.decode("ascii").isprintable() else ""
 
 
-def _freshness(source: str, archived: datetime | None, figures: Figures) -> str:
-    if archived is None or any(row.source == source and row.is_away for row in figures.quarantine):
+def _freshness(row: SourceRead, figures: Figures) -> str:
+    is_cut = row.part is SourcePart.JOURNAL and any(
+        each.source == row.source and each.item == row.part and each.is_away for each in figures.quarantine
+    )
+    if row.read_at is None or row.is_missing or is_cut:
         return "unread"
-    return "stale" if figures.as_of - archived > _STALE else "fresh"
+    return "stale" if figures.as_of - row.read_at > _STALE else "fresh"
 
 
 def _choices(figures: Figures) -> dict[str, list[str]]:
@@ -177,7 +181,7 @@ def _choices(figures: Figures) -> dict[str, list[str]]:
     lines = [line for row in figures.shown for line in json.loads(row["evidence"])]
     return {
         "verdict": list(dict.fromkeys(row["verdict"] for row in figures.shown)),
-        "source": sorted({*figures.archived, *(line["source"] for line in lines)}),
+        "source": sorted({*figures.databases, *(line["source"] for line in lines)}),
         "owner": sorted({owner for row in figures.shown for owner in row["owners"]}),
         "age": [f"over {_words(limit)}" for _, limit in AGES[:-1]],
     }
@@ -188,7 +192,7 @@ def _transaction(row: Mapping[str, Any], figures: Figures, choices: Mapping[str,
     lines = json.loads(row["evidence"])
     for line in lines:
         # a line of a journal has an id, an observation in dtx has a source with a journal, a decision has no vhost
-        of_dtx = line["vhost"] and (line["id"] is not None or line["source"] in figures.archived)
+        of_dtx = line["vhost"] and (line["id"] is not None or line["source"] in figures.databases)
         line["xid"] = f"{row['format_id']}:{row['gtrid']}:{line['bqual']}" if of_dtx else None
     matching = {"verdict": [row["verdict"]], "source": {line["source"] for line in lines}, "owner": row["owners"]}
     numbers = {name: sorted(choices[name].index(value) for value in values) for name, values in matching.items()}

@@ -143,6 +143,35 @@ def test_an_old_lake_and_what_its_dtx_has_no_more(spark: SparkSession, tmp_path:
     assert again(young) == again(away=True, full=True) == {b"g": "committed", b"young": "in-doubt"}
 
 
+def test_a_run_knows_when_each_source_was_last_read(
+    spark: SparkSession, tmp_path: Path, migrated_postgres_url: str
+) -> None:
+    lake, out = Batches(), str(tmp_path / "results")
+    names: Any = {"participants": ["bank", "db"], "logs": ["tm"]}
+    lake.batches.append(events_frame(spark, [line(b"g", "prepared", 1)]))
+    none, nothing = observations_frame(spark, ()), decisions_frame(spark, ())
+    first, second = (datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2))
+    rules = Rules(as_of=round(first.timestamp()) * 1_000_000, archived={"db": 5_000_000})
+    run(spark, lake, none, nothing, out, rules, logs_read=["tm"], away=["bank"], **names)
+    rules = replace(rules, as_of=round(second.timestamp()) * 1_000_000)
+    done = run(spark, lake, none, nothing, out, rules, logs_read=[], **names)
+    archived = datetime(1970, 1, 1, 0, 0, 5, tzinfo=UTC)
+    assert Results(out).last() == done
+    assert done.sources == [
+        ("db", "journal", archived, False),
+        ("bank", "branches in doubt", second, False),
+        ("db", "branches in doubt", second, False),
+        ("tm", "decisions", first, True),
+    ]
+    publish(current(spark, out), done, migrated_postgres_url)
+    with LogReader(migrated_postgres_url) as log:
+        shown = last_reconciliation(log)
+        (one,) = verdict_page(log)
+    assert shown is not None
+    assert [tuple(source.values()) for source in shown.sources] == done.sources
+    assert one.known_at == archived, "its branch was open when its journal was read"
+
+
 def test_what_another_dtx_has_kept_is_not_folded_on(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

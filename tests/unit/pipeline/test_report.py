@@ -15,6 +15,7 @@ import pytest
 from playwright.sync_api import expect
 
 from dtx.pipeline.quarantine import Quarantined
+from dtx.pipeline.reconcile import SourcePart, SourceRead
 from dtx.pipeline.report.figures import AGES, Figures
 from dtx.pipeline.report.page import render, write_report
 from dtx.pipeline.report.plots import GROUPS, names
@@ -45,6 +46,10 @@ def evidence(*lines: dict[str, Any]) -> str:
         "at": "2026-03-01 10:00:00.123456Z", "actor": "ann", "id": "line-1",
     }  # fmt: skip
     return json.dumps([usual | line for line in lines])
+
+
+def journal(source: str, read_at: datetime | None) -> SourceRead:
+    return SourceRead(source, SourcePart.JOURNAL, read_at, is_missing=read_at is None)
 
 
 def transaction(**changed: Any) -> dict[str, Any]:
@@ -191,7 +196,7 @@ def test_each_line_of_evidence_is_a_row_with_its_xid(browser: Browser, tmp_path:
         {"source": "postgres", "event": "observed: prepared", "bqual": "", "id": None, "actor": None},
         {"source": "bank-b", "event": "decided: commit", "vhost": "", "bqual": "", "id": None},
     )
-    figures = replace(FULL, attention=[transaction(evidence=lines)], archived={"bank-b": NOW})
+    figures = replace(FULL, attention=[transaction(evidence=lines)], sources=[journal("bank-b", NOW)])
     page = browser.visitor(write_report(figures, tmp_path).as_uri(), scripts=False).page
     page.goto((tmp_path / "report.html").as_uri())
     page.get_by_text("Evidence: 4 lines").click()
@@ -254,26 +259,32 @@ def test_without_scripts_every_transaction_is_shown(browser: Browser, tmp_path: 
     assert page.locator("select:visible").count() == 0
 
 
-def test_databases_say_how_fresh_they_are_the_oldest_first() -> None:
-    archived = {
-        "lately": NOW - timedelta(hours=1),
-        "long ago": NOW - timedelta(days=3),
-        "never": None,
-        "down": NOW - timedelta(minutes=1),
-        "cut line": NOW - timedelta(hours=24),
-    }
+def test_sources_say_how_fresh_they_are_the_oldest_first() -> None:
+    sources = [
+        journal("lately", NOW - timedelta(hours=1)),
+        journal("long ago", NOW - timedelta(days=3)),
+        journal("never", None),
+        journal("down", NOW - timedelta(minutes=1)),
+        journal("cut line", NOW - timedelta(hours=24)),
+        SourceRead("down", SourcePart.BRANCHES, NOW, is_missing=False),
+        SourceRead("ledger", SourcePart.BRANCHES, NOW - timedelta(hours=2), is_missing=True),
+        SourceRead("down", SourcePart.DECISIONS, None, is_missing=True),
+    ]
     unread = [
         Quarantined(source="down", item="journal", reason="away", count=None),
         Quarantined(source="cut line", item="journal", reason="no xid"),
     ]
-    page = render(replace(EMPTY, archived=archived, quarantine=unread))
-    found = re.findall(r'<tr><td>(.*?)</td><td class="verdict (\w+)">(\w+)</td><td>.*?</td><td>(.*?)</td></tr>', page)
-    assert found == [
-        ("never", "bad", "unread", ""),
-        ("long ago", "warn", "stale", "3 days"),
-        ("cut line", "good", "fresh", "1 day"),
-        ("lately", "good", "fresh", "1 hour"),
-        ("down", "bad", "unread", "1 minute"),
+    page = render(replace(EMPTY, sources=sources, quarantine=unread))
+    row = r'<tr><td>(.*?)</td><td>(.*?)</td><td class="verdict (\w+)">(\w+)</td><td>.*?</td><td>(.*?)</td></tr>'
+    assert re.findall(row, page) == [
+        ("down", "decisions", "bad", "unread", ""),
+        ("never", "journal", "bad", "unread", ""),
+        ("long ago", "journal", "warn", "stale", "3 days"),
+        ("cut line", "journal", "good", "fresh", "1 day"),
+        ("ledger", "branches in doubt", "bad", "unread", "2 hours"),
+        ("lately", "journal", "good", "fresh", "1 hour"),
+        ("down", "journal", "bad", "unread", "1 minute"),
+        ("down", "branches in doubt", "good", "fresh", "0 seconds"),
     ]
 
 
@@ -297,7 +308,7 @@ def test_letters_of_any_script_are_drawn(browser: Browser, tmp_path: Path) -> No
 
 
 def test_a_browser_shows_it_light_and_dark_and_on_a_telephone(browser: Browser, tmp_path: Path) -> None:
-    page = write_report(replace(FULL, archived={FAR: NOW, NASTY: None}), tmp_path)
+    page = write_report(replace(FULL, sources=[journal(FAR, NOW), journal(NASTY, None)]), tmp_path)
     grounds, colours = set(), set()
     for scheme, width in (("light", 1280), ("dark", 1280), ("light", 360)):
         visitor = browser.visitor(page.as_uri(), width=width, scheme="dark" if scheme == "dark" else "light")

@@ -124,12 +124,13 @@ def test_a_lake_that_is_older_than_what_has_ended_is_named(fleet: Fleet, monkeyp
     """With a fresh lake it is not: transactions end while a run is in progress."""
     ended = {"not-archived": Total(transactions=2, branches=2)}
 
-    def run(*words: Any, **_: Any) -> Run:
+    def run(*words: Any, **more: Any) -> Run:
         rules: Rules = words[5]
         assert rules.asked == {"b"}, "a is unavailable"
+        assert (more["participants"], more["away"]) == (["a", "b"], {"a"})
         return Run(
             number=1, as_of=rules.as_of, token=0, lines_read=2, lines=3, touched=0, totals=ended,
-            fingerprint=0, archived=rules.archived,
+            fingerprint=0, archived=rules.archived, asked={"a": 2_000_000, "b": rules.as_of}, logs_read={"tm": 0},
         )  # fmt: skip
 
     away = Quarantined(source="a", item="branch", reason="away", count=None)
@@ -145,6 +146,8 @@ def test_a_lake_that_is_older_than_what_has_ended_is_named(fleet: Fleet, monkeyp
     metrics = (Path(fleet.results) / module.METRICS).read_text().splitlines()
     assert 'dtx_pipeline_archived_timestamp_seconds{source="b"} 1.5' in metrics
     assert 'dtx_pipeline_archived_timestamp_seconds{source="a"} 0.0' in metrics
+    assert 'dtx_pipeline_asked_timestamp_seconds{source="a"} 2.0' in metrics
+    assert 'dtx_pipeline_decisions_timestamp_seconds{source="tm"} 0.0' in metrics
     assert 'dtx_pipeline_transactions{verdict="not-archived"} 2.0' in metrics
     assert 'dtx_pipeline_unread{source="a"} 1.0' in metrics
     lake.note("b", batch=None, place={}, read_at=time.time_ns() // 1000)

@@ -16,11 +16,15 @@ TOTALS = {
     "orphan": {"transactions": 2, "branches": 2, "sentence": "Nobody knows it."},
     "committed": {"transactions": 1_234_567, "branches": 2_000_000, "sentence": "As it should be."},
 }
+SOURCES = [
+    {"source": "db1", "part": "journal", "read_at": "2026-01-01T23:00:00+00:00", "is_missing": False},
+    {"source": "ledger", "part": "branches in doubt", "read_at": None, "is_missing": True},
+]
 NASTY = "<script>alert(1)</script>\u202e"
 PUT = """
 INSERT INTO dtx.verdict VALUES (
     %(format_id)s, %(gtrid)s, %(verdict)s, %(findings)s, %(since)s, '2026-01-01Z', %(last_at)s, %(rms)s, %(owners)s, 2,
-    %(decision)s, %(tm)s, decode(md5(%(gtrid)s::text), 'hex'), %(evidence)s
+    %(decision)s, %(tm)s, decode(md5(%(gtrid)s::text), 'hex'), %(evidence)s, %(known_at)s
 )
 """
 
@@ -33,7 +37,7 @@ def put(connection: psycopg.Connection, gtrid: bytes, **more: object) -> None:
     told = {
         "format_id": 1, "gtrid": gtrid, "verdict": "mixed", "findings": ["mixed", "unfinished"], "since": None,
         "last_at": "2026-01-02Z", "rms": ["rm-1", NASTY], "owners": ["ann"], "decision": None, "tm": None,
-        "evidence": json.dumps([line]),
+        "evidence": json.dumps([line]), "known_at": None,
     }  # fmt: skip
     connection.execute(PUT, told | more)
 
@@ -43,13 +47,21 @@ def published(site: StandaloneStage) -> Iterator[StandaloneStage]:
     """A run with 73 verdicts that are shown."""
     with psycopg.connect(site.database) as connection:
         connection.execute(
-            "INSERT INTO dtx.reconciliation (number, as_of, lines, fingerprint, totals, shown)"
-            " VALUES (7, '2026-01-02Z', 5000000, -1, %s, 73)",
-            (json.dumps(TOTALS),),
+            "INSERT INTO dtx.reconciliation (number, as_of, lines, fingerprint, totals, shown, sources)"
+            " VALUES (7, '2026-01-02Z', 5000000, -1, %s, 73, %s)",
+            (json.dumps(TOTALS), json.dumps(SOURCES)),
         )
         for number in range(70):
             put(connection, b"mixed-%02d" % number)
-        put(connection, b"orphan", verdict="orphan", findings=["orphan"], since="2026-01-01Z", owners=["bob"])
+        put(
+            connection,
+            b"orphan",
+            verdict="orphan",
+            findings=["orphan"],
+            since="2026-01-01Z",
+            owners=["bob"],
+            known_at="2026-01-02 03:04Z",
+        )
         # the gtrid "orphan" has two verdicts, one without a format id
         # the null fields of a line may be missing
         few = json.dumps([{"source": "bank", "rm": "bank", "bqual": "", "event": "observed: prepared"}])
@@ -70,6 +82,11 @@ def test_totals_are_shown_and_verdicts_are_found(tour: Tour, published: Standalo
     text = vera.text()
     assert "1\u202f234\u202f567" in text
     assert "Nobody knows it." in text
+    sources = vera.page.locator("section[aria-labelledby=sources] tbody tr").all_inner_texts()
+    assert [source.replace("\xa0", " ").split("\t") for source in sources] == [
+        ["db1", "journal", "2026-01-01 23:00:00 UTC", "read"],
+        ["ledger", "branches in doubt", "never", "not read"],
+    ]
     rows = vera.page.locator("section[aria-labelledby=found] tbody tr")
     assert rows.count() == 50
     vera.follow("Next page")
@@ -92,6 +109,8 @@ def test_totals_are_shown_and_verdicts_are_found(tour: Tour, published: Standalo
     vera.page.locator("summary").click()
     assert "committed in rm-1 <script>alert(1)</script>" in vera.text().replace("\n", " ")
     assert "\u202e" not in vera.text()
+    vera.open("reconciliation?owner=bob")
+    assert "known at 2026-01-02 03:04:00 UTC" in rows.inner_text().replace("\xa0", " ")
     vera.open("reconciliation?gtrid=seen")
     vera.page.locator("summary").click()
     assert "observed: prepared in bank of bank, branch (empty)" in vera.text().replace("\n", " ")
