@@ -67,15 +67,6 @@ def database_at_hand(settings: Settings, *, make: bool = False) -> Iterator[str]
         yield url
 
 
-def known_revisions() -> list[str]:
-    """Versions of the tables that this dtx knows, the newest first."""
-    from alembic.script import ScriptDirectory
-
-    from dtx.db.migrate import script_location
-
-    return [script.revision for script in ScriptDirectory(str(script_location())).walk_revisions()]
-
-
 @click.command(cls=SettingsCommand, epilog=_EPILOG)
 @with_settings(*DATABASE_SETTINGS)
 @click.argument("what", type=click.Choice(["head", "down", "current"]), default="head")
@@ -97,7 +88,7 @@ def migrate(settings: Settings, what: str, to: str | None, yes: bool) -> int:
                 _refuse_while_served(url)
                 _ask(log.current(url), to, yes=yes)
                 found = log.downgrade(url, to or "-1")
-    newest = known_revisions()[0]
+    newest = log.known_revisions()[0]
     state = "the newest" if found == newest else f"the newest is {newest}"
     click.echo(f"{safe(found or 'none')} ({state})")
     return Exit.OK

@@ -72,10 +72,9 @@ class LocalApi(Api):
         Raises:
             CommandError: it is not the one that this dtx needs.
         """
-        from dtx.cli.database import known_revisions
         from dtx.db import migrate
 
-        here, newest = migrate.current(self._url), known_revisions()[0]
+        here, newest = migrate.current(self._url), migrate.known_revisions()[0]
         if here != newest:
             raise CommandError(
                 Exit.DATABASE, f"the tables are at version {here or 'none'}, this dtx needs {newest}: run 'dtx migrate'"

@@ -15,6 +15,7 @@ import psycopg
 from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from psycopg import sql
 from sqlalchemy import Connection, text
@@ -69,6 +70,11 @@ def script_location() -> Path:
         if (place / "env.py").is_file():
             return place
     raise LogError("the migrations are missing from this installation")
+
+
+def known_revisions() -> list[str]:
+    """The versions of the tables that this dtx knows, the newest first."""
+    return [script.revision for script in ScriptDirectory(str(script_location())).walk_revisions()]
 
 
 def upgrade(url: str, revision: str = "head") -> str | None:
@@ -136,6 +142,12 @@ def _migrating(dsn: Dsn) -> Iterator[tuple[Connection, Config]]:
         config.attributes["connection"] = connection
         connection.execute(text(f"SET lock_timeout = '{_LOCK_SECONDS}s'"))
         connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _LOCK_KEY})
+        here, known = _current(connection), known_revisions()
+        if here is not None and here not in known:
+            raise LogError(
+                f"the tables in {dsn.shown} are at version {here} of a newer dtx, this one knows {known[0]}: "
+                "start a dtx of that version, or run its 'dtx migrate down'"
+            )
         connection.commit()
         yield connection, config
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pika
+import psycopg
 import pytest
 
 from tests.support.processes import free_port, short_directory
@@ -63,6 +64,15 @@ def test_a_broker_s_port_without_tls_is_exit_code_4_and_named_as_such(
     assert code == 4
     assert "failed (wrong version number)" in said
     assert "amqp:// for no TLS" in said
+
+
+def test_newer_tables_are_exit_code_3_and_say_what_to_do(migrated_postgres_url: str) -> None:
+    with psycopg.connect(migrated_postgres_url, autocommit=True) as connection:
+        connection.execute("UPDATE dtx.alembic_version SET version_num = '9999'")
+    code, said = refusal(database=migrated_postgres_url)
+    assert code == 3
+    assert "are at version 9999 of a newer dtx, this one knows " in said
+    assert said.endswith(": start a dtx of that version, or run its 'dtx migrate down'")
 
 
 def test_no_database_there_is_exit_code_3(rabbitmq: RabbitNode) -> None:

@@ -15,7 +15,7 @@ from dtx.admin.safe_text import human_duration, human_size, safe
 from dtx.auth.passwords import is_password
 from dtx.auth.permissions import BadPattern, check_pattern
 from dtx.auth.users import DEFAULT_PASSWORD, DEFAULT_USER, LOOPBACK_USERS, AccountEditor, Snapshot
-from dtx.cli.database import database_url, known_revisions
+from dtx.cli.database import database_url
 from dtx.cli.doctor import DoctorCheck, failed, ok, warning
 from dtx.config import Settings
 from dtx.db import connections, migrate
@@ -126,7 +126,7 @@ def _clock(connection: _Connection, _: Settings) -> Iterator[DoctorCheck]:
 
 
 def _migrations(connection: _Connection, settings: Settings) -> Iterator[DoctorCheck]:
-    here, known = migrate.current(database_url(settings)), known_revisions()
+    here, known = migrate.current(database_url(settings)), migrate.known_revisions()
     newest = known[0]
     if here == newest:
         yield ok("database.migrations", f"the tables are at version {here}, which this dtx needs")

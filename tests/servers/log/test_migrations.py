@@ -214,7 +214,7 @@ def test_upgrades_at_once_wait_for_each_other(postgres_url: str) -> None:
 def test_a_database_of_a_newer_dtx_is_refused(migrated_postgres_url: str) -> None:
     with psycopg.connect(migrated_postgres_url) as connection:
         connection.execute("UPDATE dtx.alembic_version SET version_num = '9999'")
-    with pytest.raises(LogError, match="cannot be migrated by this dtx"):
+    with pytest.raises(LogError, match="of a newer dtx"):
         migrate.upgrade(migrated_postgres_url)
 
 
