@@ -12,25 +12,16 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.support.broker import Mode
 from tests.support.client import take_all
+from tests.support.rhea import SECONDS, with_rhea
 from tests.support.service import DtxService
 
-VERSION: Final = "3.0.5"
 PROGRAMS: Final = Path(__file__).parent / "rhea"
-SECONDS: Final = 120.0
 
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the programs and rhea. Without Node.js or npm's registry, the tests are skipped."""
-    npm = shutil.which("npm")
-    if npm is None or shutil.which("node") is None:
-        pytest.skip("rhea needs node and npm")
-    directory = tmp_path_factory.mktemp("rhea")
-    command = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(directory)]
-    try:
-        subprocess.run([*command, f"rhea@{VERSION}"], check=True, capture_output=True, timeout=SECONDS)
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
-        pytest.skip("rhea cannot be had from npm's registry")
+    directory = with_rhea(tmp_path_factory.mktemp("rhea"))
     return Path(shutil.copytree(PROGRAMS, directory, dirs_exist_ok=True))
 
 
