@@ -183,7 +183,7 @@ async def through_aio(urls: list[str], number: int, seconds: float) -> float:
     free: list[Any] = []
     for connection in connections:
         channel = await connection.channel(publisher_confirms=False)
-        free.append((aio.XAResource(channel), channel))
+        free.append((aio.AioXAResource(channel), channel))
 
     async def one() -> None:
         xa, channel = free.pop()

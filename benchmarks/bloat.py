@@ -21,7 +21,7 @@ from benchmarks.support.servers import Servers
 from dtx.client import Xid
 from dtx.db import migrate
 from dtx.log.changes import Change, Define, MessageFlag, QueueRow, Slot, Store, StoredMessage
-from dtx.log.postgres import TransactionLog
+from dtx.log.postgres import PostgresTransactionLog
 from dtx.log.records import BranchRecord, CompleteWrite, Insert, JournalEntry, JournalEvent, LogState
 from dtx.manager.branch_runtime import new_branch_id
 
@@ -50,7 +50,7 @@ class Traffic:
         options: of the command line.
     """
 
-    def __init__(self, log: TransactionLog, options: argparse.Namespace) -> None:
+    def __init__(self, log: PostgresTransactionLog, options: argparse.Namespace) -> None:
         self.written = 0
         self._log = log
         self._options = options
@@ -197,7 +197,7 @@ class Watch:
 
 
 async def measure(url: str, options: argparse.Namespace) -> None:
-    log = TransactionLog(url, "bloat")
+    log = PostgresTransactionLog(url, "bloat")
     await log.open()
     traffic = Traffic(log, options)
     live = options.depth * (options.size + _ROW)

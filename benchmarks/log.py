@@ -20,7 +20,7 @@ import psycopg
 import uvloop
 
 from dtx.db import migrate
-from dtx.log.postgres import TransactionLog
+from dtx.log.postgres import PostgresTransactionLog
 from dtx.log.records import (
     Advance,
     BranchRecord,
@@ -40,7 +40,7 @@ _random = Random(6774)
 _numbers = count()
 
 
-async def one_branch(log: TransactionLog, latencies: list[float]) -> None:
+async def one_branch(log: PostgresTransactionLog, latencies: list[float]) -> None:
     """Insert, advance and complete one branch."""
     branch_id = UUID(int=_random.getrandbits(128))
     xid = Xid(4660, b"gtrid-%016d" % next(_numbers), b"bqual-0001")
@@ -91,7 +91,7 @@ async def one_branch(log: TransactionLog, latencies: list[float]) -> None:
 async def measure(url: str, branches: int, concurrent: int) -> str:
     """Measure and return one row of the result."""
     groups: list[int] = []
-    log = TransactionLog(url, "benchmark", observe=lambda records, _: groups.append(records))
+    log = PostgresTransactionLog(url, "benchmark", observe=lambda records, _: groups.append(records))
     await log.open()
     latencies: list[float] = []
     left = iter(range(branches))

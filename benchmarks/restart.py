@@ -25,7 +25,7 @@ from benchmarks.support.report import Table, machine
 from benchmarks.support.servers import Servers
 from dtx.client import Coordinator, Xid
 from dtx.db import migrate
-from dtx.log.postgres import TransactionLog
+from dtx.log.postgres import PostgresTransactionLog
 from dtx.log.records import BranchRecord, Insert, JournalEntry, JournalEvent, LogState, WorkKind, WorkRow
 from dtx.manager.branch_runtime import new_branch_id
 from tests.support.raw import Address
@@ -46,7 +46,7 @@ def new_xids(count: int) -> list[Xid]:
 
 async def fill(url: str, xids: list[Xid], size: int) -> None:
     """Write a prepared branch for each xid, each with a message of *size* bytes."""
-    log = TransactionLog(url, "dtx")
+    log = PostgresTransactionLog(url, "dtx")
     await log.open()
     left = iter(xids)
 

@@ -13,7 +13,7 @@ import psycopg
 from benchmarks.support.amqp import PERSISTENT
 from dtx.client import Xid
 from dtx.log.changes import Change, MessageFlag, Slot, StoredMessage
-from dtx.log.postgres import TransactionLog
+from dtx.log.postgres import PostgresTransactionLog
 from dtx.log.records import BranchRecord, Insert, JournalEntry, JournalEvent, LogState
 from dtx.manager.branch_runtime import new_branch_id
 
@@ -93,7 +93,7 @@ async def write_branches(url: str, xids: Sequence[Xid], backlog: Backlog, size: 
 
     Branch *n* uses queue *n* modulo the number of queues, and holds the next message from the head.
     """
-    log = TransactionLog(url, RM)
+    log = PostgresTransactionLog(url, RM)
     await log.open()
     left = iter(enumerate(xids))
     count = len(backlog.names)

@@ -20,7 +20,7 @@ from dtx.auth.operators import OperatorLog
 from dtx.failpoint import Point
 from dtx.log.api import LogError
 from dtx.log.reader import LogReader
-from dtx.manager import Requester, TransactionManager
+from dtx.manager import BranchManager, Requester
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.operators import Operators
 from dtx.manager.scan import Scan
@@ -107,7 +107,7 @@ class Active:
         log_queue: returns the number of log records that wait for the database.
     """
 
-    manager: TransactionManager
+    manager: BranchManager
     connections: Callable[[], Mapping[Any, Arrived]]
     disconnect: Callable[[Any, str], None]
     commit_connections: Callable[[], Mapping[str, CommitConnectionNumbers]]

@@ -211,14 +211,15 @@ class ForecastForm(Form):
     version: int = Field(description="Version of the branch before the order.")
     becomes: str = Field(description="State of the branch afterwards; unknown if it is no longer in the log.")
     outcome: str | None
-    told: str = Field(description="Answer to a later commit or rollback of the transaction manager.")
+    later_answer: str = Field(description="Answer to a later commit or rollback of the transaction manager.")
+    told: str = Field(description="Deprecated: the former name of later_answer.")
     archived: int = Field(description="Undelivered messages; they go to the archive when the branch is forgotten.")
     messages: list[StepForm]
 
     @classmethod
     def of_forecast(cls, forecast: Forecast) -> Self:
         """From a forecast, with one step for each message."""
-        return cls.of(forecast, messages=[StepForm.of(step) for step in forecast.steps])
+        return cls.of(forecast, told=forecast.later_answer, messages=[StepForm.of(step) for step in forecast.steps])
 
 
 class DoneForm(Form):

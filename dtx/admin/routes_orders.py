@@ -171,7 +171,7 @@ async def _many(
         async with slots:
             try:
                 if form.dry_run:
-                    answer = (await operators.forecast(order)).told
+                    answer = (await operators.forecast(order)).later_answer
                 else:
                     answer = (await operators.carry_out(order)).answer
                     context.metrics.orders[order.action].inc()

@@ -268,8 +268,8 @@ def _show(answer: dict[str, Any], *, as_json: bool, err: bool = False) -> None:
         )
     ends = "leaves the log" if forecast["becomes"] == "unknown" else f"becomes {forecast['becomes']}"
     click.echo(f"the branch is {forecast['state']} (version {forecast['version']}) and {ends}", err=err)
-    if forecast["told"].startswith("xa-"):
-        click.echo(f"the transaction manager gets {forecast['told']}", err=err)
+    if forecast["later_answer"].startswith("xa-"):
+        click.echo(f"the transaction manager gets {forecast['later_answer']}", err=err)
     if forecast["archived"]:
         click.echo(f"undelivered messages that are kept for the archive: {forecast['archived']}", err=err)
     if answer["dry_run"]:

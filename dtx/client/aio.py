@@ -1,11 +1,11 @@
 """XA on aio-pika and aiormq. The import of this module registers the dtx classes with their codec, pamqp.
 
-:class:`XAResource` and :class:`Coordinator` have the methods, results and errors of those in :mod:`dtx.client`. All
-methods are awaited. The module needs the extra ``dtx[aio]``::
+:class:`AioXAResource` and :class:`AioCoordinator` have the methods, results and errors of those in :mod:`dtx.client`.
+All methods are awaited. The module needs the extra ``dtx[aio]``::
 
     connection = await aio_pika.connect("amqp://guest:guest@127.0.0.1:5673/")
     channel = await connection.channel(publisher_confirms=False)
-    xa, xid = XAResource(channel), Xid(1, os.urandom(16), b"queue")
+    xa, xid = AioXAResource(channel), Xid(1, os.urandom(16), b"queue")
     await xa.start(xid)
     await channel.default_exchange.publish(aio_pika.Message(b"30 to Bob"), "payments")
     await xa.end(xid)
@@ -211,7 +211,7 @@ class _OnAiormq(AsyncCoordination):
         return await channel.call(call, self._timeout)  # type: ignore[no-any-return]
 
 
-class XAResource(_OnAiormq, AsyncWork):
+class AioXAResource(_OnAiormq, AsyncWork):
     """One channel as an XA resource; :class:`dtx.client.XAResource` describes the results and errors.
 
     A channel that is closed within a branch must stay closed. On a new channel, publishes and acknowledgements take
@@ -263,7 +263,7 @@ class XAResource(_OnAiormq, AsyncWork):
         return await self._channel_for_calls()
 
 
-class Coordinator(_OnAiormq, AsyncReplacing):
+class AioCoordinator(_OnAiormq, AsyncReplacing):
     """Completes branches on a channel of its own.
 
     The object opens the channel when a call needs it, and opens a new one after a refused call.
@@ -297,3 +297,7 @@ class Coordinator(_OnAiormq, AsyncReplacing):
         if channel is not None and channel.is_open:
             with suppress(*_LOST):  # after any of these errors the channel is closed, too
                 await channel.channel.close()
+
+
+XAResource = AioXAResource  # deprecated: the former names, kept for one version
+Coordinator = AioCoordinator

@@ -26,7 +26,7 @@ MAINTENANCE_SECONDS: Final = 3600.0
 log = get_logger()
 
 
-class TransactionLog(LogQueries):
+class PostgresTransactionLog(LogQueries):
     """The durable state of every branch that has voted, in PostgreSQL (see :class:`dtx.log.api.TransactionLog`).
 
     The tables must exist: see :func:`dtx.db.migrate.upgrade`.

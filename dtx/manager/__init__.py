@@ -1,7 +1,7 @@
-"""The TransactionManager: runs the effects of the XA core against the log and the message store."""
+"""The branch manager: runs the effects of the XA core against the log and the message store."""
 
 from dtx.manager.branches import Requester
 from dtx.manager.limits import Limits
-from dtx.manager.manager import TransactionManager
+from dtx.manager.manager import BranchManager
 
-__all__ = ["Limits", "Requester", "TransactionManager"]
+__all__ = ["BranchManager", "Limits", "Requester"]

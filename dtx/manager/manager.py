@@ -1,4 +1,4 @@
-"""The TransactionManager: one per resource manager, for all connections, vhosts and protocols.
+"""The branch manager: one per resource manager, for all connections, vhosts and protocols.
 
 Theory of operation. The core decides (:func:`dtx.xa.branch.step`), and this class executes: effects run in order, each
 is awaited, and after a failed one no other runs. Only one operation at a time runs on a branch; a second one waits, and
@@ -56,7 +56,7 @@ _NOTIFIED_AT_ONCE: Final = 25
 """Branches that process the loss of their channel within a millisecond."""
 
 
-class TransactionManager:
+class BranchManager:
     """Runs all operations on branches.
 
     Args:

@@ -19,7 +19,7 @@ from dtx.manager.branch_persistence import log_failed
 from dtx.manager.branch_runtime import UNFINISHED, BranchDecision, BranchRuntime
 from dtx.manager.branches import Requester
 from dtx.manager.effects import Reply
-from dtx.manager.manager import TransactionManager
+from dtx.manager.manager import BranchManager
 from dtx.store.api import UnitProgress
 from dtx.telemetry import get_logger
 from dtx.xa.branch import is_legal, step
@@ -89,7 +89,7 @@ class Forecast:
         state, version: of the branch before the order.
         becomes: its state afterwards.
         outcome: the heuristic outcome afterwards, if any.
-        told: the answer to the transaction manager's commit or rollback afterwards.
+        later_answer: the answer to the transaction manager's commit or rollback afterwards.
         steps: the effect on each message.
         archived: number of undelivered messages that go to the archive.
     """
@@ -98,7 +98,7 @@ class Forecast:
     version: int
     becomes: State
     outcome: Heuristic | None
-    told: str
+    later_answer: str
     steps: tuple[OrderStep, ...]
     archived: int = 0
 
@@ -127,7 +127,7 @@ class Operators:
         manager: of the branches.
     """
 
-    def __init__(self, manager: TransactionManager) -> None:
+    def __init__(self, manager: BranchManager) -> None:
         self._manager = manager
 
     async def forecast(self, order: Order) -> Forecast:
@@ -329,7 +329,7 @@ def _heuristic(case: _Case, becomes: State, outcome: Heuristic | None, steps: tu
         version=case.record.version,
         becomes=becomes,
         outcome=outcome,
-        told=answer,
+        later_answer=answer,
         steps=steps,
         archived=sum(step.fate in {Fate.DROPPED, Fate.DISCARDED} for step in steps),
     )
@@ -344,7 +344,7 @@ def _forget(case: _Case) -> _Evaluation:
         version=case.record.version,
         becomes=State.UNKNOWN,
         outcome=case.record.outcome,
-        told="404",
+        later_answer="404",
         steps=tuple(_step(item, item.fate or Fate.DROPPED) for item in kept),
         archived=len(kept),
     )

@@ -11,7 +11,7 @@ from itertools import count
 from typing import Final
 
 from dtx.config.rules import QuotaResource
-from dtx.manager import Requester, TransactionManager
+from dtx.manager import BranchManager, Requester
 from dtx.manager.limits import Holdings
 from dtx.server.client_session import ClientTransport
 from dtx.server.limits import MAX_UNSENT
@@ -138,7 +138,7 @@ class BaseClient(ABC):
         transport: the client's socket.
     """
 
-    def __init__(self, manager: TransactionManager, transport: ClientTransport) -> None:
+    def __init__(self, manager: BranchManager, transport: ClientTransport) -> None:
         self.id = next(connection_numbers)
         self.manager = manager
         self.who = Requester("", "")
@@ -224,7 +224,7 @@ class ClientConnection(BaseClient):
         transport: the client's socket.
     """
 
-    def __init__(self, manager: TransactionManager, transport: ClientTransport) -> None:
+    def __init__(self, manager: BranchManager, transport: ClientTransport) -> None:
         super().__init__(manager, transport)
         self.stage = Stage.OPENING
         self.outbox = Outbox(transport, self._resume)

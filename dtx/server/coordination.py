@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final, assert_never
 
-from dtx.manager import Requester, TransactionManager
+from dtx.manager import BranchManager, Requester
 from dtx.manager.scan import Scan
 from dtx.server import tracing
 from dtx.server.failpoints import around_reply
@@ -43,7 +43,7 @@ class CoordinationHandler:
         connection: connection id, for the log.
     """
 
-    def __init__(self, manager: TransactionManager, metrics: Metrics, number: int, connection: int) -> None:
+    def __init__(self, manager: BranchManager, metrics: Metrics, number: int, connection: int) -> None:
         self._manager = manager
         self._metrics = metrics
         self._number = number

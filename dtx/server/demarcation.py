@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Final, cast
 
-from dtx.manager import Requester, TransactionManager
+from dtx.manager import BranchManager, Requester
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.server import tracing
 from dtx.server.failpoints import around_reply
@@ -32,7 +32,7 @@ class DemarcationHandler:
 
     __slots__ = ("_branches", "_channel", "_flag", "_manager", "_metrics", "_number", "branch")
 
-    def __init__(self, manager: TransactionManager, metrics: Metrics, number: int, channel: ChannelId) -> None:
+    def __init__(self, manager: BranchManager, metrics: Metrics, number: int, channel: ChannelId) -> None:
         self._manager = manager
         self._metrics = metrics
         self._number = number
@@ -61,7 +61,7 @@ class DemarcationHandler:
             The answering frame; ``None`` while another operation runs on the branch (then use :meth:`run_later`).
 
         Raises:
-            XaError: 503, start on an associated channel; all others as :meth:`TransactionManager.demarcate`.
+            XaError: 503, start on an associated channel; all others as :meth:`BranchManager.demarcate`.
         """
         if self._metrics.traces is not None:
             return self._run_traced(self._metrics.traces, call, who)

@@ -16,9 +16,9 @@ from typing import Final
 from dtx.config import Settings
 from dtx.config.values import DAY
 from dtx.log.lease import Keep
-from dtx.log.postgres import TransactionLog
+from dtx.log.postgres import PostgresTransactionLog
 from dtx.log.reader import LogReader
-from dtx.manager import Limits, TransactionManager
+from dtx.manager import BranchManager, Limits
 from dtx.server.alongside.mode import BrokerAway, broker_of, open_alongside, require_broker, vhost_of
 from dtx.server.standalone.mode import open_standalone
 from dtx.telemetry import Metrics
@@ -37,8 +37,8 @@ class ActiveDtx:
         away: why the broker does not answer; ``None`` if it does, or in standalone mode.
     """
 
-    manager: TransactionManager
-    log: TransactionLog
+    manager: BranchManager
+    log: PostgresTransactionLog
     away: str | None
 
 
@@ -71,7 +71,7 @@ async def alone(settings: Settings, url: str) -> AsyncIterator[ActiveDtx]:
             except BrokerAway as error:
                 away = str(error)
         holder = f"{socket.gethostname()}:{os.getpid()} (operator command)"
-        log = TransactionLog(
+        log = PostgresTransactionLog(
             url,
             settings.rm,
             holder=holder,

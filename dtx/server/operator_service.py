@@ -11,8 +11,8 @@ from dtx.admin.server import AdminServer
 from dtx.auth.accounts import Accounts
 from dtx.auth.operators import OperatorLog
 from dtx.config import Settings
-from dtx.log.postgres import TransactionLog
-from dtx.manager import TransactionManager
+from dtx.log.postgres import PostgresTransactionLog
+from dtx.manager import BranchManager
 from dtx.server.client_session import ClientSession
 from dtx.server.listener import Listener
 from dtx.telemetry import CommitConnectionNumbers, Metrics
@@ -77,10 +77,10 @@ class OperatorService:
 
     def activate(
         self,
-        manager: TransactionManager,
+        manager: BranchManager,
         listener: Listener,
         commit_connections: Callable[[], Mapping[str, CommitConnectionNumbers]],
-        log: TransactionLog,
+        log: PostgresTransactionLog,
     ) -> None:
         """Take orders and start the policies, because this dtx is the active one.
 

@@ -21,8 +21,8 @@ from dtx.db import migrate
 from dtx.embedded.postgres import EmbeddedPostgres
 from dtx.failpoint import Point
 from dtx.log.lease import Keep
-from dtx.log.postgres import TransactionLog
-from dtx.manager import Limits, TransactionManager
+from dtx.log.postgres import PostgresTransactionLog
+from dtx.manager import BranchManager, Limits
 from dtx.server import memory
 from dtx.server.listener import Listener, NewSession
 from dtx.telemetry import CommitConnectionNumbers, Metrics, get_logger
@@ -40,9 +40,9 @@ LEASE_LOST: Final = 5
 _DAY: Final = 86_400.0
 _CLOSE_SECONDS: Final = 5.0
 """Seconds that clients have to confirm connection.close on a stop."""
-_Opened: TypeAlias = tuple[TransactionManager, NewSession, Callable[[], Mapping[str, CommitConnectionNumbers]]]
+_Opened: TypeAlias = tuple[BranchManager, NewSession, Callable[[], Mapping[str, CommitConnectionNumbers]]]
 """The manager, the factory of client sessions, and a function that returns the commit connections by virtual host."""
-_OpenMode: TypeAlias = Callable[[str, TransactionLog], Awaitable[_Opened]]
+_OpenMode: TypeAlias = Callable[[str, PostgresTransactionLog], Awaitable[_Opened]]
 """Opens a mode with the URL of the database and the log, which holds the lease."""
 
 
@@ -113,7 +113,7 @@ class _Stop:
 class _Service:
     """The parts that stop first."""
 
-    def __init__(self, manager: TransactionManager, listener: Listener) -> None:
+    def __init__(self, manager: BranchManager, listener: Listener) -> None:
         self._manager = manager
         self._listener = listener
 
@@ -202,7 +202,7 @@ async def _mode(settings: Settings, metrics: Metrics, stack: AsyncExitStack) -> 
     if settings.broker is None:
         from dtx.server.standalone.mode import open_standalone
 
-        async def standalone(url: str, log: TransactionLog) -> _Opened:
+        async def standalone(url: str, log: PostgresTransactionLog) -> _Opened:
             opened = await open_standalone(settings, url, log, _limits(settings), metrics, stack)
             return *opened, dict
 
@@ -212,7 +212,7 @@ async def _mode(settings: Settings, metrics: Metrics, stack: AsyncExitStack) -> 
     broker = broker_of(settings)
     await require_broker(broker, vhost_of(settings))
 
-    async def alongside(_: str, log: TransactionLog) -> _Opened:
+    async def alongside(_: str, log: PostgresTransactionLog) -> _Opened:
         return await open_alongside(settings, broker, log, _limits(settings), metrics, stack)
 
     return str(broker), alongside
@@ -225,8 +225,8 @@ def _days(seconds: float) -> int | None:
 
 async def _open_log(
     settings: Settings, url: str, stack: AsyncExitStack, stop: _Stop, metrics: Metrics
-) -> TransactionLog:
-    log = TransactionLog(
+) -> PostgresTransactionLog:
+    log = PostgresTransactionLog(
         url,
         settings.rm,
         lease_ttl=settings.lease_ttl,

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from dtx.log.api import MessageLog
-from dtx.log.postgres import TransactionLog
+from dtx.log.postgres import PostgresTransactionLog
 from tests.support.broker import MODES, Broker, Mode, StandaloneBroker
 from tests.support.dialogue import Dialogue, connected
 from tests.support.memory_log import MemoryDatabase, MemoryLog
@@ -38,7 +38,7 @@ async def open_log(request: pytest.FixtureRequest) -> AsyncIterator[OpenLog]:
     url = request.getfixturevalue("migrated_postgres_url") if request.param == "postgres" else None
 
     async def make(rm: str = "rm") -> MessageLog:
-        log: MessageLog = MemoryLog(rm, database) if url is None else TransactionLog(url, rm, lease_ttl=5)
+        log: MessageLog = MemoryLog(rm, database) if url is None else PostgresTransactionLog(url, rm, lease_ttl=5)
         opened.append(log)
         await log.open()
         return log

@@ -17,7 +17,7 @@ import pytest
 from dtx.admin.safe_text import iso_time
 from dtx.cli import run
 from dtx.db import migrate as migrations
-from dtx.log.postgres import TransactionLog
+from dtx.log.postgres import PostgresTransactionLog
 from dtx.log.records import (
     Advance,
     BranchRecord,
@@ -80,7 +80,7 @@ def publish(position: int, body: bytes, **more: Any) -> WorkRow:
 
 def write(url: str, *records: LogWrite, rm: str = "dtx") -> None:
     async def all_of_them() -> None:
-        log = TransactionLog(url, rm, holder="test-host:1")
+        log = PostgresTransactionLog(url, rm, holder="test-host:1")
         await log.open()
         try:
             for record in records:
@@ -334,7 +334,7 @@ def test_commands_work_while_the_log_is_served(dtx: Command) -> None:
     """The commands read the database without a lease."""
 
     async def served() -> None:
-        log = TransactionLog(dtx.url, "dtx", holder="busy-host:1")
+        log = PostgresTransactionLog(dtx.url, "dtx", holder="busy-host:1")
         await log.open()
         try:
             await log.write(Insert(branch=branch(PLAIN)))

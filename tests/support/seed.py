@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from dtx.db import migrate
-from dtx.log.postgres import TransactionLog
+from dtx.log.postgres import PostgresTransactionLog
 from dtx.log.records import Advance, BranchRecord, Insert, JournalEvent, LogState, WorkRow
 from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid
@@ -32,7 +32,7 @@ def seed(url: str, branches: Iterable[BranchRecord], queue: str = "nowhere", rm:
 
 
 async def _seed(url: str, rm: str, branches: Iterable[BranchRecord], work: WorkRow) -> None:
-    log = TransactionLog(url, rm)
+    log = PostgresTransactionLog(url, rm)
     await log.open()
     try:
         await asyncio.gather(*(_write(log, branch, work) for branch in branches))
@@ -40,7 +40,7 @@ async def _seed(url: str, rm: str, branches: Iterable[BranchRecord], work: WorkR
         await log.close()
 
 
-async def _write(log: TransactionLog, branch: BranchRecord, work: WorkRow) -> None:
+async def _write(log: PostgresTransactionLog, branch: BranchRecord, work: WorkRow) -> None:
     prepared = branch._replace(state=LogState.PREPARED, outcome=None)
     if branch.published is None:
         await log.write(an_insert(prepared, work))

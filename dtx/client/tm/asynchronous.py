@@ -95,10 +95,10 @@ class AsyncDtxSession(AnyDtxSession[Any]):
     drive = staticmethod(drive_async)
 
     def __init__(self, channel: Any, connection: Any, timeout: float | None, *, own: bool) -> None:
-        from dtx.client.aio import Coordinator, XAResource
+        from dtx.client.aio import AioCoordinator, AioXAResource
 
-        outcomes = Coordinator(connection, timeout=timeout)
-        super().__init__(XAResource(channel, timeout=timeout), outcomes, own=own)
+        outcomes = AioCoordinator(connection, timeout=timeout)
+        super().__init__(AioXAResource(channel, timeout=timeout), outcomes, own=own)
         self._connection = connection
 
     async def _scan(self) -> list[Xid]:

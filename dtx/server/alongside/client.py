@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Final
 
-from dtx.manager import TransactionManager
+from dtx.manager import BranchManager
 from dtx.server.alongside.unsettled_deliveries import UnsettledDeliveries
 from dtx.server.client_session import ClientTransport
 from dtx.server.connection import BaseClient
@@ -44,7 +44,7 @@ class ProxiedClient(BaseClient):
 
     def __init__(
         self,
-        manager: TransactionManager,
+        manager: BranchManager,
         store: RabbitStore,
         metrics: Metrics,
         limits: SessionLimits,

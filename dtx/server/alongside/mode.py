@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 
 from dtx.config import Settings, broker_vhost
-from dtx.log.postgres import TransactionLog
-from dtx.manager import Limits, TransactionManager
+from dtx.log.postgres import PostgresTransactionLog
+from dtx.manager import BranchManager, Limits
 from dtx.server.alongside.amqp10.nodes import BrokerNodes
 from dtx.server.alongside.session import ProxySession
 from dtx.server.amqp10.connection import Amqp10Connection as Connection10
@@ -95,8 +95,13 @@ def _why_away(broker: Broker, error: OSError | UpstreamLost) -> str:
 
 
 async def open_alongside(
-    settings: Settings, broker: Broker, log: TransactionLog, limits: Limits, metrics: Metrics, stack: AsyncExitStack
-) -> tuple[TransactionManager, NewSession, Callable[[], Mapping[str, CommitConnection]]]:
+    settings: Settings,
+    broker: Broker,
+    log: PostgresTransactionLog,
+    limits: Limits,
+    metrics: Metrics,
+    stack: AsyncExitStack,
+) -> tuple[BranchManager, NewSession, Callable[[], Mapping[str, CommitConnection]]]:
     """Open the mode.
 
     Args:
@@ -133,7 +138,7 @@ async def open_alongside(
         ),
     )
     stack.push_async_callback(store.close)
-    manager = TransactionManager(log, store, limits, metrics)
+    manager = BranchManager(log, store, limits, metrics)
     stack.push_async_callback(manager.close)
     await manager.start()
     loaded.set()

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Final
 
 from dtx.config.rules import QuotaResource
-from dtx.manager import Requester, TransactionManager
+from dtx.manager import BranchManager, Requester
 from dtx.server.alongside.broker_handshake import BrokerHandshake
 from dtx.server.alongside.channel import ChannelOwner, ClosingChannel, ProxyChannel
 from dtx.server.alongside.channel_selection import ChannelSelection
@@ -76,7 +76,7 @@ class ProxySession(ChannelOwner):
 
     def __init__(
         self,
-        manager: TransactionManager,
+        manager: BranchManager,
         store: RabbitStore,
         metrics: Metrics,
         limits: SessionLimits,

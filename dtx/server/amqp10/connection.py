@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from dtx.config.rules import QuotaResource
-from dtx.manager import Requester, TransactionManager
+from dtx.manager import BranchManager, Requester
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.scan import Scan
 from dtx.server.amqp10.links import Attaching, Control, Incoming, OutgoingLink, Shell
@@ -123,7 +123,7 @@ class Amqp10Connection(ClientConnection):
 
     def __init__(
         self,
-        manager: TransactionManager,
+        manager: BranchManager,
         limits: Amqp10Limits,
         new_nodes: Callable[[Home], Nodes],
         transport: ClientTransport,

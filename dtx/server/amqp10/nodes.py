@@ -9,7 +9,7 @@ from asyncio import Future
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, assert_never
 
-from dtx.manager import Requester, TransactionManager
+from dtx.manager import BranchManager, Requester
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.server.amqp10.addresses import Address
 from dtx.server.amqp10.mapping import Content
@@ -94,7 +94,7 @@ class Home(Protocol):
     """The connection, as its nodes see it."""
 
     id: int
-    manager: TransactionManager
+    manager: BranchManager
     budget: Budget
     who: Requester
     slices: Slices

@@ -153,7 +153,7 @@ class TransactionWork:
             The answer; ``None`` while another operation runs on it.
 
         Raises:
-            XaError: as :meth:`TransactionManager.demarcate`.
+            XaError: as :meth:`BranchManager.demarcate`.
         """
         result = self._demarcate(self.xid, Operation.START) if self.local else self._join(self.xid)
         if result is None:
@@ -220,7 +220,7 @@ class TransactionWork:
             As :meth:`begin`; ``None`` also while its work is not complete.
 
         Raises:
-            XaError: as :meth:`TransactionManager.demarcate`; 404, its control link is gone.
+            XaError: as :meth:`BranchManager.demarcate`; 404, its control link is gone.
         """
         if self.has_failed:  # its messages have returned, so it must not commit before :meth:`part`
             raise XaError(ReplyCode.NOT_FOUND, "the control link of the transaction is gone")

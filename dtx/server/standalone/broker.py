@@ -8,7 +8,7 @@ from typing import Final, Protocol, cast
 
 from dtx.log.api import LogError
 from dtx.log.changes import Define, StoredMessage
-from dtx.manager import TransactionManager
+from dtx.manager import BranchManager
 from dtx.store.postgres.consumers import Consumer, QueueDelivery, Sink
 from dtx.store.postgres.exchanges import Owner, Queue
 from dtx.store.postgres.recorder import Thing
@@ -148,16 +148,14 @@ def _failed(error: Exception) -> None:
     _log.error("consumers may not be informed that their queue was deleted", exc_info=error)
 
 
-def remove_own(
-    broker: StandaloneServer, manager: TransactionManager, vhost: VirtualHost, owner: Owner
-) -> Iterator[None]:
+def remove_own(broker: StandaloneServer, manager: BranchManager, vhost: VirtualHost, owner: Owner) -> Iterator[None]:
     """Remove the exclusive queues of a closed connection, in steps."""
     while (deleted := vhost.disconnected(owner, OWN_AT_ONCE)).queues:
         remove(broker, manager, deleted)
         yield
 
 
-def remove(broker: StandaloneServer, manager: TransactionManager, deleted: DeletedQueues) -> None:
+def remove(broker: StandaloneServer, manager: BranchManager, deleted: DeletedQueues) -> None:
     """Close queues that dtx has removed itself; the change of the topology is written in the background."""
     close_queues(broker, deleted.queues)
     if deleted.define is not None:

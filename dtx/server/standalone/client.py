@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from dtx.auth.accounts import Account, Accounts
 from dtx.auth.permissions import Permission
-from dtx.manager import Requester, TransactionManager
+from dtx.manager import BranchManager, Requester
 from dtx.server.connection import Outbox
 from dtx.server.limits import ConnectionLimits
 from dtx.server.standalone.access import Access
@@ -24,7 +24,7 @@ from dtx.telemetry import Metrics
 class Parts:
     """The objects that all connections share."""
 
-    manager: TransactionManager
+    manager: BranchManager
     broker: StandaloneServer
     accounts: Accounts
     metrics: Metrics
@@ -72,7 +72,7 @@ class Client:
         return self.access.account
 
     @property
-    def manager(self) -> TransactionManager:
+    def manager(self) -> BranchManager:
         """The manager of the branches."""
         return self.parts.manager
 

@@ -7,8 +7,8 @@ from dtx import failpoint
 from dtx.auth.accounts import Accounts
 from dtx.config import Settings
 from dtx.failpoint import Point
-from dtx.log.postgres import TransactionLog
-from dtx.manager import Limits, TransactionManager
+from dtx.log.postgres import PostgresTransactionLog
+from dtx.manager import BranchManager, Limits
 from dtx.server.amqp10.connection import Amqp10Connection as Connection10
 from dtx.server.amqp10.connection import Amqp10Limits as Limits10
 from dtx.server.limits import ConnectionLimits
@@ -22,8 +22,8 @@ from dtx.wire.amqp09.frames import Protocol
 
 
 async def open_standalone(
-    settings: Settings, url: str, log: TransactionLog, limits: Limits, metrics: Metrics, stack: AsyncExitStack
-) -> tuple[TransactionManager, NewSession]:
+    settings: Settings, url: str, log: PostgresTransactionLog, limits: Limits, metrics: Metrics, stack: AsyncExitStack
+) -> tuple[BranchManager, NewSession]:
     """Open the store, the manager and the accounts.
 
     Args:
@@ -44,7 +44,7 @@ async def open_standalone(
     await store.open()
     failpoint.at(Point.STORE_OPENED)
     stack.push_async_callback(store.close)
-    manager = TransactionManager(log, store, limits, metrics)
+    manager = BranchManager(log, store, limits, metrics)
     stack.push_async_callback(manager.close)
     await manager.start()
     store.begin()

@@ -18,7 +18,7 @@ from dtx.auth.accounts import Account, Accounts, LoginRefused
 from dtx.auth.permissions import Patterns
 from dtx.auth.users import Snapshot, User
 from dtx.client import pika_methods
-from dtx.manager import Limits, Requester, TransactionManager
+from dtx.manager import BranchManager, Limits, Requester
 from dtx.server.client_session import ClientSession
 from dtx.server.limits import ConnectionLimits
 from dtx.server.standalone.client import Parts
@@ -166,7 +166,7 @@ async def whole() -> AsyncIterator[tuple[Parts, PostgresStore]]:
     await store.open()
     metrics = Metrics()
     limits = Limits(branch_bytes=1 << 20, branch_messages=200, held_bytes=4 << 20)
-    manager = TransactionManager(log, store, limits, metrics)
+    manager = BranchManager(log, store, limits, metrics)
     await manager.start()
     store.begin()
     bounds = ConnectionLimits(max_channels=100, frame_max=FRAME_MAX, max_message_bytes=1 << 20, handshake_timeout=60)
@@ -186,9 +186,7 @@ async def hear(connection: ClientSession, wire: Wire, data: bytes) -> None:
         await asyncio.sleep(0)
 
 
-async def leave(
-    connection: ClientSession, manager: TransactionManager, find_writes: Callable[[], Writes | None]
-) -> None:
+async def leave(connection: ClientSession, manager: BranchManager, find_writes: Callable[[], Writes | None]) -> None:
     """Disconnect, and return when no task or write is left. Before the handshake there are no writes."""
     connection.client_disconnected()
     async with asyncio.timeout(10):
@@ -213,7 +211,7 @@ def check(sent: bytes) -> None:
         assert decoded is not None
 
 
-def check_nothing_is_left(connection: ClientSession, manager: TransactionManager, store: PostgresStore) -> None:
+def check_nothing_is_left(connection: ClientSession, manager: BranchManager, store: PostgresStore) -> None:
     """Check that the client's state is gone, except for branches that it has ended."""
     assert not connection.channels
     assert manager.metrics.channels._value.get() == 0

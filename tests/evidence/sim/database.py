@@ -22,7 +22,7 @@ from dtx.log import lease, writer
 from dtx.log.api import LeaseLost, LogConflict, LogUnavailable
 from dtx.log.changes import Definitions, QueueContents, Slot, StoredMessage
 from dtx.log.lease import Lease
-from dtx.log.postgres import TransactionLog
+from dtx.log.postgres import PostgresTransactionLog
 from dtx.log.queries import Fetch, LogQueries
 from dtx.log.records import BranchRecord, LogWrite, Lookup, WorkRow
 from dtx.log.statements import LEASE_LOST, OUT_OF_ORDER, WriteSequence
@@ -442,7 +442,7 @@ class _SimQueries(LogQueries):
         return await self.database.tables.stray_queues(known)
 
 
-class SimLog(TransactionLog, _SimQueries):
+class SimLog(PostgresTransactionLog, _SimQueries):
     """The real log with the real lease, the real writer, and the database of the simulation."""
 
     def __init__(self, database: SimDatabase, *, lease_ttl: float, on_lost: Callable[[], None]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from dtx.log import writer
-from dtx.log.postgres import TransactionLog
+from dtx.log.postgres import PostgresTransactionLog
 from dtx.log.records import BranchRecord, Lookup, Redirect, Unit, WorkKind, redirected
 from dtx.log.statements import WriteSequence
 from dtx.manager import effects
@@ -190,15 +190,15 @@ def _always_again() -> Sequence[Change]:
 def _log_not_read() -> Sequence[Change]:
     """A start does not read the log, and a branch that is not in memory counts as unknown."""
 
-    async def load(self: TransactionLog) -> AsyncIterator[BranchRecord]:
+    async def load(self: PostgresTransactionLog) -> AsyncIterator[BranchRecord]:
         nothing: list[BranchRecord] = []
         for record in nothing:
             yield record
 
-    async def lookup(self: TransactionLog, vhost: str, xid: Any, branch_id: Any = None) -> Lookup:
+    async def lookup(self: PostgresTransactionLog, vhost: str, xid: Any, branch_id: Any = None) -> Lookup:
         return Lookup()
 
-    return [(TransactionLog, "load", load), (TransactionLog, "lookup", lookup)]
+    return [(PostgresTransactionLog, "load", load), (PostgresTransactionLog, "lookup", lookup)]
 
 
 def _not_put_back() -> Sequence[Change]:

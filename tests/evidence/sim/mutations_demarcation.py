@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from dtx.manager import Requester, TransactionManager
+from dtx.manager import BranchManager, Requester
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.branches import Branches
 from dtx.manager.maintenance import Maintenance
@@ -162,23 +162,23 @@ def _death_is_an_end() -> Sequence[Change]:
 
 def _timeout_in_name() -> Sequence[Change]:
     """A new timeout is returned, but the old one applies."""
-    set_timeout: Any = TransactionManager.set_timeout
+    set_timeout: Any = BranchManager.set_timeout
 
-    async def deaf(self: TransactionManager, who: Requester, xid: Xid, seconds: int) -> None:
+    async def deaf(self: BranchManager, who: Requester, xid: Xid, seconds: int) -> None:
         entry = await self.find(who, xid)
         deadline = entry.branch.deadline
         await set_timeout(self, who, xid, seconds)
         if deadline is not None:
             entry.branch = entry.branch._replace(deadline=deadline)
 
-    return [(TransactionManager, "set_timeout", deaf)]
+    return [(BranchManager, "set_timeout", deaf)]
 
 
 def _no_ceiling() -> Sequence[Change]:
     """A timeout may exceed the maximum."""
-    set_timeout: Any = TransactionManager.set_timeout
+    set_timeout: Any = BranchManager.set_timeout
 
-    async def generous(self: TransactionManager, who: Requester, xid: Xid, seconds: int) -> None:
+    async def generous(self: BranchManager, who: Requester, xid: Xid, seconds: int) -> None:
         kept = self.limits
         self.limits = replace(kept, max_timeout=1 << 31)
         try:
@@ -186,7 +186,7 @@ def _no_ceiling() -> Sequence[Change]:
         finally:
             self.limits = kept
 
-    return [(TransactionManager, "set_timeout", generous)]
+    return [(BranchManager, "set_timeout", generous)]
 
 
 def _strikes_early() -> Sequence[Change]:

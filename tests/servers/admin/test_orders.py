@@ -26,7 +26,8 @@ def test_an_orphan_is_found_looked_at_rolled_back_told_and_forgotten(scene: Scen
     assert {message["kind"]: message["bytes"] for message in seen["messages"]} == {"publish": 9, "consume": 8}
     dry = operator.order("rollback", xid, vhost=scene.vhost, dry_run=True).body
     forecast = dry["forecast"]
-    assert (forecast["becomes"], forecast["told"], forecast["archived"]) == ("heuristic", "xa-heurrb", 1)
+    assert (forecast["becomes"], forecast["later_answer"], forecast["archived"]) == ("heuristic", "xa-heurrb", 1)
+    assert forecast["told"] == forecast["later_answer"]
     assert {step["kind"]: step["fate"] for step in forecast["messages"]} == {
         "publish": "dropped",
         "consume": "put-back",

@@ -9,7 +9,7 @@ import pytest
 
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.changes import DestinationKind, Slot
-from dtx.log.postgres import TransactionLog
+from dtx.log.postgres import PostgresTransactionLog
 from dtx.store.postgres.consumers import QueueDelivery
 from dtx.wire.amqp09.properties import Property, build
 from dtx.xa.codes import XaError
@@ -36,7 +36,7 @@ class Stand:
     async def open(self, *, retry_window: float = 5.0, answer_timeout: float = 30.0, **options: Any) -> Client:
         """Open the store, or close it and open it again."""
         await self.close()
-        log = TransactionLog(self.url, "rm", retry_window=retry_window, answer_timeout=answer_timeout)
+        log = PostgresTransactionLog(self.url, "rm", retry_window=retry_window, answer_timeout=answer_timeout)
         await log.open()
         client = await Client(log, **options).open()
         self._opened.append(client)

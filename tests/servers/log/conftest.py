@@ -5,19 +5,19 @@ from typing import Any
 
 import pytest
 
-from dtx.log.postgres import TransactionLog
+from dtx.log.postgres import PostgresTransactionLog
 
-OpenLog = Callable[..., Coroutine[Any, Any, TransactionLog]]
+OpenLog = Callable[..., Coroutine[Any, Any, PostgresTransactionLog]]
 
 
 @pytest.fixture
 async def open_log(migrated_postgres_url: str) -> AsyncIterator[OpenLog]:
     """Opens a log with short times on a fresh database."""
-    opened: list[TransactionLog] = []
+    opened: list[PostgresTransactionLog] = []
 
-    async def make(**options: Any) -> TransactionLog:
+    async def make(**options: Any) -> PostgresTransactionLog:
         settings: dict[str, Any] = {"url": migrated_postgres_url, "rm": "rm", "lease_ttl": 5.0, "retry_window": 5.0}
-        log = TransactionLog(**(settings | options))
+        log = PostgresTransactionLog(**(settings | options))
         opened.append(log)
         await log.open()
         return log

@@ -17,7 +17,7 @@ from dtx.db.connections import Dsn
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.changes import Store
 from dtx.log.pages import BranchFilter, totals
-from dtx.log.postgres import TransactionLog
+from dtx.log.postgres import PostgresTransactionLog
 from dtx.log.reader import LogReader
 from dtx.log.records import JournalEvent
 from tests.servers.log.conftest import OpenLog
@@ -67,7 +67,7 @@ async def test_a_server_that_loses_commits_is_refused_unless_unsafe(
         while next(check for check in connections.examine(dsn) if check.name == name).fault is None:
             pass
         with pytest.raises(LogError, match=f"{name} = off loses prepared branches .* or give --unsafe"):
-            await TransactionLog(own_postgres.url, "rm").open()
+            await PostgresTransactionLog(own_postgres.url, "rm").open()
         connections.require_safe(dsn, unsafe=True)
         setting.execute(f"ALTER SYSTEM RESET {name}")
 

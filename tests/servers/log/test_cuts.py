@@ -19,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from dtx.log.api import LogConflict, LogError
 from dtx.log.changes import Change, Define, Slot, Store
-from dtx.log.postgres import TransactionLog
+from dtx.log.postgres import PostgresTransactionLog
 from dtx.log.records import BranchRecord, JournalEvent, Line, LogState, LogWrite, NoteWrite
 from dtx.xa.xid import Xid
 from tests.servers.log.conftest import OpenLog
@@ -170,7 +170,7 @@ class Run:
         seed: for all random choices.
     """
 
-    def __init__(self, log: TransactionLog, proxy: Proxy, url: str, seed: int) -> None:
+    def __init__(self, log: PostgresTransactionLog, proxy: Proxy, url: str, seed: int) -> None:
         self._log = log
         self._proxy = proxy
         self._url = url

@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg
 import uvloop
 
-from dtx.log.postgres import TransactionLog
+from dtx.log.postgres import PostgresTransactionLog
 from tests.support.branches import a_branch, an_insert
 from tests.support.processes import wait_until
 
@@ -17,7 +17,7 @@ def test_a_session_that_ends_with_a_request_unread_is_noticed_at_once(migrated_p
     """The socket is readable and in error at the same time, and uvloop reports it once."""
 
     async def write_while_the_session_ends() -> None:
-        log = TransactionLog(migrated_postgres_url, "rm", lease_ttl=30, retry_window=20, answer_timeout=10)
+        log = PostgresTransactionLog(migrated_postgres_url, "rm", lease_ttl=30, retry_window=20, answer_timeout=10)
         await log.open()
         try:
             with psycopg.connect(migrated_postgres_url, autocommit=True) as other:

@@ -10,7 +10,7 @@ import pytest
 
 from dtx.db import migrate
 from dtx.log.api import LogConflict, LogError, LogUnavailable
-from dtx.log.postgres import TransactionLog
+from dtx.log.postgres import PostgresTransactionLog
 from dtx.log.records import BranchRecord, JournalEvent, LogState
 from tests.servers.log.conftest import OpenLog
 from tests.support.branches import a_branch, a_commit, a_completion, a_line, a_xid, all_of, an_insert
@@ -20,7 +20,7 @@ from tests.support.postgres import PostgresServer
 class Stream:
     """Several workers insert, decide and complete branches; keeps the answer to each write."""
 
-    def __init__(self, log: TransactionLog) -> None:
+    def __init__(self, log: PostgresTransactionLog) -> None:
         self._log = log
         self.answers: dict[BranchRecord, list[LogError | None]] = {}
         self.writes = count()
@@ -69,9 +69,9 @@ class Stream:
 
 
 @pytest.fixture
-async def own_log(own_postgres: PostgresServer) -> AsyncIterator[TransactionLog]:
+async def own_log(own_postgres: PostgresServer) -> AsyncIterator[PostgresTransactionLog]:
     migrate.upgrade(own_postgres.url)
-    log = TransactionLog(own_postgres.url, "rm", lease_ttl=30, retry_window=20, answer_timeout=10)
+    log = PostgresTransactionLog(own_postgres.url, "rm", lease_ttl=30, retry_window=20, answer_timeout=10)
     await log.open()
     yield log
     await log.close()
@@ -85,7 +85,7 @@ async def run(stream: Stream, workers: int = 24) -> asyncio.Task[list[None]]:
 
 
 async def test_kill_9_of_postgresql_loses_no_answered_write(
-    own_log: TransactionLog, own_postgres: PostgresServer
+    own_log: PostgresTransactionLog, own_postgres: PostgresServer
 ) -> None:
     """Prepared means durable, whatever dies."""
     stream = Stream(own_log)
@@ -120,7 +120,7 @@ async def test_sessions_that_are_ended_lose_and_repeat_nothing(open_log: OpenLog
 async def test_a_stalled_server_is_fenced_before_the_group_is_written_again(own_postgres: PostgresServer) -> None:
     """After a failed or unknown commit the row is read again before anything else."""
     migrate.upgrade(own_postgres.url)
-    log = TransactionLog(own_postgres.url, "rm", lease_ttl=30, retry_window=20, answer_timeout=0.3)
+    log = PostgresTransactionLog(own_postgres.url, "rm", lease_ttl=30, retry_window=20, answer_timeout=0.3)
     await log.open()
     stream = Stream(log)
     running = await run(stream)
@@ -142,7 +142,7 @@ async def test_a_stalled_server_is_fenced_before_the_group_is_written_again(own_
 
 async def test_a_database_that_stays_away_is_unavailable_and_then_settled(own_postgres: PostgresServer) -> None:
     migrate.upgrade(own_postgres.url)
-    log = TransactionLog(own_postgres.url, "rm", lease_ttl=30, retry_window=0.5, answer_timeout=5)
+    log = PostgresTransactionLog(own_postgres.url, "rm", lease_ttl=30, retry_window=0.5, answer_timeout=5)
     await log.open()
     branch = a_branch()
     await log.write(an_insert(branch))
@@ -162,7 +162,7 @@ async def test_a_database_that_stays_away_is_unavailable_and_then_settled(own_po
 async def test_nothing_is_said_about_an_xid_while_a_write_is_not_settled(own_postgres: PostgresServer) -> None:
     """An xid is called unknown only when the log has been read."""
     migrate.upgrade(own_postgres.url)
-    log = TransactionLog(own_postgres.url, "rm", lease_ttl=60, retry_window=0.2, answer_timeout=0.3)
+    log = PostgresTransactionLog(own_postgres.url, "rm", lease_ttl=60, retry_window=0.2, answer_timeout=0.3)
     await log.open()
     branch = a_branch()
     own_postgres.pause()
@@ -187,7 +187,7 @@ async def test_a_standby_says_nothing_about_what_is_written(own_postgres: Postgr
     After its promotion the log works again.
     """
     migrate.upgrade(own_postgres.url)
-    log = TransactionLog(own_postgres.url, "rm", lease_ttl=60, retry_window=20, answer_timeout=10)
+    log = PostgresTransactionLog(own_postgres.url, "rm", lease_ttl=60, retry_window=20, answer_timeout=10)
     await log.open()
     branch = a_branch()
     await log.write(an_insert(branch))
@@ -199,7 +199,7 @@ async def test_a_standby_says_nothing_about_what_is_written(own_postgres: Postgr
     with pytest.raises(LogUnavailable, match="this server is a read-only standby"):
         await log.read_work(branch.id)
     with pytest.raises(LogError, match="connect to the primary"):
-        await TransactionLog(own_postgres.url, "rm").open()
+        await PostgresTransactionLog(own_postgres.url, "rm").open()
     write = asyncio.create_task(log.write(a_commit(branch)))
     await asyncio.wait([write], timeout=0.5)
     assert not write.done()
@@ -226,7 +226,7 @@ async def test_a_log_that_closes_writes_what_it_was_given(open_log: OpenLog) -> 
 
 
 async def test_a_database_that_is_not_there_is_unavailable() -> None:
-    log = TransactionLog("postgresql://someone:s3cret@127.0.0.1:1/nowhere", "rm")
+    log = PostgresTransactionLog("postgresql://someone:s3cret@127.0.0.1:1/nowhere", "rm")
     with pytest.raises(
         LogUnavailable, match=r"cannot connect to postgresql://someone@127\.0\.0\.1:1/nowhere"
     ) as caught:
@@ -239,7 +239,7 @@ async def test_a_database_that_is_not_there_is_unavailable() -> None:
 
 
 async def test_a_database_without_tables_is_named(postgres_url: str) -> None:
-    log = TransactionLog(postgres_url, "rm")
+    log = PostgresTransactionLog(postgres_url, "rm")
     with pytest.raises(LogError, match="run dtx migrate"):
         await log.open()
 
@@ -297,7 +297,7 @@ async def test_a_fault_of_our_own_ends_all_writes_and_says_so(
 
 
 async def test_a_log_that_is_not_open_says_so() -> None:
-    log = TransactionLog("postgresql://nowhere/x", "rm")
+    log = PostgresTransactionLog("postgresql://nowhere/x", "rm")
     for call in (
         log.write(an_insert(a_branch())),
         log.lookup("/", a_xid()),
@@ -310,7 +310,7 @@ async def test_a_log_that_is_not_open_says_so() -> None:
 
 async def test_a_log_closes_although_the_database_is_away(own_postgres: PostgresServer) -> None:
     migrate.upgrade(own_postgres.url)
-    log = TransactionLog(own_postgres.url, "rm", lease_ttl=30, retry_window=0.5, answer_timeout=5)
+    log = PostgresTransactionLog(own_postgres.url, "rm", lease_ttl=30, retry_window=0.5, answer_timeout=5)
     await log.open()
     own_postgres.stop()
     writes = [asyncio.ensure_future(log.write(an_insert(a_branch()))) for _ in range(5)]

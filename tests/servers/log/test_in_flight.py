@@ -11,7 +11,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from dtx.log.api import LeaseLost, LogConflict, LogUnavailable
 from dtx.log.changes import Define, Store
-from dtx.log.postgres import TransactionLog
+from dtx.log.postgres import PostgresTransactionLog
 from dtx.log.records import LogState, LogWrite
 from tests.servers.log.conftest import OpenLog
 from tests.support.branches import a_branch, a_commit, a_completion, all_of, an_insert
@@ -47,7 +47,7 @@ def _open(connection: psycopg.AsyncConnection) -> "asyncio.Future[object]":
     return asyncio.ensure_future(connection.execute(f"SELECT pg_advisory_unlock({_GATE})"))
 
 
-async def write(log: TransactionLog, *groups: Sequence[LogWrite]) -> "list[asyncio.Task[None]]":
+async def write(log: PostgresTransactionLog, *groups: Sequence[LogWrite]) -> "list[asyncio.Task[None]]":
     """Write *groups*, each of several records; all of them are under way when this returns."""
     assert log._writer is not None
     writes = []

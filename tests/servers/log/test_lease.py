@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from dtx.log.api import LeaseHeld, LeaseLost, LogError
-from dtx.log.postgres import TransactionLog
+from dtx.log.postgres import PostgresTransactionLog
 from dtx.log.statements import bind_group
 from tests.servers.log.conftest import OpenLog
 from tests.support.branches import a_branch, a_xid, all_of, an_insert
@@ -21,7 +21,7 @@ from tests.support.postgres import PostgresServer
 TAKE_OVER = "UPDATE dtx.lease SET epoch = epoch + 1, instance = %s, holder = 'successor', expires_at = 'infinity'"
 
 
-async def stop_renewing(log: TransactionLog) -> None:
+async def stop_renewing(log: PostgresTransactionLog) -> None:
     """Stop the renewal of the lease, as in a paused process."""
     lease = log._lease
     assert lease is not None
@@ -46,7 +46,7 @@ async def test_a_log_keeps_its_id_and_each_dtx_has_its_own(open_log: OpenLog, mi
     first = await open_log()
     await first.close()
     second = await open_log()
-    other = TransactionLog(migrated_postgres_url, "another")
+    other = PostgresTransactionLog(migrated_postgres_url, "another")
     await other.open()
     assert first.id == second.id != other.id
     assert first.instance != second.instance
@@ -128,13 +128,13 @@ async def test_a_holder_in_the_middle_of_a_group_keeps_its_lease(open_log: OpenL
     with psycopg.connect(migrated_postgres_url, autocommit=True) as connection:
         pid = await send_half_a_group(first)
         with pytest.raises(LeaseHeld, match="has the lease"):
-            await TransactionLog(migrated_postgres_url, "rm").open(wait=False)
+            await PostgresTransactionLog(migrated_postgres_url, "rm").open(wait=False)
         assert connection.execute("SELECT pid FROM pg_stat_activity WHERE pid = %s", [pid]).fetchone() == (pid,)
         with pytest.raises(psycopg.errors.LockNotAvailable):
             connection.execute("SELECT FROM dtx.lease FOR UPDATE NOWAIT")
 
 
-async def send_half_a_group(log: TransactionLog) -> int:
+async def send_half_a_group(log: PostgresTransactionLog) -> int:
     """Send only the proof of the lease, like a process that is stopped while it sends a group.
 
     Returns:
@@ -260,11 +260,11 @@ async def test_epochs_only_grow(open_log: OpenLog, migrated_postgres_url: str) -
 
 HOLD = """
 import asyncio, sys
-from dtx.log.postgres import TransactionLog
+from dtx.log.postgres import PostgresTransactionLog
 from dtx.log.statements import bind_group
 
 async def hold():
-    await TransactionLog(sys.argv[1], "rm", lease_ttl=3600.0).open()
+    await PostgresTransactionLog(sys.argv[1], "rm", lease_ttl=3600.0).open()
     print("held", flush=True)
     await asyncio.Event().wait()
 
@@ -321,5 +321,5 @@ async def test_a_database_user_without_rights_is_named(migrated_postgres_url: st
         connection.execute("CREATE ROLE nobody_at_all LOGIN PASSWORD 'x'")
         url = re.sub("//[^@]*@", "//nobody_at_all:x@", migrated_postgres_url)
         with pytest.raises(LogError, match="the database user may not use the log: permission denied"):
-            await TransactionLog(url, "rm").open()
+            await PostgresTransactionLog(url, "rm").open()
         connection.execute("DROP ROLE nobody_at_all")

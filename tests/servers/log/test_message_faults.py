@@ -14,7 +14,7 @@ from dtx.db.pipeline import PipelineSession
 from dtx.log import statements, write_queue, writer
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.changes import Change, Define, Slot, Store
-from dtx.log.postgres import TransactionLog
+from dtx.log.postgres import PostgresTransactionLog
 from dtx.log.records import Insert, JournalEvent, Line, LogWrite, NoteWrite
 from tests.servers.log.conftest import OpenLog
 from tests.support.branches import a_branch, a_commit, a_completion, a_line, an_insert
@@ -143,7 +143,7 @@ async def test_stores_outlive_the_loss_of_their_session(open_log: OpenLog, migra
 
 
 async def test_a_log_that_is_not_open_reads_no_messages() -> None:
-    log = TransactionLog("postgresql://nowhere/x", "rm")
+    log = PostgresTransactionLog("postgresql://nowhere/x", "rm")
     assert not log.congested
     for call in (
         log.settled(),

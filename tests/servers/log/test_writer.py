@@ -10,7 +10,7 @@ import uvloop
 
 from dtx.log import write_queue
 from dtx.log.api import LeaseLost, LogConflict, LogError
-from dtx.log.postgres import TransactionLog
+from dtx.log.postgres import PostgresTransactionLog
 from dtx.log.records import JournalEvent, Line, LogState, NoteWrite
 from dtx.xa.codes import Heuristic
 from tests.servers.log.conftest import OpenLog
@@ -215,7 +215,7 @@ async def test_a_database_that_refuses_has_written_nothing(open_log: OpenLog, mi
 
 def test_the_log_works_on_uvloop(migrated_postgres_url: str) -> None:
     async def use() -> None:
-        log = TransactionLog(migrated_postgres_url, "rm")
+        log = PostgresTransactionLog(migrated_postgres_url, "rm")
         await log.open()
         branches = [a_branch() for _ in range(300)]
         await asyncio.gather(*(log.write(an_insert(branch, a_publish(body=bytes(50_000)))) for branch in branches))

@@ -24,7 +24,7 @@ from dtx.client import (
     PeerIsNotDtx,
     XaFlag,
 )
-from dtx.client.aio import Coordinator, XAResource
+from dtx.client.aio import AioCoordinator, AioXAResource
 from dtx.client.tm import HeuristicMixed, Misuse, RolledBack, TimedOut, steps
 from dtx.client.tm.asynchronous import AsyncDtxResource, AsyncPep249Resource, AsyncTransactionManager
 from dtx.client.tm.steps import CommitPoint
@@ -54,7 +54,7 @@ async def publish(channel: Any, body: str) -> None:
 
 
 async def test_a_branch_commits_in_two_phases(world: World, channel: Any) -> None:
-    xa, xid = XAResource(channel), new_xid()
+    xa, xid = AioXAResource(channel), new_xid()
     assert await xa.start(xid) is XaFlag.OK
     await publish(channel, "one")
     assert await xa.end(xid) is XaFlag.OK
@@ -66,7 +66,7 @@ async def test_a_branch_commits_in_two_phases(world: World, channel: Any) -> Non
 
 
 async def test_a_branch_commits_in_one_phase_or_is_read_only_or_rolled_back(world: World, channel: Any) -> None:
-    xa = XAResource(channel, timeout=30)
+    xa = AioXAResource(channel, timeout=30)
     for body, way in (("one", "one-phase"), ("", "read-only"), ("two", "rollback")):
         xid = new_xid()
         await xa.start(xid)
@@ -86,7 +86,7 @@ async def test_a_branch_commits_in_one_phase_or_is_read_only_or_rolled_back(worl
 
 async def test_a_consumed_message_is_back_after_a_failed_end(world: World, channel: Any) -> None:
     await publish(channel, "one")
-    xa, xid = XAResource(channel), new_xid()
+    xa, xid = AioXAResource(channel), new_xid()
     await xa.start(xid)
     queue = await channel.get_queue("q")
     message = await queue.get()
@@ -102,7 +102,7 @@ async def test_a_refused_call_closes_its_channel_alone_and_the_coordinator_takes
     xid = new_xid()
     for method, error, code in (("commit", XAER_NOTA, 404), ("end", XAER_NOTA, 404)):
         channel = await connection.channel(publisher_confirms=False)
-        xa = XAResource(channel)
+        xa = AioXAResource(channel)
         await xa.select()
         with pytest.raises(error) as raised:
             await getattr(xa, method)(xid)
@@ -110,7 +110,7 @@ async def test_a_refused_call_closes_its_channel_alone_and_the_coordinator_takes
         assert "unknown xid" in raised.value.reason
         with pytest.raises(XAER_RMFAIL):
             await xa.commit(xid)
-    coordinator = Coordinator(connection, timeout=30)
+    coordinator = AioCoordinator(connection, timeout=30)
     for _ in range(3):
         with pytest.raises(XAER_NOTA):
             await coordinator.rollback(xid)
@@ -119,7 +119,7 @@ async def test_a_refused_call_closes_its_channel_alone_and_the_coordinator_takes
 
 
 async def test_an_xid_that_exists_cannot_be_started_and_a_prepared_one_not_joined(connection: Any) -> None:
-    first, second, third = [XAResource(await connection.channel(publisher_confirms=False)) for _ in range(3)]
+    first, second, third = [AioXAResource(await connection.channel(publisher_confirms=False)) for _ in range(3)]
     xid = new_xid()
     await first.start(xid)
     await publish(first.channel, "one")
@@ -134,7 +134,7 @@ async def test_an_xid_that_exists_cannot_be_started_and_a_prepared_one_not_joine
 
 async def test_a_channel_with_confirms_is_refused_before_the_server_closes_it(connection: Any) -> None:
     with pytest.raises(XAER_OUTSIDE, match="publisher_confirms=False"):
-        XAResource(await connection.channel())
+        AioXAResource(await connection.channel())
 
 
 async def closed_by_the_server(channel: Any) -> None:
@@ -145,7 +145,7 @@ async def closed_by_the_server(channel: Any) -> None:
 async def test_a_channel_closed_within_its_branch_takes_no_further_work(
     world: World, connection: Any, channel: Any
 ) -> None:
-    xa, xid = XAResource(channel), new_xid()
+    xa, xid = AioXAResource(channel), new_xid()
     await xa.start(xid)
     await publish(channel, "one")
     await closed_by_the_server(channel)
@@ -153,7 +153,7 @@ async def test_a_channel_closed_within_its_branch_takes_no_further_work(
         await publish(channel, "escaped")
     with pytest.raises(XAER_RMFAIL):
         await xa.end(xid)
-    await Coordinator(connection).rollback(xid)
+    await AioCoordinator(connection).rollback(xid)
     assert world.messages("q1") == []
 
 
@@ -162,14 +162,14 @@ async def test_a_robust_channel_is_refused(world: World) -> None:
     async with await aio_pika.connect_robust(world.services["q1"].url()) as connection:
         channel = await connection.channel(publisher_confirms=False)
         with pytest.raises(XAER_INVAL, match="is robust"):
-            XAResource(channel)
+            AioXAResource(channel)
 
 
 async def test_a_plain_channel_of_a_robust_connection_stays_closed(world: World) -> None:
     async with await aio_pika.connect_robust(world.services["q1"].url()) as connection:
         channel = aio_pika.Channel(connection, publisher_confirms=False)
         await channel.initialize()
-        xa, xid = XAResource(channel), new_xid()
+        xa, xid = AioXAResource(channel), new_xid()
         await xa.start(xid)
         await publish(channel, "one")
         transport: Any = connection.transport
@@ -187,19 +187,19 @@ async def test_a_plain_channel_of_a_robust_connection_stays_closed(world: World)
 async def test_a_channel_of_aiormq_does_as_well(world: World) -> None:
     connection = await aiormq.connect(world.services["q1"].url())
     channel = await connection.channel(publisher_confirms=False)
-    xa, xid = XAResource(channel), new_xid()
+    xa, xid = AioXAResource(channel), new_xid()
     await xa.start(xid)
     await channel.basic_publish(b"one", routing_key="q")
     await xa.end(xid)
     assert await xa.commit(xid, one_phase=True) is XaFlag.OK
-    coordinator = Coordinator(connection)
+    coordinator = AioCoordinator(connection)
     assert [found async for found in coordinator.recover()] == []
     await connection.close()
     assert world.messages("q1") == ["one"]
 
 
 async def test_a_service_that_dies_ends_the_call(world: World, channel: Any) -> None:
-    xa, xid = XAResource(channel), new_xid()
+    xa, xid = AioXAResource(channel), new_xid()
     await xa.start(xid)
     await publish(channel, "one")
     await xa.end(xid)
@@ -215,17 +215,17 @@ async def test_a_service_that_dies_ends_the_call(world: World, channel: Any) -> 
 
 async def test_a_silent_service_ends_the_call_when_its_time_is_up(world: World, channel: Any) -> None:
     xid = new_xid()
-    await XAResource(channel).start(xid)
+    await AioXAResource(channel).start(xid)
     world.services["q1"].pause()
     try:
         with pytest.raises(XAER_RMFAIL, match=r"no answer within 0\.2 s"):
-            await XAResource(channel, timeout=0.2).end(xid)
+            await AioXAResource(channel, timeout=0.2).end(xid)
     finally:
         world.services["q1"].resume()
 
 
 async def test_a_cancelled_call_leaves_the_channel_usable(world: World, channel: Any) -> None:
-    xa, xid = XAResource(channel), new_xid()
+    xa, xid = AioXAResource(channel), new_xid()
     await xa.start(xid)
     await publish(channel, "one")
     await xa.end(xid)
@@ -245,20 +245,20 @@ async def test_a_peer_that_is_not_dtx_is_refused_before_a_frame_goes_out(connect
     underlying = await channel.get_underlay_channel()
     underlying.connection.server_properties["capabilities"].pop("dtx")
     with pytest.raises(PeerIsNotDtx):
-        await XAResource(channel).select()
+        await AioXAResource(channel).select()
     with pytest.raises(PeerIsNotDtx):
-        await Coordinator(connection).commit(new_xid())
+        await AioCoordinator(connection).commit(new_xid())
 
 
 async def test_a_scan_lists_more_branches_than_a_batch_has(connection: Any, channel: Any) -> None:
-    xa = XAResource(channel)
+    xa = AioXAResource(channel)
     xids = [new_xid(bytes(64)) for _ in range(60)]
     for xid in xids:
         await xa.start(xid)
         await publish(channel, "many")
         await xa.end(xid)
         await xa.prepare(xid)
-    coordinator = Coordinator(connection)
+    coordinator = AioCoordinator(connection)
     assert sorted(map(str, [found async for found in coordinator.recover()])) == sorted(map(str, xids))
     for xid in xids:
         await coordinator.rollback(xid)
@@ -451,7 +451,7 @@ async def test_channels_that_are_gone_are_not_kept(connection: Any) -> None:
     seen = []
     for _ in range(4):
         channel = await connection.channel(publisher_confirms=False)
-        xa, xid = XAResource(channel), new_xid()
+        xa, xid = AioXAResource(channel), new_xid()
         await xa.start(xid)
         await xa.end(xid)
         await xa.rollback(xid)

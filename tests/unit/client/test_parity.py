@@ -20,8 +20,8 @@ def interface(of: type[Any]) -> Iterator[tuple[str, list[tuple[str, Any, Any]]]]
 
 
 PAIRS = [
-    (dtx.client.XAResource, aio.XAResource),
-    (dtx.client.Coordinator, aio.Coordinator),
+    (dtx.client.XAResource, aio.AioXAResource),
+    (dtx.client.Coordinator, aio.AioCoordinator),
     (dtx.client.XAResource, dtx.client.AsyncXAResource),
     (dtx.client.Coordinator, dtx.client.AsyncCoordinator),
     (tm.TransactionManager, asynchronous.AsyncTransactionManager),

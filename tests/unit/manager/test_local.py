@@ -10,7 +10,7 @@ import pytest
 from dtx.log.api import LogError
 from dtx.log.changes import Change, Slot, StoredMessage
 from dtx.log.records import BranchRecord, Fate, JournalEvent, WorkKind
-from dtx.manager import Limits, Requester, TransactionManager
+from dtx.manager import BranchManager, Limits, Requester
 from dtx.manager.operators import OperatorAction, Operators, Order
 from dtx.store.api import Plan
 from dtx.store.work import Delivery, HeldPublish, HeldWork
@@ -107,7 +107,7 @@ class Stand:
         self.at_once = at_once
         self.ledger = Ledger()
         self.log = MemoryLog("rm", database)
-        self.manager = TransactionManager(self.log, self.ledger, Limits(), Metrics())
+        self.manager = BranchManager(self.log, self.ledger, Limits(), Metrics())
         self.channel = Channel(self.ledger)
 
     async def start(self) -> None:

@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 
 from dtx.log.records import Lookup
-from dtx.manager import Limits, Requester, TransactionManager
+from dtx.manager import BranchManager, Limits, Requester
 from dtx.telemetry import Metrics
 from dtx.xa.codes import ReplyCode, XaFlag
 from dtx.xa.model import Operation
@@ -38,7 +38,7 @@ class SlowLog(MemoryLog):
 async def test_a_request_is_not_about_a_branch_that_begins_behind_it(operation: Operation) -> None:
     """The client may have closed the channel and started the branch of its request on another channel."""
     log = SlowLog()
-    manager = TransactionManager(log, Ledger(), Limits(), Metrics())
+    manager = BranchManager(log, Ledger(), Limits(), Metrics())
     await log.open()
     await manager.start()
     asking = asyncio.ensure_future(answer_of(manager, WHO, XID, operation))

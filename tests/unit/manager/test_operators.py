@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from dtx.log.records import BranchRecord, Fate, JournalEvent, LogState, Redirect, Unit, WorkKind, WorkRow
-from dtx.manager import Limits, Requester, TransactionManager, maintenance
+from dtx.manager import BranchManager, Limits, Requester, maintenance
 from dtx.manager.operators import Done, OperatorAction, Operators, Order
 from dtx.store.api import Applied, PhaseTwo, Refused, UnitOutcome, UnitProgress
 from dtx.store.work import HeldWork, Holder
@@ -91,7 +91,7 @@ class Stand:
     async def start(self, limits: Limits | None = None) -> None:
         self.log = MemoryLog("rm", self.database)
         await self.log.open()
-        self.manager = TransactionManager(self.log, self.broker, limits or Limits(), Metrics())
+        self.manager = BranchManager(self.log, self.broker, limits or Limits(), Metrics())
         await self.manager.start()
         self.operators = Operators(self.manager)
 
@@ -209,7 +209,7 @@ async def test_a_dry_run_says_what_will_happen_and_does_nothing(
     assert done.forecast == said
     assert {step.position: step.fate for step in said.steps} == stand.fates
     assert stand.record is not None
-    assert (done.state, done.answer, stand.record.outcome) == (said.becomes, said.told, said.outcome)
+    assert (done.state, done.answer, stand.record.outcome) == (said.becomes, said.later_answer, said.outcome)
     assert [line[0] for line in stand.journal] == events
 
 
@@ -324,7 +324,7 @@ async def test_a_stuck_branch_is_retried_and_ends_as_it_was_decided(stand: Stand
         await stand.do(OperatorAction.RETRY)
     stand.broker.refused.clear()
     done = await stand.do(OperatorAction.RETRY)
-    assert (done.answer, done.state, done.forecast.told) == ("xa-ok", State.UNKNOWN, "xa-ok")
+    assert (done.answer, done.state, done.forecast.later_answer) == ("xa-ok", State.UNKNOWN, "xa-ok")
     assert stand.broker.seen == [(b"x", b"a"), (b"gone", b"b")]
 
 

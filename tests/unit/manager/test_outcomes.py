@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from dtx.manager import Limits, Requester, TransactionManager
+from dtx.manager import BranchManager, Limits, Requester
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.operators import OperatorAction, Operators, Order
 from dtx.store.work import Budget, HeldPublish, HeldWork
@@ -33,7 +33,7 @@ class Rig:
         entry: the branch.
     """
 
-    def __init__(self, manager: TransactionManager, log: MemoryLog, broker: Broker, entry: BranchRuntime) -> None:
+    def __init__(self, manager: BranchManager, log: MemoryLog, broker: Broker, entry: BranchRuntime) -> None:
         self.manager = manager
         self.broker = broker
         self.log = log
@@ -55,7 +55,7 @@ async def branch() -> AsyncIterator[Rig]:
     log = MemoryLog("rm")
     await log.open()
     broker = Preparing()
-    manager = TransactionManager(log, broker, Limits(), Metrics())
+    manager = BranchManager(log, broker, Limits(), Metrics())
     await manager.start()
     started = manager.demarcate(WHO, Xid(1, uuid4().bytes, b"o"), Operation.START, log)
     assert started is not None

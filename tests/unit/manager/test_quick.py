@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from dtx.log.records import LogState, Unit
-from dtx.manager import Limits, Requester, TransactionManager
+from dtx.manager import BranchManager, Limits, Requester
 from dtx.store.work import HeldPublish, HeldWork, Holder
 from dtx.telemetry import Metrics
 from dtx.xa.codes import ReplyCode, XaError, XaFlag
@@ -30,11 +30,11 @@ class Preparing(Broker):
 
 
 @asynccontextmanager
-async def idle_branch() -> AsyncIterator[tuple[TransactionManager, MemoryLog, Broker, Xid]]:
+async def idle_branch() -> AsyncIterator[tuple[BranchManager, MemoryLog, Broker, Xid]]:
     """A manager, and a branch that has published one message."""
     log, broker, xid = MemoryLog("rm"), Preparing(), Xid(1, uuid4().bytes, b"quick")
     await log.open()
-    manager = TransactionManager(log, broker, Limits(), Metrics())
+    manager = BranchManager(log, broker, Limits(), Metrics())
     await manager.start()
     started = manager.demarcate(WHO, xid, Operation.START, log)
     assert started is not None
@@ -45,7 +45,7 @@ async def idle_branch() -> AsyncIterator[tuple[TransactionManager, MemoryLog, Br
     await manager.close()
 
 
-async def at_once(manager: TransactionManager, xid: Xid, operation: Operation) -> XaFlag | ReplyCode:
+async def at_once(manager: BranchManager, xid: Xid, operation: Operation) -> XaFlag | ReplyCode:
     """The answer to a request that starts no task."""
     answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
     assert not took_a_task(manager, WHO, xid, operation, answered.set_result)
@@ -55,7 +55,7 @@ async def at_once(manager: TransactionManager, xid: Xid, operation: Operation) -
     return answer.code if isinstance(answer, XaError) else answer
 
 
-async def slowly(manager: TransactionManager, xid: Xid, operation: Operation) -> XaFlag | ReplyCode:
+async def slowly(manager: BranchManager, xid: Xid, operation: Operation) -> XaFlag | ReplyCode:
     """The answer to a request that starts a task."""
     answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
     assert took_a_task(manager, WHO, xid, operation, answered.set_result)

@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from dtx.config.rules import Quota, QuotaResource, parse_quotas
-from dtx.manager import Limits, Requester, TransactionManager
+from dtx.manager import BranchManager, Limits, Requester
 from dtx.manager.limits import _MOST_EMPTY
 from dtx.store.work import HeldPublish
 from dtx.telemetry import Metrics
@@ -25,18 +25,18 @@ BODY = bytes(1000)
 @asynccontextmanager
 async def a_manager(
     *quotas: str, branches: int = 100, database: MemoryDatabase | None = None, store: Preparing | None = None
-) -> AsyncIterator[TransactionManager]:
+) -> AsyncIterator[BranchManager]:
     log = MemoryLog("rm", database)
     await log.open()
     limits = Limits(branches=branches, quotas=parse_quotas(quotas))
-    manager = TransactionManager(log, store or Preparing(), limits, Metrics())
+    manager = BranchManager(log, store or Preparing(), limits, Metrics())
     await manager.start()
     yield manager
     await manager.close()
     await log.close()
 
 
-def begin(manager: TransactionManager, who: Requester = WHO) -> Xid:
+def begin(manager: BranchManager, who: Requester = WHO) -> Xid:
     """Make an idle branch with one message."""
     xid = Xid(1, uuid4().bytes, b"")
     channel = object()
@@ -51,14 +51,14 @@ def begin(manager: TransactionManager, who: Requester = WHO) -> Xid:
     return xid
 
 
-async def ask(manager: TransactionManager, xid: Xid, operation: Operation, who: Requester = WHO) -> XaFlag | XaError:
+async def ask(manager: BranchManager, xid: Xid, operation: Operation, who: Requester = WHO) -> XaFlag | XaError:
     answered: asyncio.Future[XaFlag | XaError] = asyncio.get_running_loop().create_future()
     manager.ask(who, xid, operation, answered.set_result)
     async with asyncio.timeout(30):
         return await answered
 
 
-def usage(manager: TransactionManager) -> dict[str, dict[str, int]]:
+def usage(manager: BranchManager) -> dict[str, dict[str, int]]:
     return {
         f"{found.scope} {found.name}": {name: number for name, number in found.used.items() if number}
         for found in manager.quotas

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dtx.manager import Limits, Requester, TransactionManager, branches, effects, maintenance, manager
+from dtx.manager import BranchManager, Limits, Requester, branches, effects, maintenance, manager
 from dtx.store.work import HeldPublish
 from dtx.telemetry import Metrics
 from dtx.xa.codes import ReplyCode, XaFlag
@@ -32,10 +32,10 @@ def now(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return lambda later: seconds.__setitem__(0, 100.0 + later)
 
 
-async def doomed() -> TransactionManager:
+async def doomed() -> BranchManager:
     """A manager with a branch that failed."""
     log = MemoryLog("rm", MemoryDatabase())
-    found = TransactionManager(log, Ledger(), Limits(tombstone_ttl=60), Metrics())
+    found = BranchManager(log, Ledger(), Limits(tombstone_ttl=60), Metrics())
     await log.open()
     await found.start()
     found.demarcate(WHO, XID, Operation.START, 1)
@@ -105,7 +105,7 @@ async def test_of_too_many_tombstones_the_oldest_give_way(monkeypatch: pytest.Mo
 async def test_a_one_phase_commit_that_is_asked_for_twice_at_once_is_answered_twice(messages: int) -> None:
     """As the table says, "a repeated commit waits for the first". This includes branches without work."""
     log = MemoryLog("rm", MemoryDatabase())
-    asked = TransactionManager(log, Ledger(), Limits(), Metrics())
+    asked = BranchManager(log, Ledger(), Limits(), Metrics())
     await log.open()
     await asked.start()
     found = asked.demarcate(WHO, XID, Operation.START, 1)

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from dtx.log.records import Fate, JournalEvent, LogState, Unit, UnitState
-from dtx.manager import Limits, Requester, TransactionManager
+from dtx.manager import BranchManager, Limits, Requester
 from dtx.manager.branches import branch_stats
 from dtx.store.api import Applied, PhaseTwo, Refused, UnitOutcome
 from dtx.store.work import Delivery, HeldWork, Holder
@@ -42,11 +42,11 @@ class Taking(Broker):
         return {holder: a_unit(number) for number, holder in enumerate(work.holders(), 1)}
 
 
-async def a_consumer(broker: Broker, queue: Queue) -> tuple[MemoryLog, TransactionManager, Xid, Delivery]:
+async def a_consumer(broker: Broker, queue: Queue) -> tuple[MemoryLog, BranchManager, Xid, Delivery]:
     """A manager with an idle branch that has consumed one message."""
     log, xid = MemoryLog("rm"), Xid(1, uuid4().bytes, b"taking")
     await log.open()
-    manager = TransactionManager(log, broker, Limits(), Metrics())
+    manager = BranchManager(log, broker, Limits(), Metrics())
     await manager.start()
     started = manager.demarcate(WHO, xid, Operation.START, log)
     assert started is not None
@@ -167,7 +167,7 @@ async def test_a_repetition_is_told_though_the_log_was_away_when_it_became_possi
 async def test_a_branch_that_ends_while_branches_are_counted_does_not_count() -> None:
     log = MemoryLog("rm")
     await log.open()
-    manager = TransactionManager(log, Broker(), Limits(), Metrics())
+    manager = BranchManager(log, Broker(), Limits(), Metrics())
     await manager.start()
     xids = [Xid(1, number.to_bytes(4, "big"), b"counted") for number in range(6000)]
     for xid in xids:

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from dtx.config.values import ConfigError
-from dtx.manager import Limits, Requester, TransactionManager
+from dtx.manager import BranchManager, Limits, Requester
 from dtx.server.coordination import CoordinationHandler
 from dtx.server.demarcation import DemarcationHandler
 from dtx.store.work import HeldPublish
@@ -46,7 +46,7 @@ class Traced:
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         metrics = Metrics()
         metrics.traces = self.traces = Traces(provider)
-        self.manager = TransactionManager(MemoryLog("rm", MemoryDatabase()), Ledger(), Limits(), metrics)
+        self.manager = BranchManager(MemoryLog("rm", MemoryDatabase()), Ledger(), Limits(), metrics)
         self.demarcation = DemarcationHandler(self.manager, metrics, 3, Channel())
         self.coordination = CoordinationHandler(self.manager, metrics, 3, 7)
 

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from dtx.log.records import Unit
-from dtx.manager import Limits, Requester, TransactionManager
+from dtx.manager import BranchManager, Limits, Requester
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.server.amqp10.nodes import failure_of
 from dtx.server.amqp10.transactions import Retired, Transactions
@@ -50,7 +50,7 @@ def _raise(error: Exception) -> None:
 class Place:
     """Connection, nodes and control link in one."""
 
-    def __init__(self, manager: TransactionManager) -> None:
+    def __init__(self, manager: BranchManager) -> None:
         self.manager = manager
         self.who = WHO
         self.nodes = self
@@ -79,7 +79,7 @@ async def declared(
     """A transaction, and the request to discharge it."""
     log = MemoryLog("rm")
     await log.open()
-    manager = TransactionManager(log, broker, limits, Metrics())
+    manager = BranchManager(log, broker, limits, Metrics())
     await manager.start()
     place: Any = Place(manager)
     coordination = CoordinationEngine(frozenset(TransactionCapability), Rejects.ALWAYS)
