@@ -64,7 +64,7 @@ def test_a_message_comes_out_as_it_went_in(client: RawClient, queue: bytes, size
     assert found == body
 
 
-def test_get_tells_how_many_are_left(client: RawClient, queue: bytes) -> None:
+def test_get_reports_the_number_of_remaining_messages(client: RawClient, queue: bytes) -> None:
     fill(client, queue, b"1", b"2", b"3")
     got = get(client, queue)
     assert got is not None
@@ -76,13 +76,13 @@ def test_an_empty_queue_gives_nothing(client: RawClient, queue: bytes) -> None:
     assert get(client, queue) is None
 
 
-def test_a_publish_to_an_exchange_that_is_not_there_closes_the_channel(client: RawClient) -> None:
+def test_a_publish_to_a_missing_exchange_closes_the_channel(client: RawClient) -> None:
     client.send_raw(message(1, b"key", exchange=b"not-there"))
     refusal = client.refused(1)
     assert (refusal.code, refusal.class_id, refusal.method_id) == (404, 60, 40)
 
 
-def test_what_is_sent_behind_an_exception_is_discarded_until_close_ok(client: RawClient, queue: bytes) -> None:
+def test_frames_after_an_exception_are_discarded_until_close_ok(client: RawClient, queue: bytes) -> None:
     """AMQP 0-9-1, 1.5.2.5: "after sending this method, any received methods except … MUST be discarded"."""
     client.send_raw(message(1, b"key", exchange=b"not-there"))
     publish(client, queue, b"late")
@@ -115,7 +115,7 @@ def _exchange_delete(name: bytes) -> bytes:
     return methods.ExchangeDelete.HEAD + b"\x00\x00" + put_short(name) + b"\x00"
 
 
-def test_a_copy_goes_to_each_key_of_cc_and_bcc_and_bcc_is_not_seen(client: RawClient, queue: bytes) -> None:
+def test_each_key_of_cc_and_bcc_gets_a_copy(client: RawClient, queue: bytes) -> None:
     """RabbitMQ, Sender-selected Distribution."""
     second, third = (declare(client, exclusive=True).queue for _ in range(2))
 
@@ -154,7 +154,7 @@ def test_content_without_a_publish_ends_the_connection(client: RawClient) -> Non
     assert code_after(client, header_frame(1, 60, 1, b"\x00\x00")) == 505
 
 
-def test_a_method_on_a_channel_that_is_not_open_ends_the_connection(client: RawClient) -> None:
+def test_a_method_on_a_closed_channel_ends_the_connection(client: RawClient) -> None:
     assert code_of_end(client, methods.BasicGet(b"q").encode(), channel=7) == 504
 
 
@@ -179,7 +179,7 @@ def test_a_truncated_method_ends_the_connection(client: RawClient) -> None:
 # -- acknowledgements --------------------------------------------------------------------------------------------------
 
 
-def test_what_is_requeued_comes_again_first_and_says_so(client: RawClient, queue: bytes) -> None:
+def test_a_requeued_message_is_redelivered_first_and_marked(client: RawClient, queue: bytes) -> None:
     publish(client, queue, b"1", b"2")
     got = get(client, queue)
     assert got is not None
@@ -189,7 +189,7 @@ def test_what_is_requeued_comes_again_first_and_says_so(client: RawClient, queue
     assert (again[1], again[0].redelivered, again[0].delivery_tag) == (b"1", True, 2)
 
 
-def test_acknowledged_messages_are_gone_and_the_others_return_with_the_channel(client: RawClient, queue: bytes) -> None:
+def test_unacknowledged_messages_return_with_the_channel(client: RawClient, queue: bytes) -> None:
     publish(client, queue, b"1", b"2", b"3", b"4")
     for _ in range(4):
         get(client, queue)
@@ -245,7 +245,7 @@ def test_a_prefetch_holds_back_what_is_beyond_it(client: RawClient, queue: bytes
     assert next_delivery(client)[1] == b"3"
 
 
-def test_a_global_prefetch_is_shared_by_the_consumers_of_a_channel(client: RawClient, queue: bytes) -> None:
+def test_the_consumers_of_a_channel_share_a_global_prefetch(client: RawClient, queue: bytes) -> None:
     """RabbitMQ, Consumer Prefetch: global true is "shared across all consumers on the channel"."""
     second = declare(client, exclusive=True).queue
     ask(client, 1, methods.BasicQos(0, 1, global_qos=True).encode(), methods.BasicQosOk.KEY)
@@ -327,7 +327,7 @@ def test_an_exclusive_consumer_is_alone(client: RawClient, queue: bytes) -> None
     assert client.refusal_of(2, methods.BasicConsume(queue, b"other").encode()).code == 403
 
 
-def test_a_consumer_of_a_queue_that_is_not_there_closes_the_channel(client: RawClient) -> None:
+def test_a_consumer_of_a_missing_queue_closes_the_channel(client: RawClient) -> None:
     refusal = client.refusal_of(1, methods.BasicConsume(b"not-there", b"t").encode())
     assert (refusal.code, refusal.class_id, refusal.method_id) == (404, 60, 20)
 
@@ -342,11 +342,11 @@ def test_a_queue_with_auto_delete_goes_with_its_last_consumer(client: RawClient)
     assert client.refusal_of(1, methods.QueueDeclare(name, passive=True).encode()).code == 404
 
 
-def test_a_prefetch_in_octets_is_not_implemented(client: RawClient) -> None:
+def test_a_prefetch_in_bytes_is_not_implemented(client: RawClient) -> None:
     assert code_of_end(client, struct.pack(">IIHB", methods.BasicQos.KEY, 1, 0, 0)) == 540
 
 
-def test_a_channel_says_that_it_flows(client: RawClient) -> None:
+def test_a_channel_reports_that_flow_is_active(client: RawClient) -> None:
     assert ask(client, 1, methods.ChannelFlow.HEAD + b"\x01", methods.ChannelFlowOk.KEY)[4:] == b"\x01"
 
 
@@ -371,7 +371,7 @@ def test_without_one_an_empty_name_is_not_found(client: RawClient) -> None:
     assert client.refusal_of(2, methods.BasicGet(b"").encode()).code == 404
 
 
-def test_an_exclusive_queue_is_locked_for_others_and_goes_with_its_connection(
+def test_an_exclusive_queue_is_locked_and_deleted_with_its_connection(
     client: RawClient, either_url: str, queue: bytes
 ) -> None:
     with session(either_url) as other:
@@ -390,7 +390,7 @@ def test_purge_removes_what_is_ready(client: RawClient, queue: bytes) -> None:
     assert bodies(client, queue) == [b"1"]
 
 
-def test_delete_says_how_many_messages_are_gone(client: RawClient, queue: bytes) -> None:
+def test_delete_returns_the_number_of_deleted_messages(client: RawClient, queue: bytes) -> None:
     """queue.delete-ok: "Reports the number of messages deleted"; RabbitMQ means those that were ready."""
     fill(client, queue, b"1", b"2", b"3")
     assert get(client, queue) is not None
@@ -398,13 +398,13 @@ def test_delete_says_how_many_messages_are_gone(client: RawClient, queue: bytes)
     assert answer[4:] == b"\x00\x00\x00\x02"
 
 
-def test_a_delete_of_a_queue_that_is_not_there_is_no_error(client: RawClient) -> None:
+def test_a_delete_of_a_missing_queue_is_no_error(client: RawClient) -> None:
     """RabbitMQ, "queue.delete": "idempotent"."""
     answer = ask(client, 1, methods.QueueDelete(b"not-there").encode(), methods.QueueDeleteOk.KEY)
     assert answer[4:] == b"\x00\x00\x00\x00"
 
 
-def test_a_delete_that_is_conditional_spares_what_is_not_empty_or_in_use(client: RawClient, queue: bytes) -> None:
+def test_a_conditional_delete_spares_queues_in_use_or_not_empty(client: RawClient, queue: bytes) -> None:
     """if-empty, if-unused: "If the queue has … consumers the server does not delete it but raises a channel exception
     instead".
     """
@@ -458,7 +458,7 @@ def test_an_unroutable_message_is_returned_and_then_confirmed(client: RawClient)
     assert methods.BasicAck.decode(client.read_method(1, methods.BasicAck.KEY)).delivery_tag == 1
 
 
-def test_an_unroutable_message_that_nobody_misses_is_confirmed(client: RawClient) -> None:
+def test_an_unroutable_message_without_mandatory_is_confirmed(client: RawClient) -> None:
     ask(client, 1, methods.ConfirmSelect().encode(), methods.ConfirmSelectOk.KEY)
     client.send_raw(message(1, b"nowhere", b"body"))
     assert methods.BasicAck.decode(client.read_method(1, methods.BasicAck.KEY)).delivery_tag == 1
@@ -612,6 +612,6 @@ def test_a_vhost_that_is_not_there_is_not_allowed(either_url: str) -> None:
         RawClient(either_url[: either_url.rindex("/")] + "/not-there").log_in()
 
 
-def test_frames_of_a_type_that_does_not_exist_end_the_connection(client: RawClient) -> None:
+def test_frames_of_an_unknown_type_end_the_connection(client: RawClient) -> None:
     assert code_after(client, b"\x09" + methods.TxSelect().frame(1)[1:]) == 501
     assert METHOD == 1

@@ -33,7 +33,7 @@ REASONS = pytest.mark.parametrize("reason", ["rejected", "expired", "maxlen"])
 
 
 @REASONS
-def test_a_dead_letter_says_how_it_died(talk: Dialogue, reason: str) -> None:
+def test_a_dead_letter_names_the_reason(talk: Dialogue, reason: str) -> None:
     queue, grave = graves(talk, reason)
     kill(talk, queue, headers={"mine": 1}, message_id="m", content_type="text/plain")
     (got,) = talk.receive(grave)
@@ -113,7 +113,7 @@ def test_a_rejected_message_may_come_back_to_its_own_queue(talk: Dialogue) -> No
     assert not got.method.redelivered
 
 
-def test_a_cycle_is_cut_at_one_queue_and_not_at_others(talk: Dialogue) -> None:
+def test_a_cycle_ends_at_one_queue_not_at_others(talk: Dialogue) -> None:
     grave, first = talk.grave(), unique()
     talk.queue(first, dead_letter_exchange=grave, message_ttl=0)
     talk.channel.queue_bind(first, grave)
@@ -197,7 +197,7 @@ def test_a_dead_letter_exchange_may_come_later(talk: Dialogue) -> None:
     assert got.body == "found"
 
 
-def test_a_dead_letter_that_nothing_is_bound_for_goes_to_the_alternate_exchange(talk: Dialogue) -> None:
+def test_an_unroutable_dead_letter_goes_to_the_alternate_exchange(talk: Dialogue) -> None:
     grave = talk.grave()
     graveyard = talk.exchange("direct", alternate_exchange=grave)
     talk.channel.queue_bind(talk.queue(), graveyard, "unused")

@@ -56,7 +56,7 @@ async def no_rows(client: Client, queue: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_purge_in_pieces_lets_others_publish_and_keeps_what_they_do(open_client: OpenClient) -> None:
+async def test_publishes_during_a_purge_in_slices_are_kept(open_client: OpenClient) -> None:
     client = await open_client()
     queue = await client.declare(message_ttl=600_000)
     await client.publish(*bodies())
@@ -72,7 +72,7 @@ async def test_a_purge_in_pieces_lets_others_publish_and_keeps_what_they_do(open
     assert await sink.wait(1) == [b"new"]
 
 
-async def test_a_purge_that_fails_is_finished_as_soon_as_the_log_can() -> None:
+async def test_a_failed_purge_is_finished_when_the_log_works_again() -> None:
     log = MemoryLog("rm")
     await log.open()
     client = await Client(log).open()
@@ -100,7 +100,7 @@ async def test_a_deleted_queue_is_removed_in_pieces(open_client: OpenClient) -> 
     await no_rows(client, queue.spec.id)
 
 
-async def test_what_a_restart_drops_goes_in_pieces_and_what_branches_hold_stays(open_client: OpenClient) -> None:
+async def test_a_restart_drops_in_slices_and_keeps_messages_of_branches(open_client: OpenClient) -> None:
     client = await open_client()
     queue = await client.declare()
     await client.publish(*bodies(), properties=TRANSIENT)
@@ -120,7 +120,7 @@ async def test_what_a_restart_drops_goes_in_pieces_and_what_branches_hold_stays(
     assert await sink.wait(4) == [b"0", b"1", b"2", b"persistent"]
 
 
-async def test_a_backlog_beyond_the_cache_comes_in_order_after_a_restart(open_client: OpenClient) -> None:
+async def test_a_backlog_beyond_the_cache_keeps_its_order_after_restart(open_client: OpenClient) -> None:
     client = await open_client()
     queue = await client.declare()
     await client.publish(*bodies(0, 600))

@@ -40,7 +40,7 @@ def test_what_is_given_back_has_its_old_place(talk: Dialogue) -> None:
     assert all(got.method.redelivered for got in again)
 
 
-def test_a_multiple_nack_is_about_what_is_not_settled_up_to_it(talk: Dialogue) -> None:
+def test_a_multiple_nack_covers_unsettled_deliveries_up_to_its_tag(talk: Dialogue) -> None:
     queue = talk.queue()
     talk.publish(queue, *"12345")
     found = take(talk, queue, 5)
@@ -227,7 +227,7 @@ def test_a_queue_with_one_active_consumer_may_be_got_from(talk: Dialogue) -> Non
     assert talk.take(queue).body == "1"
 
 
-def test_by_priority_the_next_consumer_becomes_active(talk: Dialogue) -> None:
+def test_the_next_consumer_by_priority_is_activated(talk: Dialogue) -> None:
     queue = talk.queue(single_active_consumer=True)
     found: list[Got] = []
     tags = [
@@ -244,7 +244,7 @@ def test_by_priority_the_next_consumer_becomes_active(talk: Dialogue) -> None:
 # -- prefetch ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_prefetch_is_each_consumers_and_only_of_those_that_come(talk: Dialogue) -> None:
+def test_a_prefetch_applies_separately_to_each_new_consumer(talk: Dialogue) -> None:
     """RabbitMQ: global false is "applied separately to each new consumer on the channel"."""
     queue, other = talk.queue(), talk.queue()
     talk.publish(queue, *"1234567")
@@ -318,7 +318,7 @@ def test_get_counts_what_is_left(talk: Dialogue) -> None:
 # -- returns -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_mandatory_message_is_returned_before_it_is_confirmed_and_only_where_no_queue_takes_it(
+def test_only_an_unroutable_mandatory_message_is_returned_before_its_confirm(
     talk: Dialogue,
 ) -> None:
     taken = talk.queue()
@@ -338,7 +338,7 @@ def test_a_message_for_the_alternate_exchange_is_not_returned(talk: Dialogue) ->
     assert (got.method.exchange, got.method.routing_key) == (exchange, "unbound")
 
 
-def test_a_message_that_only_an_exchange_without_queues_takes_is_returned(talk: Dialogue) -> None:
+def test_a_message_for_an_exchange_without_queues_is_returned(talk: Dialogue) -> None:
     source, end = talk.exchange("fanout"), talk.exchange("fanout")
     talk.channel.exchange_bind(end, source)
     assert talk.returned("", "1", exchange=source).method.exchange == source

@@ -82,7 +82,7 @@ def test_a_reply_is_not_a_routed_message(asker: RawClient, answerer: RawClient) 
     assert next_delivery(asker)[1] == b"reply"
 
 
-def test_a_reply_to_somebody_who_is_gone_is_dropped(asker: RawClient, answerer: RawClient) -> None:
+def test_a_reply_to_a_lost_client_is_dropped(asker: RawClient, answerer: RawClient) -> None:
     """Direct Reply-to: "the RPC server can check whether a reply queue is still there by declaring it passively"."""
     address = question(asker, answerer)
     assert declare(answerer, address, passive=True) == methods.QueueDeclareOk(address, 0, 1)
@@ -109,13 +109,13 @@ def test_the_pseudo_queue_may_be_declared(answerer: RawClient) -> None:
     assert declare(answerer, REPLY_TO, passive=True) == methods.QueueDeclareOk(REPLY_TO, 0, 1)
 
 
-def test_who_waits_for_no_replies_cannot_ask_for_them(answerer: RawClient) -> None:
+def test_a_client_without_a_reply_consumer_cannot_request_replies(answerer: RawClient) -> None:
     publish(answerer, b"anywhere", b"question", properties=ASKING)
     refusal = answerer.refused(1)
     assert (refusal.code, refusal.text) == (406, "PRECONDITION_FAILED - fast reply consumer does not exist")
 
 
-def test_when_the_consumer_is_cancelled_nobody_waits_any_more(asker: RawClient) -> None:
+def test_a_cancelled_reply_consumer_gets_no_replies(asker: RawClient) -> None:
     ask(asker, 1, methods.BasicCancel(b"replies").encode(), methods.BasicCancelOk.KEY)
     publish(asker, b"anywhere", b"question", properties=ASKING)
     assert asker.refused(1).code == 406
@@ -145,7 +145,7 @@ def test_the_pseudo_queue_cannot_be_asked_for_a_message(asker: RawClient) -> Non
     assert asker.refusal_of(1, methods.BasicGet(REPLY_TO).encode()).code == 404
 
 
-def test_an_address_that_was_made_up_reaches_nobody(asker: RawClient, answerer: RawClient) -> None:
+def test_an_invented_reply_address_reaches_no_client(asker: RawClient, answerer: RawClient) -> None:
     queue = declare(answerer).queue
     answerer.send_raw(message(1, REPLY_TO + b".made-up") + message(1, queue))
     assert get(answerer, queue) is not None

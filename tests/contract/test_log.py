@@ -55,7 +55,7 @@ async def test_a_written_branch_is_there_with_all_its_parts(log: TransactionLog)
     [Xid(0, b"\0"), Xid(0xFFFFFFFF, bytes(64), b"\xff" * 64), Xid(0xFFFFFFFE, b"'; --", b"\\")],
     ids=["shortest", "longest", "quotes"],
 )
-async def test_any_xid_is_kept_octet_by_octet(log: TransactionLog, xid: Xid) -> None:
+async def test_any_xid_is_kept_byte_by_byte(log: TransactionLog, xid: Xid) -> None:
     branch = a_branch(xid=xid)
     await log.write(an_insert(branch))
     assert (await log.lookup("/", xid)).branch == branch
@@ -72,7 +72,7 @@ async def test_a_branch_advances_with_its_version(log: TransactionLog) -> None:
 
 
 @pytest.mark.parametrize("event", [JournalEvent.COMMITTED, JournalEvent.ROLLED_BACK])
-async def test_a_line_of_the_branch_itself_says_what_its_row_says(log: TransactionLog, event: JournalEvent) -> None:
+async def test_a_journal_line_of_a_branch_agrees_with_its_row(log: TransactionLog, event: JournalEvent) -> None:
     """A ``Line`` takes its values from the row of the branch; the journal entry is complete."""
     branch = a_branch(
         xid=Xid(0xFFFFFFFF, bytes(64), b"\xff" * 64),
@@ -94,7 +94,7 @@ async def test_a_line_of_the_branch_itself_says_what_its_row_says(log: Transacti
     ]
 
 
-async def test_a_branch_with_messages_enters_and_leaves_with_lines_of_its_own(log: TransactionLog) -> None:
+async def test_a_branch_with_messages_has_lines_at_start_and_end(log: TransactionLog) -> None:
     branch, other = a_branch(consumes=1, bytes=11), a_branch()
     assert branch.prepared_at is not None
     pieces = [a_publish(0), a_consume(1, unit=None)]
@@ -117,7 +117,7 @@ async def test_a_branch_with_messages_enters_and_leaves_with_lines_of_its_own(lo
     ]
 
 
-async def test_a_branch_that_is_forgotten_keeps_the_time_of_its_decision(log: TransactionLog) -> None:
+async def test_a_forgotten_branch_keeps_the_time_of_its_decision(log: TransactionLog) -> None:
     """``forget`` decides nothing: its line has the outcome and the time of the heuristic decision."""
     branch = a_branch(published=(), consumed=())
     assert branch.prepared_at is not None
@@ -132,7 +132,7 @@ async def test_a_branch_that_is_forgotten_keeps_the_time_of_its_decision(log: Tr
     assert last.decided_at == branch.prepared_at + 1
 
 
-async def test_lines_of_branches_stand_beside_others_in_one_group(log: TransactionLog) -> None:
+async def test_lines_of_branches_and_others_share_one_group(log: TransactionLog) -> None:
     """Records written in one group keep their own values; only the conflicting record fails."""
     branches = [a_branch(published=(), consumed=(), vhost=f"v{number % 2}", owner=f"o{number}") for number in range(6)]
     for branch in branches:
@@ -218,7 +218,7 @@ async def test_a_completed_branch_leaves_and_is_remembered(log: TransactionLog) 
     )
 
 
-async def test_the_ending_of_one_branch_is_found_whatever_clocks_said_when_its_xid_was_used_before(
+async def test_the_ending_of_a_branch_is_found_despite_wrong_clocks(
     log: TransactionLog,
 ) -> None:
     before = a_branch()
@@ -258,7 +258,7 @@ async def test_the_last_ending_of_a_reused_xid_counts(log: TransactionLog) -> No
     assert len(await log.history("/", xid)) == 5
 
 
-async def test_the_journal_tells_everything_in_order(log: TransactionLog) -> None:
+async def test_the_journal_has_all_events_in_order(log: TransactionLog) -> None:
     branch = a_branch()
     lines = [
         a_line(branch, JournalEvent.TIMED_OUT, reason="after 60 s"),
@@ -272,7 +272,7 @@ async def test_the_journal_tells_everything_in_order(log: TransactionLog) -> Non
     assert await log.history("elsewhere", branch.xid) == []
 
 
-async def test_a_stuck_branch_keeps_the_brokers_words_until_they_are_cleared(log: TransactionLog) -> None:
+async def test_a_stuck_branch_keeps_the_brokers_text_until_cleared(log: TransactionLog) -> None:
     branch = a_branch(state=LogState.COMMITTING)
     await log.write(an_insert(branch))
     words = "NOT_FOUND - no exchange 'ö\0rders'"
@@ -378,7 +378,7 @@ async def test_what_recovery_could_not_read_is_not_stored(log: TransactionLog, r
     assert await log.history(None, record.branch.xid) == []
 
 
-async def test_a_refused_record_takes_nobody_down(log: TransactionLog) -> None:
+async def test_a_refused_record_does_not_fail_others(log: TransactionLog) -> None:
     """A failing record is retried separately; the others of its group are written."""
     taken = a_branch()
     await log.write(an_insert(taken))
@@ -390,7 +390,7 @@ async def test_a_refused_record_takes_nobody_down(log: TransactionLog) -> None:
     assert (await all_of(log.load())).keys() == fine | {taken.id}
 
 
-async def test_records_of_one_branch_that_come_together_are_done_in_order(log: TransactionLog) -> None:
+async def test_concurrent_records_of_one_branch_are_written_in_order(log: TransactionLog) -> None:
     branch = a_branch()
     again = a_branch(xid=branch.xid)
     await asyncio.gather(

@@ -52,7 +52,7 @@ async def test_a_fate_is_set_once_and_an_unsure_one_again(log: MessageLog) -> No
     assert await fates(log) == [Fate.DISCARDED, None, Fate.DISCARDED]
 
 
-async def test_what_is_open_at_the_end_went_the_way_of_its_kind(log: MessageLog) -> None:
+async def test_messages_open_at_the_end_get_their_kinds_fate(log: MessageLog) -> None:
     branch = a_branch(publishes=3, consumes=1)
     work = (a_publish(0), a_publish(1), a_consume(2), a_publish(3))
     await log.write(an_insert(branch, *work))
@@ -65,7 +65,7 @@ async def test_what_is_open_at_the_end_went_the_way_of_its_kind(log: MessageLog)
     assert await fates(log) == [Fate.PUBLISHED, Fate.DISCARDED, Fate.CONSUMED, Fate.PUBLISHED]
 
 
-async def test_a_message_that_is_redirected_goes_elsewhere_and_is_the_same(log: MessageLog) -> None:
+async def test_a_redirected_message_is_unchanged_in_its_new_queue(log: MessageLog) -> None:
     branch = a_branch(publishes=1, consumes=1)
     await log.write(an_insert(branch, a_publish(0), a_consume(1, flags=1 | EXCLUSIVE)))
     to = (Redirect(position=0, exchange=b"spare", routing_key=b"k\xff"), Redirect(position=1, queue=b"spare queue"))
@@ -80,7 +80,7 @@ async def test_a_message_that_is_redirected_goes_elsewhere_and_is_the_same(log: 
         await log.write(replace(gone, version=3, fates=(), redirects=to[:1]))
 
 
-async def test_forget_archives_what_nobody_got(log: MessageLog) -> None:
+async def test_forget_archives_undelivered_messages(log: MessageLog) -> None:
     branch = a_branch(publishes=3, consumes=1, owner="Jürgen")
     work = (a_publish(0), a_publish(1, body=bytes(range(256))), a_consume(2), a_consume(3))
     await log.write(an_insert(branch, *work))
@@ -127,7 +127,7 @@ def stored(slot: Slot, body: bytes, shared: int | None = None) -> StoredMessage:
 
 
 @pytest.mark.parametrize("shared", [None, 5])
-async def test_a_decision_about_messages_in_the_log_is_one_write_with_them(log: MessageLog, shared: int | None) -> None:
+async def test_a_decision_with_messages_in_the_log_is_one_write(log: MessageLog, shared: int | None) -> None:
     await log.write(Define(queues=[QUEUE]))
     branch = a_branch(published=(HIDDEN,), consumed=(HELD,), consumes=1)
     await log.write(an_insert(branch))

@@ -22,7 +22,7 @@ async def positions_in(log: MessageLog, queue: int = QUEUE) -> list[int]:
     return (await contents_of(log, queue)).positions.tolist()
 
 
-async def test_a_stored_message_reads_back_octet_by_octet(log: MessageLog) -> None:
+async def test_a_stored_message_reads_back_byte_by_byte(log: MessageLog) -> None:
     """Bytes stay bytes."""
     plain = a_message(body=bytes(range(256)) * 64, properties=b"")
     transient = a_message(flags=-(2**31), expires_at=1_800_000_000.123456, body=b"", exchange=b"", routing_key=b"")
@@ -37,7 +37,7 @@ async def test_a_stored_message_reads_back_octet_by_octet(log: MessageLog) -> No
     assert await log.which_exist([]) == set()
 
 
-async def test_bodies_are_read_up_to_a_number_of_octets(log: MessageLog) -> None:
+async def test_bodies_are_read_up_to_a_number_of_bytes(log: MessageLog) -> None:
     """Every buffer has a limit; at least one message is returned, whatever its size."""
     messages = [a_message(body=bytes(size)) for size in (5000, 0, 3000, 1, 9)]
     slots = [message.slot for message in messages]
@@ -79,7 +79,7 @@ async def test_messages_of_one_change_come_together_or_not_at_all(log: MessageLo
     assert await positions_in(log) == [taken.position]
 
 
-async def test_a_refused_change_takes_nobody_down(log: MessageLog) -> None:
+async def test_a_refused_change_does_not_fail_others(log: MessageLog) -> None:
     taken = a_message()
     await log.write(Store(change=puts(taken)))
     good = [a_message() for _ in range(20)]
@@ -99,7 +99,7 @@ async def test_what_is_gone_may_be_dropped_again(log: MessageLog) -> None:
     assert await positions_in(log) == []
 
 
-async def test_a_slot_that_is_put_and_dropped_in_one_group_is_gone(log: MessageLog) -> None:
+async def test_a_slot_put_and_dropped_in_one_group_is_gone(log: MessageLog) -> None:
     """Statements run by kind, not in order: puts come first, then drops."""
     first, second, third = a_message(), a_message(), a_message()
     await asyncio.gather(
@@ -127,7 +127,7 @@ async def test_submitted_records_are_written_in_order(log: MessageLog) -> None:
     assert not log.congested
 
 
-async def test_a_time_to_expire_is_changed_only_where_the_message_is(log: MessageLog) -> None:
+async def test_an_expiry_is_changed_only_where_the_message_is(log: MessageLog) -> None:
     message, gone = a_message(), a_message()
     await log.write(Store(change=puts(message)))
     await log.write(Store(change=Change(expiries=[(message.slot, 1_900_000_000.5), (gone.slot, 1.0)])))
@@ -222,7 +222,7 @@ async def test_a_refused_branch_stores_no_message(log: MessageLog) -> None:
     assert (await log.lookup("/", again.xid)).branch is None
 
 
-async def test_a_one_phase_commit_is_a_note_and_names_its_branch(log: MessageLog) -> None:
+async def test_a_one_phase_commit_is_a_note_with_its_branch(log: MessageLog) -> None:
     """The branch id of the ending decides an unknown outcome afterwards."""
     held, message = a_message(), a_message()
     await log.write(Store(change=puts(held)))
@@ -274,7 +274,7 @@ async def test_topology_goes_piece_by_piece(log: MessageLog) -> None:
         )
 
 
-async def test_a_name_goes_and_comes_again_in_one_record_and_in_one_group(log: MessageLog) -> None:
+async def test_one_record_or_group_may_delete_and_declare_a_name(log: MessageLog) -> None:
     """In a record, deletions come before additions; records of topology are written in order."""
     await log.write(TOPOLOGY)
     second, third = a_queue(id=20), a_queue(id=21)

@@ -64,6 +64,6 @@ def test_patterns_mean_what_they_mean_to_rabbitmq(rabbitmq: RabbitNode) -> None:
 
 
 @pytest.mark.parametrize("pattern", READ_OTHERWISE)
-def test_what_would_mean_something_else_is_refused_before_it_is_stored(pattern: str) -> None:
+def test_an_ambiguous_pattern_is_refused_before_it_is_stored(pattern: str) -> None:
     with pytest.raises(BadPattern, match=r"must be written|is not (known|supported)"):
         check_pattern(pattern)

@@ -232,7 +232,7 @@ def test_what_is_the_servers_own_is_refused_to_everybody(users: Users, alice: st
         ("", (), 406),
     ],
 )
-def test_a_message_says_who_published_it_or_nothing(users: Users, said: str, tags: tuple[str, ...], code: int) -> None:
+def test_a_message_names_its_publisher_or_nothing(users: Users, said: str, tags: tuple[str, ...], code: int) -> None:
     """RabbitMQ, Validated User-ID: "if set, … must be equal to the name of the user used to open the connection"."""
     name = f"alice-{secrets.token_hex(4)}"
     users.add(name, *tags)
@@ -268,7 +268,7 @@ def refused_login(url: str) -> methods.ConnectionClose:
     return end
 
 
-def test_a_wrong_password_is_told_to_who_wants_to_hear_it(users: Users, alice: str) -> None:
+def test_a_capable_client_gets_close_for_a_wrong_password(users: Users, alice: str) -> None:
     """RabbitMQ, Authentication Failure Notifications: connection.close with 403 ACCESS_REFUSED."""
     for url in (users.url(alice, "wr0ng"), users.url("nobody", "wr0ng"), users.url(alice, "")):
         end = refused_login(url)
@@ -276,7 +276,7 @@ def test_a_wrong_password_is_told_to_who_wants_to_hear_it(users: Users, alice: s
         assert b"wr0ng" not in end.reply_text
 
 
-def test_who_does_not_is_cut_off(users: Users, alice: str) -> None:
+def test_an_incapable_client_is_disconnected_after_a_wrong_password(users: Users, alice: str) -> None:
     with RawClient(users.url(alice, "wrong")) as peer:
         peer.begin()
         peer.say(0, peer.start_ok())
@@ -315,7 +315,7 @@ def test_a_vhost_is_entered_with_a_permission_only(users: Users, alice: str) -> 
 # -- changes during a connection ---------------------------------------------------------------------------------------
 
 
-def test_a_renewed_password_counts_for_the_next_login_and_cuts_nobody(users: Users, alice: str) -> None:
+def test_a_new_password_counts_for_the_next_login_only(users: Users, alice: str) -> None:
     with session(users.url(alice)) as client:
         users.renew(alice, "new")
         assert refused_login(users.url(alice, alice)).reply_code == 403

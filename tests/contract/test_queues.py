@@ -50,7 +50,7 @@ def test_messages_expire_at_the_head_alone(talk: Dialogue) -> None:
 
 
 @pytest.mark.parametrize("by_queue", [True, False])
-def test_a_time_to_live_of_zero_is_enough_for_a_consumer_that_waits(talk: Dialogue, by_queue: bool) -> None:
+def test_a_waiting_consumer_gets_messages_with_a_zero_ttl(talk: Dialogue, by_queue: bool) -> None:
     """RabbitMQ: messages expire "upon reaching a queue unless they can be delivered to a consumer immediately"."""
     arguments: dict[str, Any] = {"message_ttl": 0} if by_queue else {}
     expiration = None if by_queue else "0"
@@ -77,7 +77,7 @@ def test_a_consumer_without_room_does_not_save_a_message(talk: Dialogue) -> None
     assert [got.body for got in found] == ["held"]
 
 
-def test_what_was_delivered_does_not_expire_before_it_is_given_back(talk: Dialogue) -> None:
+def test_a_delivered_message_does_not_expire_before_it_is_requeued(talk: Dialogue) -> None:
     """RabbitMQ: "The original expiry time of a message is preserved if it is requeued"."""
     grave = talk.grave()
     queue = talk.queue(dead_letter_exchange=grave, message_ttl=100)
@@ -115,7 +115,7 @@ def test_expirations_that_are_a_time_are_taken(talk: Dialogue, value: str) -> No
 # -- queues that expire ------------------------------------------------------------------------------------------------
 
 
-def test_an_unused_queue_goes_and_its_messages_are_no_dead_letters(talk: Dialogue) -> None:
+def test_messages_of_an_expired_queue_are_no_dead_letters(talk: Dialogue) -> None:
     """RabbitMQ: "the server … does not dead-letter the messages in an expired queue" (Dead Letter Exchanges)."""
     grave = talk.grave()
     queue = talk.queue(dead_letter_exchange=grave, expires=200)
@@ -174,7 +174,7 @@ def test_a_full_queue_drops_its_oldest_messages(talk: Dialogue) -> None:
     assert talk.drain(queue) == ["3", "4"]
 
 
-def test_octets_of_bodies_count(talk: Dialogue) -> None:
+def test_bytes_of_bodies_count(talk: Dialogue) -> None:
     grave = talk.grave()
     queue = talk.queue(dead_letter_exchange=grave, max_length_bytes=10)
     talk.publish(queue, "1" * 4, "2" * 4, "3" * 4, message_id="not counted")
@@ -231,7 +231,7 @@ def test_what_a_queue_refuses_may_be_a_dead_letter(talk: Dialogue) -> None:
     assert talk.drain(queue) == ["1"]
 
 
-def test_without_a_dead_letter_exchange_what_a_queue_refuses_is_gone(talk: Dialogue) -> None:
+def test_without_a_dead_letter_exchange_refused_messages_are_dropped(talk: Dialogue) -> None:
     queue = talk.queue(max_length=1, overflow="reject-publish-dlx")
     assert talk.publish(queue, "1", "2") == [True, False]
     assert talk.drain(queue) == ["1"]
@@ -282,7 +282,7 @@ def test_a_full_queue_with_priorities_drops_from_its_head(talk: Dialogue) -> Non
     assert talk.drain(queue) == ["low", "lower"]
 
 
-def test_a_message_of_low_priority_does_not_expire_behind_one_of_high_priority(talk: Dialogue) -> None:
+def test_a_low_priority_message_expires_only_at_the_head(talk: Dialogue) -> None:
     """RabbitMQ, Priority Queues: "expired lower-priority messages getting stuck behind non-expired" ones."""
     grave = talk.grave()
     queue = talk.queue(max_priority=5, dead_letter_exchange=grave)
@@ -295,7 +295,7 @@ def test_a_message_of_low_priority_does_not_expire_behind_one_of_high_priority(t
     assert (got.body, got.properties.priority) == ("low", 1)
 
 
-def test_without_priorities_in_the_queue_those_of_messages_do_not_count(talk: Dialogue) -> None:
+def test_without_queue_priorities_message_priorities_are_ignored(talk: Dialogue) -> None:
     queue = talk.queue()
     talk.publish(queue, "low", priority=1)
     talk.publish(queue, "high", priority=5)
@@ -325,7 +325,7 @@ def test_an_exclusive_queue_is_for_its_connection(talk: Dialogue) -> None:
         assert other.refused(lambda channel: channel.queue_declare(queue, passive=True)) == 404
 
 
-def test_a_queue_goes_with_its_last_consumer_and_not_without_one(talk: Dialogue) -> None:
+def test_a_queue_is_deleted_only_with_its_last_consumer(talk: Dialogue) -> None:
     name = unique()
     talk.channel.queue_declare(name, auto_delete=True)
     talk.publish(name, "1")
@@ -356,7 +356,7 @@ def test_an_exchange_goes_with_its_last_binding(talk: Dialogue) -> None:
     assert (there(name), there(source)) == (False, False)
 
 
-def test_consumers_hear_of_the_end_of_their_queue(talk: Dialogue) -> None:
+def test_consumers_are_notified_of_the_end_of_their_queue(talk: Dialogue) -> None:
     """RabbitMQ, Consumer Cancel Notification."""
     queue = talk.queue()
     cancelled: list[str] = []
@@ -368,7 +368,7 @@ def test_consumers_hear_of_the_end_of_their_queue(talk: Dialogue) -> None:
     assert talk.channel.is_open
 
 
-def test_consumers_hear_of_the_end_of_an_exclusive_consumers_queue_on_other_connections(talk: Dialogue) -> None:
+def test_consumers_on_other_connections_are_notified_of_the_deletion(talk: Dialogue) -> None:
     name = unique()
     talk.channel.queue_declare(name)
     cancelled: list[object] = []
@@ -380,7 +380,7 @@ def test_consumers_hear_of_the_end_of_an_exclusive_consumers_queue_on_other_conn
     talk.until(lambda: len(cancelled) == 1, "the consumer told")
 
 
-def test_a_queue_in_use_or_with_messages_is_kept_if_asked_for(talk: Dialogue) -> None:
+def test_a_conditional_delete_keeps_a_queue_in_use_or_filled(talk: Dialogue) -> None:
     queue = talk.queue()
     tag = talk.collect([], queue)
     assert talk.refused(lambda channel: channel.queue_delete(queue, if_unused=True)) == 406

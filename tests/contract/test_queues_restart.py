@@ -127,7 +127,7 @@ async def test_a_bounded_queue_stays_bounded(open_client: OpenClient) -> None:
     assert await client.consume(queues(client, b"q")[0]).wait(2) == [b"2", b"3"]
 
 
-async def test_what_should_have_left_a_full_queue_leaves_at_the_start(open_client: OpenClient) -> None:
+async def test_overdue_messages_of_a_full_queue_are_dropped_at_start(open_client: OpenClient) -> None:
     """The last messages were stored, and dtx ended before it had dead-lettered the oldest ones."""
     client = await open_client()
     queue = await client.declare("q", max_length=2, **DEAD)
@@ -156,7 +156,7 @@ async def test_a_queue_that_refuses_goes_on_refusing(open_client: OpenClient) ->
 # -- queues that expire ------------------------------------------------------------------------------------------------
 
 
-async def test_an_unused_queue_has_its_whole_life_again_after_a_restart(open_client: OpenClient, clock: Clock) -> None:
+async def test_an_unused_queue_has_its_whole_lifetime_after_a_restart(open_client: OpenClient, clock: Clock) -> None:
     """RabbitMQ: "leases of durable queues restart when the server restarts"."""
     client = await open_client(clock=clock)
     await client.declare("q", expires=60_000)
@@ -202,7 +202,7 @@ async def test_a_clock_that_is_set_forward_makes_no_queue_unused(open_client: Op
     await until(none)
 
 
-async def test_a_queue_is_in_use_while_a_branch_holds_its_messages(open_client: OpenClient, clock: Clock) -> None:
+async def test_a_queue_is_used_while_a_branch_has_its_messages(open_client: OpenClient, clock: Clock) -> None:
     client = await open_client(clock=clock)
     queue = await client.declare("q", expires=60_000)
     await client.publish(b"held")
@@ -252,7 +252,7 @@ async def test_a_queue_stays_while_a_branch_has_messages_for_it(
 
 
 @pytest.mark.parametrize("restart", [False, True])
-async def test_what_a_branch_holds_does_not_expire_before_it_comes_back(
+async def test_messages_of_a_branch_do_not_expire_before_they_return(
     open_client: OpenClient, clock: Clock, restart: bool
 ) -> None:
     client = await open_client(clock=clock)
@@ -304,7 +304,7 @@ async def test_a_branch_gives_back_in_order_and_then_time_counts(
     assert await letters(client, 4, b"expired") == [b"1", b"2", b"3", b"4"]
 
 
-async def test_a_branch_gives_back_into_a_queue_that_is_full_by_now(open_client: OpenClient) -> None:
+async def test_a_branch_returns_messages_into_a_full_queue(open_client: OpenClient) -> None:
     """As after any requeue in RabbitMQ the head is dropped: the returned message, which is the oldest."""
     client = await open_client()
     queue = await client.declare("q", max_length=1, **DEAD)
@@ -323,7 +323,7 @@ async def test_a_branch_gives_back_into_a_queue_that_is_full_by_now(open_client:
 
 
 @pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.ANSWER_LOST])
-async def test_a_dead_letter_is_moved_once_whatever_the_log_says(fault: Fault) -> None:
+async def test_a_dead_letter_is_moved_once_despite_log_failures(fault: Fault) -> None:
     log = MemoryLog("rm", MemoryDatabase())
     await log.open()
     client = await Client(log).open()
@@ -351,7 +351,7 @@ class Watched(MemoryLog):
         await super().write(record, urgent=urgent)
 
 
-async def test_a_dead_letter_of_a_queue_that_is_deleted_meanwhile_is_nowhere() -> None:
+async def test_a_dead_letter_of_a_deleted_queue_is_dropped() -> None:
     """The log has neither the old message nor the new one, so no client may see the dead letter."""
     log = Watched("rm", MemoryDatabase())
     await log.open()

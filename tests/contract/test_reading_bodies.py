@@ -69,7 +69,7 @@ async def test_what_is_purged_while_it_is_read_is_not_missed(client: Client, slo
     assert [event for event in said if event["event"] == MISSED] == []
 
 
-async def test_what_is_gone_behind_our_back_is_missed_and_the_rest_is_served(client: Client, slow: SlowLog) -> None:
+async def test_a_message_removed_from_the_database_does_not_block_others(client: Client, slow: SlowLog) -> None:
     queue = await client.declare()
     await client.publish(*BODIES)
     first = Slot(queue.spec.id, queue.index._ready.first(1)[0])
@@ -89,9 +89,7 @@ async def test_bodies_that_could_not_be_read_are_asked_for_again(client: Client,
     assert slow.failures == 0
 
 
-async def test_deliveries_of_a_change_that_did_not_happen_come_again_though_reading_them_failed(
-    client: Client, slow: SlowLog
-) -> None:
+async def test_deliveries_of_a_failed_change_are_repeated_despite_read_errors(client: Client, slow: SlowLog) -> None:
     """docs/explanation/limits: "If the database refuses the record, the acknowledged messages are delivered again"."""
     queue = await client.declare()
     await client.publish(*BODIES)

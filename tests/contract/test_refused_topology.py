@@ -18,7 +18,7 @@ async def in_the_way(client: Client) -> QueueRow:
     return row
 
 
-async def test_a_refused_queue_is_there_when_it_is_declared_again_and_nothing_is_in_its_way(
+async def test_a_refused_queue_can_be_declared_again(
     open_client: OpenClient,
 ) -> None:
     client = await open_client()

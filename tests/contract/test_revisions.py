@@ -16,7 +16,7 @@ def marked(_: QueueDelivery, message: StoredMessage) -> bytes:
     return properties.set_header(message.properties, b"x-seen", message.body)
 
 
-async def test_whoever_gets_a_message_next_gets_it_changed(
+async def test_every_next_consumer_gets_the_changed_message(
     open_client: OpenClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All messages are changed, in several reads; consumed messages are skipped."""

@@ -14,7 +14,7 @@ from dtx.wire.amqp09.properties import Property, build
 from tests.support.standalone import PERSISTENT, TRANSIENT, Client, OpenClient, gone, rows, until
 
 
-async def test_a_message_is_seen_when_it_is_durable_and_leaves_when_it_is_acknowledged(client: Client) -> None:
+async def test_a_durable_message_is_delivered_until_it_is_acknowledged(client: Client) -> None:
     queue = await client.declare()
     sink = client.consume(queue)
     await client.publish(b"one", b"two")
@@ -25,7 +25,7 @@ async def test_a_message_is_seen_when_it_is_durable_and_leaves_when_it_is_acknow
     assert (queue.index.ready, queue.index.unacked) == (0, 0)
 
 
-async def test_a_delivery_that_a_transaction_lets_go_is_its_consumers_again(client: Client) -> None:
+async def test_a_delivery_released_by_a_transaction_returns_to_its_consumer(client: Client) -> None:
     queue = await client.declare()
     sink = client.consume(queue)
     await client.publish(b"one")
@@ -184,7 +184,7 @@ async def test_what_is_sent_without_acknowledgement_leaves_by_itself(client: Cli
     await gone(client, queue.spec.id)
 
 
-async def test_a_queue_that_refuses_publishes_takes_no_more_than_it_may(client: Client) -> None:
+async def test_a_queue_with_reject_publish_keeps_within_its_limit(client: Client) -> None:
     await client.declare("q", max_length=2, overflow="reject-publish")
     open_queue = await client.declare("open")
     messages = [client.message(b"%d" % number) for number in range(4)]
@@ -314,7 +314,7 @@ async def test_a_message_begins_to_expire_when_its_branch_commits(open_client: O
     assert [message.expires_at for message in stored.values()] == [now[0] + 60, now[0] + 1]
 
 
-async def test_after_a_restart_a_message_has_its_lifetime_from_the_commit_on(open_client: OpenClient) -> None:
+async def test_after_a_restart_a_lifetime_begins_at_the_commit(open_client: OpenClient) -> None:
     now = [1_800_000_001.0]
     options: dict[str, Any] = {"clock": lambda: now[0]}
     client = await open_client(**options)

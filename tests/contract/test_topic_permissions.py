@@ -56,7 +56,7 @@ def codes(users: Users, alice: str, *frames: bytes) -> list[int]:
         return [outcome(client, each) for each in frames]
 
 
-def test_who_has_no_topic_permissions_may_use_every_key(users: Users, alice: str, queue: str) -> None:
+def test_a_user_without_topic_permissions_may_use_every_key(users: Users, alice: str, queue: str) -> None:
     """RabbitMQ, Topic Authorisation: "if there are no topic permissions … the operation is allowed"."""
     users.permit_topic(alice, "another.exchange", write="", read="")
     assert codes(users, alice, publish("a"), bind(queue, TOPIC, "a"), unbind(queue, TOPIC, "a")) == [0, 0, 0]
@@ -127,7 +127,7 @@ def test_topic_permissions_come_behind_those_on_the_exchange(users: Users, alice
     assert codes(users, alice, publish("a"), bind("nowhere", TOPIC, "a")) == [403, 403]
 
 
-def test_names_of_user_and_vhost_stand_in_patterns(users: Users, alice: str) -> None:
+def test_patterns_contain_the_names_of_user_and_vhost(users: Users, alice: str) -> None:
     """Topic Authorisation: "variable expansion": {username} and {vhost}."""
     users.permit_topic(alice, TOPIC, write="^{username}[.]", read="")
     keys_of = (f"{alice}.x", "bob.x", "{username}.x")

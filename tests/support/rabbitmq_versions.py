@@ -3,13 +3,13 @@
 from typing import Final
 
 DIFFERENCES: Final = {
-    "tests/contract/test_dead_letters.py::test_a_dead_letter_says_how_it_died[RabbitMQ-rejected]": (
+    "tests/contract/test_dead_letters.py::test_a_dead_letter_names_the_reason[RabbitMQ-rejected]": (
         "4 adds the headers x-last-death-queue, x-last-death-reason and x-last-death-exchange"
     ),
-    "tests/contract/test_dead_letters.py::test_a_dead_letter_says_how_it_died[RabbitMQ-expired]": (
+    "tests/contract/test_dead_letters.py::test_a_dead_letter_names_the_reason[RabbitMQ-expired]": (
         "4 adds the headers x-last-death-queue, x-last-death-reason and x-last-death-exchange"
     ),
-    "tests/contract/test_dead_letters.py::test_a_dead_letter_says_how_it_died[RabbitMQ-maxlen]": (
+    "tests/contract/test_dead_letters.py::test_a_dead_letter_names_the_reason[RabbitMQ-maxlen]": (
         "4 adds the headers x-last-death-queue, x-last-death-reason and x-last-death-exchange"
     ),
     "tests/contract/test_dead_letters.py::test_a_key_of_the_queue_replaces_all_of_the_message[RabbitMQ]": (

@@ -18,7 +18,7 @@ def test_what_is_posted_is_seen_when_the_transaction_is_discharged(
     assert take_all(channel, queue) == [b"one", b"two"]
 
 
-def test_what_is_posted_in_a_transaction_that_fails_is_never_seen(
+def test_a_posting_of_a_failed_transaction_is_never_delivered(
     client: Client, channel: BlockingChannel, queue: str
 ) -> None:
     sender = client.sender(queue)
@@ -28,7 +28,7 @@ def test_what_is_posted_in_a_transaction_that_fails_is_never_seen(
     assert take_all(channel, queue) == []
 
 
-def test_what_is_retired_leaves_its_queue_when_the_transaction_is_discharged(
+def test_a_retired_message_leaves_its_queue_at_the_discharge(
     client: Client, channel: BlockingChannel, queue: str
 ) -> None:
     channel.basic_publish("", queue, b"one")
@@ -43,7 +43,7 @@ def test_what_is_retired_leaves_its_queue_when_the_transaction_is_discharged(
     assert take_all(channel, queue) == []
 
 
-def test_a_retirement_that_is_rolled_back_leaves_the_delivery_with_the_client(
+def test_a_rolled_back_retirement_leaves_the_delivery_with_the_client(
     client: Client, channel: BlockingChannel, queue: str
 ) -> None:
     """4.4.2: "the deliveries will still be "live" and will remain acquired by the controller"."""

@@ -43,7 +43,7 @@ def test_join_of_a_prepared_branch_is_refused(raw: RawClient, queue: str, xid: X
     assert raw.ask(2, DtxRollback(xid=xid)) is XaFlag.OK
 
 
-def test_join_of_a_rollback_only_branch_says_so_and_associates_nothing(raw: RawClient, xid: Xid) -> None:
+def test_join_of_a_rollback_only_branch_returns_rbrollback(raw: RawClient, xid: Xid) -> None:
     """Start-ok: "xa-rbrollback: The broker marked the transaction branch rollback-only"."""
     doomed(raw, xid)
     assert raw.ask(3, DtxStart(xid=xid, join=True)) is XaFlag.RBROLLBACK
@@ -51,7 +51,7 @@ def test_join_of_a_rollback_only_branch_says_so_and_associates_nothing(raw: RawC
     assert raw.ask(2, DtxRollback(xid=xid)) is XaFlag.OK
 
 
-def test_resume_of_a_branch_that_failed_meanwhile_says_so_and_associates_nothing(raw: RawClient, xid: Xid) -> None:
+def test_resume_of_a_branch_that_failed_meanwhile_returns_rbrollback(raw: RawClient, xid: Xid) -> None:
     raw.ask(1, DtxStart(xid=xid))
     raw.ask(1, DtxEnd(xid=xid, suspend=True))
     raw.ask(3, DtxStart(xid=xid, join=True))
@@ -60,7 +60,7 @@ def test_resume_of_a_branch_that_failed_meanwhile_says_so_and_associates_nothing
     assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.RBROLLBACK
 
 
-def test_end_tells_that_another_channel_has_failed(raw: RawClient, broker: Broker, queue: str, xid: Xid) -> None:
+def test_end_reports_that_another_channel_has_failed(raw: RawClient, broker: Broker, queue: str, xid: Xid) -> None:
     """End-ok: "xa-rbrollback: The broker marked the transaction branch rollback-only"."""
     raw.ask(1, DtxStart(xid=xid))
     raw.ask(3, DtxStart(xid=xid, join=True))
@@ -88,7 +88,7 @@ def test_a_one_phase_commit_without_work_is_ok(raw: RawClient, xid: Xid) -> None
     assert raw.ask(2, DtxCommit(xid=xid, one_phase=True)) is XaFlag.OK
 
 
-def test_a_one_phase_commit_that_could_not_be_says_so(raw: RawClient, xid: Xid) -> None:
+def test_a_failed_one_phase_commit_returns_the_rollback_code(raw: RawClient, xid: Xid) -> None:
     """Commit-ok: "xa-rbrollback: The broker marked the transaction branch rollback-only"."""
     doomed(raw, xid)
     assert raw.ask(2, DtxCommit(xid=xid, one_phase=True)) is XaFlag.RBROLLBACK
@@ -101,7 +101,7 @@ def test_a_two_phase_commit_of_a_doomed_branch_is_refused(raw: RawClient, xid: X
 
 
 @only_alongside
-def test_what_could_not_be_committed_waits_and_is_told_apart(
+def test_branches_that_cannot_commit_are_stuck_with_distinct_reasons(
     raw: RawClient, broker: Broker, queue: str, xid: Xid
 ) -> None:
     """Commit, rule internalError: "If an error occurs in committing ... 541"; the decision to commit stands."""
@@ -124,7 +124,9 @@ def test_what_could_not_be_committed_waits_and_is_told_apart(
 
 
 @only_alongside
-def test_what_could_not_be_put_back_waits_and_is_told_apart(raw: RawClient, broker: Broker, xid: Xid) -> None:
+def test_branches_that_cannot_roll_back_are_stuck_with_distinct_reasons(
+    raw: RawClient, broker: Broker, xid: Xid
+) -> None:
     """Rollback, rule internalError: "If an error occurs in rolling back ... 541"; the decision to roll back stands."""
     with fresh_queue(broker) as queue:
         raw.publish(1, queue, b"back")
@@ -145,7 +147,7 @@ def test_what_could_not_be_put_back_waits_and_is_told_apart(raw: RawClient, brok
 
 
 @only_standalone
-def test_an_exchange_that_goes_after_the_publish_does_not_keep_it_from_its_queue(
+def test_a_deleted_exchange_still_routes_messages_published_before(
     raw: RawClient, broker: Broker, queue: str, xid: Xid
 ) -> None:
     """In standalone mode dtx routes a message when it is published, so a prepared branch can be committed."""
@@ -160,7 +162,7 @@ def test_an_exchange_that_goes_after_the_publish_does_not_keep_it_from_its_queue
 
 @only_standalone
 @pytest.mark.parametrize("commit", [True, False])
-def test_a_queue_that_is_deleted_takes_the_messages_of_branches_along(
+def test_a_deleted_queue_takes_the_messages_of_branches_along(
     raw: RawClient, broker: Broker, queue: str, xid: Xid, commit: bool
 ) -> None:
     """queue.delete: "messages … are discarded"; the branch still completes, with its other work."""
@@ -187,7 +189,7 @@ def test_a_queue_that_is_deleted_takes_the_messages_of_branches_along(
 
 
 @pytest.mark.parametrize("outcome", ["committed", "committed at once", "rolled-back", "read-only"])
-def test_an_xid_that_completed_is_said_to_have(raw: RawClient, queue: str, xid: Xid, outcome: str) -> None:
+def test_a_completed_xid_is_reported_as_completed(raw: RawClient, queue: str, xid: Xid, outcome: str) -> None:
     """404 contains the outcome and its time, for a TM that has lost an answer."""
     if outcome == "read-only":
         raw.idle(1, xid)
@@ -206,7 +208,7 @@ def test_an_xid_that_completed_is_said_to_have(raw: RawClient, queue: str, xid: 
         assert f"; unknown xid, completed: {ending} at 20" in refusal.text
 
 
-def test_the_reason_comes_before_an_xid_that_fills_the_whole_reply_text(raw: RawClient, queue: str) -> None:
+def test_the_reason_precedes_an_xid_that_fills_the_text(raw: RawClient, queue: str) -> None:
     """Reply-text is a short string, which the longest xid exceeds."""
     xid = raw.prepared(1, Xid(0xFFFFFFFF, secrets.token_bytes(64), secrets.token_bytes(64)), queue=queue)
     assert "already known, in state prepared" in raw.refusal(3, DtxStart(xid=xid)).text
@@ -235,7 +237,7 @@ def test_what_is_remembered_does_not_block_a_new_start(raw: RawClient, xid: Xid)
     assert raw.refusal(2, DtxRollback(xid=xid)).code == 404
 
 
-def test_of_a_lost_connection_only_ended_branches_can_still_be_prepared(
+def test_after_a_lost_connection_only_ended_branches_can_be_prepared(
     service: DtxService, raw: RawClient, queue: str, xid: Xid
 ) -> None:
     """A branch whose channel ends while associated is rollback-only; the next call says so."""

@@ -38,7 +38,7 @@ def read_declared(client: RawClient, channel: int) -> str:
     return methods.QueueDeclareOk.decode(client.read_method(channel, methods.QueueDeclareOk.KEY)).queue.decode()
 
 
-def test_an_ack_outside_the_branch_never_takes_what_a_branch_holds(
+def test_an_ack_outside_the_branch_settles_no_delivery_of_branches(
     raw: RawClient, broker: Broker, full: str, xid: Xid
 ) -> None:
     """Transactionality; ack with multiple is "up to and including", except for messages that a branch holds."""
@@ -52,7 +52,7 @@ def test_an_ack_outside_the_branch_never_takes_what_a_branch_holds(
     assert sorted(bodies(broker, full)) == numbers(1, 3, 5, 6, 7, 8, 9)
 
 
-def test_an_ack_of_all_within_the_branch_takes_what_is_not_settled(
+def test_an_ack_of_all_in_a_branch_settles_unsettled_deliveries(
     raw: RawClient, broker: Broker, full: str, xid: Xid
 ) -> None:
     """Delivery tag 0 with multiple: "all outstanding messages"; messages acknowledged before are excluded."""
@@ -249,9 +249,7 @@ def test_a_client_that_leaves_leaves_its_rejects_to_the_branch(
 
 
 @only_alongside
-def test_a_reject_is_lost_with_its_channel_and_no_message_is(
-    raw: RawClient, broker: Broker, full: str, xid: Xid
-) -> None:
+def test_a_reject_is_lost_with_its_channel_not_the_message(raw: RawClient, broker: Broker, full: str, xid: Xid) -> None:
     """The broker requeues unsettled deliveries of a channel that ends; the branch still commits."""
     tag = raw.get(1, full) or 0
     raw.ask(1, DtxStart(xid=xid))
@@ -355,9 +353,7 @@ def test_deliveries_on_two_connections_are_one_branch(
     assert sorted(bodies(broker, full)) == numbers(3, 4, 5, 6, 7, 8, 9)
 
 
-def test_an_exception_on_the_channel_ends_the_branch_that_is_associated_with_it(
-    raw: RawClient, broker: Broker, full: str, xid: Xid
-) -> None:
+def test_a_channel_exception_ends_the_associated_branch(raw: RawClient, broker: Broker, full: str, xid: Xid) -> None:
     """A "channel exception" of the broker is passed on with its text."""
     raw.ask(1, DtxStart(xid=xid))
     raw.consume_one(1, full)
@@ -387,7 +383,7 @@ def test_an_exception_after_the_end_takes_only_what_was_consumed(
 
 
 @only_standalone
-def test_an_exception_after_the_end_takes_nothing_where_dtx_has_the_messages(
+def test_an_exception_after_the_end_loses_nothing_that_dtx_stores(
     raw: RawClient, broker: Broker, full: str, xid: Xid
 ) -> None:
     """An ended branch survives its channel; consumed messages are held in the queue, not on the channel."""
@@ -400,7 +396,7 @@ def test_an_exception_after_the_end_takes_nothing_where_dtx_has_the_messages(
     assert sorted(bodies(broker, full)) == numbers(*range(1, 10))
 
 
-def test_a_refused_dtx_call_does_not_take_back_what_an_ended_branch_consumed(
+def test_a_refused_dtx_call_keeps_deliveries_of_an_ended_branch(
     raw: RawClient, broker: Broker, full: str, xid: Xid
 ) -> None:
     """The exception comes from dtx, so the channel at the broker stays open for the branch."""
@@ -416,7 +412,7 @@ def test_a_refused_dtx_call_does_not_take_back_what_an_ended_branch_consumed(
 
 
 @only_alongside
-def test_an_ended_branch_keeps_the_exclusive_queue_of_a_client_that_is_gone(
+def test_an_ended_branch_keeps_a_lost_clients_exclusive_queue(
     service: DtxService, raw: RawClient, rabbitmq: RabbitNode, queue: str
 ) -> None:
     """The connection to RabbitMQ stays open while a branch needs it, then it is closed."""
@@ -507,7 +503,7 @@ def test_only_what_an_exclusive_queue_held_may_go(
     raw.say(2, methods.QueueDelete(target).encode())
 
 
-def test_what_is_published_keeps_its_order_its_properties_and_its_id(
+def test_published_messages_keep_order_properties_and_id(
     mode: Mode, raw: RawClient, broker: Broker, queue: str, xid: Xid
 ) -> None:
     """Bodies of no, one and many frames; a message sent to a broker has one header added by dtx."""

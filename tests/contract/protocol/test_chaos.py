@@ -103,7 +103,7 @@ class Worker:
                 client.ask(2, DtxSetTimeout(xid=xid, timeout=1))
 
 
-def test_whatever_clients_do_no_token_is_lost_or_doubled(service: DtxService, broker: Broker) -> None:
+def test_random_client_actions_neither_lose_nor_repeat_a_token(service: DtxService, broker: Broker) -> None:
     """Commit, rollback: "made available", "discarded", "re-enqueued": each applies to the whole branch, once."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")

@@ -114,7 +114,7 @@ def test_two_commits_at_once_are_both_answered_ok(
     assert bodies(broker, queue) == [b"one"]
 
 
-def test_a_commit_that_comes_while_another_runs_waits_and_is_ok(raw: RawClient, broker: Broker, queue: str) -> None:
+def test_a_commit_during_another_commit_waits_and_is_ok(raw: RawClient, broker: Broker, queue: str) -> None:
     """A repeated commit waits for the first; one packet for both channels makes sure that the second is in time."""
     raw.open(4)
     for _ in range(5):
@@ -125,7 +125,7 @@ def test_a_commit_that_comes_while_another_runs_waits_and_is_ok(raw: RawClient, 
     assert bodies(broker, queue) == [b"one"] * 5
 
 
-def test_a_rollback_that_comes_while_another_runs_waits_and_is_ok(raw: RawClient, broker: Broker, queue: str) -> None:
+def test_a_rollback_during_another_rollback_waits_and_is_ok(raw: RawClient, broker: Broker, queue: str) -> None:
     """A repeated rollback waits for the first."""
     raw.open(4)
     for _ in range(5):
@@ -147,7 +147,7 @@ def _frame(channel: int, call: DtxCall) -> bytes:
 
 
 @pytest.mark.parametrize("first", ["commit", "rollback"])
-def test_of_commit_and_rollback_at_once_one_wins_and_the_other_is_told(
+def test_of_concurrent_commit_and_rollback_exactly_one_wins(
     raw: RawClient, broker: Broker, queue: str, first: str
 ) -> None:
     """The first call wins; the second is refused with 404 or 503."""

@@ -35,7 +35,7 @@ def test_the_log_names_address_and_close_of_a_client(service: DtxService) -> Non
     assert all('"AMQP 0-9-1"' in line and '"guest"' in line for line in (opened, closed))
 
 
-def test_the_log_names_the_address_of_a_client_that_was_refused(service: DtxService) -> None:
+def test_the_log_names_the_address_of_a_refused_client(service: DtxService) -> None:
     """A broker that refuses a login knows only the address of dtx."""
     before = length(service)
     with RawClient(service.url()) as peer:

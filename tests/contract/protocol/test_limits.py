@@ -49,9 +49,7 @@ def test_select_is_refused_on_a_channel_with_another_mode(raw: RawClient, before
 
 
 @only_standalone
-def test_what_was_delivered_before_select_can_be_part_of_a_branch(
-    raw: RawClient, broker: Broker, queue: str, xid: Xid
-) -> None:
+def test_deliveries_before_select_can_be_part_of_a_branch(raw: RawClient, broker: Broker, queue: str, xid: Xid) -> None:
     """In standalone mode a delivery before select can be acknowledged in a branch."""
     raw.publish(3, queue)
     wait_until(lambda: broker.count(queue) == 1, what="a message")
@@ -181,9 +179,7 @@ def test_consumed_messages_count_too_and_are_back_afterwards(
 
 
 @only_alongside
-def test_a_delivery_whose_content_was_too_much_to_keep_cannot_be_consumed(
-    raw: RawClient, broker: Broker, queue: str, xid: Xid
-) -> None:
+def test_a_delivery_too_large_to_keep_cannot_be_consumed(raw: RawClient, broker: Broker, queue: str, xid: Xid) -> None:
     """Each channel keeps a limited number of bytes; the refusal names the option."""
     with broker.channel() as channel:
         for _ in range(9):
@@ -201,7 +197,7 @@ def test_a_delivery_whose_content_was_too_much_to_keep_cannot_be_consumed(
     assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.RBROLLBACK
 
 
-def test_an_unknown_delivery_tag_is_refused_as_the_broker_refuses_it(raw: RawClient, queue: str, xid: Xid) -> None:
+def test_an_unknown_delivery_tag_is_refused_as_by_the_broker(raw: RawClient, queue: str, xid: Xid) -> None:
     """An ack within a branch of a tag that was never delivered is refused."""
     raw.publish(1, queue)
     raw.ask(1, DtxStart(xid=xid))

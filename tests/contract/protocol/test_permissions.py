@@ -192,7 +192,7 @@ def test_a_login_by_token_passes_through_and_cannot_select(
 
 
 @only_alongside
-def test_select_says_that_dtx_itself_may_not_use_the_vhost(service: DtxService, rabbitmq: RabbitNode) -> None:
+def test_select_is_refused_if_dtx_may_not_use_the_vhost(service: DtxService, rabbitmq: RabbitNode) -> None:
     """The service completes branches with its own credentials."""
     vhost = rabbitmq.add_vhost()
     try:
@@ -210,7 +210,7 @@ def test_select_says_that_dtx_itself_may_not_use_the_vhost(service: DtxService, 
 
 @only_alongside
 @pytest.mark.parametrize("call", [lambda xid: DtxPrepare(xid=xid), lambda xid: DtxCommit(xid=xid, one_phase=True)])
-def test_a_refused_receipt_rolls_the_branch_back_and_says_so(
+def test_a_refused_receipt_rolls_the_branch_back_with_a_reason(
     service: DtxService, rabbitmq: RabbitNode, queue: str, xid: Xid, call: Callable[[Xid], DtxCall]
 ) -> None:
     """The broker refuses the receipt by closing the channel; dtx answers before it passes on the close."""
@@ -250,9 +250,7 @@ PUBLISHES: dict[str, tuple[int, str, str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", PUBLISHES)
-def test_a_publish_within_a_branch_is_refused_as_outside_of_one(
-    service: DtxService, broker: Broker, xid: Xid, case: str
-) -> None:
+def test_a_publish_in_a_branch_is_refused_as_outside(service: DtxService, broker: Broker, xid: Xid, case: str) -> None:
     """The code and the text are those of the broker; the refusal comes at the end of the branch at the latest."""
     check_refusal(service, broker, xid, *PUBLISHES[case])
 
@@ -287,9 +285,7 @@ def check_refusal(
         assert client.ask(2, DtxRollback(xid=xid)) is XaFlag.OK
 
 
-def test_one_bad_publish_among_good_ones_dooms_its_own_branch_alone(
-    service: DtxService, broker: Broker, queue: str
-) -> None:
+def test_one_bad_publish_dooms_only_its_own_branch(service: DtxService, broker: Broker, queue: str) -> None:
     """Checks are pipelined on one side channel: each result must reach its own publish."""
     good, bad = new_xid(), new_xid()
     with broker.channel() as channel:
@@ -309,9 +305,7 @@ def test_one_bad_publish_among_good_ones_dooms_its_own_branch_alone(
     assert bodies(broker, queue) == [f"good {number}".encode() for number in range(5)]
 
 
-def test_one_s_own_user_id_is_kept_and_cc_reaches_its_queues(
-    service: DtxService, broker: Broker, queue: str, xid: Xid
-) -> None:
+def test_the_own_user_id_is_kept_and_cc_is_routed(service: DtxService, broker: Broker, queue: str, xid: Xid) -> None:
     """In alongside mode dtx's own user, an impersonator, publishes at commit, so the broker accepts the user-id."""
     message = pika.BasicProperties(user_id=CLERK, headers={"CC": [queue]}, expiration="60000", message_id="7")
     with connected(service, CLERK) as client:

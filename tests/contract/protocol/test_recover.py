@@ -132,9 +132,7 @@ async def test_the_client_s_helpers_iterate_over_the_whole_scan(seeded: DtxServi
     assert set(found) == set(found_too) == set(xids)
 
 
-def test_a_call_that_starts_and_ends_a_scan_goes_on_where_the_one_before_it_had_no_room(
-    client: RawClient, xids: list[Xid]
-) -> None:
+def test_a_scan_in_one_call_continues_after_a_full_batch(client: RawClient, xids: list[Xid]) -> None:
     """Rule startEnd: "a single call starts and then ends a scan"; repeating this call lists all branches."""
     found: list[Xid] = []
     while len(found) < COUNT:
@@ -236,7 +234,7 @@ def test_branches_are_completed_in_the_middle_of_a_scan(
         (Heuristic.HAZARD, XaFlag.HEURHAZ),
     ],
 )
-def test_a_heuristic_outcome_is_told_until_it_is_forgotten(
+def test_a_heuristic_outcome_is_reported_until_it_is_forgotten(
     seeded: DtxService,
     heuristics: dict[Heuristic, Xid],
     outcome: Heuristic,

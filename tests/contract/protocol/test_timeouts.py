@@ -32,7 +32,7 @@ def await_timeout(service: DtxService, *xids: Xid) -> None:
     wait_until(said, what="the timeout")
 
 
-def test_a_branch_that_took_too_long_says_so_once(service: DtxService, raw: RawClient, queue: str) -> None:
+def test_a_timed_out_branch_reports_the_timeout_once(service: DtxService, raw: RawClient, queue: str) -> None:
     """Xa-rbtimeout: "A transaction branch took too long"."""
     active, prepared, one_phase, rolled_back, joined = (new_xid() for _ in range(5))
     for xid in (prepared, one_phase, rolled_back, joined):
@@ -58,7 +58,7 @@ def test_a_branch_that_took_too_long_says_so_once(service: DtxService, raw: RawC
     assert raw.ask(2, DtxRollback(xid=joined)) is XaFlag.RBTIMEOUT
 
 
-def test_what_was_consumed_is_back_as_soon_as_the_branch_has_timed_out(
+def test_consumed_messages_return_when_the_branch_times_out(
     service: DtxService, raw: RawClient, broker: Broker, queue: str, xid: Xid
 ) -> None:
     """Rollback: "any consumed messages are re-enqueued"; this needs no call."""
@@ -74,7 +74,7 @@ def test_what_was_consumed_is_back_as_soon_as_the_branch_has_timed_out(
     assert bodies(broker, queue) == [b"wanted elsewhere"]
 
 
-def test_suspended_work_that_took_too_long_is_told_at_resume(service: DtxService, raw: RawClient, xid: Xid) -> None:
+def test_resume_reports_the_timeout_of_suspended_work(service: DtxService, raw: RawClient, xid: Xid) -> None:
     """Start-ok has only the flags xa-ok and xa-rbrollback."""
     raw.ask(1, DtxStart(xid=xid))
     raw.ask(1, DtxEnd(xid=xid, suspend=True))
@@ -106,7 +106,7 @@ def test_a_prepared_branch_never_times_out(
 @pytest.mark.parametrize(
     ("seconds", "effective"), [(1, 1), (MAX_TIMEOUT, MAX_TIMEOUT), (MAX_TIMEOUT + 1, MAX_TIMEOUT), (0, DEFAULT_TIMEOUT)]
 )
-def test_the_ceiling_is_what_is_told(raw: RawClient, xid: Xid, seconds: int, effective: int) -> None:
+def test_get_timeout_returns_the_reduced_timeout(raw: RawClient, xid: Xid, seconds: int, effective: int) -> None:
     """Get-timeout: "the value used in the previous setTimeout call"; a value above the maximum becomes the maximum."""
     raw.idle(1, xid)
     raw.ask(1, DtxSetTimeout(xid=xid, timeout=seconds))

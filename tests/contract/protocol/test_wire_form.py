@@ -22,7 +22,7 @@ def longstr(data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + data
 
 
-def test_a_whole_branch_octet_for_octet(mode: Mode, raw: RawClient, queue: str) -> None:
+def test_a_whole_branch_byte_for_byte(mode: Mode, raw: RawClient, queue: str) -> None:
     """The fields in the order of the XML: ticket (short), xid (longstr), bits; every flags field is a short.
 
     In alongside mode, with a broker without tickets, any ticket is accepted.

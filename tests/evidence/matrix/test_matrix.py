@@ -11,7 +11,7 @@ _ALL_MINUTES = 240.0
 """Duration of all cells on two processors."""
 
 
-def test_every_promise_is_kept_whatever_dies_wherever(
+def test_every_promise_holds_whichever_process_dies_at_whichever_point(
     minutes: float, figures: Callable[..., None], tmp_path: Path
 ) -> None:
     """Guarantees: "exactly once when dtx, PostgreSQL, clients or the network die"; "nothing is lost"."""

@@ -60,7 +60,7 @@ def until(following: subprocess.Popen[bytes], condition: Callable[[], bool]) -> 
     wait_until(lambda: condition() or following.poll() is not None, seconds=SECONDS, what="progress of the archive")
 
 
-def test_journal_and_lake_agree_whoever_is_killed(
+def test_journal_and_lake_agree_whichever_process_is_killed(
     migrated_postgres_url: str, tmp_path: Path, figures: Callable[..., None]
 ) -> None:
     dice = Random(os.environ.get("DTX_SEED", "7"))

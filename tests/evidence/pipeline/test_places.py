@@ -27,5 +27,5 @@ def test_spark_connect_has_the_results_of_one_process(spark: SparkSession, migra
     assert found["rows"] == expected["rows"] == 500
 
 
-def test_a_cluster_has_the_results_of_one_process_when_an_executor_is_killed_too() -> None:
+def test_a_cluster_agrees_with_one_process_despite_a_killed_executor() -> None:
     assert compare(transactions=5_000, anomalies=50, lines=20_000) == []

@@ -14,7 +14,9 @@ from tests.support.fleets import decisions_frame, events_frame, line, observatio
 from tests.support.reference import Decision, Observation
 
 
-def test_what_is_under_way_is_not_called_unfinished_and_is_looked_at_again(spark: SparkSession, tmp_path: Path) -> None:
+def test_running_transactions_are_checked_again_before_they_are_called_unfinished(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     """The log is read after the lines, so a decided branch without an end is in doubt until the skew has passed."""
     lake, out, at = Batches(), str(tmp_path / "results"), 1_000_000_000
     begun = [line(b"open", "prepared", at - 1), line(b"ended", "prepared", at - 1), line(b"ended", "committed", at)]
@@ -37,7 +39,9 @@ def test_what_is_under_way_is_not_called_unfinished_and_is_looked_at_again(spark
     assert verdicts(5_000) == {b"open": "committed", b"ended": "committed"}
 
 
-def test_who_cannot_be_asked_has_in_doubt_what_was_there_the_last_time(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_unreachable_participant_keeps_the_branches_of_its_last_observation(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     """Branches of an unreachable database are kept, and decisions of a partly read log stay unfinished."""
     lake, out, rules = Batches(), str(tmp_path / "results"), Rules(as_of=10_000_000_000)
     lake.batches.append(events_frame(spark, [line(b"kept", "committed", 1)]))
@@ -64,9 +68,7 @@ def test_who_cannot_be_asked_has_in_doubt_what_was_there_the_last_time(spark: Sp
     assert verdicts(first_file, logs_read=["log"]) == {b"kept": "committed", b"other": "committed"}
 
 
-def test_what_is_in_doubt_since_nobody_says_when_is_so_since_it_was_seen_first(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_branches_without_a_start_time_count_from_the_first_observation(spark: SparkSession, tmp_path: Path) -> None:
     """XA RECOVER of MySQL and MariaDB has no times; without a time, no branch would become an orphan."""
     lake, out = Batches(), str(tmp_path / "results")
     lake.batches.append(events_frame(spark, ()))
@@ -88,7 +90,7 @@ def test_what_is_in_doubt_since_nobody_says_when_is_so_since_it_was_seen_first(
     assert verdict(1_102, of=b"other") == ("in-doubt", None)
 
 
-def test_what_is_known_is_read_anew_where_the_lake_is_not_what_it_was(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_changed_lake_is_read_anew(spark: SparkSession, tmp_path: Path) -> None:
     """After a damaged file is repaired, and after the lake is replaced, all lines are read again."""
     lake, out, at = Batches(), str(tmp_path / "results"), 1_000_000
     rules = Rules(as_of=10_000_000_000, skew=0)

@@ -49,9 +49,7 @@ while not Path(met).exists():
 """
 
 
-def test_two_that_archive_into_the_same_place_do_not_double_a_line(
-    store: dict[str, str], database: str, tmp_path: Path
-) -> None:
+def test_two_archivers_of_one_place_do_not_repeat_a_line(store: dict[str, str], database: str, tmp_path: Path) -> None:
     """There is no lock: Delta refuses the commit of the second one."""
     write(database, 50)
     met = tmp_path / "met"

@@ -40,7 +40,7 @@ def test_which_process_runs_next_is_drawn() -> None:
     assert len(orders) == 6
 
 
-def test_of_a_dead_process_nothing_runs_not_even_what_tidies_up() -> None:
+def test_no_task_of_a_dead_process_runs_not_even_cleanup() -> None:
     seen: list[str] = []
 
     async def work() -> None:
@@ -76,7 +76,7 @@ def test_a_stopped_process_goes_on_where_it_was() -> None:
     assert 50 <= seen[2] < 51
 
 
-def test_time_passes_when_nothing_else_happens_and_ends_when_nothing_can() -> None:
+def test_time_passes_while_idle_and_ends_without_timers() -> None:
     with scheduler(Random(1)) as loop:
         loop.in_world(3600, lambda: None)
         with pytest.raises(Stuck):
@@ -113,7 +113,7 @@ def connected(loop: SimLoop) -> tuple[Network, Process, Process, Peer, Peer]:
     return network, server, client, far, near
 
 
-def test_octets_arrive_in_order_in_pieces_that_are_drawn() -> None:
+def test_bytes_arrive_in_order_in_random_pieces() -> None:
     with scheduler(Random(1)) as loop:
         _, _, _, far, near = connected(loop)
         assert near.transport is not None

@@ -100,7 +100,7 @@ def test_the_short_simulation_finds_a_mistake(mutation: Mutation, figures: Calla
     figures(mutations_found_by_the_short_simulation=1)
 
 
-def test_what_goes_wrong_is_made_smaller_as_long_as_it_fails() -> None:
+def test_a_failing_run_is_shrunk_while_it_still_fails() -> None:
     mutation = next(mutation for mutation in MUTATIONS if mutation.name == "nothing is put back")
     with mutation.applied():
         shape = replace(mutation.shape, seconds=5.0, troubles=4)

@@ -61,13 +61,13 @@ def test_a_coin_in_another_queue_is_wrong(ledger: Ledger) -> None:
     assert compare_coins({"till4": [HERE]}, ledger).all == ["wrong: s0.1/0 is in till4 and was sent to till3"]
 
 
-def test_a_coin_of_a_transfer_that_was_never_decided_is_wrong(ledger: Ledger) -> None:
+def test_a_coin_of_an_undecided_transfer_is_wrong(ledger: Ledger) -> None:
     stray = Seen(coin=Coin(id="s0.3/0", amount=7), dtx_id="")
     found = {"till3": [HERE, stray]}
     assert compare_coins(found, ledger).all == ["wrong: s0.3/0 was delivered, and its making was never decided"]
 
 
-def test_a_coin_that_says_another_amount_is_wrong(ledger: Ledger) -> None:
+def test_a_coin_with_another_amount_is_wrong(ledger: Ledger) -> None:
     found = {"till3": [Seen(coin=Coin(id=COIN.id, amount=8), dtx_id="id")]}
     assert "s0.1/0 is worth 8 and was made as 7" in compare_coins(found, ledger).wrong
 
@@ -110,7 +110,7 @@ def asked(ledger: Ledger) -> Coin:
     return coin
 
 
-def test_what_dtx_was_asked_to_do_in_one_phase_is_open_until_it_has_answered(ledger: Ledger) -> None:
+def test_a_one_phase_request_is_open_until_dtx_has_answered(ledger: Ledger) -> None:
     """No other client may complete it, and both its spent and its new coin may be visible."""
     made = asked(ledger)
     assert ledger.decided("s0.8")
@@ -127,7 +127,7 @@ def test_what_dtx_was_asked_to_do_in_one_phase_is_open_until_it_has_answered(led
     assert ledger.coin(made.id) is not None
 
 
-def test_what_dtx_has_rolled_back_in_one_phase_has_never_been(ledger: Ledger) -> None:
+def test_a_rolled_back_one_phase_transfer_never_happened(ledger: Ledger) -> None:
     made = asked(ledger)
     ledger.close_open("s0.8", committed=False)
     assert not ledger.decided("s0.8")
@@ -136,7 +136,7 @@ def test_what_dtx_has_rolled_back_in_one_phase_has_never_been(ledger: Ledger) ->
     assert ledger.faults() == []
 
 
-def test_a_coin_of_something_that_dtx_says_it_has_rolled_back_must_not_be_spent(ledger: Ledger) -> None:
+def test_a_rolled_back_coin_must_not_be_spent(ledger: Ledger) -> None:
     made = asked(ledger)
     spent = [Seen(coin=made, dtx_id="new")]
     ledger.decide(Transfer(gtrid="s0.9", kind="queue to database", spent=spent, entries={"east": 7}))

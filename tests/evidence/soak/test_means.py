@@ -40,7 +40,7 @@ def test_the_disk_goes_away_with_its_directory(left_out: Callable[[str], None]) 
         assert disk.real is not (place / "file").exists()
 
 
-def test_the_disk_goes_away_with_whoever_made_it(left_out: Callable[[str], None]) -> None:
+def test_the_disk_is_removed_with_its_creator(left_out: Callable[[str], None]) -> None:
     """Also after a kill."""
     with short_directory("disk") as place:
         program = f"""
@@ -58,7 +58,7 @@ with SmallDisk(Path({str(place)!r})) as disk:
         wait_until(lambda: not place.is_mount(), what="the end of the file system")
 
 
-def test_a_clock_is_wrong_by_what_it_was_told(left_out: Callable[[str], None]) -> None:
+def test_a_clock_is_wrong_by_the_given_offset(left_out: Callable[[str], None]) -> None:
     """Monotonic clocks are right, as on a machine whose clock is set."""
     with short_directory("clock") as place:
         clock = Clock(place / "clock")

@@ -16,7 +16,7 @@ _TILL = "till-of-sides"
 
 
 @pytest.mark.parametrize("work", ["put", "take"])
-def test_work_whose_connection_has_died_is_not_done_on_another_one(postgres_url: str, work: str) -> None:
+def test_work_of_a_dead_connection_is_not_repeated_on_another(postgres_url: str, work: str) -> None:
     """Otherwise a coin would move outside of a branch, without a decision."""
     with DtxService(broker=None, database=postgres_url) as service:
         declare(service.url(), _TILL)
@@ -40,7 +40,7 @@ def test_work_whose_connection_has_died_is_not_done_on_another_one(postgres_url:
         assert Coin.of(body).id == "there"
 
 
-def test_a_coin_in_the_hands_of_a_client_that_was_cut_off_may_be_spent_already(postgres_url: str) -> None:
+def test_a_coin_of_a_disconnected_client_may_be_spent_already(postgres_url: str) -> None:
     """So a client must not report it as a repeat before dtx has voted for the branch, and dtx refuses this branch."""
     persistent = pika.BasicProperties(delivery_mode=2)
     with (

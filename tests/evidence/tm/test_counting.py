@@ -54,12 +54,12 @@ def test_a_program_that_dies_of_something_else_is_wrong() -> None:
     assert tally.wrong == ["a program ended with 1: ZeroDivisionError"]
 
 
-def test_of_a_hundred_transactions_five_are_undone_and_four_are_alone() -> None:
+def test_of_a_hundred_transactions_five_are_undone_and_four_alone() -> None:
     kinds = [id_.partition("-")[0] for id_ in ids(1, 100)]
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {"all": 91, "undone": 5, **dict.fromkeys(ALL, 1)}
 
 
-def test_every_point_but_those_of_heuristic_outcomes_is_one_to_die_at() -> None:
+def test_every_point_without_heuristic_outcomes_is_a_point_of_death() -> None:
     assert set(CommitPoint) - set(IN_WORK) - set(IN_RECOVERY) == {
         CommitPoint.HEURISTIC_RECORDED,
         CommitPoint.HEURISTIC_FORGOTTEN,
