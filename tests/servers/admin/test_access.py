@@ -21,7 +21,7 @@ from tests.support.service import ADMIN, DtxService
 
 
 @pytest.mark.parametrize("path", ["/api/branches", "/api/status", "/metrics", "/api/audit", "/api/tokens"])
-def test_nobody_looks_without_credentials(shared: StandaloneStage, path: str) -> None:
+def test_every_path_needs_credentials(shared: StandaloneStage, path: str) -> None:
     url = shared.service.admin_url
     for nobody in (
         Operator(url, user=""),
@@ -93,7 +93,7 @@ def test_a_token_ends_when_it_is_revoked_or_expires(alone: StandaloneStage) -> N
         ({"Sec-Fetch-Site": "same-origin"}, 404),
     ],
 )
-def test_a_page_of_somebody_else_orders_nothing(shared: StandaloneStage, headers: dict[str, str], status: int) -> None:
+def test_an_order_from_a_foreign_page_is_refused(shared: StandaloneStage, headers: dict[str, str], status: int) -> None:
     """CSRF: browsers add basic credentials to every request that a page makes them send."""
     body = {"reason": "because"}
     answer = Operator(shared.service.admin_url).ask("POST", f"/api/branches/{new_xid()}/commit", body, headers=headers)
@@ -101,7 +101,7 @@ def test_a_page_of_somebody_else_orders_nothing(shared: StandaloneStage, headers
 
 
 @pytest.mark.parametrize("path", ["/api/status", "/metrics", "/openapi.json", "/", "/console/sign-in", "/nothing"])
-def test_a_name_that_somebody_else_lets_lead_here_is_not_answered(shared: StandaloneStage, path: str) -> None:
+def test_an_unknown_host_name_is_refused(shared: StandaloneStage, path: str) -> None:
     """DNS rebinding: a page of evil.example would have the same origin as dtx."""
     boss = Operator(shared.service.admin_url)
     refused = boss.ask("GET", path, headers={"Host": "evil.example:15673"})
@@ -127,7 +127,9 @@ def test_a_name_that_somebody_else_lets_lead_here_is_not_answered(shared: Standa
         ("/api/nothing", {}, 404),
     ],
 )
-def test_what_is_wrong_is_told_as_a_problem(shared: StandaloneStage, path: str, body: object, status: int) -> None:
+def test_a_wrong_request_is_answered_with_a_problem(
+    shared: StandaloneStage, path: str, body: object, status: int
+) -> None:
     answer = Operator(shared.service.admin_url).ask("POST", path, body)
     assert (answer.status, answer.body["status"]) == (status, status)
     assert answer.headers["content-type"] == "application/problem+json"
@@ -153,7 +155,7 @@ def test_the_document_names_every_route(shared: StandaloneStage) -> None:
     )
 
 
-def test_a_standby_says_that_it_is_one(alone: StandaloneStage) -> None:
+def test_a_standby_reports_that_it_is_one(alone: StandaloneStage) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with DtxService(database=alone.database, options=("--admin-listen", f"127.0.0.1:{port}"), start=False) as standby:

@@ -135,7 +135,7 @@ class Person:
         return out
 
 
-def test_the_command_line_asks_a_dtx_that_serves_and_else_the_database(
+def test_the_command_line_prefers_the_api_to_the_database(
     postgres: PostgresServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with StandaloneStage(postgres, options=ADMIN) as dtx:
@@ -160,7 +160,7 @@ def test_the_command_line_asks_a_dtx_that_serves_and_else_the_database(
         ]
 
 
-def test_while_a_dtx_has_the_lease_nothing_is_changed_past_it(
+def test_during_a_lease_only_its_holder_changes_accounts(
     postgres: PostgresServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The dtx may have no API, or one that this machine cannot reach."""

@@ -98,7 +98,7 @@ def test_many_are_decided_after_a_dry_run(scene: Scene, running: bool) -> None:
     assert (trail["reason"], trail["result"]) == ("the site is lost", "120 of 120 done")
 
 
-def test_what_cannot_be_decided_so_is_named_and_stops_nobody(alone: StandaloneStage) -> None:
+def test_a_refused_branch_is_named_and_does_not_stop_others(alone: StandaloneStage) -> None:
     xids = prepared(alone, [b"order-%d" % number for number in range(3)])
     where = ("--api", alone.service.admin_url, "--reason", "x", "--yes")
     alone.service.run("commit", str(xids[1]), *where)
@@ -160,7 +160,7 @@ def test_how_far_it_has_come_is_shown_on_a_terminal(
     assert counted == [1] * 101 + [100, 1, 100, 1]  # the listing, the dry run, the order
 
 
-def test_whoever_stops_it_is_told_how_far_it_came(
+def test_an_interrupted_bulk_order_reports_its_progress(
     alone: StandaloneStage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     xids = prepared(alone, [b"order-%d" % number for number in range(5)])

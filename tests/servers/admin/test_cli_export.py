@@ -58,7 +58,7 @@ def test_messages_are_exported_as_lines_with_properties_and_bodies(scene: Scene)
     assert [line["result"] for line in lines(trail)] == ["2 messages"] * 2
 
 
-def test_files_are_private_whole_and_named_by_nobody_else(alone: StandaloneStage, tmp_path: Path) -> None:
+def test_exported_files_are_private_complete_and_safely_named(alone: StandaloneStage, tmp_path: Path) -> None:
     """File names that no message can choose; files have mode 0600, their directory 0700."""
     hostile = pika.BasicProperties(message_id="../../etc/passwd", headers={"x": "\x1b[2J/../.."})
     xid = holding(alone, [b"a", b"", b"c" * 70_000], hostile)
@@ -136,7 +136,7 @@ def test_a_thousand_messages_come_in_their_order(alone: StandaloneStage) -> None
     assert [int(base64.b64decode(str(each["body"]))) for each in found] == list(range(1000))
 
 
-def test_what_is_not_there_is_said(alone: StandaloneStage) -> None:
+def test_missing_messages_are_reported(alone: StandaloneStage) -> None:
     for words in ((), ("--archived",)):
         said = alone.service.run("export", "1:61:62", *words, check=False)
         assert (said.returncode, said.stdout, "1:61:62" in said.stderr) == (1, "", True)

@@ -98,7 +98,7 @@ def test_no_order_is_carried_out_beside_an_active_dtx(scene: Scene) -> None:
     assert scene.states() == {xid: "prepared"}
 
 
-def test_the_lease_of_a_dtx_that_was_killed_here_is_not_waited_for(alone: StandaloneStage) -> None:
+def test_the_lease_of_a_killed_local_dtx_is_taken_immediately(alone: StandaloneStage) -> None:
     service = alone.another_service(
         "--lease-ttl", "600", "--journal-retention", "777d", "--audit-retention", "778d", start=False
     )
@@ -112,7 +112,7 @@ def test_the_lease_of_a_dtx_that_was_killed_here_is_not_waited_for(alone: Standa
         assert connection.execute("SELECT retention_days, audit_days FROM dtx.lease").fetchone() == (777, 778)
 
 
-async def test_a_dtx_that_starts_meanwhile_stands_by(alone: StandaloneStage) -> None:
+async def test_a_dtx_started_meanwhile_is_a_standby(alone: StandaloneStage) -> None:
     """A command without a service takes the lease itself, and releases it."""
     xid = orphan(alone)
     alone.service.kill9()
@@ -134,7 +134,7 @@ def stage(rabbitmq: RabbitNode, postgres: PostgresServer) -> Stage:
     return Stage(rabbitmq, postgres, options=ADMIN)
 
 
-def test_without_the_broker_a_decision_is_durable_and_the_service_does_the_rest(stage: Stage) -> None:
+def test_a_decision_without_the_broker_is_completed_by_the_service(stage: Stage) -> None:
     """The service does later what needs the broker."""
     with stage:
         xid = orphan(stage)
@@ -161,7 +161,7 @@ def test_without_naming_the_broker_nothing_is_decided_about_its_messages(stage: 
         assert stage.states() == {xid: "prepared"}
 
 
-def test_a_stuck_message_is_redirected_and_retried_at_the_command_line(stage: Stage) -> None:
+def test_the_command_line_redirects_and_retries_a_stuck_message(stage: Stage) -> None:
     with stage:
         xid = stuck(stage)
         where = (str(xid), "--vhost", stage.vhost, "--api", stage.service.admin_url)
@@ -178,7 +178,7 @@ def test_a_stuck_message_is_redirected_and_retried_at_the_command_line(stage: St
 
 
 @pytest.mark.parametrize("running", [True, False], ids=["a dtx is asked", "no dtx runs"])
-def test_a_stuck_message_is_kept_and_discarded_at_the_command_line(stage: Stage, running: bool, tmp_path: Path) -> None:
+def test_the_command_line_exports_and_discards_a_stuck_message(stage: Stage, running: bool, tmp_path: Path) -> None:
     with stage:
         xid = stuck(stage)
         words = [str(xid), *words_of(stage)]
@@ -206,7 +206,7 @@ def test_a_stuck_message_is_kept_and_discarded_at_the_command_line(stage: Stage,
         assert (kept["fate"], kept["body"]) == ("discarded", "Yg==")
 
 
-def test_a_token_comes_from_file_or_environment_and_its_role_counts(alone: StandaloneStage, tmp_path: Path) -> None:
+def test_a_token_comes_from_file_or_environment(alone: StandaloneStage, tmp_path: Path) -> None:
     """A token is never an argument, so the process list shows no secret."""
     xid = orphan(alone)
     trail = OperatorLog(alone.database, "dtx")
@@ -255,7 +255,9 @@ class _Elsewhere(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_token_follows_nobody_elsewhere(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_token_does_not_follow_a_redirect(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("DTX_TOKEN", "dtx_secret")
     with HTTPServer(("127.0.0.1", 0), _Elsewhere) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -292,7 +294,7 @@ def test_tokens_are_made_listed_and_revoked(
     assert OperatorLog(alone.database, "dtx").find_token(secret) is None
 
 
-def test_a_branch_that_is_not_there_is_refused_in_one_sentence(alone: StandaloneStage) -> None:
+def test_an_order_for_a_missing_branch_fails_in_one_sentence(alone: StandaloneStage) -> None:
     words = ("--reason", "x", "--yes")
     assert "unknown xid" in refused(alone, "commit", str(Xid(1, b"a")), *words, "--api", alone.service.admin_url).stderr
     alone.service.kill9()

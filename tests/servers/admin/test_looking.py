@@ -88,7 +88,7 @@ def test_messages_of_a_branch_are_seen_page_by_page(scene: Scene) -> None:
     assert operator.get(f"{path}/messages/1", vhost=scene.vhost)["position"] == 1
 
 
-def test_a_connection_that_an_operator_closes_is_told_why(scene: Scene) -> None:
+def test_a_closed_connection_gets_the_operators_reason(scene: Scene) -> None:
     viewer, operator = somebody(scene, OperatorRole.VIEWER), somebody(scene, OperatorRole.OPERATOR)
     with scene.connected() as connection:
         XAResource(connection.channel()).start(new_xid())
@@ -133,7 +133,7 @@ def prepare(xa: XAResource, xid: Xid) -> None:
     assert xa.prepare(xid) is XaFlag.OK
 
 
-def test_status_tells_states_ages_memory_commit_connections_and_leases(scene: Scene) -> None:
+def test_status_has_states_ages_memory_commit_connections_and_leases(scene: Scene) -> None:
     viewer = somebody(scene, OperatorRole.VIEWER)
     orphan(scene)
     with scene.connected() as connection:
@@ -220,7 +220,7 @@ def test_outcomes_are_found_by_xid_time_and_kind(alone: StandaloneStage) -> None
         ("/api/journal?owner=%00", 422),
     ],
 )
-def test_a_question_that_is_wrong_is_told_as_a_problem(shared: StandaloneStage, path: str, status: int) -> None:
+def test_a_wrong_query_is_answered_with_a_problem(shared: StandaloneStage, path: str, status: int) -> None:
     answer = Operator(shared.service.admin_url).ask("GET", path)
     assert answer.status == status, answer
     if status != 200:

@@ -32,7 +32,7 @@ def number(found: Numbers, name: str, /, **labels: str) -> float:
     return found[name, frozenset(labels.items())]
 
 
-def test_branches_memory_commit_connections_and_lease_are_as_they_are_now(scene: Scene) -> None:
+def test_gauges_of_branches_memory_connections_and_lease_are_current(scene: Scene) -> None:
     viewer = somebody(scene, OperatorRole.VIEWER)
     orphan(scene)
     with scene.connected() as connection:
@@ -81,9 +81,7 @@ def test_what_has_happened_is_counted_once(scene: Scene) -> None:
     assert number(found, "dtx_operation_seconds_count", operation="prepare") == 2
 
 
-def test_a_unit_whose_answer_was_lost_is_counted_by_what_became_of_it(
-    shared_rabbitmq: RabbitNode, postgres: PostgresServer
-) -> None:
+def test_a_unit_without_answer_is_counted_by_its_outcome(shared_rabbitmq: RabbitNode, postgres: PostgresServer) -> None:
     """After a restart dtx finds out from receipts which earlier units were committed."""
     with Stage(shared_rabbitmq, postgres, options=ADMIN) as stage:
         xid = orphan(stage)

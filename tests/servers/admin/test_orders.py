@@ -14,7 +14,7 @@ from tests.support.rabbitmq import RabbitNode
 from tests.support.service import ADMIN
 
 
-def test_an_orphan_is_found_looked_at_rolled_back_told_and_forgotten(scene: Scene) -> None:
+def test_an_orphan_is_found_inspected_rolled_back_and_forgotten(scene: Scene) -> None:
     """A branch is found, inspected, rolled back with a reason after a dry run, answered xa-heurrb, and forgotten."""
     xid = orphan(scene)
     operator = somebody(scene, OperatorRole.OPERATOR)
@@ -58,7 +58,7 @@ def test_an_orphan_is_found_looked_at_rolled_back_told_and_forgotten(scene: Scen
     assert {(line["reason"], line["address"]) for line in trail[1:]} == {("the site is lost", "127.0.0.1")}
 
 
-def test_a_heuristic_commit_is_seen_at_once_and_outlives_a_kill(scene: Scene) -> None:
+def test_a_heuristic_commit_is_effective_immediately_and_survives_a_kill(scene: Scene) -> None:
     xid = orphan(scene)
     operator = somebody(scene, OperatorRole.OPERATOR)
     assert operator.order("commit", xid, vhost=scene.vhost).body["answer"] == "xa-heurcom"
@@ -73,7 +73,7 @@ def test_a_heuristic_commit_is_seen_at_once_and_outlives_a_kill(scene: Scene) ->
     assert (history[0], history[-2:]) == ("prepared", ["heuristic", "forgotten"])
 
 
-def test_of_two_operators_who_race_for_one_branch_one_is_told_so(scene: Scene) -> None:
+def test_of_two_concurrent_orders_one_gets_a_conflict(scene: Scene) -> None:
     """Two operators decide one branch at the same time: one of them gets a conflict (412)."""
     xid = orphan(scene)
     operators = [somebody(scene, OperatorRole.OPERATOR) for _ in range(2)]
@@ -111,7 +111,7 @@ def test_a_viewer_looks_and_does_not_decide(scene: Scene) -> None:
     )
 
 
-def test_many_are_decided_as_the_dry_run_said_or_not_at_all(alone: Scene) -> None:
+def test_a_bulk_order_matches_its_dry_run_or_does_nothing(alone: Scene) -> None:
     first, second = orphan(alone), orphan(alone)
     coordinator = somebody(alone, OperatorRole.COORDINATOR)
     order = {"action": "rollback", "filter": {"state": ["prepared"]}, "reason": "the site is lost"}
@@ -140,7 +140,7 @@ def test_many_are_decided_as_the_dry_run_said_or_not_at_all(alone: Scene) -> Non
     ],
     ids=["action", "filter", "confirm"],
 )
-def test_a_bulk_order_that_its_dry_run_did_not_show_is_refused(
+def test_a_bulk_order_without_its_dry_run_is_refused(
     alone: Scene, change: dict[str, object], status: int, words: str
 ) -> None:
     xid = orphan(alone)
@@ -198,7 +198,7 @@ def test_a_stuck_message_is_exported_and_sent_elsewhere(stage: Stage) -> None:
         assert stage.history(xid)[-1] == "committed"
 
 
-def test_a_stuck_message_is_given_up_and_the_outcome_is_mixed(stage: Stage) -> None:
+def test_discarding_a_stuck_message_makes_the_outcome_mixed(stage: Stage) -> None:
     """A mixed outcome records the fate of each message."""
     with stage:
         xid = stuck(stage)
@@ -217,7 +217,7 @@ def test_a_stuck_message_is_given_up_and_the_outcome_is_mixed(stage: Stage) -> N
         assert operator.get(f"/api/archive/{kept['branch']}/1")["body"] == "Yg=="
 
 
-def test_a_decision_whose_work_a_kill_stopped_goes_on_and_is_done_once(stage: Stage) -> None:
+def test_a_decision_interrupted_by_a_kill_is_completed_once(stage: Stage) -> None:
     """The decision is durable before its work begins, and a restart continues the work."""
     with stage:
         xid = orphan(stage)

@@ -49,7 +49,7 @@ def orphan(scene: Scene, format_id: int) -> Xid:
     return xid
 
 
-def test_an_old_branch_of_the_kind_that_is_meant_is_rolled_back_and_no_other(policed: Scene) -> None:
+def test_a_policy_rolls_back_only_old_branches_of_its_kind(policed: Scene) -> None:
     for queue in ("in", "out"):
         policed.declare(queue)
     other = orphan(policed, NOT_MEANT)
@@ -71,7 +71,7 @@ def test_an_old_branch_of_the_kind_that_is_meant_is_rolled_back_and_no_other(pol
     assert boss.ask("GET", "/readyz").status == 200
 
 
-def test_a_vote_that_the_database_takes_for_older_than_it_was_seen_is_not_decided_early(policed: Scene) -> None:
+def test_a_vote_with_a_wrong_time_is_not_decided_early(policed: Scene) -> None:
     """A clock that jumps must not make all branches due. The row says 1970, as if a clock had been wrong."""
     for queue in ("in", "out"):
         policed.declare(queue)

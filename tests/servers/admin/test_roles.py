@@ -98,7 +98,7 @@ def test_every_route_is_here(document: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_who_may_not_is_told_so_and_who_may_is_not(
+def test_each_role_gets_only_its_own_actions(
     dtx: StandaloneStage, people: dict[OperatorRole, Operator], route: str
 ) -> None:
     method, _, path = route.partition(" ")

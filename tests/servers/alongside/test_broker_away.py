@@ -45,7 +45,7 @@ def test_a_connection_that_only_coordinates_outlives_the_broker(
         assert bodies(own_rabbitmq, "waiting") == [b"patient"]
 
 
-def test_a_connection_that_did_more_is_closed_when_the_broker_dies(
+def test_a_used_connection_is_closed_when_the_broker_dies(
     dtx_service: ServiceFactory, own_rabbitmq: RabbitNode
 ) -> None:
     """The connection of an application is closed, as without dtx."""
@@ -57,7 +57,7 @@ def test_a_connection_that_did_more_is_closed_when_the_broker_dies(
             connection.process_data_events(10)
 
 
-def test_nothing_is_said_behind_the_end_of_a_connection(
+def test_nothing_is_sent_after_the_end_of_a_connection(
     dtx_service: ServiceFactory, rabbitmq: RabbitNode, proxy: Callable[[str, int], Proxy]
 ) -> None:
     """A dtx.end that waits for the broker's check of a publish gets no answer when the broker is lost.

@@ -104,7 +104,7 @@ async def test_a_unit_whose_last_attempt_happened_is_not_refused(
         assert bodies(rabbitmq, queue) == [b"one"]
 
 
-async def test_units_that_shared_a_connection_with_a_fatal_one_are_applied(
+async def test_units_that_shared_a_connection_with_a_fatal_one_succeed(
     commits: CommitConnection, rabbitmq: RabbitNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, loop = Upstream.write_steps, asyncio.get_running_loop()
@@ -202,7 +202,7 @@ async def test_each_connection_renews_what_predecessors_left(
         await renewed.wait()
 
 
-async def test_that_a_unit_may_be_repeated_is_known_whatever_comes_next(
+async def test_a_possible_repeat_is_remembered_despite_later_errors(
     commits: CommitConnection, rabbitmq: RabbitNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It happened, leaves no receipt, and its answer is lost; then the messages cannot be read any more."""
@@ -227,7 +227,7 @@ async def test_that_a_unit_may_be_repeated_is_known_whatever_comes_next(
         assert bodies(rabbitmq, queue) == [b"one"]
 
 
-async def test_a_queue_that_dtx_may_not_look_at_gets_its_message_once_more(
+async def test_a_queue_that_dtx_cannot_check_may_repeat_its_message(
     commits: CommitConnection, rabbitmq: RabbitNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RabbitMQ 4.2.6 refuses passive declarations (403): the message may have been returned to a lost connection."""

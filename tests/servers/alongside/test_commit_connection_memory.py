@@ -77,7 +77,7 @@ class InMemory:
         return result
 
 
-async def test_units_that_are_under_way_hold_no_more_than_the_limit_and_a_larger_one_goes_alone(
+async def test_pending_units_keep_the_memory_limit_except_one_large_unit(
     rabbitmq: RabbitNode,
 ) -> None:
     settings = CommitSettings(identity=new_identity("room"), replay="always", room=MemoryQuota(LIMIT))

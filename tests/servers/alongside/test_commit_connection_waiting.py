@@ -15,7 +15,7 @@ from tests.support.rabbitmq import RabbitNode
 
 
 @pytest.mark.parametrize("asked", ["before", "behind"])
-async def test_a_commit_connection_does_not_pause_while_somebody_waits_for_it(
+async def test_a_commit_connection_does_not_pause_while_a_caller_waits(
     rabbitmq: RabbitNode, proxy: Callable[[str, int], Proxy], monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
     """While the broker was away, the pause of the commit connection became longer than a select waits.

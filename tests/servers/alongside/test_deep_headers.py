@@ -38,7 +38,7 @@ def put(rabbitmq: RabbitNode, queue: str) -> None:
         channel.basic_publish("", queue, b"plain", pika.BasicProperties(delivery_mode=2))
 
 
-def test_what_a_client_that_is_cut_off_leaves_returns_to_its_queue(
+def test_unacknowledged_deliveries_of_a_disconnected_client_return_to_their_queue(
     service: DtxService, rabbitmq: RabbitNode, proxy: Callable[[str, int], Proxy]
 ) -> None:
     network = proxy(service.host, service.port)
@@ -60,7 +60,7 @@ def test_what_a_client_that_is_cut_off_leaves_returns_to_its_queue(
             coordinator.rollback(first)  # 503 if its channel were still associated
 
 
-def test_such_a_message_cannot_be_consumed_in_a_branch_but_outside_of_one(
+def test_a_deeply_nested_message_can_only_be_consumed_outside_branches(
     service: DtxService, rabbitmq: RabbitNode
 ) -> None:
     """After a rollback of the branch, dtx could not put it back."""

@@ -63,7 +63,7 @@ def room(observer: RawClient, size: int) -> Callable[[], bool]:
     return lambda: fits(observer, size) and not fits(observer, size + 1)
 
 
-def test_a_delivery_counts_from_its_first_octet_to_the_end_of_its_connection(stage: Stage) -> None:
+def test_memory_of_a_delivery_counts_from_its_first_byte(stage: Stage) -> None:
     """Otherwise many large deliveries at the same time would each fit, but exceed the limit together."""
     stage.fill("in", bytes(LARGE))
     with client(stage, 1) as observer, client(stage, 1) as slow:
@@ -93,7 +93,7 @@ def test_a_delivery_that_is_complete_counts_once(stage: Stage) -> None:
     assert stage.bodies("in") == [bytes(LARGE)]
 
 
-def test_what_is_published_in_a_branch_that_is_lost_is_not_kept(stage: Stage) -> None:
+def test_publishes_of_a_lost_branch_are_not_kept(stage: Stage) -> None:
     """The branch can only be rolled back. Its messages count towards no limit, so dtx does not keep them."""
     channels = (2, 3, 4)
     with client(stage, 1, *channels) as publisher:

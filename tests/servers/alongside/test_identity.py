@@ -48,7 +48,7 @@ def queues(rabbitmq: RabbitNode, vhost: str) -> list[str]:
     return [queue["name"] for queue in rabbitmq.api("GET", f"/api/queues/{vhost}?columns=name")]
 
 
-def test_a_second_log_of_the_same_name_is_refused_at_the_start(start: Start, vhost: str) -> None:
+def test_a_second_log_with_the_name_is_refused_at_start(start: Start, vhost: str) -> None:
     start(vhost)
     other = start(vhost, wait=False)
     assert other.wait() == 4
@@ -57,7 +57,7 @@ def test_a_second_log_of_the_same_name_is_refused_at_the_start(start: Start, vho
     assert "--rm" in said
 
 
-def test_a_second_log_of_the_same_name_is_refused_in_each_vhost(start: Start, rabbitmq: RabbitNode, vhost: str) -> None:
+def test_a_second_log_with_the_name_is_refused_per_vhost(start: Start, rabbitmq: RabbitNode, vhost: str) -> None:
     """The second dtx starts in another virtual host, and is refused when it uses this one."""
     with selected(start(vhost), vhost):
         pass

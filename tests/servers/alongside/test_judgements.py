@@ -32,7 +32,7 @@ def refused(connection: BlockingConnection, exchange: str) -> int:
     return 0
 
 
-def test_a_permission_that_is_revoked_and_an_exchange_that_is_deleted_are_noticed(
+def test_a_revoked_permission_and_a_deleted_exchange_are_noticed(
     dtx_service: ServiceFactory, rabbitmq: RabbitNode
 ) -> None:
     service = dtx_service()

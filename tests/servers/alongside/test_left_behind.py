@@ -50,7 +50,7 @@ def leave_a_transaction(service: DtxService, queue: str, xid: Xid) -> None:
 
 @pytest.mark.parametrize("leave", [leave_a_branch, leave_a_transaction])
 @pytest.mark.parametrize("limit", [("--max-connections", "2"), ("--quota", "user=* connections=2")])
-def test_whoever_leaves_branches_behind_has_as_many_connections_as_others(
+def test_branches_of_closed_connections_count_as_connections(
     dtx_service: ServiceFactory,
     rabbitmq: RabbitNode,
     queue: str,

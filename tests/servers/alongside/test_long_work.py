@@ -146,7 +146,7 @@ def test_frames_that_wait_behind_a_call_are_little_work_together(peer: RawClient
 
 
 @pytest.mark.parametrize("kind", ["many", "nested"])
-def test_messages_of_a_branch_have_as_many_headers_as_may_be(peer: RawClient, queue: bytes, kind: str) -> None:
+def test_messages_of_a_branch_may_have_the_maximum_of_headers(peer: RawClient, queue: bytes, kind: str) -> None:
     select(peer)
     xid = start(peer)
     headers = b"\x01aV" * (tables.MAX_ENTRIES - 2)
@@ -159,9 +159,7 @@ def test_messages_of_a_branch_have_as_many_headers_as_may_be(peer: RawClient, qu
 
 
 @pytest.mark.parametrize("end_of_it", ["commit", "rollback"])
-def test_a_branch_consumes_messages_with_as_many_headers_as_may_be(
-    peer: RawClient, queue: bytes, end_of_it: str
-) -> None:
+def test_a_branch_consumes_messages_with_the_maximum_of_headers(peer: RawClient, queue: bytes, end_of_it: str) -> None:
     properties = build({Property.HEADERS: b"\x01aV" * (tables.MAX_ENTRIES - 10)})
     peer.send_raw((methods.BasicPublish(b"", queue).frame(1) + header_frame(1, 60, 0, properties)) * 50)
     settled(peer, queue)
@@ -296,7 +294,7 @@ def test_channels_have_very_many_unsettled_deliveries_and_their_client_leaves(pe
     peer.socket.close()
 
 
-def test_a_channel_with_more_unsettled_deliveries_than_may_be_is_closed(peer: RawClient, overfull: bytes) -> None:
+def test_a_channel_with_too_many_unsettled_deliveries_is_closed(peer: RawClient, overfull: bytes) -> None:
     select(peer)
     peer.say(1, methods.BasicConsume(overfull, b"all").encode())
     close = peer.channel_end(1)

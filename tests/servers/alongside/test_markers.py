@@ -68,7 +68,7 @@ async def tx(connection: ServiceConnection) -> OwnChannel:
     return channel
 
 
-async def test_a_purge_that_is_cut_off_hides_no_marker_from_whoever_comes_next(
+async def test_an_interrupted_purge_hides_no_marker_from_a_successor(
     rabbitmq: RabbitNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker has not restarted, so it must not seem to have lost receipts. It may notice the end of a connection
@@ -126,7 +126,7 @@ async def test_what_another_connection_looks_at_is_purged_later(rabbitmq: Rabbit
     connection.end("the test is over")
 
 
-async def test_what_is_not_needed_any_more_is_purged_and_the_marker_stays(rabbitmq: RabbitNode) -> None:
+async def test_obsolete_receipts_are_purged_and_the_marker_stays(rabbitmq: RabbitNode) -> None:
     identity = new_identity("markers")
     connection = await connected(rabbitmq)
     receipts = await made(connection, identity)
@@ -160,9 +160,7 @@ async def test_receipts_before_the_marker_are_purged_too(rabbitmq: RabbitNode) -
 
 
 @pytest.mark.parametrize("lock", ["dtx.lock.{rm}.8e6ee9d7", "dtx.lock.{stem}.8e6ee9d7"], ids=["older", "this"])
-async def test_receipts_of_a_predecessor_are_read_and_deleted_when_the_log_has_them(
-    rabbitmq: RabbitNode, lock: str
-) -> None:
+async def test_a_predecessors_receipts_are_deleted_when_they_are_logged(rabbitmq: RabbitNode, lock: str) -> None:
     """An older version named its queues after the resource manager only. Their receipts count once."""
     identity = new_identity("markers")
     predecessor = replace(identity, instance=uuid4())
@@ -200,7 +198,7 @@ async def test_receipt_queues_that_are_gone_prove_nothing(rabbitmq: RabbitNode) 
     connection.end("the test is over")
 
 
-async def test_queues_of_a_predecessor_whose_unit_is_open_stay_while_they_are_renewed(
+async def test_a_predecessors_queues_are_renewed_while_a_unit_is_open(
     rabbitmq: RabbitNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = await connected(rabbitmq)

@@ -36,7 +36,7 @@ async def limit_of(node: RabbitNode, asked: int = 0) -> int:
         await commits.close()
 
 
-async def test_the_limit_of_rabbitmq_4_counts_even_against_a_higher_setting(strict: RabbitNode) -> None:
+async def test_the_limit_of_rabbitmq_4_overrides_a_higher_setting(strict: RabbitNode) -> None:
     assert [await limit_of(strict, asked) for asked in (0, MOST * 2, MOST // 2)] == [MOST, MOST, MOST // 2]
 
 
@@ -58,9 +58,7 @@ async def test_links_of_amqp_1_0_announce_it(dtx_service: ServiceFactory, strict
     assert await announced_limit(broker, broker.hosts[0], "/", b"announced") == MOST
 
 
-def test_a_message_that_cannot_be_committed_is_refused_when_it_is_published(
-    dtx_service: ServiceFactory, strict: RabbitNode
-) -> None:
+def test_a_message_too_large_to_commit_is_refused_at_publish(dtx_service: ServiceFactory, strict: RabbitNode) -> None:
     service = dtx_service(broker=strict.url())
     with connected(service.url()) as connection:
         for size, fits in ((MOST, True), (MOST + 1, False)):

@@ -108,7 +108,7 @@ def look(rabbitmq: RabbitNode, queue: str) -> tuple[pika.BasicProperties, dict[s
     return properties, dict(properties.headers)
 
 
-def test_a_message_is_put_back_where_it_was_and_nobody_else_gets_a_copy(
+def test_a_message_is_put_back_only_into_its_own_queue(
     dtx_service: ServiceFactory, rabbitmq: RabbitNode, place: Place
 ) -> None:
     """Design: "CC/BCC renamed so that nobody else gets a copy, original exchange, key and redelivery kept"."""
@@ -129,7 +129,7 @@ def test_a_message_is_put_back_where_it_was_and_nobody_else_gets_a_copy(
     assert (copy.message_id, untouched) == ("m1", {"CC": ["copy"], "mine": 1})
 
 
-def test_a_message_that_is_put_back_again_keeps_what_it_was_at_first(
+def test_a_message_put_back_twice_keeps_its_first_headers(
     dtx_service: ServiceFactory, rabbitmq: RabbitNode, place: Place
 ) -> None:
     """Headers name the first exchange, not the default exchange that put it back. The x-dtx-id is still the same."""

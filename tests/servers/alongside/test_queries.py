@@ -143,7 +143,7 @@ def test_an_exchange_is_described(peer: RawClient, there: Names) -> None:
     assert (gone.kind, gone.durable, gone.not_found, gone.arguments) == (b"", False, True, b"")
 
 
-def test_an_exchange_that_does_not_last_says_so(peer: RawClient, rabbitmq: RabbitNode) -> None:
+def test_a_transient_exchange_is_reported_as_not_durable(peer: RawClient, rabbitmq: RabbitNode) -> None:
     """durable: "if set the exchange is durable"."""
     name = f"transient-{secrets.token_hex(4)}"
     with rabbitmq.channel() as channel:
@@ -340,7 +340,7 @@ def test_a_client_may_close_its_channel_behind_a_query(peer: RawClient, there: N
         (lambda n: exchange_query(""), "^$", "^$", 0),
     ],
 )
-def test_who_may_not_see_does_not_learn(
+def test_a_query_without_permission_reveals_nothing(
     service: DtxService,
     rabbitmq: RabbitNode,
     there: Names,
@@ -368,7 +368,7 @@ def test_who_may_not_see_does_not_learn(
 
 
 @pytest.mark.parametrize("trouble", ["no administrator", "nobody there", "another broker's"])
-def test_without_a_management_api_that_can_tell_the_refusal_says_what_to_do(
+def test_without_a_usable_management_api_the_refusal_names_the_remedy(
     dtx_service: ServiceFactory, rabbitmq: RabbitNode, trouble: str
 ) -> None:
     """540, with the name of the setting. The connection stays open, and the order of its methods stays correct."""
@@ -439,7 +439,7 @@ def test_a_channel_whose_commands_passed_unseen_cannot_be_counted(peer: RawClien
     assert b"send one execution.flush before anything else" in close.reply_text
 
 
-def test_who_speaks_amqp_0_9_may_flush_at_any_time(service: DtxService) -> None:
+def test_clients_of_amqp_0_9_may_flush_at_any_time(service: DtxService) -> None:
     """The class belongs to AMQP 0-9, so dtx counts all commands of these connections."""
     with RawClient(service.url()) as peer:
         peer.send_raw(Protocol.AMQP_0_9.value)
@@ -474,7 +474,7 @@ def test_methods_that_no_client_sends_close_the_channel_alone(peer: RawClient, p
     assert described(peer, "", channel=2).kind == b"direct"
 
 
-def test_a_client_may_tell_how_far_it_has_come(peer: RawClient) -> None:
+def test_a_client_may_report_its_progress(peer: RawClient) -> None:
     """execution.complete: chassis "server" MUST implement it; there is no answer to it."""
     peer.say(1, octets(Execution.Complete(7)))
     assert described(peer, "").kind == b"direct"

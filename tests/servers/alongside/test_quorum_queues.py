@@ -34,7 +34,7 @@ def quorum_queue(rabbitmq: RabbitNode) -> Iterator[str]:
 
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "rollback"])
 @pytest.mark.parametrize("killed", [True, False], ids=["dtx killed in between", "undisturbed"])
-def test_a_branch_on_a_quorum_queue_ends_as_its_transaction_manager_decides(
+def test_a_branch_on_a_quorum_queue_gets_its_managers_decision(
     dtx_service: ServiceFactory, rabbitmq: RabbitNode, quorum_queue: str, commit: bool, killed: bool
 ) -> None:
     """commit: "Any produced messages are made available and any consumed messages are discarded"; rollback: neither."""

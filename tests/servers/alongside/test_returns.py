@@ -9,7 +9,7 @@ from tests.conftest import ServiceFactory
 from tests.support.client import connected, new_xid
 
 
-def test_a_mandatory_message_that_no_queue_takes_comes_back_at_commit(dtx_service: ServiceFactory) -> None:
+def test_an_unroutable_mandatory_message_is_returned_at_commit(dtx_service: ServiceFactory) -> None:
     """basic.publish.mandatory: "the server will return an unroutable message"; with tx, when it is committed."""
     returned = []
 

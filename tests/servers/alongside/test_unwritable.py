@@ -14,7 +14,7 @@ from tests.support.rabbitmq import RabbitNode
 CHANNELS = 2
 
 
-async def test_a_unit_that_cannot_be_written_is_refused_and_its_channel_serves_others(rabbitmq: RabbitNode) -> None:
+async def test_a_unit_that_cannot_be_encoded_frees_its_channel(rabbitmq: RabbitNode) -> None:
     commits = CommitConnection(
         Broker.from_url(rabbitmq.url()),
         "/",

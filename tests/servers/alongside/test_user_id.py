@@ -23,7 +23,7 @@ def plain_user(rabbitmq: RabbitNode) -> Iterator[str]:
     rabbitmq.delete_user(name)
 
 
-def test_a_message_of_a_user_is_not_consumed_in_a_branch_that_could_not_give_it_back(
+def test_a_message_with_an_unrepeatable_user_id_cannot_be_consumed(
     dtx_service: ServiceFactory, rabbitmq: RabbitNode, plain_user: str
 ) -> None:
     """The broker accepts another user's user-id only from an impersonator, so the message could not be put back."""

@@ -140,7 +140,7 @@ def test_flows_name_the_transaction_of_what_comes_next(raw: Raw, queue: str) -> 
 
 
 @pytest.mark.parametrize(("default", "left"), [(None, [b"one"]), (Accepted(), [])])
-def test_what_is_settled_without_an_outcome_gets_the_default_one_with_the_discharge(
+def test_settling_without_outcome_applies_the_default_at_the_discharge(
     raw: Raw, channel: BlockingChannel, queue: str, default: Accepted | None, left: list[bytes]
 ) -> None:
     put(channel, queue, b"one")
@@ -157,7 +157,7 @@ def test_what_is_settled_without_an_outcome_gets_the_default_one_with_the_discha
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_the_outcome_of_what_was_acquired_belongs_to_the_same_transaction(
+def test_the_outcome_belongs_to_the_transaction_of_the_acquisition(
     raw: Raw, channel: BlockingChannel, queue: str, named: bool
 ) -> None:
     """4.4.4.3: "MUST be associated with the same transaction"; 4.4.2: "the control link MUST be terminated"."""
@@ -176,7 +176,7 @@ def test_the_outcome_of_what_was_acquired_belongs_to_the_same_transaction(
     assert take_all(channel, queue, at_least=1) == [b"one"]
 
 
-def test_a_link_does_not_acquire_in_a_transaction_that_is_not_there(raw: Raw, queue: str) -> None:
+def test_a_link_does_not_acquire_in_a_missing_transaction(raw: Raw, queue: str) -> None:
     session = raw.begin()
     control = raw.control(session)
     txn_id = raw.declare(session, control)
@@ -238,7 +238,7 @@ def test_what_goes_leaves_nothing_acquired(
 
 
 @pytest.mark.parametrize("drain", [False, True])
-def test_nothing_is_sent_in_a_transaction_that_can_only_be_rolled_back(small: DtxService, drain: bool) -> None:
+def test_a_rollback_only_transaction_gets_no_messages(small: DtxService, drain: bool) -> None:
     """Otherwise a message would be sent, return to its queue and be sent again, without end."""
     with Raw(small) as raw, connected(small.url()) as connection:
         channel = connection.channel()
@@ -285,7 +285,7 @@ def test_a_branch_has_what_was_acquired_for_it(
     assert sorted(take_all(channel, queue, at_least=len(left))) == left
 
 
-def test_a_delivery_that_was_sent_in_part_ends_with_the_transaction(
+def test_a_partly_sent_delivery_ends_with_the_transaction(
     service: DtxService, channel: BlockingChannel, queue: str
 ) -> None:
     """4.4.3: "the resource MUST abort or complete the sending the remainder … before completing the discharge"."""

@@ -80,7 +80,7 @@ def condition(state: DeliveryState | None) -> str:
     return outcome.error.condition
 
 
-def test_the_broker_says_what_a_client_may(service: DtxService, clerk: str, mine: str, queue: str) -> None:
+def test_permissions_are_those_of_the_broker(service: DtxService, clerk: str, mine: str, queue: str) -> None:
     """Refusals of the broker are reported at the attach if dtx knows them then, else when the link gets credit."""
     with Raw(service, user=clerk, password=clerk) as raw:
         session = raw.opened().begin()
@@ -157,7 +157,7 @@ def test_a_full_queue_rejects_what_is_sent_without_a_transaction(service: DtxSer
     channel.queue_delete(full)
 
 
-def test_a_message_for_a_queue_that_is_gone_is_refused_in_a_transaction(service: DtxService) -> None:
+def test_a_message_for_a_deleted_queue_is_refused_in_transactions(service: DtxService) -> None:
     """The broker routes when the branch commits, but dtx finds out earlier that the queue does not exist."""
     with Raw(service) as raw:
         session = raw.opened().begin()
@@ -184,9 +184,7 @@ def test_a_reply_goes_to_the_queue_of_another_connection(service: DtxService) ->
         assert body(asking.take()) == b"in a transaction"
 
 
-def test_what_was_sent_settled_is_there_when_the_client_says_goodbye(
-    service: DtxService, channel: BlockingChannel, queue: str
-) -> None:
+def test_settled_messages_before_a_close_are_stored(service: DtxService, channel: BlockingChannel, queue: str) -> None:
     with Raw(service) as raw:
         session = raw.opened().begin()
         senders = [raw.sender(session, queue), raw.sender(session, None, name="anonymous")]
@@ -272,7 +270,7 @@ def test_a_rollback_ends_though_the_links_own_queue_is_gone(service: DtxService,
         Coordinator(connection).rollback(xid)
 
 
-def test_an_idle_branch_that_is_rolled_back_returns_what_its_client_has_left(
+def test_rolling_back_an_idle_branch_returns_its_consumed_messages(
     service: DtxService, channel: BlockingChannel, queue: str
 ) -> None:
     xid = new_xid()
@@ -291,7 +289,7 @@ def test_an_idle_branch_that_is_rolled_back_returns_what_its_client_has_left(
     wait_until(lambda: ready(channel, queue) == 1)
 
 
-def test_who_changes_his_mind_at_once_harms_nothing(service: DtxService, channel: BlockingChannel, queue: str) -> None:
+def test_immediate_changes_of_credit_are_harmless(service: DtxService, channel: BlockingChannel, queue: str) -> None:
     """RabbitMQ 3.10 closes the whole connection (541) if a cancel arrives before it has answered the consume."""
     for number in range(20):
         channel.basic_publish("", queue, b"%d" % number)

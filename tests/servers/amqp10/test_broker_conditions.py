@@ -79,7 +79,7 @@ def test_a_posting_waits_for_the_end_of_a_memory_alarm(
 
 
 @only_alongside
-def test_a_transaction_that_publishes_waits_for_the_end_of_a_memory_alarm(
+def test_a_publishing_transaction_waits_for_the_end_of_an_alarm(
     service: DtxService, rabbitmq: RabbitNode, channel: BlockingChannel, queue: str
 ) -> None:
     with Raw(service) as raw:
@@ -116,7 +116,7 @@ def test_a_transaction_that_consumes_needs_no_publish(
 
 
 @only_alongside
-def test_a_session_that_ends_during_a_memory_alarm_gives_back_what_its_transactions_had(
+def test_a_session_ended_during_an_alarm_returns_its_messages(
     service: DtxService, rabbitmq: RabbitNode, channel: BlockingChannel, queue: str
 ) -> None:
     """The end is answered at once. The broker reads the rest after the alarm: each message is back once, and nothing
@@ -150,9 +150,7 @@ def test_a_session_that_ends_during_a_memory_alarm_gives_back_what_its_transacti
 
 
 @only_alongside
-def test_a_session_that_ends_has_no_message_delivered_to_it_once_more(
-    service: DtxService, channel: BlockingChannel
-) -> None:
+def test_an_ended_session_gets_no_returned_message_again(service: DtxService, channel: BlockingChannel) -> None:
     """Its links get no message that its transaction gives back: each delivery would raise x-delivery-count."""
     queue = f"amqp10-{secrets.token_hex(6)}"
     channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "quorum"})
@@ -198,7 +196,7 @@ def reader(request: pytest.FixtureRequest) -> DtxService:
 
 
 @only_alongside
-def test_who_reads_a_stream_misses_nothing_however_small_its_credit(reader: DtxService, stream: str) -> None:
+def test_a_stream_reader_with_small_credit_misses_nothing(reader: DtxService, stream: str) -> None:
     with Client(reader) as client:
         receiver = client.receiver(stream)
         sender = client.sender(stream)
@@ -229,7 +227,7 @@ def test_no_outcome_means_anything_to_a_stream(service: DtxService, stream: str)
 
 
 @only_alongside
-def test_what_a_stream_has_delivered_is_not_retired_in_a_transaction(service: DtxService, stream: str) -> None:
+def test_stream_deliveries_cannot_be_retired_in_a_transaction(service: DtxService, stream: str) -> None:
     with Raw(service) as raw:
         session = raw.opened().begin()
         control = raw.control(session)
@@ -291,7 +289,7 @@ def test_a_stream_is_drained_and_read_on(reader: DtxService, stream: str) -> Non
 
 
 @only_alongside
-def test_a_filter_says_where_the_reader_of_a_stream_begins(service: DtxService, stream: str) -> None:
+def test_a_filter_sets_the_start_of_a_stream_reader(service: DtxService, stream: str) -> None:
     with Raw(service) as raw:
         session = raw.opened().begin()
         to = raw.sender(session, stream)
@@ -324,7 +322,9 @@ def test_what_there_is_no_memory_for_is_read_later(
 
 
 @only_alongside
-def test_a_link_hears_that_its_stream_was_deleted(service: DtxService, channel: BlockingChannel, stream: str) -> None:
+def test_a_link_is_notified_of_the_deletion_of_its_stream(
+    service: DtxService, channel: BlockingChannel, stream: str
+) -> None:
     with Raw(service) as raw:
         session = raw.opened().begin()
         link, _ = raw.receiver(session, stream, filter=FIRST)
@@ -337,7 +337,7 @@ def test_a_link_hears_that_its_stream_was_deleted(service: DtxService, channel: 
 
 
 @only_alongside
-def test_who_may_not_read_a_stream_is_refused_when_it_attaches(
+def test_a_stream_without_read_permission_is_refused_at_attach(
     reader: DtxService, stream: str, shared_rabbitmq: RabbitNode
 ) -> None:
     """2.6.3: the answer to such an attach has no source, and a detach with the reason follows."""
@@ -373,7 +373,7 @@ def test_what_a_stream_sends_before_its_link_has_credit_waits(reader: DtxService
 
 
 @only_alongside
-def test_a_queue_that_takes_the_place_of_a_stream_loses_nothing(
+def test_a_queue_that_replaces_a_stream_loses_nothing(
     reader: DtxService, channel: BlockingChannel, stream: str
 ) -> None:
     """The name counts as a stream for a moment. dtx acknowledges messages of a stream; a queue would lose them."""

@@ -10,7 +10,7 @@ from tests.support.client import connected, new_xid
 from tests.support.rabbitmq import RabbitNode
 
 
-def test_the_client_hears_of_the_death_of_its_broker(dtx_service: ServiceFactory, own_rabbitmq: RabbitNode) -> None:
+def test_a_client_is_notified_of_the_brokers_death(dtx_service: ServiceFactory, own_rabbitmq: RabbitNode) -> None:
     """A prepared branch is committed when the broker is back."""
     service = dtx_service(broker=own_rabbitmq.url())
     xid = new_xid()

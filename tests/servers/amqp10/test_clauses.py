@@ -81,7 +81,7 @@ def test_links_to_the_coordinator_are_not_resumed(raw: Raw) -> None:
     assert error.condition == "amqp:not-allowed"
 
 
-def test_nothing_is_left_of_a_link_that_would_like_to_go_on(raw: Raw, channel: BlockingChannel, queue: str) -> None:
+def test_a_link_that_asks_to_resume_starts_anew(raw: Raw, channel: BlockingChannel, queue: str) -> None:
     """Transport, 2.6.13: an attach without an unsettled map means that no delivery is known."""
     channel.basic_publish("", queue, b"one")
     session = raw.begin()
@@ -160,7 +160,7 @@ def test_only_what_is_done_in_a_transaction_names_it(raw: Raw, channel: Blocking
     assert (done.state, done.settled) == (ACCEPTED, True)
 
 
-def test_outcomes_of_postings_are_told_before_the_discharge_is_accepted(raw: Raw, queue: str) -> None:
+def test_outcomes_of_postings_precede_the_accepted_discharge(raw: Raw, queue: str) -> None:
     """4.4.1, 4.4.4.1: "this MUST be communicated to the controller before the acceptance of a successful discharge"."""
     session = raw.begin()
     control, sender = raw.control(session), raw.sender(session, queue)
@@ -178,7 +178,7 @@ def test_outcomes_of_postings_are_told_before_the_discharge_is_accepted(raw: Raw
 
 
 @only_standalone
-def test_an_outcome_that_can_not_be_had_any_more_forbids_the_discharge(raw: Raw, channel: BlockingChannel) -> None:
+def test_an_outcome_that_cannot_apply_any_more_forbids_the_discharge(raw: Raw, channel: BlockingChannel) -> None:
     """4.4.4.1: "If the resource can no longer apply the outcome … it MUST NOT allow the successful discharge"."""
     queue = channel.queue_declare(
         "", exclusive=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"}
@@ -197,7 +197,7 @@ def test_an_outcome_that_can_not_be_had_any_more_forbids_the_discharge(raw: Raw,
 
 
 @only_standalone
-def test_a_posting_that_no_queue_takes_is_released_in_the_transaction(raw: Raw) -> None:
+def test_an_unroutable_posting_is_released_in_the_transaction(raw: Raw) -> None:
     session = raw.begin()
     control, sender = raw.control(session), raw.sender(session, "/exchanges/amq.direct/nowhere")
     txn_id = raw.declare(session, control)
@@ -206,7 +206,7 @@ def test_a_posting_that_no_queue_takes_is_released_in_the_transaction(raw: Raw) 
     assert raw.discharge(session, control, txn_id) == ACCEPTED
 
 
-def test_a_posting_that_was_settled_hears_nothing(raw: Raw, channel: BlockingChannel, queue: str) -> None:
+def test_a_settled_posting_gets_no_disposition(raw: Raw, channel: BlockingChannel, queue: str) -> None:
     session = raw.begin()
     control, sender = raw.control(session), raw.sender(session, queue)
     txn_id = raw.declare(session, control)
@@ -255,7 +255,7 @@ def test_a_discharge_that_fails_always_succeeds(own: DtxService) -> None:
             database.execute("ALTER TABLE lost RENAME TO message")
 
 
-def test_what_is_too_much_for_a_transaction_is_rejected_and_the_link_goes_on(own: DtxService) -> None:
+def test_a_posting_beyond_the_limit_is_rejected_without_a_detach(own: DtxService) -> None:
     """Transactional publish: amqp:resource-limit-exceeded is "a transient error so the link is advanced"."""
     with Raw(own) as raw:
         session = raw.opened().begin()
@@ -268,7 +268,7 @@ def test_what_is_too_much_for_a_transaction_is_rejected_and_the_link_goes_on(own
         assert raw.outcome(session, raw.post(sender, b"later")) == ACCEPTED
 
 
-def test_a_target_that_has_gone_is_told_and_the_link_is_closed(own: DtxService) -> None:
+def test_a_deleted_target_is_reported_and_the_link_is_closed(own: DtxService) -> None:
     """Transactional publish: amqp:not-found "is fatal error so the link is closed"."""
     with Raw(own) as raw, connected(own.url()) as connection:
         session = raw.opened().begin()
@@ -282,7 +282,7 @@ def test_a_target_that_has_gone_is_told_and_the_link_is_closed(own: DtxService) 
         assert raw.discharge(session, control, txn_id) == ACCEPTED
 
 
-def test_a_target_that_may_not_be_used_any_more_is_told_and_the_link_is_closed(own: DtxService) -> None:
+def test_a_forbidden_target_is_reported_and_the_link_is_closed(own: DtxService) -> None:
     """Transactional publish: amqp:unauthorized-access "is a fatal error so the link is closed"."""
     users = StandaloneUsers(own)
     users.add("writer")
@@ -301,7 +301,7 @@ def test_a_target_that_may_not_be_used_any_more_is_told_and_the_link_is_closed(o
         assert raw.discharge(session, control, txn_id) == ACCEPTED
 
 
-def test_a_message_that_finds_no_way_does_not_close_an_anonymous_link(own: DtxService) -> None:
+def test_an_unroutable_message_does_not_close_an_anonymous_link(own: DtxService) -> None:
     with Raw(own) as raw:
         session = raw.opened().begin()
         sender = raw.sender(session, None)
@@ -338,7 +338,7 @@ def test_a_database_that_fails_is_an_internal_error(own: DtxService, consumes: b
 
 
 @pytest.mark.parametrize("in_transaction", [False, True])
-def test_a_receiver_that_settles_second_hears_that_its_sender_has(
+def test_a_second_settling_receiver_is_notified_of_the_settlement(
     raw: Raw, channel: BlockingChannel, queue: str, in_transaction: bool
 ) -> None:
     """Transport, 2.8.3, second: "The receiver will only settle after sending the disposition to the sender and
@@ -368,7 +368,7 @@ def test_a_receiver_that_settles_second_hears_that_its_sender_has(
     assert take_all(channel, queue) == []
 
 
-def test_dtx_settles_first_whatever_its_sender_would_like(raw: Raw, channel: BlockingChannel, queue: str) -> None:
+def test_dtx_settles_first_whichever_mode_the_sender_requests(raw: Raw, channel: BlockingChannel, queue: str) -> None:
     """Transport, 2.7.3: the receiver sets the mode in use. dtx settles a safe message with its first disposition."""
     session = raw.begin()
     link = session.new_link("second", Role.SENDER)

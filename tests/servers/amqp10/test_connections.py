@@ -60,14 +60,14 @@ def test_a_wrong_password_is_refused(service: DtxService) -> None:
         assert raw.socket.recv(1) == b""
 
 
-def test_a_client_that_skips_the_login_is_told_what_dtx_wants(service: DtxService) -> None:
+def test_a_client_that_skips_the_login_gets_the_sasl_header(service: DtxService) -> None:
     with socket.create_connection((service.host, service.port), SECONDS) as client:
         client.sendall(AMQP_HEADER)
         assert client.recv(100) == b"AMQP\x03\x01\x00\x00"
         assert client.recv(100) == b""
 
 
-def test_tls_is_a_matter_of_the_address_and_not_of_a_header(service: DtxService) -> None:
+def test_tls_depends_on_the_address_not_on_a_header(service: DtxService) -> None:
     with socket.create_connection((service.host, service.port), SECONDS) as client:
         client.sendall(TLS_HEADER)
         assert client.recv(100) == b"AMQP\x00\x00\x09\x01"
@@ -102,7 +102,7 @@ def test_a_transaction_over_tls(postgres: PostgresServer, certificates: Path) ->
         (None, ""),
     ],
 )
-def test_the_hostname_says_which_virtual_host(service: DtxService, hostname: str | None, condition: str) -> None:
+def test_the_hostname_selects_the_virtual_host(service: DtxService, hostname: str | None, condition: str) -> None:
     with Raw(service, hostname=hostname) as raw:
         if condition:
             assert closed(raw) == condition
@@ -110,14 +110,14 @@ def test_the_hostname_says_which_virtual_host(service: DtxService, hostname: str
             raw.opened()
 
 
-def test_a_client_says_goodbye_and_is_answered(service: DtxService) -> None:
+def test_a_close_is_answered(service: DtxService) -> None:
     with Raw(service) as raw:
         raw.opened().begin()
         raw.close()
         assert raw.socket.recv(1) == b""
 
 
-def test_a_client_hears_something_before_its_idle_time_out(service: DtxService) -> None:
+def test_a_client_gets_a_frame_before_its_idle_timeout(service: DtxService) -> None:
     """2.4.5: a peer with nothing to send "MAY send an empty frame". This client announces half a second."""
     with Raw(service, idle_seconds=1.0) as raw:
         raw.opened()
@@ -134,7 +134,7 @@ def test_frames_that_are_none_close_the_connection(service: DtxService) -> None:
         assert closed(raw) == "amqp:connection:framing-error"
 
 
-def test_a_message_that_is_none_is_rejected_and_harms_nothing_else(service: DtxService, queue: str) -> None:
+def test_an_undecodable_message_is_rejected_alone(service: DtxService, queue: str) -> None:
     with Raw(service) as raw:
         session = raw.opened().begin()
         sender = raw.sender(session, queue)
@@ -216,7 +216,7 @@ def test_what_a_user_may_not_use_is_refused(own: DtxService, postgres: PostgresS
         assert closed(raw) == "amqp:connection:forced"
 
 
-def test_what_was_committed_is_there_after_a_kill_and_nothing_else(postgres: PostgresServer) -> None:
+def test_only_committed_messages_survive_a_kill(postgres: PostgresServer) -> None:
     """An answered discharge is durable. An unanswered one is done completely or not at all."""
     database = postgres.create_database()
     with DtxService(database=database) as service:

@@ -62,7 +62,7 @@ def test_txn_ids_cannot_be_guessed(raw: Raw) -> None:
     assert all(16 <= len(txn_id) <= 32 for txn_id in ids)
 
 
-def test_a_posting_hears_of_its_provisional_outcome(raw: Raw, queue: str) -> None:
+def test_a_posting_gets_its_provisional_outcome(raw: Raw, queue: str) -> None:
     """4.4.1: "the state of the delivery being a transactional-state … and a terminal outcome"."""
     session = raw.begin()
     control, sender = raw.control(session), raw.sender(session, queue)
@@ -81,7 +81,7 @@ def test_a_transaction_that_is_not_known_takes_no_work(raw: Raw, queue: str) -> 
     assert condition(raw.discharge(session, control, txn_id)) == "amqp:transaction:unknown-id"
 
 
-def test_an_error_ends_a_control_link_whose_source_takes_no_rejected(raw: Raw) -> None:
+def test_an_error_detaches_a_control_link_without_rejected(raw: Raw) -> None:
     """4.2: "If the source does not support the rejected outcome … MUST detach the link to the coordinator"."""
     session = raw.begin()
     control = raw.control(session, rejects=False)
@@ -138,7 +138,7 @@ def test_transactions_of_another_connection_are_not_known(raw: Raw, service: Dtx
         assert condition(outcome) == "amqp:transaction:unknown-id"
 
 
-def test_what_is_posted_settled_and_cannot_be_taken_spoils_the_transaction(raw: Raw, queue: str) -> None:
+def test_a_settled_posting_that_fails_dooms_the_transaction(raw: Raw, queue: str) -> None:
     """4.4.4.1: "Should the resource be unable to process the delivery it MUST NOT allow the successful discharge"."""
     session = raw.begin()
     control, sender = raw.control(session), raw.sender(session, None)
@@ -229,7 +229,7 @@ def test_a_delivery_can_be_retired_again_in_another_transaction(raw: Raw, channe
     assert take_all(channel, queue) == []
 
 
-def test_a_link_that_goes_leaves_what_was_retired_to_its_transaction(
+def test_a_closed_link_leaves_retired_deliveries_to_its_transaction(
     raw: Raw, channel: BlockingChannel, queue: str
 ) -> None:
     for fail, left in ((False, 0), (True, 1)):

@@ -128,9 +128,7 @@ def whole(connection: BlockingConnection) -> list[bytes]:
 
 
 @cells(STANDALONE_LOCAL, ALONGSIDE_LOCAL)
-def test_a_local_transaction_is_done_as_a_whole_or_not_at_all(
-    armed: ArmedService, point: Point, left: list[bytes]
-) -> None:
+def test_a_local_transaction_is_atomic_in_a_crash(armed: ArmedService, point: Point, left: list[bytes]) -> None:
     die_at(armed, point, None)
     with connected(armed.url()) as connection:
         assert whole(connection) == left
@@ -146,7 +144,7 @@ def test_a_branch_that_has_voted_is_there_and_no_other(armed: ArmedService, poin
 @cells(
     {Point.REPLY_END_SENT: OLD, Point.LOG_PREPARED_AFTER: NEW}, {Point.REPLY_END_SENT: OLD, Point.TAKING_COMMITTED: NEW}
 )
-def test_a_transaction_that_was_promoted_is_there_if_its_branch_has_voted(
+def test_a_promoted_transaction_survives_if_its_branch_has_voted(
     armed: ArmedService, point: Point, left: list[bytes]
 ) -> None:
     it_is_there_if_it_has_voted(armed, point, left, promoted=True)
@@ -172,7 +170,7 @@ def it_is_there_if_it_has_voted(
     {Point.HELD_CONSUME: OLD, Point.LOG_PREPARED_BEFORE: OLD, Point.LOG_PREPARED_AFTER: NEW},
     {Point.REPLY_END_SENT: OLD, Point.LOG_PREPARED_AFTER: BOTH},
 )
-def test_what_is_rejected_is_dead_with_its_branch_or_back_in_its_queue(
+def test_after_a_crash_a_rejected_message_is_dead_lettered_or_requeued(
     armed: ArmedService, point: Point, left: list[bytes]
 ) -> None:
     """Without a broker, the dead letter is part of the branch. A broker gets the message back when dtx dies."""

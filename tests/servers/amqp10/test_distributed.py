@@ -21,7 +21,7 @@ def manager(service: DtxService) -> Iterator[Coordinator]:
         yield Coordinator(connection)
 
 
-def test_a_client_of_amqp_1_0_works_for_the_branch_that_global_id_names(
+def test_an_amqp_1_0_client_works_for_the_named_branch(
     client: Client, channel: BlockingChannel, queue: str, manager: Coordinator
 ) -> None:
     channel.basic_publish("", queue, b"consumed")
@@ -43,7 +43,7 @@ def test_a_client_of_amqp_1_0_works_for_the_branch_that_global_id_names(
     assert take_all(channel, queue, at_least=1) == [b"published"]
 
 
-def test_the_roll_back_of_the_branch_undoes_what_was_done_with_amqp_1_0(
+def test_rolling_the_branch_back_undoes_work_of_amqp_1_0(
     client: Client, channel: BlockingChannel, queue: str, manager: Coordinator
 ) -> None:
     channel.basic_publish("", queue, b"consumed")
@@ -96,7 +96,7 @@ def test_two_protocols_and_a_table_commit_together(
     postgres.drop_database(database)
 
 
-def test_a_discharge_that_fails_leaves_a_branch_that_can_only_be_rolled_back(
+def test_a_failed_discharge_leaves_a_rollback_only_branch(
     client: Client, channel: BlockingChannel, queue: str, manager: Coordinator
 ) -> None:
     xid = new_xid()
@@ -113,7 +113,7 @@ def test_an_id_that_is_no_xid_is_refused(client: Client) -> None:
         client.declare(b"no xid")
 
 
-def test_the_branch_of_a_connection_that_is_lost_can_only_be_rolled_back(
+def test_the_branch_of_a_lost_connection_is_rollback_only(
     service: DtxService, channel: BlockingChannel, queue: str, manager: Coordinator
 ) -> None:
     xid = new_xid()

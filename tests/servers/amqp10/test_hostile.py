@@ -77,7 +77,7 @@ def heard(raw: Raw, *kinds: type[Event]) -> Any:
         raw.events += raw.engine.receive(data, 0.0)
 
 
-def test_who_overruns_the_window_loses_the_session(service: DtxService, queue: str) -> None:
+def test_a_client_that_exceeds_the_window_loses_the_session(service: DtxService, queue: str) -> None:
     with Raw(service) as raw:
         session = raw.opened().begin()
         link = raw.sender(session, queue)
@@ -90,7 +90,9 @@ def test_who_overruns_the_window_loses_the_session(service: DtxService, queue: s
         raw.begin()  # the connection is still open
 
 
-def test_who_overruns_the_credit_loses_the_link(service: DtxService, channel: BlockingChannel, queue: str) -> None:
+def test_a_client_that_exceeds_the_credit_loses_the_link(
+    service: DtxService, channel: BlockingChannel, queue: str
+) -> None:
     with Raw(service) as raw:
         session = raw.opened().begin()
         link = raw.sender(session, queue)
@@ -216,7 +218,7 @@ def fill(channel: BlockingChannel, queue: str, count: int, size: int) -> None:
         channel.basic_publish("", queue, number.to_bytes(4, "big") * (size // 4))
 
 
-def test_who_names_all_deliveries_again_and_again_holds_up_nobody(
+def test_dispositions_for_all_deliveries_do_not_block_other_clients(
     service: DtxService, channel: BlockingChannel, queue: str, neighbour: Callable[[], None]
 ) -> None:
     """Frames of one read name more than a million deliveries. dtx never holds all of them in memory."""
@@ -240,7 +242,7 @@ def test_who_names_all_deliveries_again_and_again_holds_up_nobody(
     assert take_all(channel, queue) == []
 
 
-def test_who_asks_and_never_reads_is_not_read_from(service: DtxService, neighbour: Callable[[], None]) -> None:
+def test_a_client_that_does_not_read_is_not_read_from(service: DtxService, neighbour: Callable[[], None]) -> None:
     with Raw(service) as raw:
         raw.opened().begin()
         echo = Flow(next_incoming_id=0, incoming_window=10, next_outgoing_id=0, outgoing_window=10, echo=True)

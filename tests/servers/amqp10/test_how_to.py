@@ -97,7 +97,7 @@ def test_a_message_stays_if_its_target_is_full(client: str, request: pytest.Fixt
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_the_program_ends_with_an_error_if_there_is_no_target(
+def test_the_program_fails_without_a_target(
     client: str, request: pytest.FixtureRequest, service: DtxService, channel: BlockingChannel, queue: str
 ) -> None:
     channel.basic_publish("", queue, b"tea")

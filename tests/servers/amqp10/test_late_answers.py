@@ -84,7 +84,7 @@ def queue(small: DtxService) -> Iterator[str]:
 
 @pytest.mark.parametrize("coordinates", [False, True], ids=["sender", "control"])
 @pytest.mark.parametrize("rejects", [False, True], ids=["detach", "reject"])
-def test_a_discharge_that_fails_late_does_not_end_the_link_in_its_place(
+def test_a_late_failed_discharge_does_not_detach_a_newer_link(
     small: DtxService, queue: str, coordinates: bool, rejects: bool
 ) -> None:
     with Raw(small) as raw:

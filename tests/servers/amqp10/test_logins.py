@@ -50,7 +50,7 @@ def tls(certificates: Path) -> ssl.SSLContext:
 
 
 @pytest.mark.parametrize("response", [b"", None, b"client"])
-def test_a_certificate_says_who_its_client_is(
+def test_a_certificate_names_the_user_of_the_client(
     open_house: DtxService, users: StandaloneUsers, tls: ssl.SSLContext, response: bytes | None
 ) -> None:
     with Raw(open_house, tls=tls, mechanism="EXTERNAL", response=response) as raw:
@@ -90,7 +90,7 @@ def test_a_password_is_still_good_beside_a_certificate(
 
 
 @pytest.mark.parametrize("response", [None, b"", b"somebody@example.com"])
-def test_who_says_nothing_of_himself_is_the_user_of_the_setting(
+def test_an_anonymous_client_is_the_user_of_the_setting(
     open_house: DtxService, users: StandaloneUsers, tls: ssl.SSLContext, response: bytes | None
 ) -> None:
     users.permit("visitor", write="^$", read="^$", configure="^$")
@@ -103,7 +103,7 @@ def test_who_says_nothing_of_himself_is_the_user_of_the_setting(
         assert "for user 'visitor'" in str(error.description)
 
 
-def test_nobody_is_let_in_where_the_user_of_the_setting_is_not_there(
+def test_an_anonymous_login_without_that_user_is_refused(
     open_house: DtxService, users: StandaloneUsers, tls: ssl.SSLContext
 ) -> None:
     users.remove("visitor")
@@ -112,7 +112,7 @@ def test_nobody_is_let_in_where_the_user_of_the_setting_is_not_there(
 
 
 @pytest.mark.parametrize("mechanism", ["ANONYMOUS", "EXTERNAL", "SCRAM-SHA-256", ""])
-def test_nothing_but_a_password_will_do_unless_a_setting_says_so(service: DtxService, mechanism: str) -> None:
+def test_only_passwords_are_accepted_without_a_setting(service: DtxService, mechanism: str) -> None:
     with Raw(service, mechanism=mechanism, response=b"guest") as raw:
         assert raw.mechanisms == ("PLAIN",)
         assert raw.login is SaslCode.AUTH

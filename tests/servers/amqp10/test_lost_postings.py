@@ -28,7 +28,7 @@ def condition(state: object) -> str:
 
 
 @pytest.mark.parametrize("settled", [False, True])
-def test_a_posting_to_a_link_that_its_server_has_ended_spoils_the_transaction(
+def test_a_posting_to_a_detached_link_dooms_the_transaction(
     raw: Raw, channel: BlockingChannel, queue: str, settled: bool
 ) -> None:
     """4.4.1, 4.4.4.1: the posting gets no outcome, and is lost."""
@@ -47,7 +47,7 @@ def test_a_posting_to_a_link_that_its_server_has_ended_spoils_the_transaction(
 
 
 @only_alongside
-def test_a_posting_that_is_refused_behind_the_end_of_its_link_spoils_the_transaction(
+def test_a_posting_refused_after_its_link_ended_dooms_the_transaction(
     raw: Raw, channel: BlockingChannel, queue: str
 ) -> None:
     """The refusal of the broker arrives when the link has ended, so the client cannot receive it."""
@@ -65,7 +65,7 @@ def test_a_posting_that_is_refused_behind_the_end_of_its_link_spoils_the_transac
 
 @only_alongside
 @pytest.mark.parametrize("by_client", [False, True])
-def test_a_posting_of_which_its_client_would_have_heard_spoils_the_transaction(
+def test_a_posting_without_its_awaited_outcome_dooms_the_transaction(
     raw: Raw, channel: BlockingChannel, queue: str, by_client: bool
 ) -> None:
     """4.4.1: "must inform the controller of the presumptive terminal outcome before it can successfully discharge".

@@ -33,7 +33,7 @@ def test_a_message_comes_out_as_it_went_in(client: Client, queue: str) -> None:
     )  # fmt: skip
 
 
-def test_exchanges_route_by_the_key_of_the_address_or_the_subject(
+def test_the_routing_key_comes_from_the_address_or_the_subject(
     client: Client, channel: BlockingChannel, queue: str
 ) -> None:
     channel.queue_bind(queue, "amq.topic", "a.*")
@@ -49,7 +49,7 @@ def test_a_message_that_no_queue_takes_is_released(client: Client) -> None:
     assert refusal.value.state == Delivery.RELEASED
 
 
-def test_a_link_to_a_queue_that_is_not_there_is_refused(client: Client) -> None:
+def test_a_link_to_a_missing_queue_is_refused(client: Client) -> None:
     with pytest.raises(LinkDetached, match="amqp:not-found"):
         client.sender("/queues/no-such-queue")
     with pytest.raises(LinkDetached, match="amqp:not-found"):
@@ -87,7 +87,7 @@ def test_what_is_rejected_goes_to_the_dead_letter_exchange(
     channel.queue_delete(dead)
 
 
-def test_what_is_not_settled_returns_when_the_link_or_the_connection_goes(
+def test_unsettled_messages_return_when_link_or_connection_ends(
     client: Client, channel: BlockingChannel, queue: str
 ) -> None:
     channel.basic_publish("", queue, b"one")
@@ -142,7 +142,7 @@ def test_a_full_queue_rejects_and_spoils_a_transaction(client: Client, channel: 
     channel.queue_delete(full)
 
 
-def test_a_link_hears_that_its_queue_was_deleted(client: Client, channel: BlockingChannel) -> None:
+def test_a_link_is_notified_of_the_deletion_of_its_queue(client: Client, channel: BlockingChannel) -> None:
     name = channel.queue_declare("").method.queue
     receiver = client.receiver(name)
     channel.queue_delete(name)

@@ -76,7 +76,7 @@ def test_modified_messages_have_their_old_places(service: DtxService, channel: B
 
 
 @only_standalone
-def test_what_is_undeliverable_becomes_a_dead_letter_with_its_annotations(
+def test_an_undeliverable_message_is_dead_lettered_with_its_annotations(
     service: DtxService, channel: BlockingChannel, queue: str
 ) -> None:
     grave = f"{queue}-grave"
@@ -116,7 +116,7 @@ def test_a_change_is_made_when_its_transaction_is_committed(
 
 
 @only_standalone
-def test_who_waits_for_an_outcome_hears_when_it_is_durable(
+def test_a_modified_outcome_is_settled_when_it_is_durable(
     service: DtxService, channel: BlockingChannel, queue: str
 ) -> None:
     """An unsettled *modified* is settled when the change is written. Only then can the message be delivered again."""
@@ -155,7 +155,7 @@ def test_a_change_survives_the_death_of_dtx(postgres: PostgresServer) -> None:
 
 @only_alongside
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
-def test_a_broker_is_told_of_no_change_and_tells_what_it_counts(
+def test_a_broker_gets_no_modification_but_counts_deliveries_itself(
     service: DtxService, channel: BlockingChannel, kind: str
 ) -> None:
     """AMQP 0-9-1 has only basic.nack, which carries no change. A quorum queue counts returned messages itself."""
@@ -174,7 +174,7 @@ def test_a_broker_is_told_of_no_change_and_tells_what_it_counts(
     channel.queue_delete(name)
 
 
-def test_a_message_that_cannot_be_read_any_more_returns_as_it_is(small: DtxService, postgres: PostgresServer) -> None:
+def test_an_unreadable_modified_message_returns_unchanged(small: DtxService, postgres: PostgresServer) -> None:
     """After damage to the database, the delivery is not stuck, and dtx settles it for the client that waits."""
     name = f"amqp10-{secrets.token_hex(6)}"
     with connected(small.url()) as connection, Raw(small) as raw:
@@ -200,7 +200,7 @@ def test_a_message_that_cannot_be_read_any_more_returns_as_it_is(small: DtxServi
 
 
 @only_alongside
-def test_a_message_of_a_broker_that_cannot_be_read_costs_its_link_alone(
+def test_an_unreadable_message_of_the_broker_ends_only_its_link(
     service: DtxService, queue: str, channel: BlockingChannel, shared_rabbitmq: RabbitNode
 ) -> None:
     """RabbitMQ accepts tables that are nested deeper than dtx reads. The message stays in its queue."""

@@ -77,7 +77,7 @@ def test_names_that_are_no_text_cost_nothing_else(service: DtxService, mode: Mod
 
 
 @pytest.mark.parametrize("subject", ["s" * 256, "\u00e9" * 128])
-def test_a_subject_that_is_too_long_for_a_routing_key_is_refused_alone(
+def test_a_subject_too_long_for_a_routing_key_is_refused(
     service: DtxService, channel: BlockingChannel, queue: str, subject: str
 ) -> None:
     channel.queue_bind(queue, "amq.topic", "#")

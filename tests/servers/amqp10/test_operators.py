@@ -11,7 +11,7 @@ from tests.support.service import ADMIN, DtxService
 from tests.support.users import StandaloneUsers
 
 
-def test_operators_see_a_connection_with_its_transactions_and_can_close_it(postgres: PostgresServer) -> None:
+def test_operators_see_and_close_a_connection_with_transactions(postgres: PostgresServer) -> None:
     database, xid = postgres.create_database(), new_xid()
     with DtxService(database=database, options=ADMIN) as service:
         StandaloneUsers(service).add("root", "administrator")

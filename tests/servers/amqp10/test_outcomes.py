@@ -108,7 +108,7 @@ def discharge(raw: Raw, session: Session, control: Link, txn_id: bytes) -> None:
     ("outcome", "settled"), [(DEAD[0], False), (DEAD[1], True)], ids=["rejected", "undeliverable-settled"]
 )
 @pytest.mark.parametrize("end", ["commit", "one-phase", "rollback", "rollback-prepared"])
-def test_a_message_that_is_rejected_dies_when_the_branch_commits_and_not_before(
+def test_a_rejected_message_is_dead_lettered_only_at_commit(
     raw: Raw,
     mode: Mode,
     channel: BlockingChannel,
@@ -167,7 +167,7 @@ def test_a_local_transaction_commits_them_too(
     ("outcome", "end"),
     [(BACK[0], "commit"), (BACK[1], "one-phase"), (BACK[1], "rollback"), (BACK[0], "rollback-prepared")],
 )
-def test_a_message_that_is_released_is_back_when_the_branch_ends(
+def test_a_released_message_returns_when_the_branch_ends(
     raw: Raw, channel: BlockingChannel, source: str, manager: Coordinator, outcome: Outcome, end: str
 ) -> None:
     xid = new_xid()
@@ -186,7 +186,7 @@ def test_a_message_that_is_released_is_back_when_the_branch_ends(
     assert take_all(channel, source, at_least=1) == [b"one"]
 
 
-def test_a_rejected_message_without_a_dead_letter_exchange_is_gone_with_the_commit(
+def test_a_rejected_message_without_dead_letter_exchange_is_dropped(
     raw: Raw, channel: BlockingChannel, queue: str, manager: Coordinator
 ) -> None:
     for commit in (False, True):
@@ -234,7 +234,7 @@ def test_outcomes_go_with_a_promoted_transaction(
     assert take_all(channel, source) == []
 
 
-def test_a_client_that_has_gone_leaves_its_outcomes_to_the_branch(
+def test_outcomes_of_a_client_that_left_belong_to_the_branch(
     service: DtxService, channel: BlockingChannel, source: str, dead: str, manager: Coordinator
 ) -> None:
     for commit in (False, True):
@@ -255,7 +255,7 @@ def test_a_client_that_has_gone_leaves_its_outcomes_to_the_branch(
             assert take_all(channel, dead) == []
 
 
-def test_a_client_that_is_lost_before_its_discharge_has_rejected_nothing(
+def test_a_client_lost_before_the_discharge_has_rejected_nothing(
     service: DtxService, channel: BlockingChannel, source: str, dead: str, manager: Coordinator
 ) -> None:
     xid = new_xid()
@@ -269,7 +269,7 @@ def test_a_client_that_is_lost_before_its_discharge_has_rejected_nothing(
     assert take_all(channel, dead) == []
 
 
-def test_a_branch_that_joins_outcomes_with_work_commits_all_of_it(
+def test_a_branch_commits_outcomes_and_work_together(
     raw: Raw, channel: BlockingChannel, source: str, dead: str, queue: str, manager: Coordinator
 ) -> None:
     xid = new_xid()
@@ -313,7 +313,7 @@ def test_outcomes_that_are_too_many_spoil_the_transaction(small: DtxService) -> 
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_what_is_rejected_is_as_durable_as_the_vote_or_back_in_its_queue(
+def test_a_rejection_is_durable_with_the_vote_or_undone(
     postgres: PostgresServer, mode: Mode, request: pytest.FixtureRequest, commit: bool
 ) -> None:
     """Without a broker, the dead letter is part of the branch. A broker does not know of the dead letter before the
@@ -411,7 +411,7 @@ def test_many_are_rejected_at_once_and_in_their_order(
     ],
     ids=["modified", "rejected"],
 )
-def test_who_takes_small_frames_alone_hears_of_a_long_outcome_of_its_own(
+def test_a_client_with_small_frames_gets_a_shortened_outcome(
     service: DtxService, channel: BlockingChannel, queue: str, outcome: Outcome, told: Outcome, in_transaction: bool
 ) -> None:
     """The answer has a shorter outcome. The discharge is answered, and the connection stays open."""
@@ -437,7 +437,7 @@ def test_who_takes_small_frames_alone_hears_of_a_long_outcome_of_its_own(
 
 
 @pytest.mark.parametrize("settled", [False, True])
-def test_a_transactional_state_without_an_outcome_decides_nothing_before_it_is_settled(
+def test_a_transactional_state_without_outcome_decides_nothing_until_settled(
     raw: Raw, channel: BlockingChannel, queue: str, settled: bool
 ) -> None:
     """4.4.2: the outcome "is applied at the source". Without one, settling applies the default outcome."""

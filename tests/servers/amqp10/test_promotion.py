@@ -68,7 +68,7 @@ def unknown(manager: Coordinator, xid: Xid) -> bool:
 
 
 @pytest.mark.parametrize(("commit", "left"), [(True, [b"new", b"later"]), (False, [b"old"])])
-def test_what_was_done_before_and_after_the_promotion_is_decided_by_the_manager(
+def test_work_before_and_after_the_promotion_follows_the_managers_decision(
     raw: Raw, channel: BlockingChannel, queue: str, manager: Coordinator, commit: bool, left: list[bytes]
 ) -> None:
     channel.basic_publish("", queue, b"old")
@@ -169,7 +169,7 @@ def test_what_is_discharged_cannot_be_promoted(raw: Raw, manager: Coordinator) -
         (["txn", new_xid().to_wire(), 1], "amqp:invalid-field"),
     ],
 )
-def test_a_transaction_that_could_not_be_promoted_is_not_committed_alone(
+def test_a_transaction_that_failed_to_promote_is_not_committed_alone(
     raw: Raw, channel: BlockingChannel, queue: str, form: list[Value], expected: str
 ) -> None:
     """A discharge may follow the promotion immediately. It must not commit a part of a global transaction."""
@@ -194,7 +194,7 @@ def test_a_promotion_that_names_no_transaction_is_refused(raw: Raw) -> None:
         assert condition(raw.ask(session, control, request)) == "amqp:invalid-field"
 
 
-def test_a_branch_that_has_voted_or_can_only_be_rolled_back_takes_no_promoted_work(
+def test_a_prepared_or_rollback_only_branch_takes_no_promoted_work(
     raw: Raw, channel: BlockingChannel, queue: str, manager: Coordinator
 ) -> None:
     session = raw.begin()
@@ -232,7 +232,7 @@ def test_the_branch_of_another_user_takes_no_promoted_work(small: DtxService) ->
     users.remove("alice")
 
 
-def test_a_branch_has_its_limits_whatever_was_promoted_to_it(small: DtxService) -> None:
+def test_promoted_work_counts_towards_the_limits_of_the_branch(small: DtxService) -> None:
     """A branch that has no room for the work of a promoted transaction continues without it."""
     xid = new_xid()
     with Raw(small) as raw, connected(small.url()) as connection:
@@ -275,7 +275,7 @@ def test_a_discharge_that_fails_makes_the_branch_rollback_only(
     assert take_all(channel, queue, at_least=1) == [b"old"]
 
 
-def test_the_end_of_the_control_link_makes_the_branch_rollback_only(
+def test_the_end_of_the_control_link_dooms_the_branch(
     raw: Raw, channel: BlockingChannel, queue: str, manager: Coordinator
 ) -> None:
     channel.basic_publish("", queue, b"old")
@@ -328,7 +328,7 @@ def busy(service: DtxService, operation: Callable[[Coordinator], object]) -> Ite
         asked.result()
 
 
-def test_a_declare_whose_link_has_gone_while_it_waited_begins_nothing(small: DtxService) -> None:
+def test_a_waiting_declare_without_its_link_begins_nothing(small: DtxService) -> None:
     """Another link may have its handle by then, and the association would never end."""
     xid = new_xid()
     with Raw(small) as raw, connected(small.url()) as connection:
@@ -351,7 +351,7 @@ def test_a_declare_whose_link_has_gone_while_it_waited_begins_nothing(small: Dtx
 
 
 @pytest.mark.parametrize("voted", [True, False])
-def test_a_promotion_waits_for_what_is_under_way_on_its_branch(small: DtxService, voted: bool) -> None:
+def test_a_promotion_waits_for_pending_work_of_its_branch(small: DtxService, voted: bool) -> None:
     """A discharge that immediately follows it waits as well: it must not commit work that is to be promoted."""
     xid = new_xid()
     queue = f"waiting-{voted}"

@@ -74,7 +74,7 @@ def filters(**named: tuple[str, str]) -> dict[str, Described]:
     return {name: Described(Symbol(kind), value) for name, (kind, value) in named.items()}
 
 
-def test_a_link_from_an_exchange_gets_what_is_published_with_its_key(
+def test_a_link_from_an_exchange_gets_messages_with_its_key(
     service: DtxService, channel: BlockingChannel, exchange: str
 ) -> None:
     with Raw(service) as raw:
@@ -100,9 +100,7 @@ def test_each_link_has_all_messages_for_itself(service: DtxService, channel: Blo
         assert [body(raw.take()) for _ in range(2)] == [b"to both"] * 2
 
 
-def test_a_source_tells_the_filters_that_are_in_place(
-    service: DtxService, channel: BlockingChannel, exchange: str
-) -> None:
+def test_a_source_reports_the_filters_in_place(service: DtxService, channel: BlockingChannel, exchange: str) -> None:
     """3.5.3: "the sending endpoint sets the filter actually in place"."""
     asked = filters(subject=(TOPIC, "*.order"), selector=(SELECTOR, "n > 1"))
     with Raw(service) as raw:
@@ -114,7 +112,7 @@ def test_a_source_tells_the_filters_that_are_in_place(
         assert body(raw.take()) == b"yes"
 
 
-def test_a_queue_filters_nothing_and_says_so(service: DtxService, queue: str) -> None:
+def test_a_queue_reports_that_it_applies_no_filter(service: DtxService, queue: str) -> None:
     with Raw(service) as raw:
         session = raw.opened().begin()
         assert attached(raw, session, queue, filter=filters(subject=(TOPIC, "a"))).filter is None
@@ -259,7 +257,7 @@ def test_a_link_needs_its_topic(service: DtxService, users: Users, channel: Bloc
         assert body(raw.take()) == b"mine"
 
 
-def test_what_is_acquired_from_an_exchange_is_retired_in_a_transaction(
+def test_messages_acquired_from_an_exchange_are_retired_in_a_transaction(
     service: DtxService, channel: BlockingChannel, exchange: str, queue: str
 ) -> None:
     with Raw(service) as raw:

@@ -45,7 +45,7 @@ def client(stage: Scene) -> Iterator[Mortal]:
             yield Mortal(connection, between)
 
 
-def test_a_client_that_dies_while_associated_leaves_a_rollback_only_branch(
+def test_a_client_lost_while_associated_leaves_a_rollback_only_branch(
     stage: Scene, client: Mortal, coordinator: Coordinator
 ) -> None:
     """Design: "Gone while associated: rollback-only"; the consumed message is back at once."""
@@ -113,9 +113,7 @@ def test_an_idle_branch_outlives_its_client(
 
 
 @only_alongside
-def test_a_client_that_dies_with_its_prepare_under_way_has_voted(
-    stage: Stage, client: Mortal, coordinator: Coordinator
-) -> None:
+def test_a_client_lost_during_prepare_has_voted(stage: Stage, client: Mortal, coordinator: Coordinator) -> None:
     stage.declare("in")
     stage.fill("in", b"one")
     xa, xid = work(client.connection.channel(), consume={"in": 1})

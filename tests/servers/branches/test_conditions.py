@@ -40,7 +40,7 @@ def test_a_commit_waits_for_the_end_of_a_memory_alarm(stage: Stage) -> None:
     assert stage.bodies("out") == [b"a"]
 
 
-def test_a_prepare_with_consumption_works_by_acks_alone_during_a_memory_alarm(stage: Stage) -> None:
+def test_during_a_memory_alarm_a_prepare_uses_acks_alone(stage: Stage) -> None:
     """Design: "blocked connection (memory alarm): acks alone, noted in the row"."""
     stage.declare("in")
     stage.fill("in", b"one")

@@ -61,7 +61,7 @@ def test_a_consumer_that_is_cancelled_changes_nothing(stage: Scene) -> None:
     assert stage.bodies("in") == [b"three"]
 
 
-def test_a_prefetch_of_one_holds_the_next_delivery_until_the_branch_ends(mode: Mode, stage: Scene) -> None:
+def test_a_prefetch_of_one_blocks_until_the_branch_ends(mode: Mode, stage: Scene) -> None:
     """Design: "a prefetch of 1 holds the next delivery back until the branch ends, as with tx".
 
     Alongside a broker, the vote acknowledges the message there. Without one, dtx holds it until the outcome.

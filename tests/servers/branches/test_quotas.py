@@ -62,7 +62,7 @@ def test_sessions_count_as_channels(stage: Scene) -> None:
             client.open(number)
 
 
-def test_a_connection_beyond_the_quota_is_told_so_in_amqp_10(stage: Scene) -> None:
+def test_a_connection_beyond_the_quota_is_refused_in_amqp_10(stage: Scene) -> None:
     url = stage.service.url(vhost=stage.vhost)
     with session(url), session(url), Raw(stage.service, hostname=f"vhost:{stage.vhost}") as raw:
         assert refusal(raw) == Condition.NOT_ALLOWED

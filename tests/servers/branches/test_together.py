@@ -158,7 +158,7 @@ def test_there_is_a_largest_number_of_branches(stage: Scene, client: Make) -> No
 
 @only_alongside
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "rollback"])
-def test_what_is_not_in_memory_any_more_is_read_from_the_log(stage: Stage, commit: bool) -> None:
+def test_work_evicted_from_memory_is_read_from_the_log(stage: Stage, commit: bool) -> None:
     """--work-cache-bytes: the oldest prepared branches are removed from the cache first."""
     stage.declare("in")
     stage.declare("out")

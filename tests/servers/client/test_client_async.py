@@ -94,7 +94,7 @@ async def test_calls_of_several_tasks_go_out_in_order(connection: AsyncioConnect
     assert (started, seconds, ended, vote) == (XaFlag.OK, 9, XaFlag.OK, XaFlag.RDONLY)
 
 
-async def test_one_refusal_ends_every_call_on_the_channel_and_only_its_own_is_blamed(
+async def test_one_refusal_ends_all_calls_on_the_channel(
     connection: AsyncioConnection,
 ) -> None:
     xa = AsyncXAResource(await async_channel(connection))
@@ -116,9 +116,7 @@ async def test_results_and_errors_are_those_of_the_blocking_resource(connection:
         await xa.forget(new_xid())
 
 
-async def test_a_coordinator_goes_on_after_a_refused_call_and_a_new_scan_ends_the_old(
-    connection: AsyncioConnection, queue: str
-) -> None:
+async def test_a_new_scan_ends_the_old_and_calls_continue(connection: AsyncioConnection, queue: str) -> None:
     xids = {await prepared(connection, queue) for _ in range(2)}
     coordinator = AsyncCoordinator(connection)
     with pytest.raises(XAER_NOTA):
@@ -144,7 +142,7 @@ async def test_a_cancelled_call_leaves_the_channel_usable(connection: AsyncioCon
     assert xid not in {found async for found in coordinator.recover()}
 
 
-async def test_another_broker_is_told_nothing_of_dtx(rabbitmq: RabbitNode) -> None:
+async def test_another_broker_gets_no_dtx_method(rabbitmq: RabbitNode) -> None:
     async with async_connected(rabbitmq.url()) as connection:
         channel = await async_channel(connection)
         with pytest.raises(PeerIsNotDtx):
@@ -154,7 +152,7 @@ async def test_another_broker_is_told_nothing_of_dtx(rabbitmq: RabbitNode) -> No
         assert await async_channel(connection)
 
 
-async def test_a_silent_service_ends_the_call_and_a_killed_one_all_of_them(dtx_service: ServiceFactory) -> None:
+async def test_a_silent_service_ends_one_call_a_killed_one_all(dtx_service: ServiceFactory) -> None:
     service = dtx_service()
     async with async_connected(service.url()) as connection:
         impatient = AsyncXAResource(await async_channel(connection), timeout=0.3)

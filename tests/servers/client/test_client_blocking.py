@@ -154,7 +154,7 @@ def test_failed_work_can_only_be_rolled_back(channel: BlockingChannel, queue: st
     assert bodies(rabbitmq, queue) == []
 
 
-def test_a_suspended_branch_is_resumed_and_work_between_is_not_its(
+def test_work_while_a_branch_is_suspended_is_not_its_own(
     channel: BlockingChannel, queue: str, rabbitmq: RabbitNode
 ) -> None:
     """End: "must be resumed via the start method with resume specified"."""
@@ -264,7 +264,7 @@ def test_a_malformed_xid_is_inval(channel: BlockingChannel, connection: Blocking
     assert connection.is_open
 
 
-def test_a_channel_that_a_publish_has_closed_says_so_in_the_next_call(
+def test_the_next_call_reports_a_channel_closed_by_a_publish(
     channel: BlockingChannel, connection: BlockingConnection
 ) -> None:
     xa, xid = XAResource(channel), new_xid()
@@ -280,7 +280,7 @@ def test_a_channel_that_a_publish_has_closed_says_so_in_the_next_call(
         assert coordinator.rollback(xid) in (XaFlag.OK, XaFlag.RBROLLBACK)
 
 
-def test_another_broker_is_told_nothing_of_dtx(rabbitmq: RabbitNode) -> None:
+def test_another_broker_gets_no_dtx_method(rabbitmq: RabbitNode) -> None:
     with connected(rabbitmq.url()) as connection:
         channel = connection.channel()
         with pytest.raises(PeerIsNotDtx, match="the peer is not dtx: RabbitMQ"):
@@ -336,9 +336,7 @@ def test_branches_are_completed_while_the_scan_goes_on(
     assert rabbitmq.count(queue) == 5
 
 
-def test_a_dropped_scan_costs_nothing_and_a_second_one_ends_the_first(
-    connection: BlockingConnection, queue: str
-) -> None:
+def test_an_abandoned_scan_is_harmless_and_a_second_replaces_it(connection: BlockingConnection, queue: str) -> None:
     """Recover: "If a recovery scan is already open, the effect is as if the recovery scan were ended and then
     restarted."
     """

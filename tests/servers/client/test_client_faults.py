@@ -30,9 +30,7 @@ def prepare_one(service: DtxService, queue: str) -> Xid:
     return xid
 
 
-def test_a_killed_service_ends_the_call_and_its_successor_knows_the_branch(
-    service: DtxService, queue: str, rabbitmq: RabbitNode
-) -> None:
+def test_a_killed_services_successor_knows_the_branch(service: DtxService, queue: str, rabbitmq: RabbitNode) -> None:
     """Prepare: "it is guaranteed that the transaction branch may be either committed or rolled back regardless of
     failures".
     """
@@ -56,9 +54,7 @@ def test_a_killed_service_ends_the_call_and_its_successor_knows_the_branch(
     assert bodies(rabbitmq, queue) == [b"one"]
 
 
-def test_a_silent_service_ends_the_call_when_its_time_is_up(
-    service: DtxService, queue: str, rabbitmq: RabbitNode
-) -> None:
+def test_a_silent_service_ends_the_call_at_the_timeout(service: DtxService, queue: str, rabbitmq: RabbitNode) -> None:
     xid = prepare_one(service, queue)
     with connected(service.url()) as connection:
         xa = XAResource(connection.channel(), timeout=0.3)
@@ -75,7 +71,7 @@ def test_a_silent_service_ends_the_call_when_its_time_is_up(
     assert bodies(rabbitmq, queue) == []
 
 
-def test_a_service_that_does_not_even_read_ends_the_call_and_the_connection(service: DtxService, queue: str) -> None:
+def test_a_service_that_does_not_read_ends_call_and_connection(service: DtxService, queue: str) -> None:
     with connected(service.url()) as connection:
         channel = connection.channel()
         xa = XAResource(channel, timeout=0.3)
@@ -117,7 +113,7 @@ def test_a_stopping_service_ends_the_call(service: DtxService) -> None:
             xa.start(new_xid())
 
 
-def test_a_closed_connection_has_no_channel_to_be_had_and_says_so(service: DtxService) -> None:
+def test_a_closed_connection_refuses_a_channel_with_a_reason(service: DtxService) -> None:
     with connected(service.url()) as connection:
         coordinator = Coordinator(connection, timeout=5)
         connection.close()

@@ -63,7 +63,7 @@ def test_a_transaction_without_work_is_finished_like_any_other(two_phase: TwoPha
 
 
 @pytest.mark.parametrize("finish", ["tpc_commit", "tpc_rollback"])
-def test_somebody_elses_prepared_transaction_is_found_and_finished(
+def test_another_programs_prepared_transaction_is_found_and_completed(
     service: DtxService, two_phase: TwoPhaseConnection, queue: str, rabbitmq: RabbitNode, finish: str
 ) -> None:
     xid = unused()
@@ -132,7 +132,7 @@ def test_an_xid_in_use_is_a_programming_error(connection: BlockingConnection, tw
     two_phase.tpc_rollback()
 
 
-def test_a_transaction_whose_channel_is_gone_can_be_rolled_back_and_not_committed(
+def test_a_transaction_without_its_channel_can_only_be_rolled_back(
     connection: BlockingConnection, queue: str, rabbitmq: RabbitNode
 ) -> None:
     first = TwoPhaseConnection(connection.channel())

@@ -8,7 +8,7 @@ from dtx.client import XAER_RMFAIL, XaFlag
 from tests.support.crash import Stage, ids, work
 
 
-def test_a_taking_without_receipt_is_put_back_when_its_outcome_is_not_known(stage: Stage) -> None:
+def test_a_taking_without_receipt_is_put_back_if_unknown(stage: Stage) -> None:
     """During an alarm the unit has acks but no receipt. After kill -9 a message may be repeated, but not lost."""
     stage.declare("in")
     stage.fill("in", b"one")

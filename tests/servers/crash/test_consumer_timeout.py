@@ -23,7 +23,7 @@ def look(node: RabbitNode) -> None:
     node.ctl("eval", "[Channel ! tick || Channel <- rabbit_channel:list_local()], ok.")
 
 
-def test_a_branch_whose_deliveries_the_broker_took_back_can_only_be_rolled_back(impatient: Stage) -> None:
+def test_a_branch_whose_deliveries_were_taken_back_is_rollback_only(impatient: Stage) -> None:
     """Design: "upstream trouble before the vote (consumer time-out): rollback-only"; also if the branch has ended."""
     stage = impatient
     for queue in ("active", "idle", "voted", "out"):
@@ -55,7 +55,7 @@ def test_a_branch_whose_deliveries_the_broker_took_back_can_only_be_rolled_back(
 
 
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "rollback"])
-def test_a_channel_that_is_closed_behind_tx_commit_leaves_the_word_to_the_lock(impatient: Stage, commit: bool) -> None:
+def test_after_a_close_behind_tx_commit_the_lock_decides(impatient: Stage, commit: bool) -> None:
     """The close names no method: the unit may have happened. Design: "decides a row only when that row's lock is free".
 
     The receipt's queue hangs, so commit-ok does not come; a delivery outside the branch is not acknowledged in time.

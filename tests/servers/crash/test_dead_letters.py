@@ -93,7 +93,7 @@ def test_messages_that_are_rejected_are_moved_or_come_back(
         assert [body for body, _ in (*dead, *back)] == bodies
 
 
-def test_a_message_that_a_prepared_branch_holds_expires_when_it_is_back(service: DtxService) -> None:
+def test_a_message_of_a_prepared_branch_expires_on_its_return(service: DtxService) -> None:
     """It does not expire before, even if its time is over and dtx dies."""
     queue, xid = unique(), new_xid()
     with Dialogue(service.url()) as talk, session(service.url()) as raw:

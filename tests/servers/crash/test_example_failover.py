@@ -80,7 +80,7 @@ def scene(request: pytest.FixtureRequest, postgres: PostgresServer) -> Scene:
     return Stage(node, postgres)
 
 
-def test_every_number_comes_in_once_though_the_active_dtx_and_the_program_are_killed(
+def test_every_number_arrives_once_despite_killed_dtx_and_program(
     scene: Stage | StandaloneStage, tmp_path: Path
 ) -> None:
     with scene:

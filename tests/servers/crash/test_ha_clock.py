@@ -29,7 +29,7 @@ def set_clock(service: DtxService, seconds: float) -> None:
     new.replace(service.directory / "clock-offset")  # atomic: a reader never sees an empty file
 
 
-def test_jumps_of_the_clock_cost_neither_the_lease_nor_a_branch(pair: Pair) -> None:
+def test_clock_jumps_lose_neither_the_lease_nor_a_branch(pair: Pair) -> None:
     epoch = pair.epoch()
     with Crowd(pair) as crowd:
         for seconds in (3600, -3600, 400 * DAY, -400 * DAY, 0):
@@ -54,7 +54,7 @@ def test_a_standby_whose_clock_is_wrong_waits_all_the_same(pair: Pair) -> None:
         crowd.settle()
 
 
-def test_a_branch_times_out_when_its_time_has_passed_whatever_the_clock_says(pair: Pair) -> None:
+def test_a_branch_times_out_by_elapsed_time_not_the_clock(pair: Pair) -> None:
     scene = pair.scene
     with scene.connected() as connection:
         short, long = (XAResource(connection.channel(), timeout=60) for _ in range(2))

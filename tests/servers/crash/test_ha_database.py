@@ -99,7 +99,7 @@ def test_a_writer_that_hangs_in_a_transaction_loses_nothing(pair: Pair) -> None:
         go_on(pair, crowd)
 
 
-def test_a_server_that_stands_still_longer_than_the_lease_loses_nothing(pair: Pair, server: PostgresServer) -> None:
+def test_a_server_paused_longer_than_the_lease_loses_nothing(pair: Pair, server: PostgresServer) -> None:
     """One of the two serves afterwards. The active dtx may renew a lease that ran out if no other dtx has taken it."""
     with Crowd(pair) as crowd:
         crowd.wait_for(20)

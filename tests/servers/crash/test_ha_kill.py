@@ -8,7 +8,7 @@ ATTEMPTS = 3
 """Other load on the machine may slow down one attempt, but hardly all three."""
 
 
-def test_a_standby_serves_two_seconds_after_the_lease_has_run_out(pair_with: Callable[..., Pair]) -> None:
+def test_a_standby_takes_over_two_seconds_after_the_lease_ends(pair_with: Callable[..., Pair]) -> None:
     """docs/reference/settings: "A standby takes over this long after the last renewal of the lease"."""
     took = []
     for _ in range(ATTEMPTS):
@@ -27,7 +27,7 @@ def test_a_standby_serves_two_seconds_after_the_lease_has_run_out(pair_with: Cal
     assert min(took) > LEASE / 2, "it did not wait for the lease"
 
 
-def test_a_standby_on_the_same_machine_sees_that_the_active_one_is_dead(pair_with: Callable[..., Pair]) -> None:
+def test_a_standby_on_the_same_machine_notices_the_death(pair_with: Callable[..., Pair]) -> None:
     pair = pair_with("--lease-ttl", "600")
     with Crowd(pair) as crowd:
         crowd.wait_for(40)
@@ -38,7 +38,7 @@ def test_a_standby_on_the_same_machine_sees_that_the_active_one_is_dead(pair_wit
     print(f"the standby served {took:.2f} seconds after the kill")
 
 
-def test_an_active_dtx_that_stops_in_order_hands_over_at_once(pair_with: Callable[..., Pair]) -> None:
+def test_an_orderly_stop_hands_over_immediately(pair_with: Callable[..., Pair]) -> None:
     """Design: "a clean close ends the lease at once"; phase two that is under way is finished first."""
     pair = pair_with("--lease-ttl", "600")
     pair.be_far_apart()

@@ -84,9 +84,7 @@ def ends(pair: Pair, answer: "Future[object]") -> None:
 
 
 @on_the_way
-def test_a_commit_under_way_is_decided_when_the_broker_has_closed_the_stalled_connection(
-    pair: Pair, held: Direction
-) -> None:
+def test_a_commit_under_way_is_decided_when_the_connection_ends(pair: Pair, held: Direction) -> None:
     """Locks: "its heartbeat bounds the wait"; other branches are decided at once."""
     stage = cast("Stage", pair.scene)
     with stalled(pair, held, "commit", "committing") as (xid, prepared, answer):
@@ -120,7 +118,7 @@ def test_a_rollback_under_way_puts_back_once(pair: Pair, held: Direction) -> Non
 
 
 @on_the_way
-def test_a_taking_under_way_becomes_a_vote_or_never_happened(pair: Pair, held: Direction) -> None:
+def test_a_taking_under_way_is_a_vote_or_never_happened(pair: Pair, held: Direction) -> None:
     """Restart: "TAKING with a trusted receipt: PREPARED. Without: never happened, drop"."""
     stage = cast("Stage", pair.scene)
     with stalled(pair, held, "prepare", "taking") as (xid, prepared, answer):
@@ -143,7 +141,7 @@ def test_a_taking_under_way_becomes_a_vote_or_never_happened(pair: Pair, held: D
 
 
 @on_the_way
-def test_a_one_phase_commit_under_way_is_finished_or_never_happened(pair: Pair, held: Direction) -> None:
+def test_a_one_phase_commit_under_way_finishes_or_never_happened(pair: Pair, held: Direction) -> None:
     """If only the taking is known, the branch is in doubt, and the transaction manager commits again."""
     stage = cast("Stage", pair.scene)
     with stalled(pair, held, "commit_one_phase", "taking") as (xid, prepared, answer):

@@ -11,7 +11,7 @@ from tests.support.crash import Scene, work
 from tests.support.heirs import FENCED, LEASE, Crowd, Pair
 
 
-def test_a_stalled_predecessor_ends_and_has_changed_nothing_that_its_successor_decided(
+def test_a_stalled_predecessor_changes_nothing_that_the_successor_decided(
     pair_with: Callable[..., Pair],
 ) -> None:
     """It is stopped under load, and resumed when the standby has decided all branches in doubt."""
@@ -63,7 +63,7 @@ def test_a_stop_shorter_than_the_lease_changes_nothing(pair_with: Callable[..., 
     assert not pair.standby.ready_line
 
 
-def test_a_lease_that_ran_out_and_that_nobody_took_is_renewed(pair_with: Callable[..., Pair]) -> None:
+def test_an_expired_lease_that_is_still_free_is_renewed(pair_with: Callable[..., Pair]) -> None:
     """Design: "running out is not losing": without a standby the stalled dtx continues to serve."""
     pair = pair_with()
     pair.standby.kill9()
@@ -82,7 +82,7 @@ def _ran_out(pair: Pair) -> bool:
         return connection.execute("SELECT expires_at < clock_timestamp() FROM dtx.lease").fetchone() == (True,)
 
 
-def test_what_the_stalled_one_was_asked_is_done_as_the_standby_decides(pair: Pair) -> None:
+def test_requests_to_the_stalled_dtx_follow_the_standbys_decision(pair: Pair) -> None:
     """The transaction manager gets no answer from the stalled dtx and repeats its calls at the standby.
 
     If it asks the standby for the opposite, the decision that is durable first counts. dtx answers "unknown xid" only

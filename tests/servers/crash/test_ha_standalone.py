@@ -14,7 +14,7 @@ pytestmark = only_standalone
 
 
 @pytest.mark.parametrize("decision", ["commit", "rollback"])
-def test_a_decision_that_is_durable_and_was_not_answered_is_known_to_the_successor(pair: Pair, decision: str) -> None:
+def test_a_durable_unanswered_decision_is_known_to_the_successor(pair: Pair, decision: str) -> None:
     """The transaction has proved its epoch and commits; the successor then finds the branch completed."""
     scene = pair.scene
     for queue in ("in", "out"):
@@ -42,7 +42,7 @@ def test_a_decision_that_is_durable_and_was_not_answered_is_known_to_the_success
     assert scene.history(xid) == ["prepared", ending]
 
 
-def test_a_vote_that_is_durable_and_was_not_answered_is_in_doubt(pair: Pair) -> None:
+def test_a_durable_unanswered_vote_is_in_doubt(pair: Pair) -> None:
     """Prepared means durable, answered or not: the transaction manager finds the branch and decides."""
     scene = pair.scene
     for queue in ("in", "out"):

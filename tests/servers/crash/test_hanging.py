@@ -25,7 +25,7 @@ def prepared(stage: Stage, queue: str, count: int) -> list[Xid]:
     return xids
 
 
-def test_one_dead_queue_stops_nobody_else(shared_rabbitmq: RabbitNode, postgres: PostgresServer) -> None:
+def test_one_dead_queue_does_not_block_others(shared_rabbitmq: RabbitNode, postgres: PostgresServer) -> None:
     """Design: "deadline per unit so that one dead queue stops nobody"; there are twice as many units as channels."""
     options = ("--commit-channels", str(CHANNELS), "--unit-deadline", "500ms")
     with Stage(shared_rabbitmq, postgres, options=options) as stage:
@@ -73,7 +73,7 @@ def insist(coordinator: Coordinator, xid: Xid) -> None:
     raise AssertionError(f"{xid} does not end")
 
 
-def test_a_decided_branch_whose_end_could_not_be_logged_is_finished_without_being_asked(
+def test_a_decided_branch_without_a_logged_end_is_finished_automatically(
     shared_rabbitmq: RabbitNode, own_postgres: PostgresServer
 ) -> None:
     """A prepared branch whose decision was not logged waits for its transaction manager: "never guess"."""

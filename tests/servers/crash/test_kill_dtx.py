@@ -39,7 +39,7 @@ def test_a_prepared_branch_is_recovered_and_committed_after_kill_9(stage: Stage)
     assert stage.history(xid) == ["prepared", "committed"]
 
 
-def test_a_prepared_branch_is_recovered_and_rolled_back_after_kill_9(stage: Stage) -> None:
+def test_a_prepared_branch_is_recovered_and_rolled_back_after_kill9(stage: Stage) -> None:
     """Rollback: "any produced messages are discarded and any consumed messages are re-enqueued"."""
     with stage.connected() as connection:
         xid = a_prepared_branch(connection, stage)
@@ -60,7 +60,7 @@ def test_a_prepared_branch_is_recovered_and_rolled_back_after_kill_9(stage: Stag
     assert stage.history(xid) == ["prepared", "rolled-back"]
 
 
-def test_what_had_not_voted_is_as_if_it_had_never_been(stage: Stage) -> None:
+def test_nothing_remains_of_unprepared_branches_after_a_kill(stage: Stage) -> None:
     """Presumed abort: "the broker marked the transaction branch rollback-only"; here dtx keeps no record of it."""
     stage.declare("in")
     stage.declare("out")

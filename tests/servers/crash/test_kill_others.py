@@ -102,7 +102,7 @@ def test_rabbitmq_dies_behind_units_that_it_has_applied(stage: Stage) -> None:
     assert len(set(ids(taken))) == 1
 
 
-def test_a_branch_that_only_published_is_prepared_while_the_broker_stands_still(stage: Stage) -> None:
+def test_a_publishing_branch_is_prepared_while_the_broker_is_paused(stage: Stage) -> None:
     """Design: "prepares of publish-only branches go on"."""
     stage.declare("out")
     with stage.connected() as connection:
@@ -118,7 +118,7 @@ def test_a_branch_that_only_published_is_prepared_while_the_broker_stands_still(
     assert stage.bodies("out") == [b"a"]
 
 
-def test_a_prepare_waits_for_a_log_that_stands_still(stage: Stage) -> None:
+def test_a_prepare_waits_for_a_paused_log(stage: Stage) -> None:
     """The vote comes only when it is in the log."""
     stage.declare("out")
     with stage.connected() as connection:

@@ -168,7 +168,7 @@ def test_heuristic_outcomes_of_an_older_dtx_stay_until_forget(older: OlderScene)
 
 
 @only_standalone
-def test_users_and_queues_of_an_older_dtx_are_what_they_were(older: OlderScene) -> None:
+def test_users_and_queues_of_an_older_dtx_are_unchanged(older: OlderScene) -> None:
     (mine,) = [case for case in older.cases if case.name == "alice-1"]
     guests = older.cases[0]
     with coordinator(older, mine) as alice, pytest.raises(XAER_RMERR, match="another user's"):

@@ -62,7 +62,7 @@ def test_publishes_are_committed_once_though_dtx_is_killed(stage: Stage, instant
 
 
 @pytest.mark.parametrize("kind", ["consume", "both"])
-def test_what_was_not_taken_is_rolled_back_when_dtx_is_killed(stage: Stage, kind: str) -> None:
+def test_untaken_messages_are_rolled_back_when_dtx_is_killed(stage: Stage, kind: str) -> None:
     with idle_branch(stage, kind) as (xa, xid):
         stage.proxy.stall("up")
         answer = stage.background(lambda: xa.commit(xid, one_phase=True))
@@ -103,7 +103,7 @@ def test_what_was_taken_is_kept_when_dtx_is_killed(stage: Stage, kind: str) -> N
     assert stage.history(xid)[-1] == "committed"
 
 
-def test_a_consumption_that_cannot_be_taken_any_more_is_answered_with_rollback(stage: Stage) -> None:
+def test_a_consumption_that_cannot_be_taken_is_rolled_back(stage: Stage) -> None:
     """Commit: "xa-rbrollback: the broker marked the transaction branch rollback-only for an unspecified reason"."""
     with idle_branch(stage, "both") as (_, xid):
         stage.proxy.cut()

@@ -97,7 +97,7 @@ def test_units_that_happened_unseen_are_not_repeated(stage: Stage, commit: bool)
     each_once(stage, xids, commit=commit)
 
 
-def test_a_successor_that_is_killed_while_it_reads_receipts_changes_nothing(stage: Stage) -> None:
+def test_a_successor_killed_while_reading_receipts_changes_nothing(stage: Stage) -> None:
     xids = prepared(stage)
     decided_and_killed(stage, xids, commit=True, stalled="down")
     stage.proxy.delay(0.01)
@@ -122,9 +122,7 @@ def test_receipts_that_are_forced_are_believed_without_a_management_api(
 
 
 @pytest.mark.parametrize("doubt", ["always", "no management", "policy"])
-def test_where_receipts_are_not_believed_the_message_is_repeated_under_the_same_id(
-    stage_with: Callable[..., Stage], doubt: str
-) -> None:
+def test_without_trusted_receipts_a_message_repeats_with_its_id(stage_with: Callable[..., Stage], doubt: str) -> None:
     """The promise: "messages of that branch may be repeated (never lost), each with the same x-dtx-id header"."""
     if doubt == "always":
         stage = stage_with(replay="always")
@@ -144,7 +142,7 @@ def test_where_receipts_are_not_believed_the_message_is_repeated_under_the_same_
     assert stage.take("in") == []
 
 
-def test_receipts_are_cleared_away_when_the_log_has_what_they_prove(stage: Stage) -> None:
+def test_receipts_are_deleted_when_the_log_has_their_outcomes(stage: Stage) -> None:
     xids = prepared(stage)
     decided_and_killed(stage, xids, commit=True, stalled="down")
     assert stage.receipts() >= MANY
@@ -153,7 +151,7 @@ def test_receipts_are_cleared_away_when_the_log_has_what_they_prove(stage: Stage
     stage.wait_for(lambda: stage.receipts() == 0, "the receipts' end")
 
 
-def test_a_connection_that_breaks_during_a_unit_is_replaced_and_the_receipt_asked(stage: Stage) -> None:
+def test_after_a_broken_connection_the_receipt_gives_the_outcome(stage: Stage) -> None:
     """The units have happened: dtx is not restarted, nothing is repeated, and every commit is answered."""
     xids = prepared(stage)
     with asker(stage, xids, commit=True) as ask:

@@ -91,7 +91,7 @@ def test_a_taking_that_arrives_late_makes_the_branch_prepared(stage: Stage) -> N
     assert stage.bodies("out") == []
 
 
-def test_a_transaction_manager_is_told_to_come_back_while_the_lock_is_held(stage: Stage) -> None:
+def test_while_the_lock_is_held_calls_are_answered_541(stage: Stage) -> None:
     """Any call: "541: the log or store failed and the outcome is not known; the TM may retry"."""
     stage.options = (*stage.options, "--unit-deadline", "1")
     with stalled(stage, "commit", "committing") as xid:
@@ -119,7 +119,7 @@ def test_a_predecessor_that_wakes_up_writes_nothing_and_ends(stage: Stage) -> No
     assert heir.running
 
 
-def test_a_channel_that_is_held_up_inside_tx_commit_is_waited_for(stage_with: Callable[..., Stage]) -> None:
+def test_a_channel_that_hangs_in_tx_commit_is_waited_for(stage_with: Callable[..., Stage]) -> None:
     """The channel outlives its connection and holds the lock until the queue answers.
 
     By default, units that publish are not sent in tx mode where there is a quorum queue.

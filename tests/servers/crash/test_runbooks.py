@@ -101,7 +101,7 @@ def test_a_branch_is_stuck(rabbitmq: RabbitNode, postgres: PostgresServer) -> No
         assert stage.states() == {}
 
 
-def test_a_branch_is_stuck_and_nobody_knows_what_came_in(rabbitmq: RabbitNode, postgres: PostgresServer) -> None:
+def test_a_refusal_after_partial_delivery_is_a_hazard(rabbitmq: RabbitNode, postgres: PostgresServer) -> None:
     """A full queue refuses at tx.commit, when the other queues may have taken their messages: a hazard."""
     with Stage(rabbitmq, postgres, replay="receipts", options=ADMIN) as stage:
         stage.declare("out")

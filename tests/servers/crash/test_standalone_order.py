@@ -125,7 +125,7 @@ async def test_a_branch_does_not_vote_before_its_queues_are_durable(busy: tuple[
     assert client.store.defined_for(work) is None
 
 
-async def test_a_dead_letter_stays_where_it_is_until_its_new_queue_is_durable(busy: tuple[Client, Lock, Lock]) -> None:
+async def test_a_dead_letter_stays_until_its_new_queue_is_durable(busy: tuple[Client, Lock, Lock]) -> None:
     client, bindings, queues = busy
     dying = client.host.queues[b"dying"]
     (contents,) = [found async for found in client.log.load_queues([dying.spec.id])]
@@ -141,7 +141,7 @@ async def test_a_dead_letter_stays_where_it_is_until_its_new_queue_is_durable(bu
     assert await client.log.which_exist([slot]) == set()
 
 
-async def test_somebody_else_who_declares_the_same_waits_as_well(busy: tuple[Client, Lock, Lock]) -> None:
+async def test_concurrent_declarations_of_one_queue_wait_too(busy: tuple[Client, Lock, Lock]) -> None:
     client, bindings, queues = busy
     queue = client.host.queues[b"new"].spec
     waiting = client.store.defined(queue.id)
@@ -158,7 +158,7 @@ async def test_somebody_else_who_declares_the_same_waits_as_well(busy: tuple[Cli
     assert client.store.defined() is None
 
 
-async def test_a_queue_that_the_log_refuses_takes_nothing_until_the_log_has_it(stand: Stand) -> None:
+async def test_a_queue_refused_by_the_log_takes_no_messages(stand: Stand) -> None:
     """Every declaration gets 541; a publish is not confirmed, and acknowledgements written with it are undone."""
     client = await stand.open()
     sink = client.consume(await client.declare("old"))
@@ -235,7 +235,7 @@ async def test_a_transaction_that_is_refused_gives_back_what_it_acknowledged(sta
     assert await again.consume(again.host.queues[b"q"]).wait(1) == [b"2"]
 
 
-async def test_what_takes_too_long_was_not_written_and_what_comes_later_is(stand: Stand) -> None:
+async def test_a_write_that_timed_out_fails_and_later_ones_succeed(stand: Stand) -> None:
     """PostgreSQL cancels the write first (statement_timeout), so dtx knows that nothing was written."""
     client = await stand.open(retry_window=0.5, answer_timeout=1.0)
     queue = await client.declare()
@@ -263,7 +263,7 @@ async def test_acknowledgements_that_the_log_refuses_are_written_later(stand: St
 
 
 @pytest.mark.parametrize("in_branch", [False, True], ids=["publish", "one-phase"])
-async def test_what_is_written_into_a_queue_that_goes_meanwhile_leaves_no_row(stand: Stand, in_branch: bool) -> None:
+async def test_messages_for_a_queue_deleted_meanwhile_leave_no_row(stand: Stand, in_branch: bool) -> None:
     """For example the exclusive queue of a client that dies while its messages are being written."""
     client = await stand.open()
     await client.declare("other")
@@ -326,7 +326,7 @@ async def test_limits_count_what_was_committed_after_a_restart(stand: Stand) -> 
     assert await again.consume(queue).wait(1) == [b"789012"]
 
 
-async def test_a_message_that_memory_had_no_room_for_begins_to_expire_at_the_commit(stand: Stand) -> None:
+async def test_a_message_without_room_in_memory_expires_after_the_commit(stand: Stand) -> None:
     now = [VOTED]
     client = await stand.open(cache_bytes=4_000, clock=lambda: now[0])
     queue = await client.declare("q", message_ttl=60_000)
@@ -339,7 +339,7 @@ async def test_a_message_that_memory_had_no_room_for_begins_to_expire_at_the_com
     assert await sink.wait(5) == [b"%d" % number * 900 for number in range(5)]
 
 
-async def test_a_message_that_memory_lets_go_during_the_commit_expires_as_well(stand: Stand) -> None:
+async def test_a_message_evicted_during_the_commit_expires_too(stand: Stand) -> None:
     now = [VOTED]
     client = await stand.open(cache_bytes=4_000, clock=lambda: now[0])
     queue = await client.declare("q", message_ttl=60_000)
@@ -353,7 +353,7 @@ async def test_a_message_that_memory_lets_go_during_the_commit_expires_as_well(s
     assert queue.index.ready == 0
 
 
-async def test_of_two_branches_that_consume_one_rolls_back_and_order_is_kept(stand: Stand) -> None:
+async def test_after_a_rollback_among_two_branches_the_order_is_kept(stand: Stand) -> None:
     client = await stand.open()
     queue = await client.declare()
     sink = client.consume(queue, prefetch=4)
@@ -375,7 +375,7 @@ async def test_of_two_branches_that_consume_one_rolls_back_and_order_is_kept(sta
     assert (queue.index.ready, queue.index.unacked) == (0, 4)
 
 
-async def test_what_a_branch_holds_outlives_a_purge_and_goes_with_its_queue(stand: Stand) -> None:
+async def test_messages_of_a_branch_survive_a_purge_not_a_deletion(stand: Stand) -> None:
     client = await stand.open()
     held, gone = await client.declare("held"), await client.declare("gone")
     deliveries = []

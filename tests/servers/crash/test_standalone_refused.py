@@ -71,7 +71,7 @@ def test_what_is_refused_is_not_confirmed(connection: BlockingConnection, databa
     assert take_all(connection.channel(), queue) == [b"taken"]
 
 
-def test_who_wants_no_confirms_loses_the_channel(connection: BlockingConnection, database: str, queue: str) -> None:
+def test_a_channel_without_confirms_is_closed(connection: BlockingConnection, database: str, queue: str) -> None:
     channel = connection.channel()
     with refusing(database, "message", when=REFUSED):
         channel.basic_publish("", queue, b"refused", PERSISTENT)
@@ -169,7 +169,7 @@ def test_a_decision_that_is_refused_may_be_repeated(
 # -- topology ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_queue_that_is_refused_is_refused_whoever_declares_it(
+def test_a_refused_queue_is_refused_to_every_client(
     connection: BlockingConnection, service: DtxService, database: str
 ) -> None:
     """After a 541 the next declarations get 541 too, and the queue takes no messages."""
@@ -217,7 +217,7 @@ DELETE = methods.QueueDelete(b"new").encode()
     ],
     ids=["queue", "passive queue", "exchange", "passive exchange", "bind", "unbind", "delete"],
 )
-def test_who_asks_for_the_same_is_not_answered_before_it_is_durable(
+def test_a_repeated_declaration_is_answered_only_when_durable(
     service: DtxService, database: str, before: tuple[bytes, ...], first: bytes, second: bytes, table: str
 ) -> None:
     with session(service.url()) as one, session(service.url()) as other:

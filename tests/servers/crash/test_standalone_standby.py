@@ -40,7 +40,7 @@ def answers(client: RawClient, channel: int) -> list[bytes]:
         return found
 
 
-def test_a_predecessor_that_wakes_up_answers_nothing_that_its_successor_has_decided(
+def test_a_resumed_predecessor_answers_nothing_the_successor_has_decided(
     both: tuple[DtxService, DtxService],
 ) -> None:
     active, standby = both

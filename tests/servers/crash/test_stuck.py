@@ -33,7 +33,7 @@ def stuck_line(stage: Stage) -> tuple[str, str]:
     return line["state"], line["stuck"] or ""
 
 
-def test_a_deleted_exchange_keeps_the_branch_committing_until_it_is_there_again(stage: Stage) -> None:
+def test_a_deleted_exchange_keeps_the_branch_committing_until_redeclared(stage: Stage) -> None:
     """Design: "the branch stays COMMITTING, shown as stuck with the broker's words; TM gets 541 and may retry"."""
     stage.declare("out")
     with stage.node.channel(stage.vhost) as direct:
@@ -62,7 +62,7 @@ def test_a_deleted_exchange_keeps_the_branch_committing_until_it_is_there_again(
     assert stage.history(xid) == ["prepared", "stuck", "committed"]
 
 
-def test_a_queue_that_refuses_keeps_the_branch_committing_until_there_is_room(stage: Stage) -> None:
+def test_a_refusing_queue_keeps_the_branch_committing_until_it_accepts(stage: Stage) -> None:
     """Guarantee: "a queue refuses in the middle of phase two: messages may be repeated (never lost)"."""
     stage.declare("full", **{"x-max-length": 1, "x-overflow": "reject-publish"})
     stage.declare("free")
@@ -98,7 +98,7 @@ def test_a_queue_that_refuses_is_still_refused_after_a_restart(stage: Stage) -> 
     assert stage.bodies("full") == [b"b"]
 
 
-def test_a_deleted_queue_at_put_back_keeps_its_message_and_no_other(stage: Stage) -> None:
+def test_a_deleted_queue_at_put_back_keeps_only_its_message(stage: Stage) -> None:
     """Design: "A returned one (queue gone) is kept and shown"."""
     for queue in ("one", "two"):
         stage.declare(queue)
@@ -167,7 +167,7 @@ def test_one_stuck_branch_stops_no_other(stage: Stage) -> None:
     assert set(stage.states().values()) == {"committing"}
 
 
-def test_a_queue_that_was_gone_when_dtx_died_in_the_midst_of_a_put_back(stage: Stage) -> None:
+def test_a_queue_deleted_before_a_crash_during_put_back(stage: Stage) -> None:
     """The receipt proves that the unit happened, but not that no message was returned: dtx checks the queue."""
     for queue in ("one", "two"):
         stage.declare(queue)

@@ -76,7 +76,7 @@ def test_a_unit_that_happened_makes_the_branch_prepared(stage: Stage, commit: bo
     assert stage.history(xid) == ["prepared", "committed" if commit else "rolled-back"]
 
 
-def test_a_unit_that_happened_while_the_log_stood_still(stage: Stage) -> None:
+def test_a_unit_that_happened_while_the_log_was_paused(stage: Stage) -> None:
     """While PostgreSQL is stopped, dtx receives commit-ok: PREPARED may or may not be written."""
     with preparing(stage, HAPPENED) as xid:
         stage.postgres.pause()
@@ -96,7 +96,7 @@ def test_a_unit_that_happened_while_the_log_stood_still(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("instant", [NOT_SENT, HAPPENED])
-def test_where_receipts_are_not_believed_what_was_taken_is_put_back(
+def test_without_trusted_receipts_taken_messages_are_put_back(
     stage_with: Callable[..., Stage], instant: Instant
 ) -> None:
     """Restart: "TAKING, outcome unknown: put back (a repeat, never a loss) and drop"."""
@@ -115,7 +115,7 @@ def test_where_receipts_are_not_believed_what_was_taken_is_put_back(
 
 
 @pytest.mark.parametrize("instant", [NOT_SENT, HAPPENED])
-def test_a_broker_that_restarts_as_well_leaves_nothing_to_go_by(stage: Stage, instant: Instant) -> None:
+def test_a_broker_restart_leaves_no_evidence_of_the_outcome(stage: Stage, instant: Instant) -> None:
     """The receipts are lost with the broker, so the message is put back. It may be repeated, but not lost."""
     killed(stage, instant)
     stage.node.restart()
@@ -167,7 +167,7 @@ def test_the_clients_connection_breaks_before_the_unit_arrives(stage: Stage) -> 
     assert [(body, again) for body, _, again in stage.take("in")] == [(b"one", True)]
 
 
-def test_a_policy_that_eats_receipts_is_noticed_before_the_lack_of_one_is_believed(stage: Stage) -> None:
+def test_a_policy_that_removes_receipts_is_noticed_in_time(stage: Stage) -> None:
     """Receipts: "policies with wildcards (message-ttl, max-length) eat receipts"; dtx had checked before.
 
     The taken message is put back, not dropped.

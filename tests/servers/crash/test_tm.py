@@ -163,7 +163,7 @@ def test_a_program_with_asyncio_that_dies_leaves_nothing_half_done(
         (CommitPoint.COMMITTED, CommitPoint.RECOVERY_FINISHED, True),
     ],
 )
-def test_a_program_whose_log_is_in_postgresql_leaves_nothing_half_done_either(
+def test_a_program_with_its_log_in_postgresql_completes_everything(
     world: World,
     dies: Dies,
     log_database: str,
@@ -236,7 +236,7 @@ def test_every_point_is_one_that_a_program_dies_at_here() -> None:
     assert tried == set(CommitPoint)
 
 
-def test_a_decision_that_only_seems_orphaned_cannot_commit_after_its_roll_back(world: World) -> None:
+def test_a_decision_taken_for_an_orphan_cannot_commit_afterwards(world: World) -> None:
     """The primary key of the log decides: the second writer finds the decision of the first."""
     with world.manager() as tm, world.manager() as other:
         tx = tm.begin()
@@ -254,7 +254,7 @@ def test_a_decision_that_only_seems_orphaned_cannot_commit_after_its_roll_back(w
     assert agreed(world) == set()
 
 
-def test_programs_that_die_again_and_again_leave_the_resources_in_agreement(world: World, copies: Nursery) -> None:
+def test_programs_that_die_repeatedly_leave_the_resources_in_agreement(world: World, copies: Nursery) -> None:
     """A short run; ``make evidence PARTS=tm`` runs thousands of transactions."""
     tally = play(copies, world, 48, seed=7, programs=2)
     assert tally.wrong == []

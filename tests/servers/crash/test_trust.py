@@ -34,7 +34,7 @@ def forget_policy(stage: Stage, name: str, *queues: str) -> None:
     stage.wait_for(lambda: not seen(), "the end of the policy")
 
 
-def test_a_unit_that_a_queue_refused_is_not_believed_when_the_queue_accepts_again(
+def test_a_refused_unit_is_not_trusted_when_the_queue_accepts(
     stage_with: Callable[..., Stage],
 ) -> None:
     """A receipt "proves that tx.commit was processed, not that every queue accepted": a lost message otherwise."""
@@ -65,7 +65,7 @@ def test_a_unit_that_a_queue_refused_is_not_believed_when_the_queue_accepts_agai
     assert len(set(ids(taken))) == 1
 
 
-def test_a_receipt_that_was_refused_does_not_mean_that_nothing_happened(stage_with: Callable[..., Stage]) -> None:
+def test_a_refused_receipt_does_not_prove_that_nothing_happened(stage_with: Callable[..., Stage]) -> None:
     """A policy that refuses receipts keeps the marker beside them: the consumed message would be dropped otherwise."""
     stage = stage_with(start=False)
     stage.node.set_policy("refuse", "^dtx[.]receipts", REFUSING, vhost=stage.vhost)
@@ -90,7 +90,7 @@ def test_a_receipt_that_was_refused_does_not_mean_that_nothing_happened(stage_wi
     assert stage.bodies("in") == [b"one"]
 
 
-def test_a_receipt_that_is_refused_from_now_on_costs_the_vote_and_no_message(stage: Stage) -> None:
+def test_a_refused_receipt_prevents_the_vote_and_loses_no_message(stage: Stage) -> None:
     """The broker closes the channel behind tx.commit (406, partial tx completion): nobody knows what the acks became.
 
     Design: "dtx decides a row only when that row's lock is free".
@@ -163,7 +163,7 @@ def test_the_management_api_of_another_broker_is_not_believed(
     impatient_rabbitmq.delete_vhost(stage.vhost)
 
 
-def test_doctor_says_that_the_management_api_is_another_brokers(
+def test_doctor_reports_a_management_api_of_another_broker(
     shared_rabbitmq: RabbitNode, impatient_rabbitmq: RabbitNode
 ) -> None:
     settings = {"broker": shared_rabbitmq.url(), "management": impatient_rabbitmq.management_url}

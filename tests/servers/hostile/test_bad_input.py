@@ -106,7 +106,7 @@ def test_malformed_input_closes_the_connection_with_a_reason(
     ],
     ids=["more body than announced", "a method of servers"],
 )
-def test_what_the_broker_lets_pass_without_a_word_harms_nobody(
+def test_input_that_the_broker_ignores_harms_no_client(
     service: DtxService, bystander: None, data: bytes, selected: bool
 ) -> None:
     with logged_in(service.url()) as peer:
@@ -145,7 +145,7 @@ def test_bad_dtx_methods_close_the_channel_alone(service: DtxService, broker: Br
         peer.wait(methods.QueueDeclareOk.KEY)
 
 
-def test_frames_on_a_refused_channel_are_dropped_until_its_close_is_confirmed(service: DtxService, queue: str) -> None:
+def test_frames_on_a_refused_channel_are_dropped_until_close_ok(service: DtxService, queue: str) -> None:
     with logged_in(service.url()) as peer:
         peer.send_raw(method_frame(1, b"\x00\x65\x00\x63"), message(1, queue.encode(), b"dropped"))
         peer.channel_end(1)
@@ -156,7 +156,7 @@ def test_frames_on_a_refused_channel_are_dropped_until_its_close_is_confirmed(se
         peer.wait(methods.BasicGetEmpty.KEY)
 
 
-def test_a_stream_octet_by_octet_is_read(service: DtxService, queue: str, broker: Broker) -> None:
+def test_a_stream_in_single_bytes_is_read(service: DtxService, queue: str, broker: Broker) -> None:
     with logged_in(service.url()) as peer:
         for octet in message(1, queue.encode(), b"slowly"):
             peer.send_raw(bytes((octet,)))

@@ -59,7 +59,7 @@ def healthy(service: DtxService) -> None:
         assert sign not in log, log[log.index(sign) - 500 :][:6000]
 
 
-def test_mutated_streams_harm_nobody(
+def test_mutated_streams_harm_no_client(
     mode: Mode, service: DtxService, through: BlockingConnection, queue: str, broker: Broker
 ) -> None:
     print(f"DTX_FUZZ_SEED={SEED}")
@@ -89,7 +89,7 @@ def test_mutated_streams_harm_nobody(
 
 
 @pytest.mark.parametrize("name", ["conversation", "opening"])
-def test_what_fuzzing_has_found_harms_nobody(
+def test_inputs_found_by_fuzzing_harm_no_client(
     name: str, service: DtxService, through: BlockingConnection, queue: str, broker: Broker
 ) -> None:
     """The stored inputs that reach most of the code, over a real socket, also alongside a real broker."""
@@ -127,7 +127,7 @@ def test_what_fuzzing_has_found_harms_nobody(
 
 @pytest.mark.parametrize("amqplain", [False, True], ids=["PLAIN", "AMQPLAIN"])
 @pytest.mark.parametrize("step", ["header", "start-ok", "tune-ok", "open"])
-def test_mutated_handshakes_harm_nobody(
+def test_mutated_handshakes_harm_no_client(
     service: DtxService, through: BlockingConnection, step: str, amqplain: bool
 ) -> None:
     login = tables.entry(b"LOGIN", b"S", b"guest") + tables.entry(b"PASSWORD", b"S", b"guest")

@@ -72,7 +72,7 @@ def use(peer: RawClient) -> None:
     peer.wait(methods.QueueDeleteOk.KEY)
 
 
-def test_who_is_in_stays_in_and_others_come_in_later(
+def test_open_connections_stay_and_new_ones_succeed_later(
     service: DtxService, tls: ssl.SSLContext | None, wait_for_login: Callable[[], None]
 ) -> None:
     with ExitStack() as stack:

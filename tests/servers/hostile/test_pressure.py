@@ -52,7 +52,7 @@ def push(peer: RawClient, data: bytes, most: int, patience: float = 1.0) -> int:
     return sent
 
 
-def test_a_publisher_that_is_faster_than_the_database_waits_for_it(
+def test_a_publisher_faster_than_the_database_is_slowed_down(
     own_service: DtxService, database_server: PostgresServer
 ) -> None:
     """Reading stops while messages wait to be written. Then it continues, and no message is lost."""
@@ -83,7 +83,7 @@ def test_a_publisher_that_is_faster_than_the_database_waits_for_it(
         assert peer.wait(methods.QueueDeleteOk.KEY).payload[4:] == count.to_bytes(4, "big")
 
 
-def test_a_publisher_is_told_that_it_is_blocked(own_service: DtxService, database_server: PostgresServer) -> None:
+def test_a_blocked_publisher_is_notified(own_service: DtxService, database_server: PostgresServer) -> None:
     """Clients with the capability connection.blocked get that method."""
     blocked = tables.entry(b"connection.blocked", b"t", b"\x01")
     with RawClient(own_service.url()) as peer:
@@ -145,7 +145,7 @@ def test_a_reader_that_is_slow_gets_everything_in_the_end(service: DtxService) -
         slow.say(1, methods.BasicAck(0, multiple=True).encode())
 
 
-def test_clients_that_die_in_the_midst_of_a_frame_leave_nothing(own_service: DtxService) -> None:
+def test_clients_killed_within_a_frame_leave_nothing(own_service: DtxService) -> None:
     """Each sends a frame of a megabyte without its last byte. The memory is free before a garbage collection."""
     before = resident(own_service.pid)
     for _ in range(150):

@@ -111,7 +111,7 @@ def test_every_page_and_every_form_is_here() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_nobody_looks_without_signing_in(site: StandaloneStage, page: str) -> None:
+def test_every_page_needs_a_login(site: StandaloneStage, page: str) -> None:
     for cookie in ("", "dtx_session=", "dtx_session=made-up"):
         answer = ask(site.service.admin_url, f"/console/{page}", Cookie=cookie)
         assert (answer.status, answer.headers["location"].partition("?")[0]) == (303, "/console/sign-in")
@@ -141,7 +141,7 @@ def test_an_order_without_its_dry_run_is_refused(site: StandaloneStage) -> None:
     assert decided(stage="do", version=found[1]) == 428
 
 
-def test_the_root_leads_to_the_pages_and_credentials_of_the_api_are_none_there(site: StandaloneStage) -> None:
+def test_the_console_does_not_accept_credentials_of_the_api(site: StandaloneStage) -> None:
     assert ask(site.service.admin_url, "/").headers["location"] == "/console/"
     basic = "Basic Z3Vlc3Q6Z3Vlc3Q="
     assert ask(site.service.admin_url, "/api/status", Authorization=basic).status == 200
@@ -151,7 +151,7 @@ def test_the_root_leads_to_the_pages_and_credentials_of_the_api_are_none_there(s
     assert ask(site.service.admin_url, "/api/status", Cookie=cookie).status == 401
 
 
-def test_the_cookie_is_for_the_pages_alone_and_no_script_reads_it(site: StandaloneStage) -> None:
+def test_the_cookie_is_limited_to_pages_and_hidden_from_scripts(site: StandaloneStage) -> None:
     answer = ask(site.service.admin_url, "/console/sign-in", {"name": "guest", "password": "guest"})
     words = {word.strip().lower() for word in answer.headers["set-cookie"].split(";")}
     assert {"httponly", "samesite=strict", "path=/console"} <= words
@@ -190,7 +190,7 @@ def test_behind_a_named_proxy_with_tls_the_cookie_is_secure(migrated_postgres_ur
         ("nora", "hers", 403),
     ],
 )
-def test_who_may_not_come_in_is_told_why_and_gets_no_cookie(
+def test_a_refused_login_gets_a_reason_and_no_cookie(
     site: StandaloneStage, people: None, name: str, password: str, status: int
 ) -> None:
     if name == "nora":
@@ -214,7 +214,7 @@ def test_who_may_not_come_in_is_told_why_and_gets_no_cookie(
         "javascript:alert(1)",
     ],
 )
-def test_nobody_is_sent_elsewhere_after_signing_in(site: StandaloneStage, wanted: str) -> None:
+def test_a_login_never_redirects_to_another_site(site: StandaloneStage, wanted: str) -> None:
     fields = {"name": "guest", "password": "guest", "next": wanted}
     answer = ask(site.service.admin_url, "/console/sign-in", fields)
     assert answer.headers["location"] == "/console/"
@@ -238,7 +238,7 @@ def test_signing_out_ends_the_session_everywhere(tour: Tour) -> None:
     assert ask(tour.scene.service.admin_url, "/console/", Cookie=kept).status == 303
 
 
-def test_a_session_ends_with_the_user_the_password_the_tag_and_the_token(site: StandaloneStage) -> None:
+def test_a_session_ends_with_user_password_tag_or_token(site: StandaloneStage) -> None:
     url, editor, trail = site.service.admin_url, AccountEditor(site.database, "dtx"), OperatorLog(site.database, "dtx")
     editor.add_user("temp", b"first", ["operator"])
     cookie = sign_in(url, "temp", "first")
@@ -274,14 +274,14 @@ def test_a_session_ends_with_the_user_the_password_the_tag_and_the_token(site: S
         ({"Content_Type": "multipart/form-data; boundary=x"}, 415),
     ],
 )
-def test_a_page_of_somebody_else_sends_no_form(site: StandaloneStage, headers: dict[str, str], status: int) -> None:
+def test_a_form_from_a_foreign_page_is_refused(site: StandaloneStage, headers: dict[str, str], status: int) -> None:
     """CSRF: every form needs the origin of dtx, the sign-in form as well."""
     fields = {"name": "guest", "password": "guest"}
     answer = ask(site.service.admin_url, "/console/sign-in", fields, **headers)
     assert (answer.status, "set-cookie" in answer.headers) == (status, status == 303)
 
 
-def test_a_browser_that_tells_no_origin_sends_no_form(site: StandaloneStage) -> None:
+def test_a_form_without_an_origin_is_refused(site: StandaloneStage) -> None:
     parts = urlsplit(site.service.admin_url)
     assert parts.hostname is not None
     connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=60)
@@ -291,7 +291,7 @@ def test_a_browser_that_tells_no_origin_sends_no_form(site: StandaloneStage) -> 
 
 
 @pytest.mark.parametrize("name", ["vera", "olga", "carla"])
-def test_pages_and_forms_are_refused_to_whom_they_are_not_for(site: StandaloneStage, people: None, name: str) -> None:
+def test_pages_and_forms_are_refused_to_other_roles(site: StandaloneStage, people: None, name: str) -> None:
     url, having = (
         site.service.admin_url,
         {"vera": OperatorRole.VIEWER, "olga": OperatorRole.OPERATOR, "carla": OperatorRole.COORDINATOR}[name],
@@ -324,7 +324,7 @@ def test_a_form_without_the_mark_of_the_session_does_nothing(site: StandaloneSta
     assert ask(url, "/console/", Cookie=mine).status == 200
 
 
-def test_a_link_from_elsewhere_finds_who_has_signed_in(site: StandaloneStage, people: None, browser: Browser) -> None:
+def test_a_link_from_another_site_finds_the_session(site: StandaloneStage, people: None, browser: Browser) -> None:
     """Browsers do not send the cookie with a link of another site. The page reloads itself, which sends the cookie."""
     carla = browser.visitor(site.service.admin_url).enter("carla", PASSWORDS["carla"])
     elsewhere = site.service.admin_url.replace("127.0.0.1", "localhost")
@@ -336,7 +336,7 @@ def test_a_link_from_elsewhere_finds_who_has_signed_in(site: StandaloneStage, pe
 @pytest.mark.parametrize(
     "page", ["", "branches", "branches?q=nonsense:x:y", "nothing", "sign-in", "static/console.css", "static/nothing"]
 )
-def test_every_answer_says_what_a_browser_may_do_with_it(site: StandaloneStage, page: str) -> None:
+def test_every_answer_has_security_headers_for_the_browser(site: StandaloneStage, page: str) -> None:
     cookie = sign_in(site.service.admin_url, "guest", "guest")
     headers = ask(site.service.admin_url, f"/console/{page}", Cookie=cookie if page != "sign-in" else "").headers
     policy = headers["content-security-policy"]
@@ -359,7 +359,7 @@ def test_pages_are_kept_nowhere_and_files_for_ever(site: StandaloneStage) -> Non
         assert ask(url, f"/console/static/{path}").status in {303, 404}
 
 
-def test_a_wrong_password_has_to_wait_and_keeps_nobody_else_out(site: StandaloneStage, people: None) -> None:
+def test_a_wrong_password_delays_only_the_same_user(site: StandaloneStage, people: None) -> None:
     url = site.service.admin_url
     for guess in ("a", "b"):
         assert ask(url, "/console/sign-in", {"name": "guest", "password": guess}).status == 401
@@ -368,7 +368,7 @@ def test_a_wrong_password_has_to_wait_and_keeps_nobody_else_out(site: Standalone
 
 @pytest.mark.parametrize("page", ["branch?xid={}", "message?xid={}&position=0", "decide?xid={}&action=commit"])
 @pytest.mark.parametrize("xid", [str(Xid(1, b"unknown")), "nonsense", "", "1:zz:", "1:" + "61" * 65 + ":", "\0"])
-def test_what_is_not_there_is_said_on_a_page(site: StandaloneStage, page: str, xid: str) -> None:
+def test_a_missing_page_is_reported_on_a_page(site: StandaloneStage, page: str, xid: str) -> None:
     url = site.service.admin_url
     where = "/console/" + page.format(urlencode({"": xid})[1:])
     answer = ask(url, where, Cookie=sign_in(url, "guest", "guest"))

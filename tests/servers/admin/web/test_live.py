@@ -21,7 +21,7 @@ def at_port(options: tuple[str, ...], port: int | None) -> tuple[str, ...]:
     return tuple(f"127.0.0.1:{port}" if word == ADMIN[-1] else word for word in options)
 
 
-def test_a_page_shows_what_has_changed_and_leaves_what_somebody_does_alone(tour: Tour, site: StandaloneStage) -> None:
+def test_a_page_updates_its_data_but_not_the_users_input(tour: Tour, site: StandaloneStage) -> None:
     prepared(site, b"live-0")
     carla = tour.visitor("carla", "branches?q=live-*")
     expect(carla.page.locator("#live-word")).to_have_text("live")
@@ -34,7 +34,7 @@ def test_a_page_shows_what_has_changed_and_leaves_what_somebody_does_alone(tour:
     carla.require_peace()
 
 
-def test_the_overview_says_aloud_what_has_changed(tour: Tour, site: StandaloneStage) -> None:
+def test_the_overview_announces_changes_to_screen_readers(tour: Tour, site: StandaloneStage) -> None:
     carla = tour.visitor("carla")
     before = int(carla.page.locator("#live-cards .figure").first.inner_text())
     prepared(site, b"aloud")
@@ -42,7 +42,7 @@ def test_the_overview_says_aloud_what_has_changed(tour: Tour, site: StandaloneSt
     expect(carla.page.locator("#say")).to_contain_text(f"{before + 1} in doubt")
 
 
-def test_a_branch_shows_the_decision_of_somebody_else(tour: Tour, site: StandaloneStage) -> None:
+def test_a_branch_page_shows_another_operators_decision(tour: Tour, site: StandaloneStage) -> None:
     xid = prepared(site, b"watched")
     olga, otto = tour.visitor("olga"), tour.visitor("otto")
     for person in (olga, otto):
@@ -54,7 +54,7 @@ def test_a_branch_shows_the_decision_of_somebody_else(tour: Tour, site: Standalo
     expect(olga.page.locator("#live-state")).to_contain_text("heuristic")
 
 
-def test_a_page_stands_still_when_it_is_told_to(tour: Tour, site: StandaloneStage) -> None:
+def test_a_paused_page_does_not_change(tour: Tour, site: StandaloneStage) -> None:
     carla = tour.visitor("carla", "branches?q=still-*")
     expect(carla.page.locator("#live-word")).to_have_text("live")
     carla.page.get_by_role("button", name="Pause").click()
@@ -67,7 +67,7 @@ def test_a_page_stands_still_when_it_is_told_to(tour: Tour, site: StandaloneStag
     expect(carla.page.get_by_role("link", name="still-1/b")).to_be_visible(timeout=30_000)
 
 
-def test_what_was_asked_for_before_the_pause_changes_nothing_after_it(tour: Tour, site: StandaloneStage) -> None:
+def test_an_update_requested_before_the_pause_is_ignored(tour: Tour, site: StandaloneStage) -> None:
     carla = tour.visitor("carla", "branches?q=late-*")
     expect(carla.page.locator("#live-word")).to_have_text("live")
     # otherwise the refresh of the first beat could show the branch before the pause
@@ -96,7 +96,7 @@ def test_what_was_asked_for_before_the_pause_changes_nothing_after_it(tour: Tour
     carla.require_peace()
 
 
-def test_a_page_outlives_a_restart_and_says_that_it_is_signed_out(postgres: PostgresServer, tour: Tour) -> None:
+def test_a_page_survives_a_restart_and_reports_the_logout(postgres: PostgresServer, tour: Tour) -> None:
     """Sessions are in memory, so a restart ends them. The page shows that instead of old data."""
     with StandaloneStage(postgres, options=ADMIN) as own:
         port = urlsplit(own.service.admin_url).port
@@ -117,7 +117,7 @@ def test_pages_that_watch_do_not_hold_up_the_end(postgres: PostgresServer, tour:
         assert "timeout graceful shutdown exceeded" not in own.service.log_path.read_text().lower()
 
 
-def test_more_watchers_than_there_is_room_for_are_told_so(site: StandaloneStage) -> None:
+def test_too_many_watchers_are_refused_with_a_reason(site: StandaloneStage) -> None:
     url = site.service.admin_url
     cookie = sign_in(url, "guest", "guest")
     parts = urlsplit(url)
@@ -150,7 +150,7 @@ def _status(url: str, cookie: str) -> int:
         return connection.getresponse().status
 
 
-def test_a_standby_shows_what_the_log_has_and_takes_no_orders(site: StandaloneStage, tour: Tour) -> None:
+def test_a_standby_shows_the_log_and_refuses_orders(site: StandaloneStage, tour: Tour) -> None:
     xid = prepared(site, b"standby")
     standby = site.another_service(start=False)
     port = free_port()

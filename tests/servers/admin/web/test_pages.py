@@ -174,7 +174,7 @@ def test_orders_work_without_any_script(site: StandaloneStage, people: None, bro
     assert "The answer is xa-heurcom" not in olga.text(), "the answer is shown once"
 
 
-def test_an_order_needs_a_reason_and_a_branch_that_can_be_ordered_so(tour: Tour, site: StandaloneStage) -> None:
+def test_an_order_needs_a_reason_and_a_suitable_branch(tour: Tour, site: StandaloneStage) -> None:
     xid = prepared(site, b"no reason")
     olga = tour.visitor("olga")
     olga.open(f"decide?xid={xid}&action=rollback")
@@ -206,7 +206,7 @@ def test_a_connection_is_looked_at_and_closed(tour: Tour, site: StandaloneStage)
     olga.require_peace()
 
 
-def test_what_phase_two_is_stuck_with_is_sent_elsewhere_or_given_up(
+def test_stuck_messages_are_redirected_or_discarded(
     shared_rabbitmq: RabbitNode, postgres: PostgresServer, browser: Browser
 ) -> None:
     """A stuck branch shows the broker's message and its own messages, which can be redirected, retried or discarded."""
