@@ -11,6 +11,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import PlainTextResponse, Response
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from pydantic import Field
 
 import dtx
 from dtx.admin import problems, routes_accounts, routes_orders, routes_read
@@ -23,10 +24,10 @@ from dtx.manager.branches import BranchStats, branch_stats
 class ProblemForm(Form):
     """The reason for an error (RFC 9457)."""
 
-    type: str
-    title: str
-    status: int
-    detail: str
+    type: str = Field(description="Always about:blank.")
+    title: str = Field(description="Name of the status.")
+    status: int = Field(description="The HTTP status.")
+    detail: str = Field(description="The reason, for people.")
 
 
 _PROBLEM: Final = f"#/components/schemas/{ProblemForm.__name__}"
@@ -51,7 +52,12 @@ async def is_alive() -> str:
     return "ok\n"
 
 
-@router.get("/readyz", response_class=PlainTextResponse, openapi_extra=_OPEN)
+@router.get(
+    "/readyz",
+    response_class=PlainTextResponse,
+    openapi_extra=_OPEN,
+    responses={503: {"description": "not the active dtx, shutting down, or low on disk (the text of the answer)."}},
+)
 async def is_ready(context: Context) -> Response:
     """200 if clients are served; 503 on a standby, without the lease, or low on disk. Needs no authentication."""
     if context.active is None or not context.active.lease_valid():

@@ -10,7 +10,7 @@ from enum import Enum
 from http import HTTPStatus
 from typing import Annotated, Any, Protocol, TypeVar
 
-from fastapi import Depends, Query, Request
+from fastapi import Depends, Path, Query, Request
 
 from dtx import failpoint
 from dtx.admin.branch_filter import Name
@@ -226,6 +226,10 @@ Asker = Annotated[Identity, Depends(identify)]
 Context = Annotated[ApiContext, Depends(context_of)]
 Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number.")]
 Vhost = Annotated[Name, Query(description="Virtual host of the branch. Several may have the same xid.")]
+
+
+XidPath = Annotated[str, Path(description="The xid: format:gtrid-hex:bqual-hex")]
+ConnectionNumber = Annotated[int, Path(description="Number of the connection in the logs.")]
 
 
 def page_of(found: list[_T], limit: int) -> tuple[list[_T], _T | None]:

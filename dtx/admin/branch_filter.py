@@ -20,16 +20,16 @@ class FilterForm(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    state: list[str] = Field(default_factory=list, max_length=10)
-    vhost: Name | None = None
-    owner: Name | None = None
-    format_id: int | None = Field(default=None, ge=0, le=0xFFFFFFFF)
+    state: list[str] = Field(default_factory=list, max_length=10, description="Only these states.")
+    vhost: Name | None = Field(default=None, description="Virtual host.")
+    owner: Name | None = Field(default=None, description="User that started the branch.")
+    format_id: int | None = Field(default=None, ge=0, le=0xFFFFFFFF, description="Format id of the xid.")
     branch: list[UUID] = Field(default_factory=list, max_length=1000, description="Only these ids.")
     gtrid: str | None = Field(default=None, max_length=260, description="order-*, or hex:6f72*")
     queue: str | None = Field(default=None, description="Branches that consumed from this queue or publish to it.")
-    exchange: str | None = None
+    exchange: str | None = Field(default=None, description="Branches that publish to this exchange.")
     older_than: float | None = Field(default=None, ge=0, le=1e9, description="Minimum age in seconds.")
-    stuck: bool | None = None
+    stuck: bool | None = Field(default=None, description="Only branches that are stuck, or that are not.")
 
     def wanted(self, rm: str) -> BranchFilter:
         """The filter for the log of *rm*.

@@ -84,18 +84,18 @@ class BranchForm(Form):
 
     xid: AsText = Field(description="format:gtrid-hex:bqual-hex")
     readable: str | None = Field(description="The xid as text, if it is printable.")
-    id: AsText
-    vhost: str
-    state: str
+    id: AsText = Field(description="Id of the branch in the log: a UUID.")
+    vhost: str = Field(description="Virtual host.")
+    state: str = Field(description="State: see States and answers.")
     version: int = Field(description="Grows with every change; an order may require it.")
-    owner: str
+    owner: str = Field(description="User that started the branch.")
     age: float | None = Field(default=None, description="Seconds since the branch was started.")
-    started_at: Moment
-    prepared_at: Moment
-    decided_at: Moment
-    publishes: int
-    consumes: int
-    bytes: int
+    started_at: Moment = Field(description="Time of start.")
+    prepared_at: Moment = Field(description="Time of the vote; null before.")
+    decided_at: Moment = Field(description="Time of the decision; null before.")
+    publishes: int = Field(description="Number of messages that it publishes.")
+    consumes: int = Field(description="Number of messages that it consumes.")
+    bytes: int = Field(description="Size of the messages in bytes.")
     stuck: str | None = Field(description="The error because of which phase two is stuck.")
     outcome: str | None = Field(description="The heuristic outcome, also while it is still being carried out.")
     queues: list[Shown] = Field(default_factory=list, description="Queues that it consumed from.")
@@ -120,20 +120,22 @@ class BranchForm(Form):
 class Page(Form):
     """A page of branches."""
 
-    branches: list[BranchForm]
+    branches: list[BranchForm] = Field(description="The branches, in the order that the request asks for.")
     cursor: str | None = Field(description="Cursor of the next page; null on the last one.")
 
 
 class MessageForm(Form):
     """A message of a branch, without its contents."""
 
-    position: int
-    kind: str
+    position: int = Field(description="Number of the message in the branch, from 0 on.")
+    kind: str = Field(description="publish or consume")
     fate: str | None = Field(description="Result of phase two for the message; null before.")
-    exchange: Shown
-    routing_key: Shown
-    queue: Shown | None
-    bytes: int
+    exchange: Shown = Field(description="Exchange; empty for the default one.")
+    routing_key: Shown = Field(description="Routing key.")
+    queue: Shown | None = Field(
+        description="Queue that it was consumed from, or is routed to; null if it is not routed yet."
+    )
+    bytes: int = Field(description="Size of the body in bytes.")
 
 
 class Contents(MessageForm):
@@ -155,18 +157,18 @@ def _contents(properties: bytes, body: bytes) -> dict[str, str]:
 class JournalForm(Form):
     """A line of the journal."""
 
-    at: Moment
-    event: str
-    xid: AsText
-    vhost: str
-    owner: str
-    actor: str
-    reason: str | None
-    outcome: str | None
-    publishes: int
-    consumes: int
-    bytes: int
-    branch: AsText
+    at: Moment = Field(description="Time of the event.")
+    event: str = Field(description="Event, for example prepared or committed.")
+    xid: AsText = Field(description="format:gtrid-hex:bqual-hex")
+    vhost: str = Field(description="Virtual host.")
+    owner: str = Field(description="User that started the branch.")
+    actor: str = Field(description="User, operator (token:NAME) or policy (policy:NAME) that caused the event.")
+    reason: str | None = Field(description="Reason that an operator gave, or the cause of the event.")
+    outcome: str | None = Field(description="Heuristic outcome; null if none.")
+    publishes: int = Field(description="Number of messages that it publishes.")
+    consumes: int = Field(description="Number of messages that it consumes.")
+    bytes: int = Field(description="Size of the messages in bytes.")
+    branch: AsText = Field(description="Id of the branch: a UUID.")
 
     @classmethod
     def of_entry(cls, entry: JournalEntry) -> Self:
@@ -177,11 +179,11 @@ class JournalForm(Form):
 class DetailForm(Form):
     """One branch with its messages and its journal."""
 
-    branch: BranchForm
+    branch: BranchForm = Field(description="The branch.")
     messages: list[MessageForm] = Field(description="A page of messages, in the order of their positions.")
     cursor: int | None = Field(description="Cursor of the next page of messages; null on the last one.")
     decided_by: str | None = Field(description="Operator or policy that decided it heuristically.")
-    decided_because: str | None
+    decided_because: str | None = Field(description="Reason for that decision.")
     journal: list[JournalForm] = Field(description="The last 500 lines; /api/journal has all.")
 
     @classmethod
@@ -210,11 +212,11 @@ class ForecastForm(Form):
     state: str = Field(description="State of the branch before the order.")
     version: int = Field(description="Version of the branch before the order.")
     becomes: str = Field(description="State of the branch afterwards; unknown if it is no longer in the log.")
-    outcome: str | None
+    outcome: str | None = Field(description="Heuristic outcome afterwards; null if none.")
     later_answer: str = Field(description="Answer to a later commit or rollback of the transaction manager.")
     told: str = Field(description="Deprecated: the former name of later_answer.")
     archived: int = Field(description="Undelivered messages; they go to the archive when the branch is forgotten.")
-    messages: list[StepForm]
+    messages: list[StepForm] = Field(description="The effect on each message.")
 
     @classmethod
     def of_forecast(cls, forecast: Forecast) -> Self:
@@ -225,8 +227,8 @@ class ForecastForm(Form):
 class DoneForm(Form):
     """The answer to an order."""
 
-    dry_run: bool
-    forecast: ForecastForm
+    dry_run: bool = Field(description="Whether nothing was changed.")
+    forecast: ForecastForm = Field(description="The effect of the order.")
     answer: str | None = Field(default=None, description="xa-ok, or the heuristic outcome; null for a dry run.")
     state: str | None = Field(default=None, description="State of the branch now; null for a dry run.")
     version: int | None = Field(
@@ -252,7 +254,9 @@ class OrderForm(Form):
 class DiscardForm(OrderForm):
     """An order to discard messages that phase two cannot publish."""
 
-    positions: Annotated[list[int], Field(min_length=1, max_length=100_000)]
+    positions: Annotated[list[int], Field(min_length=1, max_length=100_000)] = Field(
+        description="Positions of the messages."
+    )
 
 
 def _short(name: str) -> str:
@@ -268,19 +272,21 @@ Short = Annotated[str, Field(max_length=MAX_SHORT), AfterValidator(_short)]
 class RedirectForm(OrderForm):
     """An order to redirect a message that phase two cannot complete: to an exchange, or back to another queue."""
 
-    position: int
-    exchange: Short = ""
-    routing_key: Short = ""
-    queue: Short | None = None
+    position: int = Field(description="Position of the message.")
+    exchange: Short = Field(default="", description="New exchange; empty for the default one.")
+    routing_key: Short = Field(default="", description="New routing key.")
+    queue: Short | None = Field(
+        default=None, description="New queue for a message that is put back; null for a published one."
+    )
 
 
 class BulkForm(Form):
     """An order about many branches: first the dry run, then the same order with the dry run's *confirm*."""
 
-    action: Literal["commit", "rollback", "forget", "retry"]
-    filter: FilterForm
+    action: Literal["commit", "rollback", "forget", "retry"] = Field(description="The order.")
+    filter: FilterForm = Field(description="The branches; an empty filter selects all.")
     reason: Reason
-    dry_run: bool = True
+    dry_run: bool = Field(default=True, description="Show the effect and change nothing.")
     confirm: str | None = Field(
         default=None, description="Value from the dry run; it identifies branches and versions."
     )
@@ -289,25 +295,25 @@ class BulkForm(Form):
 class BulkResult(Form):
     """The result of the order for one branch."""
 
-    xid: str
-    vhost: str
+    xid: str = Field(description="format:gtrid-hex:bqual-hex")
+    vhost: str = Field(description="Virtual host.")
     answer: str = Field(description="xa-…, or the reason why it was refused.")
-    done: bool
+    done: bool = Field(description="Whether the order was carried out.")
 
 
 class BulkAnswer(Form):
     """The answer to a bulk order."""
 
-    dry_run: bool
-    confirm: str
-    branches: int
-    results: list[BulkResult]
+    dry_run: bool = Field(description="Whether nothing was changed.")
+    confirm: str = Field(description="Value that the order needs after this dry run.")
+    branches: int = Field(description="Number of branches.")
+    results: list[BulkResult] = Field(description="One result for each branch.")
 
 
 class CommitConnectionForm(Form):
     """The commit connection of one virtual host: dtx's own connection to the broker, which runs phase two."""
 
-    vhost: str
+    vhost: str = Field(description="Virtual host.")
     problem: str | None = Field(description="Why it does not work; null if it works.")
     distrust: str | None = Field(description="Why receipts are not trusted; null if they are.")
     blocked: bool = Field(description="Whether the broker blocks publishers, because of a memory or disk alarm.")
@@ -319,10 +325,10 @@ class CommitConnectionForm(Form):
 class LeaseForm(Form):
     """The lease of a resource manager: its holder is the active dtx."""
 
-    rm: str
-    holder: str
-    epoch: int
-    taken_at: Moment
+    rm: str = Field(description="Name of the resource manager (--rm).")
+    holder: str = Field(description="Machine and process id of the active dtx.")
+    epoch: int = Field(description="Number that grows with every takeover.")
+    taken_at: Moment = Field(description="Time of the takeover.")
     remaining: float | None = Field(description="Seconds until it expires; null if it was given back.")
 
     @classmethod
@@ -335,7 +341,7 @@ class UsageForm(Form):
     """Usage of one user or one virtual host."""
 
     scope: str = Field(description="user or vhost.")
-    name: str
+    name: str = Field(description="Name of the user or virtual host.")
     used: dict[str, int] = Field(description=f"{', '.join(_RESOURCES)} and {_LAST_RESOURCE}.".capitalize())
     quota: dict[str, int] = Field(description="Limits of --quota.")
 
@@ -348,9 +354,9 @@ class UsageForm(Form):
 class StatusForm(Form):
     """The state of dtx."""
 
-    rm: str
-    active: bool
-    draining: bool
+    rm: str = Field(description="Name of the resource manager (--rm).")
+    active: bool = Field(description="Whether this dtx holds the lease.")
+    draining: bool = Field(description="Whether this dtx is shutting down.")
     branches: dict[str, int] = Field(description="Number of branches by state.")
     ages: dict[str, list[int]] = Field(
         description="Histogram by state: number of branches below each of age_bounds and not below the one before; the "
@@ -361,11 +367,13 @@ class StatusForm(Form):
     oldest_prepared_at: Moment = Field(description="Time of prepare of the branch that has been prepared longest.")
     in_doubt_bytes: int = Field(description="Bytes of messages of branches that have voted.")
     held_bytes: int = Field(description="Bytes of memory for messages of branches that have not voted.")
-    connections: int
+    connections: int = Field(description="Number of client connections.")
     usage: list[UsageForm] = Field(description="Users and virtual hosts with any usage.")
-    commit_connections: list[CommitConnectionForm]
+    commit_connections: list[CommitConnectionForm] = Field(
+        description="dtx's own connections to the broker, one for each virtual host in use; empty without a broker."
+    )
     lanes: list[CommitConnectionForm] = Field(description="Deprecated: the former name of commit_connections.")
-    leases: list[LeaseForm]
+    leases: list[LeaseForm] = Field(description="Leases of all resource managers in this database.")
 
 
 class ConnectionForm(Form):
@@ -373,13 +381,13 @@ class ConnectionForm(Form):
 
     id: int = Field(description="Number of the connection in the logs.")
     user: str = Field(description="Empty during the handshake.")
-    vhost: str
-    protocol: str
+    vhost: str = Field(description="Virtual host.")
+    protocol: str = Field(description="AMQP 0-9, AMQP 0-9-1 or AMQP 1.0.")
     address: str = Field(description="Remote address, host:port.")
-    tls: bool
-    since: Moment
+    tls: bool = Field(description="Whether it uses TLS.")
+    since: Moment = Field(description="Time of the connect.")
     state: str = Field(description="running; detached: the client has left, but branches need its deliveries.")
-    channels: int
+    channels: int = Field(description="Number of channels, or of sessions of AMQP 1.0.")
     selected: int = Field(description="Channels that selected distributed transactions.")
     associated: int = Field(description="Channels that work for a branch now.")
     suspended: int = Field(description="Associations that are suspended.")
@@ -423,15 +431,15 @@ class ConnectionForm(Form):
 class ConnectionPage(Form):
     """A page of connections, the oldest first."""
 
-    connections: list[ConnectionForm]
+    connections: list[ConnectionForm] = Field(description="The connections.")
     cursor: int | None = Field(description="Cursor of the next page; null on the last one.")
 
 
 class TieForm(Form):
     """An association of a channel with a branch."""
 
-    xid: str
-    readable: str | None
+    xid: str = Field(description="format:gtrid-hex:bqual-hex")
+    readable: str | None = Field(description="The xid as text, if it is printable.")
     state: str = Field(description="State of the branch.")
     association: str = Field(description="associated, or suspended")
 
@@ -439,10 +447,10 @@ class TieForm(Form):
 class ScanForm(Form):
     """A recovery scan that is open on a channel."""
 
-    connection: int
-    channel: int
-    user: str
-    vhost: str
+    connection: int = Field(description="Number of the connection.")
+    channel: int = Field(description="Number of the channel.")
+    user: str = Field(description="User of the connection.")
+    vhost: str = Field(description="Virtual host.")
     left: int = Field(description="Number of xids that it has not returned yet.")
 
     @classmethod
@@ -454,16 +462,16 @@ class ScanForm(Form):
 class ScanPage(Form):
     """Open recovery scans."""
 
-    scans: list[ScanForm]
+    scans: list[ScanForm] = Field(description="The scans, by connection and channel.")
     cursor: str | None = Field(description="Cursor of the next page; null on the last one.")
 
 
 class ChannelForm(Form):
     """A channel of a connection."""
 
-    number: int
+    number: int = Field(description="Number of the channel.")
     mode: str = Field(description="dtx, tx, confirm, or plain")
-    branches: list[TieForm]
+    branches: list[TieForm] = Field(description="Branches that it is associated with.")
     scan: int | None = Field(
         description="Number of xids that its recovery scan has not returned yet; null without one."
     )
@@ -487,7 +495,7 @@ class ChannelForm(Form):
 class ClientForm(Form):
     """A connection with its channels."""
 
-    connection: ConnectionForm
+    connection: ConnectionForm = Field(description="The connection.")
     channels: list[ChannelForm] = Field(
         description=f"Channels, together with at most {MOST_TIES} branches; GET /api/associations lists all."
     )
@@ -513,27 +521,27 @@ class DisconnectForm(Form):
 class PlaceForm(Form):
     """A channel with an association to a branch."""
 
-    connection: int
-    channel: int
+    connection: int = Field(description="Number of the connection.")
+    channel: int = Field(description="Number of the channel.")
     association: str = Field(description="associated, or suspended")
 
 
 class AssociationForm(Form):
     """A branch that has not voted; it exists only in the memory of this dtx."""
 
-    id: str
-    xid: str
-    readable: str | None
-    vhost: str
-    owner: str
-    state: str
-    started_at: Moment
-    associated: int
-    suspended: int
-    channels: list[PlaceForm]
+    id: str = Field(description="Id of the branch: a UUID.")
+    xid: str = Field(description="format:gtrid-hex:bqual-hex")
+    readable: str | None = Field(description="The xid as text, if it is printable.")
+    vhost: str = Field(description="Virtual host.")
+    owner: str = Field(description="User that started the branch.")
+    state: str = Field(description="State: see States and answers.")
+    started_at: Moment = Field(description="Time of start.")
+    associated: int = Field(description="Number of channels that work for it now.")
+    suspended: int = Field(description="Number of suspended associations.")
+    channels: list[PlaceForm] = Field(description="The channels of these associations.")
     publishes: int = Field(description="Messages that it has published so far.")
     consumes: int = Field(description="Deliveries that it has acknowledged so far.")
-    bytes: int
+    bytes: int = Field(description="Size of the messages in bytes.")
     timeout: int = Field(description="Seconds from start to prepare; 0 for no limit.")
 
     @classmethod
@@ -562,15 +570,15 @@ class AssociationForm(Form):
 class AssociationPage(Form):
     """A page of branches that have not voted, by the time of their start."""
 
-    associations: list[AssociationForm]
+    associations: list[AssociationForm] = Field(description="The branches.")
     cursor: str | None = Field(description="Cursor of the next page; null on the last one.")
 
 
 class PastQuery(Form):
     """A filter for the past. Fields that are left out do not restrict it."""
 
-    vhost: Name | None = None
-    owner: Name | None = None
+    vhost: Name | None = Field(default=None, description="Virtual host.")
+    owner: Name | None = Field(default=None, description="User that started the branch.")
     since: AwareDatetime | None = Field(default=None, description="At this time or later.")
     until: AwareDatetime | None = Field(default=None, description="Before this time.")
     limit: int = Field(default=100, ge=1, le=1000, description="Maximum number.")
@@ -587,8 +595,8 @@ class XidQuery(PastQuery):
 class JournalQuery(XidQuery):
     """A filter for lines of the journal."""
 
-    event: list[JournalEvent] = Field(default_factory=list, max_length=20)
-    latest_first: bool = False
+    event: list[JournalEvent] = Field(default_factory=list, max_length=20, description="Only these events.")
+    latest_first: bool = Field(default=False, description="Begin with the latest line.")
 
 
 class OutcomeQuery(XidQuery):
@@ -602,8 +610,8 @@ class OutcomeQuery(XidQuery):
 class AuditQuery(Form):
     """A filter for lines of the audit log."""
 
-    actor: str | None = Field(default=None, max_length=300)
-    action: str | None = Field(default=None, max_length=100)
+    actor: str | None = Field(default=None, max_length=300, description="User, token:NAME or policy:NAME.")
+    action: str | None = Field(default=None, max_length=100, description="Name of an action, for example commit.")
     subject: str | None = Field(
         default=None, max_length=300, description="Text within the subject, for example an xid or a name."
     )
@@ -616,19 +624,19 @@ class AuditQuery(Form):
 class JournalPage(Form):
     """A page of lines of the journal."""
 
-    lines: list[JournalForm]
+    lines: list[JournalForm] = Field(description="The lines.")
     cursor: str | None = Field(description="Cursor of the next page; null on the last one.")
 
 
 class ArchivedForm(MessageForm):
     """An undelivered message of a forgotten branch, without its contents."""
 
-    xid: AsText
-    readable: str | None
-    vhost: str
-    owner: str
-    branch: AsText
-    archived_at: Moment
+    xid: AsText = Field(description="format:gtrid-hex:bqual-hex")
+    readable: str | None = Field(description="The xid as text, if it is printable.")
+    vhost: str = Field(description="Virtual host.")
+    owner: str = Field(description="User that started the branch.")
+    branch: AsText = Field(description="Id of the branch: a UUID.")
+    archived_at: Moment = Field(description="Time at which the branch was forgotten.")
 
     @classmethod
     def of_archived(cls, message: ArchivedMessage, **more: object) -> Self:
@@ -648,27 +656,27 @@ class ArchivedContents(Contents, ArchivedForm):
 class ArchivePage(Form):
     """A page of messages of the archive, the latest first."""
 
-    messages: list[ArchivedForm]
+    messages: list[ArchivedForm] = Field(description="The messages.")
     cursor: str | None = Field(description="Cursor of the next page; null on the last one.")
 
 
 class AuditForm(Form):
     """A line of the audit log."""
 
-    id: int
-    at: Moment
-    actor: str
-    role: str
-    address: str
-    action: str
-    subject: str
-    reason: str
-    detail: str
+    id: int = Field(description="Number of the line.")
+    at: Moment = Field(description="Time of the request.")
+    actor: str = Field(description="User, token:NAME or policy:NAME.")
+    role: str = Field(description="Role of the actor.")
+    address: str = Field(description="Address of the client.")
+    action: str = Field(description="Name of the action.")
+    subject: str = Field(description="Branch, user or other object of the action.")
+    reason: str = Field(description="Reason that the actor gave; empty if none.")
+    detail: str = Field(description="Parameters of the request, as JSON.")
     result: str | None = Field(description="null if dtx ended before the result was known.")
 
 
 class AuditPage(Form):
     """A page of lines of the audit log, the latest first."""
 
-    lines: list[AuditForm]
+    lines: list[AuditForm] = Field(description="The lines.")
     cursor: int | None = Field(description="Cursor of the next page; null on the last one.")

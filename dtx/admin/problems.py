@@ -1,7 +1,7 @@
 """Errors as problem+json (RFC 9457): the mapping from exceptions to HTTP statuses and details."""
 
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -29,6 +29,23 @@ STATUS: Final = {
     ReplyCode.INTERNAL_ERROR: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 """The status for each code of XaError. 541 becomes 503: the outcome is not known, and the client should ask again."""
+
+
+NOT_ACTIVE: Final = "This dtx is not the active one."
+UNKNOWN_OUTCOME: Final = "This dtx is not the active one; or the outcome is not known yet: ask again."
+
+
+def refusals(reasons: dict[HTTPStatus, str]) -> dict[int | str, dict[str, Any]]:
+    """The refusals of a route, for the OpenAPI document.
+
+    Args:
+        reasons: a sentence for each status. Statuses that every route may have are left out.
+    """
+    schema = {"$ref": "#/components/schemas/ProblemForm"}
+    return {
+        status.value: {"description": reason, "content": {MEDIA_TYPE: {"schema": schema}}}
+        for status, reason in reasons.items()
+    }
 
 
 class Problem(Exception):

@@ -7,23 +7,35 @@ import asyncio
 import binascii
 from base64 import b64decode
 from collections.abc import Callable
-from typing import Annotated, Literal, Self, TypeVar
+from http import HTTPStatus
+from typing import Annotated, Final, Literal, Self, TypeVar
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query
 from pydantic import Field, GetPydanticSchema, model_validator
 
 from dtx.admin.api_context import ApiContext, Asker, Context
 from dtx.admin.forms import Form, Moment
 from dtx.admin.identity import Identity
+from dtx.admin.problems import refusals
 from dtx.auth.roles import TAGS, OperatorRole
 from dtx.auth.users import AccountEditor, User
 
 Word = Annotated[str, Field(max_length=255)]
 Why = Annotated[str, Field(max_length=2000)]
 Pattern = Annotated[str | None, Field(max_length=4096)]
+TokenName = Annotated[str, Path(description="Name of the token.")]
+TokenReason = Annotated[str, Query(max_length=2000, description="Reason, for the audit log.")]
 TagWord = Annotated[str, GetPydanticSchema(lambda _, of: of(Literal[*map(str, TAGS)]))]
 RoleWord = Annotated[str, GetPydanticSchema(lambda _, of: of(Literal[*map(str, OperatorRole)]))]
 _T = TypeVar("_T")
+_MAKE_TOKEN: Final = refusals(
+    {HTTPStatus.CONFLICT: "The name is in use, or is not 1 to 64 printable bytes without colons."}
+)
+_TOKEN: Final = refusals({HTTPStatus.CONFLICT: "There is no such token."})
+_MAKE: Final = refusals({HTTPStatus.CONFLICT: "The name is in use, or the name or the password is not possible."})
+_ACCOUNT: Final = refusals(
+    {HTTPStatus.CONFLICT: "There is no such user or virtual host, or the change is not possible."}
+)
 router = APIRouter(prefix="/api")
 
 
@@ -36,13 +48,13 @@ class AccountChange(Form):
 class NamedForm(AccountChange):
     """The name of a user or virtual host."""
 
-    name: Word
+    name: Word = Field(description="Name of the user or virtual host.")
 
 
 class PasswordForm(NamedForm):
     """A user's new password."""
 
-    password: Annotated[str, Field(max_length=2048, repr=False)]
+    password: Annotated[str, Field(max_length=2048, repr=False, description="The password, 1 to 1,024 bytes.")]
     encoding: Literal["utf-8", "base64"] = Field(default="utf-8", description="base64 for passwords that are no text.")
 
     @model_validator(mode="after")
@@ -68,35 +80,35 @@ class PasswordForm(NamedForm):
 class NewUser(PasswordForm):
     """A user to create."""
 
-    tags: list[TagWord] = Field(default_factory=list)
+    tags: list[TagWord] = Field(default_factory=list, description="Tags of the user.")
 
 
 class TagsForm(NamedForm):
     """The new tags of a user."""
 
-    tags: list[TagWord]
+    tags: list[TagWord] = Field(description="All tags of the user from now on.")
 
 
 class VhostPlaceForm(NamedForm):
     """A user in a virtual host."""
 
-    vhost: Word = "/"
+    vhost: Word = Field(default="/", description="Virtual host.")
 
 
 class GrantForm(VhostPlaceForm):
     """Permissions in a virtual host, as regular expressions. null changes nothing; at first nothing is permitted."""
 
-    configure: Pattern = None
-    write: Pattern = None
-    read: Pattern = None
+    configure: Pattern = Field(default=None, description="Names that the user may declare and delete.")
+    write: Pattern = Field(default=None, description="Names that the user may publish to, or bind.")
+    read: Pattern = Field(default=None, description="Names that the user may consume from, or bind to.")
 
 
 class TopicGrantForm(VhostPlaceForm):
     """Routing keys that a user may use at a topic exchange, as regular expressions. null changes nothing."""
 
-    exchange: Word
-    write: Pattern = None
-    read: Pattern = None
+    exchange: Word = Field(description="Name of the topic exchange.")
+    write: Pattern = Field(default=None, description="Routing keys to publish with.")
+    read: Pattern = Field(default=None, description="Routing keys to bind with.")
 
 
 class TopicPlaceForm(VhostPlaceForm):
@@ -108,28 +120,28 @@ class TopicPlaceForm(VhostPlaceForm):
 class PermissionForm(Form):
     """The permissions of a user in a virtual host."""
 
-    vhost: str
-    configure: str
-    write: str
-    read: str
+    vhost: str = Field(description="Virtual host.")
+    configure: str = Field(description="Names that the user may declare and delete.")
+    write: str = Field(description="Names that the user may publish to, or bind.")
+    read: str = Field(description="Names that the user may consume from, or bind to.")
 
 
 class TopicPermissionForm(Form):
     """The routing keys that a user may use at a topic exchange, as regular expressions."""
 
-    vhost: str
-    exchange: str
-    write: str
-    read: str
+    vhost: str = Field(description="Virtual host.")
+    exchange: str = Field(description="Name of the topic exchange.")
+    write: str = Field(description="Routing keys to publish with.")
+    read: str = Field(description="Routing keys to bind with.")
 
 
 class UserForm(Form):
     """A user with tags and permissions, without the password."""
 
-    name: str
-    tags: list[str]
-    permissions: list[PermissionForm]
-    topic_permissions: list[TopicPermissionForm]
+    name: str = Field(description="Name of the user.")
+    tags: list[str] = Field(description="Its tags.")
+    permissions: list[PermissionForm] = Field(description="Its permissions, one entry for each virtual host.")
+    topic_permissions: list[TopicPermissionForm] = Field(description="Its topic permissions.")
 
     @classmethod
     def of_user(cls, user: User) -> Self:
@@ -148,7 +160,7 @@ class UserForm(Form):
 class ChangedForm(Form):
     """The name of the changed user."""
 
-    name: str
+    name: str = Field(description="Name of the user.")
 
 
 class RemovedForm(ChangedForm):
@@ -166,24 +178,24 @@ class LiftedForm(ChangedForm):
 class VhostForm(Form):
     """The name of a virtual host."""
 
-    name: str
+    name: str = Field(description="Name of the virtual host.")
 
 
 class TokenForm(Form):
     """A token without its secret."""
 
-    name: str
-    role: str
-    made_by: str
-    made_at: Moment
-    expires_at: Moment
+    name: str = Field(description="Name of the token.")
+    role: str = Field(description="viewer, operator or coordinator")
+    made_by: str = Field(description="Actor that created it.")
+    made_at: Moment = Field(description="Time of its creation.")
+    expires_at: Moment = Field(description="Time at which it expires; null for never.")
 
 
 class NewToken(Form):
     """A token to create."""
 
-    name: Annotated[str, Field(min_length=1, max_length=64)]
-    role: RoleWord
+    name: Annotated[str, Field(min_length=1, max_length=64)] = Field(description="Name of the token.")
+    role: RoleWord = Field(description="Role of the token.")
     seconds: float | None = Field(default=None, gt=0, le=1e9, description="Seconds until it expires; null for never.")
     reason: Why = Field(default="", description="Reason, for the audit log.")
 
@@ -191,9 +203,9 @@ class NewToken(Form):
 class MadeToken(Form):
     """A new token. Only this answer contains its secret."""
 
-    name: str
-    role: str
-    secret: str
+    name: str = Field(description="Name of the token.")
+    role: str = Field(description="Role of the token.")
+    secret: str = Field(description="The token, for Authorization: Bearer.")
 
 
 @router.get("/tokens", tags=["operators"])
@@ -203,7 +215,7 @@ async def list_tokens(who: Asker, context: Context) -> list[TokenForm]:
     return [TokenForm.of(token) for token in await asyncio.to_thread(context.operator_log.tokens)]
 
 
-@router.post("/tokens", tags=["operators"], status_code=201)
+@router.post("/tokens", tags=["operators"], status_code=201, responses=_MAKE_TOKEN)
 async def make_token(who: Asker, context: Context, form: NewToken) -> MadeToken:
     """Create a token. Only this answer contains its secret."""
 
@@ -218,10 +230,8 @@ async def make_token(who: Asker, context: Context, form: NewToken) -> MadeToken:
     return await context.audited(who, "make-token", form.name, form.reason, detail, work)
 
 
-@router.delete("/tokens/{name:path}", tags=["operators"], status_code=204)
-async def revoke_token(
-    who: Asker, context: Context, name: str, reason: Annotated[str, Query(max_length=2000)] = ""
-) -> None:
+@router.delete("/tokens/{name:path}", tags=["operators"], status_code=204, responses=_TOKEN)
+async def revoke_token(who: Asker, context: Context, name: TokenName, reason: TokenReason = "") -> None:
     """Revoke a token, with immediate effect."""
 
     async def work() -> tuple[str, None]:
@@ -258,7 +268,7 @@ async def list_users(who: Asker, context: Context) -> list[UserForm]:
     return [UserForm.of_user(user) for user in found.users.values()]
 
 
-@router.post("/users", tags=["users"], status_code=201)
+@router.post("/users", tags=["users"], status_code=201, responses=_MAKE)
 async def make_user(who: Asker, context: Context, form: NewUser) -> ChangedForm:
     """Create a user, without permissions."""
     await _change(
@@ -267,7 +277,7 @@ async def make_user(who: Asker, context: Context, form: NewUser) -> ChangedForm:
     return ChangedForm(name=form.name)
 
 
-@router.post("/users/password", tags=["users"])
+@router.post("/users/password", tags=["users"], responses=_ACCOUNT)
 async def set_password(who: Asker, context: Context, form: PasswordForm) -> ChangedForm:
     """Change a password, with effect from the next login."""
     await _change(
@@ -276,21 +286,21 @@ async def set_password(who: Asker, context: Context, form: PasswordForm) -> Chan
     return ChangedForm(name=form.name)
 
 
-@router.post("/users/tags", tags=["users"])
+@router.post("/users/tags", tags=["users"], responses=_ACCOUNT)
 async def set_tags(who: Asker, context: Context, form: TagsForm) -> ChangedForm:
     """Replace the tags of a user."""
     await _change(who, context, "set-tags", form, "changed", lambda editor: editor.set_tags(form.name, form.tags))
     return ChangedForm(name=form.name)
 
 
-@router.post("/users/remove", tags=["users"])
+@router.post("/users/remove", tags=["users"], responses=_ACCOUNT)
 async def remove_user(who: Asker, context: Context, form: NamedForm) -> RemovedForm:
     """Remove a user with all its permissions, and close its connections. Its branches in doubt stay."""
     owned = await _change(who, context, "remove-user", form, "removed", lambda editor: editor.remove_user(form.name))
     return RemovedForm(name=form.name, branches=owned)
 
 
-@router.post("/users/grant", tags=["users"])
+@router.post("/users/grant", tags=["users"], responses=_ACCOUNT)
 async def grant(who: Asker, context: Context, form: GrantForm) -> PermissionForm:
     """Grant a user permissions in a virtual host. The answer contains the permissions that are in force."""
     now = await _change(
@@ -304,14 +314,14 @@ async def grant(who: Asker, context: Context, form: GrantForm) -> PermissionForm
     return PermissionForm.of(now, vhost=form.vhost)
 
 
-@router.post("/users/revoke", tags=["users"])
+@router.post("/users/revoke", tags=["users"], responses=_ACCOUNT)
 async def revoke(who: Asker, context: Context, form: VhostPlaceForm) -> ChangedForm:
     """Revoke all permissions of a user in a virtual host."""
     await _change(who, context, "revoke", form, "revoked", lambda editor: editor.revoke(form.name, form.vhost))
     return ChangedForm(name=form.name)
 
 
-@router.post("/users/grant-topic", tags=["users"])
+@router.post("/users/grant-topic", tags=["users"], responses=_ACCOUNT)
 async def grant_topic(who: Asker, context: Context, form: TopicGrantForm) -> TopicPermissionForm:
     """Restrict the routing keys that a user may use with a topic exchange. The answer contains the patterns in
     force.
@@ -327,7 +337,7 @@ async def grant_topic(who: Asker, context: Context, form: TopicGrantForm) -> Top
     return TopicPermissionForm.of(now, vhost=form.vhost, exchange=form.exchange)
 
 
-@router.post("/users/revoke-topic", tags=["users"])
+@router.post("/users/revoke-topic", tags=["users"], responses=_ACCOUNT)
 async def revoke_topic(who: Asker, context: Context, form: TopicPlaceForm) -> LiftedForm:
     """Remove the restriction that grant-topic has set: all routing keys are permitted."""
     count = await _change(
@@ -349,14 +359,14 @@ async def list_vhosts(who: Asker, context: Context) -> list[VhostForm]:
     return [VhostForm(name=name) for name in sorted(found.vhosts)]
 
 
-@router.post("/vhosts", tags=["users"], status_code=201)
+@router.post("/vhosts", tags=["users"], status_code=201, responses=_MAKE)
 async def make_vhost(who: Asker, context: Context, form: NamedForm) -> VhostForm:
     """Create a virtual host. Users need a grant to enter it."""
     await _change(who, context, "make-vhost", form, "made", lambda editor: editor.add_vhost(form.name))
     return VhostForm(name=form.name)
 
 
-@router.post("/vhosts/remove", tags=["users"])
+@router.post("/vhosts/remove", tags=["users"], responses=_ACCOUNT)
 async def remove_vhost(who: Asker, context: Context, form: NamedForm) -> VhostForm:
     """Remove a virtual host that has no branch in doubt, no durable queue and no durable exchange."""
     await _change(who, context, "remove-vhost", form, "removed", lambda editor: editor.remove_vhost(form.name))

@@ -7,15 +7,15 @@ import asyncio
 import hashlib
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 from uuid import UUID
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Path
 
 from dtx.admin import forms
-from dtx.admin.api_context import ApiContext, Asker, Context, Vhost
+from dtx.admin.api_context import ApiContext, Asker, ConnectionNumber, Context, Vhost, XidPath
 from dtx.admin.identity import Identity
-from dtx.admin.problems import Problem, as_problem
+from dtx.admin.problems import NOT_ACTIVE, UNKNOWN_OUTCOME, Problem, as_problem, refusals
 from dtx.admin.routes_read import client_of, wanted_of, xid_of
 from dtx.auth.roles import OperatorRole
 from dtx.config.rules import Policy
@@ -28,6 +28,27 @@ from dtx.manager.policies import Policies
 from dtx.xa.codes import ReplyCode, XaError
 
 router = APIRouter(prefix="/api")
+_ORDER: Final = refusals(
+    {
+        HTTPStatus.BAD_REQUEST: "The xid is malformed.",
+        HTTPStatus.NOT_FOUND: "No such branch is in the log.",
+        HTTPStatus.CONFLICT: "The order is not possible in the state of the branch.",
+        HTTPStatus.PRECONDITION_FAILED: "The branch has another version, or no such unfinished messages.",
+        HTTPStatus.SERVICE_UNAVAILABLE: UNKNOWN_OUTCOME,
+    }
+)
+_BULK: Final = refusals(
+    {
+        HTTPStatus.BAD_REQUEST: "A state or the gtrid of the filter is malformed.",
+        HTTPStatus.CONFLICT: "The filter finds more than 1,000 branches, or the order is not that of the dry run.",
+        HTTPStatus.PRECONDITION_FAILED: "The branches have changed since the dry run.",
+        HTTPStatus.PRECONDITION_REQUIRED: "The order needs the *confirm* of a dry run.",
+        HTTPStatus.SERVICE_UNAVAILABLE: NOT_ACTIVE,
+    }
+)
+_CLOSE: Final = refusals(
+    {HTTPStatus.NOT_FOUND: "There is no such connection.", HTTPStatus.SERVICE_UNAVAILABLE: NOT_ACTIVE}
+)
 MOST_AT_ONCE: Final = 1000
 """Branches of one bulk order: few enough to be read by a person, and to be completed within a minute."""
 _SIDE_BY_SIDE: Final = 16
@@ -35,18 +56,18 @@ ACTOR: Final = "policy:"
 """Prefix of the actors of policies. Names of users have no colon; tokens have the prefix ``token:``."""
 
 
-@router.post("/branches/{xid}/discard", tags=["orders"])
+@router.post("/branches/{xid}/discard", tags=["orders"], responses=_ORDER)
 async def discard(
-    who: Asker, context: Context, xid: str, form: forms.DiscardForm, vhost: Vhost = "/"
+    who: Asker, context: Context, xid: XidPath, form: forms.DiscardForm, vhost: Vhost = "/"
 ) -> forms.DoneForm:
     """Discard messages that phase two cannot publish. The next commit, rollback or retry publishes the others."""
     order = _order(who, OperatorAction.DISCARD, xid, vhost, form, positions=tuple(form.positions))
     return await _carry_out(context, who, order, form)
 
 
-@router.post("/branches/{xid}/redirect", tags=["orders"])
+@router.post("/branches/{xid}/redirect", tags=["orders"], responses=_ORDER)
 async def redirect(
-    who: Asker, context: Context, xid: str, form: forms.RedirectForm, vhost: Vhost = "/"
+    who: Asker, context: Context, xid: XidPath, form: forms.RedirectForm, vhost: Vhost = "/"
 ) -> forms.DoneForm:
     """Give a message that phase two cannot publish another exchange and routing key, for the next commit, rollback or
     retry.
@@ -60,12 +81,12 @@ async def redirect(
     return await _carry_out(context, who, _order(who, OperatorAction.REDIRECT, xid, vhost, form, redirect=to), form)
 
 
-@router.post("/branches/{xid}/{action}", tags=["orders"])
+@router.post("/branches/{xid}/{action}", tags=["orders"], responses=_ORDER)
 async def decide(
     who: Asker,
     context: Context,
-    xid: str,
-    action: Literal["commit", "rollback", "forget", "retry"],
+    xid: XidPath,
+    action: Annotated[Literal["commit", "rollback", "forget", "retry"], Path(description="The order.")],
     form: forms.OrderForm,
     vhost: Vhost = "/",
 ) -> forms.DoneForm:
@@ -110,7 +131,7 @@ async def _carry_out(context: ApiContext, who: Identity, order: Order, form: for
     return await context.audited(who, order.action, f"{order.vhost} {order.xid}", order.reason, detail, work)
 
 
-@router.post("/bulk", tags=["orders"])
+@router.post("/bulk", tags=["orders"], responses=_BULK)
 async def decide_many(who: Asker, context: Context, form: forms.BulkForm) -> forms.BulkAnswer:
     """Run one order on all branches that a filter finds, at most 1000. Without *dry_run* it needs the dry run's
     answer.
@@ -183,9 +204,9 @@ async def _many(
     return list(await asyncio.gather(*map(one, found)))
 
 
-@router.post("/connections/{number}/close", tags=["clients"], status_code=202)
+@router.post("/connections/{number}/close", tags=["clients"], status_code=202, responses=_CLOSE)
 async def close_connection(
-    who: Asker, context: Context, number: int, form: forms.DisconnectForm
+    who: Asker, context: Context, number: ConnectionNumber, form: forms.DisconnectForm
 ) -> forms.ConnectionForm:
     """Close a client connection (320). Its branches are treated as if the client had disconnected."""
 

@@ -25,15 +25,17 @@ from dtx.admin.api_context import (
     Asker,
     ChannelFacts,
     Connected,
+    ConnectionNumber,
     Context,
     Limit,
     Vhost,
+    XidPath,
     page_of,
 )
 from dtx.admin.branch_filter import FilterForm
 from dtx.admin.identity import Identity
 from dtx.admin.message_properties import decode_properties
-from dtx.admin.problems import Problem
+from dtx.admin.problems import NOT_ACTIVE, Problem, refusals
 from dtx.admin.safe_text import exact_name
 from dtx.auth.roles import OperatorRole
 from dtx.log import pages
@@ -66,12 +68,33 @@ MessageCursor = Annotated[
     Query(ge=0, le=LAST_POSITION, description="Cursor from the previous answer: messages after this position."),
 ]
 Positions = Annotated[list[int], Query(description="Only these messages.", max_length=10_000)]
-Of = Annotated[str | None, Query(max_length=255)]
+GtridPath = Annotated[str, Path(description="The gtrid in hexadecimal.")]
+BranchId = Annotated[UUID, Path(description="Id of the branch.")]
+ArchivedPosition = Annotated[int, Path(ge=0, lt=1 << 31, description="Position of the message in the branch.")]
+AfterConnection = Annotated[int, Query(description="Cursor from the previous page.")]
+UserFilter = Annotated[str | None, Query(max_length=255, description="Only of this user.")]
+VhostFilter = Annotated[str | None, Query(max_length=255, description="Only of this virtual host.")]
+MessagePosition = Annotated[int, Path(description="Position of the message in the branch, from 0 on.")]
 MESSAGES_TYPE: Final = "application/vnd.dtx.messages"
 COUNT: Final = "x-dtx-messages"
 """Header with the number of messages of an export; a stream that was broken off has fewer."""
 _KEPT: Final = 10_000
 """Branches that are collected before the list is cut to the first ones."""
+_PAGE: Final = refusals({HTTPStatus.BAD_REQUEST: "A state, an xid, a gtrid or the cursor is malformed."})
+_BRANCH: Final = refusals(
+    {HTTPStatus.BAD_REQUEST: "The xid is malformed.", HTTPStatus.NOT_FOUND: "No such branch is in the log."}
+)
+_MESSAGE: Final = refusals(
+    {
+        HTTPStatus.BAD_REQUEST: "The xid is malformed.",
+        HTTPStatus.NOT_FOUND: "No such branch is in the log, or it has no such message.",
+    }
+)
+_ARCHIVED: Final = refusals({HTTPStatus.NOT_FOUND: "The archive has no such message."})
+_CLIENT: Final = refusals(
+    {HTTPStatus.NOT_FOUND: "There is no such connection.", HTTPStatus.SERVICE_UNAVAILABLE: NOT_ACTIVE}
+)
+_CLIENTS: Final = refusals({HTTPStatus.SERVICE_UNAVAILABLE: NOT_ACTIVE})
 router = APIRouter(prefix="/api")
 
 
@@ -103,14 +126,16 @@ class BranchQuery(FilterForm):
     """A filter for branches, with order and page."""
 
     limit: Limit = 100
-    cursor: Annotated[str, Field(max_length=600)] | None = None
+    cursor: Annotated[str, Field(max_length=600)] | None = Field(
+        default=None, description="Cursor from the previous page."
+    )
     sort: Sort = Field(
         default=Sort.STARTED, description="Sort key; branches with equal keys are in the order of their start."
     )
-    descending: bool = False
+    descending: bool = Field(default=False, description="Reverse the order.")
 
 
-@router.get("/branches", tags=["branches"])
+@router.get("/branches", tags=["branches"], responses=_PAGE)
 async def list_branches(who: Asker, context: Context, query: Annotated[BranchQuery, Query()]) -> forms.Page:
     """List branches that have voted and are not completed, by start time or by *sort*."""
     who.require(OperatorRole.VIEWER)
@@ -130,11 +155,11 @@ async def list_branches(who: Asker, context: Context, query: Annotated[BranchQue
     )
 
 
-@router.get("/branches/{xid}", tags=["branches"])
+@router.get("/branches/{xid}", tags=["branches"], responses=_BRANCH)
 async def show_branch(
     who: Asker,
     context: Context,
-    xid: str,
+    xid: XidPath,
     vhost: Vhost = "/",
     limit: Annotated[int, Query(ge=1, le=1000, description="Maximum number of messages.")] = 100,
     cursor: MessageCursor = None,
@@ -156,8 +181,10 @@ async def show_branch(
     return forms.DetailForm.of_detail(found[0], lines)
 
 
-@router.get("/branches/{xid}/messages/{position}", tags=["branches"])
-async def view_message(who: Asker, context: Context, xid: str, position: int, vhost: Vhost = "/") -> forms.Contents:
+@router.get("/branches/{xid}/messages/{position}", tags=["branches"], responses=_MESSAGE)
+async def view_message(
+    who: Asker, context: Context, xid: XidPath, position: MessagePosition, vhost: Vhost = "/"
+) -> forms.Contents:
     """Show one message with its contents. Needs the role operator; recorded in the audit log."""
     return await message_contents(who, context, xid, position, vhost, action="view")
 
@@ -224,12 +251,13 @@ async def status(context: ApiContext) -> forms.StatusForm:
     "/branches/{xid}/export",
     tags=["branches"],
     response_class=StreamingResponse,
-    responses={200: {"content": {MESSAGES_TYPE: {}}, "description": "Lines of JSON, each followed by a body."}},
+    responses=_BRANCH
+    | {200: {"content": {MESSAGES_TYPE: {}}, "description": "For each message a line of JSON, then its body."}},
 )
 async def export_branch(
     who: Asker,
     context: Context,
-    xid: str,
+    xid: XidPath,
     vhost: Vhost = "/",
     archived: Annotated[bool, Query(description="Export undelivered messages of a forgotten branch.")] = False,
     position: Positions = [],  # noqa: B006
@@ -316,7 +344,7 @@ async def journal_page(
     )
 
 
-@router.get("/journal", tags=["journal"])
+@router.get("/journal", tags=["journal"], responses=_PAGE)
 async def show_journal(
     who: Asker, context: Context, query: Annotated[forms.JournalQuery, Query()]
 ) -> forms.JournalPage:
@@ -326,9 +354,9 @@ async def show_journal(
     return await journal_page(context, asked, cursor=query.cursor, limit=query.limit, latest_first=query.latest_first)
 
 
-@router.get("/transactions/{gtrid}", tags=["journal"])
+@router.get("/transactions/{gtrid}", tags=["journal"], responses=_PAGE)
 async def show_transaction(
-    who: Asker, context: Context, gtrid: str, query: Annotated[forms.PastQuery, Query()]
+    who: Asker, context: Context, gtrid: GtridPath, query: Annotated[forms.PastQuery, Query()]
 ) -> forms.JournalPage:
     """List journal lines of all branches of one global transaction; *gtrid* is hexadecimal."""
     who.require(OperatorRole.VIEWER)
@@ -336,7 +364,7 @@ async def show_transaction(
     return await journal_page(context, asked, cursor=query.cursor, limit=query.limit, latest_first=False)
 
 
-@router.get("/outcomes", tags=["journal"])
+@router.get("/outcomes", tags=["journal"], responses=_PAGE)
 async def list_outcomes(
     who: Asker, context: Context, query: Annotated[forms.OutcomeQuery, Query()]
 ) -> forms.JournalPage:
@@ -349,7 +377,7 @@ async def list_outcomes(
     return await journal_page(context, asked, cursor=query.cursor, limit=query.limit, latest_first=True)
 
 
-@router.get("/archive", tags=["archive"])
+@router.get("/archive", tags=["archive"], responses=_PAGE)
 async def list_archive(who: Asker, context: Context, query: Annotated[forms.XidQuery, Query()]) -> forms.ArchivePage:
     """List undelivered messages of forgotten branches, latest first."""
     who.require(OperatorRole.VIEWER)
@@ -362,9 +390,9 @@ async def list_archive(who: Asker, context: Context, query: Annotated[forms.XidQ
     )
 
 
-@router.get("/archive/{branch}/{position}", tags=["archive"])
+@router.get("/archive/{branch}/{position}", tags=["archive"], responses=_ARCHIVED)
 async def view_archived(
-    who: Asker, context: Context, branch: UUID, position: Annotated[int, Path(ge=0, lt=1 << 31)]
+    who: Asker, context: Context, branch: BranchId, position: ArchivedPosition
 ) -> forms.ArchivedContents:
     """Show one archived message with its contents. Needs the role operator; recorded in the audit log."""
     return await archived_contents(who, context, branch, position, action="view")
@@ -410,9 +438,14 @@ def _clients(active: Active, user: str | None, vhost: str | None) -> Iterator[tu
             yield client, arrival
 
 
-@router.get("/connections", tags=["clients"])
+@router.get("/connections", tags=["clients"], responses=_CLIENTS)
 async def list_connections(
-    who: Asker, context: Context, user: Of = None, vhost: Of = None, cursor: int = 0, limit: Limit = 100
+    who: Asker,
+    context: Context,
+    user: UserFilter = None,
+    vhost: VhostFilter = None,
+    cursor: AfterConnection = 0,
+    limit: Limit = 100,
 ) -> forms.ConnectionPage:
     """List client connections."""
     who.require(OperatorRole.VIEWER)
@@ -426,8 +459,8 @@ async def list_connections(
     )
 
 
-@router.get("/connections/{number}", tags=["clients"])
-async def show_connection(who: Asker, context: Context, number: int) -> forms.ClientForm:
+@router.get("/connections/{number}", tags=["clients"], responses=_CLIENT)
+async def show_connection(who: Asker, context: Context, number: ConnectionNumber) -> forms.ClientForm:
     """Show one connection with its channels and the branches that they work for."""
     who.require(OperatorRole.VIEWER)
     client, arrival = client_of(context, number)
@@ -447,14 +480,14 @@ def client_of(context: ApiContext, number: int) -> tuple[Connected, Arrived]:
     raise Problem(HTTPStatus.NOT_FOUND, f"there is no connection {number}")
 
 
-@router.get("/associations", tags=["clients"])
+@router.get("/associations", tags=["clients"], responses=_CLIENTS)
 async def list_associations(
     who: Asker,
     context: Context,
-    owner: Of = None,
-    vhost: Of = None,
-    state: State | None = None,
-    cursor: UUID | None = None,
+    owner: UserFilter = None,
+    vhost: VhostFilter = None,
+    state: Annotated[State | None, Query(description="Only in this state.")] = None,
+    cursor: Annotated[UUID | None, Query(description="Cursor from the previous page.")] = None,
     limit: Limit = 100,
 ) -> forms.AssociationPage:
     """List branches that have not voted. They exist in the memory of this dtx only."""
@@ -493,13 +526,13 @@ def _places(entry: BranchRuntime) -> list[forms.PlaceForm]:
     return found
 
 
-@router.get("/scans", tags=["clients"])
+@router.get("/scans", tags=["clients"], responses=_CLIENTS)
 async def list_scans(
     who: Asker,
     context: Context,
-    user: Of = None,
-    vhost: Of = None,
-    cursor: Annotated[str, Query(pattern=r"^\d{1,18}-\d{1,5}$")] = "0-0",
+    user: UserFilter = None,
+    vhost: VhostFilter = None,
+    cursor: Annotated[str, Query(pattern=r"^\d{1,18}-\d{1,5}$", description="Cursor from the previous page.")] = "0-0",
     limit: Limit = 100,
 ) -> forms.ScanPage:
     """List open recovery scans. Some transaction managers never end them."""

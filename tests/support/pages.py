@@ -7,13 +7,11 @@ import json
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Final
+from typing import Final
 
 from prometheus_client import Metric
 from sqlalchemy.dialects import postgresql
 
-from dtx.admin.api import api
 from dtx.admin.problems import STATUS
 from dtx.client.errors import raised_by_reply_code
 from dtx.config.settings import Settings, group_of
@@ -24,6 +22,7 @@ from dtx.telemetry import Metrics
 from dtx.xa.codes import ReplyCode, XaError
 from tests.support.diagram import answers_table, state_diagram
 from tests.support.errors import Code, Source
+from tests.support.http_api import Reference, document
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
 _ROOMS: Final = ("admin", "manager", "server", "store", "wire", "xa")
@@ -122,17 +121,6 @@ def verdicts_table() -> str:
     )
 
 
-def routes_table() -> str:
-    """Every route of the operators' HTTP API."""
-    lines = ["| request | |", "| --- | --- |"]
-    context: Any = SimpleNamespace()
-    for path, methods in api(context).openapi()["paths"].items():
-        for method, route in methods.items():
-            sentence, _, _ = route.get("description", route["summary"]).partition("\n\n")
-            lines.append(f"| `{method.upper()} {path}` | {' '.join(sentence.split())} |")
-    return "\n".join(lines)
-
-
 def codes_table() -> str:
     """What each reply code of an :class:`~dtx.xa.codes.XaError` is elsewhere."""
     lines = ["| code | name | client of dtx | AMQP 1.0 | HTTP |", "| --- | --- | --- | --- | --- |"]
@@ -186,7 +174,8 @@ BLOCKS: Final[dict[str, tuple[str, Callable[[], str]]]] = {
     "settings": ("reference/settings.md", settings_table),
     "metrics": ("reference/metrics.md", metrics_table),
     "verdicts": ("reference/verdicts.md", verdicts_table),
-    "http-api": ("reference/http-api.md", routes_table),
+    "routes": ("reference/http-api.md", lambda: Reference(document()).routes()),
+    "objects": ("reference/http-api.md", lambda: Reference(document()).objects()),
     "results": ("evidence/index.md", results_table),
     "in_doubt": ("reference/sql.md", view_table),
     "error-codes": ("reference/errors.md", codes_table),
