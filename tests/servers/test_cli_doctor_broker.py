@@ -76,9 +76,7 @@ def test_a_user_without_write_permission_is_noticed(rabbitmq: RabbitNode, add_us
     assert "set_permissions" in found["broker.put-back"].sentence
 
 
-def test_an_exchange_that_the_user_may_not_publish_to_is_named(
-    rabbitmq: RabbitNode, add_user: AddUser, vhost: str
-) -> None:
+def test_an_exchange_without_write_permission_is_named(rabbitmq: RabbitNode, add_user: AddUser, vhost: str) -> None:
     with rabbitmq.channel(vhost) as channel:
         channel.exchange_declare("orders", "topic")
     found = look(rabbitmq, add_user(write="^(?!orders).*$"))
@@ -96,7 +94,7 @@ def test_without_the_management_api_the_predeclared_exchanges_are_tried(
     assert "amq.topic" in found["broker.exchanges"].sentence
 
 
-def test_a_user_without_management_tags_is_told_which_tag_it_needs(rabbitmq: RabbitNode, add_user: AddUser) -> None:
+def test_a_user_without_management_tags_gets_the_tag_named(rabbitmq: RabbitNode, add_user: AddUser) -> None:
     check = look(rabbitmq, add_user(tags="impersonator"))["broker.management"]
     assert check.status is Status.WARNING
     assert "tag monitoring" in check.sentence
@@ -157,7 +155,7 @@ def test_a_name_that_belongs_to_another_log_is_noticed(
         postgres.drop_database(database)
 
 
-def test_a_memory_alarm_is_noticed_and_does_not_hang_the_checks(rabbitmq: RabbitNode, add_user: AddUser) -> None:
+def test_a_memory_alarm_is_reported_and_blocks_no_check(rabbitmq: RabbitNode, add_user: AddUser) -> None:
     url = add_user()
     rabbitmq.memory_alarm(on=True)
     found = look(rabbitmq, url)
@@ -165,7 +163,7 @@ def test_a_memory_alarm_is_noticed_and_does_not_hang_the_checks(rabbitmq: Rabbit
     assert found["broker.blocked"].status is Status.FAILED
 
 
-def test_wrong_credentials_a_foreign_vhost_and_no_broker_are_told_apart(
+def test_wrong_credentials_wrong_vhost_and_missing_broker_differ(
     rabbitmq: RabbitNode, add_user: AddUser, vhost: str
 ) -> None:
     wrong = look(rabbitmq, f"amqp://guest:s3cret@127.0.0.1:{rabbitmq.port}/")
@@ -182,7 +180,7 @@ def test_wrong_credentials_a_foreign_vhost_and_no_broker_are_told_apart(
         assert "s3cret" not in str(found)
 
 
-def test_a_certificate_of_an_unknown_authority_is_told_from_a_broker_that_is_away(certificates: Path) -> None:
+def test_an_unknown_authority_differs_from_an_unreachable_broker(certificates: Path) -> None:
     with RabbitNode(tls=certificates) as node:
         url = node.url(tls=True).replace("127.0.0.1", "localhost")
         unknown = look(node, url)

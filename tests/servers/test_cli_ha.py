@@ -18,7 +18,7 @@ def checks(stage: StandaloneStage, *words: str) -> dict[str, tuple[str, str]]:
     return {found["check"]: (found["status"], found["sentence"]) for found in map(json.loads, said.splitlines())}
 
 
-def test_doctor_sees_who_is_active_and_who_stands_by(postgres: PostgresServer) -> None:
+def test_doctor_lists_the_active_dtx_and_its_standbys(postgres: PostgresServer) -> None:
     with StandaloneStage(postgres) as stage:
         alone = checks(stage)
         assert alone["ha.standby"][0] == "ok"  # one dtx is a valid setup

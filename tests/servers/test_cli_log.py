@@ -179,7 +179,7 @@ def test_in_doubt_lists_the_oldest_first_as_json(three: Command) -> None:
     assert (third["state"], third["outcome"]) == ("heuristic", "rolled-back")
 
 
-def test_in_doubt_is_a_table_for_people_with_a_sum_below(three: Command) -> None:
+def test_in_doubt_is_a_table_with_a_sum_below(three: Command) -> None:
     answer = three("in-doubt")
     lines = answer.out.splitlines()
     assert lines[0].split() == [
@@ -194,9 +194,7 @@ def test_in_doubt_is_a_table_for_people_with_a_sum_below(three: Command) -> None
 @pytest.mark.parametrize(
     "words", [("in-doubt",), ("show", str(BINARY)), ("show", str(BINARY), "--json"), ("in-doubt", "--json")]
 )
-def test_nothing_that_a_client_chose_reaches_the_terminal_as_a_control_character(
-    three: Command, words: tuple[str, ...]
-) -> None:
+def test_no_control_character_of_a_client_reaches_the_terminal(three: Command, words: tuple[str, ...]) -> None:
     answer = three(*words)
     assert answer.code == 0
     assert all(line.isprintable() for line in answer.out.split("\n"))
@@ -221,7 +219,7 @@ def test_in_doubt_can_be_narrowed(three: Command, words: tuple[str, ...], expect
     assert [found["xid"] for found in answer.objects] == expected
 
 
-def test_a_table_that_is_cut_says_so(three: Command) -> None:
+def test_a_truncated_table_reports_it(three: Command) -> None:
     assert three("in-doubt", "--limit", "2").out.endswith("; the oldest 2 are shown\n")
 
 
@@ -230,7 +228,7 @@ def test_an_empty_list_is_no_error(dtx: Command) -> None:
     assert (dtx("in-doubt", "--json").code, dtx("in-doubt", "--json").out) == (0, "")
 
 
-def test_an_empty_filtered_list_says_so(three: Command) -> None:
+def test_an_empty_filtered_list_reports_the_filter(three: Command) -> None:
     """Branches in doubt may not match the filter."""
     answer = three("branches", "--queue", "no-such-queue")
     assert (answer.code, answer.out) == (0, "no branch in doubt matches the filter\n")
@@ -243,13 +241,13 @@ def test_a_list_is_filtered_by_destination_and_shows_it(three: Command) -> None:
     assert "destinations" in three("branches").out
 
 
-def test_an_empty_trail_tells_whether_a_filter_made_it_so(dtx: Command) -> None:
+def test_an_empty_audit_log_reports_whether_a_filter_applied(dtx: Command) -> None:
     assert dtx("audit").out == "the audit log is empty\n"
     for words in (("--actor", "olga"), ("--action", "view"), ("--subject", "1:61:"), ("--about", "1:61:")):
         assert dtx("audit", *words).out == "no line matches the filter\n"
 
 
-def test_show_tells_state_history_and_messages(three: Command) -> None:
+def test_show_lists_state_history_and_messages(three: Command) -> None:
     out = three("show", str(PLAIN)).out
     for expected in (
         "1:6774:6231 gt/b1", "prepared", "alice", str(iso_time(NOW)), "2 published, 0 consumed, 11 B",
@@ -286,7 +284,7 @@ def test_show_as_json_has_everything(three: Command) -> None:
     }  # fmt: skip
 
 
-def test_show_limits_the_messages_and_says_how_to_see_the_rest(three: Command) -> None:
+def test_show_limits_the_messages_and_names_the_option(three: Command) -> None:
     out = three("show", str(PLAIN), "--messages", "1").out
     assert "hello" in out
     assert "world!" not in out
@@ -354,9 +352,7 @@ def test_commands_work_while_the_log_is_served(dtx: Command) -> None:
     asyncio.run(served())
 
 
-def test_a_database_without_tables_is_one_sentence_and_exit_code_3(
-    postgres_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_database_without_tables_exits_with_3(postgres_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     answer = Command(postgres_url, capsys)("in-doubt")
     assert answer.code == 3
     assert "run dtx migrate" in answer.err
@@ -364,7 +360,7 @@ def test_a_database_without_tables_is_one_sentence_and_exit_code_3(
 
 
 @pytest.mark.parametrize("words", [("in-doubt",), ("in-doubt", "--json"), ("show", "1:aa:"), ("migrate", "current")])
-def test_a_database_that_is_away_is_one_sentence_without_the_password(
+def test_an_unreachable_database_is_reported_without_the_password(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
     answer = Command(f"postgresql://u:s3cret-word@127.0.0.1:{free_port()}/x", capsys)(*words)
@@ -373,13 +369,15 @@ def test_a_database_that_is_away_is_one_sentence_without_the_password(
     assert "s3cret-word" not in answer.err
 
 
-def test_migrate_says_what_to_do_about_a_database_that_is_away(capsys: pytest.CaptureFixture[str]) -> None:
+def test_migrate_reports_the_remedy_for_an_unreachable_database(capsys: pytest.CaptureFixture[str]) -> None:
     answer = Command(f"postgresql://u@127.0.0.1:{free_port()}/x", capsys)("migrate", "current")
     assert answer.code == 3
     assert answer.err.rstrip().endswith("start PostgreSQL, or correct the database URL")
 
 
-def test_migrate_goes_up_and_down_and_says_where_it_is(postgres_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_migrate_goes_up_and_down_and_reports_the_revision(
+    postgres_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     dtx = Command(postgres_url, capsys)
     assert dtx("migrate", "current").out.startswith("none (the newest is ")
     up = dtx("migrate")
@@ -441,7 +439,9 @@ def test_doctor_fails_on_unsafe_settings_unless_they_are_wanted(postgres_url: st
     assert checks(unsafe)["database.synchronous_commit"][0] == "warning"
 
 
-def test_doctor_tells_old_missing_and_newer_tables_apart(postgres_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_distinguishes_old_missing_and_newer_tables(
+    postgres_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     dtx = Command(postgres_url, capsys)
     assert "there are no tables yet" in checks(dtx("doctor", "--json"))["database.migrations"][1]
     dtx("migrate")
@@ -452,14 +452,14 @@ def test_doctor_tells_old_missing_and_newer_tables_apart(postgres_url: str, caps
     assert "of a newer dtx" in checks(answer)["database.migrations"][1]
 
 
-def test_doctor_says_that_a_database_is_away(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_reports_an_unreachable_database(capsys: pytest.CaptureFixture[str]) -> None:
     answer = Command(f"postgresql://u:s3cret-word@127.0.0.1:{free_port()}/x", capsys)("doctor", "--json")
     assert answer.code == 1
     assert checks(answer)["database.reachable"][0] == "failed"
     assert "s3cret-word" not in answer.out + answer.err
 
 
-def test_with_an_embedded_database_the_commands_use_the_socket_of_the_running_service(
+def test_commands_use_the_socket_of_a_running_embedded_database(
     own_postgres: PostgresServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where = ["--data-dir", str(own_postgres.data_dir)]
@@ -479,7 +479,7 @@ def test_with_an_embedded_database_the_commands_use_the_socket_of_the_running_se
     assert "was not checked" in capsys.readouterr().out
 
 
-def test_migrate_starts_an_embedded_database_that_nobody_runs(
+def test_migrate_starts_a_stopped_embedded_database(
     own_postgres: PostgresServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own_postgres.stop()

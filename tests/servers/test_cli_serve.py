@@ -28,7 +28,7 @@ def refusal(*options: str, **more: Any) -> tuple[int, str]:
         return code, said[0]
 
 
-def test_no_broker_there_is_exit_code_4_and_says_how_to_get_one(migrated_postgres_url: str) -> None:
+def test_a_missing_broker_exits_with_4_and_a_remedy(migrated_postgres_url: str) -> None:
     code, said = refusal(broker=f"amqp://guest:s3cret-word@127.0.0.1:{free_port()}/", database=migrated_postgres_url)
     assert code == 4
     assert re.search(r"no broker answers at amqp://127.0.0.1:\d+ \(connection refused\): start one", said)
@@ -41,7 +41,7 @@ def test_a_broker_that_refuses_the_password_is_exit_code_4(rabbitmq: RabbitNode,
     assert "check user and password" in said
 
 
-def test_what_is_no_broker_is_exit_code_4_and_not_told_to_be_started(migrated_postgres_url: str) -> None:
+def test_a_server_that_is_no_broker_exits_with_4(migrated_postgres_url: str) -> None:
     """With a wrong port, or amqp:// to a TLS port, the message does not advise to install a broker."""
     with socket.create_server(("127.0.0.1", 0)) as other:
 
@@ -57,16 +57,14 @@ def test_what_is_no_broker_is_exit_code_4_and_not_told_to_be_started(migrated_po
     assert "apt-get" not in said
 
 
-def test_a_broker_s_port_without_tls_is_exit_code_4_and_named_as_such(
-    rabbitmq: RabbitNode, migrated_postgres_url: str
-) -> None:
+def test_a_broker_port_without_tls_exits_with_4(rabbitmq: RabbitNode, migrated_postgres_url: str) -> None:
     code, said = refusal(broker=f"amqps://guest:s3cret-word@127.0.0.1:{rabbitmq.port}/", database=migrated_postgres_url)
     assert code == 4
     assert "failed (wrong version number)" in said
     assert "amqp:// for no TLS" in said
 
 
-def test_newer_tables_are_exit_code_3_and_say_what_to_do(migrated_postgres_url: str) -> None:
+def test_newer_tables_exit_with_3_and_a_remedy(migrated_postgres_url: str) -> None:
     with psycopg.connect(migrated_postgres_url, autocommit=True) as connection:
         connection.execute("UPDATE dtx.alembic_version SET version_num = '9999'")
     code, said = refusal(database=migrated_postgres_url)
@@ -94,23 +92,21 @@ def test_an_address_in_use_is_exit_code_6(rabbitmq: RabbitNode, migrated_postgre
     [("192.0.2.77:5673", "cannot assign requested address"), ("nowhere.invalid:5673", "name .* known|.*resolution")],
 )
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-def test_an_address_that_is_not_here_is_exit_code_2_and_named(
-    certificates: Path, address: str, reason: str, tls: bool
-) -> None:
+def test_a_foreign_address_exits_with_2_and_is_named(certificates: Path, address: str, reason: str, tls: bool) -> None:
     files = ("--tls-cert", str(certificates / "server.pem"), "--tls-key", str(certificates / "server.key"))
     code, said = refusal("--listen", address, *(files if tls else ()))
     assert code == 2
     assert re.fullmatch(rf"dtx: cannot listen on {re.escape(address)}: ({reason}) \(change --listen\)", said)
 
 
-def test_a_service_that_is_told_to_stop_ends_with_0(dtx_service: Callable[..., DtxService]) -> None:
+def test_a_service_stopped_by_a_signal_exits_with_0(dtx_service: Callable[..., DtxService]) -> None:
     service = dtx_service()
     assert service.ready_line.startswith("READY listen=127.0.0.1:")
     pika.BlockingConnection(pika.URLParameters(service.url())).close()
     assert service.stop() == 0
 
 
-def test_a_service_with_its_own_postgresql_keeps_its_data_over_a_kill(
+def test_an_embedded_postgresql_keeps_its_data_after_a_kill(
     dtx_service: Callable[..., DtxService],
 ) -> None:
     service = dtx_service(database="embedded")
@@ -121,7 +117,7 @@ def test_a_service_with_its_own_postgresql_keeps_its_data_over_a_kill(
 
 
 @pytest.mark.parametrize("abstract", [False, True], ids=["a path", "an abstract name"])
-def test_systemd_is_told_of_the_start_and_of_the_stop(dtx_service: Callable[..., DtxService], abstract: bool) -> None:
+def test_systemd_is_notified_of_start_and_stop(dtx_service: Callable[..., DtxService], abstract: bool) -> None:
     """sd_notify(3): one datagram for each event to the socket in $NOTIFY_SOCKET; "@" begins an abstract name."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd, short_directory("notify") as directory:
         name = f"@dtx-{secrets.token_hex(8)}" if abstract else str(directory / "notify")
@@ -133,7 +129,7 @@ def test_systemd_is_told_of_the_start_and_of_the_stop(dtx_service: Callable[...,
         assert systemd.recv(99) == b"STOPPING=1"
 
 
-def test_nobody_at_the_notification_socket_is_no_reason_not_to_serve(dtx_service: Callable[..., DtxService]) -> None:
+def test_a_missing_notification_socket_does_not_prevent_the_start(dtx_service: Callable[..., DtxService]) -> None:
     with short_directory("notify") as directory:
         assert dtx_service(env={"NOTIFY_SOCKET": str(directory / "nobody")}).stop() == 0
 

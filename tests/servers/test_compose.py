@@ -49,7 +49,7 @@ def test_everything_is_published_on_the_loopback_interface_only(services: dict[s
         assert all(port.startswith("127.0.0.1:") for port in service["ports"])
 
 
-def test_every_server_has_a_health_check_and_others_wait_for_it(services: dict[str, Any]) -> None:
+def test_every_server_has_a_health_check_that_others_await(services: dict[str, Any]) -> None:
     awaited = [
         (services[name], how["condition"])
         for service in services.values()
@@ -62,7 +62,7 @@ def test_every_server_has_a_health_check_and_others_wait_for_it(services: dict[s
         assert job or service["healthcheck"]["test"][0] == "CMD"
 
 
-def test_dtx_has_a_broker_in_one_profile_and_none_in_the_other(services: dict[str, Any]) -> None:
+def test_dtx_has_a_broker_in_only_one_profile(services: dict[str, Any]) -> None:
     assert "DTX_BROKER" in services["alongside"]["environment"]
     assert "DTX_BROKER" not in services["standalone"]["environment"]
     assert len({services[name]["environment"]["DTX_RM"] for name in ("alongside", "standalone")}) == 2
@@ -93,9 +93,7 @@ def test_active_and_standby_differ_in_nothing_but_their_ports(services: dict[str
     assert different == {"ports", "profiles"}
 
 
-def test_the_health_check_finds_a_dtx_that_serves_and_one_that_stands_by_well(
-    services: dict[str, Any], postgres: PostgresServer
-) -> None:
+def test_the_health_check_accepts_active_and_standby_dtx(services: dict[str, Any], postgres: PostgresServer) -> None:
     (program,) = {services[name]["healthcheck"]["test"][-1] for name in ("alongside", "standalone", "standby")}
 
     def is_well(service: DtxService, admin: int) -> bool:

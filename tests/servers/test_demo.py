@@ -24,7 +24,7 @@ def run_demo(broker: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_both_sides_agree_though_dtx_is_killed_at_the_worst_moments(rabbitmq: RabbitNode) -> None:
+def test_both_sides_agree_although_dtx_is_killed(rabbitmq: RabbitNode) -> None:
     done = run_demo(rabbitmq.url())
     assert done.returncode == 0, done.stdout + done.stderr
     assert "alice  70   on the way       []   bob  30" in done.stdout
@@ -41,7 +41,7 @@ def test_both_sides_agree_without_a_broker() -> None:
     assert done.stdout.count("never decided, so it is rolled back") == 2
 
 
-def test_where_the_broker_is_not_one_sentence_says_how_to_get_one() -> None:
+def test_a_missing_broker_is_one_sentence_with_a_remedy() -> None:
     done = run_demo(f"amqp://guest:secret-word@127.0.0.1:{free_port()}/")
     assert done.returncode == 1
     assert done.stderr.startswith("demo: no RabbitMQ answers at 127.0.0.1:")

@@ -131,7 +131,7 @@ def test_it_listens_on_a_private_socket_and_wants_the_password(server: EmbeddedP
     assert not sockets.exists()
 
 
-def test_only_its_owner_reads_what_the_programs_said(server: EmbeddedPostgres, data_dir: Path) -> None:
+def test_only_the_owner_can_read_the_programs_output(server: EmbeddedPostgres, data_dir: Path) -> None:
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     said = data_dir / "postgres.log"
     said.touch(0o644)  # as an older dtx created it
@@ -166,9 +166,7 @@ def test_a_killed_postmaster_comes_back_under_the_same_url(server: EmbeddedPostg
         wait_until(back, what="the server's return")
 
 
-def test_the_server_ends_with_a_killed_dtx_and_the_next_one_takes_over(
-    server: EmbeddedPostgres, data_dir: Path
-) -> None:
+def test_the_server_ends_with_a_killed_dtx(server: EmbeddedPostgres, data_dir: Path) -> None:
     holder = Holder(data_dir)
     fill(holder.url)
     holder.kill9()
@@ -196,9 +194,7 @@ def test_both_killed_leaves_nothing_that_stops_the_next_start(server: EmbeddedPo
     busy.close()
 
 
-def test_a_recycled_process_id_in_postmaster_pid_does_not_stop_the_start(
-    server: EmbeddedPostgres, data_dir: Path
-) -> None:
+def test_a_recycled_process_id_does_not_stop_the_start(server: EmbeddedPostgres, data_dir: Path) -> None:
     pid_file = data_dir / "postgres" / "postmaster.pid"
     # the same account, as in a restarted container: PostgreSQL itself would refuse to start
     account = cluster.choose_account(data_dir)
@@ -243,13 +239,13 @@ def test_two_on_one_data_directory_is_refused_in_one_sentence(server: EmbeddedPo
 
 
 @pytest.mark.parametrize("below", ["", "data"], ids=["a file itself", "a file on the way"])
-def test_a_data_directory_that_is_a_file_is_refused_in_one_sentence(new_dir: Path, below: str) -> None:
+def test_a_data_directory_that_is_a_file_is_refused(new_dir: Path, below: str) -> None:
     new_dir.write_text("not a directory")
     with pytest.raises(EmbeddedPostgresError, match=rf"the data directory {new_dir / below} cannot be made: \w+"):
         EmbeddedPostgres(new_dir / below).start()
 
 
-def test_a_kill_in_the_middle_of_making_the_cluster_is_repaired(new_dir: Path) -> None:
+def test_an_interrupted_creation_of_the_cluster_is_repaired(new_dir: Path) -> None:
     new_dir.mkdir(mode=0o711)
     (new_dir / "postgres.new").mkdir()
     (new_dir / "postgres.new" / "PG_VERSION").write_text("18\n")
@@ -259,9 +255,7 @@ def test_a_kill_in_the_middle_of_making_the_cluster_is_repaired(new_dir: Path) -
     assert not (new_dir / "postgres.new").exists()
 
 
-def test_a_cluster_of_another_major_version_is_refused_in_one_sentence(
-    server: EmbeddedPostgres, data_dir: Path
-) -> None:
+def test_a_cluster_of_another_major_version_is_refused(server: EmbeddedPostgres, data_dir: Path) -> None:
     version = data_dir / "postgres" / "PG_VERSION"
     version.write_text("16\n")
     with pytest.raises(EmbeddedPostgresError, match=r"made by PostgreSQL 16 and this dtx brings PostgreSQL 18"):
@@ -269,7 +263,7 @@ def test_a_cluster_of_another_major_version_is_refused_in_one_sentence(
     version.write_text("18\n")
 
 
-def test_a_missing_wheel_is_said_with_what_to_install(
+def test_a_missing_wheel_is_reported_with_the_package(
     server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
@@ -277,7 +271,7 @@ def test_a_missing_wheel_is_said_with_what_to_install(
         server.start()
 
 
-def test_a_refused_start_says_what_postgresql_said(server: EmbeddedPostgres, data_dir: Path) -> None:
+def test_a_refused_start_reports_the_message_of_postgresql(server: EmbeddedPostgres, data_dir: Path) -> None:
     (data_dir / "postgres" / "postgresql.auto.conf").write_text("shared_buffers = 'much'\n")
     with pytest.raises(EmbeddedPostgresError, match=r"did not start: .*postgresql\.auto\.conf"):
         server.start()
@@ -285,7 +279,7 @@ def test_a_refused_start_says_what_postgresql_said(server: EmbeddedPostgres, dat
     assert one(server.start(), "SELECT 1") == 1
 
 
-def test_a_full_disk_is_said_as_such(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path) -> None:
     said = 'FATAL:  could not write lock file "postmaster.pid": No space left on device\n'
     assert cluster.explain("it did not start", said, tmp_path) == (
         f"it did not start: no space left on the device of {tmp_path}"
@@ -327,7 +321,7 @@ def test_a_file_system_without_sockets_gets_them_elsewhere(data_dir: Path, monke
         assert one(connection_url(data_dir), "SELECT 1") == 1
 
 
-def test_who_is_not_running_cannot_be_asked(server: EmbeddedPostgres, data_dir: Path, new_dir: Path) -> None:
+def test_a_server_that_is_stopped_cannot_be_queried(server: EmbeddedPostgres, data_dir: Path, new_dir: Path) -> None:
     for directory in (new_dir, data_dir):
         with pytest.raises(EmbeddedPostgresError, match="no dtx with an embedded PostgreSQL is running"):
             connection_url(directory)
@@ -353,7 +347,7 @@ def test_the_thread_that_starts_it_may_end(server: EmbeddedPostgres) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root changes its user")
-def test_as_root_the_server_runs_as_somebody_else(new_dir: Path) -> None:
+def test_as_root_the_server_runs_as_another_user(new_dir: Path) -> None:
     with EmbeddedPostgres(new_dir) as server:
         assert server.pid is not None
         owner = Path(f"/proc/{server.pid}").stat().st_uid
@@ -365,14 +359,14 @@ def test_as_root_the_server_runs_as_somebody_else(new_dir: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root changes its user")
-def test_as_root_a_directory_that_is_closed_to_others_is_refused_in_one_sentence(new_dir: Path) -> None:
+def test_as_root_a_directory_closed_to_others_is_refused(new_dir: Path) -> None:
     new_dir.mkdir(mode=0o700)
     with pytest.raises(EmbeddedPostgresError, match=r"refuses to run as root and the user .* cannot enter"):
         EmbeddedPostgres(new_dir / "below").start()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root changes its user")
-def test_as_root_a_cluster_that_root_has_restored_is_refused_with_what_to_do(new_dir: Path) -> None:
+def test_as_root_a_cluster_restored_by_root_is_refused(new_dir: Path) -> None:
     (new_dir / "postgres").mkdir(parents=True)
     with pytest.raises(EmbeddedPostgresError, match=r"belongs to root, and PostgreSQL refuses .* by chown -R \w+ /"):
         EmbeddedPostgres(new_dir).start()

@@ -110,9 +110,7 @@ def _count(channel: BlockingChannel, queue: str) -> int:
     return int(channel.queue_declare(queue, passive=True).method.message_count)
 
 
-def test_a_branch_passes_its_points_in_the_order_in_which_it_becomes_durable(
-    broker: str | None, database: str, tmp_path: Path
-) -> None:
+def test_a_branch_passes_its_points_in_order_of_durability(broker: str | None, database: str, tmp_path: Path) -> None:
     """Prepared means durable: an answer stands behind the write that it promises, a send behind the write before it."""
     file = tmp_path / "trace"
     committed, rolled_back = BOTH_ENDS["standalone" if broker is None else "alongside"]
@@ -168,7 +166,7 @@ def test_dtx_that_dies_while_it_starts_is_never_ready(database: str) -> None:
         assert service.ready_line == ""
 
 
-def test_dtx_holds_still_at_a_point_until_its_file_is_removed(database: str, tmp_path: Path) -> None:
+def test_dtx_pauses_at_a_point_until_its_file_is_removed(database: str, tmp_path: Path) -> None:
     """Nothing is answered meanwhile, not even by another connection: whatever else dies, dies at this point."""
     held = tmp_path / "held"
     arming = ("--at", "log-sent#2", "--do", "hold", "--hold-file", str(held), "--trace", str(tmp_path / "trace"))
@@ -190,7 +188,7 @@ def test_dtx_holds_still_at_a_point_until_its_file_is_removed(database: str, tmp
         assert "FAILPOINT log-sent" in service.log_path.read_text()
 
 
-def test_a_dtx_that_is_not_armed_ignores_what_the_environment_says(database: str, tmp_path: Path) -> None:
+def test_an_unarmed_dtx_ignores_the_environment(database: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     words = {"AT": "ready-before", "DO": "die", "TRACE": str(trace)}
     env = {f"{prefix}{name}": word for prefix in ("", "FAILPOINT_", "FAILPOINT_MAIN_") for name, word in words.items()}

@@ -73,7 +73,7 @@ def own_queue(own_broker: Broker) -> Iterator[str]:
         yield name
 
 
-def test_an_error_is_541_and_the_branch_stays_as_it_was(
+def test_an_error_is_541_and_the_branch_is_unchanged(
     own_service: DtxService, own_postgres: PostgresServer, own_broker: Broker, own_queue: str, forgettable: Xid
 ) -> None:
     """Each: "If an error occurs in ... the transaction branch then ... reply code 541 (internal error)"; prepare: "The

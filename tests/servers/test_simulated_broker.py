@@ -176,7 +176,7 @@ async def closed(work: Awaitable[object]) -> UpstreamChannelClosed:
     return caught.value
 
 
-async def test_a_unit_is_nothing_before_its_commit_and_whole_after_it(play: Play) -> None:
+async def test_a_unit_is_atomic_at_its_commit(play: Play) -> None:
     async def scenario(rig: Rig) -> None:
         unit, other = await rig.channel(tx=True), await rig.channel()
         await rig.declare(other)
@@ -192,7 +192,7 @@ async def test_a_unit_is_nothing_before_its_commit_and_whole_after_it(play: Play
     await play(scenario)
 
 
-async def test_a_unit_whose_connection_ends_before_its_commit_has_not_happened(play: Play) -> None:
+async def test_a_unit_whose_connection_ends_before_commit_never_happened(play: Play) -> None:
     async def scenario(rig: Rig) -> None:
         unit, other = await rig.channel(tx=True), await rig.channel()
         await rig.declare(other)
@@ -287,7 +287,7 @@ async def test_a_second_log_cannot_claim_the_same_name(play: Play) -> None:
     await play(scenario)
 
 
-async def test_a_queue_that_refuses_part_of_a_unit_ends_the_channel_behind_the_rest(play: Play) -> None:
+async def test_a_queue_that_refuses_part_of_a_unit_closes_channels(play: Play) -> None:
     """406, partial tx completion: the receipt is in its queue but proves nothing."""
 
     async def scenario(rig: Rig) -> None:
@@ -320,7 +320,7 @@ async def test_an_unknown_exchange_ends_the_channel_at_the_publish(play: Play) -
     await play(scenario)
 
 
-async def test_what_cannot_be_routed_comes_back_before_the_unit_is_answered(play: Play) -> None:
+async def test_unroutable_messages_return_before_the_unit_is_answered(play: Play) -> None:
     async def scenario(rig: Rig) -> None:
         unit = await rig.channel(tx=True)
         await commit(unit, publish(unit, rig.queue, b"back", flags=MANDATORY))
@@ -332,7 +332,7 @@ async def test_what_cannot_be_routed_comes_back_before_the_unit_is_answered(play
     await play(scenario)
 
 
-async def test_who_consumes_alone_keeps_others_out(play: Play) -> None:
+async def test_an_exclusive_consumer_excludes_others(play: Play) -> None:
     async def scenario(rig: Rig) -> None:
         first, second = await rig.channel(), await rig.channel()
         await rig.declare(first)
@@ -343,7 +343,7 @@ async def test_who_consumes_alone_keeps_others_out(play: Play) -> None:
     await play(scenario)
 
 
-async def test_a_purge_leaves_what_is_held_and_that_returns_to_the_head(play: Play) -> None:
+async def test_a_purge_spares_unacknowledged_messages_which_return_to_the_head(play: Play) -> None:
     """Therefore the marker of a receipt queue survives every purge."""
 
     async def scenario(rig: Rig) -> None:
@@ -366,7 +366,7 @@ async def test_a_purge_leaves_what_is_held_and_that_returns_to_the_head(play: Pl
     await play(scenario)
 
 
-async def test_a_restart_forgets_what_is_transient_and_keeps_what_was_answered(play: Play) -> None:
+async def test_a_restart_drops_transient_state_and_keeps_confirmed_messages(play: Play) -> None:
     async def scenario(rig: Rig) -> None:
         unit = await rig.channel(tx=True)
         await rig.declare(unit)

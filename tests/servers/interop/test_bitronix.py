@@ -68,7 +68,7 @@ def transfer(
 
 
 @pytest.mark.timeout(400)
-def test_whatever_it_is_halted_at_both_resources_agree(
+def test_both_resources_agree_wherever_the_program_is_halted(
     mode: Mode,
     transfer: Callable[..., int],
     service: DtxService,

@@ -214,7 +214,7 @@ def test_dtx_dies_before_it_has_read_the_request(
 
 
 @pytest.mark.parametrize("call", [call for call in WAITS if POINTS.get(call, call) is not None])
-def test_dtx_dies_when_it_has_done_it_and_has_not_said_so(
+def test_dtx_dies_after_the_work_before_the_answer(
     call: str, driver: Driver, service: ArmedService, broker: Broker, queue: str
 ) -> None:
     _restart(service, "--at", f"reply-{POINTS.get(call, call)}-before", "--do", "die", "--")
@@ -244,7 +244,7 @@ def test_dtx_dies_while_it_is_taken_leave_of(driver: Driver, service: ArmedServi
     service.start()
 
 
-def test_dtx_is_restarted_between_two_calls_and_nobody_notices(
+def test_a_restart_between_two_calls_goes_unnoticed(
     driver: Driver, service: ArmedService, queue: str, broker: Broker
 ) -> None:
     xid = Xid(5, b"between" + secrets.token_bytes(20), b"c")
@@ -259,7 +259,7 @@ def test_dtx_is_restarted_between_two_calls_and_nobody_notices(
     assert len(taken(broker, queue)) == 2
 
 
-def test_work_for_a_branch_whose_dtx_has_died_is_told_so(
+def test_work_for_a_branch_of_a_dead_dtx_fails(
     driver: Driver, service: ArmedService, queue: str, broker: Broker
 ) -> None:
     """The branch is not committed with the later work."""

@@ -71,7 +71,7 @@ def modules() -> Iterator[Path]:
         yield directory
 
 
-def test_python_that_cannot_start_is_told_by_every_call() -> None:
+def test_every_call_reports_that_python_cannot_start() -> None:
     """Here cffi by itself would end the process of the transaction manager."""
     with Driver(env={"PYTHONHOME": "/nonexistent"}) as driver:
         assert all_codes(driver) == unavailable()
@@ -81,7 +81,7 @@ def test_python_that_cannot_start_is_told_by_every_call() -> None:
     assert "dtx_xa_switch: Python cannot be started" in driver.errors
 
 
-def test_a_site_module_that_ends_the_process_is_told_by_every_call(modules: Path) -> None:
+def test_every_call_reports_a_site_module_that_exits(modules: Path) -> None:
     """A comment of cffi: "if importing 'site' fails, CPython calls exit()"."""
     (modules / "sitecustomize.py").write_text("raise SystemExit(0)\n")
     with Driver(env={"PYTHONPATH": str(modules)}) as driver:
@@ -90,7 +90,7 @@ def test_a_site_module_that_ends_the_process_is_told_by_every_call(modules: Path
         assert driver.process.poll() is None
 
 
-def test_an_environment_without_dtx_is_told_by_every_call(modules: Path) -> None:
+def test_every_call_reports_an_environment_without_dtx(modules: Path) -> None:
     """The environment has no cffi either."""
     (modules / "bin").mkdir()
     base = Path(sys.executable).resolve()
@@ -103,7 +103,7 @@ def test_an_environment_without_dtx_is_told_by_every_call(modules: Path) -> None
 
 
 @pytest.mark.parametrize("content", ["", "raise SystemExit(0)\n", "import os\nraise KeyboardInterrupt\n"])
-def test_a_package_that_cannot_be_loaded_is_told_by_every_call(modules: Path, content: str) -> None:
+def test_every_call_reports_a_package_that_cannot_be_loaded(modules: Path, content: str) -> None:
     (modules / "dtx").mkdir()
     (modules / "dtx/__init__.py").write_text(content)
     with Driver(env={"PYTHONPATH": str(modules)}) as driver:
@@ -154,7 +154,7 @@ def test_an_exception_in_any_call_is_no_success(modules: Path, statement: str) -
         assert driver.process.poll() is None
 
 
-def test_what_is_behind_a_failure_is_told(modules: Path) -> None:
+def test_the_cause_of_a_failure_is_reported(modules: Path) -> None:
     (modules / "sitecustomize.py").write_text(_SABOTAGE.format(statement="raise RuntimeError('unforeseen')"))
     with Driver(env={"PYTHONPATH": str(modules)}) as driver:
         driver.code("a", "commit", *ENTRIES["commit"])
@@ -179,7 +179,7 @@ def test_an_open_string_that_cannot_be_read_is_refused(info: str, words: str) ->
         assert words in driver.reason("a")
 
 
-def test_nothing_works_before_xa_open_and_after_an_xa_open_that_failed() -> None:
+def test_calls_fail_before_xa_open_and_after_a_failed_one() -> None:
     protocol = dict.fromkeys(ENTRIES, XAER_PROTO) | {"open": XAER_RMERR, "close": XA_OK}
     with Driver() as driver:
         assert all_codes(driver) == protocol
@@ -296,7 +296,7 @@ def test_the_header_compiles_beside_tx_h(tmp_path: Path, kind: str, order: tuple
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_machine_without_a_compiler_is_told_what_is_missing() -> None:
+def test_a_machine_without_a_compiler_gets_the_missing_package_named() -> None:
     with short_directory("build") as directory:
         command = [sys.executable, "-m", "dtx.client.xa_switch.build", "--into", str(directory)]
         environment = os.environ | {"CC": "no-such-compiler"}

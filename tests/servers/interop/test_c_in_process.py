@@ -139,7 +139,7 @@ def test_the_only_one_that_is_associated_is_meant(thread: Thread, service: DtxSe
     assert thread.switch.use(thread.number, ANY) == 0
 
 
-def test_outcomes_go_where_the_open_string_says(service: DtxService, queue: str) -> None:
+def test_outcomes_are_logged_where_the_open_string_points(service: DtxService, queue: str) -> None:
     thread = Thread(service, f";coordination={service.url()};transaction-timeout=600;answer-timeout=0")
     committed(thread, queue, b"x")
     with pytest.raises(XAER_RMERR, match="out of reach"):

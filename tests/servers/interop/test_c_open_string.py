@@ -25,14 +25,14 @@ def test_a_url_is_enough() -> None:
     assert (info.answer_timeout, info.transaction_timeout) == (ANSWER_SECONDS, 0)
 
 
-def test_everything_can_be_said() -> None:
+def test_the_open_string_can_set_every_option() -> None:
     text = f" url = {URL} ;coordination=amqps://tm:x@other/orders; answer-timeout=0;transaction-timeout=30;"
     info = parse(text)
     assert info.coordination.host == "other"
     assert (info.answer_timeout, info.transaction_timeout) == (None, 30)
 
 
-def test_nobody_has_to_answer_heartbeats_between_two_calls() -> None:
+def test_no_heartbeat_is_required_between_two_calls() -> None:
     """TCP finds broken connections, unless the URL sets a heartbeat."""
     assert parse(f"url={URL}").work.heartbeat == 0
     assert "TCP_USER_TIMEOUT" in parse(f"url={URL}").work.tcp_options
@@ -122,7 +122,7 @@ def test_messages_are_persistent_unless_they_are_not_to_be() -> None:
     ],
     ids=repr,
 )
-def test_a_header_is_told_as_text(value: object, expected: bytes | None) -> None:
+def test_a_header_is_returned_as_text(value: object, expected: bytes | None) -> None:
     mine: Any = SimpleNamespace(unsettled={1: {"colour": value}}, xid="")
     assert messages.header(mine, 1, "colour") == expected
     with pytest.raises(XAER_INVAL, match="no unsettled message"):

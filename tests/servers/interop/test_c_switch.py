@@ -69,7 +69,7 @@ def test_a_branch_without_work_is_read_only(driver: Driver) -> None:
     assert driver.call("a", "commit", xid) == XAER_NOTA
 
 
-def test_a_call_that_is_repeated_after_its_answer_was_lost_succeeds(driver: Driver, queue: str) -> None:
+def test_a_repeated_call_after_a_lost_answer_succeeds(driver: Driver, queue: str) -> None:
     """The manager repeats a call without an answer; dtx still knows that the branch ended as requested."""
     for call, other in (("commit", "rollback"), ("rollback", "commit")):
         xid = a_xid()
@@ -80,7 +80,7 @@ def test_a_call_that_is_repeated_after_its_answer_was_lost_succeeds(driver: Driv
         assert driver.call("b", other, xid) == XAER_NOTA
 
 
-def test_a_one_phase_commit_of_what_was_rolled_back_says_so(driver: Driver, queue: str) -> None:
+def test_a_one_phase_commit_of_a_rolled_back_branch_fails(driver: Driver, queue: str) -> None:
     xid = a_xid()
     driver.published("a", xid, queue)
     driver("a", "prepare", xid, RM, NO_FLAGS)
@@ -88,7 +88,7 @@ def test_a_one_phase_commit_of_what_was_rolled_back_says_so(driver: Driver, queu
     assert driver.call("b", "commit", xid, ONE_PHASE) == XA_RBROLLBACK
 
 
-def test_a_heuristic_outcome_is_told_until_it_is_forgotten(
+def test_a_heuristic_outcome_is_reported_until_it_is_forgotten(
     driver: Driver, service: DtxService, queue: str, bodies: Callable[[], list[str]]
 ) -> None:
     xid = a_xid()
@@ -104,7 +104,7 @@ def test_a_heuristic_outcome_is_told_until_it_is_forgotten(
 
 
 @pytest.mark.parametrize("outcome", ["commit", "rollback", "prepared rollback", "failed"])
-def test_what_is_taken_and_published_becomes_of_one_piece(
+def test_consumed_and_published_messages_commit_together(
     driver: Driver, broker: Broker, queue: str, bodies: Callable[[], list[str]], outcome: str
 ) -> None:
     with broker.channel() as channel:
@@ -145,7 +145,7 @@ def test_what_was_not_acknowledged_is_there_for_others(
     assert bodies() == ["2"]
 
 
-def test_a_message_that_does_not_fit_waits_for_a_larger_buffer(
+def test_a_message_too_large_for_the_buffer_stays_available(
     driver: Driver, queue: str, bodies: Callable[[], list[str]]
 ) -> None:
     xid, other = a_xid(), a_xid()

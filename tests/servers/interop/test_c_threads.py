@@ -64,7 +64,7 @@ def test_eight_threads_have_a_branch_each(
     assert driver.recovered("a") == []
 
 
-def test_programs_that_die_between_prepare_and_commit_are_recovered_by_another(
+def test_another_program_recovers_branches_of_killed_programs(
     service: DtxService, queue: str, bodies: Callable[[], list[str]]
 ) -> None:
     """More than a hundred branches are recovered in pages of seven; half of them are committed."""
@@ -92,7 +92,7 @@ def test_programs_that_die_between_prepare_and_commit_are_recovered_by_another(
     assert Counter(bodies()) == dict.fromkeys(kept, 1)
 
 
-def test_a_scan_is_of_its_thread_and_is_begun_again_by_its_flag(driver: Driver, queue: str) -> None:
+def test_a_scan_belongs_to_its_thread_and_restarts_by_flag(driver: Driver, queue: str) -> None:
     many = [a_xid() for _ in range(5)]
     for xid in many:
         driver.published("a", xid, queue)
@@ -262,7 +262,7 @@ def test_outcomes_have_a_user_of_their_own(mode: Mode, guarded: DtxService) -> N
 
 
 @only_standalone
-def test_a_user_or_a_server_that_is_not_right_is_told_by_xa_open(service: DtxService, rabbitmq: RabbitNode) -> None:
+def test_xa_open_reports_a_wrong_user_or_server(service: DtxService, rabbitmq: RabbitNode) -> None:
     with Driver() as driver:
         assert driver.code("a", "open", RM, NO_FLAGS, f"url={service.url('guest', 'wrong')}") == XAER_RMERR
         assert driver.code("a", "open", RM, NO_FLAGS, f"url={rabbitmq.url()}") == XAER_RMERR

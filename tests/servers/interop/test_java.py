@@ -151,7 +151,7 @@ def test_an_unknown_branch_and_unknown_flags_are_named(
     assert program.code("a", words[0], a_xid(), *words[1:]) == code
 
 
-def test_calls_in_the_wrong_state_are_refused_and_the_connection_lives_on(
+def test_calls_in_a_wrong_state_leave_the_connection_open(
     program: Program, queue: str, bodies: Callable[[], list[str]]
 ) -> None:
     xid = a_xid()
@@ -166,7 +166,7 @@ def test_calls_in_the_wrong_state_are_refused_and_the_connection_lives_on(
     assert bodies() == ["x"]
 
 
-def test_a_call_that_is_repeated_after_its_answer_was_lost_succeeds(program: Program, queue: str) -> None:
+def test_a_repeated_call_after_a_lost_answer_succeeds(program: Program, queue: str) -> None:
     """The manager repeats a call without an answer; dtx still knows that the branch ended as requested."""
     for call in ("commit", "rollback"):
         xid = a_xid()
@@ -191,7 +191,7 @@ def test_a_heuristic_outcome_is_raised_until_it_is_forgotten(
     assert bodies() == []
 
 
-def test_a_scan_is_started_first_and_has_more_than_a_page(program: Program, service: DtxService, queue: str) -> None:
+def test_a_scan_is_started_first_and_has_several_pages(program: Program, service: DtxService, queue: str) -> None:
     program("small", "connect", service.url(), 4096)  # the largest frame, so a page has 30 of these xids
     assert program.code("small", "recover", NO_FLAGS) == XAER_INVAL
     assert program.code("small", "recover", 1) == XAER_INVAL
@@ -300,7 +300,7 @@ def test_a_channel_closed_within_its_branch_takes_no_further_work(
     assert bodies() == ["two"]
 
 
-def test_a_url_that_ends_with_its_slash_means_the_default_virtual_host(
+def test_a_url_with_a_final_slash_means_the_default_vhost(
     program: Program, service: DtxService, queue: str, bodies: Callable[[], list[str]]
 ) -> None:
     """The project's texts use such URLs. The client itself would ask for a virtual host with an empty name."""

@@ -182,7 +182,7 @@ def test_every_refusal_has_its_code(
     ],
     ids=["the sentence", "the field"],
 )
-def test_the_field_tells_how_a_branch_ended(
+def test_the_field_holds_how_a_branch_ended(
     program: Program, forger: Forger, forged: str, words: tuple[bytes, bytes], raised: type[XAException] | None
 ) -> None:
     """A commit succeeds if it is a repetition because the first answer was lost."""

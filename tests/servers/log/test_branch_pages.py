@@ -81,7 +81,7 @@ async def test_branches_whose_messages_are_in_a_broker(open_log: OpenLog, migrat
 
 
 @pytest.mark.parametrize("by", ["line", "entry"])
-async def test_exchanges_are_found_by_marks_in_the_row_of_a_branch(
+async def test_exchanges_are_found_by_the_marks_of_a_row(
     open_log: OpenLog, migrated_postgres_url: str, by: str
 ) -> None:
     log = await open_log()

@@ -260,7 +260,7 @@ def cutting(migrated_postgres_url: str) -> Iterator[Proxy]:
         yield proxy
 
 
-async def test_no_cut_changes_what_is_written_or_told(
+async def test_no_cut_changes_a_write_or_its_outcome(
     open_log: OpenLog, migrated_postgres_url: str, cutting: Proxy
 ) -> None:
     seed = time.time_ns() & 0xFFFFFF

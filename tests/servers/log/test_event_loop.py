@@ -13,7 +13,7 @@ from tests.support.branches import a_branch, an_insert
 from tests.support.processes import wait_until
 
 
-def test_a_session_that_ends_with_a_request_unread_is_noticed_at_once(migrated_postgres_url: str) -> None:
+def test_a_session_that_ends_with_unread_requests_is_noticed_immediately(migrated_postgres_url: str) -> None:
     """The socket is readable and in error at the same time, and uvloop reports it once."""
 
     async def write_while_the_session_ends() -> None:

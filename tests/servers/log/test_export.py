@@ -50,7 +50,7 @@ async def test_what_is_known_of_a_message_comes_before_its_body(open_log: OpenLo
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["between two looks", "within a large body"])
-async def test_a_branch_that_ends_meanwhile_is_an_error_and_no_short_export(
+async def test_a_branch_that_ends_during_an_export_is_an_error(
     open_log: OpenLog, migrated_postgres_url: str, large: bool
 ) -> None:
     log = await open_log()

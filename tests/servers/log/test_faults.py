@@ -117,7 +117,7 @@ async def test_sessions_that_are_ended_lose_and_repeat_nothing(open_log: OpenLog
     assert kinds == {"NoneType": len(stream.answers)}, "a write did not outlive the loss of its session"
 
 
-async def test_a_stalled_server_is_fenced_before_the_group_is_written_again(own_postgres: PostgresServer) -> None:
+async def test_a_stalled_server_is_fenced_before_a_write_is_repeated(own_postgres: PostgresServer) -> None:
     """After a failed or unknown commit the row is read again before anything else."""
     migrate.upgrade(own_postgres.url)
     log = PostgresTransactionLog(own_postgres.url, "rm", lease_ttl=30, retry_window=20, answer_timeout=0.3)
@@ -159,7 +159,7 @@ async def test_a_database_that_stays_away_is_unavailable_and_then_settled(own_po
     await log.close()
 
 
-async def test_nothing_is_said_about_an_xid_while_a_write_is_not_settled(own_postgres: PostgresServer) -> None:
+async def test_no_xid_is_called_unknown_while_a_write_is_unsettled(own_postgres: PostgresServer) -> None:
     """An xid is called unknown only when the log has been read."""
     migrate.upgrade(own_postgres.url)
     log = PostgresTransactionLog(own_postgres.url, "rm", lease_ttl=60, retry_window=0.2, answer_timeout=0.3)
@@ -181,7 +181,7 @@ async def test_nothing_is_said_about_an_xid_while_a_write_is_not_settled(own_pos
     await log.close()
 
 
-async def test_a_standby_says_nothing_about_what_is_written(own_postgres: PostgresServer) -> None:
+async def test_a_postgresql_standby_does_not_answer_for_the_log(own_postgres: PostgresServer) -> None:
     """While the primary is down, the URL leads to a standby: an xid that the standby does not have is not unknown.
 
     After its promotion the log works again.
@@ -279,7 +279,7 @@ async def test_a_record_that_is_in_somebodys_way_comes_again(
     assert (await all_of(log.load())).keys() == {branch.id for branch in branches}
 
 
-async def test_a_fault_of_our_own_ends_all_writes_and_says_so(
+async def test_an_internal_fault_ends_all_writes_with_an_error(
     open_log: OpenLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A log that cannot write any more must not keep the lease from another dtx: it calls *on_failed* once."""
@@ -296,7 +296,7 @@ async def test_a_fault_of_our_own_ends_all_writes_and_says_so(
     assert told == [True]
 
 
-async def test_a_log_that_is_not_open_says_so() -> None:
+async def test_a_log_that_is_not_open_reports_it() -> None:
     log = PostgresTransactionLog("postgresql://nowhere/x", "rm")
     for call in (
         log.write(an_insert(a_branch())),

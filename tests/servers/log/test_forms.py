@@ -282,7 +282,7 @@ async def test_one_row_is_written_as_many_are(session: PipelineSession, migrated
 
 
 @pytest.mark.parametrize("seen", [False, True], ids=["new", "seen by autovacuum"])
-def test_every_row_is_found_by_its_key_in_tables_that_were_empty(migrated_postgres_url: str, seen: bool) -> None:
+def test_every_row_is_found_by_key_in_formerly_empty_tables(migrated_postgres_url: str, seen: bool) -> None:
     """Plans made for empty tables are kept: one that uses only the resource manager would read all its rows."""
     with psycopg.connect(migrated_postgres_url, autocommit=True) as connection:
         if seen:

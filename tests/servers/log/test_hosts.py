@@ -37,12 +37,12 @@ def url(migrated_postgres_url: str, silent: int) -> str:
     return f"postgresql:///?{urlencode({**parts, **hosts, 'target_session_attrs': 'read-write'})}"
 
 
-async def test_hosts_and_ports_that_do_not_match_are_said_so() -> None:
+async def test_hosts_and_ports_that_do_not_match_are_refused() -> None:
     with pytest.raises(psycopg.Error, match="3 port"):
         await connect(Dsn("postgresql:///d?host=a,b&port=1,2,3"), {}, timeout=3.0)
 
 
-async def test_a_silent_host_takes_its_part_of_the_time_alone_and_that_once(url: str) -> None:
+async def test_a_silent_host_takes_its_share_of_time_once(url: str) -> None:
     dsn = Dsn(url)
     for least, most in ((1.0, 2.5), (0.0, 0.5)):
         began = time.monotonic()
@@ -51,9 +51,7 @@ async def test_a_silent_host_takes_its_part_of_the_time_alone_and_that_once(url:
         assert least <= time.monotonic() - began < most
 
 
-async def test_a_log_goes_on_when_the_host_that_it_was_at_falls_silent(
-    open_log: OpenLog, url: str, migrated_postgres_url: str
-) -> None:
+async def test_a_log_moves_on_from_a_silent_host(open_log: OpenLog, url: str, migrated_postgres_url: str) -> None:
     """The writer has its retry window to connect, the lease a third of its lifetime."""
     log = await open_log(url=url, lease_ttl=9.0)
     await log.write(an_insert(first := a_branch()))
@@ -85,7 +83,7 @@ async def test_a_standby_gets_to_the_host_that_answers(open_log: OpenLog, url: s
     await standby.release()
 
 
-async def test_a_connection_that_is_made_when_nobody_wants_it_any_more_is_closed(migrated_postgres_url: str) -> None:
+async def test_a_connection_made_too_late_is_closed(migrated_postgres_url: str) -> None:
     made: list[psycopg.AsyncConnection] = []
 
     async def one() -> psycopg.AsyncConnection:
@@ -122,7 +120,7 @@ async def test_every_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch)
     server.close()
 
 
-def test_whoever_asks_now_and_then_waits_for_a_silent_host_once(url: str) -> None:
+def test_repeated_queries_wait_for_a_silent_host_once(url: str) -> None:
     """Pages and commands make a connection for each query."""
     dsn = Dsn(url)
     for least, most in ((2.0, 5.0), (0.0, 0.5)):
@@ -132,7 +130,7 @@ def test_whoever_asks_now_and_then_waits_for_a_silent_host_once(url: str) -> Non
         assert least <= time.monotonic() - began < most
 
 
-async def test_what_one_host_says_is_told_as_it_is(migrated_postgres_url: str) -> None:
+async def test_the_error_of_a_single_host_is_reported_unchanged(migrated_postgres_url: str) -> None:
     parts = {**conninfo_to_dict(migrated_postgres_url), "user": "nobody"}
     with pytest.raises(psycopg.OperationalError, match="nobody"):
         await connect(Dsn(f"postgresql:///?{urlencode(parts)}"), {}, timeout=3.0)

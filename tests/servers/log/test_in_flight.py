@@ -65,7 +65,7 @@ async def outcomes(writes: "Sequence[asyncio.Task[None]]") -> list[type[BaseExce
     return [None if result is None else type(result) for result in results]
 
 
-async def test_a_group_behind_a_refused_one_is_written_after_what_was_good_of_it(
+async def test_a_group_behind_a_partly_refused_one_is_written_later(
     open_log: OpenLog, migrated_postgres_url: str
 ) -> None:
     """The second group drops the message that the first puts: in the other order the message would stay."""
@@ -86,9 +86,7 @@ async def test_a_group_behind_a_refused_one_is_written_after_what_was_good_of_it
     assert await log.which_exist([message.slot, kept.slot]) == {kept.slot}
 
 
-async def test_what_follows_a_bad_record_again_and_again_keeps_its_order(
-    open_log: OpenLog, migrated_postgres_url: str
-) -> None:
+async def test_records_behind_repeated_bad_ones_keep_their_order(open_log: OpenLog, migrated_postgres_url: str) -> None:
     """While the first group is written record by record, the next group and the queued records wait."""
     log = await open_log()
     branches = [a_branch() for _ in range(8)]
@@ -122,7 +120,7 @@ async def test_a_session_that_ends_under_two_groups_wrote_neither(
     assert {record.version for record in (await all_of(log.load())).values()} == {2}
 
 
-async def test_a_statement_that_somebody_cancels_under_two_groups_costs_nothing(
+async def test_a_cancelled_statement_under_two_groups_loses_nothing(
     open_log: OpenLog, migrated_postgres_url: str
 ) -> None:
     """A cancelled statement (57014) fails its group and the group behind it; both are written again."""
@@ -147,7 +145,7 @@ async def waits_for_a_lock(connection: psycopg.AsyncConnection) -> None:
 
 
 @pytest.mark.parametrize("sqlstate", ["23514", "53100", "53200", "57014", "58030", "XX000"])
-async def test_a_group_that_fails_at_its_very_commit_fails_by_itself(
+async def test_a_group_that_fails_at_commit_fails_alone(
     open_log: OpenLog, migrated_postgres_url: str, sqlstate: str
 ) -> None:
     """The error comes at the end of the transaction, after every statement has succeeded."""
@@ -174,9 +172,7 @@ async def test_a_group_that_fails_at_its_very_commit_fails_by_itself(
     assert {id_: record.version for id_, record in found.items()} == {slow.id: 2} | {branch.id: 1 for branch in others}
 
 
-async def test_a_log_that_closes_under_two_groups_whose_session_ends_writes_them(
-    open_log: OpenLog, migrated_postgres_url: str
-) -> None:
+async def test_closing_a_log_writes_two_groups_of_a_lost_session(open_log: OpenLog, migrated_postgres_url: str) -> None:
     log = await open_log()
     branches = [a_branch(owner=_SLOW) for _ in range(4)]
     async with gate(migrated_postgres_url) as connection:
@@ -250,7 +246,7 @@ async def test_answers_that_are_lost_after_two_commits_repeat_neither(
         assert await cursor.fetchone() == (0,)
 
 
-async def test_the_first_of_two_groups_was_written_and_the_second_was_not(
+async def test_of_two_groups_only_the_second_is_written_again(
     open_log: OpenLog, migrated_postgres_url: str, proxy: Proxy
 ) -> None:
     """Only the second is written again."""
@@ -278,7 +274,7 @@ async def test_the_first_of_two_groups_was_written_and_the_second_was_not(
     assert {found[branch.id].version for branch in branches} == {2}
 
 
-async def test_whose_answer_was_lost_before_the_lease_hears_that_it_is_not_known(
+async def test_after_a_lost_lease_unanswered_writes_are_unknown(
     open_log: OpenLog, migrated_postgres_url: str, proxy: Proxy
 ) -> None:
     """The records were written, and the successor may have read them: no answer may deny that."""

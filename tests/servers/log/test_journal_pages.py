@@ -43,9 +43,7 @@ def all_pages(url: str, asked: JournalFilter, *, latest_first: bool = False) -> 
     return found
 
 
-async def test_pages_of_the_journal_have_each_line_once_in_either_order(
-    open_log: OpenLog, migrated_postgres_url: str
-) -> None:
+async def test_journal_pages_have_each_line_once_in_either_order(open_log: OpenLog, migrated_postgres_url: str) -> None:
     log = await open_log()
     branches = [a_branch() for _ in range(5)]
     for branch in branches:
@@ -75,7 +73,7 @@ async def test_pages_of_the_journal_have_each_line_once_in_either_order(
         assert journal_page(reader, JournalFilter(rm="another")) == []
 
 
-async def test_lines_of_one_microsecond_are_told_apart(open_log: OpenLog, migrated_postgres_url: str) -> None:
+async def test_lines_of_one_microsecond_are_distinct(open_log: OpenLog, migrated_postgres_url: str) -> None:
     log = await open_log()
     await log.write(an_insert(a_branch()))
     since = math.floor(time.time()) - 60 + 0.789012  # within the retention, so that it is not dropped
@@ -93,7 +91,7 @@ async def test_lines_of_one_microsecond_are_told_apart(open_log: OpenLog, migrat
     assert len(all_pages(migrated_postgres_url, JournalFilter(rm="rm", since=since, until=since + 0.000001))) == 7
 
 
-async def test_pages_of_the_archive_have_each_message_once_and_its_contents_apart(
+async def test_archive_pages_have_each_message_once_without_its_content(
     open_log: OpenLog, migrated_postgres_url: str
 ) -> None:
     await open_log()
@@ -114,7 +112,7 @@ async def test_pages_of_the_archive_have_each_message_once_and_its_contents_apar
         assert message_of_archive(reader, "rm", branch, 9) is None
 
 
-def test_a_cursor_says_itself() -> None:
+def test_a_cursor_converts_to_text_and_back() -> None:
     cursor = pages._past_cursor(1770091506.789012, uuid4(), 7)
     assert JOURNAL_CURSORS.parse(str(cursor)) == cursor
     assert pages._moment(cursor.values[0]).microsecond == 789012

@@ -29,7 +29,7 @@ async def stop_renewing(log: PostgresTransactionLog) -> None:
     lease._renewal.cancel()
 
 
-async def test_a_standby_takes_over_from_a_holder_that_does_not_renew(open_log: OpenLog) -> None:
+async def test_a_standby_takes_over_when_a_holder_stops_renewing(open_log: OpenLog) -> None:
     first = await open_log(lease_ttl=1.0)
     await first.write(an_insert(a_branch()))
     await stop_renewing(first)
@@ -42,7 +42,7 @@ async def test_a_standby_takes_over_from_a_holder_that_does_not_renew(open_log: 
     assert late.id not in await all_of(second.load())
 
 
-async def test_a_log_keeps_its_id_and_each_dtx_has_its_own(open_log: OpenLog, migrated_postgres_url: str) -> None:
+async def test_a_log_keeps_its_id_each_dtx_its_own(open_log: OpenLog, migrated_postgres_url: str) -> None:
     first = await open_log()
     await first.close()
     second = await open_log()
@@ -53,7 +53,7 @@ async def test_a_log_keeps_its_id_and_each_dtx_has_its_own(open_log: OpenLog, mi
     await other.close()
 
 
-async def test_the_loser_is_told_once(open_log: OpenLog, migrated_postgres_url: str) -> None:
+async def test_the_loser_is_notified_once(open_log: OpenLog, migrated_postgres_url: str) -> None:
     told: list[str] = []
     lost = asyncio.Event()
 
@@ -72,7 +72,7 @@ async def test_the_loser_is_told_once(open_log: OpenLog, migrated_postgres_url: 
     assert told == ["lost"]
 
 
-async def test_a_commit_that_began_before_the_lease_was_lost_writes_nothing(
+async def test_a_commit_begun_before_the_lease_was_lost_writes_nothing(
     open_log: OpenLog, migrated_postgres_url: str
 ) -> None:
     """Every write proves its epoch by SELECT … FOR SHARE on the row (a plain EXISTS lets a stale commit through)."""
@@ -89,7 +89,7 @@ async def test_a_commit_that_began_before_the_lease_was_lost_writes_nothing(
         assert successor.execute("SELECT count(*) FROM dtx.journal").fetchone() == (0,)
 
 
-async def test_a_commit_that_has_proved_its_epoch_is_seen_by_the_successor(
+async def test_a_commit_that_proved_its_epoch_is_visible_to_successors(
     open_log: OpenLog, migrated_postgres_url: str
 ) -> None:
     """The successor raises the epoch before it loads."""
@@ -108,9 +108,7 @@ async def test_a_commit_that_has_proved_its_epoch_is_seen_by_the_successor(
     assert branch.id in await all_of(second.load())
 
 
-async def test_a_holder_that_stopped_in_the_middle_of_a_group_is_not_waited_for(
-    open_log: OpenLog, migrated_postgres_url: str
-) -> None:
+async def test_a_holder_stopped_within_a_group_is_not_waited_for(open_log: OpenLog, migrated_postgres_url: str) -> None:
     """Its session has proved the lease and waits for the rest: its lock could outlive the lease by hours."""
     first = await open_log(lease_ttl=1.0)
     await stop_renewing(first)
@@ -122,7 +120,7 @@ async def test_a_holder_that_stopped_in_the_middle_of_a_group_is_not_waited_for(
     assert await all_of(second.load()) == {}
 
 
-async def test_a_holder_in_the_middle_of_a_group_keeps_its_lease(open_log: OpenLog, migrated_postgres_url: str) -> None:
+async def test_a_holder_within_a_long_group_keeps_its_lease(open_log: OpenLog, migrated_postgres_url: str) -> None:
     """However long a group takes, a standby does not end its session while the lease is renewed."""
     first = await open_log(lease_ttl=60.0)
     with psycopg.connect(migrated_postgres_url, autocommit=True) as connection:
@@ -176,7 +174,7 @@ async def test_a_clean_close_hands_over_at_once(open_log: OpenLog) -> None:
     assert (await asyncio.wait_for(standby, 5)).lease_valid
 
 
-async def test_a_lease_that_ran_out_is_renewed_when_nobody_took_it(open_log: OpenLog) -> None:
+async def test_an_expired_lease_that_is_free_is_renewed(open_log: OpenLog) -> None:
     log = await open_log(lease_ttl=0.5)
     await stop_renewing(log)
     lease = log._lease
@@ -202,7 +200,7 @@ async def test_a_lease_outlives_its_session(open_log: OpenLog, migrated_postgres
     await log.write(an_insert(a_branch()))
 
 
-async def test_a_renewal_that_hangs_is_given_up_while_there_is_time_for_another(
+async def test_a_hanging_renewal_is_abandoned_in_time_for_another(
     open_log: OpenLog, migrated_postgres_url: str
 ) -> None:
     """A stopped process of PostgreSQL or a connection that the network has dropped does not cost the lease."""
@@ -272,9 +270,7 @@ asyncio.run(hold())
 """
 
 
-async def test_a_successor_on_the_same_machine_does_not_wait_for_a_dead_holder(
-    open_log: OpenLog, migrated_postgres_url: str
-) -> None:
+async def test_a_successor_on_the_machine_ignores_a_dead_holder(open_log: OpenLog, migrated_postgres_url: str) -> None:
     """Restart: serving within seconds of kill -9, not after the lease's time."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, migrated_postgres_url], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -298,9 +294,7 @@ async def test_an_epoch_that_was_bumped_for_us_is_no_loss(open_log: OpenLog, mig
     assert len(await all_of(log.load())) == 5
 
 
-async def test_a_lease_lost_while_the_connection_was_away_ends_all_writes(
-    open_log: OpenLog, migrated_postgres_url: str
-) -> None:
+async def test_a_lease_lost_while_disconnected_ends_all_writes(open_log: OpenLog, migrated_postgres_url: str) -> None:
     lost = asyncio.Event()
     log = await open_log(lease_ttl=60.0, on_lease_lost=lost.set)
     with psycopg.connect(migrated_postgres_url) as connection:

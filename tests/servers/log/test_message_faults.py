@@ -74,7 +74,7 @@ async def test_a_journal_line_is_the_surest_trace(open_log: OpenLog, session: Pi
         assert not await applied(session, Store(change=puts(message)), record)
 
 
-async def test_a_line_that_is_made_of_its_branch_is_a_trace_too(open_log: OpenLog, migrated_postgres_url: str) -> None:
+async def test_a_line_made_from_its_branch_is_a_trace(open_log: OpenLog, migrated_postgres_url: str) -> None:
     """PostgreSQL writes it with the time and the id that dtx looks for after a lost connection."""
     await open_log()
     with psycopg.connect(migrated_postgres_url) as connection:

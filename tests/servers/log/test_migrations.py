@@ -225,7 +225,7 @@ def test_an_unreachable_database_is_named_without_its_password() -> None:
     assert "s3cret" not in repr(caught.value)
 
 
-def test_a_user_who_may_make_no_tables_is_told_what_to_grant(postgres_url: str, postgres: PostgresServer) -> None:
+def test_a_user_without_create_permission_gets_the_grant_named(postgres_url: str, postgres: PostgresServer) -> None:
     with postgres.connection(postgres_url) as connection:
         connection.execute("DROP ROLE IF EXISTS no_tables")
         connection.execute("CREATE ROLE no_tables LOGIN PASSWORD 'x'")

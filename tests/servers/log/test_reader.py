@@ -132,7 +132,7 @@ async def test_messages_are_shown_page_by_page(open_log: OpenLog, migrated_postg
         assert positions(reader, local.xid, 1) == [[0], [1], [], [3], [4]]
 
 
-async def test_a_branch_of_very_many_messages_is_listed_and_shown_all_the_same(
+async def test_a_branch_with_very_many_messages_is_listed_and_shown(
     open_log: OpenLog, migrated_postgres_url: str
 ) -> None:
     """The slots in its row are compressed: unpacking them for each message would take quadratic time."""

@@ -55,7 +55,7 @@ def test_partitions_are_made_for_a_week_ahead(migrated_postgres_url: str) -> Non
     assert partitions(migrated_postgres_url) == made
 
 
-def test_a_dtx_whose_clock_is_wrong_drops_nothing_that_is_kept(
+def test_a_dtx_with_a_wrong_clock_drops_no_kept_partition(
     migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The age of the journal is measured by the database's clock, which all dtx share."""
@@ -74,7 +74,7 @@ def test_a_dtx_whose_clock_is_wrong_drops_nothing_that_is_kept(
 
 
 @pytest.mark.parametrize("zone", ["Pacific/Kiritimati", "Etc/GMT+12"], ids=["14 h ahead", "12 h behind"])
-def test_days_begin_at_midnight_utc_whatever_the_zone_of_the_database(migrated_postgres_url: str, zone: str) -> None:
+def test_days_begin_at_midnight_utc_in_every_time_zone(migrated_postgres_url: str, zone: str) -> None:
     with psycopg.connect(migrated_postgres_url, autocommit=True) as connection:
         name = sql.Identifier(connection.info.dbname)
         connection.execute(sql.SQL("ALTER DATABASE {} SET timezone = {}").format(name, zone))
@@ -87,7 +87,7 @@ def test_days_begin_at_midnight_utc_whatever_the_zone_of_the_database(migrated_p
     assert (made[0], made[-1]) in [tuple(map(migrate.partition_name, ends)) for ends in expected]
 
 
-def test_partitions_are_dropped_when_nobody_keeps_them(migrated_postgres_url: str) -> None:
+def test_partitions_are_dropped_after_every_retention_period(migrated_postgres_url: str) -> None:
     """Every resource manager sets how long it keeps the journal: the longest time counts."""
     first = datetime(2031, 1, 1, 12, tzinfo=UTC)
     dsn = Dsn(migrated_postgres_url)
@@ -116,9 +116,7 @@ async def test_lines_in_the_default_partition_move_to_their_day(open_log: OpenLo
             assert connection.execute(f"SELECT count(*) FROM dtx.{name}").fetchone() == (lines,)
 
 
-async def test_what_nobody_keeps_leaves_the_default_partition_too(
-    open_log: OpenLog, migrated_postgres_url: str
-) -> None:
+async def test_expired_lines_leave_the_default_partition(open_log: OpenLog, migrated_postgres_url: str) -> None:
     log = await open_log(keep=Keep(journal=5))
     branch = a_branch()
     await log.write(NoteWrite(journal=a_line(branch, JournalEvent.COMMITTED, at=1.0)))
@@ -189,7 +187,7 @@ def kept(url: str) -> dict[str, tuple[int, int]]:
     return {rm: (archived, audited) for rm, archived, audited in rows}
 
 
-def test_archive_and_trail_are_kept_as_long_as_their_own_resource_manager_says(migrated_postgres_url: str) -> None:
+def test_archive_and_audit_log_follow_their_own_retention(migrated_postgres_url: str) -> None:
     wanted(migrated_postgres_url, brief=30, other=30, ever=30)
     with psycopg.connect(migrated_postgres_url) as connection:
         connection.execute("UPDATE dtx.lease SET archive_days = 10, audit_days = 100 WHERE rm = 'brief'")
@@ -201,7 +199,7 @@ def test_archive_and_trail_are_kept_as_long_as_their_own_resource_manager_says(m
     assert kept(migrated_postgres_url) == {"brief": (19, 199), "other": (199, 19), "ever": (3000, 3000)}
 
 
-async def test_the_lease_says_how_long_archive_and_trail_are_kept(
+async def test_the_lease_holds_the_retention_of_archive_and_audit(
     open_log: OpenLog, migrated_postgres_url: str
 ) -> None:
     for keep, expected in ((Keep(journal=7, archive=8, audit=9), (7, 8, 9)), (Keep(), (30, None, None))):

@@ -25,7 +25,7 @@ async def test_records_that_come_together_are_committed_together(open_log: OpenL
     assert groups == [100]
 
 
-async def test_who_was_told_of_one_group_comes_along_with_the_next(open_log: OpenLog) -> None:
+async def test_clients_of_one_group_share_the_next(open_log: OpenLog) -> None:
     """Clients that get answers together write again soon, but not in the same turn of the event loop."""
     groups: list[int] = []
     log = await open_log(observe=lambda records, _: groups.append(records))
@@ -65,9 +65,7 @@ async def test_writers_wait_when_the_queue_is_full(open_log: OpenLog, monkeypatc
     await asyncio.gather(*writes)
 
 
-async def test_the_end_of_a_branch_that_nobody_waits_for_lets_others_pass(
-    open_log: OpenLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_low_priority_end_lets_other_records_pass(open_log: OpenLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_queue, "_LOW_PRIORITY_WAIT", 3600.0)
     groups: list[int] = []
     log = await open_log(observe=lambda records, _: groups.append(records))
@@ -82,7 +80,7 @@ async def test_the_end_of_a_branch_that_nobody_waits_for_lets_others_pass(
     assert groups == [1, 1, 1]
 
 
-async def test_ends_that_nobody_waits_for_are_written_together_and_do_not_wait_for_ever(
+async def test_low_priority_ends_are_written_together_within_a_limit(
     open_log: OpenLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups: list[int] = []
@@ -97,9 +95,7 @@ async def test_ends_that_nobody_waits_for_are_written_together_and_do_not_wait_f
     assert await all_of(log.load()) == {}
 
 
-async def test_an_end_that_nobody_waits_for_is_told_when_nothing_can_be_written_any_more(
-    open_log: OpenLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_low_priority_end_fails_with_the_log(open_log: OpenLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_queue, "_LOW_PRIORITY_WAIT", 3600.0)
     log = await open_log()
     branch = a_branch()
@@ -180,7 +176,7 @@ async def test_a_journal_line_of_any_time_finds_a_partition(open_log: OpenLog) -
     assert [line.at for line in await log.history(None, branch.xid)] == times
 
 
-async def test_waiting_for_somebody_elses_lock_is_no_refusal(open_log: OpenLog, migrated_postgres_url: str) -> None:
+async def test_waiting_for_another_lock_is_no_refusal(open_log: OpenLog, migrated_postgres_url: str) -> None:
     log = await open_log(answer_timeout=30.0)
     branch = a_branch()
     await log.write(an_insert(branch))
@@ -226,7 +222,7 @@ def test_the_log_works_on_uvloop(migrated_postgres_url: str) -> None:
     uvloop.run(use())
 
 
-async def test_the_writing_session_is_durable_whatever_the_default(
+async def test_the_writing_session_is_durable_despite_other_defaults(
     open_log: OpenLog, migrated_postgres_url: str
 ) -> None:
     """synchronous_commit is set explicitly on the session."""

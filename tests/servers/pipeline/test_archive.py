@@ -76,7 +76,7 @@ def result_of(lake: Path | str, url: str, source: str = "prod", **more: str) -> 
     return result
 
 
-def test_a_journal_comes_into_the_lake_line_for_line_and_once(database: str, tmp_path: Path) -> None:
+def test_each_journal_line_is_archived_once(database: str, tmp_path: Path) -> None:
     lake = tmp_path / "a lake, 100%"
     for number, name in enumerate(NAMES):
         write(database, 20, rm=name, at=MONDAY + timedelta(days=20 * number))
@@ -225,7 +225,7 @@ def test_a_database_that_is_away_does_not_stop_the_others(database: str, tmp_pat
     assert archived["prod"] > archived.get("away", 0) == 0
 
 
-def test_a_database_that_goes_away_in_the_midst_of_its_lines_leaves_none(
+def test_a_database_lost_while_reading_leaves_no_lines(
     database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journals, "_GATHERED", 10)
@@ -254,7 +254,7 @@ def test_batches_of_a_given_size_bring_the_whole_journal(database: str, tmp_path
     assert Lake(str(tmp_path)).archived()["prod"] > 0
 
 
-def test_who_follows_notes_how_fresh_the_lake_is(database: str, tmp_path: Path) -> None:
+def test_archive_follow_records_how_current_the_lake_is(database: str, tmp_path: Path) -> None:
     """Though nothing comes: a quiet journal is read to its end all the time. Small files are joined on the way."""
     write(database, 3)
     lake = Lake(str(tmp_path / "lake"))
@@ -269,7 +269,7 @@ def test_who_follows_notes_how_fresh_the_lake_is(database: str, tmp_path: Path) 
     assert len(DeltaTable(tmp_path / "lake").file_uris()) < 8
 
 
-def test_others_archive_and_remove_lines_beside_the_one_who_follows(database: str, tmp_path: Path) -> None:
+def test_other_commands_archive_and_remove_lines_during_follow(database: str, tmp_path: Path) -> None:
     """The lock of the lake is free between two looks."""
     write(database, 3)
     lake = Lake(str(tmp_path / "lake"))
@@ -315,7 +315,7 @@ def _wait(is_so: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_who_has_been_away_for_weeks_is_still_tried() -> None:
+def test_a_database_lost_for_weeks_is_still_tried() -> None:
     """The pause is twice as long each time: after a thousand times there was no number for it."""
     assert [pause(10.0, failures) for failures in (0, 1, 2, 100_000)] == [10, 20, 40, 300]
     assert pause(0.1, 3) == pytest.approx(0.8)
@@ -350,7 +350,7 @@ def test_small_files_are_joined_and_archive_goes_on(database: str, tmp_path: Pat
     assert run(tmp_path, database) == 0
 
 
-def test_another_program_that_joins_files_at_the_same_time_doubles_no_line(
+def test_a_concurrent_compaction_repeats_no_line(
     database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two compactions by ``deltalake`` alone would: it does not see that the files are gone."""
@@ -388,7 +388,7 @@ def test_a_damaged_file_is_named_and_the_others_are_read(database: str, tmp_path
     assert {row["rm"] for row in lake.frame(session)[0].collect()} == {"sound", "cut"}
 
 
-def test_a_month_with_a_damaged_file_is_left_as_it_is_and_named(database: str, tmp_path: Path) -> None:
+def test_a_month_with_a_damaged_file_is_kept_and_named(database: str, tmp_path: Path) -> None:
     _small_files(database, tmp_path)
     damaged = next(tmp_path.rglob("part-*.parquet"))
     damaged.write_bytes(b"PAR1" * (damaged.stat().st_size // 4) + b"1" * (damaged.stat().st_size % 4))
@@ -413,7 +413,7 @@ def test_old_lines_leave_and_do_not_come_again(database: str, tmp_path: Path) ->
     assert run(tmp_path, database) == 1
 
 
-def test_a_lake_that_cannot_be_used_is_refused_with_a_sentence(database: str, tmp_path: Path) -> None:
+def test_an_unusable_lake_is_refused_in_one_sentence(database: str, tmp_path: Path) -> None:
     session = shared_spark()
     with pytest.raises(LakeError, match="is no lake: dtx pipeline archive makes one"):
         read_lake(session, str(tmp_path))
@@ -429,7 +429,7 @@ def test_a_lake_that_cannot_be_used_is_refused_with_a_sentence(database: str, tm
         run(tmp_path / "other", database)
 
 
-def test_a_lake_is_the_same_wherever_it_is_moved_and_another_in_its_place_is_not(database: str, tmp_path: Path) -> None:
+def test_a_moved_lake_is_recognised_and_a_replaced_one_refused(database: str, tmp_path: Path) -> None:
     assert Lake(str(tmp_path / "here")).identity is None
     for name in ("here", "there"):
         run(tmp_path / name, database)
@@ -441,7 +441,7 @@ def test_a_lake_is_the_same_wherever_it_is_moved_and_another_in_its_place_is_not
 
 
 @pytest.mark.parametrize("name", ["prod", "bank a/b", "..", "a.b", "é%", "_x", ".hidden", "北" * 23])
-def test_every_name_of_a_source_is_the_name_of_a_file(tmp_path: Path, name: str) -> None:
+def test_every_source_name_is_a_valid_file_name(tmp_path: Path, name: str) -> None:
     lake = Lake(str(tmp_path))
     lake.note(name, batch=1, place={}, read_at=5)
     assert lake.archived() == {name: 5}
@@ -449,7 +449,7 @@ def test_every_name_of_a_source_is_the_name_of_a_file(tmp_path: Path, name: str)
     assert json.loads(file.read_text())["source"] == name
 
 
-def test_a_commit_of_an_older_version_than_the_table_has_is_refused(tmp_path: Path) -> None:
+def test_a_commit_based_on_an_older_version_is_refused(tmp_path: Path) -> None:
     """Two programs that give verdicts at the same time: one of them counts."""
     table = Table(str(tmp_path), SCHEMA, "")
     first = table.create()
@@ -487,7 +487,7 @@ def test_a_lost_place_is_made_good_in_one_commit(database: str, tmp_path: Path) 
     assert in_lake(lake) == journal(database)
 
 
-def test_a_place_that_is_lost_after_files_were_joined_repeats_no_line(database: str, tmp_path: Path) -> None:
+def test_a_position_lost_after_a_compaction_repeats_no_line(database: str, tmp_path: Path) -> None:
     _small_files(database, tmp_path / "lake")
     maintain(str(tmp_path / "lake"))
     lake = Lake(str(tmp_path / "lake"))
@@ -528,7 +528,7 @@ def test_joined_files_answer_questions_as_the_small_ones_did(database: str, tmp_
 
 
 @pytest.mark.parametrize("between", ["another program joins files", "lines are removed"])
-def test_files_are_joined_month_by_month_whatever_comes_between(
+def test_files_are_compacted_by_month_despite_gaps(
     database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: str
 ) -> None:
     for _ in range(9):
@@ -571,7 +571,7 @@ def test_few_databases_are_in_memory_at_once(database: str, tmp_path: Path, monk
     assert max(held) <= 2 * journals._AT_ONCE
 
 
-def test_what_comes_while_batches_are_read_is_not_said_to_be_read(
+def test_lines_arriving_during_batches_do_not_count_as_read(
     database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(database, 8)
@@ -607,7 +607,7 @@ def test_a_restored_database_is_archived_after_it_was_ordered(
     assert in_lake(tmp_path) == journal(database)
 
 
-def test_a_missing_file_is_named_before_lines_are_removed_or_read_again(database: str, tmp_path: Path) -> None:
+def test_a_missing_file_is_named_before_removal_or_reread(database: str, tmp_path: Path) -> None:
     for number in range(2):
         write(database, 4, at=MONDAY + timedelta(days=number))
         run(tmp_path, database)

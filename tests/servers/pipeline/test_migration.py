@@ -37,7 +37,7 @@ def older(database: str, tmp_path: Path) -> Path:
     return tmp_path / "lake"
 
 
-def test_an_older_lake_becomes_a_table_and_archive_goes_on(older: Path, database: str) -> None:
+def test_an_older_lake_is_migrated_and_archive_continues(older: Path, database: str) -> None:
     with pytest.raises(LakeError, match=r"an older dtx has made the lake .*: dtx pipeline migrate-lake converts it"):
         run(older, database)
     seen: list[int] = []

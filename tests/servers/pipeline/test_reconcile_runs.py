@@ -46,7 +46,7 @@ class Batches:
         return [Quarantined(source="lake", item=str(number), reason="cut off", count=None) for number in self.damaged]
 
 
-def test_run_after_run_says_what_one_run_would(spark: SparkSession, tmp_path: Path) -> None:
+def test_incremental_runs_give_the_verdicts_of_one_run(spark: SparkSession, tmp_path: Path) -> None:
     whole, lake, out = fleet_of(1, 300), Batches(), str(tmp_path / "results")
     # a format id that a decision once took from an observation stays known, which the reference cannot know
     whole = replace(
@@ -84,7 +84,7 @@ def test_run_after_run_says_what_one_run_would(spark: SparkSession, tmp_path: Pa
     assert [each.number for each in Results(out).runs()] == [1, 2, 3, 4]
 
 
-def test_what_leaves_its_log_and_what_nobody_sees_any_more(spark: SparkSession, tmp_path: Path) -> None:
+def test_vanished_decisions_and_observations_are_handled(spark: SparkSession, tmp_path: Path) -> None:
     """Managers drop what is finished; a prepared transaction of a database is gone when it has ended."""
     lake, out, rules = Batches(), str(tmp_path / "results"), Rules(as_of=10_000_000_000)
     lake.batches.append(
@@ -260,7 +260,7 @@ def test_a_run_that_dies_is_made_good_by_the_next(
     assert changes == len(lake.batches), "each was new once"
 
 
-def test_a_decision_of_a_log_without_times_is_published_and_shown(
+def test_a_decision_without_times_is_published_and_shown(
     spark: SparkSession, tmp_path: Path, migrated_postgres_url: str
 ) -> None:
     """Atomikos writes none; where no branch is known either, nothing of the transaction has a time."""

@@ -54,7 +54,7 @@ def reconcile(spark: SparkSession, out: str) -> Callable[..., Run]:
     return again
 
 
-def test_lines_that_come_while_participants_are_asked_are_for_the_next_run(
+def test_lines_arriving_during_observation_wait_for_the_next_run(
     spark: SparkSession, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A branch that was prepared after its dtx was asked has not ended unheard of."""
@@ -78,7 +78,7 @@ def test_lines_that_come_while_participants_are_asked_are_for_the_next_run(
     assert verdicts(spark, fleet.results) == {}
 
 
-def test_of_two_runs_at_once_the_one_that_is_refused_changes_nothing(
+def test_of_two_concurrent_runs_the_refused_one_changes_nothing(
     spark: SparkSession, tmp_path: Path, out: str, reconcile: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where there is no lock. The slower one has read more lines; they come with the next run."""
@@ -107,7 +107,7 @@ def test_of_two_runs_at_once_the_one_that_is_refused_changes_nothing(
     assert verdicts(spark, out)[b"b"] == "mixed"
 
 
-def test_what_was_retained_is_said_of_transactions_whose_lines_are_gone(
+def test_removed_lines_are_noted_for_their_transactions(
     spark: SparkSession, out: str, reconcile: Callable[..., Run]
 ) -> None:
     """Also when all lines are read again: what is open is still known, and what has ended both ways is mixed."""

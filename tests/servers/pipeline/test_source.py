@@ -130,9 +130,7 @@ def test_every_column_comes_as_it_is(url: str, writer: psycopg.Connection) -> No
     assert {row["source"] for row in rows} == {"bank-a"}
 
 
-def test_ranges_have_every_line_once_whatever_partition_of_the_journal_it_is_in(
-    url: str, writer: psycopg.Connection
-) -> None:
+def test_ranges_have_every_line_once_in_any_partition(url: str, writer: psycopg.Connection) -> None:
     """Lines of days without a partition, of clocks that are far off, and at the edges of days."""
     today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     write(writer, 1, 2000, today - timedelta(days=400))
@@ -167,7 +165,7 @@ def test_columns_are_chosen_by_schema(url: str, writer: psycopg.Connection) -> N
             load(url, schema=StructType([StructField(name, StringType())]))
 
 
-def test_every_task_sees_the_moment_at_which_the_read_was_planned(url: str, writer: psycopg.Connection) -> None:
+def test_every_task_reads_the_snapshot_of_the_plan(url: str, writer: psycopg.Connection) -> None:
     """A transaction that was under way at that moment is not in it, though its number is lower than others that are."""
     source = DtxDataSource({"url": url, "partitions": "4"})
     reader = source.reader(source.schema())
@@ -184,14 +182,14 @@ def test_every_task_sees_the_moment_at_which_the_read_was_planned(url: str, writ
     assert numbers(load(url)) == list(range(1, 31))
 
 
-def test_a_table_that_changes_in_place_is_read_by_one_task(url: str) -> None:
+def test_a_table_updated_in_place_is_read_by_one_task(url: str) -> None:
     """Rows of one moment: several tasks would see several."""
     seed(url, [in_doubt(Xid(1, number.to_bytes(2, "big"), b"b")) for number in range(1, 400)])
     (rows,) = parts(url, "branch", partitions=4)
     assert len({row["id"] for row in rows}) == len(rows) == 399
 
 
-def test_what_snapshots_say_in_sql_is_what_postgresql_says(writer: psycopg.Connection) -> None:
+def test_snapshot_conditions_in_sql_agree_with_postgresql(writer: psycopg.Connection) -> None:
     """Against PostgreSQL's own pg_visible_in_snapshot, of every transaction around."""
     moments_ = [
         SourceSnapshot(1),
@@ -287,7 +285,7 @@ def test_with_an_index_by_transaction_every_look_sees_all_days(url: str, writer:
     assert stream.batches == [[1], [2], [3], [4]]
 
 
-def test_micro_batches_are_as_large_as_wanted_and_divide_no_transaction(url: str, writer: psycopg.Connection) -> None:
+def test_micro_batches_keep_their_size_and_divide_no_transaction(url: str, writer: psycopg.Connection) -> None:
     stream = Stream(url=url, maxRowsPerBatch=25)
     for first in range(0, 100, 10):
         write(writer, first + 1, first + 10)
@@ -378,7 +376,7 @@ def test_numbers_of_transactions_that_a_crash_forgot_lose_no_line() -> None:
         assert row[0] >= seen.xmax
 
 
-def test_a_database_that_is_away_is_named_and_the_others_are_read(url: str, writer: psycopg.Connection) -> None:
+def test_an_unreachable_database_is_named_and_others_are_read(url: str, writer: psycopg.Connection) -> None:
     write(writer, 1, 3)
     both = {"here": url, "gone": f"postgresql://dtx:hunter2@127.0.0.1:{free_port()}/dtx"}
     options = {"sources": json.dumps(both), "connectTimeout": "2"}
@@ -422,7 +420,7 @@ def test_a_database_without_a_journal_is_named(postgres_url: str) -> None:
         load(postgres_url)
 
 
-def test_a_database_that_stops_answering_fails_its_task_with_its_name(
+def test_a_silent_database_fails_its_task_with_its_name(
     postgres: PostgresServer, url: str, writer: psycopg.Connection
 ) -> None:
     """Neither the peer's silence nor TCP ends a read: the task does."""
@@ -463,7 +461,7 @@ def test_a_refused_read_is_not_repeated(url: str, writer: psycopg.Connection) ->
         list(reader.read(part))
 
 
-def test_a_user_who_may_only_read_is_enough(url: str, writer: psycopg.Connection) -> None:
+def test_a_read_only_user_is_enough(url: str, writer: psycopg.Connection) -> None:
     write(writer, 1, 3)
     name = f"reader_{uuid.uuid4().hex[:8]}"
     own = re.sub("//[^@]*@", f"//{name}:r@", url)

@@ -115,7 +115,7 @@ def test_a_url_of_mysql_may_ask_for_tls() -> None:
         connection_arguments("mysql://h/?ssl-ca=/etc/ca.pem")
 
 
-def test_a_login_that_lacks_a_package_is_one_database_that_was_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_login_without_its_package_fails_one_database(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyMySQL says so with an error that is none of its own."""
 
     def connect(**_: object) -> None:
@@ -136,7 +136,7 @@ def test_a_url_that_is_none_of_mysql_is_refused(url: str) -> None:
 GOOD = {"gtrid": b"\xff\0g".hex(), "decision": "commit", "time": AT.isoformat()}
 
 
-def test_lines_of_json_that_are_malformed_are_named_with_their_number(spark: SparkSession, tmp_path: Path) -> None:
+def test_malformed_json_lines_are_named_with_their_number(spark: SparkSession, tmp_path: Path) -> None:
     lines = [
         json.dumps(GOOD | {"format_id": 4294967295, "tm": "tm-1", "finished": True, "other": [1]}),
         "",
@@ -205,7 +205,7 @@ def test_a_line_far_into_a_divided_file_has_its_number(spark: SparkSession, tmp_
     assert (wrong.item.rpartition(":")[2], wrong.count, wrong.sample) == ("4001", 1, "broken")
 
 
-def test_csv_has_its_columns_in_any_order_and_each_file_its_header(spark: SparkSession, tmp_path: Path) -> None:
+def test_csv_columns_have_any_order_and_each_file_its_header(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(f'decision,gtrid,time,comment\ncommit,61,{AT.isoformat()},"x, y"\ncommit,62\n')
     (tmp_path / "b.csv").write_text(f"\ufeffgtrid,time,decision,tm\n63,{AT.isoformat()},rollback,other\n")
     (tmp_path / "c.csv").write_text("gtrid,when\n64,now\n65,now\n")
@@ -221,7 +221,7 @@ def test_csv_has_its_columns_in_any_order_and_each_file_its_header(spark: SparkS
     }
 
 
-def test_a_parquet_file_that_is_cut_off_is_named_and_the_others_are_read(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_truncated_parquet_file_is_named_and_others_are_read(spark: SparkSession, tmp_path: Path) -> None:
     table = pa.table({"gtrid": [b"a", b"b", b""], "decision": ["commit"] * 3, "time": pa.array([AT] * 3)})
     pq.write_table(table, tmp_path / "whole.parquet")
     pq.write_table(table, tmp_path / "cut.parquet")
@@ -252,9 +252,7 @@ def test_a_parquet_file_may_have_columns_that_others_have_not(spark: SparkSessio
     ]
 
 
-def test_parquet_files_with_columns_of_other_types_are_judged_each_for_itself(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_each_parquet_file_with_other_types_is_judged_alone(spark: SparkSession, tmp_path: Path) -> None:
     """What others have chosen stops nobody: neither when it is looked at nor when it is read."""
     most = {"gtrid": [b"a"], "decision": ["commit"], "time": pa.array([AT])}
     for name, columns in {

@@ -78,7 +78,7 @@ def test_questions_and_other_messages_keep_their_order(
     assert bodies(rabbitmq, queue) == [b"%d" % number for number in range(1, 30)]
 
 
-def test_a_question_to_nobody_comes_back(
+def test_a_request_without_a_receiver_is_returned(
     through: BlockingConnection, selected: BlockingChannel, replies: list[bytes]
 ) -> None:
     returned: list[bytes] = []
@@ -88,7 +88,7 @@ def test_a_question_to_nobody_comes_back(
     assert returned == [b"body"]
 
 
-def test_a_question_before_anybody_waits_for_replies_is_refused_as_the_broker_refuses_it(
+def test_a_request_before_a_reply_consumer_is_refused_as_usual(
     through: BlockingConnection, selected: BlockingChannel, queue: str
 ) -> None:
     selected.basic_publish("", queue, b"question", ASKING)
@@ -98,7 +98,7 @@ def test_a_question_before_anybody_waits_for_replies_is_refused_as_the_broker_re
     assert select(through).is_open
 
 
-def test_when_nobody_waits_for_replies_any_more_publishes_go_their_usual_way(
+def test_after_the_reply_consumer_publishes_go_their_usual_way(
     selected: BlockingChannel, queue: str, rabbitmq: RabbitNode
 ) -> None:
     consumer = selected.basic_consume(REPLY_TO, lambda *_: None, auto_ack=True)
@@ -164,7 +164,7 @@ def test_questions_count_when_a_close_comes_behind_them(
         control.queue_delete(target)
 
 
-def test_half_a_question_harms_nobody(service: DtxService, queue: str, rabbitmq: RabbitNode) -> None:
+def test_an_incomplete_request_harms_no_client(service: DtxService, queue: str, rabbitmq: RabbitNode) -> None:
     """Content that is missing, incomplete, sent twice or without its header."""
     whole = question(1, queue, b"question")
     header = header_frame(1, 60, 8, WANTS_REPLY)

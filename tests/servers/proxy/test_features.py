@@ -95,7 +95,7 @@ def test_a_headers_exchange_routes_by_headers(channel: BlockingChannel) -> None:
     assert take(channel, queue) == [b"3"]
 
 
-def test_a_consumer_hears_that_its_queue_is_gone(connection: BlockingConnection, channel: BlockingChannel) -> None:
+def test_a_consumer_is_notified_of_its_deleted_queue(connection: BlockingConnection, channel: BlockingChannel) -> None:
     queue = channel.queue_declare(f"gone-{secrets.token_hex(4)}").method.queue
     cancelled: list[Any] = []
     channel.add_on_cancel_callback(cancelled.append)
@@ -211,13 +211,13 @@ def test_a_publish_to_no_exchange_closes_the_channel(channel: BlockingChannel, c
     assert connection.channel().is_open
 
 
-def test_a_connection_error_says_what_the_broker_says(connection: BlockingConnection, channel: BlockingChannel) -> None:
+def test_a_connection_error_is_that_of_the_broker(connection: BlockingConnection, channel: BlockingChannel) -> None:
     with pytest.raises(ConnectionClosedByBroker) as raised:
         channel.basic_recover(requeue=False)
     assert raised.value.reply_code == 540
 
 
-def test_publishers_hear_of_a_memory_alarm_and_of_its_end(url: str, rabbitmq: RabbitNode) -> None:
+def test_publishers_are_notified_of_a_memory_alarm_and_its_end(url: str, rabbitmq: RabbitNode) -> None:
     parameters = pika.URLParameters(url)
     with connected(url) as consumer:
         queue = consumer.channel().queue_declare("", exclusive=True).method.queue

@@ -15,7 +15,7 @@ CALLS = 200
 
 
 @pytest.mark.parametrize("selected", [True, False], ids=["selected", "plain"])
-def test_answers_of_dtx_never_come_between_the_frames_of_a_message(
+def test_answers_of_dtx_never_interrupt_the_frames_of_messages(
     service: DtxService, queue: str, rabbitmq: RabbitNode, selected: bool
 ) -> None:
     """AMQP 0-9-1, 4.2.6: frames of a content are not intermixed with other frames on the same channel."""

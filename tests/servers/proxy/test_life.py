@@ -37,7 +37,7 @@ from tests.support.service import DtxService
 GOODBYE = 320
 
 
-def test_clients_hear_that_the_broker_is_gone_and_new_ones_work_when_it_is_back(
+def test_clients_survive_the_loss_and_return_of_the_broker(
     dtx_service: ServiceFactory, own_rabbitmq: RabbitNode
 ) -> None:
     service = dtx_service(broker=own_rabbitmq.url())
@@ -74,7 +74,7 @@ def use(service: DtxService) -> None:
 # -- SIGTERM
 
 
-def test_clients_are_told_of_the_end(dtx_service: ServiceFactory) -> None:
+def test_clients_are_notified_of_the_shutdown(dtx_service: ServiceFactory) -> None:
     service = dtx_service()
     with logged_in(service.url()) as peer, logged_in(service.url()) as selected, RawClient(service.url()) as silent:
         selected.say(1, DtxSelect().encode())
@@ -129,7 +129,7 @@ def test_what_clients_sent_before_the_end_arrives(
     assert rabbitmq.count(queue) == 2000
 
 
-def test_an_idle_branch_of_a_client_that_left_does_not_delay_the_end(
+def test_an_idle_branch_of_a_lost_client_delays_no_shutdown(
     dtx_service: ServiceFactory, queue: str, rabbitmq: RabbitNode
 ) -> None:
     fill(rabbitmq, queue, 1)
@@ -207,7 +207,7 @@ def accepts(service: DtxService) -> bool:
     return False
 
 
-def test_a_second_signal_ends_at_once_and_the_commit_goes_on_after_the_start(
+def test_after_a_second_signal_the_commit_continues_at_restart(
     dtx_service: ServiceFactory, between: Proxy, rabbitmq: RabbitNode, queue: str
 ) -> None:
     options = ("--drain-timeout", "600", "--replay", "receipts")
@@ -224,7 +224,7 @@ def test_a_second_signal_ends_at_once_and_the_commit_goes_on_after_the_start(
     assert bodies(rabbitmq, queue) == [b"committed"]
 
 
-def test_a_commit_that_cannot_finish_does_not_delay_the_end_for_ever(
+def test_a_hanging_commit_does_not_delay_the_shutdown_forever(
     dtx_service: ServiceFactory, between: Proxy, rabbitmq: RabbitNode, queue: str
 ) -> None:
     options = ("--drain-timeout", "1", "--replay", "receipts")

@@ -24,9 +24,7 @@ def entries(table: bytes) -> dict[bytes, bytes]:
     return {entry.key: entry.value for entry in tables.entries(table)}
 
 
-def test_the_server_s_properties_are_kept_and_dtx_is_among_its_capabilities(
-    service: DtxService, rabbitmq: RabbitNode
-) -> None:
+def test_dtx_is_added_to_the_capabilities_of_the_server(service: DtxService, rabbitmq: RabbitNode) -> None:
     with RawClient(rabbitmq.url()) as direct, RawClient(service.url()) as through:
         direct.begin()
         through.begin()
@@ -55,7 +53,7 @@ def test_amqp_0_9_is_spoken(url: str) -> None:
     [b"AMQP\x01\x01\x00\x0a", b"AMQP\x00\x00\x0a\x00", b"GET / HTTP/1.1\r\n\r\n", b"AMQX"],
     ids=repr,
 )
-def test_another_protocol_is_told_what_is_spoken_here(service: DtxService, header: bytes) -> None:
+def test_a_client_of_another_protocol_gets_the_supported_header(service: DtxService, header: bytes) -> None:
     """AMQP 0-9-1, 4.2.2: the server "MUST write a valid protocol header to the socket, then close the socket"."""
     with RawClient(service.url()) as peer:
         peer.send_raw(header)
@@ -68,7 +66,7 @@ def test_tls_to_a_plain_port_is_closed(service: DtxService) -> None:
         assert peer.drain() == b"AMQP\x00\x00\x09\x01"
 
 
-def test_a_login_by_amqplain_tells_its_name(service: DtxService) -> None:
+def test_a_login_by_amqplain_has_its_user_name(service: DtxService) -> None:
     response = tables.entry(b"LOGIN", b"S", b"guest")
     response += tables.entry(b"PASSWORD", b"S", b"guest")
     with RawClient(service.url()) as peer:
@@ -216,7 +214,7 @@ def test_a_silent_client_is_given_up(service: DtxService) -> None:
         assert 1 < time.monotonic() - begun < 5
 
 
-def test_a_client_that_only_sends_heartbeats_is_kept_and_gets_them(service: DtxService) -> None:
+def test_a_client_that_only_sends_heartbeats_is_kept(service: DtxService) -> None:
     with RawClient(service.url()) as peer:
         peer.log_in(heartbeat=1)
         for _ in range(4):
@@ -270,7 +268,7 @@ def test_a_silent_broker_is_noticed(
     ],
     ids=["tune-ok", "open", "start-ok twice", "tune-ok before tune", "channel", "dtx on 0", "dtx on 1"],
 )
-def test_what_is_not_the_next_step_of_the_handshake_is_refused(service: DtxService, early: object) -> None:
+def test_a_method_out_of_order_in_the_handshake_is_refused(service: DtxService, early: object) -> None:
     assert callable(early)
     with RawClient(service.url()) as peer:
         peer.begin()
@@ -280,7 +278,7 @@ def test_what_is_not_the_next_step_of_the_handshake_is_refused(service: DtxServi
         assert end.reply_code in (503, 504)
 
 
-def test_nobody_becomes_somebody_else_behind_the_login(service: DtxService, rabbitmq: RabbitNode) -> None:
+def test_no_user_changes_after_the_login(service: DtxService, rabbitmq: RabbitNode) -> None:
     """Branches belong to the user that the broker authenticated: a second start-ok is refused at once."""
     rabbitmq.add_user("mallory")
     with RawClient(service.url("mallory")) as peer:
@@ -303,7 +301,7 @@ def test_a_slow_handshake_is_given_up(dtx_service: ServiceFactory) -> None:
             assert time.monotonic() - begun < 5
 
 
-def test_a_handshake_octet_by_octet_succeeds(service: DtxService) -> None:
+def test_a_handshake_in_single_bytes_succeeds(service: DtxService) -> None:
     with RawClient(service.url()) as peer:
         for octet in b"AMQP\x00\x00\x09\x01":
             peer.send_raw(bytes((octet,)))

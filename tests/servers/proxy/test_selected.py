@@ -28,7 +28,7 @@ def test_single_acks_take_messages_off_the_queue(
     assert bodies(rabbitmq, filled) == numbers(1, 3, 5, 6)
 
 
-def test_a_queue_without_a_name_is_still_the_one_declared_before(through: BlockingConnection, filled: str) -> None:
+def test_an_empty_queue_name_means_the_one_declared_last(through: BlockingConnection, filled: str) -> None:
     """Queue: "blank: the server uses the last declared queue on the channel"; dtx itself declares none there."""
     channel = through.channel()
     channel.queue_declare(filled, durable=True)
@@ -135,7 +135,7 @@ def test_a_consumer_without_acks(through: BlockingConnection, selected: Blocking
     assert seen == numbers(1, 2, 3, 4, 5, 6)
 
 
-def test_a_consumer_hears_that_its_queue_is_gone(through: BlockingConnection, selected: BlockingChannel) -> None:
+def test_a_consumer_is_notified_of_its_deleted_queue(through: BlockingConnection, selected: BlockingChannel) -> None:
     queue = selected.queue_declare("", exclusive=True).method.queue
     cancelled: list[Any] = []
     selected.add_on_cancel_callback(cancelled.append)

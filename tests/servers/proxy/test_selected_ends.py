@@ -36,7 +36,7 @@ def test_ack_multiple_outside_a_branch_spares_what_a_branch_holds(
     assert bodies(rabbitmq, filled) == numbers(2, 5, 6)
 
 
-def test_nack_of_everything_outside_a_branch_spares_what_a_branch_holds(
+def test_a_nack_of_all_spares_deliveries_of_a_branch(
     selected: BlockingChannel, filled: str, rabbitmq: RabbitNode
 ) -> None:
     xa = XAResource(selected)
@@ -52,7 +52,7 @@ def test_nack_of_everything_outside_a_branch_spares_what_a_branch_holds(
     assert bodies(rabbitmq, filled) == numbers(1, 3, 4, 5, 6)
 
 
-def test_a_publish_outside_a_branch_is_out_before_the_branch_ends(
+def test_a_publish_outside_a_branch_precedes_the_branchs_end(
     selected: BlockingChannel, queue: str, rabbitmq: RabbitNode
 ) -> None:
     xa = XAResource(selected)
@@ -149,7 +149,7 @@ def test_close_ok_comes_when_everything_is_done(service: DtxService, queue: str,
 
 
 @pytest.mark.parametrize(("publisher", "closes"), [(1, "channel"), (2, "connection"), (1, "both")])
-def test_close_ok_comes_when_everything_is_done_beside_a_branch_that_stays(
+def test_close_ok_follows_all_work_although_a_branch_stays(
     service: DtxService, queue: str, filled: str, rabbitmq: RabbitNode, publisher: int, closes: str
 ) -> None:
     """The connection to the broker stays open for the branch, so its close cannot prove that all has arrived."""
@@ -247,7 +247,7 @@ def test_a_channel_may_be_closed_while_it_is_being_selected(service: DtxService)
         peer.wait(methods.QueueDeclareOk.KEY)
 
 
-def test_a_client_may_hang_up_behind_a_close_beside_a_branch(service: DtxService, filled: str, queue: str) -> None:
+def test_a_client_may_disconnect_after_close_beside_a_branch(service: DtxService, filled: str, queue: str) -> None:
     """The branch needs the connection to the broker, which survives the end of the client."""
     xid = new_xid()
     with connected(service.url()) as connection:
@@ -268,7 +268,7 @@ def test_a_client_may_hang_up_behind_a_close_beside_a_branch(service: DtxService
         assert coordinator.commit(xid) == XaFlag.OK
 
 
-def test_what_waits_behind_a_publish_that_is_refused_waits_no_longer(service: DtxService, queue: str) -> None:
+def test_methods_waiting_behind_a_refused_publish_are_released(service: DtxService, queue: str) -> None:
     """queue.declare waits for the publish before it; the broker refuses the publish and closes the channel."""
     with logged_in(service.url()) as peer:
         for _ in range(20):
@@ -283,7 +283,7 @@ def test_what_waits_behind_a_publish_that_is_refused_waits_no_longer(service: Dt
             peer.open(1)
 
 
-def test_a_select_behind_a_publish_that_is_refused_costs_its_channel_alone(service: DtxService) -> None:
+def test_a_select_behind_a_refused_publish_closes_only_its_channel(service: DtxService) -> None:
     with logged_in(service.url()) as peer:
         for _ in range(20):
             peer.send_raw(

@@ -103,7 +103,7 @@ def test_a_channel_that_consumed_without_acks_can_be_selected(
     XAResource(channel).select()
 
 
-def test_what_is_open_keeps_a_channel_from_being_selected_and_costs_only_that_channel(
+def test_an_open_consumer_or_delivery_prevents_selecting_the_channel(
     through: BlockingConnection, filled: str, rabbitmq: RabbitNode
 ) -> None:
     """The channel number can be opened again and selected."""

@@ -60,7 +60,7 @@ def test_both_sides_are_encrypted(dtx_service: ServiceFactory, tls_node: RabbitN
     connection.close()
 
 
-def test_both_sides_of_a_client_of_amqp_1_0_are_encrypted(
+def test_both_sides_of_an_amqp_1_0_client_are_encrypted(
     dtx_service: ServiceFactory, tls_node: RabbitNode, certificates: Path
 ) -> None:
     service = dtx_service(
@@ -79,7 +79,7 @@ def test_both_sides_of_a_client_of_amqp_1_0_are_encrypted(
         assert body(raw.take()) == bytes(1_000_000)
 
 
-def test_a_broker_that_nobody_vouches_for_is_refused(
+def test_a_broker_with_an_untrusted_certificate_is_refused(
     dtx_service: ServiceFactory, tls_node: RabbitNode, certificates: Path
 ) -> None:
     with pytest.raises(RuntimeError, match=r"is not trusted .*--broker-ca"):
@@ -137,9 +137,7 @@ def test_a_handshake_that_fails_makes_room_for_others(dtx_service: ServiceFactor
         peer.log_in()
 
 
-def test_what_comes_in_one_piece_with_the_end_of_the_handshake_is_read(
-    dtx_service: ServiceFactory, certificates: Path
-) -> None:
+def test_data_together_with_the_handshakes_end_is_read(dtx_service: ServiceFactory, certificates: Path) -> None:
     """In TLS 1.3 a client may send data with its last message of the handshake; dtx answers encrypted."""
     service = dtx_service(*server_flags(certificates))
     context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))

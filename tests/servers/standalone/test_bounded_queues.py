@@ -58,7 +58,7 @@ def test_a_branch_that_a_full_queue_refuses_is_rolled_back(
     assert talk.count(queue) == 0
 
 
-def test_what_a_branch_has_voted_for_comes_into_a_full_queue(talk: Dialogue, raw: RawClient) -> None:
+def test_messages_of_a_prepared_branch_enter_a_full_queue(talk: Dialogue, raw: RawClient) -> None:
     queue = talk.queue(overflow="reject-publish", max_length=1)
     xid, ended = work(raw, queue, b"promised")
     assert ended is XaFlag.OK
@@ -82,7 +82,7 @@ def test_a_branch_that_is_suspended_is_judged_when_it_ends(talk: Dialogue, raw: 
     assert talk.count(queue) == 1
 
 
-def test_a_branch_that_ends_without_being_resumed_is_judged_as_well(talk: Dialogue, raw: RawClient) -> None:
+def test_a_branch_that_ends_while_suspended_is_checked_too(talk: Dialogue, raw: RawClient) -> None:
     """X/Open, table 6-2: xa_end is permitted in T2, suspended."""
     queue = talk.queue(overflow="reject-publish", max_length=1)
     xid = new_xid()

@@ -132,7 +132,7 @@ def test_topics_are_granted_listed_and_lifted(dtx: Dtx) -> None:
     assert json.loads(dtx("user", "list", "--json"))["topic_permissions"] == []
 
 
-def test_topics_that_cannot_be_granted_say_why(dtx: Dtx) -> None:
+def test_topics_that_cannot_be_granted_have_a_reason(dtx: Dtx) -> None:
     dtx("user", "grant-topic", "guest", "x", code=2)
     for words, why in (
         (("guest", "x", "--write", "("), "the pattern '(' of --write cannot be used"),
@@ -179,7 +179,7 @@ def test_a_password_is_the_first_line_of_stdin(dtx: Dtx, typed: bytes, password:
     assert not dtx.may_log_in("alice", b"old")
 
 
-def test_a_password_is_asked_for_on_a_terminal_and_not_shown(
+def test_a_password_is_prompted_for_without_echo(
     dtx: Dtx, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[tuple[str, dict[str, object]]] = []
@@ -196,7 +196,7 @@ def test_a_password_is_asked_for_on_a_terminal_and_not_shown(
     assert dtx.may_log_in("alice", SECRET.encode())
 
 
-def test_where_nobody_can_be_asked_the_password_must_come_from_stdin(dtx: Dtx) -> None:
+def test_without_a_terminal_the_password_must_come_from_stdin(dtx: Dtx) -> None:
     dtx("user", "add", "alice", stdin=SECRET.encode(), code=2)
     assert "use --password-stdin" in dtx.err
 
@@ -231,7 +231,7 @@ def test_vhosts_are_listed(dtx: Dtx) -> None:
     assert dtx("vhost", "list") == "/\n"
 
 
-def test_who_owns_branches_in_doubt_is_told_when_its_user_goes(dtx: Dtx, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleting_the_owner_of_branches_in_doubt_warns(dtx: Dtx, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AccountEditor, "remove_user", lambda *_: 2)
     assert dtx("user", "rm", "alice") == "user alice is removed\n"
     assert "branches in doubt that it has started: 2" in dtx.err
@@ -245,7 +245,7 @@ def test_without_tables_the_user_is_sent_to_migrate(
     assert "run 'dtx migrate'" in dtx.err
 
 
-def test_users_can_be_made_before_the_first_start_and_while_dtx_runs_with_its_embedded_postgresql(
+def test_users_can_be_made_before_the_first_start(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with short_directory("users") as directory:

@@ -108,7 +108,7 @@ def dtx(scene: Scene, capsys: pytest.CaptureFixture[str]) -> Command:
     return Command(scene.url, capsys)
 
 
-def test_in_doubt_tells_where_a_branch_publishes_and_consumed(dtx: Command, scene: Scene) -> None:
+def test_in_doubt_lists_queues_of_publishes_and_consumption(dtx: Command, scene: Scene) -> None:
     found = {each["xid"]: each for each in dtx.objects("in-doubt")}
     assert list(found) == [str(scene.published), str(scene.moved)]
     published, moved = found[str(scene.published)], found[str(scene.moved)]
@@ -121,7 +121,7 @@ def test_in_doubt_tells_where_a_branch_publishes_and_consumed(dtx: Command, scen
     assert table[-1] == "2 in doubt: 2 prepared"
 
 
-def test_the_view_for_people_with_psql_says_the_same(dtx: Command, scene: Scene) -> None:
+def test_the_sql_view_agrees_with_the_command(dtx: Command, scene: Scene) -> None:
     with psycopg.connect(dtx.url) as connection:
         rows = connection.execute("SELECT xid, queues, exchanges FROM dtx.in_doubt ORDER BY started_at").fetchall()
     assert rows == [(str(scene.published), None, "amq.fanout"), (str(scene.moved), "orders", "")]
@@ -248,7 +248,7 @@ def test_doctor_misses_virtual_hosts_that_have_something(
     assert dtx.findings() == {}
 
 
-def test_doctor_in_front_of_a_broker_tells_what_a_dtx_without_one_has_left(dtx: Command) -> None:
+def test_doctor_reports_what_a_standalone_dtx_has_left(dtx: Command) -> None:
     found = dtx.findings("--broker", "amqp://127.0.0.1:1/", code=1)
     assert found["broker.reachable"][0] == "failed"
     assert "the messages of 2 branches in doubt are in the database" in found["in-doubt.mode"][1]

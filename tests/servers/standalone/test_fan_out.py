@@ -78,7 +78,7 @@ def test_a_publish_that_takes_too_much_is_refused(standalone: DtxService, exchan
     assert ready(owner, name + b"-0") == before + 1
 
 
-def test_a_publish_that_takes_too_much_is_refused_in_amqp_10(
+def test_a_publish_beyond_the_memory_is_refused_in_amqp_10(
     standalone: DtxService, exchange: tuple[RawClient, bytes]
 ) -> None:
     """Properties are stored twice: as received, and as AMQP 0-9 properties."""

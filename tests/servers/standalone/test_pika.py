@@ -151,7 +151,7 @@ def test_two_work_queues(program: Callable[..., Program], channel: BlockingChann
     assert first.wait(1) == [b"a hard one......"]
 
 
-def test_two_a_task_of_a_worker_that_dies_goes_to_another(
+def test_two_a_dead_workers_task_goes_to_another(
     parameters: pika.ConnectionParameters, program: Callable[..., Program], channel: BlockingChannel
 ) -> None:
     channel.queue_declare(queue="task_queue", durable=True)
@@ -281,7 +281,7 @@ def test_delivery_confirmations(channel: BlockingChannel) -> None:
     assert channel.queue_purge("test").method.message_count == 10
 
 
-def test_a_mandatory_message_that_nobody_takes_is_unroutable(channel: BlockingChannel) -> None:
+def test_an_unroutable_mandatory_message_is_returned(channel: BlockingChannel) -> None:
     channel.confirm_delivery()
     with pytest.raises(UnroutableError) as raised:
         channel.basic_publish(exchange="", routing_key="nowhere", body=b"Hello World!", mandatory=True)
@@ -291,7 +291,7 @@ def test_a_mandatory_message_that_nobody_takes_is_unroutable(channel: BlockingCh
     channel.basic_publish(exchange="", routing_key="nowhere", body=b"Hello World!")
 
 
-def test_a_publish_to_an_exchange_that_is_not_there_is_told_by_the_confirm(channel: BlockingChannel) -> None:
+def test_the_confirm_reports_a_missing_exchange(channel: BlockingChannel) -> None:
     channel.confirm_delivery()
     with pytest.raises(ChannelClosedByBroker) as raised:
         channel.basic_publish(exchange="test", routing_key="test", body=b"Hello World!", mandatory=True)
@@ -392,7 +392,7 @@ def test_a_connection_by_url(standalone: DtxService) -> None:
         assert connection.channel().is_open
 
 
-def test_a_consumer_that_is_cancelled_by_the_server_hears_of_it(channel: BlockingChannel) -> None:
+def test_a_consumer_is_notified_of_a_cancel_by_the_server(channel: BlockingChannel) -> None:
     """RabbitMQ, Consumer Cancel Notification."""
     queue = channel.queue_declare(queue="", exclusive=True).method.queue
     cancelled: list[str] = []

@@ -15,7 +15,7 @@ def method(key: int, arguments: bytes = b"") -> bytes:
     return struct.pack(">I", key) + arguments
 
 
-def test_a_thousand_methods_behind_one_that_takes_time_are_done_in_order(standalone: DtxService) -> None:
+def test_a_thousand_methods_behind_a_slow_one_keep_order(standalone: DtxService) -> None:
     """Each tx.commit waits for the disk; methods sent after it wait for the commit."""
     with session(standalone.url("guest", "guest")) as client:
         client.open(1)

@@ -163,7 +163,7 @@ def test_a_binding_is_searched_for(peer: RawClient, names: Names) -> None:
         (lambda _: binding_query(b"", b"", b"nope"), "^exchange-", "", 403),
     ],
 )
-def test_who_may_not_see_does_not_learn(
+def test_a_query_without_permission_reveals_nothing(
     standalone: DtxService, names: Names, query: Callable[[Names], bytes], read: str, write: str, code: int
 ) -> None:
     """The refusal does not show whether the exchange or queue exists; the rules are those in front of a broker."""
@@ -211,7 +211,7 @@ def test_truncated_queries_end_the_connection(standalone: DtxService) -> None:
 # -- execution ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_flush_tells_how_many_commands_have_been_executed(peer: RawClient) -> None:
+def test_a_flush_returns_the_number_of_executed_commands(peer: RawClient) -> None:
     """execution.complete: "the low-water mark for executed command-ids"."""
     queue = f"flush-{secrets.token_hex(4)}".encode()
     assert asked(peer, FLUSH, methods.ExecutionComplete.KEY) == bytes(4)
@@ -233,7 +233,7 @@ def test_commands_are_counted_on_their_channel(peer: RawClient) -> None:
     assert peer.wait(methods.ExecutionComplete.KEY, channel=2).payload[4:] == bytes(4)
 
 
-def test_a_flush_in_a_branch_waits_for_what_came_before_it(peer: RawClient) -> None:
+def test_a_flush_in_a_branch_waits_for_earlier_commands(peer: RawClient) -> None:
     xid = new_xid()
     calls: list[DtxCall] = [DtxSelect(), DtxStart(xid=xid), DtxEnd(xid=xid), DtxRollback(xid=xid)]
     peer.say(1, *(call.encode() for call in calls), FLUSH)
@@ -335,7 +335,7 @@ def test_select_and_get_timeout_have_no_ticket(strict: DtxService) -> None:
         assert refusal(peer, DtxGetTimeout(xid=new_xid()).encode()).reply_code == 404
 
 
-def test_where_none_is_required_ticket_0_will_do_and_a_wrong_one_will_not(peer: RawClient) -> None:
+def test_without_required_tickets_only_ticket_0_is_accepted(peer: RawClient) -> None:
     for query in QUERIES_WITH:
         peer.say(1, query(0))
         peer.wait(methods.ExchangeBindOk.KEY, methods.BindingQueryOk.KEY)

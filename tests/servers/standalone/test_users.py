@@ -136,7 +136,7 @@ def test_a_user_from_its_making_to_its_end(service: DtxService, queue: str, monk
     assert bodies(service, queue) == [b"by alice", b"connected still"]
 
 
-def test_who_may_not_enter_any_more_is_disconnected(users: StandaloneUsers) -> None:
+def test_a_user_whose_access_is_revoked_is_disconnected(users: StandaloneUsers) -> None:
     """Unlike RabbitMQ, where such a client keeps its consumers until it leaves."""
     users.add("bob")
     users.permit("bob")
@@ -150,7 +150,7 @@ def test_who_may_not_enter_any_more_is_disconnected(users: StandaloneUsers) -> N
     users.remove("bob")
 
 
-def test_who_is_in_a_vhost_that_is_removed_is_disconnected(service: DtxService, users: StandaloneUsers) -> None:
+def test_clients_of_a_removed_vhost_are_disconnected(service: DtxService, users: StandaloneUsers) -> None:
     """A client in the virtual host is disconnected and cannot connect to it again."""
     assert service.database is not None
     editor = AccountEditor(service.database, "dtx")
@@ -165,7 +165,7 @@ def test_who_is_in_a_vhost_that_is_removed_is_disconnected(service: DtxService, 
         RawClient(users.url(vhost="shop")).log_in()
 
 
-def test_tags_count_for_who_is_connected(users: StandaloneUsers, clerk: str) -> None:
+def test_changed_tags_apply_to_connected_users(users: StandaloneUsers, clerk: str) -> None:
     raw = properties.build({Property.USER_ID: b"somebody"})
 
     def may_pretend() -> bool:
@@ -209,7 +209,7 @@ def test_guest_comes_in_from_this_machine_only(
 # -- many attempts -----------------------------------------------------------------------------------------------------
 
 
-def test_wrong_passwords_for_one_name_keep_nobody_else_waiting(users: StandaloneUsers, clerk: str, queue: str) -> None:
+def test_wrong_passwords_of_one_name_delay_no_other(users: StandaloneUsers, clerk: str, queue: str) -> None:
     users.add("victim")
     users.permit("victim")
     with session(users.url()) as client, ExitStack() as stack:
@@ -231,7 +231,7 @@ def test_wrong_passwords_for_one_name_keep_nobody_else_waiting(users: Standalone
     users.remove("victim")
 
 
-def test_a_client_that_comes_back_with_its_old_password_does_not_wait(users: StandaloneUsers, clerk: str) -> None:
+def test_a_client_that_repeats_its_old_password_is_not_delayed(users: StandaloneUsers, clerk: str) -> None:
     """Each wrong password is verified once, so a login with the right password of the same user does not wait."""
     users.renew(clerk, "new")
     for _ in range(40):

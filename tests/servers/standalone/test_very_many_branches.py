@@ -61,7 +61,7 @@ def states(operator: Operator) -> dict[str, int]:
     return found
 
 
-def test_very_many_branches_time_out_lose_their_client_and_are_forgotten(database: str, xids: list[Xid]) -> None:
+def test_very_many_branches_time_out_and_are_forgotten(database: str, xids: list[Xid]) -> None:
     """Each step concerns all branches at about the same time."""
     options = (*ADMIN, "--default-timeout", str(SECONDS), "--tombstone-ttl", "5")
     with (

@@ -65,7 +65,7 @@ async def test_a_branch_commits_in_two_phases(world: World, channel: Any) -> Non
     assert world.messages("q1") == ["one"]
 
 
-async def test_a_branch_commits_in_one_phase_or_is_read_only_or_rolled_back(world: World, channel: Any) -> None:
+async def test_a_branch_commits_in_one_phase_or_rolls_back(world: World, channel: Any) -> None:
     xa = AioXAResource(channel, timeout=30)
     for body, way in (("one", "one-phase"), ("", "read-only"), ("two", "rollback")):
         xid = new_xid()
@@ -98,7 +98,7 @@ async def test_a_consumed_message_is_back_after_a_failed_end(world: World, chann
     assert world.messages("q1") == ["one"]
 
 
-async def test_a_refused_call_closes_its_channel_alone_and_the_coordinator_takes_another(connection: Any) -> None:
+async def test_a_refused_call_closes_its_channel_and_is_replaced(connection: Any) -> None:
     xid = new_xid()
     for method, error, code in (("commit", XAER_NOTA, 404), ("end", XAER_NOTA, 404)):
         channel = await connection.channel(publisher_confirms=False)
@@ -118,7 +118,7 @@ async def test_a_refused_call_closes_its_channel_alone_and_the_coordinator_takes
     await coordinator.close()
 
 
-async def test_an_xid_that_exists_cannot_be_started_and_a_prepared_one_not_joined(connection: Any) -> None:
+async def test_an_existing_xid_cannot_start_a_prepared_one_not_join(connection: Any) -> None:
     first, second, third = [AioXAResource(await connection.channel(publisher_confirms=False)) for _ in range(3)]
     xid = new_xid()
     await first.start(xid)
@@ -132,7 +132,7 @@ async def test_an_xid_that_exists_cannot_be_started_and_a_prepared_one_not_joine
     await first.rollback(xid)
 
 
-async def test_a_channel_with_confirms_is_refused_before_the_server_closes_it(connection: Any) -> None:
+async def test_a_channel_with_confirms_is_refused_before_it_closes(connection: Any) -> None:
     with pytest.raises(XAER_OUTSIDE, match="publisher_confirms=False"):
         AioXAResource(await connection.channel())
 
@@ -213,7 +213,7 @@ async def test_a_service_that_dies_ends_the_call(world: World, channel: Any) -> 
         await xa.prepare(xid)
 
 
-async def test_a_silent_service_ends_the_call_when_its_time_is_up(world: World, channel: Any) -> None:
+async def test_a_silent_service_ends_the_call_at_the_timeout(world: World, channel: Any) -> None:
     xid = new_xid()
     await AioXAResource(channel).start(xid)
     world.services["q1"].pause()
@@ -241,7 +241,7 @@ async def test_a_cancelled_call_leaves_the_channel_usable(world: World, channel:
     assert world.messages("q1") == ["one"]
 
 
-async def test_a_peer_that_is_not_dtx_is_refused_before_a_frame_goes_out(connection: Any, channel: Any) -> None:
+async def test_a_peer_without_dtx_is_refused_before_any_frame(connection: Any, channel: Any) -> None:
     underlying = await channel.get_underlay_channel()
     underlying.connection.server_properties["capabilities"].pop("dtx")
     with pytest.raises(PeerIsNotDtx):
@@ -361,7 +361,7 @@ async def test_a_cancelled_commit_comes_to_its_end_first(
     assert world.in_doubt() == []
 
 
-async def test_a_resource_that_is_down_in_the_second_phase_is_told_by_recovery(
+async def test_recovery_completes_a_resource_down_in_the_second_phase(
     world: World, manager: AsyncTransactionManager
 ) -> None:
     steps.arm(lambda point: world.services["q2"].kill9() if point is CommitPoint.DECIDED else None)

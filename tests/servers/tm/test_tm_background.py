@@ -24,7 +24,7 @@ def orphaned(world: World) -> None:
     world.services["q1"].kill9()
 
 
-def test_recovery_goes_on_in_the_background_until_a_resource_is_back(world: World) -> None:
+def test_recovery_continues_in_the_background_until_a_resource_returns(world: World) -> None:
     orphaned(world)
     with world.manager(recover_every=0.05) as tm:
         wait_until(lambda: tm.metrics.unreachable.labels("n")._value.get() == 1, what="a round without q1")
@@ -51,7 +51,7 @@ async def test_recovery_goes_on_in_the_background_with_asyncio(world: World) -> 
                 await asyncio.sleep(0.02)
 
 
-def test_a_command_that_watches_goes_on_until_it_is_told_to_end(world: World) -> None:
+def test_a_watching_command_continues_until_it_is_stopped(world: World) -> None:
     orphaned(world)
     words = ["--node", "n", "--log", str(world.log), "--interval", "0s", "--watch", "--every", "100ms", "--json"]
     for resource in (*world.databases.items(), *((name, each.url()) for name, each in world.services.items())):

@@ -163,7 +163,7 @@ def test_one_resource_alone_commits_in_one_phase(world: World) -> None:
     assert everywhere(world) == [{"db1"}, set(), {"q1"}, set()]
 
 
-def test_read_only_votes_leave_the_others_to_commit_in_one_phase(world: World) -> None:
+def test_read_only_votes_leave_a_one_phase_commit(world: World) -> None:
     """X/Open 2.3.2: a read-only branch needs no second phase; the only other branch commits in one phase."""
     with world.manager() as tm:
         with tm.transaction() as tx:
@@ -176,7 +176,7 @@ def test_read_only_votes_leave_the_others_to_commit_in_one_phase(world: World) -
     assert everywhere(world) == [{"one"}, set(), set(), set()]
 
 
-def test_a_read_only_branch_does_not_stand_in_the_decision(world: World) -> None:
+def test_a_read_only_branch_is_not_in_the_decision(world: World) -> None:
     with world.manager() as tm:
         with tm.transaction() as tx:
             write(tx, "one", "db1")

@@ -44,7 +44,7 @@ def test_what_was_decided_is_read_as_it_was_written(log: DecisionLog) -> None:
     assert log.read(b"b") is None
 
 
-def test_the_first_decision_stands(log: DecisionLog, where: str) -> None:
+def test_the_first_decision_counts(log: DecisionLog, where: str) -> None:
     with open_log(where) as other:
         assert other.fence(row("a")) is Decision.ROLLBACK
         assert log.decide(row("a")) is Decision.ROLLBACK
@@ -121,7 +121,7 @@ def test_a_heuristic_outcome_is_recorded_once(log: DecisionLog) -> None:
     assert recorded == at <= forgotten
 
 
-def test_who_lives_is_known_to_all(log: DecisionLog, where: str) -> None:
+def test_every_process_knows_which_others_live(log: DecisionLog, where: str) -> None:
     log.claim("n", "p1")
     with open_log(where) as other:
         assert other.alive("n", "p1")

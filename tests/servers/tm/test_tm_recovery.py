@@ -81,7 +81,7 @@ def test_an_orphan_is_rolled_back_when_it_is_old_enough(world: World, name: str)
     assert world.in_doubt() == []
 
 
-def test_a_branch_with_a_name_that_no_resource_has_is_rolled_back_with_the_rest(world: World) -> None:
+def test_a_branch_without_a_known_resource_is_rolled_back(world: World) -> None:
     """The gtrid identifies the owner; any bytes in the bqual must not stop recovery."""
     dead = Gtrid("n", "0123456789ab", time.time() - 100, 1).to_octets()
     with world.manager() as tm:
@@ -92,7 +92,7 @@ def test_a_branch_with_a_name_that_no_resource_has_is_rolled_back_with_the_rest(
     assert world.in_doubt() == []
 
 
-def test_a_transaction_of_a_process_that_lives_is_left_to_it(world: World) -> None:
+def test_a_transaction_of_a_live_process_is_left_alone(world: World) -> None:
     with world.manager() as owner, world.manager() as other:
         tx = left_at(owner, CommitPoint.VOTED)
         report = other.recover()
@@ -126,7 +126,7 @@ def test_a_transaction_that_runs_in_this_process_is_left_alone(world: World) -> 
     assert world.rows("db1") == {"one"}
 
 
-def test_a_resource_that_is_down_in_the_second_phase_is_told_by_recovery(world: World) -> None:
+def test_recovery_completes_a_resource_down_in_the_second_phase(world: World) -> None:
     with world.manager() as tm:
 
         def reached(here: CommitPoint) -> None:
@@ -152,7 +152,7 @@ def test_a_resource_that_is_down_in_the_second_phase_is_told_by_recovery(world: 
     assert world.in_doubt() == []
 
 
-def test_a_resource_that_dies_in_the_first_phase_rolls_everything_back(world: World) -> None:
+def test_a_resource_lost_in_the_first_phase_rolls_back_everything(world: World) -> None:
     with world.manager() as tm:
         tx = tm.begin()
         write(tx, "one", *ALL)
@@ -183,7 +183,7 @@ def test_a_session_that_is_lost_between_transactions_is_replaced(world: World) -
     assert world.rows("db1") == {"one", "two"}
 
 
-def test_a_heuristic_rollback_of_one_branch_is_damage_that_is_raised_and_logged(world: World) -> None:
+def test_a_heuristic_rollback_of_one_branch_is_raised_and_logged(world: World) -> None:
     with world.manager() as tm:
 
         def reached(here: CommitPoint) -> None:
@@ -215,7 +215,7 @@ def test_a_heuristic_commit_of_what_is_committed_is_no_damage(world: World) -> N
 
 
 @only_alongside
-def test_a_one_phase_commit_that_the_broker_keeps_waiting_is_not_written_down_as_a_roll_back(world: World) -> None:
+def test_a_delayed_one_phase_commit_is_not_logged_as_rollback(world: World) -> None:
     """The resource manager has decided to commit: a roll-back in the log would contradict its journal."""
     with world.channel(world.services["q1"]) as direct:
         direct.exchange_declare("orders", "fanout", durable=True)
@@ -246,7 +246,7 @@ def test_a_one_phase_commit_that_the_broker_keeps_waiting_is_not_written_down_as
     assert world.messages("q1") == ["one"]
 
 
-def test_a_log_that_fails_before_the_decision_leaves_the_outcome_to_recovery(world: World) -> None:
+def test_a_log_failure_before_the_decision_leaves_recovery_to_decide(world: World) -> None:
     with world.manager() as tm:
         real = world.log.with_name("kept")
 
@@ -275,7 +275,7 @@ def test_a_log_that_fails_before_the_decision_leaves_the_outcome_to_recovery(wor
     assert world.in_doubt() == []
 
 
-def test_a_decision_that_the_log_did_not_confirm_is_found_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unconfirmed_decision_is_looked_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The decision was written but its confirmation was lost: the fence finds the decision, which stands."""
     with world.manager() as tm:
         write_batch = tm.log.write
@@ -346,7 +346,7 @@ def test_a_log_without_fsync_is_refused(world: World) -> None:
         world.server.drop_database(url)
 
 
-def test_a_forked_process_does_not_use_the_names_of_its_parent(world: World) -> None:
+def test_a_forked_process_does_not_reuse_names_of_its_parent(world: World) -> None:
     with world.manager() as tm:
         tm.identity._pid = os.getpid() + 1
         with pytest.raises(Misuse, match="after the fork"):
@@ -399,7 +399,7 @@ def test_recover_as_a_command(world: World) -> None:
     assert service.running
 
 
-def test_a_resource_that_is_gone_does_not_keep_the_others_waiting(world: World) -> None:
+def test_an_unreachable_resource_does_not_delay_the_others(world: World) -> None:
     nowhere = DtxResource("q3", "amqp://guest:guest@127.0.0.1:1/")
     gone = Pep249Resource("db3", partial(psycopg.connect, "postgresql://127.0.0.1:1/nothing"))
     with world.manager() as tm:

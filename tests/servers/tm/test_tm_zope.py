@@ -106,9 +106,7 @@ def test_a_veto_after_our_vote_rolls_the_prepared_branch_back(world: World, tm: 
     assert world.in_doubt() == []
 
 
-def test_a_two_phase_session_of_sqlalchemy_and_a_queue_commit_together(
-    world: World, tm: TransactionManager, sessions: Any
-) -> None:
+def test_a_sqlalchemy_session_and_a_queue_commit_together(world: World, tm: TransactionManager, sessions: Any) -> None:
     with transaction.manager:
         publish(tm, "one")
         insert(sessions(), "one")
@@ -123,7 +121,7 @@ def test_a_two_phase_session_of_sqlalchemy_and_a_queue_commit_together(
     assert world.in_doubt() == []
 
 
-def test_a_dtx_that_dies_before_the_vote_makes_the_vote_no(world: World, tm: TransactionManager, sessions: Any) -> None:
+def test_a_dtx_lost_before_the_vote_votes_no(world: World, tm: TransactionManager, sessions: Any) -> None:
     publish(tm, "one")
     insert(sessions(), "one")
     world.services["q1"].kill9()
@@ -136,9 +134,7 @@ def test_a_dtx_that_dies_before_the_vote_makes_the_vote_no(world: World, tm: Tra
     assert world.messages("q1") == []
 
 
-def test_a_log_that_is_out_of_reach_makes_the_vote_no(
-    world: World, tm: TransactionManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreachable_log_votes_no(world: World, tm: TransactionManager, monkeypatch: pytest.MonkeyPatch) -> None:
     """Errors that are known at the vote are not left to ``tpc_finish``."""
 
     def failing() -> None:
@@ -165,9 +161,7 @@ class Between(Veto):
         self._act()
 
 
-def test_a_dtx_that_dies_after_the_vote_is_told_by_recovery_and_nothing_is_raised(
-    world: World, tm: TransactionManager
-) -> None:
+def test_recovery_completes_a_dtx_lost_after_the_vote(world: World, tm: TransactionManager) -> None:
     publish(tm, "one")
     transaction.get().join(Between(world.services["q1"].kill9))
     transaction.commit()
@@ -178,7 +172,7 @@ def test_a_dtx_that_dies_after_the_vote_is_told_by_recovery_and_nothing_is_raise
     assert world.in_doubt() == []
 
 
-def test_a_branch_that_an_operator_rolled_back_after_the_vote_is_raised(world: World, tm: TransactionManager) -> None:
+def test_a_branch_rolled_back_heuristically_after_the_vote_is_raised(world: World, tm: TransactionManager) -> None:
     def by_hand() -> None:
         world.decide("q1", "rollback")
 
@@ -208,7 +202,7 @@ def test_a_savepoint_is_undone_alone(world: World, tm: TransactionManager) -> No
     assert tm.log.unfinished("n") == []
 
 
-def test_a_savepoint_from_before_the_queue_joined_undoes_all_of_it(world: World, tm: TransactionManager) -> None:
+def test_a_savepoint_before_the_queue_joined_undoes_its_work(world: World, tm: TransactionManager) -> None:
     with transaction.manager:
         before = transaction.savepoint()
         publish(tm, "undone")
@@ -335,7 +329,7 @@ def test_pyramid_tm_commits_a_request_that_succeeds_and_no_other(
     assert world.in_doubt() == []
 
 
-def test_a_transaction_that_has_failed_already_takes_nobody_in(world: World, tm: TransactionManager) -> None:
+def test_a_failed_transaction_accepts_no_resource(world: World, tm: TransactionManager) -> None:
     """A transaction begun for it would run until its time-out and keep its connection."""
     running = tm.metrics.running.labels("n")._value
     before = running.get()  # a counter of the process: another test may have left a value

@@ -70,7 +70,7 @@ async def counted_turns() -> AsyncIterator[Callable[[], int]]:
     counting.cancel()
 
 
-async def test_others_get_their_turn_while_the_branches_of_clients_are_counted() -> None:
+async def test_counting_branches_of_clients_yields_to_others() -> None:
     async with counted_turns() as turns:
         page = await routes_read.list_connections(VIEWER, a_desk(50), limit=CLIENTS)
         assert turns() >= CLIENTS * 50
@@ -85,7 +85,7 @@ async def test_others_get_their_turn_after_each_connection_of_a_list() -> None:
     assert len(page.connections) == CLIENTS
 
 
-async def test_others_get_their_turn_while_the_scans_of_clients_are_listed() -> None:
+async def test_listing_scans_of_clients_yields_to_others() -> None:
     async with counted_turns() as turns:
         page = await routes_read.list_scans(VIEWER, a_desk(0), cursor="3-1", limit=5)
         assert turns() >= CLIENTS - 1

@@ -10,7 +10,7 @@ LONGEST = "\u00e4" * 127 + "a"
 
 
 @pytest.mark.parametrize("name", ["exchange", "routing_key", "queue"])
-def test_a_name_that_amqp_cannot_carry_is_no_place_for_a_message(name: str) -> None:
+def test_a_name_too_long_for_amqp_is_no_redirection(name: str) -> None:
     """The limit is in bytes, not letters. With a longer name the branch could not be completed."""
     given = {"reason": "moved", "position": 1}
     assert getattr(RedirectForm.model_validate({**given, name: LONGEST}), name) == LONGEST

@@ -55,6 +55,6 @@ def test_other_names_are_not(host: str | None, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
-def test_who_asks_whether_it_lives_may_call_it_as_it_likes(path: str) -> None:
+def test_liveness_requests_may_use_any_host_name(path: str) -> None:
     assert status_of("balancer", path=path) == 200
     assert status_of(None, path=path) == 200

@@ -39,7 +39,7 @@ def test_a_search_means_a_filter_of_the_api(typed: dict[str, str], meant: dict[s
 
 
 @pytest.mark.parametrize("typed", [{"q": "7:zz:"}, {"older": "soon"}, {"format_id": "x"}, {"branch": "no id"}])
-def test_what_means_nothing_is_said(typed: dict[str, str]) -> None:
+def test_meaningless_input_is_reported(typed: dict[str, str]) -> None:
     with pytest.raises(Problem) as caught:
         filter_of(fields(**typed))
     assert caught.value.status == 422
@@ -80,7 +80,7 @@ def test_nothing_reaches_a_page_unescaped() -> None:
 @pytest.mark.parametrize(
     ("given", "said"), [({}, "No client is connected."), ({"user": "olga"}, "No connection matches.")]
 )
-def test_an_empty_list_of_connections_tells_whether_a_search_made_it_so(given: dict[str, str], said: str) -> None:
+def test_an_empty_connection_list_reports_whether_a_search_applied(given: dict[str, str], said: str) -> None:
     context = {
         **frame(None),
         "given": given,
@@ -109,7 +109,7 @@ def test_rates_are_those_of_the_last_minute() -> None:
     assert next(rate for rate in rates(far_apart) if rate.operation == "commit").per_second == 1.0
 
 
-def test_what_takes_longer_than_every_bound_is_told_as_the_last_one() -> None:
+def test_a_value_above_every_bound_counts_as_the_last() -> None:
     samples = [Sample(0.0, {}, {}), Sample(1.0, {"commit": 1.0}, {"commit": {30.0: 0.0, float("inf"): 1.0}})]
     assert next(rate for rate in rates(samples) if rate.operation == "commit").p99 == 30.0
 
@@ -124,12 +124,12 @@ def test_samples_are_those_of_the_metrics() -> None:
     assert sample.buckets["commit"][float("inf")] == 3.0
 
 
-def test_a_curve_ends_at_the_right_and_touches_its_highest_value() -> None:
+def test_a_curve_ends_at_the_right_and_reaches_its_maximum() -> None:
     assert curve([0.0, 2.0, 1.0], 100, 10, 11) == "80.0,10.0 90.0,0.0 100.0,5.0"
     assert curve([], 100, 10, 11) == ""
 
 
-def test_a_time_is_told_in_utc_and_precisely_to_machines() -> None:
+def test_a_time_is_shown_in_utc_and_precise_for_machines() -> None:
     shown = str(_when(datetime(2026, 1, 31, 12, 0, 0, 123_456, tzinfo=UTC)))
     assert shown.startswith('<time datetime="2026-01-31T12:00:00.123Z">2026-01-31')
 

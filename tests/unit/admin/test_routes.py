@@ -39,6 +39,6 @@ def test_a_method_that_no_route_takes_is_not_allowed(method: str, path: str) -> 
     assert b"GET" in dict(said[0]["headers"])[b"allow"]
 
 
-def test_the_document_tells_the_type_of_the_metrics() -> None:
+def test_the_api_document_has_the_type_of_the_metrics() -> None:
     answers = api(NOTHING).openapi()["paths"]["/metrics"]["get"]["responses"]
     assert list(answers["200"]["content"]) == [CONTENT_TYPE_LATEST]

@@ -200,7 +200,7 @@ async def test_health_and_metrics_are_answered_beside_many_requests(
         (("127.0.0.0/8",), b"https 10.9.8.7", True),
     ],
 )
-async def test_only_a_trusted_proxy_says_who_asks_and_how(
+async def test_only_a_trusted_proxy_sets_client_address_and_scheme(
     proxies: tuple[str, ...], seen: bytes, demands_tls: bool
 ) -> None:
     port = Port(*proxies)

@@ -21,7 +21,7 @@ class Clock:
         return self.now
 
 
-def test_a_session_is_found_by_its_cookie_until_it_is_ended() -> None:
+def test_a_session_is_found_by_its_cookie_until_its_end() -> None:
     found = Sessions()
     secret = found.begin(BADGE)
     session = found.find(secret)
@@ -34,7 +34,7 @@ def test_a_session_is_found_by_its_cookie_until_it_is_ended() -> None:
     assert found.find(secret) is None
 
 
-def test_a_session_that_is_not_used_ends_and_watching_is_no_use() -> None:
+def test_an_unused_session_ends_and_watching_is_no_use() -> None:
     clock = Clock()
     found = Sessions(clock)
     used, watched = found.begin(BADGE), found.begin(BADGE)

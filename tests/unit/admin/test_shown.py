@@ -160,19 +160,19 @@ def test_properties_are_shown_by_name() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_whatever_the_properties_are_they_are_shown_as_json_without_control_characters(raw: bytes) -> None:
+def test_any_properties_are_shown_as_json_without_control_characters(raw: bytes) -> None:
     shown = json.dumps(decode_properties(raw), allow_nan=False, ensure_ascii=False)
     assert shown.isprintable()
 
 
 @given(st.binary(max_size=200))
-def test_whatever_the_headers_are_they_are_shown_as_json_without_control_characters(table: bytes) -> None:
+def test_any_headers_are_shown_as_json_without_control_characters(table: bytes) -> None:
     raw = b"\x20\x00" + len(table).to_bytes(4, "big") + table
     shown = json.dumps(decode_properties(raw), allow_nan=False, ensure_ascii=False)
     assert shown.isprintable()
 
 
-def test_a_message_is_shown_with_where_it_goes_and_how_large_it_is() -> None:
+def test_a_message_is_shown_with_destination_and_size() -> None:
     work = WorkRow(
         position=3,
         kind=WorkKind.PUBLISH,

@@ -60,7 +60,7 @@ async def test_sources_take_turns_and_so_do_the_users_of_one() -> None:
     assert len(crowd.throttle) == 0
 
 
-async def test_who_leaves_while_waiting_is_passed_over() -> None:
+async def test_a_client_that_leaves_while_waiting_is_skipped() -> None:
     crowd = Crowd(1)
     await crowd.come("a/x#1", "a/x#2", "a/y#1", "b/z#1", "b/w#1")
     for name in ("a/x#2", "a/y#1", "b/z#1"):

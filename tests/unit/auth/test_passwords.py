@@ -64,7 +64,7 @@ async def test_a_thousand_clients_that_come_at_once_cost_one_run(
     assert len(count.runs) == 1
 
 
-async def test_a_client_that_insists_on_an_old_password_costs_one_run(
+async def test_a_client_that_repeats_an_old_password_costs_one_verification(
     verifier: Verifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = Counter(monkeypatch)
@@ -149,7 +149,7 @@ async def test_passwords_are_verified_behind_commits(verifier: Verifier) -> None
     assert os.getpriority(os.PRIO_PROCESS, 0) < priority
 
 
-async def test_who_goes_away_while_its_password_is_verified_keeps_its_turn_till_the_end(
+async def test_a_client_lost_during_verification_keeps_its_turn(
     verifier: Verifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a source that does not wait for answers could use all threads."""
@@ -203,7 +203,7 @@ async def test_an_attempt_that_was_given_up_counts_by_its_result(
     assert (len(verifier._throttle) == 0) is right
 
 
-async def test_a_changed_password_is_not_found_among_those_that_were_verified(verifier: Verifier) -> None:
+async def test_a_changed_password_is_not_among_the_verified_ones(verifier: Verifier) -> None:
     assert await verifier.verify(b"u", b"right", STORED)
     changed = hash_password(b"new")
     assert not await verifier.verify(b"u", b"right", changed)

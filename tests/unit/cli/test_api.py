@@ -77,7 +77,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         yield found
 
 
-def test_the_token_and_the_question_are_sent_and_no_proxy_is_asked(
+def test_token_and_query_are_sent_and_no_proxy_is_used(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
@@ -102,7 +102,7 @@ def test_an_order_is_sent_as_json_in_ascii(server: Server, capsys: pytest.Captur
     assert "at 2 exchanges" in capsys.readouterr().out
 
 
-def test_what_is_removed_is_named_in_the_path_and_the_answer_may_be_empty(server: Server) -> None:
+def test_delete_names_the_object_in_the_path(server: Server) -> None:
     server.answer = (204, {}, b"")
     assert run(["token", "remove", "a/b", "--api", server.url]) == 0
     assert server.asked[0][:2] == ("DELETE", "/api/tokens/a%2Fb?reason=")
@@ -126,7 +126,7 @@ def test_the_token_goes_to_the_named_address_alone(server: Server, capsys: pytes
         ((0, b""), "the API at {url} does not answer: "),
     ],
 )
-def test_an_answer_that_is_none_is_told_in_one_sentence(
+def test_an_invalid_answer_is_reported_in_one_sentence(
     server: Server, capsys: pytest.CaptureFixture[str], answer: tuple[int, bytes], said: str
 ) -> None:
     status, body = answer
@@ -137,7 +137,7 @@ def test_an_answer_that_is_none_is_told_in_one_sentence(
     assert error.count("\n") == 1
 
 
-def test_an_api_that_is_not_there_is_told_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_api_is_reported_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
     assert run(["audit", "--api", url, "--token-file", __file__]) == 1

@@ -68,7 +68,7 @@ def test_the_help_lists_commands_and_exit_codes(capsys: pytest.CaptureFixture[st
     assert documented == set(Exit)
 
 
-def test_every_setting_is_a_flag_of_serve_with_its_variable_and_its_sentence(
+def test_every_setting_is_a_documented_flag_of_serve(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Settings by flags, environment DTX_* and a TOML file."""

@@ -67,7 +67,7 @@ SECRET = "s3cr%et"
     ],
     ids=["log", "log of another kind", "database", "queue", "without a name"],
 )
-def test_what_is_wrong_with_a_url_is_said_without_its_password(
+def test_an_invalid_url_is_reported_without_its_password(
     log: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
 ) -> None:
     """Libraries repeat the URL in their errors. Passwords with ``%`` or ``/`` are a common cause of wrong URLs."""

@@ -57,7 +57,7 @@ def test_names_and_numbers_are_those_of_xa_h() -> None:
 
 
 @pytest.mark.parametrize("flag", XaFlag)
-def test_every_flag_is_a_result_or_has_an_exception_of_its_name(flag: XaFlag) -> None:
+def test_every_flag_is_a_result_or_names_an_exception(flag: XaFlag) -> None:
     """The constants of the XML, xa-rbrollback to xa-ok."""
     raised = raised_by_flag(flag)
     if flag in (XaFlag.OK, XaFlag.RDONLY):
@@ -94,12 +94,12 @@ def test_reply_codes_have_the_names_that_xa_users_expect(code: int, name: str) -
 
 
 @pytest.mark.parametrize("operation", ["commit", "one-phase commit", "rollback", "forget"])
-def test_an_internal_error_of_the_second_phase_does_not_read_as_rolled_back(operation: str) -> None:
+def test_a_second_phase_internal_error_does_not_mean_rolled_back(operation: str) -> None:
     """X/Open xa_commit, XAER_RMERR: "the branch's work has been rolled back"."""
     assert raised_by_reply_code(operation, 541) is XAER_RMFAIL
 
 
-def test_an_error_says_what_was_tried_and_what_the_server_said() -> None:
+def test_an_error_names_the_call_and_the_servers_text() -> None:
     error = XAER_NOTA("unknown xid", 404)
     assert str(error) == "XAER_NOTA: unknown xid"
     error.call = "commit of 1:6774:62"
@@ -122,5 +122,5 @@ def test_no_adapter_looks_at_the_sentence_of_an_answer() -> None:
     assert looking == ["DtxXAException.java"]
 
 
-def test_a_peer_without_dtx_is_an_error_of_the_resource_manager() -> None:
+def test_a_peer_without_dtx_is_rmerr() -> None:
     assert issubclass(PeerIsNotDtx, XAER_RMERR)

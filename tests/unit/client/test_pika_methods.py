@@ -157,7 +157,7 @@ def test_the_examples_show_every_method() -> None:
 
 
 @each_example
-def test_a_method_is_written_octet_for_octet(example: Example) -> None:
+def test_a_method_is_written_byte_for_byte(example: Example) -> None:
     payload = payload_of(example)
     framed = bytes.fromhex("01 0007") + len(payload).to_bytes(4, "big") + payload + b"\xce"
     assert frame.Method(7, example.method).marshal() == framed
@@ -184,7 +184,7 @@ def test_a_truncated_method_is_a_syntax_error_to_the_client(example: Example) ->
 
 
 @each_example
-def test_a_method_with_something_after_it_is_a_syntax_error_to_the_client(example: Example) -> None:
+def test_a_method_with_extra_bytes_is_a_syntax_error(example: Example) -> None:
     with pytest.raises(WireError, match=r"followed by 1 octet|truncated") as caught:
         type(example.method)().decode(payload_of(example) + b"\x00", 4)
     assert caught.value.code == 502
@@ -196,7 +196,7 @@ def test_the_server_reads_what_clients_send(example: Example) -> None:
 
 
 @each_example
-def test_a_row_is_read_and_written_octet_for_octet(example: Example) -> None:
+def test_a_row_is_read_and_written_byte_for_byte(example: Example) -> None:
     payload = payload_of(example)
     assert type(example.row).decode(payload) == example.row
     assert with_ticket(example.row, example.ticket) == payload
@@ -237,19 +237,19 @@ def test_a_call_with_something_after_it_is_a_channel_exception(example: Example)
     assert caught.value.code is ReplyCode.SYNTAX_ERROR
 
 
-def test_an_xid_whose_lengths_do_not_add_up_is_a_syntax_error() -> None:
+def test_an_xid_with_inconsistent_lengths_is_a_syntax_error() -> None:
     """Domain Xid: "The sum of the two lengths must equal the length of the data field"."""
     with pytest.raises(XaError, match="xid declares 3") as caught:
         decode_call(bytes.fromhex("0069 0028 0000 00000009 0000000a 03 01 6774 62"))
     assert caught.value.code is ReplyCode.SYNTAX_ERROR
 
 
-def test_an_xid_of_no_octets_is_a_syntax_error() -> None:
+def test_an_empty_xid_is_a_syntax_error() -> None:
     with pytest.raises(XaError, match="xid of 0 bytes is truncated"):
         decode_call(bytes.fromhex("0069 0028 0000 00000000"))
 
 
-def test_endscan_is_a_long_and_any_number_but_zero_sets_it() -> None:
+def test_endscan_is_a_long_and_any_nonzero_sets_it() -> None:
     """The XML: name = "endscan" domain = "long"."""
     call = decode_call(bytes.fromhex("0069 0032 0000 01 80000000"))
     assert isinstance(call, DtxRecover)
@@ -286,7 +286,7 @@ def test_an_answer_sent_by_a_client_is_invalid(answer: type[Method]) -> None:
     assert caught.value.code is ReplyCode.COMMAND_INVALID
 
 
-def test_a_method_that_the_classes_do_not_have_is_not_implemented() -> None:
+def test_a_method_unknown_to_the_classes_is_not_implemented() -> None:
     with pytest.raises(XaError, match="class 101 has no method 99") as caught:
         decode_call(bytes.fromhex("0065 0063"))
     assert caught.value.code is ReplyCode.NOT_IMPLEMENTED
@@ -323,7 +323,7 @@ def test_recover_ok_from_another_server_may_hold_more_than_xids() -> None:
     assert DtxCoordination.RecoverOk().decode(payload).xids == [WIRE]
 
 
-def test_recover_ok_with_xids_of_another_type_is_a_syntax_error() -> None:
+def test_recover_ok_with_xids_of_another_type_is_invalid() -> None:
     with pytest.raises(WireError, match="xids of type b't'"):
         DtxCoordination.RecoverOk().decode(bytes.fromhex("00000007 04 78696473 74 01"))
 

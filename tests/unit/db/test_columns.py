@@ -87,5 +87,5 @@ def test_an_identifier_that_is_no_utf_8_is_refused() -> None:
 
 
 @given(INT8)
-def test_a_scalar_is_eight_octets(value: int) -> None:
+def test_a_scalar_is_eight_bytes(value: int) -> None:
     assert loaded(20, columns.int8(value)) == value

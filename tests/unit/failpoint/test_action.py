@@ -85,7 +85,7 @@ def test_a_process_dies_at_its_point_at_once(tmp_path: Path) -> None:
     assert (tmp_path / "trace").read_text().split() == [HERE.label, THERE.label] * 2
 
 
-def test_a_process_stops_at_its_point_and_goes_on_when_it_is_continued(tmp_path: Path) -> None:
+def test_a_process_stops_at_its_point_and_can_be_continued(tmp_path: Path) -> None:
     process = _start(tmp_path / "trace", Action.STOP)
     _, status = os.waitpid(process.pid, os.WUNTRACED)
     assert os.WIFSTOPPED(status)
@@ -120,7 +120,7 @@ def test_a_trace_has_what_was_reached_in_order(tmp_path: Path, disarmed: None) -
     assert (tmp_path / "trace").read_text().split() == [THERE.label, HERE.label, THERE.label]
 
 
-async def test_what_is_written_is_said_behind_the_writes_of_this_turn_of_the_loop(disarmed: None) -> None:
+async def test_a_point_after_a_write_follows_the_turns_writes(disarmed: None) -> None:
     """Standalone mode joins answers and writes them at the end of a turn."""
     events: list[object] = []
     done = asyncio.Event()
@@ -159,7 +159,7 @@ def test_what_makes_no_sense_is_refused(words: list[str], said: str) -> None:
     assert not failpoint.armed
 
 
-def test_the_list_has_every_point_with_its_number_and_its_sentence() -> None:
+def test_the_list_has_every_point_with_number_and_text() -> None:
     result = CliRunner().invoke(main, ["--list"])
     assert result.exit_code == 0
     lines = result.output.splitlines()

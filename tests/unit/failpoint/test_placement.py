@@ -77,7 +77,7 @@ def _mentions(tree: ast.AST) -> list[str]:
     return [name for _, _, name in sorted(found)]
 
 
-def test_numbers_names_and_sentences_tell_points_apart() -> None:
+def test_numbers_names_and_texts_of_points_are_unique() -> None:
     assert len({point.number for point in Point}) == len(Point) == len({point.label for point in Point})
     assert [point.number for point in Point] == sorted(point.number for point in Point)
     for point in Point:
@@ -86,7 +86,7 @@ def test_numbers_names_and_sentences_tell_points_apart() -> None:
         assert not point.sentence.endswith(".")
 
 
-def test_every_point_stands_once_in_the_module_that_the_list_names() -> None:
+def test_every_point_is_once_in_its_listed_module() -> None:
     placed = {module: Counter(_mentions(tree)) for module, tree in _modules() if module != POINTS}
     placed["dtx.server.failpoints"].update(point.name for points in _AROUND.values() for point in points)
     found = {name: [module for module in placed if placed[module][name]] for name in Point.__members__}
@@ -95,7 +95,7 @@ def test_every_point_stands_once_in_the_module_that_the_list_names() -> None:
     assert twice == set(), "a test cannot choose between two places with one name"
 
 
-def test_a_module_that_has_points_asks_for_them_by_the_module_and_never_keeps_a_copy() -> None:
+def test_modules_with_points_ask_the_module_and_keep_no_copy() -> None:
     """A copy made with ``from dtx.failpoint import armed`` would stay False."""
     for module, tree in _modules():
         for node in ast.walk(tree):
@@ -173,7 +173,7 @@ def test_a_point_that_is_taken_away_is_missed(line: str, effect: str) -> None:
     assert _unguarded(SOURCE.replace(line, "pass")) == [f"{effect} has no points around it"]
 
 
-def test_an_effect_that_nobody_runs_is_missed() -> None:
+def test_an_effect_without_a_handler_is_detected() -> None:
     assert _unguarded(SOURCE.replace("case Take():", "case Steal():")) == ["Take is run in 0 places"]
 
 
