@@ -116,7 +116,11 @@ def end(xid: Xid, *, fail: bool, suspend: bool) -> Call[XaFlag]:
 
 
 def prepare(xid: Xid) -> Call[XaFlag]:
-    """Make the call that prepares a branch."""
+    """Make the call that prepares a branch.
+
+    Args:
+        xid: the branch.
+    """
     return Call("prepare", xid, DtxCoordination.Prepare(xid=xid.to_wire()), DtxCoordination.PrepareOk, _read_flag)
 
 
@@ -132,13 +136,21 @@ def commit(xid: Xid, *, one_phase: bool) -> Call[XaFlag]:
 
 
 def rollback(xid: Xid) -> Call[XaFlag]:
-    """Make the call that rolls a branch back."""
+    """Make the call that rolls a branch back.
+
+    Args:
+        xid: the branch.
+    """
     request = DtxCoordination.Rollback(xid=xid.to_wire())
     return Call("rollback", xid, request, DtxCoordination.RollbackOk, _read_rollback_flag)
 
 
 def forget(xid: Xid) -> Call[None]:
-    """Make the call that discards the record of a heuristic outcome."""
+    """Make the call that discards the record of a heuristic outcome.
+
+    Args:
+        xid: the branch.
+    """
     return Call("forget", xid, DtxCoordination.Forget(xid=xid.to_wire()), DtxCoordination.ForgetOk, _nothing)
 
 
@@ -154,7 +166,11 @@ def recover(*, startscan: bool, endscan: bool) -> Call[list[Xid]]:
 
 
 def get_timeout(xid: Xid) -> Call[int]:
-    """Make the call that reads the timeout of a branch, in seconds."""
+    """Make the call that reads the timeout of a branch, in seconds.
+
+    Args:
+        xid: the branch.
+    """
     request = DtxCoordination.GetTimeout(xid=xid.to_wire())
     return Call("get-timeout", xid, request, DtxCoordination.GetTimeoutOk, _read_timeout)
 

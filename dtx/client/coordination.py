@@ -329,6 +329,9 @@ class AsyncCoordination(ABC):
     async def prepare(self, xid: Xid) -> XaFlag:
         """Prepare the branch: the first phase.
 
+        Args:
+            xid: the branch.
+
         Returns:
             OK or RDONLY.
 
@@ -340,6 +343,10 @@ class AsyncCoordination(ABC):
 
     async def commit(self, xid: Xid, *, one_phase: bool = False) -> XaFlag:
         """Commit the branch: the second phase, or with *one_phase* the only phase.
+
+        Args:
+            xid: the branch.
+            one_phase: commit without prepare.
 
         Returns:
             OK.
@@ -354,6 +361,9 @@ class AsyncCoordination(ABC):
     async def rollback(self, xid: Xid) -> XaFlag:
         """Roll the branch back, before or after prepare.
 
+        Args:
+            xid: the branch.
+
         Returns:
             OK, RBROLLBACK or RBTIMEOUT.
 
@@ -364,17 +374,29 @@ class AsyncCoordination(ABC):
         return await self._do(calls.rollback(xid))
 
     async def forget(self, xid: Xid) -> None:
-        """Discard the record of a heuristic outcome."""
+        """Discard the record of a heuristic outcome.
+
+        Args:
+            xid: the branch.
+        """
         return await self._do(calls.forget(xid))
 
     async def get_timeout(self, xid: Xid) -> int:
-        """Return the timeout of a branch in seconds; 0 means no timeout."""
+        """Return the timeout of a branch in seconds; 0 means no timeout.
+
+        Args:
+            xid: the branch.
+        """
         return await self._do(calls.get_timeout(xid))
 
     async def set_timeout(self, xid: Xid, seconds: int) -> None:
         """Set the timeout of a branch in seconds.
 
         0 restores the default. The server reduces a larger value to its --max-timeout.
+
+        Args:
+            xid: the branch.
+            seconds: the new timeout.
         """
         return await self._do(calls.set_timeout(xid, seconds))
 
@@ -423,6 +445,11 @@ class AsyncWork(AsyncCoordination):
     async def start(self, xid: Xid, *, join: bool = False, resume: bool = False) -> XaFlag:
         """Associate the channel with a branch.
 
+        Args:
+            xid: the branch.
+            join: the branch exists, and other channels have done work in it.
+            resume: continue the branch that this channel suspended.
+
         Returns:
             OK.
 
@@ -436,6 +463,11 @@ class AsyncWork(AsyncCoordination):
 
     async def end(self, xid: Xid, *, fail: bool = False, suspend: bool = False) -> XaFlag:
         """Dissociate the channel from a branch.
+
+        Args:
+            xid: the branch.
+            fail: the work failed. The branch becomes rollback-only.
+            suspend: the program will resume the branch on this channel.
 
         Returns:
             OK; with *fail* RBROLLBACK or RBTIMEOUT.

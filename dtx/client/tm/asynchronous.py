@@ -38,7 +38,11 @@ class AsyncResource(Pool):
 
     @abstractmethod
     def around(self, handle: Any) -> ResourceSession[Any]:
-        """Make a session on a connection or channel of the application."""
+        """Make a session on a connection or channel of the application.
+
+        Args:
+            handle: the connection or channel, outside of any transaction.
+        """
 
 
 class AsyncDtxResource(AsyncResource):
@@ -85,7 +89,11 @@ class AsyncDtxResource(AsyncResource):
             raise XAER_RMFAIL(f"{self.name}: {words(error)}") from error
 
     def around(self, handle: Any) -> "AsyncDtxSession":
-        """Make a session on a channel of the application."""
+        """Make a session on a channel of the application.
+
+        Args:
+            handle: the channel, outside of any branch.
+        """
         return AsyncDtxSession(handle, handle._connection, self._timeout, own=False)  # noqa: SLF001 - it has no other
 
 
@@ -136,7 +144,11 @@ class AsyncPep249Resource(AsyncResource):
             raise XAER_RMFAIL(f"{self.name} is out of reach: {words(error)}") from error
 
     def around(self, handle: Any) -> "AsyncPep249Session":
-        """Make a session on a connection of the application."""
+        """Make a session on a connection of the application.
+
+        Args:
+            handle: the connection, outside of any transaction.
+        """
         return AsyncPep249Session(handle, own=False)
 
 

@@ -181,6 +181,9 @@ class DecisionLog(ABC):
         """Decide to roll back, unless the log has a decision already. Return the valid decision.
 
         It is used for orphans, and after an error.
+
+        Args:
+            row: the decision to roll back.
         """
         return self.decide(
             DecisionRow(
@@ -197,6 +200,9 @@ class DecisionLog(ABC):
         """Record that all branches are completed. It is written with the next decision, or by :meth:`flush`.
 
         If the record is lost, recovery asks the resources again.
+
+        Args:
+            gtrid: the transaction.
         """
         with self._queue:
             self._waiting.finished.append((gtrid, now()))
@@ -256,13 +262,22 @@ class DecisionLog(ABC):
 
     @twice
     def read(self, gtrid: bytes) -> DecisionRow | None:
-        """Return the decision about a transaction; ``None`` if there is none, which means roll-back."""
+        """Return the decision about a transaction; ``None`` if there is none, which means roll-back.
+
+        Args:
+            gtrid: the transaction.
+        """
         found = self._decisions("WHERE gtrid = %s", (gtrid,))
         return found[0] if found else None
 
     @twice
     def unfinished(self, node: str, decision: Decision = Decision.COMMIT) -> list[DecisionRow]:
-        """Return the decisions of a node that are not finished, the oldest first."""
+        """Return the decisions of a node that are not finished, the oldest first.
+
+        Args:
+            node: the name of the node.
+            decision: only these decisions.
+        """
         where = "WHERE node = %s AND finished IS NULL AND decision = %s ORDER BY at"
         return self._decisions(where, (node, decision.value))
 
@@ -314,7 +329,11 @@ class DecisionLog(ABC):
 
     @twice
     def heuristics(self, *, unforgotten: bool = False) -> list[tuple[HeuristicReport, datetime, datetime | None]]:
-        """Return reports with the times at which they were recorded and forgotten, the oldest first."""
+        """Return reports with the times at which they were recorded and forgotten, the oldest first.
+
+        Args:
+            unforgotten: only outcomes that the resource still keeps.
+        """
         query = "SELECT gtrid, resource, outcome, decision, reason, at, forgotten FROM tm.heuristic"
         query += " WHERE forgotten IS NULL ORDER BY at" if unforgotten else " ORDER BY at"
         with self.transaction() as tm:

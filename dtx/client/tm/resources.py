@@ -101,15 +101,26 @@ class ResourceSession(Driven, ABC, Generic[Handle]):
 
     @abstractmethod
     def start(self, xid: Xid) -> None:
-        """Begin the work of the branch. Later work belongs to the branch."""
+        """Begin the work of the branch. Later work belongs to the branch.
+
+        Args:
+            xid: the branch.
+        """
 
     @abstractmethod
     def end(self, xid: Xid) -> None:
-        """End the work of the branch. Later work does not belong to the branch."""
+        """End the work of the branch. Later work does not belong to the branch.
+
+        Args:
+            xid: the branch.
+        """
 
     @abstractmethod
     def prepare(self, xid: Xid) -> XaFlag:
         """Prepare the branch.
+
+        Args:
+            xid: the branch.
 
         Returns:
             OK, or RDONLY. RDONLY means that there is nothing to commit and that the branch no longer exists.
@@ -117,11 +128,18 @@ class ResourceSession(Driven, ABC, Generic[Handle]):
 
     @abstractmethod
     def commit(self, xid: Xid) -> None:
-        """Commit a prepared branch: the second phase."""
+        """Commit a prepared branch: the second phase.
+
+        Args:
+            xid: the branch.
+        """
 
     @abstractmethod
     def commit_one_phase(self, xid: Xid) -> None:
         """Commit the branch in one phase.
+
+        Args:
+            xid: the branch.
 
         Raises:
             XARollback: the branch is rolled back.
@@ -130,11 +148,19 @@ class ResourceSession(Driven, ABC, Generic[Handle]):
 
     @abstractmethod
     def rollback(self, xid: Xid) -> None:
-        """Roll the branch back, whether or not it is prepared or ended."""
+        """Roll the branch back, whether or not it is prepared or ended.
+
+        Args:
+            xid: the branch.
+        """
 
     @abstractmethod
     def forget(self, xid: Xid) -> None:
-        """Discard the record of a heuristic outcome."""
+        """Discard the record of a heuristic outcome.
+
+        Args:
+            xid: the branch.
+        """
 
     @abstractmethod
     def recover(self) -> list[Xid]:
@@ -245,7 +271,11 @@ class Resource(Pool, Generic[Handle]):
 
     @abstractmethod
     def around(self, handle: Handle) -> ResourceSession[Handle]:
-        """Make a session on a connection or channel of the application, which stays open afterwards."""
+        """Make a session on a connection or channel of the application, which stays open afterwards.
+
+        Args:
+            handle: the connection or channel, outside of any transaction.
+        """
 
 
 class DtxResource(Resource[BlockingChannel]):
@@ -289,7 +319,11 @@ class DtxResource(Resource[BlockingChannel]):
             raise
 
     def around(self, handle: BlockingChannel) -> "DtxSession":
-        """Make a session on a channel of the application."""
+        """Make a session on a channel of the application.
+
+        Args:
+            handle: the channel, outside of any branch.
+        """
         return DtxSession(handle, self._timeout, own=False)
 
 
@@ -452,7 +486,11 @@ class Pep249Resource(Resource[Any]):
             raise XAER_RMFAIL(f"{self.name} is out of reach: {words(error)}") from error
 
     def around(self, handle: Any) -> "Pep249Session":
-        """Make a session on a connection of the application."""
+        """Make a session on a connection of the application.
+
+        Args:
+            handle: the connection, outside of any transaction.
+        """
         return Pep249Session(handle, own=False)
 
 
