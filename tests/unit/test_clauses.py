@@ -51,5 +51,5 @@ def test_every_section_with_demands_has_its_clauses() -> None:
     assert set(PARTS) | set(TYPES) <= found
 
 
-def test_only_what_the_client_has_to_do_goes_without_a_test() -> None:
+def test_only_obligations_of_the_client_have_no_test() -> None:
     assert [clause for clause, proof in rows().items() if proof == "Controller"] == ["4.2 i", "4.4.3 b", "4.4.4.1 f"]

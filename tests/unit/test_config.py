@@ -41,7 +41,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
     assert not settings.unsafe
 
 
-def test_a_flag_wins_over_the_environment_which_wins_over_the_file(
+def test_flags_override_the_environment_which_overrides_the_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = write(tmp_path / "some.toml", 'rm = "file"\ncommit_channels = 3\nmax_channels = 7\n')
@@ -51,9 +51,7 @@ def test_a_flag_wins_over_the_environment_which_wins_over_the_file(
     assert (settings.rm, settings.commit_channels, settings.max_channels) == ("flag", 4, 7)
 
 
-def test_a_former_name_of_a_setting_works_and_is_called_deprecated(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_former_name_of_a_setting_is_deprecated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = write(tmp_path / "some.toml", "lanes = 3\n")
     settings = Settings.load(None, file)
     assert settings.commit_channels == 3
@@ -68,9 +66,7 @@ def test_a_former_name_of_a_setting_works_and_is_called_deprecated(
     assert refusal({"lanes": "0"}) == "--lanes: input should be greater than or equal to 1"
 
 
-def test_the_file_is_dtx_config_or_else_dtx_toml_in_the_working_directory(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_file_is_dtx_config_or_a_local_dtx_toml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     write(tmp_path / "dtx.toml", 'rm = "here"\n')
     assert Settings.load().rm == "here"
     monkeypatch.setenv("DTX_CONFIG", str(write(tmp_path / "other.toml", 'rm = "named"\n')))
@@ -86,7 +82,7 @@ def test_constructing_settings_reads_neither_environment_nor_file(
     assert Settings().rm == "dtx"
 
 
-def test_an_unknown_key_of_the_file_is_refused_with_the_nearest_known_one(tmp_path: Path) -> None:
+def test_an_unknown_key_is_refused_with_the_nearest_known_one(tmp_path: Path) -> None:
     file = write(tmp_path / "x.toml", "max_branch_byte = 1\n")
     assert refusal(file=file) == f"unknown key in {file}: max_branch_byte; did you mean max_branch_bytes?"
 
@@ -100,12 +96,12 @@ def test_an_unknown_variable_is_refused_with_the_nearest_known_one(monkeypatch: 
     assert refusal() == "unknown environment variable DTX_LISEN; did you mean DTX_LISTEN?"
 
 
-def test_an_unknown_variable_that_is_near_nothing_points_to_the_help(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_variable_without_a_near_one_names_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DTX_QQQQQQQQQQQQQQ", "x")
     assert "'dtx serve --help' lists all settings" in refusal()
 
 
-def test_variables_that_a_container_platform_sets_for_a_service_called_dtx_are_no_settings(
+def test_variables_of_a_container_platform_are_no_settings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_AMQP", "PORT", "PORT_5673_TCP", "PORT_5673_TCP_ADDR"):
@@ -156,13 +152,11 @@ def test_a_missing_or_broken_file_is_one_sentence(tmp_path: Path) -> None:
         ({"max_branch_bytes": "1.0005KiB"}, "is not a whole number of bytes"),
     ],
 )
-def test_a_wrong_value_is_refused_with_a_sentence_that_names_the_flag(flags: dict[str, object], expected: str) -> None:
+def test_a_wrong_value_is_refused_and_names_the_flag(flags: dict[str, object], expected: str) -> None:
     assert expected in refusal(flags)
 
 
-def test_the_sentence_names_the_place_where_the_wrong_value_was_given(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_error_names_the_source_of_the_wrong_value(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = write(tmp_path / "x.toml", "commit_channels = 0\n")
     assert refusal(file=file).startswith(f"commit_channels in {file}: ")
     monkeypatch.setenv("DTX_COMMIT_CHANNELS", "-1")
@@ -233,12 +227,12 @@ def test_the_data_directory_follows_xdg_and_the_home_directory(monkeypatch: pyte
     assert Settings.load({"data_dir": "~/x"}).data_dir == Path("/home/someone/x")
 
 
-def test_the_data_directory_of_root_is_one_that_postgresql_may_enter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_postgresql_can_enter_the_data_directory_of_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
     assert Settings.load().data_dir == Path("/var/lib/dtx")
 
 
-def test_the_management_api_is_beside_the_broker_and_takes_its_credentials() -> None:
+def test_the_management_api_defaults_to_the_brokers_host_and_credentials() -> None:
     broker = "amqp://u:p%40@host:5999/v"
     assert Settings().management_url is None
     assert Settings(broker=broker).management_url == "http://u:p%40@host:15672"

@@ -73,7 +73,7 @@ def test_what_is_asked_for_is_there(expression: str) -> None:
                 assert set(wanted.split("|") if how == "=~" else [wanted]) <= there, f"{name} has no {label} {wanted}"
 
 
-def test_what_needs_somebody_before_it_is_too_late_has_an_alert() -> None:
+def test_gradual_problems_have_an_alert() -> None:
     """A disk that fills up, and quotas that are nearly used."""
     alerts = {
         rule["alert"]: {name for name, _ in _SERIES.findall(rule["expr"])}

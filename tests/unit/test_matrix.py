@@ -24,9 +24,7 @@ def test_rows_have_names_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(("add", "runs", "repeated"), [(False, 1, 2), (True, 6, 3)])
-def test_rows_that_were_not_played_keep_their_line_and_others_are_new_or_sums(
-    *, add: bool, runs: int, repeated: int
-) -> None:
+def test_rows_without_a_run_keep_their_line(*, add: bool, runs: int, repeated: int) -> None:
     first, second, *_ = all_rows()
     figures = table.Figures()
     earlier = table.Line(first.name, 3, 0, 0, 0), table.Line(second.name, 5, 0, 1, 0)
@@ -39,7 +37,7 @@ def test_rows_that_were_not_played_keep_their_line_and_others_are_new_or_sums(
     assert lines[second.name] == table.Line(second.name, runs, 0, repeated, 0)
 
 
-def test_the_page_has_the_rows_that_there_are_and_nothing_was_lost_or_wrong() -> None:
+def test_the_page_has_all_rows_and_no_failure() -> None:
     """``python -m tests.evidence.matrix --page docs/evidence/kill-matrix.md`` writes it."""
     lines = table.shown(PAGE.read_text(encoding="utf-8"))
     assert [line.name for line in lines] == [row.name for row in all_rows()]

@@ -57,7 +57,7 @@ def test_root_on_debian_installs_the_package(monkeypatch: pytest.MonkeyPatch) ->
     assert install.endswith(" rabbitmq-server")
 
 
-def test_the_time_of_the_test_that_comes_first_is_not_spent_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_installation_does_not_count_against_the_first_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """pytest-timeout would interrupt dpkg, and later installations would fail."""
     limited = signal.getitimer(signal.ITIMER_REAL)[0] > 0  # off in a debugger
     machine = Machine(monkeypatch, "apt-get", root=True)
@@ -75,7 +75,7 @@ def test_else_docker_has_it(monkeypatch: pytest.MonkeyPatch, root: bool) -> None
 
 
 @pytest.mark.parametrize("programs", [(), ("docker",)], ids=["nothing", "docker fails"])
-def test_else_one_sentence_says_what_to_do_and_the_run_fails(
+def test_otherwise_one_sentence_names_the_remedy_and_the_run_fails(
     monkeypatch: pytest.MonkeyPatch, programs: tuple[str, ...]
 ) -> None:
     Machine(monkeypatch, *programs, root=False, failing="docker")

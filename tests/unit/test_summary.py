@@ -61,7 +61,7 @@ def test_a_run_of_named_tests_is_not_a_whole_tier(here: Path) -> None:
     assert said == "not exercised: everything else of unit (make test); servers (make test-servers)"
 
 
-def test_a_complete_run_says_so(here: Path) -> None:
+def test_a_complete_run_reports_it(here: Path) -> None:
     for name in ("unit/test_skipped.py", "unit/test_file.py"):
         (here / "tests" / name).unlink()
     (here / "tests/servers/test_partly.py").write_text("def test_a(): pass")

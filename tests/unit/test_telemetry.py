@@ -33,7 +33,7 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_an_event_is_one_line_of_json_with_time_level_and_event_first(stream: io.StringIO) -> None:
+def test_an_event_is_one_line_of_json(stream: io.StringIO) -> None:
     configure("info", "json", stream)
     get_logger(connection=7).info("branch prepared", xid=Xid(1, b"g", b"b"), vhost="/")
     (event,) = lines(stream)
@@ -103,14 +103,14 @@ def test_a_runaway_text_is_cut(stream: io.StringIO) -> None:
     assert len(stream.getvalue()) < 20_000
 
 
-def test_libraries_are_heard_only_when_something_is_wrong(stream: io.StringIO) -> None:
+def test_libraries_log_only_warnings(stream: io.StringIO) -> None:
     configure("debug", "json", stream)
     logging.getLogger("pika").info("chatter")
     logging.getLogger("asyncio").error("bad")
     assert [(event["logger"], event["event"]) for event in lines(stream)] == [("asyncio", "bad")]
 
 
-def test_a_log_that_nobody_reads_any_more_stops_nothing(stream: io.StringIO) -> None:
+def test_a_log_without_a_reader_blocks_nothing(stream: io.StringIO) -> None:
     class Broken(io.StringIO):
         def write(self, _text: str) -> int:
             raise BrokenPipeError
@@ -120,7 +120,7 @@ def test_a_log_that_nobody_reads_any_more_stops_nothing(stream: io.StringIO) -> 
     logging.getLogger("pika").error("x")
 
 
-def test_auto_is_json_where_nobody_watches_and_text_on_a_terminal(stream: io.StringIO) -> None:
+def test_auto_is_text_on_a_terminal_and_json_elsewhere(stream: io.StringIO) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True

@@ -43,7 +43,7 @@ def check_memory(target: Target, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_what_was_ever_found_raises_nothing_and_costs_what_its_size_allows(name: str) -> None:
+def test_every_stored_input_raises_nothing_and_keeps_its_limits(name: str) -> None:
     inputs = stored(name)
     assert 0 < len(inputs) <= MOST
     for path in inputs:
@@ -63,7 +63,7 @@ def test_the_corpus_is_small() -> None:
 
 @pytest.mark.parametrize("name", [name for name, target in TARGETS.items() if not target.frames])
 @given(data=st.binary(max_size=600))
-def test_any_octets_are_read_or_refused(name: str, data: bytes) -> None:
+def test_any_bytes_are_read_or_refused(name: str, data: bytes) -> None:
     TARGETS[name].run(data)
 
 
@@ -89,7 +89,7 @@ LONG: dict[str, tuple[str, bytes]] = {
 
 
 @pytest.mark.parametrize("case", LONG)
-def test_the_worst_that_a_frame_can_hold_costs_a_multiple_of_its_size(case: str) -> None:
+def test_the_worst_frame_costs_a_multiple_of_its_size(case: str) -> None:
     name, data = LONG[case]
     check_memory(TARGETS[name], data)
 
@@ -130,5 +130,5 @@ CROWDED: dict[str, list[bytes]] = {
 
 
 @pytest.mark.parametrize("what", CROWDED)
-def test_what_a_client_can_make_costs_a_multiple_of_what_it_says(what: str) -> None:
+def test_state_of_a_client_costs_a_multiple_of_its_bytes(what: str) -> None:
     check_memory(TARGETS["conversation"], b"\x00" + b"".join(CROWDED[what]))

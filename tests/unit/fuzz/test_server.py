@@ -67,7 +67,7 @@ def test_a_mutated_conversation_leaves_no_trace(seed: int, strokes: int) -> None
 
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 1 << 32), amqplain=st.booleans())
-def test_a_mutated_login_lets_nobody_in_or_guest(seed: int, amqplain: bool) -> None:
+def test_a_mutated_login_is_refused_or_is_guest(seed: int, amqplain: bool) -> None:
     dice = random.Random(seed)
     start_ok = server.AMQPLAIN.frame(0) if amqplain else server.START_OK
     frames = [start_ok, server.TUNE_OK, server.OPEN, server.TWO_CHANNELS]
@@ -101,7 +101,7 @@ def test_channels_that_have_selected_are_counted_while_they_are_there(said: list
     assert seen == [counted]
 
 
-def test_what_nobody_foresaw_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks of these tests detect an internal error of dtx."""
 
     def fail(*_: object) -> bytes:

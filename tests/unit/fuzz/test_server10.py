@@ -47,7 +47,7 @@ def test_a_mutated_conversation_leaves_no_trace(seed: int, strokes: int, whole: 
     talk([b"".join(frames)] if whole else frames)
 
 
-def test_what_nobody_foresaw_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks of these tests detect an internal error of dtx."""
 
     def fail(*_: object) -> None:

@@ -71,9 +71,7 @@ def test_any_chunking_of_a_stream_gives_its_frames(whole: list[bytes], places: l
 
 
 @given(st.lists(frames(), max_size=4), octets, st.lists(st.integers(0, 1 << 20), max_size=10))
-def test_garbage_after_frames_is_kept_or_refused_but_never_loses_them(
-    whole: list[bytes], garbage: bytes, places: list[int]
-) -> None:
+def test_garbage_after_frames_never_loses_them(whole: list[bytes], garbage: bytes, places: list[int]) -> None:
     splitter = FrameSplitter(4096 * 2)
     found: list[bytes] = []
     held = len(garbage)
@@ -98,7 +96,7 @@ def test_what_the_splitter_holds_is_at_most_one_frame(steps: list[tuple[int, byt
 
 
 @given(octets)
-def test_the_start_of_a_stream_is_judged_whatever_it_is(data: bytes) -> None:
+def test_any_start_of_a_stream_is_classified(data: bytes) -> None:
     protocol_header(data)
 
 
@@ -159,7 +157,7 @@ VALID: list[tuple[Callable[[bytes], object], bytes]] = [
 
 @pytest.mark.parametrize(("reader", "valid"), VALID)
 @given(seed=st.integers(0, 1 << 32), strokes=st.integers(1, 4))
-def test_a_valid_message_with_flipped_octets_raises_nothing_but_a_syntax_error(
+def test_changed_bytes_raise_nothing_but_a_syntax_error(
     reader: Callable[[bytes], object], valid: bytes, seed: int, strokes: int
 ) -> None:
     dice = random.Random(seed)
@@ -262,7 +260,7 @@ def test_an_xid_survives_the_wire_and_its_form_for_people(xid: Xid) -> None:
 
 @given(st.binary(max_size=MAX_WIRE + 3))
 @example(bytes(MAX_WIRE))
-def test_any_octets_are_an_xid_or_a_syntax_error(data: bytes) -> None:
+def test_any_bytes_are_an_xid_or_a_syntax_error(data: bytes) -> None:
     with nothing_but(ReplyCode.SYNTAX_ERROR):
         xid = Xid.from_wire(data)
         assert xid.to_wire() == data
@@ -319,7 +317,7 @@ def test_a_table_gives_back_each_entry_as_it_was(table: list[tuple[bytes, tuple[
 
 
 @given(others, header_tables, names, octets)
-def test_setting_a_header_keeps_every_other_octet(
+def test_setting_a_header_keeps_every_other_byte(
     basic: dict[Property, bytes], table: list[tuple[bytes, tuple[bytes, bytes]]], key: bytes, value: bytes
 ) -> None:
     raw = properties.build(basic)
@@ -338,7 +336,7 @@ def test_setting_a_header_keeps_every_other_octet(
 
 
 @given(others, header_tables)
-def test_renaming_there_and_back_keeps_every_octet(
+def test_renaming_there_and_back_keeps_every_byte(
     basic: dict[Property, bytes], table: list[tuple[bytes, tuple[bytes, bytes]]]
 ) -> None:
     there = {b"CC": b"x-dtx-cc", b"BCC": b"x-dtx-bcc"}

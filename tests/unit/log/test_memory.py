@@ -44,7 +44,7 @@ async def test_the_lease_is_lost_to_another(log: MemoryLog) -> None:
         await log.lookup("/", branch.xid)
 
 
-async def test_writes_wait_while_the_log_stands_still(log: MemoryLog) -> None:
+async def test_writes_wait_while_the_log_is_paused(log: MemoryLog) -> None:
     log.running.clear()
     write = asyncio.create_task(log.write(an_insert(a_branch())))
     await asyncio.sleep(0)

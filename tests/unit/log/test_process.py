@@ -26,7 +26,7 @@ def test_this_process_lives() -> None:
     assert not lease.is_dead(lease.this_process())
 
 
-def test_a_stopped_process_lives_and_a_killed_one_is_dead_before_it_is_reaped() -> None:
+def test_a_stopped_process_is_alive_and_a_zombie_is_dead() -> None:
     child, identity = another()
     try:
         child.send_signal(signal.SIGSTOP)
@@ -46,7 +46,7 @@ def test_a_process_id_that_is_used_again_is_another_process() -> None:
 
 
 @pytest.mark.parametrize("part", [0, 1], ids=["boot", "namespace"])
-def test_what_cannot_be_told_counts_as_alive(part: int) -> None:
+def test_an_unknown_process_counts_as_alive(part: int) -> None:
     child, identity = another()
     end(child)
     parts = identity.split("/")

@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 from dtx.manager.limits import DiskAlarm
 
 
-def test_who_publishes_waits_until_there_is_room() -> None:
+def test_publishers_wait_until_there_is_disk_space() -> None:
     alarm = DiskAlarm(Path("/"), 100)
     went_on: list[str] = []
     raised = []
@@ -32,7 +32,7 @@ def test_who_publishes_waits_until_there_is_room() -> None:
     assert went_on == ["one"]
 
 
-def test_the_alarm_is_logged_once_for_as_long_as_it_lasts() -> None:
+def test_the_alarm_is_logged_once_while_it_lasts() -> None:
     alarm = DiskAlarm(Path("/"), 100)
     with capture_logs() as logged:
         for alarm.free in (100, 99, 98, 100, 101):

@@ -150,13 +150,13 @@ PUBLISHED = Slot(QUEUE, 101)
 CONSUMED = Slot(QUEUE, 1)
 
 
-async def test_prepared_messages_are_stored_and_seen_by_nobody(stand: Stand) -> None:
+async def test_prepared_messages_are_stored_but_not_visible(stand: Stand) -> None:
     assert await stand.ask(Operation.PREPARE) is XaFlag.OK
     assert stand.stored == {PUBLISHED}
     assert (stand.ledger.seen, stand.ledger.held) == (set(), {CONSUMED})
 
 
-async def test_a_commit_shows_what_was_published_and_drops_what_was_consumed(stand: Stand) -> None:
+async def test_a_commit_shows_published_messages_and_drops_consumed_ones(stand: Stand) -> None:
     await stand.ask(Operation.PREPARE)
     assert await stand.ask(Operation.COMMIT) is XaFlag.OK
     assert (stand.ledger.seen, stand.ledger.held) == ({PUBLISHED}, set())
@@ -181,9 +181,7 @@ async def test_a_one_phase_commit_is_one_write(stand: Stand) -> None:
 
 @pytest.mark.parametrize("fault", ANSWERS)
 @pytest.mark.parametrize("operation", [Operation.COMMIT, Operation.ROLLBACK])
-async def test_a_decision_whose_write_failed_is_done_once_when_it_is_asked_for_again(
-    stand: Stand, operation: Operation, fault: Fault
-) -> None:
+async def test_a_decision_after_a_failed_write_is_done_once(stand: Stand, operation: Operation, fault: Fault) -> None:
     """A write with an unknown outcome changes nothing visible until the log has been read again."""
     await stand.ask(Operation.PREPARE)
     stand.log.faults.append(fault)
@@ -197,9 +195,7 @@ async def test_a_decision_whose_write_failed_is_done_once_when_it_is_asked_for_a
 
 
 @pytest.mark.parametrize("fault", ANSWERS)
-async def test_a_one_phase_commit_whose_write_failed_is_done_once_when_it_is_asked_for_again(
-    stand: Stand, fault: Fault
-) -> None:
+async def test_a_failed_one_phase_write_is_repeated_once(stand: Stand, fault: Fault) -> None:
     stand.log.faults.append(fault)
     assert await stand.ask(Operation.ONE_PHASE) is ReplyCode.INTERNAL_ERROR
     assert (stand.ledger.seen, stand.ledger.held) == (set(), {CONSUMED})
@@ -212,7 +208,7 @@ async def test_a_one_phase_commit_whose_write_failed_is_done_once_when_it_is_ask
 
 @pytest.mark.parametrize("operation", [Operation.PREPARE, Operation.ONE_PHASE])
 @pytest.mark.parametrize("tries", [1, 2])
-async def test_what_did_not_come_into_the_log_is_promised_to_no_queue(
+async def test_messages_missing_in_the_log_are_promised_to_no_queue(
     stand: Stand, operation: Operation, tries: int
 ) -> None:
     """Otherwise an auto-delete queue would stay for ever."""
@@ -224,7 +220,7 @@ async def test_what_did_not_come_into_the_log_is_promised_to_no_queue(
 
 
 @pytest.mark.parametrize("fault", ANSWERS)
-async def test_a_prepare_whose_write_failed_goes_on_from_what_the_log_says(stand: Stand, fault: Fault) -> None:
+async def test_after_a_failed_write_a_prepare_follows_the_log(stand: Stand, fault: Fault) -> None:
     stand.log.faults.append(fault)
     assert await stand.ask(Operation.PREPARE) is ReplyCode.INTERNAL_ERROR
     again = await stand.ask(Operation.PREPARE)
@@ -235,7 +231,7 @@ async def test_a_prepare_whose_write_failed_goes_on_from_what_the_log_says(stand
 
 
 @pytest.mark.parametrize("operation", [Operation.COMMIT, Operation.ROLLBACK])
-async def test_a_branch_of_a_dead_dtx_is_completed_by_the_next(stand: Stand, operation: Operation) -> None:
+async def test_the_successor_completes_a_branch_of_a_dead_dtx(stand: Stand, operation: Operation) -> None:
     await stand.ask(Operation.PREPARE)
     stand.log.crash()
     following = Stand(stand.log.database)
@@ -252,7 +248,7 @@ async def test_a_branch_of_a_dead_dtx_is_completed_by_the_next(stand: Stand, ope
 
 
 @pytest.mark.parametrize("operation", [Operation.PREPARE, Operation.ONE_PHASE])
-async def test_a_request_behind_one_write_is_begun_at_once_and_waited_for(stand: Stand, operation: Operation) -> None:
+async def test_a_request_behind_a_write_begins_immediately(stand: Stand, operation: Operation) -> None:
     """No answer is given before the write is durable, and a service that stops waits for it."""
     stand.log.running.clear()
     answers: list[XaFlag | XaError] = []
@@ -277,7 +273,7 @@ async def test_a_request_that_came_second_is_answered_as_the_first(stand: Stand)
 
 
 @pytest.mark.parametrize("first", [Operation.COMMIT, Operation.ROLLBACK])
-async def test_what_is_asked_first_wins_though_the_other_is_the_shorter_way(stand: Stand, first: Operation) -> None:
+async def test_the_first_request_wins_over_a_faster_one(stand: Stand, first: Operation) -> None:
     """A request that takes a task claims the branch at once."""
     await stand.ask(Operation.PREPARE)
     second = Operation.ROLLBACK if first is Operation.COMMIT else Operation.COMMIT
@@ -327,7 +323,7 @@ async def test_a_branch_that_did_not_vote_is_given_back(stand: Stand) -> None:
     assert stand.log.written == []
 
 
-async def test_a_dry_run_of_forget_names_the_fate_of_each_message(stand: Stand) -> None:
+async def test_a_dry_run_of_forget_names_each_messages_fate(stand: Stand) -> None:
     """Without a fate, the message would get a new destination."""
     await stand.ask(Operation.PREPARE)
     operators = Operators(stand.manager)

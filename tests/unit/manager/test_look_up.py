@@ -35,7 +35,7 @@ class SlowLog(MemoryLog):
 
 
 @pytest.mark.parametrize("operation", [Operation.PREPARE, Operation.ONE_PHASE, Operation.ROLLBACK])
-async def test_a_request_is_not_about_a_branch_that_begins_behind_it(operation: Operation) -> None:
+async def test_a_request_does_not_concern_a_branch_started_later(operation: Operation) -> None:
     """The client may have closed the channel and started the branch of its request on another channel."""
     log = SlowLog()
     manager = BranchManager(log, Ledger(), Limits(), Metrics())

@@ -155,7 +155,7 @@ REASON = "the site is lost"
 BOTH = (a_publish(0, exchange=b"x", body=b"a"), a_consume(1, queue=b"q", body=b"b"))
 
 
-async def test_a_heuristic_commit_publishes_and_the_transaction_manager_is_told(stand: Stand) -> None:
+async def test_a_heuristic_commit_publishes_and_is_reported_later(stand: Stand) -> None:
     await stand.holds(*BOTH)
     done = await stand.do(OperatorAction.COMMIT)
     assert (done.answer, done.state) == ("xa-heurcom", State.HEURISTIC)
@@ -175,7 +175,7 @@ async def test_a_heuristic_commit_publishes_and_the_transaction_manager_is_told(
     assert stand.broker.seen == [(b"x", b"a")]
 
 
-async def test_a_heuristic_rollback_puts_back_and_forget_archives_what_was_never_seen(stand: Stand) -> None:
+async def test_a_heuristic_rollback_puts_back_and_forget_archives_publishes(stand: Stand) -> None:
     await stand.holds(*BOTH)
     done = await stand.do(OperatorAction.ROLLBACK)
     assert (done.answer, done.forecast.archived) == ("xa-heurrb", 1)
@@ -199,7 +199,7 @@ async def test_a_heuristic_rollback_puts_back_and_forget_archives_what_was_never
     ],
     ids=["drop", "consume", "publish", "put back"],
 )
-async def test_a_dry_run_says_what_will_happen_and_does_nothing(
+async def test_a_dry_run_reports_the_effects_and_does_nothing(
     stand: Stand, work: tuple[WorkRow, ...], action: OperatorAction, events: list[JournalEvent]
 ) -> None:
     await stand.holds(*work)
@@ -213,7 +213,7 @@ async def test_a_dry_run_says_what_will_happen_and_does_nothing(
     assert [line[0] for line in stand.journal] == events
 
 
-async def test_of_two_operators_one_decides_and_the_other_hears_of_it(stand: Stand) -> None:
+async def test_of_two_operators_one_decides_the_other_is_refused(stand: Stand) -> None:
     """The version check lets only one of two operators decide."""
     await stand.holds(*BOTH)
     version = (await stand.operators.forecast(stand.order(OperatorAction.COMMIT))).version
@@ -292,7 +292,7 @@ async def test_a_decision_goes_on_after_a_restart(stand: Stand, action: Operator
     assert [line[0] for line in stand.journal] == [JournalEvent.DECIDED, JournalEvent.HEURISTIC]
 
 
-async def test_the_transaction_manager_waits_for_a_decision_that_is_under_way(stand: Stand) -> None:
+async def test_the_transaction_manager_waits_for_a_decision_under_way(stand: Stand) -> None:
     await stand.holds(*BOTH)
     stand.broker.answering.clear()
     order = asyncio.ensure_future(stand.do(OperatorAction.COMMIT))
@@ -318,7 +318,7 @@ async def stuck(stand: Stand, refused: Refused = GONE, *more: WorkRow) -> None:
     assert stand.record.stuck == refused.reason
 
 
-async def test_a_stuck_branch_is_retried_and_ends_as_it_was_decided(stand: Stand) -> None:
+async def test_a_stuck_branch_is_retried_and_ends_as_decided(stand: Stand) -> None:
     await stuck(stand)
     with pytest.raises(XaError, match="no exchange 'gone'"):
         await stand.do(OperatorAction.RETRY)
@@ -329,7 +329,7 @@ async def test_a_stuck_branch_is_retried_and_ends_as_it_was_decided(stand: Stand
 
 
 @pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.LEASE_LOST, Fault.ANSWER_LOST])
-async def test_a_retry_whose_end_may_not_be_in_the_log_is_not_said_to_be_done(stand: Stand, fault: Fault) -> None:
+async def test_a_retry_without_a_logged_end_is_not_successful(stand: Stand, fault: Fault) -> None:
     """The transaction manager's answer needs only the published messages. An operator's needs the end in the log."""
     await stuck(stand)
     stand.broker.refused.clear()
@@ -346,7 +346,7 @@ async def test_a_retry_whose_end_may_not_be_in_the_log_is_not_said_to_be_done(st
     assert stand.broker.seen == [(b"x", b"a"), (b"gone", b"b")]
 
 
-async def test_a_message_that_is_redirected_goes_there_and_the_commit_stays_one(stand: Stand) -> None:
+async def test_a_redirected_message_keeps_the_commit_complete(stand: Stand) -> None:
     await stuck(stand)
     to = Redirect(position=1, exchange=b"spare", routing_key=b"k")
     done = await stand.do(OperatorAction.REDIRECT, redirect=to)
@@ -397,15 +397,13 @@ async def test_to_give_up_all_of_it_ends_the_branch(stand: Stand) -> None:
     assert stand.fates == {0: Fate.DISCARDED, 1: Fate.DISCARDED}
 
 
-async def test_consumed_messages_went_their_way_though_all_publishes_are_given_up(stand: Stand) -> None:
+async def test_consumed_messages_are_gone_although_all_publishes_are_discarded(stand: Stand) -> None:
     await stuck(stand, GONE, a_consume(2))
     assert (await stand.do(OperatorAction.DISCARD, positions=(0, 1))).answer == "xa-heurmix"
     assert stand.fates[2] is Fate.CONSUMED
 
 
-async def test_what_was_stuck_and_is_done_leaves_the_log_though_nobody_asks_again(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stuck_branch_that_is_done_leaves_the_log(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """The transaction manager has its answer and sends no more requests. Maintenance writes the end."""
     monkeypatch.setattr(maintenance, "_TICK", 0.005)
     monkeypatch.setattr(maintenance, "_REVIVE", 0.01)
@@ -425,7 +423,7 @@ async def test_what_was_stuck_and_is_done_leaves_the_log_though_nobody_asks_agai
     assert stand.broker.seen == [(b"x", b"a"), (b"gone", b"b")]
 
 
-async def test_to_give_up_what_may_have_come_in_is_a_hazard(stand: Stand) -> None:
+async def test_discarding_possibly_delivered_messages_is_a_hazard(stand: Stand) -> None:
     """If one queue refuses, it is unknown which other messages of the unit were stored. A restart keeps this."""
     await stuck(stand, PARTLY)
     assert stand.fates == {0: Fate.UNSURE, 1: Fate.UNSURE}
@@ -450,7 +448,7 @@ async def test_a_message_that_cannot_be_put_back_is_given_up(stand: Stand) -> No
     assert stand.fates == {0: Fate.PUT_BACK, 1: Fate.DISCARDED}
 
 
-async def test_what_was_put_back_is_known_though_the_log_was_away_when_it_was(stand: Stand) -> None:
+async def test_put_back_messages_are_known_despite_a_log_failure(stand: Stand) -> None:
     """Otherwise discarding a message that is already in its queue would be answered as a full commit."""
     stand.broker.refused[b"gone"] = Refused(reason="312 NO_ROUTE", settled=(0,))
     await stand.holds(a_consume(0, queue=b"q"), a_consume(1, queue=b"gone"))
@@ -462,7 +460,7 @@ async def test_what_was_put_back_is_known_though_the_log_was_away_when_it_was(st
     assert (await stand.do(OperatorAction.DISCARD, positions=(1,))).answer == "xa-heurmix"
 
 
-async def test_an_order_goes_on_without_whoever_gave_it(stand: Stand) -> None:
+async def test_an_order_continues_without_its_operator(stand: Stand) -> None:
     await stand.holds(*BOTH)
     stand.broker.answering.clear()
     order = asyncio.ensure_future(stand.do(OperatorAction.COMMIT))
@@ -473,7 +471,7 @@ async def test_an_order_goes_on_without_whoever_gave_it(stand: Stand) -> None:
     assert await stand.ask(Operation.COMMIT) is XaFlag.HEURCOM
 
 
-async def test_an_order_that_takes_its_time_says_so(stand: Stand) -> None:
+async def test_a_slow_order_reports_that_it_is_under_way(stand: Stand) -> None:
     await stand.holds(*BOTH)
     await stand.manager.close()
     stand.log.crash()

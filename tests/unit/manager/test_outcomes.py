@@ -67,7 +67,7 @@ def end(rig: Rig, operation: Operation = Operation.END) -> None:
     rig.manager.demarcate(WHO, rig.entry.xid, operation, rig.log)
 
 
-async def test_a_branch_that_has_only_outcomes_votes_and_they_wait_for_the_decision() -> None:
+async def test_a_branch_with_only_outcomes_votes_and_keeps_them() -> None:
     """A read-only answer would end the branch, and the decision would never arrive."""
     for operation, committed in ((Operation.COMMIT, True), (Operation.ROLLBACK, False)):
         async with branch() as rig:
@@ -109,7 +109,7 @@ async def test_an_operators_decision_is_one(action: OperatorAction) -> None:
 
 
 @pytest.mark.parametrize("operation", [Operation.COMMIT, Operation.ROLLBACK])
-async def test_an_end_of_unknown_outcome_applies_what_the_log_turns_out_to_say(operation: Operation) -> None:
+async def test_an_end_of_unknown_outcome_follows_the_log(operation: Operation) -> None:
     async with branch() as rig:
         end(rig)
         assert await rig.ask(Operation.PREPARE) is XaFlag.OK
@@ -120,7 +120,7 @@ async def test_an_end_of_unknown_outcome_applies_what_the_log_turns_out_to_say(o
         assert rig.decided == [operation is Operation.COMMIT]
 
 
-async def test_an_outcome_that_fails_keeps_nobody_from_the_others() -> None:
+async def test_an_outcome_that_fails_does_not_stop_the_others() -> None:
     def fail(_: bool) -> None:
         raise ValueError("no such delivery")
 
@@ -151,7 +151,7 @@ async def test_outcomes_wait_for_the_end_of_phase_two() -> None:
         assert rig.decided == [True]
 
 
-def test_outcomes_count_as_messages_and_are_handed_over_with_the_rest() -> None:
+def test_outcomes_count_as_messages_and_are_passed_along() -> None:
     budget = Budget(1 << 20)
     first, second = HeldWork(1 << 20, 2, budget), HeldWork(1 << 20, 2, budget)
     first.add_outcome(lambda _: None)

@@ -84,7 +84,7 @@ class World:
         )
 
 
-async def test_a_branch_is_decided_when_it_is_old_enough_and_not_before() -> None:
+async def test_a_branch_is_decided_only_when_old_enough() -> None:
     world = World()
     watch = world.watch()
     await watch.check()
@@ -114,7 +114,7 @@ async def test_branches_of_others_are_never_meant() -> None:
     assert mine not in world.records
 
 
-async def test_what_was_there_before_waits_for_transaction_managers_to_come_back() -> None:
+async def test_earlier_branches_wait_for_returning_transaction_managers() -> None:
     world = World()
     world.prepared(ago=9 * HOUR)
     watch = world.watch()
@@ -159,7 +159,7 @@ async def test_a_jump_of_all_wall_clocks_makes_nothing_old() -> None:
     assert len(world.decided) == 1, "the older one is an hour old by now"
 
 
-async def test_a_branch_whose_vote_was_written_with_a_wrong_clock_is_as_old_as_it_was_seen() -> None:
+async def test_after_a_wrong_clock_age_counts_from_first_sight() -> None:
     world = World()
     watch = world.watch()
     await watch.check()
@@ -225,7 +225,7 @@ async def test_each_policy_decides_its_own() -> None:
     assert sorted(world.decided) == [("jobs", 7), ("orphans", 1)]
 
 
-async def test_what_is_overdue_is_told_once_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_overdue_branches_are_logged_once_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     metrics = Metrics()
     world.prepared(ago=9 * HOUR, format_id=5)
@@ -277,7 +277,7 @@ def test_what_is_no_policy_is_refused(text: str) -> None:
         parse_policies(text)
 
 
-def test_a_policy_says_itself() -> None:
+def test_a_policy_converts_to_its_text() -> None:
     (policy,) = parse_policies("x commit format=2,1 vhost='a b' after=2m")
     assert policy == Policy(name="x", action="commit", formats=frozenset({1, 2}), vhost="a b", after=120.0)
     assert parse_policies(str(policy)) == parse_policies((policy,)) == (policy,)

@@ -68,7 +68,7 @@ def states(log: MemoryLog) -> list[LogState]:
     return [row.branch.state for row in log.database.rows.values()]
 
 
-async def test_a_branch_that_has_published_votes_with_one_write_and_commits() -> None:
+async def test_a_publishing_branch_votes_with_one_write_and_commits() -> None:
     async with idle_branch() as (manager, log, broker, xid):
         assert await at_once(manager, xid, Operation.PREPARE) is XaFlag.OK
         assert states(log) == [LogState.PREPARED]
@@ -94,7 +94,7 @@ async def test_its_roll_back_is_one_write_too() -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.ANSWER_LOST])
-async def test_a_vote_that_may_not_be_durable_is_not_given_and_can_be_asked_for_again(fault: Fault) -> None:
+async def test_a_possibly_lost_vote_is_not_given_but_repeatable(fault: Fault) -> None:
     async with idle_branch() as (manager, log, broker, xid):
         log.faults.append(fault)
         assert await at_once(manager, xid, Operation.PREPARE) is ReplyCode.INTERNAL_ERROR

@@ -80,7 +80,7 @@ async def test_prepared_branches_count_as_branches() -> None:
 
 
 @pytest.mark.parametrize("quota", ["user=alice branches=2", "vhost=/ branches=2", "user=* branches=2"])
-async def test_one_who_uses_up_a_quota_leaves_others_alone(quota: str) -> None:
+async def test_a_user_at_the_quota_does_not_affect_others(quota: str) -> None:
     async with a_manager(quota) as manager:
         first, _ = [begin(manager) for _ in range(2)]
         with pytest.raises(XaError) as caught:

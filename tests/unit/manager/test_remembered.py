@@ -50,7 +50,7 @@ async def looks() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "answer"), [(59, XaFlag.RBROLLBACK), (66, ReplyCode.NOT_FOUND)])
-async def test_a_tombstone_answers_one_rollback_as_long_as_it_stands(
+async def test_a_tombstone_answers_one_rollback_until_it_expires(
     now: Callable[[float], None], seconds: float, answer: XaFlag | ReplyCode
 ) -> None:
     """--tombstone-ttl: "how long a branch that was rolled back … still answers one rollback with the reason"."""
@@ -75,7 +75,7 @@ async def test_a_tombstone_that_has_expired_answers_nothing(
 
 
 @pytest.mark.parametrize(("seconds", "answer"), [(59, XaFlag.OK), (66, ReplyCode.NOT_FOUND)])
-async def test_a_branch_that_failed_is_kept_as_long_for_whoever_asks(
+async def test_a_failed_branch_is_kept_for_the_same_time(
     now: Callable[[float], None], seconds: float, answer: XaFlag | ReplyCode
 ) -> None:
     """Event `expire`: no request arrived in time."""
@@ -102,7 +102,7 @@ async def test_of_too_many_tombstones_the_oldest_give_way(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("messages", [0, 1])
-async def test_a_one_phase_commit_that_is_asked_for_twice_at_once_is_answered_twice(messages: int) -> None:
+async def test_two_concurrent_one_phase_commits_are_both_answered(messages: int) -> None:
     """As the table says, "a repeated commit waits for the first". This includes branches without work."""
     log = MemoryLog("rm", MemoryDatabase())
     asked = BranchManager(log, Ledger(), Limits(), Metrics())

@@ -60,7 +60,7 @@ async def a_consumer(broker: Broker, queue: Queue) -> tuple[MemoryLog, BranchMan
     return log, manager, xid, delivery
 
 
-async def test_a_vote_that_the_log_refused_is_taken_up_at_the_next_look() -> None:
+async def test_a_vote_refused_by_the_log_is_resumed_later() -> None:
     class Refusing(Taking):
         async def take(
             self, branch_id: UUID, vhost: str, units: Sequence[Unit], work: HeldWork
@@ -82,7 +82,7 @@ async def test_a_vote_that_the_log_refused_is_taken_up_at_the_next_look() -> Non
     await manager.close()
 
 
-async def test_a_roll_back_of_what_was_not_taken_leaves_it_in_its_place() -> None:
+async def test_a_rollback_of_untaken_messages_leaves_them_in_place() -> None:
     """The answer to "taking" was lost before any request to the broker. The message never leaves its queue."""
     broker, queue = Taking(), Queue()
     log, manager, xid, delivery = await a_consumer(broker, queue)
@@ -98,7 +98,7 @@ async def test_a_roll_back_of_what_was_not_taken_leaves_it_in_its_place() -> Non
 
 
 @pytest.mark.parametrize(("fate", "said"), [(Fate.UNSURE, True), (None, False)])
-async def test_a_commit_behind_a_partial_one_is_counted_as_a_repetition(fate: Fate | None, said: bool) -> None:
+async def test_a_commit_behind_a_partial_one_counts_as_repeated(fate: Fate | None, said: bool) -> None:
     """After 406, "partial tx completion", in a dtx that has ended, the messages it sent may be in the queues twice."""
     stand = Stand()
     await stand.holds(a_publish(fate=fate), state=LogState.COMMITTING, units=(a_unit(0, lock=""),))
@@ -108,7 +108,7 @@ async def test_a_commit_behind_a_partial_one_is_counted_as_a_repetition(fate: Fa
     await stand.manager.close()
 
 
-async def test_a_one_phase_commit_that_has_taken_all_is_over_after_a_restart() -> None:
+async def test_a_finished_one_phase_commit_is_complete_after_restart() -> None:
     """The units in the log show that nothing is left to ask the broker."""
     stand = Stand()
     done = replace(a_unit(1), state=UnitState.DONE)
@@ -121,7 +121,7 @@ async def test_a_one_phase_commit_that_has_taken_all_is_over_after_a_restart() -
     await stand.manager.close()
 
 
-async def test_an_unknown_outcome_is_kept_when_the_next_unit_is_refused() -> None:
+async def test_an_unknown_outcome_survives_a_refusal_of_the_next_unit() -> None:
     """An operator who discards the message later must see that it may have been stored."""
 
     class Breaking(Broker):
@@ -144,7 +144,7 @@ async def test_an_unknown_outcome_is_kept_when_the_next_unit_is_refused() -> Non
     await stand.manager.close()
 
 
-async def test_a_repetition_is_told_though_the_log_was_away_when_it_became_possible() -> None:
+async def test_a_possible_repeat_is_reported_despite_a_log_failure() -> None:
     """The outcome of a unit is unknown, and a new unit cannot be sent yet. It stays unknown."""
 
     class Away(Broker):
@@ -164,7 +164,7 @@ async def test_a_repetition_is_told_though_the_log_was_away_when_it_became_possi
     await stand.manager.close()
 
 
-async def test_a_branch_that_ends_while_branches_are_counted_does_not_count() -> None:
+async def test_a_branch_that_ends_during_counting_does_not_count() -> None:
     log = MemoryLog("rm")
     await log.open()
     manager = BranchManager(log, Broker(), Limits(), Metrics())

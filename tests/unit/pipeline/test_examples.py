@@ -130,7 +130,7 @@ def unit(name: str) -> ConfigParser:
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 3])
-def test_the_dag_tells_what_was_not_read_apart_from_a_failure(
+def test_the_dag_distinguishes_unread_sources_from_a_failure(
     code: int, airflow: dict[str, Any], ends_with: Callable[[int], Path], tmp_path: Path
 ) -> None:
     run, everything_read = airflow["run"].words, airflow["everything_read"].words
@@ -158,7 +158,7 @@ def test_the_dag_runs_once_a_night_and_catches_nothing_up(airflow: dict[str, Any
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_the_asset_is_there_and_its_check_says_what_was_not_read(
+def test_the_asset_exists_and_its_check_lists_unread_sources(
     code: int, dagster: dict[str, Any], ends_with: Callable[[int], Path], tmp_path: Path
 ) -> None:
     ends_with(code)
@@ -170,7 +170,7 @@ def test_the_asset_is_there_and_its_check_says_what_was_not_read(
 
 
 @pytest.mark.parametrize("code", [1, 2])
-def test_an_asset_that_failed_is_tried_again_unless_its_words_are_wrong(
+def test_a_failed_asset_is_retried_unless_its_options_are_wrong(
     code: int, dagster: dict[str, Any], ends_with: Callable[[int], Path]
 ) -> None:
     ends_with(code)
@@ -187,7 +187,7 @@ def test_the_check_of_the_asset_counts_findings_in_the_table(dagster: dict[str, 
     assert result.words == {"passed": False, "metadata": {"mixed": 1, "orphan": 1}}
 
 
-def test_the_service_runs_what_there_is_and_repeats_only_what_did_not_finish() -> None:
+def test_the_service_repeats_only_unfinished_commands() -> None:
     service = unit("dtx-pipeline.service")["Service"]
     program, *words = shlex.split(service["ExecStart"])
     assert program.endswith("/dtx")
@@ -238,7 +238,7 @@ def test_dbt_knows_every_column_and_every_verdict() -> None:
                     assert test["accepted_values"]["arguments"]["values"] == list(Verdict)
 
 
-def test_the_model_of_dbt_is_of_the_verdicts_that_need_attention() -> None:
+def test_the_dbt_model_selects_verdicts_that_need_attention() -> None:
     (model,) = dbt()["models"]
     text = (EXAMPLES / f"dbt/models/{model['name']}.sql").read_text()
     assert quoted(text, "not in") == PASSING
@@ -262,7 +262,7 @@ def cells() -> list[str]:
     return ["".join(cell["source"]) for cell in code]
 
 
-def test_the_notebook_has_no_outputs_and_asks_for_verdicts_that_there_are() -> None:
+def test_the_notebook_has_no_outputs_and_uses_existing_verdicts() -> None:
     places, *others = cells()
     assert {line.partition(" = ")[0] for line in places.splitlines()} == {"LAKE", "RESULTS"}
     assert quoted("\n".join(others), "NOT IN") == PASSING

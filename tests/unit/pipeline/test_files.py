@@ -8,7 +8,7 @@ from pyarrow import fs
 from dtx.pipeline.files import Files, LakeError
 
 
-def test_s3_is_known_by_the_name_that_spark_has_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_s3_has_the_scheme_that_spark_knows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked = []
 
     class System:
@@ -24,7 +24,7 @@ def test_s3_is_known_by_the_name_that_spark_has_for_it(monkeypatch: pytest.Monke
     assert asked == ["s3://bucket/lake"]
 
 
-def test_a_place_of_an_unknown_kind_is_refused_with_a_sentence() -> None:
+def test_a_place_of_an_unknown_kind_is_refused() -> None:
     with pytest.raises(LakeError, match="ftp://h/lake cannot be used as a directory"):
         Files("ftp://h/lake")
 
@@ -42,7 +42,7 @@ def test_json_is_whole_or_named_as_damaged(tmp_path: Path) -> None:
     assert not files.exists("a")
 
 
-def test_sizes_say_which_files_are_missing(tmp_path: Path) -> None:
+def test_sizes_name_missing_files(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_bytes(b"12345")
     files = Files(str(tmp_path))
     assert files.sizes(["x.parquet", "y.parquet"]) == {"x.parquet": 5, "y.parquet": None}

@@ -42,7 +42,7 @@ def test_a_java_of_another_version_is_passed_over(tmp_path: Path) -> None:
     assert (found.home, found.version) == (right, 17)
 
 
-def test_where_there_is_none_one_sentence_says_what_to_do(tmp_path: Path) -> None:
+def test_without_java_one_sentence_names_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(JavaMissing, match=r"Spark needs Java 17 or 21 and there is no Java: install one \(Debian: apt"):
         find_java({"PATH": str(tmp_path)})
     old = install(tmp_path / "old", "1.8.0_402")
@@ -58,7 +58,7 @@ def test_what_is_no_java_is_passed_over(tmp_path: Path) -> None:
         find_java({"JAVA_HOME": str(broken), "PATH": ""})
 
 
-def test_the_java_in_a_wheel_runs_and_is_one_that_spark_can_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_java_in_a_wheel_runs_and_suits_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(java, "_PLACES", ())
     found = find_java({"PATH": ""})

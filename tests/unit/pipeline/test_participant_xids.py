@@ -28,7 +28,7 @@ def test_a_gid_of_psycopg_is_its_xid() -> None:
 
 
 @given(st.text(max_size=200))
-def test_no_text_whatever_is_more_than_no_xid(gid: str) -> None:
+def test_any_text_is_an_xid_or_none(gid: str) -> None:
     """Parsing does not raise."""
     found = from_gid(gid)
     assert found is None or isinstance(found, Xid)
@@ -49,7 +49,7 @@ def test_other_gids_are_no_xids() -> None:
 
 
 @given(parts)
-def test_recover_says_the_same_raw_and_converted(given_parts: tuple[int, bytes, bytes]) -> None:
+def test_recover_agrees_raw_and_converted(given_parts: tuple[int, bytes, bytes]) -> None:
     """MySQL: CONVERT XID shows the bytes in hexadecimal; MariaDB shows them as they are."""
     format_id, gtrid, bqual = given_parts
     xid = Xid(format_id, gtrid, bqual)

@@ -54,7 +54,7 @@ class Recorded:
         pass
 
 
-def test_a_report_is_made_of_verdicts_that_could_not_be_published(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_is_made_of_unpublished_verdicts(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The exit code is that of the error."""
     made = []
 
@@ -84,7 +84,7 @@ def test_the_example_can_be_used_as_it_is(here: Path) -> None:
     assert "environment variable" in said
 
 
-def test_without_a_fleet_a_sentence_says_how_to_get_one(here: Path) -> None:
+def test_without_a_fleet_a_sentence_names_the_remedy(here: Path) -> None:
     code, said = call("archive")
     assert code == Exit.USAGE
     assert "there is no pipeline.toml: dtx pipeline example > pipeline.toml" in said
@@ -101,14 +101,14 @@ def test_without_a_fleet_a_sentence_says_how_to_get_one(here: Path) -> None:
         (("generate", "x", "--transactions", "5", "--anomalies", "9"), "anomalies of each of"),
     ],
 )
-def test_what_is_wrong_with_the_words_is_said_at_once(here: Path, words: tuple[str, ...], sentence: str) -> None:
+def test_wrong_options_are_reported_immediately(here: Path, words: tuple[str, ...], sentence: str) -> None:
     code, said = call(*words)
     assert code == Exit.USAGE
     assert sentence in said
 
 
 @pytest.mark.parametrize(("text", "size"), [("2g", 2 << 30), ("512M", 512 << 20), ("2GiB", 2 << 30), ("1GB", 10**9)])
-def test_memory_is_given_as_spark_has_it_or_as_other_sizes(text: str, size: int) -> None:
+def test_memory_is_accepted_in_sparks_units_and_others(text: str, size: int) -> None:
     assert _size(None, None, text) == size  # type: ignore[arg-type]
 
 
@@ -123,7 +123,7 @@ def test_old_lines_are_removed_after_a_yes_alone(here: Path) -> None:
     assert DeltaTable(here / "lake").to_pyarrow_table(columns=["month"])["month"].to_pylist() == ["2999-01"]
 
 
-def test_what_is_no_lake_is_said_in_one_sentence(here: Path) -> None:
+def test_a_directory_that_is_no_lake_is_reported(here: Path) -> None:
     (here / "pipeline.toml").write_text('lake = "nothing"\nresults = "results"\n')
     code, said = call("retain", "--keep", "1d", "--yes")
     assert (code, said.endswith("is no lake: dtx pipeline archive makes one")) == (Exit.FAILED, True)
@@ -153,7 +153,7 @@ sys.exit(run(["pipeline", *sys.argv[1:]]))
     ],
     ids=lambda words: words[0],
 )
-def test_without_the_extra_each_command_says_what_to_install(here: Path, words: tuple[str, ...]) -> None:
+def test_without_the_extra_each_command_names_the_package(here: Path, words: tuple[str, ...]) -> None:
     (here / "pipeline.toml").write_text('lake = "lake"\nresults = "results"\n')
     command = [sys.executable, "-c", _WITHOUT, *words]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)

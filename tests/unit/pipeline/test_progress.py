@@ -14,7 +14,7 @@ ERASED = "\r\x1b[1A\x1b[2K"
 """The sequence that moves the cursor up a line and erases it."""
 
 
-def test_a_line_says_what_runs_how_far_and_how_long_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_has_step_progress_and_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
     progress = Progress(None, "archive", console=Console(file=io.StringIO()))
     progress.note("3 of 5 databases", 1_234_567)
@@ -28,7 +28,7 @@ def test_a_line_says_what_runs_how_far_and_how_long_it_may_take(monkeypatch: pyt
     assert progress.line(8000.0, StageProgress(0, 0, 0)).endswith("rows · 1:56:40 elapsed")
 
 
-def test_a_terminal_has_one_line_that_is_gone_at_the_end() -> None:
+def test_a_terminal_has_one_line_that_disappears() -> None:
     output = io.StringIO()
     asked = threading.Event()
     with Progress(None, "report", console=Console(file=output, force_terminal=True), every=0.001) as progress:
@@ -47,7 +47,7 @@ def test_a_terminal_has_one_line_that_is_gone_at_the_end() -> None:
     assert shown.endswith(ERASED)
 
 
-def test_a_session_that_fails_to_tell_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_without_progress_stops_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = threading.Event()
 
     def look() -> StageProgress:

@@ -136,7 +136,7 @@ def test_every_verdict_that_needs_attention_has_a_colour() -> None:
     assert {verdict for _, verdicts in GROUPS.values() for verdict in verdicts} == set(Verdict) - PLAIN
 
 
-def test_the_page_says_what_is_wrong_and_what_was_not_read() -> None:
+def test_the_page_lists_findings_and_unread_sources() -> None:
     page = render(FULL)
     for words in (
         "12,350</b>transactions",
@@ -151,7 +151,7 @@ def test_the_page_says_what_is_wrong_and_what_was_not_read() -> None:
     assert "Nothing needs attention: every transaction ended the same way everywhere." in render(EMPTY)
 
 
-def test_what_has_no_time_is_no_bar_and_in_the_tables_all_the_same(tmp_path: Path) -> None:
+def test_findings_without_a_time_are_only_in_the_tables(tmp_path: Path) -> None:
     """Atomikos's log has no times, and a decision in it can be about a transaction without known branches."""
     days: list[tuple[date | None, str, int]] = [(None, "unfinished", 3), (None, "committed", 1)]
     alone = replace(EMPTY, days=days, attention_total=3)
@@ -161,7 +161,7 @@ def test_what_has_no_time_is_no_bar_and_in_the_tables_all_the_same(tmp_path: Pat
     assert (page.parent / "days.csv").read_text().splitlines()[1:3] == [",unfinished,3", ",committed,1"]
 
 
-def test_tables_are_beside_the_page_and_no_cell_is_a_formula(tmp_path: Path) -> None:
+def test_tables_accompany_the_page_and_contain_no_formula(tmp_path: Path) -> None:
     page = write_report(FULL, tmp_path / "new" / "report")
     assert page.read_text() == render(FULL)
     found = {
@@ -214,7 +214,7 @@ def test_each_line_of_evidence_is_a_row_with_its_xid(browser: Browser, tmp_path:
     assert page.evaluate("getSelection().toString()") == str(own), "a click selects the whole xid"
 
 
-def test_long_evidence_says_how_much_is_left_out() -> None:
+def test_long_evidence_states_how_much_is_omitted() -> None:
     figures = replace(FULL, attention=[transaction(evidence=evidence(*({"id": str(n)} for n in range(1000))))])
     page = render(figures)
     assert "Evidence: the first 50 of 1,000 lines" in page
@@ -259,7 +259,7 @@ def test_without_scripts_every_transaction_is_shown(browser: Browser, tmp_path: 
     assert page.locator("select:visible").count() == 0
 
 
-def test_sources_say_how_fresh_they_are_the_oldest_first() -> None:
+def test_sources_state_their_age_the_oldest_first() -> None:
     sources = [
         journal("lately", NOW - timedelta(hours=1)),
         journal("long ago", NOW - timedelta(days=3)),
@@ -307,7 +307,7 @@ def test_letters_of_any_script_are_drawn(browser: Browser, tmp_path: Path) -> No
     assert not [text.text_content() for text in drawn.all() if text.evaluate(cut)]
 
 
-def test_a_browser_shows_it_light_and_dark_and_on_a_telephone(browser: Browser, tmp_path: Path) -> None:
+def test_a_browser_shows_it_light_dark_and_on_phones(browser: Browser, tmp_path: Path) -> None:
     page = write_report(replace(FULL, sources=[journal(FAR, NOW), journal(NASTY, None)]), tmp_path)
     grounds, colours = set(), set()
     for scheme, width in (("light", 1280), ("dark", 1280), ("light", 360)):

@@ -61,7 +61,7 @@ def test_ctrl_c_cancels_what_runs_and_shows_no_stack(
     assert caplog.messages == ["of somebody else", "stack"], "the filter ends with the session"
 
 
-def test_what_ends_a_task_is_said_once() -> None:
+def test_an_error_that_ends_a_task_is_reported_once() -> None:
     """The pipeline reports it in one sentence. Only with Spark's log does Spark report it too."""
     words = [session._static(SessionOptions(log=log))["spark.driver.extraJavaOptions"] for log in ("error", "info")]
     assert ["-Ddtx.spark.log.told=off" in each for each in words] == [True, False]
@@ -121,7 +121,7 @@ def test_java_that_keeps_no_classes_is_an_error(monkeypatch: pytest.MonkeyPatch,
         assert [path.name for path in tmp_path.iterdir()] == ([archive.name] if kept else [])
 
 
-def test_what_java_says_is_its_last_cause_and_no_stack() -> None:
+def test_a_java_error_is_its_last_cause_without_stack() -> None:
     stack = "An error occurred while calling o7.parquet.\n: a.SparkException: Job aborted\n\tat a.b(c)\n"
     assert session.explain(Exception(f"{stack}Caused by: a.A: first\n\tat d\nCaused by: a.B: disk full\n\tat e")) == (
         "a.B: disk full"

@@ -36,15 +36,13 @@ def test_what_is_written_reads_the_same(snapshot: SourceSnapshot) -> None:
 
 
 @given(snapshots(), snapshots())
-def test_one_contains_another_when_it_shows_all_that_the_other_shows(
-    one: SourceSnapshot, other: SourceSnapshot
-) -> None:
+def test_a_snapshot_contains_another_that_shows_less(one: SourceSnapshot, other: SourceSnapshot) -> None:
     expected = all(shows(one, xid) for xid in XIDS if shows(other, xid))
     assert one.contains(other) is expected
 
 
 @given(two_moments(), st.integers(min_value=1, max_value=40))
-def test_a_cut_lies_between_both_and_leaves_out_what_is_new_and_not_below(
+def test_a_cut_between_two_snapshots_omits_only_new_transactions(
     moments: tuple[SourceSnapshot, SourceSnapshot], at: int
 ) -> None:
     """Otherwise a stream with a limit would lose transactions or read some twice."""

@@ -53,7 +53,7 @@ def test_a_place_survives_its_checkpoint() -> None:
 
 
 @pytest.mark.parametrize("since", ["'; DROP", "", "x"])
-def test_a_checkpoint_that_somebody_else_wrote_is_refused(since: str) -> None:
+def test_a_checkpoint_of_another_cluster_is_refused(since: str) -> None:
     with pytest.raises(SourceError, match="holds no place"):
         Place.read("a", PLACE.written() | {"since": since})
     with pytest.raises(SourceError, match="holds no place"):
@@ -74,14 +74,14 @@ def test_another_history_is_refused() -> None:
     )
 
 
-def test_errors_name_no_password_and_say_what_may_pass() -> None:
+def test_errors_hide_passwords_and_transient_states_are_known() -> None:
     assert sentence(OSError(f"no route to {URL}\nmore.")) == "no route to postgresql://u:***@127.0.0.1/d"
     assert passes(None)
     assert passes("57P03")
     assert not passes("42501")
 
 
-def test_a_run_says_by_its_exit_code_that_something_was_set_aside() -> None:
+def test_the_exit_code_reports_rejected_rows() -> None:
     assert exit_code([]) is ExitCode.CLEAN
     assert exit_code([Quarantined(source="a", item="b", reason="c")]) is ExitCode.QUARANTINED
     assert sample("a\x1b[2Jb") == "a\\x1b[2Jb"

@@ -39,7 +39,7 @@ def part(arrays: list[pa.Array], names: list[str]) -> pa.RecordBatch:
 
 @pytest.mark.parametrize("made", [whole, part])
 @given(rows=st.lists(ROW))
-def test_octets_become_what_they_say(
+def test_bytes_are_converted_to_their_text(
     made: Callable[[list[pa.Array], list[str]], pa.RecordBatch], rows: list[Row]
 ) -> None:
     sent = made(
@@ -65,5 +65,5 @@ def test_the_source_alone_has_a_row_for_each_row() -> None:
     assert shaped(sent, TABLE, target, "bank").to_pydict() == {"source": ["bank", "bank"]}
 
 
-def test_nobody_has_postgresql_write_text_for_it() -> None:
+def test_no_text_conversion_by_postgresql_is_requested() -> None:
     assert TABLE.sent(["id", "xid8", "rm", "source"]) == 'uuid_send(id) AS "id", xid8send(xid8) AS "xid8", rm AS "rm"'

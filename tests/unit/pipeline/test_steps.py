@@ -37,7 +37,7 @@ def failed(source: str, error: str | None) -> Archived:
     return Archived(source, error=error and f"{source}: {error}")
 
 
-def test_who_follows_is_told_at_once_of_a_database_that_fails(
+def test_a_following_archive_reports_a_failing_database_immediately(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Once for each change, without passwords."""
@@ -88,7 +88,9 @@ def test_two_do_not_reconcile_into_the_same_results(fleet: Fleet) -> None:
         steps(fleet, []).reconcile(full=False, to_publish=False)
 
 
-def test_verdicts_that_cannot_be_published_are_said_and_noted(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdicts_that_cannot_be_published_are_reported_and_noted(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Lake(fleet.lake).table.create()
     done = Run(
         number=1, as_of=1, token=0, lines_read=2, lines=3, touched=0, totals={}, fingerprint=0
@@ -120,7 +122,7 @@ def test_verdicts_that_cannot_be_published_are_said_and_noted(fleet: Fleet, monk
     assert given["away"] == {"a"}, "b was read completely"
 
 
-def test_a_lake_that_is_older_than_what_has_ended_is_named(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lake_older_than_ended_transactions_is_named(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a fresh lake it is not: transactions end while a run is in progress."""
     ended = {"not-archived": Total(transactions=2, branches=2)}
 

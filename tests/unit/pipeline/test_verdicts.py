@@ -232,7 +232,7 @@ def test_every_event_and_outcome_of_the_journal_has_a_mark() -> None:
     assert set(HEURISTIC_MARK) == set(Heuristic)
 
 
-def test_a_branch_without_a_vote_is_nothing_to_tell() -> None:
+def test_a_branch_without_a_vote_is_no_finding() -> None:
     assert reconcile([], [seen("taking", 1)], [], RULES_NOW) == {}
 
 
@@ -255,7 +255,7 @@ def test_what_its_dtx_has_no_more_has_ended() -> None:
     assert judged(OPEN, rules=replace(asked, asked=frozenset({"another"}))).verdict is Verdict.ORPHAN
 
 
-def test_what_nobody_could_be_asked_about_is_as_old_as_its_journal() -> None:
+def test_an_unreachable_participant_is_judged_by_its_journal() -> None:
     """Its database has been unavailable since then. A branch that was young at that time need not be an orphan."""
     young = line(E.PREPARED, 50_000)
     then = replace(RULES_NOW, archived={"db": 50_600 * MICROS})
@@ -269,7 +269,7 @@ def test_what_nobody_could_be_asked_about_is_as_old_as_its_journal() -> None:
     assert judged(young, seen("prepared", 50_000), rules=then).known_at == NOW
 
 
-def test_who_is_away_hides_nothing_of_the_others() -> None:
+def test_an_unreachable_participant_hides_nothing_of_others() -> None:
     """Each branch is judged by the time of its data. A transaction manager's log is as of now."""
     away = replace(seen("prepared", 60, "bank", SourceKind.POSTGRESQL), observed_at=60 * MICROS)
     assert judged(OPEN, seen("prepared", 1), away).verdict is Verdict.ORPHAN
@@ -281,7 +281,7 @@ def test_who_is_away_hides_nothing_of_the_others() -> None:
     assert judged(OPEN, before, rules=fresh).verdict is Verdict.ORPHAN, "the journal has no end of the branch"
 
 
-def test_a_decision_without_a_format_id_is_about_whatever_has_its_gtrid() -> None:
+def test_a_decision_without_format_id_matches_any_with_its_gtrid() -> None:
     known = [OPEN, replace(line(E.PREPARED, 1, "rm2"), format_id=2)]
     found = reconcile(known, [], [decided(Choice.COMMIT, format_id=None)], RULES_NOW)
     assert {key: judgement.verdict for key, judgement in found.items()} == {
@@ -292,13 +292,13 @@ def test_a_decision_without_a_format_id_is_about_whatever_has_its_gtrid() -> Non
     assert [(key, judgement.verdict) for key, judgement in alone.items()] == [((None, b"g"), Verdict.COMMITTED)]
 
 
-def test_all_findings_are_told_the_worst_first() -> None:
+def test_all_findings_are_listed_the_worst_first() -> None:
     found = judged(*committed("rm1"), *rolled_back("rm2"), line(E.PREPARED, 1, "rm3", owner="bob"), COMMIT)
     assert found.findings == (V.MIXED, V.AGAINST_DECISION, V.UNFINISHED, V.OWNER_MISMATCH, V.IN_DOUBT)
     assert not set(found.findings) & PLAIN
 
 
-def test_what_is_told_about_a_transaction() -> None:
+def test_the_text_about_a_transaction() -> None:
     found = judged(OPEN, *committed("rm2", 7), COMMIT)
     assert (found.since, found.first_at, found.last_at) == (MICROS, MICROS, 7 * MICROS)
     assert (found.rms, found.owners, found.branches) == (("rm1", "rm2"), ("ann",), 2)
@@ -309,7 +309,7 @@ def changed(name: str, to: object) -> dict[str, Any]:
     return {name: to}
 
 
-def test_fingerprints_differ_with_whatever_differs() -> None:
+def test_fingerprints_differ_in_every_part() -> None:
     found = judged(OPEN, *committed("rm2"), COMMIT)
     others = [
         replace(found, **changed(name, other))

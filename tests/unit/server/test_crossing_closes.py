@@ -89,7 +89,7 @@ def of_dtx_itself(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("begin", [selected, drained, passed_through, confirming, of_dtx_itself])
-async def test_the_close_of_the_broker_is_confirmed_behind_its_close_ok(begin: Callable[[Rig], None]) -> None:
+async def test_the_brokers_close_is_confirmed_after_its_close_ok(begin: Callable[[Rig], None]) -> None:
     """RabbitMQ ends a channel at close-ok, and then drops a close-ok that it has not written yet."""
     rig = Rig()
     begin(rig)

@@ -71,7 +71,7 @@ def breaks() -> None:
 
 
 @pytest.mark.parametrize("waited", [False, True], ids=["at once", "behind a call"])
-async def test_an_unforeseen_error_is_logged_and_the_client_hears_internal_error(
+async def test_an_unexpected_error_is_logged_and_sent_as_internal(
     capsys: pytest.CaptureFixture[str], waited: bool
 ) -> None:
     """The frame before it is handled. The text of the error is only in the log."""
@@ -109,7 +109,7 @@ async def test_an_unforeseen_error_is_logged_and_the_client_hears_internal_error
     assert "a secret of ours" in capsys.readouterr().out
 
 
-async def test_a_channel_that_breaks_when_its_client_goes_keeps_no_other_from_being_let_go() -> None:
+async def test_a_channel_that_fails_at_the_end_blocks_no_other() -> None:
     session = running(Socket())
     gone: list[int] = []
     for number, shut_down in ((1, breaks), (2, lambda: gone.append(2)), (3, breaks), (4, lambda: gone.append(4))):
@@ -126,7 +126,7 @@ async def test_a_channel_that_breaks_when_its_client_goes_keeps_no_other_from_be
     assert not session.channels
 
 
-async def test_a_channel_of_the_standalone_server_that_breaks_keeps_no_other_either() -> None:
+async def test_a_failing_standalone_channel_blocks_no_other() -> None:
     async with whole() as (parts, _):
         wire = Wire()
         connection = StandaloneConnection(parts, wire)

@@ -65,7 +65,7 @@ async def test_what_has_left_is_freed_without_anything_else_happening() -> None:
 
 
 @pytest.mark.parametrize(("live", "enough"), [(0, 300), (1199, 300), (4000, 1000), (12_000, 3000)])
-async def test_nobody_is_kept_waiting_for_a_few(live: int, enough: int) -> None:
+async def test_few_objects_cause_no_wait(live: int, enough: int) -> None:
     clock = Clock()
     leftovers = Leftovers(lambda: live, collect=clock.look, clock=clock, worked=clock)
     for _ in range(enough - 1):
@@ -150,7 +150,7 @@ def test_memory_for_verifying_passwords_is_given_back() -> None:
     assert int(done.stdout) < 4096, "KiB"
 
 
-def test_garbage_is_looked_for_among_so_many_objects_at_a_time_that_nobody_waits_long() -> None:
+def test_garbage_collection_is_sliced_to_keep_waits_short() -> None:
     """40,000 took 36 ms when other work filled the caches, and nothing may hold the event loop for more than 50 ms."""
     code = """
 import gc

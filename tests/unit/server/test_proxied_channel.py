@@ -71,7 +71,7 @@ async def test_what_comes_behind_a_call_waits_for_its_answer(rig: Rig) -> None:
     assert rig.socket.sent == ANSWER
 
 
-async def test_a_number_is_free_again_though_a_call_of_its_last_channel_runs(rig: Rig) -> None:
+async def test_a_number_is_free_although_an_old_call_runs(rig: Rig) -> None:
     """The broker has closed the channel, so its client waits for no answer."""
     rig.client(methods.BasicQos(0, 1), PREPARE, methods.BasicQos(0, 2))
     rig.broker(methods.ChannelClose(404, b"NOT_FOUND - no queue"))
@@ -84,7 +84,7 @@ async def test_a_number_is_free_again_though_a_call_of_its_last_channel_runs(rig
     assert keys_of(rig.socket.sent) == [methods.ChannelClose.KEY]
 
 
-async def test_a_close_of_the_connection_waits_for_what_waits_behind_a_call(rig: Rig) -> None:
+async def test_a_connection_close_waits_for_frames_behind_a_call(rig: Rig) -> None:
     rig.session._admitted = rig.session.manager.quotas.of("guest", "/")
     rig.client(PREPARE, methods.BasicQos(0, 1))
     rig.sent = b""
@@ -109,7 +109,7 @@ async def test_a_client_is_not_read_from_while_much_waits(rig: Rig) -> None:
     assert not paused[-1]
 
 
-async def test_a_content_is_passed_to_its_end_though_the_broker_has_closed_the_channel(rig: Rig) -> None:
+async def test_a_content_is_passed_completely_although_its_channel_closed(rig: Rig) -> None:
     """Its method has been passed: RabbitMQ ends the connection (505) if a close-ok comes before the body."""
     rig.client(methods.BasicPublish(b"", b"q"))
     rig.broker(methods.ChannelClose(404, b"NOT_FOUND - no queue"))

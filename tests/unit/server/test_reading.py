@@ -57,7 +57,7 @@ def _own_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_the_reads_return_the_frames_are_what_was_sent(seed: int) -> None:
+def test_any_split_of_reads_gives_the_same_frames(seed: int) -> None:
     dice = random.Random(seed)
     sent = [frame for size in (10, 5000, SIZE, 100_000, 120_000) for frame in bodies(20, size)]
     dice.shuffle(sent)
@@ -71,7 +71,7 @@ def test_whatever_the_reads_return_the_frames_are_what_was_sent(seed: int) -> No
     assert socket.splitter.pending == 0
 
 
-def test_much_is_split_where_it_was_read_and_little_is_copied_out() -> None:
+def test_large_reads_are_split_in_place_small_ones_copied() -> None:
     socket = Socket(b"".join(bodies(20)))
     buffer, frames = socket.read()
     assert in_place(buffer)
@@ -93,12 +93,12 @@ def test_what_is_still_to_be_sent_is_not_written_over() -> None:
     assert unsent == copy == b"".join(sent[: len(frames)])
 
 
-def test_one_scratch_buffer_serves_everybody_while_nothing_waits_to_be_sent() -> None:
+def test_all_connections_share_one_scratch_buffer_while_nothing_waits() -> None:
     first, second = Socket(b"".join(bodies(15))), Socket(b"".join(bodies(15)))
     assert first.read()[0] is second.read()[0] is first.reading.room(behind=False).obj
 
 
-def test_while_the_other_side_is_behind_reads_are_small_and_hold_no_scratch_buffer() -> None:
+def test_with_a_slow_peer_reads_are_small_and_separate() -> None:
     socket = Socket(b"".join(bodies(20)))
     buffer, frames = socket.read(behind=True)
     assert not in_place(buffer)
@@ -106,7 +106,7 @@ def test_while_the_other_side_is_behind_reads_are_small_and_hold_no_scratch_buff
     assert len(frames) == 3
 
 
-def test_a_frame_that_comes_slowly_is_not_moved_again_and_again() -> None:
+def test_a_slow_frame_is_not_copied_repeatedly() -> None:
     """Pieces shorter than the data already there are kept as pieces, and joined once."""
     (large,) = body_frames(7, bytes(range(256)) * 12_000, 0)
     socket = Socket(large + large, frame_max=0)
@@ -139,7 +139,7 @@ def test_the_frames_before_a_malformed_one_survive_the_next_read() -> None:
     assert [error.buffer[start:end] for _, _, start, end in error.frames] == sent
 
 
-def test_who_keeps_parts_of_a_buffer_keeps_a_copy() -> None:
+def test_parts_of_a_buffer_are_kept_as_copies() -> None:
     socket = Socket(b"".join(bodies(4)))
     buffer, frames = socket.read()
     copy = kept(buffer, frames)

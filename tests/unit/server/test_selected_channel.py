@@ -139,7 +139,7 @@ def test_an_answer_comes_before_the_end_of_its_channel(rig: Rig, number: int) ->
     assert rig.said == [ANSWER, method_frame(1, CLOSE)]
 
 
-def test_a_channel_that_is_gone_can_be_closed_before_its_answer(rig: Rig) -> None:
+def test_a_lost_channel_can_be_closed_before_its_answer(rig: Rig) -> None:
     """The client waits for no answer, and only the publishing channel is left to close."""
     rig.broker(1, CLOSE)
     rig.client(methods.ChannelClose(200, b"never mind").encode())
@@ -210,7 +210,7 @@ async def test_a_settlement_of_another_delivery_does_not_wait(getting: Rig) -> N
     assert getting.keys[-1] == methods.ChannelClose.KEY
 
 
-async def test_nobody_waits_for_a_delivery_whose_channel_has_ended(getting: Rig) -> None:
+async def test_no_call_waits_for_deliveries_of_an_ended_channel(getting: Rig) -> None:
     getting.client(methods.BasicAck(7).encode())
     getting.broker(1, CLOSE)
     for _ in range(3):
@@ -233,7 +233,7 @@ async def closing(getting: Rig) -> Rig:
     return getting
 
 
-async def test_a_close_waits_for_what_was_asked_of_a_channel_that_stays(closing: Rig) -> None:
+async def test_a_close_waits_for_calls_on_the_remaining_channel(closing: Rig) -> None:
     closing.broker(1, methods.QueueDeclareOk(b"queue", 0, 0).encode())
     closing.broker(1, methods.ChannelFlowOk(active=True).encode())
     for _ in range(3):
@@ -243,7 +243,7 @@ async def test_a_close_waits_for_what_was_asked_of_a_channel_that_stays(closing:
     assert closing.keys == [methods.QueueDeclareOk.KEY, methods.ChannelCloseOk.KEY]
 
 
-async def test_a_close_that_waits_is_confirmed_when_the_broker_closes_the_channel_first(closing: Rig) -> None:
+async def test_a_waiting_close_is_confirmed_when_the_broker_closes_first(closing: Rig) -> None:
     closing.broker(1, CLOSE)
     for _ in range(3):
         await asyncio.sleep(0)
@@ -260,7 +260,7 @@ def publishing() -> Rig:
     return rig
 
 
-def test_a_content_is_whole_before_its_channel_closes_which_the_broker_asked_for(publishing: Rig) -> None:
+def test_a_content_is_complete_before_its_requested_close(publishing: Rig) -> None:
     """RabbitMQ drops the content, and ends the connection (505) if another frame comes first."""
     publishing.broker(P, CLOSE)
     assert publishing.said == [method_frame(1, CLOSE)]
@@ -270,7 +270,7 @@ def test_a_content_is_whole_before_its_channel_closes_which_the_broker_asked_for
     assert P not in publishing.upstream.handlers
 
 
-def test_a_content_is_whole_before_its_channel_closes_since_the_other_one_has_ended(publishing: Rig) -> None:
+def test_a_content_is_complete_before_the_other_channel_closes(publishing: Rig) -> None:
     publishing.broker(1, CLOSE)
     assert not publishing.sent_to(P)
     publishing.client_frames(*body_frames(1, b"cd", 4096), methods.ChannelCloseOk().frame(1))

@@ -22,7 +22,7 @@ from dtx.server import memory, service
     ],
     ids=["another dtx takes the lease", "the log fails", "a signal"],
 )
-async def test_a_start_that_is_cut_short_says_by_what(
+async def test_an_interrupted_start_names_the_cause(
     monkeypatch: pytest.MonkeyPatch, happens: Callable[[Any], None], code: int
 ) -> None:
     """A supervisor restarts dtx after a failure, so a lost lease must not look like a requested stop."""

@@ -18,5 +18,5 @@ from dtx.tls import common_name
         ({}, None),
     ],
 )
-def test_a_certificate_has_one_common_name_or_names_nobody(certificate: dict[str, Any], name: str | None) -> None:
+def test_a_certificate_has_one_common_name_or_no_user(certificate: dict[str, Any], name: str | None) -> None:
     assert common_name(certificate) == name

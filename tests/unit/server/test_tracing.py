@@ -90,7 +90,7 @@ def parent(number: int = 1) -> bytes:
     return f"00-{TRACE}-{number:016x}-01".encode()
 
 
-async def test_a_branch_has_a_span_for_each_call_in_the_trace_of_its_messages(traced: Traced) -> None:
+async def test_a_branch_has_a_span_for_each_call(traced: Traced) -> None:
     traced.demarcation.run(methods.DtxStart(xid=XID, join=False, resume=False), WHO)
     traced.publish(traceparent=parent())
     traced.publish()
@@ -139,14 +139,14 @@ async def test_recover_has_a_span_though_it_is_about_no_branch(traced: Traced) -
     [(b"nonsense", b"S"), (b"00-" + b"0" * 32 + b"-" + b"0" * 16 + b"-01", b"S"), (b"\xff" * 100_000, b"S"),
      (b"", b"S"), (tables.entry(b"a", b"S", b"b"), b"F")],
 )  # fmt: skip
-async def test_a_header_that_says_no_trace_starts_a_new_one(traced: Traced, header: bytes, kind: bytes) -> None:
+async def test_an_invalid_trace_header_starts_a_new_trace(traced: Traced, header: bytes, kind: bytes) -> None:
     traced.demarcation.run(methods.DtxStart(xid=XID, join=False, resume=False), WHO)
     traced.publish(traceparent=header, kind=kind)
     traced.demarcation.run(methods.DtxEnd(xid=XID, fail=False, suspend=False), WHO)
     assert [span.parent for span in traced.spans] == [None, None]
 
 
-async def test_a_branch_of_many_traces_is_linked_to_some_of_them(traced: Traced) -> None:
+async def test_a_branch_of_many_traces_links_to_some(traced: Traced) -> None:
     traced.demarcation.run(methods.DtxStart(xid=XID, join=False, resume=False), WHO)
     for number in range(1, 500):
         traced.publish(traceparent=parent(number))
@@ -161,7 +161,7 @@ def test_without_traces_opentelemetry_is_not_loaded_and_not_needed(before: str) 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_traces_without_opentelemetry_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traces_without_opentelemetry_name_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(ConfigError, match=r"pip install 'dtx\[otel\]'"):
         traces.open_traces("dtx")

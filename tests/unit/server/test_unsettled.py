@@ -106,7 +106,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_it_says_that_nothing_is_open_when_and_only_when_that_is_so(steps: list[Step]) -> None:
+def test_nothing_is_open_exactly_when_the_tally_reports_it(steps: list[Step]) -> None:
     """basic.ack: "multiple: if zero, and the multiple bit is one, this indicates all outstanding messages"."""
     channel = Watched()
     channel.consume()
@@ -179,7 +179,7 @@ def test_what_needs_no_acknowledgement_is_not_watched(watched: Watched) -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_of_both_kinds_of_consumers_on_one_channel_no_account_is_kept(watched: Watched, first: bool) -> None:
+def test_both_kinds_of_consumers_on_one_channel_are_not_counted(watched: Watched, first: bool) -> None:
     watched.consume(no_ack=first)
     watched.consume(no_ack=not first, tag=b"other")
     assert not watched.unsettled.by_number
@@ -188,7 +188,7 @@ def test_of_both_kinds_of_consumers_on_one_channel_no_account_is_kept(watched: W
     assert watched.open() == "whose deliveries dtx could not track: select the channel before it consumes"
 
 
-def test_tags_that_are_settled_out_of_order_are_remembered_up_to_a_limit(
+def test_tags_settled_out_of_order_are_remembered_within_limits(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unsettled_deliveries, "_MOST_BEYOND", 3)
@@ -206,7 +206,7 @@ def test_tags_that_are_settled_out_of_order_are_remembered_up_to_a_limit(
     assert watched.open() == "whose deliveries dtx could not track: select the channel before it consumes"
 
 
-def test_settling_up_to_one_tag_after_the_other_looks_at_each_tag_once() -> None:
+def test_settling_up_to_growing_tags_checks_each_tag_once() -> None:
     """With 9,000 remembered tags, each of 3,000 settlements looked at all of them: one second for one read."""
     seconds = []
     for remembered in ((), range(4_000, 22_000, 2)):
@@ -223,7 +223,7 @@ def test_settling_up_to_one_tag_after_the_other_looks_at_each_tag_once() -> None
 
 
 @pytest.mark.parametrize("key", [methods.BasicConsume.KEY, methods.BasicGet.KEY])
-def test_what_only_the_broker_could_read_is_kept_no_account_of(watched: Watched, key: int) -> None:
+def test_deliveries_that_only_the_broker_can_count_are_ignored(watched: Watched, key: int) -> None:
     watched.ask(answer(key, b"\x00"))
     assert watched.open() is not None
 
@@ -248,7 +248,7 @@ def test_a_recover_settles_only_what_was_delivered_before_it(watched: Watched) -
     assert watched.open() == "with 1 unacknowledged deliveries: settle them first"
 
 
-def test_channels_are_told_apart() -> None:
+def test_channels_are_separate() -> None:
     both = UnsettledDeliveries()
     for number in (1, 2):
         tally = Tally()
@@ -268,6 +268,6 @@ def test_channels_are_told_apart() -> None:
     assert list(both.by_upstream.values()) == [first]
 
 
-def test_a_proxy_looks_at_all_that_a_tally_has_to_be_told() -> None:
+def test_a_proxy_inspects_every_method_that_the_tally_needs() -> None:
     assert methods.watched(Sender.SERVER) >= ANSWERS
     assert methods.watched(Sender.CLIENT) >= {methods.BasicConsume.KEY, methods.BasicGet.KEY}

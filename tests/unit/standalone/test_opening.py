@@ -45,7 +45,7 @@ async def said(*reads: bytes, limits: ConnectionLimits = LIMITS) -> list[amqp_ob
     return found
 
 
-async def test_the_greeting_says_what_the_server_can_do() -> None:
+async def test_the_greeting_lists_the_servers_capabilities() -> None:
     (method,) = await said()
     assert (method.version_major, method.version_minor) == (0, 9)
     assert set(method.mechanisms.split()) == {b"PLAIN", b"AMQPLAIN"}
@@ -58,7 +58,7 @@ async def test_the_greeting_says_what_the_server_can_do() -> None:
     assert "direct_reply_to" in capabilities
 
 
-def test_start_ok_says_who_it_is_and_what_the_client_understands() -> None:
+def test_start_ok_has_the_user_and_the_clients_capabilities() -> None:
     login = methods.ConnectionStartOk.decode(start_ok(CAPABLE, b"secret"))
     assert handshake.credentials(login.mechanism, login.response) == Credentials(b"guest", b"secret")
     assert handshake.capabilities(login.client_properties) == {
@@ -67,7 +67,7 @@ def test_start_ok_says_who_it_is_and_what_the_client_understands() -> None:
     }
 
 
-async def test_a_client_that_understands_it_hears_that_its_login_failed() -> None:
+async def test_a_capable_client_is_notified_of_its_failed_login() -> None:
     *_, close = await said(method_frame(0, start_ok(CAPABLE, b"wrong")))
     assert (close.reply_code, close.reply_text) == (403, "ACCESS_REFUSED - unknown user or wrong password")
     assert (close.class_id, close.method_id) == (10, 11)

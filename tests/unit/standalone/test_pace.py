@@ -8,7 +8,7 @@ from dtx.wire.amqp09.settings import MAX_BACKLOG
 from tests.evidence.fuzz.server import ENTER, START_OK, TWO_CHANNELS, Wire, hear, whole
 
 
-async def test_a_client_that_was_paused_is_heard_when_dtx_closes() -> None:
+async def test_a_paused_client_is_read_when_dtx_closes() -> None:
     """Its close-ok is read, even if many frames wait on a channel."""
     async with whole() as (parts, _):
         wire = Wire()

@@ -21,9 +21,7 @@ def published(body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("settle", [False, True], ids=["none", "one"])
-async def test_a_client_cannot_get_any_number_of_messages_without_settling_some(
-    monkeypatch: pytest.MonkeyPatch, settle: bool
-) -> None:
+async def test_messages_got_without_settling_are_limited(monkeypatch: pytest.MonkeyPatch, settle: bool) -> None:
     """Unacknowledged messages stay in memory, and no memory limit counts them."""
     monkeypatch.setattr(channel_consumers, "MAX_UNACKED", _LIMIT)
     gets = [said(spec.Basic.Get(queue="q")) for _ in range(_LIMIT)]

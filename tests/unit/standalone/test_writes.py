@@ -134,7 +134,7 @@ def test_what_one_read_brings_is_one_record(rig: Rig) -> None:
     assert [(bodies, acked) for bodies, acked, _ in rig.broker.records] == [([b"a", b"b"], [delivery])]
 
 
-def test_publishers_hear_of_the_commit_and_are_told_once_that_this_is_all(rig: Rig) -> None:
+def test_publishers_are_notified_of_the_commit_and_its_end(rig: Rig) -> None:
     rig.publish(1)
     rig.publish(2)
     rig.writes.flush()
@@ -143,7 +143,7 @@ def test_publishers_hear_of_the_commit_and_are_told_once_that_this_is_all(rig: R
     assert rig.channel.heard == [(1, None), (2, None), "told"]
 
 
-def test_publishers_hear_that_nobody_knows(rig: Rig) -> None:
+def test_publishers_are_notified_of_an_unknown_outcome(rig: Rig) -> None:
     error = LogUnavailable("the database is away")
     rig.publish(1)
     rig.writes.flush()
@@ -151,7 +151,7 @@ def test_publishers_hear_that_nobody_knows(rig: Rig) -> None:
     assert rig.channel.heard == [(1, error), "told"]
 
 
-def test_what_a_full_queue_refuses_is_no_part_of_the_record(rig: Rig) -> None:
+def test_messages_refused_by_full_queues_are_not_recorded(rig: Rig) -> None:
     rig.broker.refuses.add(b"b")
     for number, body in enumerate((b"a", b"b", b"c"), 1):
         rig.publish(number, body)
@@ -160,7 +160,7 @@ def test_what_a_full_queue_refuses_is_no_part_of_the_record(rig: Rig) -> None:
     assert rig.channel.heard == [(2, "refused"), (1, None), (3, None), "told"]
 
 
-def test_whoever_waits_goes_on_behind_what_was_sent_before(rig: Rig) -> None:
+def test_a_waiter_continues_behind_what_was_sent_before(rig: Rig) -> None:
     order: list[str] = []
     rig.publish(1)
     rig.writes.then(lambda: order.append("first"))
@@ -174,7 +174,7 @@ def test_whoever_waits_goes_on_behind_what_was_sent_before(rig: Rig) -> None:
     assert order == ["first", "second"]
 
 
-def test_a_waiter_hears_of_the_failure_of_its_own_record_alone(rig: Rig) -> None:
+def test_a_waiter_gets_only_its_own_records_failure(rig: Rig) -> None:
     order: list[str] = []
     for number in (1, 2, 3):
         rig.publish(number)
@@ -186,14 +186,14 @@ def test_a_waiter_hears_of_the_failure_of_its_own_record_alone(rig: Rig) -> None
     assert order == ["done 1", "failed 2", "done 3"]
 
 
-def test_with_nothing_under_way_nobody_waits(rig: Rig) -> None:
+def test_with_nothing_under_way_no_caller_waits(rig: Rig) -> None:
     order: list[str] = []
     assert rig.writes.idle
     rig.writes.then(lambda: order.append("at once"))
     assert order == ["at once"]
 
 
-def test_a_transaction_is_a_record_of_its_own_behind_what_came_before(rig: Rig) -> None:
+def test_a_transaction_is_a_separate_record_in_order(rig: Rig) -> None:
     heard: list[LogError | None] = []
     rig.publish(1, b"a")
     assert rig.writes.write_separately(
@@ -212,7 +212,7 @@ def test_a_transaction_that_a_queue_refuses_leaves_nothing_behind(rig: Rig) -> N
     assert (heard, rig.budget.used, rig.writes.idle) == ([], 0, True)
 
 
-def test_too_much_under_way_stops_the_client_until_half_of_it_is_written(rig: Rig) -> None:
+def test_too_many_pending_writes_pause_the_client(rig: Rig) -> None:
     for number in range(4):
         rig.publish(number, bytes(5 << 20))
         rig.writes.flush()
@@ -226,7 +226,7 @@ def test_too_much_under_way_stops_the_client_until_half_of_it_is_written(rig: Ri
     assert rig.budget.used == 0
 
 
-def test_a_client_is_not_stopped_for_ever_by_the_memory_that_others_hold() -> None:
+def test_memory_used_by_others_does_not_pause_a_client_forever() -> None:
     rig = Rig(limit=1000)
     rig.budget.used = 1000
     rig.publish(1)

@@ -42,7 +42,7 @@ def test_what_arrives_again_shares_the_body_too() -> None:
     assert cache.used == 0
 
 
-def test_a_full_cache_lets_the_same_end_of_each_queue_go() -> None:
+def test_a_full_cache_evicts_the_same_end_of_each_queue() -> None:
     """A shared body is freed only when no queue has it any more."""
     count = 100
     cache = MessageCache((count - 1) * (SIZE + 3 * OVERHEAD))

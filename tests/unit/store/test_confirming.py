@@ -125,7 +125,7 @@ def test_a_message_is_published_as_mandatory(channel: ConfirmChannel, broker: Br
 
 
 @pytest.mark.parametrize("other", [a_message(b"other"), a_message(key=b"j"), a_message(kept=b"subject")])
-def test_what_comes_back_is_told_apart_by_what_routing_and_readers_see(
+def test_returned_messages_are_matched_by_routing_and_visible_properties(
     channel: ConfirmChannel, broker: Broker, owner: Owner, other: HeldPublish
 ) -> None:
     messages = [a_message(), other, a_message(), other]
@@ -137,7 +137,7 @@ def test_what_comes_back_is_told_apart_by_what_routing_and_readers_see(
     assert owner.heard == [([0, 2], MessageFate.CONFIRMED), ([1, 3], MessageFate.RETURNED)]
 
 
-def test_what_the_broker_adds_to_a_returned_message_does_not_matter(
+def test_additions_of_the_broker_to_returned_messages_are_ignored(
     channel: ConfirmChannel, broker: Broker, owner: Owner
 ) -> None:
     sent = a_message(kept=b"s")

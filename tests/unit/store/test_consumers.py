@@ -42,7 +42,7 @@ def test_consumers_that_leave_do_not_look_at_all_others(single: bool, levels: in
     assert Counted.looks < 20 * MANY
 
 
-def test_the_next_active_one_is_the_first_of_the_highest_priority() -> None:
+def test_the_next_active_consumer_is_the_first_by_priority() -> None:
     turns = DispatchRound(single=True)
     consumers = [Consumer(b"%d" % number, Channel(), priority=p) for number, p in enumerate((1, 2, 9, 9, 3))]
     for consumer in consumers:
@@ -89,7 +89,7 @@ def test_nothing_is_handed_out_before_all_has_returned() -> None:
     assert second.positions == list(range(1, count + 2))
 
 
-def test_a_queue_with_a_limit_drops_what_is_too_much_at_the_end() -> None:
+def test_a_limited_queue_drops_the_excess_at_the_end() -> None:
     """It does so in steps: deliveries of very many consumers can return at once."""
     rig = Rig(QueueArguments(max_length=5))
     channel = Channel()

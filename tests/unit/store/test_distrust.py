@@ -88,7 +88,7 @@ async def test_receipts_can_be_trusted_without_a_management_api() -> None:
     assert trust.doubts.of_all is None
 
 
-async def test_a_cluster_that_was_seen_stays_one_while_nothing_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_detected_cluster_remains_one_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     trust = Trust("/", "receipts", api(nodes=3), Receipts(new_identity("t")), lambda: None, 1)
     await trust.refresh()
 
@@ -101,7 +101,7 @@ async def test_a_cluster_that_was_seen_stays_one_while_nothing_can_be_asked(monk
 
 
 @pytest.mark.parametrize(("failures", "asked", "why"), [(2, 3, None), (9, 3, "away")], ids=["for a moment", "for long"])
-async def test_a_management_api_that_is_away_for_a_moment_costs_no_trust(
+async def test_a_short_outage_of_the_api_keeps_the_trust(
     failures: int, asked: int, why: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without trust a unit whose outcome is open is applied again."""

@@ -59,7 +59,7 @@ def test_a_queue_stays_exclusive_when_declared_again(
 
 
 @pytest.mark.parametrize("bits", [0, NO_WAIT])
-def test_a_queue_that_is_declared_for_all_is_exclusive_no_more(
+def test_a_queue_declared_for_all_is_no_longer_exclusive(
     queues: ExclusiveQueues, channel: ExclusiveDeclarations, bits: int
 ) -> None:
     queues.add(b"q")

@@ -31,7 +31,7 @@ def test_a_withdrawn_publish_leaves_the_others_in_order() -> None:
     assert (work.count, work.publishes, work.bytes, work.budget.used) == (2, 2, 2, 2)
 
 
-def test_very_many_publishes_are_withdrawn_without_a_look_at_the_others() -> None:
+def test_very_many_publishes_are_withdrawn_without_scanning_others() -> None:
     """A broker may refuse all publishes of a transaction, and the last ones first."""
     work, publishes = held(1000)
     Publish.compared = 0

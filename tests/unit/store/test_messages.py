@@ -35,14 +35,14 @@ def test_marks_that_an_application_has_copied_are_removed_at_commit() -> None:
     }
 
 
-def test_a_message_that_is_put_back_keeps_what_was_written_on_it() -> None:
+def test_a_message_put_back_keeps_its_marks() -> None:
     work: WorkRow = a_consume(properties=copied())
     found = headers(*messages.put_back_frames(1, 4096, uuid4(), [work]))
     assert found["x-dtx-id"] == found["x-dtx-original-exchange"] == "theirs"
     assert found["x-dtx-put-back"] != "theirs"
 
 
-def test_a_history_of_deaths_that_a_client_made_up_does_no_harm() -> None:
+def test_an_invented_death_history_is_harmless() -> None:
     """Counts of any type and size come back as they are, or not at all."""
 
     def death(queue: bytes, kind: bytes, count: bytes, at: int = 2) -> bytes:
@@ -62,7 +62,7 @@ def test_a_history_of_deaths_that_a_client_made_up_does_no_harm() -> None:
     assert [(each["queue"], each["count"]) for each in found] == [("a", (1 << 63) - 1), ("b", 0)]
 
 
-def test_a_history_of_deaths_that_does_not_fit_into_a_frame_is_left_out() -> None:
+def test_a_death_history_too_large_for_a_frame_is_omitted() -> None:
     """The broker would end the connection of all commits."""
     table = b"".join(tables.entry(key, b"S", b"q") for key in (b"queue", b"reason", b"time"))
     table += tables.entry(b"count", b"l", (1).to_bytes(8, "big")) + tables.entry(b"more", b"S", b"m" * 1600)

@@ -22,7 +22,7 @@ class Index:
         return None
 
 
-async def test_a_queue_that_raises_leaves_their_turns_to_those_behind_it() -> None:
+async def test_a_queue_that_raises_leaves_the_turns_of_others() -> None:
     raised: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
     nothing: Any = None

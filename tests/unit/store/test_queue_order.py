@@ -62,7 +62,7 @@ def test_a_get_that_gave_up_hinders_no_consumer(monkeypatch: pytest.MonkeyPatch)
     assert (channel.positions, getter.answers) == ([1, 2, 3, 4], [])
 
 
-def test_a_message_behind_the_one_of_a_get_expires_on_time() -> None:
+def test_a_message_behind_a_get_expires_in_time() -> None:
     rig = Rig()
     rig.put(1)
     rig.put(2, expires_at=NOW + 10)
@@ -97,7 +97,7 @@ def test_a_get_waits_behind_a_message_with_long_properties() -> None:
     assert getter.delivery.position == 2
 
 
-def test_a_consumer_that_leaves_amid_long_properties_leaves_the_rest_in_order() -> None:
+def test_a_consumer_lost_amid_long_properties_keeps_the_order() -> None:
     rig, first, second = Rig(), Channel(), Channel()
     leaving = rig.consumer(first)
     rig.put(1, 2, 3, properties=bytes(queue.DISPATCH_MESSAGES * queue.PROPERTY_OCTETS))

@@ -81,7 +81,7 @@ def test_levels_of_priority_are_restored_in_their_order() -> None:
     assert list(there.drain()) == [5, 7, 3, 0, 1, 2, 4, 6, 8, 9, 10, 11]
 
 
-def test_a_position_costs_eight_octets() -> None:
+def test_a_position_costs_eight_bytes() -> None:
     line = ReadyLine()
     line.extend(array("q", range(10_000)))
     for position in range(10_000, 20_000):

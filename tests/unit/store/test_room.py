@@ -17,7 +17,7 @@ def asking(share: Share) -> asyncio.Task[None]:
     return asyncio.create_task(share.take())
 
 
-async def test_who_fits_does_not_wait_and_who_does_not_waits_for_what_is_given_back() -> None:
+async def test_small_requests_pass_and_large_ones_wait_for_room() -> None:
     room = MemoryQuota(10)
     first, second, third = room.share(6), room.share(4), room.share(7)
     await first.take()
@@ -51,7 +51,7 @@ async def test_more_than_there_is_gets_all_of_it_alone() -> None:
     await behind
 
 
-async def test_nobody_is_passed_by_because_it_needs_much() -> None:
+async def test_a_large_request_is_not_overtaken() -> None:
     room = MemoryQuota(10)
     held = room.share(8)
     await held.take()
@@ -79,7 +79,7 @@ async def test_a_share_is_given_back_once() -> None:
 
 
 @pytest.mark.parametrize("given", [False, True])
-async def test_who_is_cancelled_keeps_nothing_and_lets_others_go_on(given: bool) -> None:
+async def test_a_cancelled_request_keeps_nothing_and_releases_others(given: bool) -> None:
     room = MemoryQuota(10)
     held = room.share(5)
     await held.take()

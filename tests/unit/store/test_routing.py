@@ -85,7 +85,7 @@ def test_alternate_exchanges_may_be_missing_or_form_cycles(vhost: VirtualHost) -
     assert names(vhost.route(b"lost", b"k")) == ["a"]
 
 
-def test_an_exchange_that_leads_to_no_queue_has_matched_all_the_same(vhost: VirtualHost) -> None:
+def test_an_exchange_without_queues_counts_as_matched(vhost: VirtualHost) -> None:
     """As in RabbitMQ: a binding to an exchange is a match, even if it leads to no queue."""
     alternate(vhost, b"first", "x", b"fanout")
     vhost.bind(b"first", EXCHANGE, b"y", b"")
@@ -172,7 +172,7 @@ def headers_of(raw: bytes) -> Any:
         ({"other": "CC"}, (), {"other": "CC"}),
     ],
 )
-def test_further_keys_come_in_cc_and_bcc_and_nobody_sees_the_latter(
+def test_keys_in_cc_and_bcc_are_routed_and_bcc_removed(
     headers: dict[str, Any], keys: tuple[bytes, ...], seen: dict[str, Any]
 ) -> None:
     """RabbitMQ, Sender-selected distribution: "The BCC key and value will be removed from the message"."""

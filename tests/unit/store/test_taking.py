@@ -59,7 +59,7 @@ def delivery(consumer: bytes, tag: int) -> list[tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("no_ack", [False, True], ids=["with acknowledgements", "without"])
-def test_what_still_comes_for_a_client_that_has_left_is_given_back_unless_it_needs_no_acknowledgement(
+def test_late_deliveries_of_a_lost_client_are_returned(
     no_ack: bool,
 ) -> None:
     """The broker closes a channel that refuses an unknown delivery, and a branch holds other deliveries there."""
@@ -86,7 +86,7 @@ def test_what_still_comes_for_a_client_that_has_left_is_given_back_unless_it_nee
     )
 
 
-def test_a_consumer_of_the_last_queue_knows_the_name_that_the_broker_chooses_later() -> None:
+def test_a_consumer_learns_the_name_of_the_last_queue() -> None:
     """A client need not wait for declare-ok. A put-back must not go to the queue that was declared before."""
     upstream: Any = Upstream()
     taking = ConsumeChannel(upstream, 1, 1000, Budget(1000), b"before", upstream)
@@ -178,7 +178,7 @@ def deliver(taking: ConsumeChannel, tag: int, raw: bytes) -> None:
         taking.frame(key, frame, 0, len(frame))
 
 
-def test_what_is_too_much_to_keep_is_not_kept_in_part() -> None:
+def test_content_beyond_the_limit_is_not_kept_in_part() -> None:
     """--max-kept-bytes: properties are limited only by the frame size."""
     _, taking = consuming(max_kept=1000)
     deliver(taking, 1, build({Property.HEADERS: b"\x01aV" * 1_000}))
@@ -201,7 +201,7 @@ def test_thousands_of_headers_do_not_hold_up_a_recover() -> None:
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_many_deliveries_are_settled_with_one_method_unless_a_branch_holds_some(held: bool) -> None:
+def test_many_deliveries_are_settled_together_unless_a_branch_has_some(held: bool) -> None:
     """For the broker, deliveries that a branch holds are unsettled, so `multiple` must not include them."""
     upstream, taking = consuming(max_kept=1000)
     for tag in range(1, 6):
@@ -218,7 +218,7 @@ def test_many_deliveries_are_settled_with_one_method_unless_a_branch_holds_some(
 
 
 @pytest.mark.parametrize("held", [True, False], ids=["one by one", "with one method for each part"])
-def test_thousands_of_deliveries_are_settled_in_parts_and_what_follows_comes_behind_them(held: bool) -> None:
+def test_thousands_of_deliveries_are_settled_in_parts_in_order(held: bool) -> None:
     """How long the maximum number holds the event loop is measured with a broker."""
     most, parts = 4_096, 3
     count = parts * most - 5
@@ -251,7 +251,7 @@ def test_thousands_of_deliveries_are_settled_in_parts_and_what_follows_comes_beh
     assert settled == set(range(1, count + 1)) - ({7} if held else set())
 
 
-def test_what_a_branch_gives_back_is_settled_in_the_order_of_its_tag() -> None:
+def test_returned_deliveries_of_a_branch_keep_their_tag_order() -> None:
     """Settlements up to a tag, and the last of all tags, depend on the order of unsettled deliveries."""
     upstream, taking = consuming(max_kept=1000)
     for tag in range(1, 6):
@@ -277,7 +277,7 @@ SENT = (methods.BasicAck.KEY, methods.BasicPublish.KEY, methods.TxCommit.KEY)
 
 
 @pytest.mark.parametrize("receipt", [True, False])
-async def test_a_branch_takes_its_deliveries_with_one_commit_and_its_receipt(receipt: bool) -> None:
+async def test_a_branch_takes_deliveries_with_one_commit_and_receipt(receipt: bool) -> None:
     """Without a receipt, the unit's row says so, and nothing may be published to the queue of receipts."""
     upstream, taking = consuming(max_kept=1000)
     deliver(taking, 1, EMPTY)
@@ -295,7 +295,7 @@ async def test_a_branch_takes_its_deliveries_with_one_commit_and_its_receipt(rec
     assert await outcome is UnitOutcome.HAPPENED
 
 
-async def test_a_delivery_that_the_channel_does_not_hold_is_never_taken() -> None:
+async def test_a_delivery_unknown_to_the_channel_is_never_taken() -> None:
     """It was returned to its queue. An acknowledgement would take another message or close the channel."""
     upstream, taking = consuming(max_kept=1000)
     deliver(taking, 1, EMPTY)
@@ -319,9 +319,7 @@ async def test_a_delivery_that_the_channel_does_not_hold_is_never_taken() -> Non
     ],
     ids=["tx.commit", "no method", "basic.ack", "basic.publish"],
 )
-async def test_a_unit_is_in_doubt_where_the_broker_closes_its_channel_at_the_commit(
-    failed: int, expected: UnitOutcome | None
-) -> None:
+async def test_a_unit_whose_commit_closes_the_channel_is_in_doubt(failed: int, expected: UnitOutcome | None) -> None:
     """The receipt can be looked up only after the connection has ended, so dtx ends it at once."""
     upstream, taking = consuming(max_kept=1000)
     lost = list[object]()
@@ -339,7 +337,7 @@ async def test_a_unit_is_in_doubt_where_the_broker_closes_its_channel_at_the_com
     assert lost == ["a branch"]
 
 
-def test_a_message_that_comes_back_behind_one_for_the_lock_is_the_clients() -> None:
+def test_a_message_returned_to_the_lock_queue_stays_the_clients() -> None:
     """Only dtx consumes from the lock queue. Messages that others publish to it are not passed on."""
     upstream, taking = consuming(max_kept=1000)
     upstream.lock = "dtx.lock"
@@ -384,7 +382,7 @@ class Replacer:
     ],
     ids=["one is replaced", "an error"],
 )
-async def test_deliveries_that_are_not_replaced_are_returned_once_and_in_order(
+async def test_deliveries_without_replacement_are_returned_once_in_order(
     replacer: Replacer, settled: list[methods.BasicAck | methods.BasicNack]
 ) -> None:
     upstream, taking = consuming(1000, replacer)
@@ -415,7 +413,7 @@ def cancel(taking: ConsumeChannel) -> None:
 @pytest.mark.parametrize(
     ("late", "outcome"), [(False, UnitOutcome.NEVER), (True, UnitOutcome.UNKNOWN)], ids=["before", "during the commit"]
 )
-async def test_a_unit_does_not_take_what_the_broker_has_taken_back(late: bool, outcome: UnitOutcome) -> None:
+async def test_a_unit_skips_deliveries_that_the_broker_took_back(late: bool, outcome: UnitOutcome) -> None:
     """RabbitMQ 4.3 ignores the acknowledgements, and answers commit-ok."""
     upstream, taking = consuming(1000, revokes=True)
     upstream.held_lost = lambda *_: None
@@ -435,7 +433,7 @@ async def test_a_unit_does_not_take_what_the_broker_has_taken_back(late: bool, o
     assert (methods.BasicAck(1).encode() in upstream.written) is late
 
 
-async def test_no_copy_is_published_of_a_delivery_whose_channel_has_ended() -> None:
+async def test_no_delivery_of_an_ended_channel_is_copied() -> None:
     """The broker has returned it: the queue would have both."""
     upstream, taking = consuming(1000, Replacer())
     upstream.held_lost = upstream.consume_channel_ended = lambda *_: None

@@ -32,7 +32,7 @@ def test_the_exchanges_of_the_standard_are_there(vhost: VirtualHost) -> None:
     assert all(exchange.durable for exchange in vhost.exchanges.values())
 
 
-def test_a_durable_exchange_is_for_the_log_and_others_are_not(vhost: VirtualHost) -> None:
+def test_only_a_durable_exchange_is_written_to_the_log(vhost: VirtualHost) -> None:
     arguments = table({"alternate-exchange": "other"})
     assert vhost.declare_exchange(
         b"x", b"topic", durable=True, auto_delete=True, internal=True, arguments=arguments
@@ -115,7 +115,7 @@ def test_a_passive_declaration_finds_what_is_there(vhost: VirtualHost) -> None:
         vhost.find_exchange(b"x")
 
 
-def test_nobody_publishes_to_what_is_not_there_or_internal(vhost: VirtualHost) -> None:
+def test_a_publish_to_a_missing_or_internal_exchange_is_refused(vhost: VirtualHost) -> None:
     """exchange.declare, internal: "may not be used directly by publishers"."""
     vhost.declare_exchange(b"inner", b"fanout", internal=True)
     assert vhost.publishable(b"") is vhost.exchanges[b""]
@@ -222,7 +222,7 @@ def test_a_refused_binding_leaves_nothing_behind(vhost: VirtualHost) -> None:
     assert not vhost.queues[b"q"].into
 
 
-def test_an_exchange_goes_with_the_last_binding_that_leads_out_of_it(vhost: VirtualHost) -> None:
+def test_an_exchange_is_deleted_with_its_last_outgoing_binding(vhost: VirtualHost) -> None:
     """exchange.declare, auto-delete: "deleted when all queues have finished using it"; but not before the first."""
     vhost.declare_exchange(b"x", b"fanout", durable=True, auto_delete=True)
     vhost.declare_queue(b"q", ME, durable=True)

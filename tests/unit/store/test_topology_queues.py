@@ -35,7 +35,7 @@ def test_a_durable_queue_is_for_the_log(vhost: VirtualHost) -> None:
     assert declared.queue.index.id == spec.id
 
 
-def test_a_queue_that_does_not_survive_a_restart_is_not_for_the_log(vhost: VirtualHost) -> None:
+def test_a_transient_queue_is_not_written_to_the_log(vhost: VirtualHost) -> None:
     """RabbitMQ treats an exclusive queue as not durable, because it is deleted with its connection."""
     assert vhost.declare_queue(b"t", ME).define is None
     exclusive = vhost.declare_queue(b"e", ME, durable=True, exclusive=True)
@@ -51,7 +51,7 @@ def test_declaring_the_same_again_finds_it(vhost: VirtualHost) -> None:
     assert again.define is None
 
 
-def test_the_server_makes_names_that_nobody_has(vhost: VirtualHost) -> None:
+def test_the_server_generates_unused_names(vhost: VirtualHost) -> None:
     """queue.declare: "If the queue name is empty, the server MUST create a new queue with a unique generated name"."""
     one, other = (vhost.declare_queue(b"", ME).queue.name for _ in range(2))
     assert one != other
@@ -162,7 +162,7 @@ def test_a_name_can_be_used_again_and_is_another_queue(vhost: VirtualHost) -> No
     assert vhost.remove_queue(second).queues == (second,)
 
 
-def test_what_is_not_there_is_no_error_to_delete_and_not_found_otherwise(vhost: VirtualHost) -> None:
+def test_deleting_a_missing_object_is_no_error(vhost: VirtualHost) -> None:
     assert vhost.delete_queue(b"q", ME) == DeletedQueues()
     with refused(ReplyCode.NOT_FOUND, "no queue 'q' in vhost 'v'"):
         vhost.find_queue(b"q", ME)
@@ -226,7 +226,7 @@ def test_a_restart_brings_back_what_is_durable() -> None:
     assert b"x" not in vhost.exchanges
 
 
-def test_a_binding_without_an_end_is_cleaned_away_at_a_restart() -> None:
+def test_a_binding_without_an_end_is_removed_at_restart() -> None:
     lost = (BindingRow(VHOST, b"x", QUEUE, b"q", b""), BindingRow(VHOST, b"amq.direct", QUEUE, b"q", b""))
     vhost = VirtualHost(VHOST, idle_index)
     assert vhost.restore([], [], lost) == Define(removed_bindings=lost)

@@ -173,9 +173,7 @@ async def test_a_refusal_is_never_remembered(validator: Validator, broker: Broke
     assert broker.asked == 3
 
 
-async def test_a_refusal_ends_the_validity_of_what_was_judged_before_for_nobody_else(
-    validator: Validator, broker: Broker
-) -> None:
+async def test_a_refusal_invalidates_only_its_own_earlier_validations(validator: Validator, broker: Broker) -> None:
     """A refusal closes the channel. The judgements behind it are asked again on the next channel, in their order."""
     other = BasicPublish(b"y", b"key", 0)
     assert not judged_good(validator, broker, other)

@@ -130,7 +130,7 @@ def test_every_branch_is_prepared_before_any_is_committed(stage: Stage) -> None:
     assert stage.finished
 
 
-def test_no_branch_is_told_before_the_decision_is_durable(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_branch_commits_before_the_decision_is_durable(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(_batch: object) -> None:
         raise LogFailed("no space left on device")
 
@@ -140,7 +140,7 @@ def test_no_branch_is_told_before_the_decision_is_durable(stage: Stage, monkeypa
     assert stage.asked == ["end a", "end b", "prepare a", "prepare b"]
 
 
-def test_what_somebody_rolled_back_is_not_committed(stage: Stage) -> None:
+def test_a_branch_rolled_back_by_others_is_not_committed(stage: Stage) -> None:
     stage.log.fence(stage.plan().row([]))
     with pytest.raises(RolledBack):
         stage.commit()
@@ -162,7 +162,7 @@ def test_all_read_only_is_a_commit_without_a_decision(stage: Stage) -> None:
 @pytest.mark.parametrize(
     "error", [XA_RBROLLBACK, XA_RBTIMEOUT, XAER_RMERR, XAER_RMFAIL, XAER_NOTA, XAER_PROTO, XAER_INVAL]
 )
-def test_whatever_goes_wrong_before_the_vote_rolls_all_back(
+def test_any_error_before_the_vote_rolls_all_branches_back(
     stage: Stage, operation: str, error: type[XAException]
 ) -> None:
     """X/Open xa_prepare: XAER_RMERR "may or may not have been prepared": so that one is rolled back, too."""
@@ -189,7 +189,7 @@ DAMAGE = [
 
 
 @pytest.mark.parametrize(("answer", "raised", "outcome", "forgets"), DAMAGE, ids=lambda value: str(value)[:40])
-def test_a_commit_that_was_not_one_is_recorded_then_forgotten_and_raised(
+def test_a_heuristic_commit_is_recorded_forgotten_and_raised(
     stage: Stage, answer: XAException, raised: type[TransactionError], outcome: str, forgets: bool
 ) -> None:
     with pytest.raises(raised) as error:
@@ -202,7 +202,7 @@ def test_a_commit_that_was_not_one_is_recorded_then_forgotten_and_raised(
     assert stage.finished
 
 
-def test_a_lone_branch_that_was_rolled_back_is_a_heuristic_rollback(stage: Stage) -> None:
+def test_a_lone_branch_rolled_back_is_a_heuristic_rollback(stage: Stage) -> None:
     plan = stage.plan(commit=[XA_HEURRB("x")])
     plan.branches[0].session._answers["prepare"] = [XaFlag.RDONLY]
     plan = CommitPlan(gtrid=GTRID, format_id=1, node="n", branches=plan.branches[1:], log=plan.log, one_phase=False)
@@ -223,30 +223,28 @@ def test_a_refused_commit_is_left_to_recovery(stage: Stage, error: type[XAExcept
     assert not stage.finished
 
 
-def test_a_lost_answer_is_asked_for_again_on_a_new_connection(stage: Stage) -> None:
+def test_after_a_lost_answer_a_new_connection_asks_again(stage: Stage) -> None:
     assert stage.commit(commit=[XAER_RMFAIL("gone")]).unfinished == ()
     assert stage.asked[-4:] == ["commit b", "connect b", "commit b", "release b"]
     assert stage.finished
 
 
-def test_a_branch_that_is_gone_after_a_lost_answer_was_committed(stage: Stage) -> None:
+def test_a_branch_missing_after_a_lost_answer_was_committed(stage: Stage) -> None:
     assert stage.commit(commit=[XAER_RMFAIL("gone"), XAER_NOTA("unknown xid")]).reports == ()
     assert stage.finished
 
 
-def test_a_branch_that_was_rolled_back_after_a_lost_answer_is_damage(stage: Stage) -> None:
+def test_a_branch_rolled_back_after_a_lost_answer_is_damage(stage: Stage) -> None:
     with pytest.raises(HeuristicMixed):
         stage.commit(commit=[XAER_RMFAIL("gone"), XAER_NOTA("NOT_FOUND - ended=rolled-back; at=T; no more")])
 
 
-def test_one_that_is_still_out_of_reach_is_left_to_recovery(stage: Stage) -> None:
+def test_an_unreachable_branch_is_left_to_recovery(stage: Stage) -> None:
     assert stage.commit(commit=[XAER_RMFAIL("gone"), XAER_RMFAIL("gone")]).unfinished == ("b",)
     assert not stage.finished
 
 
-def test_a_branch_that_recovery_was_quicker_to_commit_is_no_hazard(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_branch_already_committed_by_recovery_is_no_hazard(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     decide = stage.log.decide
 
     def and_recovery(row: Any) -> Decision:
@@ -293,7 +291,7 @@ def test_what_is_rolled_back_already_is_rolled_back(stage: Stage, answer: XAExce
     assert not any(report.damaging for report in outcome.reports)
 
 
-def test_a_lone_branch_that_was_committed_instead_is_a_heuristic_commit(stage: Stage) -> None:
+def test_a_lone_branch_committed_instead_is_a_heuristic_commit(stage: Stage) -> None:
     with pytest.raises(HeuristicCommit):
         stage.rollback(a=False, rollback=[XA_HEURCOM("x")])
 
@@ -301,7 +299,7 @@ def test_a_lone_branch_that_was_committed_instead_is_a_heuristic_commit(stage: S
 # -- unexpected errors -----------------------------------------------------------------------------------------------
 
 
-def test_a_driver_that_raises_what_it_should_not_keeps_no_other_branch_waiting(stage: Stage) -> None:
+def test_an_unexpected_driver_error_does_not_delay_other_branches(stage: Stage) -> None:
     """The result of its call is unknown: XAER_RMFAIL. The other branches are still committed."""
     plan = stage.plan()
 
@@ -315,7 +313,7 @@ def test_a_driver_that_raises_what_it_should_not_keeps_no_other_branch_waiting(s
     assert not stage.finished
 
 
-def test_a_resource_that_raises_what_it_should_not_when_it_connects_is_out_of_reach(stage: Stage) -> None:
+def test_an_unexpected_error_while_connecting_means_unreachable(stage: Stage) -> None:
     plan = stage.plan(commit=[XAER_RMFAIL("gone")])
 
     def broken() -> None:
@@ -375,7 +373,7 @@ def alone(stage: Stage, *answers: XAException) -> Outcome:
     ],
     ids=str,
 )
-def test_a_one_phase_commit_that_may_not_be_one_is_raised(
+def test_a_possibly_failed_one_phase_commit_is_raised(
     stage: Stage, answers: tuple[XAException, ...], raised: type[TransactionError]
 ) -> None:
     with pytest.raises(raised):

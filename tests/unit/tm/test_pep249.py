@@ -69,7 +69,7 @@ def listed(xid: Xid) -> tuple[int, str, str]:
     return xid.format_id, xid.gtrid.decode(), xid.bqual.decode()
 
 
-def test_a_transaction_in_two_phases_asks_for_what_the_text_of_pep_249_says() -> None:
+def test_a_two_phase_transaction_makes_the_calls_of_pep_249() -> None:
     driver = Driver()
     session = Pep249Session(driver, own=True)
     session.start(XID)
@@ -84,9 +84,7 @@ def test_a_transaction_in_two_phases_asks_for_what_the_text_of_pep_249_says() ->
 
 
 @pytest.mark.parametrize(("returned", "vote"), [(None, XaFlag.OK), (True, XaFlag.OK), (False, XaFlag.RDONLY)])
-def test_a_driver_that_says_that_there_is_nothing_to_commit_is_not_asked_to(
-    returned: bool | None, vote: XaFlag
-) -> None:
+def test_a_driver_with_nothing_to_commit_is_not_called(returned: bool | None, vote: XaFlag) -> None:
     """Oracle's drivers do so, and a commit would be an error then."""
 
     class Voting(Driver):
@@ -140,7 +138,7 @@ def test_a_refusal_in_the_first_phase(
     [((), (), XAER_NOTA), ((listed(XID),), (), XAER_RMFAIL), ((), ("tpc_recover",), XAER_RMFAIL)],
     ids=["not listed", "listed", "cannot list"],
 )
-def test_an_error_without_sqlstate_means_what_the_list_of_prepared_branches_says(
+def test_an_error_without_sqlstate_follows_the_list_of_branches(
     decision: str, in_doubt: tuple[Any, ...], also_fails: tuple[str, ...], error: type[XAException]
 ) -> None:
     """A branch that is not listed was completed. If it is listed or may be, the outcome is open."""
@@ -157,7 +155,7 @@ def test_a_connection_in_one_branch_does_nothing_about_another() -> None:
             call(OTHER)
 
 
-def test_what_is_no_xid_of_ours_is_left_out_of_the_list() -> None:
+def test_a_foreign_xid_is_omitted_from_the_list() -> None:
     strange = [(None, "a", None), ("7", "a", "b"), (7, "", "b"), (7, "x" * 65, "b"), (7, b"a", "b"), (-1, "a", "b")]
     session = Pep249Session(Driver(in_doubt=(*strange, listed(XID))), own=True)
     assert session.recover() == [XID]
@@ -191,7 +189,7 @@ async def test_coroutines_do_the_same() -> None:
     assert driver.asked[-1] == "close"
 
 
-def test_what_interrupts_a_call_is_raised_where_the_call_was_made() -> None:
+def test_an_interrupt_is_raised_at_the_interrupted_call() -> None:
     """``finally`` blocks of an algorithm run, including the calls in them, with each driver of it."""
     done: list[str] = []
 

@@ -124,7 +124,7 @@ def test_an_orphan_leaves_a_roll_back_that_is_finished(node: Node) -> None:
     assert node.queue.asked == ["rollback q"]
 
 
-def test_a_branch_that_commits_in_one_phase_leaves_nothing_in_the_log(node: Node) -> None:
+def test_a_one_phase_branch_leaves_nothing_in_the_log(node: Node) -> None:
     """The program died in its one-phase commit. The resource manager decided, and the log must not contradict it."""
     node.queue.answer = COMMITTING
     report = node.recover()
@@ -147,14 +147,14 @@ def test_it_is_asked_about_once(node: Node) -> None:
     assert node.alone == set()
 
 
-def test_a_branch_that_has_committed_just_now_is_no_damage_either(node: Node) -> None:
+def test_a_branch_committed_a_moment_ago_is_no_damage(node: Node) -> None:
     node.queue.answer = COMMITTED
     report = node.recover()
     assert (report.one_phase, report.heuristics) == ([node.xid], [])
     assert node.log.read(DEAD) is None
 
 
-def test_an_operator_who_committed_an_orphan_is_damage(node: Node) -> None:
+def test_a_heuristic_commit_of_an_orphan_is_damage(node: Node) -> None:
     node.queue.answer = XA_HEURCOM("by hand")
     report = node.recover()
     assert report.one_phase == []
@@ -183,7 +183,7 @@ def test_an_orphan_that_cannot_be_rolled_back_yet_stays_decided(node: Node, answ
     [(COMMITTED, None), (XAER_NOTA("unknown xid"), Decision.ROLLBACK), (COMMITTING, None)],
     ids=["committed", "not known", "committing"],
 )
-def test_a_fence_of_a_recovery_that_died_is_seen_to_though_no_resource_lists_the_branch(
+def test_a_dead_recoverys_fence_is_completed_without_a_listed_branch(
     node: Node, answer: XAException, left: Decision | None
 ) -> None:
     """The branch ended in the meantime, and the log must match its outcome."""

@@ -16,7 +16,7 @@ from dtx.client.tm.recovery import ResourceIdentity
 from dtx.client.tm.resources import check_resource_name
 
 
-def test_a_gtrid_says_whose_it_is_and_is_never_made_twice() -> None:
+def test_a_gtrid_names_its_owner_and_is_unique() -> None:
     identity = ResourceIdentity("shop-1")
     made = [identity.new() for _ in range(1000)]
     assert len(set(made)) == 1000
@@ -37,14 +37,14 @@ def test_a_node_that_is_the_beginning_of_another_is_another() -> None:
 
 
 @given(st.binary(min_size=1, max_size=64))
-def test_any_octets_are_a_gtrid_or_none(octets: bytes) -> None:
+def test_any_bytes_are_a_gtrid_or_none(octets: bytes) -> None:
     """Other names of transactions give ``None``, never an error."""
     parts = Gtrid.read(octets)
     assert parts is None or isinstance(parts.begun, float)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "ä", "x" * 57, "a/b", "a\n"])
-def test_a_name_that_cannot_stand_in_an_xid_is_refused(name: str) -> None:
+def test_a_name_that_does_not_fit_an_xid_is_refused(name: str) -> None:
     with pytest.raises(Misuse):
         check_resource_name(name)
     with pytest.raises(Misuse):
@@ -64,7 +64,7 @@ def row(number: int) -> DecisionRow:
     )
 
 
-def test_of_two_who_decide_the_first_one_wins(tmp_path: Path) -> None:
+def test_of_two_concurrent_decisions_the_first_wins(tmp_path: Path) -> None:
     with SqliteLog(tmp_path / "tm.db") as log, SqliteLog(tmp_path / "tm.db") as other:
         assert log.decide(row(1)) is Decision.COMMIT
         assert other.fence(row(1)) is Decision.COMMIT
@@ -77,7 +77,7 @@ def test_of_two_who_decide_the_first_one_wins(tmp_path: Path) -> None:
         assert found.at.utcoffset() is not None
 
 
-def test_many_threads_decide_and_each_hears_of_its_own(tmp_path: Path) -> None:
+def test_each_of_many_threads_gets_its_own_decision(tmp_path: Path) -> None:
     heard: dict[int, Decision] = {}
     with SqliteLog(tmp_path / "tm.db") as log:
         for number in range(0, 40, 4):
@@ -98,9 +98,7 @@ def test_many_threads_decide_and_each_hears_of_its_own(tmp_path: Path) -> None:
     assert heard == wanted
 
 
-def test_a_finished_decision_that_could_not_be_written_is_written_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_end_that_could_not_be_written_is_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with SqliteLog(tmp_path / "tm.db") as log:
         log.decide(row(1))
         log.finish(row(1).gtrid)

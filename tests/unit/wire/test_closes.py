@@ -16,7 +16,7 @@ def decoded(data: bytes) -> frame.Method:
 
 
 @pytest.mark.parametrize("code", ReplyCode)
-def test_every_error_of_the_core_is_a_channel_exception_with_its_code(code: ReplyCode) -> None:
+def test_every_error_of_the_core_is_a_channel_exception(code: ReplyCode) -> None:
     """The XML: "the server MUST raise a channel exception with reply code …"."""
     error = XaError(code, "commit is illegal in state idle")
     answer = decoded(close_frame(error, 9, 0x0069000A))
@@ -51,7 +51,7 @@ def test_programs_read_the_facts_alone(text: str, facts: dict[str, str]) -> None
 
 
 @pytest.mark.parametrize("code", HardCode)
-def test_every_error_of_the_protocol_closes_the_connection_with_its_code(code: HardCode) -> None:
+def test_every_protocol_error_closes_the_connection_with_its_code(code: HardCode) -> None:
     error = WireError(code, "that is no frame")
     answer = decoded(close_frame(error, 9))
     assert answer.channel_number == 0
@@ -59,7 +59,7 @@ def test_every_error_of_the_protocol_closes_the_connection_with_its_code(code: H
 
 
 @pytest.mark.parametrize("error", [ValueError("secret"), OSError("secret"), ExceptionGroup("secret", [KeyError("a")])])
-def test_an_unexpected_error_tells_the_peer_only_that_it_is_ours(error: Exception) -> None:
+def test_an_unexpected_error_is_sent_as_internal_only(error: Exception) -> None:
     answer = decoded(close_frame(error, 9, methods.BasicPublish.KEY))
     assert answer.method == spec.Connection.Close(541, "INTERNAL_ERROR - internal error", 60, 40)
 

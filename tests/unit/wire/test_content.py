@@ -44,7 +44,7 @@ PERSISTENT = spec.BasicProperties(delivery_mode=2)
 
 @pytest.mark.parametrize("frame_max", [0, 4096, 131_072])
 @pytest.mark.parametrize("size", [0, 1, 4088, 4089, 10_000])
-def test_a_delivery_is_a_method_a_header_and_a_body_within_frame_max(size: int, frame_max: int) -> None:
+def test_a_delivery_has_method_header_and_body_within_frame_max(size: int, frame_max: int) -> None:
     body = bytes(range(256)) * (size // 256) + bytes(size % 256)
     deliver = methods.BasicDeliver(b"tag", 7, True, b"ex", b"key").frame(9)
     method, header, *fragments = frames_of(content.message(deliver, 9, PROPERTIES, body, frame_max))

@@ -45,7 +45,7 @@ def test_a_chunk_of_whole_frames_is_returned_itself() -> None:
     assert [channel for _, channel, *_ in frames] == [1, 1, 1, 0, 2]
 
 
-def test_frames_are_contiguous_from_type_octet_to_frame_end() -> None:
+def test_frames_are_contiguous_from_type_to_frame_end() -> None:
     _, frames = FrameSplitter().feed(STREAM)
     ends = [end for *_, end in frames]
     assert [start for *_, start, _ in frames] == [0, *ends[:-1]]
@@ -69,7 +69,7 @@ def test_an_incomplete_frame_is_kept() -> None:
     assert collect(splitter, [b"", CONTENT[9:]]) == [(HEADER, 1, CONTENT)]
 
 
-def test_a_large_frame_in_large_and_small_pieces_is_put_together() -> None:
+def test_a_large_frame_in_pieces_is_joined() -> None:
     (large,) = body_frames(4, bytes(range(256)) * 400, 0)
     for step in (1, 4095, 4096, 50_000):
         pieces = [large[:10_000], large[10_000:10_001]]
@@ -77,14 +77,14 @@ def test_a_large_frame_in_large_and_small_pieces_is_put_together() -> None:
         assert collect(FrameSplitter(131_072), pieces) == [(BODY, 4, large)]
 
 
-def test_a_large_frame_in_single_octets_costs_no_more_than_its_length() -> None:
+def test_a_large_frame_in_single_bytes_costs_its_length() -> None:
     """A frame that spans several reads is joined once."""
     (large,) = body_frames(4, bytes(130_000), 0)
     splitter = FrameSplitter(131_072)
     assert collect(splitter, [large[start : start + 1] for start in range(len(large))]) == [(BODY, 4, large)]
 
 
-def test_a_body_of_one_octet_and_an_empty_one_are_frames() -> None:
+def test_bodies_of_one_and_no_byte_are_frames() -> None:
     empty = bytes.fromhex("03 0001 00000000 ce")
     one = bytes.fromhex("03 0001 00000001 ce ce")
     assert collect(FrameSplitter(), [empty + one + empty]) == [(BODY, 1, empty), (BODY, 1, one), (BODY, 1, empty)]
@@ -99,7 +99,7 @@ def test_a_short_method_frame_at_the_end_is_a_frame() -> None:
 
 
 @pytest.mark.parametrize("size", range(1, len(STREAM) + 1))
-def test_a_read_behind_room_for_the_incomplete_frame_gives_the_same_frames(size: int) -> None:
+def test_a_read_into_reserved_space_gives_the_same_frames(size: int) -> None:
     splitter = FrameSplitter()
     found = []
     for place in range(0, len(STREAM), size):
@@ -115,7 +115,7 @@ def test_a_read_behind_room_for_the_incomplete_frame_gives_the_same_frames(size:
 @pytest.mark.parametrize("most", range(1, len(KEYS) + 2))
 @pytest.mark.parametrize("size", range(1, len(STREAM) + 1))
 @pytest.mark.parametrize("in_place", [False, True])
-def test_frames_that_are_cut_a_few_at_once_are_the_same(most: int, size: int, in_place: bool) -> None:
+def test_frames_split_a_few_at_a_time_are_the_same(most: int, size: int, in_place: bool) -> None:
     splitter = FrameSplitter(most=most)
     found = []
     for place in range(0, len(STREAM), size):
@@ -204,7 +204,7 @@ def test_a_frame_max_of_zero_is_no_limit() -> None:
 
 
 @pytest.mark.parametrize("protocol", [protocol for protocol in Protocol if protocol.value])
-def test_a_protocol_header_is_known_after_its_last_octet(protocol: Protocol) -> None:
+def test_a_protocol_header_is_known_after_its_last_byte(protocol: Protocol) -> None:
     for length in range(8):
         assert protocol_header(protocol.value[:length]) is None
     assert protocol_header(protocol.value) is protocol
@@ -242,6 +242,6 @@ def test_a_frame_is_readdressed() -> None:
     assert with_channel(SMALL_BODY, 513) == frame.Body(513, b"abc").marshal()
 
 
-def test_the_parts_of_a_frame_are_what_the_text_says() -> None:
+def test_the_parts_of_a_frame_are_those_specified() -> None:
     found: Frame = FrameSplitter().feed(HEARTBEAT_FRAME)[1][0]
     assert found == (HEARTBEAT, 0, 0, 8)

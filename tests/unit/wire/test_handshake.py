@@ -66,7 +66,7 @@ def test_dtx_is_added_to_the_capabilities_and_everything_else_stays() -> None:
 
 
 @pytest.mark.parametrize("properties", [{}, {"capabilities": "text"}, {"capabilities": {"dtx": False}}])
-def test_dtx_is_said_once_whatever_the_capabilities_were(properties: dict[str, object]) -> None:
+def test_dtx_is_listed_once_in_the_capabilities(properties: dict[str, object]) -> None:
     octets = handshake.advertise(start(properties=properties)).encode()
     assert seen(octets).server_properties == {"capabilities": {"dtx": True}}
     assert octets.count(b"dtx") == 1
@@ -133,7 +133,7 @@ PASSWORD = tables.entry(b"PASSWORD", b"S", b"secret")
         (b"plain", handshake.plain(b"alice", b"secret"), None),
     ],
 )
-def test_the_user_is_who_the_broker_takes_the_response_for(mechanism: bytes, response: bytes, name: str | None) -> None:
+def test_the_user_is_the_one_that_the_broker_authenticates(mechanism: bytes, response: bytes, name: str | None) -> None:
     assert user_name(mechanism, response) == name
 
 
@@ -158,7 +158,7 @@ def test_a_server_learns_user_and_password(mechanism: bytes, response: bytes) ->
         (b"AMQPLAIN", b"\x05LOGIN"),
     ],
 )
-def test_a_response_that_names_nobody_is_nobodys(mechanism: bytes, response: bytes) -> None:
+def test_a_response_without_a_name_has_no_user(mechanism: bytes, response: bytes) -> None:
     """Some are RFC 4616 with an authorization identity, which brokers refuse."""
     assert handshake.credentials(mechanism, response) is None
 
@@ -168,7 +168,7 @@ def test_another_mechanism_is_not_offered() -> None:
         handshake.credentials(b"EXTERNAL", b"")
 
 
-def test_a_server_tells_what_it_is_and_what_it_can_do() -> None:
+def test_a_server_states_its_product_and_capabilities() -> None:
     octets = handshake.server_properties({b"product": b"dtx", b"version": b"1"}, [b"dtx", b"basic.nack"])
     assert seen(ConnectionStart(0, 9, octets, b"PLAIN", b"en_US").encode()).server_properties == {
         "capabilities": {"dtx": True, "basic.nack": True},

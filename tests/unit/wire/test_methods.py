@@ -247,7 +247,7 @@ def test_a_name_that_is_too_long_cannot_be_written() -> None:
             method.encode()
 
 
-def test_a_number_that_is_too_large_beside_a_name_cannot_be_written() -> None:
+def test_a_number_too_large_beside_a_name_is_refused() -> None:
     with pytest.raises(struct.error):
         methods.QueueDeclareOk(b"q", 1 << 32, 0).encode()
 
@@ -258,7 +258,7 @@ def test_a_name_that_is_no_text_stays_what_it_is() -> None:
     assert methods.BasicPublish(b"\xff\x00", b"\xc3\x28\xfe", methods.MANDATORY).encode() == octets
 
 
-def test_the_flags_of_a_publish_are_passed_on_as_they_came() -> None:
+def test_the_flags_of_a_publish_are_forwarded_unchanged() -> None:
     assert methods.BasicPublish.decode(bytes.fromhex("003c0028 0000 00 00 ff")).flags == 0xFF
 
 
@@ -303,7 +303,7 @@ def test_a_truncated_ticket_is_a_syntax_error() -> None:
         methods.ticket(b"\x00\x3c\x00\x28\x01")
 
 
-def test_a_query_and_a_bind_of_the_same_number_are_told_apart() -> None:
+def test_a_query_and_a_bind_with_one_number_are_distinct() -> None:
     """40.30 is exchange.query in the preview, exchange.bind in RabbitMQ."""
     for name in (b"", b"e", b"\x00" * 40, b"\xff" * 255):
         assert methods.is_query(payload(Exchange.Query(name)))

@@ -30,7 +30,7 @@ def test_the_examples_show_every_method() -> None:
 
 
 @each_example
-def test_a_method_is_written_octet_for_octet(method: amqp_object.Method, octets: str) -> None:
+def test_a_method_is_written_byte_for_byte(method: amqp_object.Method, octets: str) -> None:
     payload = bytes.fromhex(octets)
     framed = bytes.fromhex("01 0007") + len(payload).to_bytes(4, "big") + payload + b"\xce"
     assert frame.Method(7, method).marshal() == framed

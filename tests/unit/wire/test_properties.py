@@ -77,13 +77,13 @@ def test_truncated_properties_are_a_syntax_error(length: int) -> None:
     assert caught.value.code == 502
 
 
-def test_octets_after_the_last_property_are_a_syntax_error() -> None:
+def test_bytes_after_the_last_property_are_a_syntax_error() -> None:
     with pytest.raises(WireError, match="2 bytes after the last property"):
         read(RAW + b"ab")
 
 
 @pytest.mark.parametrize("flags", [b"\x00\x01", b"\x00\x02"])
-def test_flags_that_class_basic_does_not_have_are_a_syntax_error(flags: bytes) -> None:
+def test_flags_unknown_to_class_basic_are_a_syntax_error(flags: bytes) -> None:
     with pytest.raises(WireError, match="not of class basic"):
         read(flags)
 
@@ -131,7 +131,7 @@ def test_a_header_is_added_after_the_others() -> None:
     assert list(changed.headers.items()) == [*FULL.headers.items(), ("x-dtx-id", "1")]
 
 
-def test_a_header_is_replaced_in_its_place_and_its_repetitions_go() -> None:
+def test_a_header_is_replaced_in_place_without_its_repetitions() -> None:
     entries = [(b"a", b"V", b""), (b"k", b"t", b"\x01"), (b"b", b"V", b""), (b"k", b"S", b"again")]
     raw = build({Property.HEADERS: b"".join(tables.entry(*entry) for entry in entries)})
     changed = properties.set_header(raw, b"k", b"\x07", kind=b"B")
@@ -148,7 +148,7 @@ def test_headers_are_renamed_with_their_values() -> None:
     ]
 
 
-def test_a_renamed_header_takes_the_place_of_one_that_has_the_name() -> None:
+def test_a_renamed_header_replaces_one_with_that_name() -> None:
     raw = build({}, {b"x-dtx-cc": b"old", b"k": b"v", b"CC": b"new"})
     changed = properties.rename_headers(raw, {b"CC": b"x-dtx-cc"})
     assert [(entry.key, entry.value) for entry in read(changed).headers] == [(b"k", b"v"), (b"x-dtx-cc", b"new")]

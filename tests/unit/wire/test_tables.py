@@ -100,7 +100,7 @@ def test_tables_may_be_nested_to_a_limit() -> None:
         tables.entries(nested(tables.MAX_DEPTH + 1))
 
 
-def test_a_frame_full_of_nested_arrays_is_refused_before_the_stack_is() -> None:
+def test_deeply_nested_arrays_are_refused_before_the_stack_overflows() -> None:
     with pytest.raises(WireError, match="nested deeper"):
         tables.entries(nested(20_000))
 

@@ -98,7 +98,7 @@ def _cells(table: str) -> list[tuple[Operation, str, State, str]]:
 
 
 @pytest.mark.parametrize(("operation", "here", "state", "expected"), _cells(DEMARCATION))
-def test_demarcation_is_answered_as_the_text_says(operation: Operation, here: str, state: State, expected: str) -> None:
+def test_demarcation_is_answered_as_specified(operation: Operation, here: str, state: State, expected: str) -> None:
     for there in Association if state in OPEN else (Association.NONE,):
         associations: dict[ChannelId, Association] = {HERE: Association(here), THERE: there}
         kept = {channel: how for channel, how in associations.items() if how is not Association.NONE}
@@ -107,9 +107,7 @@ def test_demarcation_is_answered_as_the_text_says(operation: Operation, here: st
 
 
 @pytest.mark.parametrize(("operation", "vote", "state", "expected"), _cells(COORDINATION))
-def test_coordination_is_answered_as_the_text_says(
-    operation: Operation, vote: str, state: State, expected: str
-) -> None:
+def test_coordination_is_answered_as_specified(operation: Operation, vote: str, state: State, expected: str) -> None:
     before = branch_in(state, outcome=Heuristic.MIXED if state is State.HEURISTIC else None)
     _, answer = answer_to(before, event_of(operation, Vote(vote)))
     assert answer == ("xa-heurmix" if expected == "h" else expected)
@@ -117,7 +115,7 @@ def test_coordination_is_answered_as_the_text_says(
 
 @pytest.mark.parametrize("taken", [Operation.NOT_TAKEN, Operation.TAKEN_IN_PART])
 @pytest.mark.parametrize(("operation", "vote", "state", "expected"), _cells(NOT_TAKEN))
-def test_consumed_messages_that_could_not_be_taken_roll_the_branch_back(
+def test_messages_that_cannot_be_taken_roll_the_branch_back(
     operation: Operation, vote: str, state: State, expected: str, taken: Operation
 ) -> None:
     """Prepare: "The broker marked the transaction branch rollback-only for an unspecified reason"."""
@@ -128,7 +126,7 @@ def test_consumed_messages_that_could_not_be_taken_roll_the_branch_back(
 
 @pytest.mark.parametrize("state", OPEN)
 @pytest.mark.parametrize("operation", COMPLETIONS)
-def test_completion_of_a_branch_with_a_channel_on_it_is_refused(operation: Operation, state: State) -> None:
+def test_completion_of_an_associated_branch_is_refused(operation: Operation, state: State) -> None:
     """Rule notdisassociated: "still associated with a channel … 503 (command invalid)"."""
     for how, vote in product((Association.ASSOCIATED, Association.SUSPENDED), Vote):
         before = branch_in(state, {THERE: how})
@@ -137,7 +135,7 @@ def test_completion_of_a_branch_with_a_channel_on_it_is_refused(operation: Opera
 
 @pytest.mark.parametrize("state", OPEN)
 @pytest.mark.parametrize("operation", [Operation.GET_TIMEOUT, Operation.SET_TIMEOUT])
-def test_timeouts_are_told_and_set_while_channels_are_associated(operation: Operation, state: State) -> None:
+def test_timeouts_can_be_read_and_set_while_associated(operation: Operation, state: State) -> None:
     before = branch_in(state, {THERE: Association.ASSOCIATED})
     assert answer_to(before, event_of(operation))[1] == "xa-ok"
 
@@ -153,7 +151,7 @@ def test_timeouts_are_told_and_set_while_channels_are_associated(operation: Oper
         (None, "xa-heurhaz"),
     ],
 )
-def test_a_heuristic_outcome_is_told_as_often_as_asked_and_stays(
+def test_a_heuristic_outcome_is_reported_on_every_call(
     operation: Operation, outcome: Heuristic | None, flag: str
 ) -> None:
     """Forget: "called to forget about a heuristically completed transaction branch"; no other call does it."""

@@ -27,20 +27,20 @@ def on(operation: Operation, channel: ChannelId = HERE) -> Event:
     return Demarcation(operation=operation, channel=channel)
 
 
-def test_a_branch_that_nobody_knows_has_nothing() -> None:
+def test_an_unknown_branch_has_nothing() -> None:
     branch = Branch(xid=XID, owner="alice")
     assert (branch.state, dict(branch.associations), branch.timeout, branch.deadline) == (State.UNKNOWN, {}, 0, None)
     assert branch.association(HERE) is Association.NONE
 
 
-def test_a_step_keeps_whatever_it_does_not_change() -> None:
+def test_a_step_keeps_all_unchanged_fields() -> None:
     before = branch_in(State.IDLE, timeout=60, deadline=60.0)
     after, _ = step(before, on(Operation.JOIN), 5)
     assert after == branch_in(State.ACTIVE, {HERE: ON}, timeout=60, deadline=60.0)
     assert before == branch_in(State.IDLE, timeout=60, deadline=60.0)
 
 
-def test_a_branch_is_idle_only_when_its_last_channel_has_ended() -> None:
+def test_a_branch_is_idle_after_its_last_channel_ended() -> None:
     branch = branch_in(State.ACTIVE, {HERE: ON, THERE: PARKED})
     branch, _ = step(branch, on(Operation.END), 0)
     assert branch.state is State.ACTIVE
@@ -48,7 +48,7 @@ def test_a_branch_is_idle_only_when_its_last_channel_has_ended() -> None:
     assert (branch.state, dict(branch.associations)) == (State.IDLE, {})
 
 
-def test_whatever_identifies_a_channel_will_do() -> None:
+def test_any_object_can_identify_a_channel() -> None:
     branch, _ = step(Branch(xid=XID, owner="alice"), on(Operation.START, (7, 1)), 0)
     branch, _ = step(branch, on(Operation.JOIN, (7, 2)), 0)
     assert dict(branch.associations) == {(7, 1): ON, (7, 2): ON}
@@ -67,7 +67,7 @@ def test_a_vote_is_what_the_branch_holds(publishes: int, consumes: int, vote: Vo
 
 @pytest.mark.parametrize("state", [State.ROLLBACK_ONLY, State.TIMED_OUT])
 @pytest.mark.parametrize("operation", [Operation.RESUME, Operation.END, Operation.FAIL])
-def test_a_suspended_channel_of_a_doomed_branch_is_free_after_any_answer(operation: Operation, state: State) -> None:
+def test_any_answer_frees_a_suspended_channel_of_doomed_branches(operation: Operation, state: State) -> None:
     """X/Open XA table 6-2: a return of [RB] leaves no association."""
     branch, effects = step(branch_in(state, {HERE: PARKED, THERE: ON}), on(operation), 0)
     assert dict(branch.associations) == {THERE: ON}
@@ -76,7 +76,7 @@ def test_a_suspended_channel_of_a_doomed_branch_is_free_after_any_answer(operati
 
 @pytest.mark.parametrize("state", [State.ROLLBACK_ONLY, State.TIMED_OUT])
 @pytest.mark.parametrize("operation", [Operation.RESUME, Operation.END, Operation.FAIL])
-def test_the_last_channel_that_leaves_a_doomed_branch_lets_its_work_go(operation: Operation, state: State) -> None:
+def test_the_last_channel_of_a_doomed_branch_releases_its_work(operation: Operation, state: State) -> None:
     _, effects = step(branch_in(state, {HERE: PARKED}), on(operation), 0)
     assert words(effects).startswith("release, answer")
 
@@ -95,7 +95,7 @@ def test_a_channel_that_dies_without_an_association_changes_nothing(state: State
     assert step(branch, ChannelLost(channel=HERE), 0) == (branch, ())
 
 
-def test_a_timed_out_branch_stays_timed_out_when_its_channel_dies() -> None:
+def test_a_timed_out_branch_stays_so_without_its_channel() -> None:
     branch, _ = step(branch_in(State.TIMED_OUT, {HERE: ON}), ChannelLost(channel=HERE), 0)
     assert branch.state is State.TIMED_OUT
 
@@ -130,7 +130,7 @@ def test_the_clock_stops_for_good_when_the_branch_is_logged(operation: Operation
 
 
 @pytest.mark.parametrize("state", sorted(set(State) - {State.UNKNOWN, State.ACTIVE, State.IDLE}))
-def test_a_timeout_set_too_late_is_told_but_never_strikes(state: State) -> None:
+def test_a_timeout_set_too_late_is_readable_without_effect(state: State) -> None:
     branch, effects = step(branch_in(state, timeout=60), SetTimeout(seconds=5), 10)
     assert (branch.timeout, branch.deadline, words(effects)) == (5, None, "answer xa-ok")
     with pytest.raises(XaError):
@@ -184,7 +184,7 @@ def test_a_timeout_is_written_before_the_work_is_let_go() -> None:
         ),
     ],
 )
-def test_a_refusal_says_what_was_tried_and_on_what(branch: Branch, operation: Operation, words_of_it: str) -> None:
+def test_a_refusal_names_the_operation_and_the_xid(branch: Branch, operation: Operation, words_of_it: str) -> None:
     with pytest.raises(XaError) as caught:
         step(branch, event_of(operation), 0)
     assert str(caught.value) == words_of_it
@@ -196,7 +196,7 @@ def test_a_refusal_says_what_was_tried_and_on_what(branch: Branch, operation: Op
     st.sampled_from(Vote),
     st.dictionaries(st.sampled_from([HERE, THERE]), st.sampled_from([ON, PARKED])),
 )
-def test_any_event_on_any_branch_is_a_step_or_an_xa_error(
+def test_any_event_is_a_step_or_an_xa_error(
     state: State, operation: Operation, vote: Vote, associations: dict[ChannelId, Association]
 ) -> None:
     before = branch_in(state, associations, timeout=60, deadline=60)

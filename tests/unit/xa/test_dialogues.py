@@ -55,7 +55,7 @@ def _play(text: str) -> str:
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.txt")), ids=lambda path: path.stem)
-def test_a_branch_goes_as_its_dialogue_says(path: Path) -> None:
+def test_a_branch_follows_its_dialogue(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert _play(text) == text
 

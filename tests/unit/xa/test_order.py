@@ -42,14 +42,14 @@ def _place(effects: tuple[Effect, ...], kinds: tuple[type[Effect], ...]) -> list
     return [place for place, effect in enumerate(effects) if isinstance(effect, kinds)]
 
 
-def test_what_must_be_durable_is_written_once_and_before_anything_else() -> None:
+def test_durable_data_is_written_once_and_first() -> None:
     """When a write fails, nothing has been answered or released that the branch still needs."""
     for key, rule in RULES:
         if key[:2] != (State.COMMITTING, Operation.APPLIED):
             assert _place(rule.effects, DURABLE) in ([], [0]), key
 
 
-def test_a_commit_is_answered_when_its_decision_is_durable_and_its_messages_are_published() -> None:
+def test_a_commit_is_answered_when_durable_and_published() -> None:
     """All that xa-ok promises is done by then. The removal from the log is not part of the promise."""
     for key, rule in RULES:
         if key[:2] == (State.COMMITTING, Operation.APPLIED):
@@ -76,7 +76,7 @@ def test_the_log_is_left_only_by_a_completion() -> None:
         assert completed == (key[0] in LOGGED and rule.to not in LOGGED), key
 
 
-def test_a_request_is_answered_once_or_by_the_result_of_its_last_effect() -> None:
+def test_a_request_is_answered_once() -> None:
     for key, rule in RULES:
         answers = len(_place(rule.effects, (Answer,)))
         slow = _place(rule.effects, SLOW)
@@ -98,7 +98,7 @@ def test_a_tombstone_is_left_before_the_answer_that_it_repeats() -> None:
             assert key[1] is not Operation.ROLLBACK, key
 
 
-def test_an_effect_that_takes_its_time_runs_only_in_the_state_that_knows_its_results() -> None:
+def test_a_slow_effect_runs_only_in_its_own_state() -> None:
     for key, rule in RULES:
         for effect in rule.effects:
             match effect:
@@ -143,13 +143,13 @@ def test_a_heuristic_outcome_leaves_the_log_by_forget_alone() -> None:
             assert (key[0], key[1]) == (State.HEURISTIC, Operation.FORGET), key
 
 
-def test_nothing_doomed_ever_becomes_anything_else_than_rolled_back() -> None:
+def test_a_doomed_branch_can_only_be_rolled_back() -> None:
     for key, rule in RULES:
         if key[0] in DOOMED:
             assert rule.to in (key[0], State.UNKNOWN), key
 
 
-def test_what_a_branch_that_is_dropped_held_is_let_go_first() -> None:
+def test_a_dropped_branchs_work_is_released_first() -> None:
     """Rollback: "Any produced messages are discarded and any consumed messages are re-enqueued."."""
     for key, rule in RULES:
         dropped = key[0] not in LOGGED and key[0] is not State.UNKNOWN and rule.to is State.UNKNOWN
@@ -170,7 +170,7 @@ def test_work_is_completed_only_while_no_channel_is_associated() -> None:
     assert not [key for key in TRANSITIONS if key[1] in COORDINATIONS and key[2] is Vote.ASSOCIATED]
 
 
-def test_every_state_that_takes_applies_or_puts_back_has_a_row_for_every_result() -> None:
+def test_every_waiting_state_has_a_row_for_every_result() -> None:
     for state, results in {
         State.TAKING: (Operation.TAKEN, Operation.NOT_TAKEN, Operation.TAKEN_IN_PART),
         State.TAKING_ONE_PHASE: (Operation.TAKEN, Operation.NOT_TAKEN, Operation.TAKEN_IN_PART),

@@ -70,7 +70,7 @@ class TestStart:
         with pytest.raises(XaError, match="503: start is illegal with both join and resume"):
             start_operation(join=True, resume=True)
 
-    def test_one_bit_or_none_says_which_start_it_is(self) -> None:
+    def test_one_bit_or_none_selects_the_kind_of_start(self) -> None:
         """Field join: "joining a transaction previously seen"; resume: "resuming a suspended transaction branch"."""
         assert start_operation(join=False, resume=False) is Operation.START
         assert start_operation(join=True, resume=False) is Operation.JOIN
@@ -88,7 +88,7 @@ class TestStart:
         assert effects == (OK,)
         assert {branch.association(HERE), branch.association(THERE)} == {Association.ASSOCIATED}
 
-    def test_joining_or_resuming_what_nobody_knows_is_not_found(self) -> None:
+    def test_joining_or_resuming_an_unknown_branch_is_not_found(self) -> None:
         """Field join: "joining a transaction previously seen"."""
         assert code_of(branch_in(State.UNKNOWN), Operation.JOIN) == 404
         assert code_of(branch_in(State.UNKNOWN), Operation.RESUME) == 404
@@ -112,7 +112,7 @@ class TestEnd:
         with pytest.raises(XaError, match="503: end is illegal with both fail and suspend"):
             end_operation(fail=True, suspend=True)
 
-    def test_one_bit_or_none_says_which_end_it_is(self) -> None:
+    def test_one_bit_or_none_selects_the_kind_of_end(self) -> None:
         """Field fail: "the portion of work has failed"; suspend: "temporarily suspended in an incomplete state"."""
         assert end_operation(fail=False, suspend=False) is Operation.END
         assert end_operation(fail=True, suspend=False) is Operation.FAIL

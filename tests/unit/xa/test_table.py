@@ -65,16 +65,14 @@ def _expected_code(state: State, operation: Operation) -> int:
 
 @pytest.mark.parametrize("operation", Operation)
 @pytest.mark.parametrize("state", State)
-def test_every_combination_of_state_operation_and_vote_is_as_written_or_refused(
-    state: State, operation: Operation
-) -> None:
+def test_every_combination_is_in_the_table_or_refused(state: State, operation: Operation) -> None:
     for vote in Vote:
         rule = TRANSITIONS.get((state, operation, vote))
         said = None if rule is None else (rule.to, words(rule.effects))
         assert said == ROWS.get((state, operation, vote)), vote
 
 
-def test_no_row_is_written_for_a_combination_that_does_not_exist() -> None:
+def test_no_row_exists_for_an_impossible_combination() -> None:
     assert len(ROWS) == len(TRANSITIONS)
 
 
@@ -104,7 +102,7 @@ def _reachable(key: Key) -> bool:
 
 @pytest.mark.parametrize("operation", Operation)
 @pytest.mark.parametrize("state", State)
-def test_a_step_does_what_its_row_says_and_nothing_without_a_row(state: State, operation: Operation) -> None:
+def test_a_step_follows_its_row_or_does_nothing(state: State, operation: Operation) -> None:
     """Rule commandInvalid: "in an improper context (see class grammar) … reply code 503"."""
     for vote in Vote:
         key = state, operation, vote
@@ -130,7 +128,7 @@ def test_a_step_does_what_its_row_says_and_nothing_without_a_row(state: State, o
 
 
 @pytest.mark.parametrize("state", State)
-def test_is_legal_says_whether_a_row_is_there(state: State) -> None:
+def test_is_legal_reports_whether_a_row_exists(state: State) -> None:
     for operation, vote in product(sorted(set(Operation) - DEMARCATIONS), Vote):
         branch = branch_in(state, _associations_before(Operation.JOIN, vote))
         assert is_legal(branch, operation, vote) == ((state, operation, vote) in ROWS), (operation, vote)

@@ -25,7 +25,7 @@ def refused(data: bytes) -> str:
     return caught.value.reason
 
 
-def test_the_wire_form_is_format_id_two_lengths_and_the_data() -> None:
+def test_the_wire_form_is_format_id_lengths_and_data() -> None:
     """Domain Xid: "format_id long, gtrid_length octet, bqual_length octet, data"."""
     assert Xid(0x01020304, b"abc", b"de").to_wire() == b"\x01\x02\x03\x04\x03\x02abcde"
     assert Xid.from_wire(b"\x01\x02\x03\x04\x03\x02abcde") == Xid(0x01020304, b"abc", b"de")
@@ -35,7 +35,7 @@ def test_the_branch_qualifier_may_be_empty() -> None:
     assert Xid.from_wire(b"\x00\x00\x00\x00\x01\x00g") == Xid(0, b"g")
 
 
-def test_the_widest_xid_takes_134_octets() -> None:
+def test_the_widest_xid_takes_134_bytes() -> None:
     """Domain Xid: "the data field is a sequence of octets of at most 128 bytes"."""
     assert len(WIDEST.to_wire()) == MAX_WIRE == 4 + 1 + 1 + 128
 
@@ -44,14 +44,14 @@ def test_the_widest_xid_takes_134_octets() -> None:
 @example(WIDEST)
 @example(Xid(0, b"\x00", b"\x00" * 64))
 @example(Xid(0xFFFFFFFF, b"\x00" * 64, b""))
-def test_every_xid_comes_back_from_its_wire_form_and_from_its_text(xid: Xid) -> None:
+def test_every_xid_survives_wire_form_and_text(xid: Xid) -> None:
     assert Xid.from_wire(xid.to_wire()) == xid
     assert Xid.parse(str(xid)) == xid
     assert hash(Xid.parse(str(xid))) == hash(xid)
 
 
 @given(st.binary(max_size=MAX_WIRE + 8))
-def test_any_octets_are_an_xid_with_that_very_wire_form_or_a_syntax_error(data: bytes) -> None:
+def test_any_bytes_are_an_xid_or_a_syntax_error(data: bytes) -> None:
     try:
         xid = Xid.from_wire(data)
     except XaError as error:
@@ -66,7 +66,7 @@ def test_a_head_that_is_cut_short_is_a_syntax_error(length: int) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"g", b"gbb", b"gb\x00"])
-def test_lengths_that_do_not_make_up_the_data_are_a_syntax_error(data: bytes) -> None:
+def test_inconsistent_lengths_are_a_syntax_error(data: bytes) -> None:
     """Domain Xid: "The sum of the two lengths must equal the length of the data field"."""
     assert refused(b"\x00\x00\x00\x01\x01\x01" + data) == f"xid declares 1+1 bytes of data and has {len(data)}"
 
@@ -75,11 +75,11 @@ def test_an_empty_gtrid_is_a_syntax_error() -> None:
     assert refused(b"\x00\x00\x00\x01\x00\x01b") == "xid gtrid of 0 bytes, must be 1 to 64"
 
 
-def test_a_gtrid_of_more_than_64_octets_is_a_syntax_error() -> None:
+def test_a_gtrid_of_more_than_64_bytes_is_invalid() -> None:
     assert refused(b"\x00\x00\x00\x01\x41\x00" + b"g" * 65) == "xid gtrid of 65 bytes, must be 1 to 64"
 
 
-def test_a_bqual_of_more_than_64_octets_is_a_syntax_error() -> None:
+def test_a_bqual_of_more_than_64_bytes_is_invalid() -> None:
     assert refused(b"\x00\x00\x00\x01\x01\x41g" + b"b" * 65) == "xid bqual of 65 bytes, must be at most 64"
 
 
@@ -116,7 +116,7 @@ def test_printable_parts_are_shown_as_text_and_others_are_not() -> None:
     assert Xid(1, b"order", b"\x7f").readable is None
 
 
-def test_what_is_read_from_a_view_of_a_larger_buffer_is_kept_as_octets_of_its_own() -> None:
+def test_an_xid_from_a_larger_buffer_keeps_its_own_bytes() -> None:
     xid = Xid.from_wire(memoryview(b"\x00\x00\x00\x01\x01\x01gb"))  # type: ignore[arg-type]
     assert (type(xid.gtrid), type(xid.bqual)) == (bytes, bytes)
 

@@ -19,7 +19,7 @@ from dtx.wire.amqp10.errors import AmqpError, Condition
         ("/exchanges/logs/a.b%2Fc", ExchangeAddress(b"logs", b"a.b/c")),
     ],
 )
-def test_an_address_names_a_queue_or_an_exchange_and_a_key(address: str, meant: object) -> None:
+def test_an_address_names_a_queue_or_exchange_and_key(address: str, meant: object) -> None:
     assert parse(address) == meant
 
 
@@ -42,6 +42,6 @@ def test_the_address_of_a_queue_means_that_queue(name: bytes) -> None:
     assert reply_name(of_queue(name)) == name
 
 
-def test_only_a_queue_can_be_replied_to_with_amqp_0_9() -> None:
+def test_amqp_0_9_clients_can_reply_only_to_queues() -> None:
     assert reply_name("/exchanges/logs/key") is None
     assert reply_name("/nowhere") is None

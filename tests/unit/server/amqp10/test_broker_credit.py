@@ -178,7 +178,7 @@ def test_all_credit_is_used_and_no_more(credit: int) -> None:
     assert client.broker.ready == 2000 - credit
 
 
-def test_a_client_that_settles_first_and_grants_credit_later_keeps_its_consumer() -> None:
+def test_an_earlier_settlement_and_a_later_credit_keep_the_consumer() -> None:
     client = Client(10_000)
     client.flow(200)
     client.rest()
@@ -197,7 +197,7 @@ def test_a_client_that_settles_first_and_grants_credit_later_keeps_its_consumer(
     assert client.broker.consumers - before <= 1
 
 
-def test_a_drain_gives_what_there_is_and_then_the_rest_of_the_credit_back() -> None:
+def test_a_drain_delivers_messages_then_returns_the_credit() -> None:
     client = Client(3)
     client.flow(10, drain=True)
     client.rest()
@@ -226,7 +226,7 @@ _STEPS = st.lists(
 
 @settings(deadline=None, max_examples=200)
 @given(steps=_STEPS, eager=st.booleans())
-def test_whatever_comes_when_the_credit_is_kept_and_used(steps: list[tuple[str, int]], eager: bool) -> None:
+def test_credit_is_kept_and_used_in_any_order(steps: list[tuple[str, int]], eager: bool) -> None:
     """Deliveries never exceed the credit (:meth:`Client.deliver`). In the end no usable credit is left."""
     client = Client(500)
     for what, number in steps:
@@ -266,7 +266,7 @@ _GRANTS = st.lists(
 
 @settings(deadline=None, max_examples=200)
 @given(steps=_GRANTS, eager=st.booleans())
-def test_nothing_leaves_the_queue_that_the_client_has_no_credit_for(steps: list[tuple[str, int]], eager: bool) -> None:
+def test_no_message_without_credit_leaves_the_queue(steps: list[tuple[str, int]], eager: bool) -> None:
     """Messages that waited here for credit would be kept from others, and return marked as redelivered."""
     client, settled = Client(500), 0
     for what, number in steps:

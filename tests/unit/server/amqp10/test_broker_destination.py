@@ -24,7 +24,7 @@ class Destination(BrokerDestination):
         self.published.append(delivery)
 
 
-async def test_a_client_is_not_read_from_while_many_messages_wait_to_be_judged() -> None:
+async def test_reading_pauses_while_many_messages_wait_for_validation() -> None:
     """The size does not matter: all of them are published in one turn of the event loop."""
     judged = asyncio.get_running_loop().create_future()
     said: deque[str] = deque()

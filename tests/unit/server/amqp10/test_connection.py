@@ -51,9 +51,7 @@ class Broken(StandaloneNodes):
 
 @pytest.mark.usefixtures("one_slice")
 @pytest.mark.parametrize("what", ["enter", "destination"])
-async def test_what_fails_behind_the_scenes_ends_the_connection_and_nobody_waits_for_ever(
-    parts: Parts, what: str
-) -> None:
+async def test_a_background_error_ends_the_connection_and_releases_waiters(parts: Parts, what: str) -> None:
     """The error is logged. The client is told only that it was an internal error."""
     client = Inside(parts, lambda home: Broken(parts, home, what))
     await client.open()
@@ -74,9 +72,7 @@ async def test_what_fails_behind_the_scenes_ends_the_connection_and_nobody_waits
 
 
 @pytest.mark.usefixtures("one_slice")
-async def test_a_link_that_breaks_when_its_client_goes_keeps_no_other_from_being_let_go(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_link_that_fails_at_the_end_blocks_no_other(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection ends too. Otherwise messages that the other links hold would stay unavailable."""
     parts.broker.virtual_host("/").declare_queue(b"q", None, durable=True)
     client = Inside(parts)

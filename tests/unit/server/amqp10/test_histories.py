@@ -626,9 +626,7 @@ async def test_each_message_is_where_its_last_outcome_has_put_it(seed: int) -> N
 
 @pytest.mark.parametrize("settled", [False, True])
 @pytest.mark.parametrize("outcome", [ACCEPTED, RELEASED])
-async def test_what_is_said_behind_a_failed_discharge_counts_when_others_still_work_for_the_branch(
-    outcome: Outcome, settled: bool
-) -> None:
+async def test_a_late_outcome_counts_while_others_use_the_branch(outcome: Outcome, settled: bool) -> None:
     """The delivery is held until no one works for the branch. The outcome that its client sent before then counts."""
     async with whole() as (parts, store):
         store.virtual_host("/").declare_queue(b"a", None, durable=True)

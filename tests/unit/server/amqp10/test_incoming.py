@@ -122,7 +122,7 @@ async def test_a_message_that_is_refused_is_left_out(settled: bool) -> None:
     )
 
 
-async def test_a_message_that_nobody_judges_any_more_dooms_its_transaction() -> None:
+async def test_a_message_without_validation_dooms_its_transaction() -> None:
     """Its connection to the broker is lost. Without the judgement it would be published with dtx's permissions."""
     place = posted(settled=False)
     place.verdict.cancel()
@@ -133,9 +133,7 @@ async def test_a_message_that_nobody_judges_any_more_dooms_its_transaction() -> 
 
 @pytest.mark.parametrize("settled", [False, True])
 @pytest.mark.parametrize("by_client", [False, True])
-async def test_a_message_that_is_judged_good_behind_the_end_of_its_link_is_heard_of_or_not_committed(
-    by_client: bool, settled: bool
-) -> None:
+async def test_a_message_validated_late_is_reported_or_not_committed(by_client: bool, settled: bool) -> None:
     """4.4.1: it "must inform the controller … before it can successfully discharge", unless that has ended the link."""
     place, shell = posting(settled=settled)
     shell.shut_down(by_client=by_client)

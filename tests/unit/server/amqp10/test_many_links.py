@@ -121,7 +121,7 @@ async def test_what_is_not_complete_rolls_back_and_links_go_on(parts: Parts) -> 
 
 
 @pytest.mark.parametrize("how", ["completed", "aborted", "detached"])
-async def test_what_has_been_completed_or_has_come_to_nothing_is_no_obstacle(parts: Parts, how: str) -> None:
+async def test_completed_or_failed_transactions_are_no_obstacle(parts: Parts, how: str) -> None:
     client = await Inside(parts).open()
     links = await senders(client)
     session = await client.begin()
@@ -143,7 +143,7 @@ async def test_what_has_been_completed_or_has_come_to_nothing_is_no_obstacle(par
     assert sorted(await bodies(parts)) == sorted([*whole_ones, *rest])
 
 
-async def test_an_id_that_was_discharged_is_nobody_s(parts: Parts) -> None:
+async def test_a_discharged_id_belongs_to_no_transaction(parts: Parts) -> None:
     """A client that uses the id again adds nothing to the next transaction."""
     client = await Inside(parts).open()
     session = await client.begin()

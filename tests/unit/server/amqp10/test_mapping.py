@@ -123,7 +123,7 @@ def _through(payload: bytes) -> message.Message:
     body=_bodies,
     footer=st.dictionaries(_symbols, _scalars, max_size=2),
 )
-def test_a_message_of_amqp_1_0_comes_out_as_it_went_in(
+def test_an_amqp_1_0_message_is_returned_unchanged(
     header: Header,
     annotations: dict[str, Any],
     properties: Properties,
@@ -147,7 +147,7 @@ def test_a_message_of_amqp_1_0_comes_out_as_it_went_in(
     assert got.message_annotations == {**kept, "x-exchange": "logs", "x-routing-key": "key"}
 
 
-def test_a_reader_of_amqp_0_9_finds_what_he_looks_for() -> None:
+def test_a_reader_of_amqp_0_9_finds_its_properties() -> None:
     said = Properties(
         message_id=UUID(int=7),
         user_id=b"alice",
@@ -186,7 +186,7 @@ def test_a_plain_message_takes_nothing_but_its_body() -> None:
     assert to_basic(message.read(message.data(b"hello"))) == Content(basic.EMPTY, b"hello")
 
 
-def test_a_message_of_amqp_0_9_is_read_with_amqp_1_0() -> None:
+def test_an_amqp_0_9_message_is_readable_as_1_0() -> None:
     table = b"".join(
         (
             tables.entry(b"count", b"I", b"\0\0\0\3"),
@@ -234,9 +234,7 @@ def test_a_message_of_amqp_0_9_is_read_with_amqp_1_0() -> None:
     ),
     body=st.binary(max_size=300) | _bodies,
 )
-def test_sections_that_somebody_makes_up_harm_nobody(
-    named: dict[str, bytes], kept: dict[str, bytes], body: bytes
-) -> None:
+def test_invented_sections_are_harmless(named: dict[str, bytes], kept: dict[str, bytes], body: bytes) -> None:
     """With any headers, a reader gets a message with the user-id that the broker has validated."""
     table = b"".join(
         [tables.entry(f"x-amqp-1.0-{name}".encode(), b"x", octets) for name, octets in kept.items()]
@@ -250,7 +248,7 @@ def test_sections_that_somebody_makes_up_harm_nobody(
     assert got.application_properties == {name: octets for name, octets in named.items() if name != "x-c"}
 
 
-def test_who_changes_properties_on_the_way_is_believed() -> None:
+def test_properties_changed_on_the_way_are_used() -> None:
     payload = message.bare(Properties(message_id="old", to="kept"), {"a": "old"}, message.data(b""))
     raw = to_basic(message.read(payload)).properties
     raw = basic.set_header(basic.put(raw, Property.MESSAGE_ID, b"new"), b"a", b"new")

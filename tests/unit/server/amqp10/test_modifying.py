@@ -48,7 +48,7 @@ def test_each_failed_delivery_counts() -> None:
     assert bytes(found.bare) == bytes(seen(content.properties, content).bare)
 
 
-def test_a_count_that_a_message_brings_along_is_not_its_own() -> None:
+def test_a_delivery_count_in_a_message_is_ignored() -> None:
     """3.2.1: "on first delivery, the value is zero"; a dead letter was counted in another queue."""
     content = stored()
     raw = modified(modified(content.properties, FAILED, redelivered=False), FAILED, redelivered=True)
@@ -57,7 +57,7 @@ def test_a_count_that_a_message_brings_along_is_not_its_own() -> None:
     assert seen(raw, content).header.delivery_count == 1
 
 
-def test_nobody_counts_for_dtx() -> None:
+def test_without_a_broker_dtx_counts_itself() -> None:
     content = stored({"x-delivery-count": 7})
     assert seen(content.properties, content).header.delivery_count == 0
     change = Modified(
@@ -115,7 +115,7 @@ def test_annotations_that_are_too_much_leave_those_of_the_message() -> None:
     assert (annotations(found), found.header.delivery_count) == ({"x-opt-a": "kept"}, 1)
 
 
-def test_octets_that_somebody_else_kept_there_are_no_annotations() -> None:
+def test_foreign_bytes_in_that_header_are_no_annotations() -> None:
     raw = basic.build({Property.HEADERS: tables.entry(b"x-amqp-1.0-message-annotations", b"x", b"\x00\xff")})
     found = seen(modified(raw, Modified(message_annotations={"x-a": "b"}), redelivered=False), Content(raw, b""))
     assert annotations(found) == {"x-a": "b"}

@@ -116,7 +116,7 @@ async def test_a_consumer_takes_what_its_link_has_credit_for() -> None:
     assert not index.getters
 
 
-async def test_a_drain_takes_one_message_after_the_other_and_then_gives_back_the_rest() -> None:
+async def test_a_drain_gets_single_messages_then_returns_the_rest() -> None:
     shell, link, index, consumer = opened()
     flowing(shell, link, 5, drain=True)
     assert (room(consumer), len(index.getters)) == (0, 1)
@@ -124,7 +124,7 @@ async def test_a_drain_takes_one_message_after_the_other_and_then_gives_back_the
     assert (link.drains, link.credit) == (1, 0)
 
 
-async def test_a_drain_that_the_client_takes_back_leaves_no_credit_twice() -> None:
+async def test_a_cancelled_drain_leaves_no_credit_twice() -> None:
     """The answer to the last get arrives when the consumer has the credit again: it uses one of that."""
     shell, link, index, consumer = opened()
     flowing(shell, link, 1, drain=True)
@@ -238,7 +238,7 @@ class Failing:
 
 
 @pytest.mark.parametrize("error", [None, LogUnavailable("the database is away")])
-async def test_what_is_modified_returns_when_its_change_was_written_or_cannot_be(error: LogUnavailable | None) -> None:
+async def test_a_modified_message_returns_after_its_write_ends(error: LogUnavailable | None) -> None:
     """A failed write may lose the change, but not the message. The outcome is reported after it."""
     place: Any = Failing()
     node = QueueOrigin(place, place)

@@ -127,7 +127,7 @@ async def test_what_happens_before_the_link_is_there_ends_it_then(
 
 
 @pytest.mark.parametrize("offset", [None, Timestamp((1 << 63) - 1)], ids=["none", "a-time-that-cannot-be-said"])
-async def test_a_reader_that_does_not_say_where_it_begins_has_an_offset_all_the_same(offset: Value) -> None:
+async def test_a_stream_reader_without_a_start_has_an_offset(offset: Value) -> None:
     """Only a stream accepts it: a queue of the same name would remove each message at its acknowledgement."""
     world = World(offset)
     await world.opened()
@@ -158,7 +158,7 @@ async def test_without_memory_a_message_comes_again_of_the_next_consumer() -> No
     assert (world.got, world.failed) == ([b"again"], [])
 
 
-async def test_a_place_in_the_stream_that_cannot_be_read_ends_the_link() -> None:
+async def test_an_unreadable_position_in_a_stream_ends_the_link() -> None:
     """The position to resume from is unknown, and no message may be skipped."""
     world = World()
     await world.opened()

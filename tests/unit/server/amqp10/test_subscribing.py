@@ -49,9 +49,7 @@ def test_a_direct_exchange_needs_a_key() -> None:
         ("headers", DIRECT, "a.b", False),
     ],
 )
-def test_a_filter_is_in_place_where_the_exchange_does_what_it_says(
-    kind: str, which: str, value: str, in_place: bool
-) -> None:
+def test_a_filter_is_in_place_where_the_exchange_applies_it(kind: str, which: str, value: str, in_place: bool) -> None:
     asked = {"mine": said(which, value)}
     found = subscription(EXCHANGE, asked, kind)
     assert found.filters == (asked if in_place else {})
@@ -102,12 +100,12 @@ def test_headers_are_arguments_of_the_binding() -> None:
         said(HEADERS, "a"), said(HEADERS, {"a": [1]}), said(HEADERS, {7: "a"}), said(HEADERS, {"a" * 256: 1}),
     ],
 )  # fmt: skip
-def test_what_is_no_filter_that_dtx_knows_is_not_in_place(value: Any) -> None:
+def test_an_unknown_filter_is_not_in_place(value: Any) -> None:
     for kind in ("topic", "headers"):
         assert subscription(EXCHANGE, {"f": value}, kind).filters == {}
 
 
-def test_nobody_knows_what_a_filter_does_at_an_exchange_of_unknown_type() -> None:
+def test_no_filter_is_in_place_at_an_unknown_exchange_type() -> None:
     assert subscription(EXCHANGE, {"f": said(TOPIC, "a.*")}, None) == (b"a.*", b"", {})
     assert subscription(EXCHANGE, {"f": said(HEADERS, {})}, None) == (b"#", b"", {})
 
@@ -130,7 +128,7 @@ def test_a_link_from_an_exchange_lasts_no_longer_than_itself(source: Source) -> 
     check_terminus(source, exchange=False)
 
 
-def test_nobody_browses_a_queue() -> None:
+def test_browsing_a_queue_is_refused() -> None:
     with pytest.raises(AmqpError, match="browsing"):
         check_terminus(Source(distribution_mode="copy"), exchange=False)
     check_terminus(Source(distribution_mode="copy"), exchange=True)
@@ -138,7 +136,7 @@ def test_nobody_browses_a_queue() -> None:
 
 
 @pytest.mark.parametrize("value", ["first", "last", "next", "7D", ULong(0), Int(5), Timestamp(1_700_000_000_000)])
-def test_the_reader_of_a_stream_says_where_it_begins(value: Any) -> None:
+def test_the_reader_of_a_stream_states_its_start(value: Any) -> None:
     asked = {"s": said(SELECTOR, "a = 1"), "offset": said("rabbitmq:stream-offset-spec", value)}
     assert stream_offset(asked) == (
         value if isinstance(value, str | Timestamp) else int(value),

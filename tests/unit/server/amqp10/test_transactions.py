@@ -106,7 +106,7 @@ async def discharging(
 
 
 @pytest.mark.parametrize("commit", [True, False])
-async def test_a_branch_whose_discharge_came_to_nothing_can_be_rolled_back(commit: bool) -> None:
+async def test_a_branch_with_a_failed_discharge_can_be_rolled_back(commit: bool) -> None:
     xid = Xid(1, uuid4().bytes, b"b")
     async with discharging(xid.to_wire()) as (place, transactions, asked, entry):
         transactions.discharge(replace(asked, commit=commit))
@@ -133,7 +133,7 @@ async def test_a_local_transaction_whose_discharge_came_to_nothing_is_gone() -> 
 
 
 @pytest.mark.parametrize("promoting", [False, True], ids=["discharge", "promotion"])
-async def test_an_answer_that_comes_late_is_not_for_the_link_that_has_the_place_of_its_own(promoting: bool) -> None:
+async def test_a_late_answer_does_not_reach_a_newer_link(promoting: bool) -> None:
     """It would end that link without notice to its client, or settle deliveries that were sent on it."""
     async with discharging(None) as (place, transactions, asked, _):
         if promoting:
@@ -203,7 +203,7 @@ class Taking(Broker):
 
 
 @pytest.mark.parametrize("part", [False, True], ids=["none", "part"])
-async def test_a_commit_in_one_phase_that_fails_gives_deliveries_back_and_tells_of_those_that_had_left(
+async def test_a_failed_one_phase_commit_reports_released_deliveries(
     part: bool,
 ) -> None:
     """4.4.2: rolled-back deliveries remain the controller's. Messages that were put back may be sent again."""
@@ -229,7 +229,7 @@ async def test_a_commit_in_one_phase_that_fails_gives_deliveries_back_and_tells_
         assert links[0].retired == links[1].retired == {}
 
 
-async def test_a_local_transaction_that_ended_while_the_log_was_away_holds_nothing_for_ever() -> None:
+async def test_a_local_transaction_ended_during_an_outage_is_released() -> None:
     """No client knows the xid of its branch, and there may be no timeout."""
     link = Source()
     async with declared(None, Limits(default_timeout=0), Taking(set())) as (place, transactions, asked, entry):
@@ -247,7 +247,7 @@ async def test_a_local_transaction_that_ended_while_the_log_was_away_holds_nothi
         assert list(link.unsettled) == [0]
 
 
-async def test_a_branch_that_was_promoted_while_the_log_was_away_leaves_no_empty_one_behind() -> None:
+async def test_a_promotion_during_an_outage_leaves_no_empty_branch() -> None:
     async with declared(None, Limits(default_timeout=0), Taking(set())) as (place, transactions, asked, entry):
         log: Any = place.manager.log
         log.faults.append(Fault.REFUSED)
@@ -260,7 +260,7 @@ async def test_a_branch_that_was_promoted_while_the_log_was_away_leaves_no_empty
         assert transactions.work(asked.transaction).entry.branch.state is State.ACTIVE
 
 
-async def test_a_discharge_that_waits_commits_nothing_once_its_control_link_is_gone() -> None:
+async def test_a_waiting_discharge_without_its_link_commits_nothing() -> None:
     xid = Xid(1, uuid4().bytes, b"b")
     async with declared(xid.to_wire(), Limits(), Broker()) as (place, transactions, asked, entry):
         verdict: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -285,7 +285,7 @@ async def test_a_discharge_that_waits_commits_nothing_once_its_control_link_is_g
         assert entry.branch.associations == {}
 
 
-def test_a_discharge_is_rolled_back_only_if_all_of_it_was() -> None:
+def test_a_discharge_is_rolled_back_only_as_a_whole() -> None:
     """After an operator's decision a part may be published: then the client gets neither success nor rollback."""
     conditions = {answer: None if (error := failure_of(answer)) is None else error.condition for answer in XaFlag}
     assert conditions == {

@@ -43,7 +43,7 @@ def test_what_is_not_known_holds_back_what_follows() -> None:
     assert said(confirms.take()) == [("ack", 2, True)]
 
 
-def test_a_refused_message_is_said_apart() -> None:
+def test_a_refused_message_gets_a_separate_nack() -> None:
     confirms = Confirms(1)
     for number in range(1, 6):
         confirms.settle(number, safe=number != 3)
@@ -51,7 +51,7 @@ def test_a_refused_message_is_said_apart() -> None:
 
 
 @given(st.lists(st.booleans(), max_size=40), st.integers(0, 1 << 32))
-def test_every_publish_is_confirmed_once_and_rightly_whatever_the_order(fates: list[bool], seed: int) -> None:
+def test_every_publish_is_confirmed_once_in_any_order(fates: list[bool], seed: int) -> None:
     confirms = Confirms(1)
     numbers = list(range(1, len(fates) + 1))
     random.Random(seed).shuffle(numbers)

@@ -92,7 +92,7 @@ def test_a_bad_frame_ends_what_is_read_meanwhile(engine: ConnectionEngine) -> No
 
 
 @pytest.mark.parametrize("spare", range(4))
-def test_a_close_is_told_however_many_frames_waited(engine: ConnectionEngine, spare: int) -> None:
+def test_a_close_is_reported_however_many_frames_waited(engine: ConnectionEngine, spare: int) -> None:
     """Even if the last look of a turn finds an empty queue."""
     channel = first_channel(engine)
     parts = MAX_EFFORT - spare - 2
@@ -112,7 +112,7 @@ def test_a_close_is_told_however_many_frames_waited(engine: ConnectionEngine, sp
 # -- channels that wait ------------------------------------------------------------------------------------------------
 
 
-def test_much_that_waits_pauses_the_peer_until_half_of_it_is_handled(engine: ConnectionEngine) -> None:
+def test_many_pending_frames_pause_the_peer_until_half_remain(engine: ConnectionEngine) -> None:
     channel = first_channel(engine)
     channel.hold()
     frames = MAX_BACKLOG // len(DECLARE) + 1
@@ -140,7 +140,7 @@ def test_a_channel_that_goes_wants_no_pause(engine: ConnectionEngine) -> None:
     assert not engine.wants_pause
 
 
-def test_a_channel_is_held_again_before_the_next_of_its_frames(engine: ConnectionEngine) -> None:
+def test_a_channel_is_held_again_before_its_next_frame(engine: ConnectionEngine) -> None:
     channel = first_channel(engine)
     channel.hold()
     all_of(engine.receive(QOS + QOS))
@@ -164,7 +164,7 @@ def test_frames_in_a_row_are_one_event_without_a_copy(engine: ConnectionEngine) 
     assert isinstance(declare, FramePassed)
 
 
-def test_the_frame_behind_a_row_is_kept_while_others_have_their_turn(engine: ConnectionEngine) -> None:
+def test_the_frame_behind_a_batch_is_kept_for_others(engine: ConnectionEngine) -> None:
     first_channel(engine).pass_frames(Passing.JOINED)
     assert isinstance(next(engine.receive(QOS + DECLARE)), FramesPassed)
     engine.receive(QOS)
@@ -172,7 +172,7 @@ def test_the_frame_behind_a_row_is_kept_while_others_have_their_turn(engine: Con
     assert [type(event) for event in told] == [FramePassed, FramesPassed]
 
 
-def test_a_channel_that_is_gone_lets_no_frames_of_its_successor_pass(engine: ConnectionEngine) -> None:
+def test_frames_of_a_lost_channels_successor_are_held(engine: ConnectionEngine) -> None:
     channel = first_channel(engine)
     channel.pass_frames(Passing.JOINED)
     channel.hold()
@@ -192,7 +192,7 @@ def test_a_very_long_row_is_cut(engine: ConnectionEngine) -> None:
 
 
 @pytest.mark.parametrize("good", range(MAX_EFFORT - 8, MAX_EFFORT + 2))
-def test_what_comes_behind_a_bad_frame_is_heard_wherever_a_turn_ends(engine: ConnectionEngine, good: int) -> None:
+def test_frames_behind_a_bad_one_are_read_until_close_ok(engine: ConnectionEngine, good: int) -> None:
     """The close-ok of the failed connection can be read while earlier frames are handled."""
     events = engine.receive(methods.BasicAck(1).frame(1) * good + b"\x09 is no kind of a frame")
     next(events)
@@ -235,7 +235,7 @@ def test_a_client_numbers_its_publishes() -> None:
     assert [channel.send_content(publish, b"\0\0", b"") for _ in range(2)] == [1, 2]
 
 
-def test_a_message_that_comes_back_to_a_client_is_no_publish() -> None:
+def test_a_returned_message_is_no_publish() -> None:
     client = ConnectionEngine(EngineSettings(), PeerEnd.CLIENT)
     channel = client.open_channel(3)
     channel.become(ChannelMode.CONFIRM)
@@ -248,7 +248,7 @@ def test_a_message_that_comes_back_to_a_client_is_no_publish() -> None:
     assert (event.number, channel.send_content(publish, b"\0\0", b"")) == (0, 2)
 
 
-def test_a_channel_that_fails_with_confirms_to_say_says_them_first(engine: ConnectionEngine) -> None:
+def test_a_failing_channel_sends_its_confirms_first(engine: ConnectionEngine) -> None:
     channel = first_channel(engine)
     channel.become(ChannelMode.CONFIRM)
     header = b"\x02\0\x01\0\0\0\x0e\0\x3c\0\0" + bytes(10) + b"\xce"
@@ -290,7 +290,7 @@ def test_a_peer_that_is_gone_leaves_nothing(engine: ConnectionEngine) -> None:
 # -- the handshake -----------------------------------------------------------------------------------------------------
 
 
-def test_a_client_that_understands_it_hears_that_its_login_failed() -> None:
+def test_a_capable_client_is_notified_of_its_failed_login() -> None:
     claims = ((b"authentication_failure_close", b"\x01"), (b"connection.blocked", b"\x00"))
     able = b"".join(tables.entry(name, b"t", value) for name, value in claims)
     able = tables.entry(b"product", b"S", b"x") + tables.entry(b"capabilities", b"F", able)

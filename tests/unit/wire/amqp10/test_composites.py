@@ -196,7 +196,7 @@ def test_a_performative_must_end_in_its_frame() -> None:
     assert read_performative(b"xx" + data + b"payload", 2, len(data) + 9) == (Close(error=ERROR), 2 + len(data))
 
 
-def test_frames_of_sasl_have_no_payload_and_are_apart_from_the_others() -> None:
+def test_sasl_frames_have_no_payload_and_are_separate() -> None:
     data = encode(SaslInit(mechanism="PLAIN", initial_response=b"\x00u\x00p", hostname="h"))
     assert read_sasl(data, 0, len(data)) == SaslInit(mechanism="PLAIN", initial_response=b"\x00u\x00p", hostname="h")
     with pytest.raises(AmqpError, match="bytes after sasl-init"):
@@ -266,7 +266,7 @@ def test_what_was_written_is_read_of_every_type() -> None:
 
 @settings(deadline=None)
 @given(st.binary(max_size=120))
-def test_any_octets_are_read_or_refused(data: bytes) -> None:
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     for prefix in (b"", b"\x00\x53\x12\xc0", b"\x00\x53\x14\xc0\x30\x08"):
         octets = prefix + data
         with suppress(AmqpError):

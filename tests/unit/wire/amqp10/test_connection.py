@@ -22,7 +22,7 @@ def closed_by(peer: Peer, events: list[Event]) -> Condition:
     return Condition(closed.error.condition)
 
 
-def test_open_says_what_is_allowed_and_half_of_the_idle_time_out() -> None:
+def test_open_states_the_limits_and_half_the_idle_timeout() -> None:
     """2.4.5: "the value in idle-time-out SHOULD be half the peer's actual timeout threshold"."""
     peer = Peer(
         idle_seconds=30.0,
@@ -152,7 +152,7 @@ def test_mistakes_that_close_the_connection(said: Composite, channel: int, condi
         (frame(AMQP, 0, b"\x00\x53\x40\x45"), Condition.DECODE_ERROR),
     ],
 )
-def test_octets_that_are_no_frames_close_the_connection(octets: bytes, condition: Condition) -> None:
+def test_bytes_that_are_no_frames_close_the_connection(octets: bytes, condition: Condition) -> None:
     peer = Peer().open()
     good = frame(AMQP, 0, encode(BEGIN))
     events = peer.raw(good + octets)
@@ -176,7 +176,7 @@ def test_a_mistake_before_our_open_closes_behind_it() -> None:
     assert closed_by(peer, events) is Condition.UNATTACHED_HANDLE
 
 
-def test_a_peer_that_our_open_does_not_fit_is_given_up_at_its_first_mistake() -> None:
+def test_a_peer_too_small_for_our_open_is_closed_silently() -> None:
     peer = Peer(properties={"product": "x" * 600})
     peer.raw(AMQP_HEADER)
     peer.say(Open(container_id="peer", max_frame_size=512))
@@ -188,7 +188,7 @@ def test_a_peer_that_our_open_does_not_fit_is_given_up_at_its_first_mistake() ->
     assert peer.said() == []
 
 
-def test_empty_frames_say_nothing_on_any_channel() -> None:
+def test_empty_frames_on_any_channel_are_ignored() -> None:
     peer = Peer().open()
     assert peer.raw(EMPTY_FRAME + frame(AMQP, 300, b"")) == []
 
@@ -221,7 +221,7 @@ def test_answers_go_to_the_channel_of_this_end() -> None:
     assert peer.heard() == [Heard(0, End())]
 
 
-def test_a_performative_that_is_too_large_for_the_peer_is_not_sent() -> None:
+def test_a_performative_too_large_for_the_peer_is_not_sent() -> None:
     peer = Peer().open(max_frame_size=512)
     session = peer.begin()
     with pytest.raises(AmqpError) as caught:
@@ -231,7 +231,7 @@ def test_a_performative_that_is_too_large_for_the_peer_is_not_sent() -> None:
     assert peer.said() == [End(error=Error(condition="x"))]
 
 
-def test_a_peer_that_says_nothing_is_closed_and_one_that_does_is_not() -> None:
+def test_only_a_silent_peer_is_closed() -> None:
     peer = Peer(idle_seconds=10.0).open()
     assert peer.server.tick(9.0) == (10.0, [])
     peer.raw(EMPTY_FRAME, now=9.5)
@@ -242,7 +242,7 @@ def test_a_peer_that_says_nothing_is_closed_and_one_that_does_is_not() -> None:
     assert peer.server.tick(40.0) == (None, [])
 
 
-def test_a_peer_that_is_not_read_from_need_say_nothing() -> None:
+def test_a_peer_that_is_not_read_may_be_silent() -> None:
     peer = Peer(idle_seconds=10.0).open()
     peer.server.note_received(9.0)
     assert peer.server.tick(18.0) == (19.0, [])
@@ -250,7 +250,7 @@ def test_a_peer_that_is_not_read_from_need_say_nothing() -> None:
     assert closed_by(peer, events) is Condition.RESOURCE_LIMIT_EXCEEDED
 
 
-def test_a_peer_that_never_gets_to_its_frames_is_given_up() -> None:
+def test_a_peer_that_never_sends_a_frame_is_closed() -> None:
     peer = Peer(idle_seconds=10.0)
     _, (closed,) = peer.server.tick(10.0)
     assert isinstance(closed, Closed)
@@ -258,7 +258,7 @@ def test_a_peer_that_never_gets_to_its_frames_is_given_up() -> None:
     assert peer.octets() == b""
 
 
-def test_empty_frames_are_sent_at_half_of_the_peers_time_out() -> None:
+def test_empty_frames_are_sent_at_half_the_peers_timeout() -> None:
     peer = Peer(idle_seconds=None).open(idle_time_out=4000)
     assert peer.server.tick(1.9) == (2.0, [])
     assert peer.octets(1.9) == b""

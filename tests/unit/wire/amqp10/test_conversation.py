@@ -137,6 +137,6 @@ def test_a_stream_that_is_damaged_is_refused_at_most(damage: list[tuple[int, int
 
 @settings(deadline=None)
 @given(st.binary(max_size=200))
-def test_any_octets_are_answered_or_end_the_stream(octets: bytes) -> None:
+def test_any_bytes_are_answered_or_end_the_stream(octets: bytes) -> None:
     for start in (b"", SASL_HEADER, LOGIN, LOGIN + AMQP_HEADER):
         Shell(Connection(said(mechanisms=("ANONYMOUS",)), 0.0)).take(start + octets)

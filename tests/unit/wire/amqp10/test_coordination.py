@@ -122,7 +122,7 @@ def test_no_transactional_work_is_allowed_on_the_control_link() -> None:
     assert isinstance(answer, Terminate)
 
 
-def test_an_error_is_rejected_where_the_source_supports_that_and_detached_elsewhere() -> None:
+def test_an_error_is_rejected_if_supported_and_otherwise_detaches() -> None:
     """4.2, 4.3: MUST be rejected, MUST detach."""
     for source, expected in ((REJECTING, CoordinatorAnswer), (Source(), Terminate), (None, Terminate)):
         answer = discharge(coordination_of(source=source), txn_id=b"none")
@@ -138,7 +138,7 @@ def test_an_error_is_rejected_where_the_source_supports_that_and_detached_elsewh
         (Rejects.ALWAYS, (CoordinatorAnswer, CoordinatorAnswer, CoordinatorAnswer, CoordinatorAnswer)),
     ],
 )
-def test_who_takes_rejections_is_a_setting(rejects: Rejects, expected: tuple[type, ...]) -> None:
+def test_the_support_of_rejected_is_a_setting(rejects: Rejects, expected: tuple[type, ...]) -> None:
     found = CoordinationEngine(ALL, rejects)
     accepting = Source(outcomes=("amqp:accepted:list",))
     sources: tuple[Source | Described, ...] = (Source(), Described(ULong(1), None), accepting, REJECTING)
@@ -161,7 +161,7 @@ def test_requests_are_read() -> None:
 
 
 @pytest.mark.parametrize("fail", [False, True])
-def test_a_discharge_commits_or_rolls_back_and_the_id_is_gone(fail: bool) -> None:
+def test_a_discharge_commits_or_rolls_back_and_ends_the_id(fail: bool) -> None:
     found = coordination_of()
     transaction = declare(found)
     asked = discharge(found, fail=fail)
@@ -176,14 +176,14 @@ def test_a_discharge_commits_or_rolls_back_and_the_id_is_gone(fail: bool) -> Non
 
 
 @pytest.mark.parametrize("cause", [Condition.ROLLBACK, Condition.TIMEOUT])
-def test_a_commit_that_failed_is_told(cause: Condition) -> None:
+def test_a_failed_commit_is_reported(cause: Condition) -> None:
     found = coordination_of()
     declare(found)
     answer = found.discharged(discharge(found), AmqpError(cause, "it failed"))
     assert condition(answer) == cause
 
 
-def test_what_is_doomed_cannot_be_committed_but_always_be_rolled_back() -> None:
+def test_a_doomed_transaction_can_only_be_rolled_back() -> None:
     """4.4.4: a delivery that cannot be processed "MUST NOT allow the successful discharge"; 4.3: with fail set the
     coordinator "MUST always be able to complete".
     """
@@ -207,7 +207,7 @@ def test_a_discharge_against_a_partial_delivery_ends_the_control_link() -> None:
     assert found.control_closed(CONTROL) == (transaction,)
 
 
-def test_a_discharge_against_a_partial_delivery_that_another_control_link_asks_for_rolls_back_all_the_same() -> None:
+def test_a_foreign_discharge_against_a_partial_delivery_rolls_back() -> None:
     """The client was told of a rollback, so a later discharge of the complete delivery cannot commit."""
     found = coordination_of()
     transaction = declare(found)
@@ -230,7 +230,7 @@ def test_a_failing_discharge_against_a_partial_delivery_completes() -> None:
     assert isinstance(discharge(found, fail=True, is_partial=lambda _: True), DischargeAsked)
 
 
-def test_a_closed_control_link_rolls_back_what_it_declared_and_nothing_else() -> None:
+def test_a_closed_control_link_rolls_back_only_its_transactions() -> None:
     """4.1: "all such transactions are immediately rolled back, and attempts to perform further transactional work on
     them will lead to failure".
     """
@@ -292,7 +292,7 @@ def test_what_cannot_be_promoted_can_only_be_rolled_back() -> None:
     assert condition(found.discharged(asked)) == Condition.ROLLBACK
 
 
-def test_a_discharge_behind_a_promotion_that_is_under_way_is_one_of_it() -> None:
+def test_a_discharge_behind_a_pending_promotion_is_part_of_it() -> None:
     for refused in (False, True):
         found = coordination_of()
         transaction = declare(found)
@@ -307,7 +307,7 @@ def test_a_discharge_behind_a_promotion_that_is_under_way_is_one_of_it() -> None
         assert transaction.phase is Phase.DISCHARGING
 
 
-def test_a_control_link_that_goes_takes_what_it_promotes_with_it() -> None:
+def test_a_lost_control_link_takes_its_pending_promotion_along() -> None:
     found = coordination_of()
     transaction = declare(found)
     promote(found, b"txn", b"xid")
@@ -366,7 +366,7 @@ def test_all_frames_must_name_the_same_transaction(second: DeliveryState) -> Non
     assert (caught.value.error.condition, caught.value.terminates) == (Condition.ROLLBACK, CONTROL)
 
 
-def test_an_outcome_belongs_to_a_transaction_though_its_delivery_does_not() -> None:
+def test_an_outcome_has_a_transaction_although_its_delivery_has_none() -> None:
     """4.4.2: "The delivery itself need not be associated with the same transaction as the outcome"."""
     found = coordination_of()
     transaction = declare(found)
@@ -402,7 +402,7 @@ def test_a_flow_names_the_transaction_of_what_is_acquired() -> None:
         assert caught.value.error.condition == Condition.UNKNOWN_ID
 
 
-def test_what_an_end_does_to_deliveries_is_said_for_every_case() -> None:
+def test_effects_on_deliveries_are_defined_for_every_end() -> None:
     """4.4.4, the table of settlement: rolled back, an unsettled retirement stays acquired, a settled one gets the
     default outcome, an acquisition is undone.
     """
@@ -420,7 +420,7 @@ def test_the_default_outcome_is_the_sources_or_released() -> None:
     assert default_outcome(Source()) == default_outcome(None) == RELEASED
 
 
-def test_ids_have_at_most_32_octets() -> None:
+def test_ids_have_at_most_32_bytes() -> None:
     assert coordination.MAX_TXN_ID == 32
     found = coordination_of()
     declare(found, bytes(32))

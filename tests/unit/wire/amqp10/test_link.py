@@ -83,7 +83,7 @@ def test_a_link_is_attached_as_it_really_is() -> None:
     assert (said.role, said.initial_delivery_count, said.max_message_size) == (Role.SENDER, 0, None)
 
 
-def test_a_link_is_refused_by_an_attach_without_ends_and_a_detach() -> None:
+def test_a_refused_link_gets_an_empty_attach_and_a_detach() -> None:
     peer = Peer().open()
     session = peer.begin()
     peer.say(attach("l", Role.SENDER))
@@ -102,7 +102,7 @@ def test_a_link_is_refused_by_an_attach_without_ends_and_a_detach() -> None:
     assert session.link(0) is None
 
 
-def test_an_attach_that_does_not_fit_the_peers_frames_is_not_sent_and_can_be_refused() -> None:
+def test_an_attach_too_large_for_the_peer_is_refused() -> None:
     peer = Peer().open(max_frame_size=512)
     session = peer.begin()
     peer.say(attach("l", Role.SENDER))
@@ -116,7 +116,7 @@ def test_an_attach_that_does_not_fit_the_peers_frames_is_not_sent_and_can_be_ref
     assert [type(said) for said in peer.said()] == [Attach, Detach]
 
 
-def test_a_link_whose_name_alone_does_not_fit_ends_its_session() -> None:
+def test_a_link_with_a_too_long_name_ends_the_session() -> None:
     peer = Peer().open(max_frame_size=512)
     session = peer.begin()
     peer.say(attach("x" * 600, Role.SENDER))
@@ -175,7 +175,7 @@ def test_a_name_that_is_attached_once_more_is_stolen() -> None:
     assert peer.server.names["link-0", Role.RECEIVER] is link
 
 
-def test_a_sender_says_where_it_begins_to_count() -> None:
+def test_a_sender_states_its_initial_count() -> None:
     peer = Peer().open()
     session = peer.begin()
     events = peer.say(attach("l", Role.SENDER, initial_delivery_count=None))
@@ -215,7 +215,7 @@ def test_a_payload_in_one_frame_is_not_copied() -> None:
     assert len(event.payload.obj) > 1000  # type: ignore[arg-type]
 
 
-def test_a_mistake_on_a_link_that_is_not_begun_here_ends_what_is() -> None:
+def test_an_error_on_an_unbegun_session_ends_it() -> None:
     peer = Peer().open()
     events = peer.say(Begin(remote_channel=None, next_outgoing_id=0, incoming_window=1, outgoing_window=1))
     session = peer.server.session(0)
@@ -225,7 +225,7 @@ def test_a_mistake_on_a_link_that_is_not_begun_here_ends_what_is() -> None:
     assert type(events[-1]).__name__ == "Ended"
 
 
-def test_a_mistake_on_a_link_that_is_not_attached_here_refuses_it() -> None:
+def test_an_error_on_an_unattached_link_refuses_it() -> None:
     peer = Peer().open()
     peer.begin()
     events = peer.say(attach("l", Role.SENDER), transfer(0))
@@ -242,7 +242,7 @@ def test_a_mistake_on_a_link_that_is_not_attached_here_refuses_it() -> None:
         transfer(0),
     ],
 )
-def test_a_delivery_needs_an_id_of_its_own_and_a_tag(bad: Transfer) -> None:
+def test_a_delivery_needs_a_new_id_and_a_tag(bad: Transfer) -> None:
     peer, _, _ = sender()
     peer.say(transfer(0))
     assert detached_by(peer, peer.say(bad)) is Condition.INVALID_FIELD
@@ -264,7 +264,7 @@ def test_a_message_may_come_in_pieces() -> None:
     assert session.incoming == {}
 
 
-def test_a_delivery_is_partial_for_all_transactions_that_it_names_up_to_its_end() -> None:
+def test_a_delivery_is_partial_for_each_transaction_it_names() -> None:
     peer = Peer().open()
     session = peer.begin()
     for handle in (0, 1):
@@ -296,7 +296,7 @@ def test_what_a_mistake_ends_is_partial_no_more(mistake: Transfer) -> None:
     assert not peer.server.is_partial(b"t")
 
 
-def test_no_link_is_looked_at_to_say_what_is_partial() -> None:
+def test_partial_deliveries_are_found_without_scanning_links() -> None:
     """The check runs at each discharge. Connections can have thousands of links, and other clients wait meanwhile."""
 
     class Links(dict[int, Link]):
@@ -309,7 +309,7 @@ def test_no_link_is_looked_at_to_say_what_is_partial() -> None:
     assert (peer.server.is_partial(b"u"), peer.server.is_partial(b"t")) == (False, True)
 
 
-def test_states_that_do_not_agree_are_told() -> None:
+def test_contradictory_states_are_reported() -> None:
     peer, _, _ = sender()
     first, second = TransactionalState(txn_id=b"t"), TransactionalState(txn_id=b"u")
     peer.say(transfer(0, more=True, state=first), transfer(None, more=True, state=second))
@@ -318,7 +318,7 @@ def test_states_that_do_not_agree_are_told() -> None:
     assert event.states == (first, second)
 
 
-def test_deliveries_of_two_links_may_be_interleaved_but_not_those_of_one() -> None:
+def test_deliveries_of_two_links_may_be_interleaved() -> None:
     peer = Peer().open()
     session = peer.begin()
     for handle in (0, 1):
@@ -399,12 +399,12 @@ def test_credit_is_granted_and_drained() -> None:
 
 
 @pytest.mark.parametrize("count", [11, 0xFFFFFFFF])
-def test_a_sender_cannot_have_sent_what_it_had_no_credit_for(count: int) -> None:
+def test_a_sender_cannot_send_more_than_its_credit(count: int) -> None:
     peer, _, _ = sender(credit=10)
     assert detached_by(peer, peer.say(flow(0, delivery_count=count))) is Condition.NOT_ALLOWED
 
 
-def test_a_flow_of_the_sender_may_say_nothing_of_its_count() -> None:
+def test_a_flow_of_the_sender_may_omit_its_count() -> None:
     peer, _, link = sender(credit=10)
     (event,) = peer.say(flow(0, available=7))
     assert isinstance(event, Flowed)
@@ -498,7 +498,7 @@ def test_nothing_is_given_back_while_messages_wait() -> None:
     assert (link.credit, link.delivery_count) == (0, 5)
 
 
-def test_a_message_is_cut_into_the_peers_frames_each_of_which_names_the_transaction() -> None:
+def test_each_frame_of_a_split_message_names_the_transaction() -> None:
     peer, _, link = receiver(5, max_frame_size=512)
     state = TransactionalState(txn_id=b"t" * 32)
     body = bytes(range(256)) * 6
@@ -534,7 +534,7 @@ def test_a_message_beyond_the_peers_limit_is_not_sent() -> None:
     assert link.send(b"", bytes(10)) == 0
 
 
-def test_a_message_that_was_begun_is_aborted_and_one_that_was_not_is_as_if_it_had_not_been() -> None:
+def test_a_begun_message_is_aborted_and_an_unsent_one_dropped() -> None:
     peer, session, link = receiver(5, max_frame_size=512, window=1)
     link.send(b"a", bytes(2000))
     link.send(b"b", bytes(2000))

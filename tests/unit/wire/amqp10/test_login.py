@@ -58,7 +58,7 @@ def test_the_mechanisms_are_offered() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_a_client_may_say_everything_at_once(size: int) -> None:
+def test_a_client_may_send_everything_together(size: int) -> None:
     """5.3: a client need not wait for the outcome before it sends the next header and open."""
     stream = SASL_HEADER + sasl(INIT) + AMQP_HEADER + OPEN
     peer = Peer(mechanisms=MECHANISMS)
@@ -116,7 +116,7 @@ def test_a_mechanism_that_was_not_offered_is_refused() -> None:
         ((), b"GET / HTTP/1.1\r\n", AMQP_HEADER),
     ],
 )
-def test_a_header_that_is_not_supported_is_answered_with_what_is(
+def test_an_unsupported_header_is_answered_with_the_supported_one(
     mechanisms: tuple[str, ...], header: bytes, answer: bytes
 ) -> None:
     """2.2: a server that does not support the header sends one that it does, and closes."""
@@ -164,7 +164,7 @@ def test_a_choice_in_pieces_is_kept_until_it_is_whole() -> None:
     assert events == [ASKED]
 
 
-def test_what_is_said_before_the_login_is_decided_is_bounded() -> None:
+def test_bytes_before_the_login_is_decided_are_limited() -> None:
     peer = Peer(mechanisms=MECHANISMS)
     peer.raw(SASL_HEADER + sasl(INIT))
     assert peer.raw(bytes(MAX_EARLY)) == []
@@ -181,14 +181,14 @@ def test_frames_of_sasl_behind_the_login_are_framing_errors() -> None:
     assert closed.error.condition == Condition.FRAMING_ERROR
 
 
-def test_closing_before_there_are_frames_says_nothing() -> None:
+def test_a_close_before_any_frame_sends_nothing() -> None:
     peer = Peer(mechanisms=MECHANISMS)
     peer.server.close()
     assert peer.server.over
     assert peer.octets() == b""
 
 
-def test_what_responses_say() -> None:
+def test_responses_are_parsed() -> None:
     assert read_login("PLAIN", b"\x00u\x00p") == Credentials(b"u", b"p")
     assert read_login("PLAIN", b"u\x00p") is None
     assert read_login("ANONYMOUS", b"trace") == Anonymous()

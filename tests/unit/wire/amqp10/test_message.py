@@ -132,7 +132,7 @@ def test_there_are_so_many_sections_and_no_more() -> None:
 
 @settings(deadline=None)
 @given(st.binary(max_size=200), st.integers(0, len(WHOLE)))
-def test_any_octets_are_a_message_or_are_refused(octets: bytes, place: int) -> None:
+def test_any_bytes_are_a_message_or_are_refused(octets: bytes, place: int) -> None:
     for payload in (octets, WHOLE[:place] + octets, WHOLE[:place] + octets + WHOLE[place + len(octets) :]):
         found: Any = None
         try:

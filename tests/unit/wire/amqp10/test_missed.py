@@ -15,20 +15,20 @@ def missed(events: list[Event]) -> list[Event]:
     return [event for event in events if isinstance(event, DeliveryLost)]
 
 
-def test_a_transfer_that_ends_its_link_is_missed_and_so_is_what_comes_behind_it() -> None:
+def test_a_transfer_that_ends_its_link_is_missed() -> None:
     peer, _, _ = sender()
     bad, behind = transfer(1, delivery_tag=bytes(33), state=STATE), transfer(2, state=STATE)
     assert missed(peer.say(bad, behind)) == [MISSED, MISSED]
 
 
-def test_a_transfer_that_ends_its_session_is_missed_and_so_is_what_comes_behind_it() -> None:
+def test_a_transfer_that_ends_its_session_is_missed() -> None:
     peer, _, _ = sender()
     nowhere, behind = transfer(1, 9, state=STATE), transfer(1, state=STATE)
     assert missed(peer.say(nowhere, behind)) == [MISSED, MISSED]
 
 
 @pytest.mark.parametrize("whole", ["link", "session"])
-def test_the_part_that_has_come_is_missed_with_its_link_or_session(whole: str) -> None:
+def test_a_partial_delivery_is_missed_with_link_or_session(whole: str) -> None:
     peer, session, link = sender()
     assert missed(peer.say(transfer(1, more=True, state=STATE))) == []
     if whole == "link":

@@ -102,7 +102,7 @@ def test_proton_logs_in(mechanism: str) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 100, 200_000])
-def test_proton_sends_and_hears_of_the_settlement(size: int) -> None:
+def test_proton_sends_and_is_notified_of_the_settlement(size: int) -> None:
     client = Proton(max_frame_size=4096)
     session, ours = client.begin()
     sender = session.sender("out")

@@ -170,7 +170,7 @@ def test_what_exceeds_the_peers_window_waits_for_it() -> None:
     assert session.connection.backlog == 0
 
 
-def test_a_flow_that_was_sent_before_the_last_transfers_counts_them() -> None:
+def test_a_flow_before_the_last_transfers_counts_them() -> None:
     peer, _, link = receiver(10, window=5)
     for number in range(3):
         link.send(b"%d" % number, b"", settled=True)
@@ -183,7 +183,7 @@ def test_a_flow_that_was_sent_before_the_last_transfers_counts_them() -> None:
     assert peer.said() == []
 
 
-def test_a_peer_that_has_not_heard_of_our_begin_counts_from_our_first_transfer() -> None:
+def test_before_our_begin_a_peer_counts_from_the_first_transfer() -> None:
     peer, _, link = receiver(10, window=0)
     link.send(b"", b"", settled=True)
     peer.say(flow(next_incoming_id=None, incoming_window=1))
@@ -332,9 +332,7 @@ REFUSED = Rejected(error=Error(condition=LONG))
         ),
     ],
 )
-def test_an_outcome_that_fits_no_frame_is_told_without_what_makes_it_long(
-    state: DeliveryState, told: DeliveryState
-) -> None:
+def test_an_outcome_too_large_for_a_frame_is_shortened(state: DeliveryState, told: DeliveryState) -> None:
     """The peer sent these fields itself, so a peer with small frames loses no information."""
     for size, expected in ((512, told), (4096, state)):
         peer, session, _ = receiver(max_frame_size=size)
@@ -343,7 +341,7 @@ def test_an_outcome_that_fits_no_frame_is_told_without_what_makes_it_long(
         assert peer.said() == [said]
 
 
-def test_a_state_that_nobody_knows_and_that_fits_no_frame_is_not_sent() -> None:
+def test_an_unknown_state_too_large_for_a_frame_is_dropped() -> None:
     peer, session, _ = receiver(max_frame_size=512)
     with pytest.raises(AmqpError) as caught:
         session.dispose(Role.SENDER, [7], Described(Symbol("x:state:list"), [LONG]), settled=True)
@@ -383,7 +381,7 @@ def test_a_message_that_was_not_sent_is_settled_in_silence() -> None:
 
 
 @pytest.mark.parametrize("last", [2 * DISPOSED_AT_ONCE, 0x7FFF_FFFF])
-def test_a_disposition_of_very_many_deliveries_is_told_in_pieces(last: int) -> None:
+def test_a_disposition_of_very_many_deliveries_is_split(last: int) -> None:
     """The shell has work for each of them, and other clients get turns in between."""
     count = 2 * DISPOSED_AT_ONCE + 1
     peer, session, link = receiver(count, window=count)
@@ -402,7 +400,7 @@ def test_a_disposition_of_very_many_deliveries_is_told_in_pieces(last: int) -> N
     assert isinstance(peer.said()[0], Flow)
 
 
-def test_a_session_that_ends_is_told_of_no_more_deliveries() -> None:
+def test_an_ended_session_gets_no_more_deliveries() -> None:
     count = DISPOSED_AT_ONCE + 1
     peer, session, link = receiver(count, window=count)
     for _ in range(count):

@@ -36,7 +36,7 @@ def test_any_chunking_gives_the_same_frames(places: list[int]) -> None:
     assert splitter.pending == 0
 
 
-def test_one_octet_at_a_time() -> None:
+def test_one_byte_at_a_time() -> None:
     splitter = Amqp10FrameSplitter(16_384)
     assert collect(splitter, [bytes((octet,)) for octet in STREAM]) == WHOLE
 
@@ -59,7 +59,7 @@ def test_an_extended_header_is_skipped() -> None:
         ("00000008 02 02 0000", "unknown type 2"),
     ],
 )
-def test_a_bad_header_is_a_framing_error_behind_the_frames_before_it(octets: str, words: str) -> None:
+def test_a_bad_header_is_reported_after_the_frames_before(octets: str, words: str) -> None:
     with pytest.raises(Amqp10FrameError, match=words) as caught:
         Amqp10FrameSplitter(512).feed(frame(AMQP, 3, b"ok") + bytes.fromhex(octets))
     assert caught.value.condition is Condition.FRAMING_ERROR
