@@ -20,6 +20,7 @@ from dtx.pipeline.verdicts import RULES
 from dtx.server.amqp10.nodes import amqp_error
 from dtx.telemetry import Metrics
 from dtx.xa.codes import ReplyCode, XaError
+from tests.support import delta_tables
 from tests.support.diagram import answers_table, state_diagram
 from tests.support.errors import Code, Source
 from tests.support.http_api import Reference, document
@@ -174,6 +175,10 @@ BLOCKS: Final[dict[str, tuple[str, Callable[[], str]]]] = {
     "settings": ("reference/settings.md", settings_table),
     "metrics": ("reference/metrics.md", metrics_table),
     "verdicts": ("reference/verdicts.md", verdicts_table),
+    "lake": ("reference/pipeline-tables.md", delta_tables.lake_table),
+    "verdict-columns": ("reference/pipeline-tables.md", delta_tables.verdict_table),
+    "evidence": ("reference/pipeline-tables.md", delta_tables.evidence_table),
+    "history": ("reference/pipeline-tables.md", delta_tables.history_table),
     "routes": ("reference/http-api.md", lambda: Reference(document()).routes()),
     "objects": ("reference/http-api.md", lambda: Reference(document()).objects()),
     "results": ("evidence/index.md", results_table),
