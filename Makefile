@@ -122,5 +122,6 @@ format: install ## format the code, and fix what ruff can fix
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: install ## run the benchmarks, some minutes (make bench BENCH=branches ARGS=--help)
-	@for name in $(BENCH); do echo "== $$name"; $(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; echo; done
+bench: install ## run the benchmarks, some minutes (make bench BENCH=branches ARGS=--help); RESULTS=docs/evidence/speed records
+	@for name in $(BENCH); do echo "== $$name"; \
+	    $(BIN)/python -m $(if $(RESULTS),benchmarks.record '$(RESULTS)' $$name,benchmarks.$$name) $(ARGS) || exit 1; echo; done

@@ -34,7 +34,7 @@ import transaction
 from benchmarks.support.branch_player import BranchPlayer
 from benchmarks.support.dialogue import Cycle
 from benchmarks.support.load import Load
-from benchmarks.support.report import machine
+from benchmarks.support.report import Table, machine
 from dtx.client import XAResource, Xid, aio
 from dtx.client.tm import DtxResource, TransactionManager
 from dtx.client.tm.asynchronous import AsyncDtxResource, AsyncTransactionManager
@@ -294,16 +294,15 @@ def main() -> None:
 
 
 def report(title: str, measurements: Sequence[tuple[str, Callable[[int], float]]]) -> None:
-    """Measure and print a line for each, with its share of the first one."""
-    print(f"{title + ', a second':40} {'1 thread':>10} {'':>6} {'16 threads':>11}")
+    """Measure and print a row for each, with its share of the first one."""
+    table = Table((f"{title}, a second", 42), ["1 thread", "share", "16 threads", "share"])
     first: dict[int, float] = {}
     for name, measure in measurements:
         cells = []
         for number in (1, 16):
             rate = measure(number)
-            share = rate / first.setdefault(number, rate)
-            cells.append(f"{rate:10,.0f} {share:6.0%}")
-        print(f"{name:40} {' '.join(cells)}", flush=True)
+            cells += [f"{rate:,.0f}", f"{rate / first.setdefault(number, rate):.0%}"]
+        table.row(name, cells)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Each branch is three writes, one after the other: insert (prepared, one publish of 1 KB), advance (committing),
 complete; two journal lines. Run it on an empty database, in which it makes the tables:
 
-    python benchmarks/log.py postgresql:///scratch --branches 30000 --concurrent 1 32 128
+    python -m benchmarks.log postgresql:///scratch --branches 30000 --concurrent 1 32 128
 """
 
 import argparse
@@ -19,6 +19,7 @@ from uuid import UUID
 import psycopg
 import uvloop
 
+from benchmarks.support.report import Table
 from dtx.db import migrate
 from dtx.log.postgres import PostgresTransactionLog
 from dtx.log.records import (
@@ -34,6 +35,7 @@ from dtx.log.records import (
 )
 from dtx.xa.xid import Xid
 
+HEADS = ("branches/s", "python µs/branch", "postgres µs/branch", "records/group", "write p50 ms", "write p99 ms")
 BODY = bytes(1024)
 PROPERTIES = bytes.fromhex("9000") + b"\x18application/octet-stream\x02"
 _random = Random(6774)
@@ -88,8 +90,8 @@ async def one_branch(log: PostgresTransactionLog, latencies: list[float]) -> Non
         latencies.append(time.perf_counter() - began)
 
 
-async def measure(url: str, branches: int, concurrent: int) -> str:
-    """Measure and return one row of the result."""
+async def measure(url: str, branches: int, concurrent: int) -> list[str]:
+    """Measure and return the cells of one row."""
     groups: list[int] = []
     log = PostgresTransactionLog(url, "benchmark", observe=lambda records, _: groups.append(records))
     await log.open()
@@ -113,12 +115,14 @@ async def measure(url: str, branches: int, concurrent: int) -> str:
     postgres = sum(map(processor_seconds, backends)) - postgres
     await log.close()
     latencies.sort()
-    return (
-        f"{concurrent:>10} {branches / elapsed:>12,.0f} {own / branches * 1e6:>14.1f} "
-        f"{postgres / branches * 1e6:>18.1f} "
-        f"{len(latencies) / len(groups):>12.1f} {latencies[len(latencies) // 2] * 1e3:>12.3f} "
-        f"{latencies[len(latencies) * 99 // 100] * 1e3:>12.3f}"
-    )
+    return [
+        f"{branches / elapsed:,.0f}",
+        f"{own / branches * 1e6:.1f}",
+        f"{postgres / branches * 1e6:.1f}",
+        f"{len(latencies) / len(groups):.1f}",
+        f"{latencies[len(latencies) // 2] * 1e3:.3f}",
+        f"{latencies[len(latencies) * 99 // 100] * 1e3:.3f}",
+    ]
 
 
 def backends_of(url: str) -> list[int]:
@@ -144,10 +148,10 @@ def main() -> None:
     parser.add_argument("--concurrent", type=int, nargs="*", default=[1, 8, 32, 128])
     options = parser.parse_args()
     migrate.upgrade(options.url)
-    print("concurrent   branches/s  python µs/brch  postgres µs/branch  records/grp  write p50 ms  write p99 ms")
+    table = Table(("concurrent", 10), HEADS)
     for concurrent in options.concurrent:
         branches = options.branches if concurrent > 1 else options.branches // 8
-        print(uvloop.run(measure(options.url, branches, concurrent)), flush=True)
+        table.row(str(concurrent), uvloop.run(measure(options.url, branches, concurrent)))
 
 
 if __name__ == "__main__":

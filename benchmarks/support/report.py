@@ -4,6 +4,7 @@ import os
 import platform
 from collections.abc import Sequence
 from statistics import median
+from typing import Final
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -17,6 +18,10 @@ def milliseconds(values: Sequence[float], percent: float) -> str:
     return f"{percentile(values, percent) * 1e3:.2f}" if values else "-"
 
 
+TABLES: "Final[list[Table]]" = []
+"""The tables of this run, for ``python -m benchmarks.record``."""
+
+
 class Table:
     """A table that prints each row at once.
 
@@ -28,11 +33,18 @@ class Table:
     def __init__(self, first: tuple[str, int], heads: Sequence[str]) -> None:
         self._widths = [max(len(head), 7) for head in heads]
         self._first = first[1]
-        self.row(first[0], heads)
+        self.head: Final = [first[0], *map(str.strip, heads)]
+        self.rows: Final[list[list[str]]] = []
+        TABLES.append(self)
+        self._print(first[0], heads)
         print("-" * (self._first + sum(self._widths) + 2 * len(heads)), flush=True)
 
     def row(self, first: str, cells: Sequence[str]) -> None:
-        """Print one row."""
+        """Print one row, and keep it for the result file."""
+        self.rows.append([first, *cells])
+        self._print(first, cells)
+
+    def _print(self, first: str, cells: Sequence[str]) -> None:
         others = (cell.rjust(width) for cell, width in zip(cells, self._widths, strict=True))
         print("  ".join((first.ljust(self._first), *others)), flush=True)
 

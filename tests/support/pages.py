@@ -165,6 +165,35 @@ def results_table() -> str:
     return "\n".join([*lines, "", f"Machines: {'; '.join(machines)}."])
 
 
+_SPEED: Final = DOCS / "evidence" / "speed"
+_EARLIER: Final = json.loads((_SPEED / "earlier.json").read_text(encoding="utf-8"))
+"""Tables of runs before the benchmarks wrote result files; they were copied by hand, with the date of the copy."""
+
+
+def _earlier_table(name: str) -> str:
+    table = _EARLIER["tables"][name]
+    return f"{_markdown(table['head'], table['rows'])}\n\nRecorded on {table['date']}."
+
+
+def speed_runs() -> str:
+    """The result files of the benchmarks, and the machines that they were made on."""
+    results = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(_SPEED.glob("*.json"))]
+    runs = [result for result in results if "benchmark" in result]
+    lines: list[str] = [] if runs else ["No benchmark has written a result file yet.", ""]
+    for result in runs:
+        command = " ".join([result["benchmark"], *result["arguments"]])
+        lines += [f"### {command}", "", f"{result['date'][:10]}, commit {result['commit']}:", ""]
+        for table in result["tables"]:
+            lines += [_markdown(table["head"], table["rows"]), ""]
+    machines = sorted({result["machine"] for result in results})
+    return "\n".join([*lines, f"Machines: {'; '.join(machines)}."])
+
+
+def _markdown(head: list[str], rows: list[list[str]]) -> str:
+    cells = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
 def _number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int | float) else str(value)
 
@@ -182,6 +211,8 @@ BLOCKS: Final[dict[str, tuple[str, Callable[[], str]]]] = {
     "routes": ("reference/http-api.md", lambda: Reference(document()).routes()),
     "objects": ("reference/http-api.md", lambda: Reference(document()).objects()),
     "results": ("evidence/index.md", results_table),
+    "speed-runs": ("evidence/speed.md", speed_runs),
+    **{f"speed-{name}": ("evidence/speed.md", partial(_earlier_table, name)) for name in _EARLIER["tables"]},
     "in_doubt": ("reference/sql.md", view_table),
     "error-codes": ("reference/errors.md", codes_table),
     **{
