@@ -15,11 +15,12 @@ from benchmarks.support.report import Table
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A benchmark with the name ``quick``, without tables."""
-    monkeypatch.setattr(record, "TABLES", tables := [])
-    monkeypatch.setattr(report, "TABLES", tables)
-    module = ModuleType("benchmarks.quick")
-    monkeypatch.setitem(sys.modules, "benchmarks.quick", module)
-    return module
+    tables: list[Table] = []
+    for module in (record, report):
+        monkeypatch.setattr(module, "TABLES", tables)
+    made = ModuleType("benchmarks.quick")
+    monkeypatch.setitem(sys.modules, "benchmarks.quick", made)
+    return made
 
 
 def test_the_tables_of_a_benchmark_are_recorded(
