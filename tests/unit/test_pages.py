@@ -8,6 +8,7 @@ import pytest
 from dtx.xa.codes import ReplyCode
 from tests.support.errors import Source
 from tests.support.pages import BLOCKS, DOCS, embed
+from tests.support.sentences import sentences, too_long, words
 
 BEGIN, END = "<!-- name -->", "<!-- /name -->"
 
@@ -22,6 +23,25 @@ def test_generated_blocks_are_up_to_date(name: str) -> None:
 
 def test_readme_has_at_most_150_lines() -> None:
     assert len((DOCS.parent / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_sentences_have_at_most_25_words() -> None:
+    assert too_long() == [], "run `python -m tests.support.sentences`"
+
+
+def test_the_sentences_of_a_page_are_found() -> None:
+    text = (
+        "# A heading\n\nOne `x. Y` two. dtx is\nthree: four.\n\n```\nno. No.\n```\n- an item\n\n| cell | other cell |\n"
+    )
+    assert list(sentences(text)) == [
+        "# A heading",
+        "One code two.",
+        "dtx is three: four.",
+        "an item",
+        "cell",
+        "other cell",
+    ]
+    assert words("No [link](a.md), and x-dtx-id; 1,000 times.") == 7
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])
