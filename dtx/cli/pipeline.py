@@ -59,8 +59,8 @@ def pipeline() -> None:
     """Find distributed transactions that did not end the same way everywhere, and transactions that are stuck.
 
     'archive' copies the journals of all databases into a lake, a Delta table, each line once. 'reconcile' gives every
-    global transaction a verdict, from the lake, from the branches in doubt of every participant and from the logs of
-    the transaction managers; it reads only changes. 'report' writes the verdicts to one HTML page.
+    global transaction a verdict. It uses the lake, the branches in doubt of every participant and the logs of the
+    transaction managers, and reads only changes. 'report' writes the verdicts to one HTML page.
 
     Spark runs in this process unless --master or --remote is given.
     """
@@ -231,9 +231,9 @@ def archive(names: tuple[str, ...], fleet_file: Path, follow: bool, again: bool,
     """Copy new lines of the journals into the lake.
 
     The lake is a Delta table, and gets each line exactly once. Spark is not needed. After a kill, at any moment,
-    the next run completes the work. A database that cannot be read does not stop the others: it is named at the
-    end, with exit code 3, and the next run continues with it. Small files are joined. Files that have not been part
-    of the table for a week are removed.
+    the next run completes the work. A database that cannot be read does not stop the others. The command
+    names it at the end, with exit code 3, and the next run continues with it. Small files are joined. Files that have
+    not been part of the table for a week are removed.
     """
     from dtx.pipeline import steps
     from dtx.pipeline.fleet import load

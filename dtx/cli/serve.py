@@ -32,7 +32,7 @@ finishes commits under way. A second signal stops at once; it loses nothing eith
 def serve(settings: Settings) -> int:
     """Run dtx, in front of a broker or as one, until a signal stops it.
 
-    With --broker, clients connect to dtx instead of the broker and need no change; their channels can take part in XA
+    With --broker, clients connect to dtx instead of the broker and need no change. Their channels can take part in XA
     transactions (the AMQP classes dtx-demarcation and dtx-coordination). Without it, dtx is the broker: it keeps
     queues and messages in the database, and its users are those of `dtx user`.
     """

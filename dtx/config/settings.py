@@ -128,8 +128,8 @@ class Settings(BaseSettings):
     control_errors: Literal["strict", "lenient", "always"] = _setting(
         "lenient",
         _Group.CLIENTS,
-        "AMQP 1.0: control links that get a rejected outcome for a failed declare or discharge, and are not detached: "
-        "'strict' links whose source lists that outcome, 'lenient' also links that list no outcome, 'always' all.",
+        "AMQP 1.0: control links that get the outcome rejected for a failed declare or discharge; dtx detaches the "
+        "others. 'strict': links whose source lists that outcome. 'lenient': also links that list none. 'always': all.",
     )
     require_tickets: bool = _setting(
         False,
@@ -160,9 +160,9 @@ class Settings(BaseSettings):
     replay: Literal["auto", "receipts", "always"] = _setting(
         "auto",
         _Group.BROKER,
-        "After a crash, units whose outcome the log does not have: 'receipts' trusts the receipts in the broker, "
-        "'always' applies the units again (messages may repeat, none is lost), 'auto' trusts receipts only if the "
-        "broker is a single node whose queues refuse nothing.",
+        "After a crash, what to do with units whose outcome the log does not have. 'receipts': trust the receipts in "
+        "the broker. 'always': apply the units again; messages may repeat, none is lost. 'auto': trust receipts only "
+        "if the broker is a single node whose queues refuse nothing.",
     )
     commit_channels: int = _setting(
         16, _Group.BROKER, "Channels of dtx's own broker connection that run commits at the same time.", ge=1, le=256
@@ -317,9 +317,9 @@ class Settings(BaseSettings):
     quota: Annotated[tuple[Quota, ...], NoDecode, BeforeValidator(parse_quotas)] = _setting(
         (),
         _Group.LIMITS,
-        f"Limits of one user or virtual host: 'user=NAME {QUOTA_LIMITS}', or vhost=NAME, with any of these limits; "
-        "NAME * is each of them. A session of AMQP 1.0 counts as a channel. Repeat the flag, or separate by "
-        "semicolons.",
+        f"Limits of one user or virtual host: 'user=NAME {QUOTA_LIMITS}', with any of these limits. vhost=NAME is for "
+        "a virtual host. NAME * is each user or virtual host. A session of AMQP 1.0 counts as a channel. Repeat the "
+        "flag, or separate by semicolons.",
     )
     max_held_bytes: Size = _setting(
         1024 * MIB,
@@ -354,9 +354,10 @@ class Settings(BaseSettings):
     disk_free_bytes: Size = _setting(
         128 * MIB,
         _Group.LIMITS,
-        "Free space on the disk of data_dir below which clients that publish wait (connection.blocked), /readyz "
-        "returns 503, and alongside a broker no branch is started; 0 for none. dtx cannot see the disk of --database: "
-        "there clients wait for some seconds after PostgreSQL has refused a write because its disk is full.",
+        "Least free space on the disk of data_dir; 0 for none. Below it, clients that publish wait "
+        "(connection.blocked), and /readyz returns 503. Alongside a broker, no branch is started. dtx cannot see the "
+        "disk of --database. There clients wait for some seconds after PostgreSQL has refused a write because its disk "
+        "is full.",
     )
 
     # -- timing

@@ -17,7 +17,7 @@ _CODE: Final = re.compile(r"`[^`]*`")
 _LINK: Final = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _ITEM: Final = re.compile(r"^\s*(?:[-*+]|\d+\.|:)\s+")
 _END: Final = re.compile(r"(?<=[.!?])[*)\"]*\s+(?=[\"*(]*(?:[A-Z\d]|code\b|dtx\b))")
-_WORD: Final = re.compile(r"[^\W_][\w'’.,/-]*")
+_WORD: Final = re.compile(r"[^\W_][\w'.,/-]*")
 
 
 def pages() -> list[Path]:
