@@ -97,7 +97,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     options = arguments()
     where = "without a broker" if options.standalone else "alongside RabbitMQ"
-    print(f"{options.size} octets in each transaction, {where}; {options.seconds} s a row; {machine()}")
+    print(f"{options.size} bytes in each transaction, {where}; {options.seconds} s a row; {machine()}")
     rows: dict[Key, Row] = {}
     with Servers(tuple(options.dtx), standalone=options.standalone) as servers:
         postgres = servers.postgres("pg")

@@ -229,7 +229,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
-    print(f"{options.messages:,} messages of {options.size} octets; {machine()}")
+    print(f"{options.messages:,} messages of {options.size} bytes; {machine()}")
     with Servers(standalone=True) as servers:
         url = servers.postgres("pg").create_database()
         migrate.upgrade(url)

@@ -176,7 +176,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
-    what = f"{options.mode} {options.size} octets, {'one phase' if options.one_phase else 'two phases'}"
+    what = f"{options.mode} {options.size} bytes, {'one phase' if options.one_phase else 'two phases'}"
     what += ", standalone" if options.standalone else ""
     print(f"{what}{', pipelined' if options.pipeline else ''}; {options.seconds} s a row; {machine()}")
     most = max(options.connections)

@@ -319,7 +319,7 @@ _PARTS = {
 
 def main() -> None:
     options = arguments()
-    print(f"bodies of {options.size} octets; {machine()}")
+    print(f"bodies of {options.size} bytes; {machine()}")
     with Servers(standalone=True) as servers:
         service = servers.dtx(servers.postgres("pg"))
         with Bench(service, options) as bench:

@@ -136,7 +136,7 @@ def throughput(ways: Ways, size: int, options: argparse.Namespace, roots: Roots,
         verdict = ""
         if size in TARGETS:
             verdict = f", aim {TARGETS[size]:.0%}: {'reached' if ratio >= TARGETS[size] else 'MISSED'}"
-        sentences.append(f"{name} of {size:,} octets: {ratio:.0%} of direct{verdict} ({beside})")
+        sentences.append(f"{name} of {size:,} bytes: {ratio:.0%} of direct{verdict} ({beside})")
         sentences += [f"  {way:6} processor time a message: {phase.costs(way, count)}" for way in ways.addresses]
     return sentences
 

@@ -169,7 +169,7 @@ def check_backlog(service: DtxService, written: backlog.Backlog, xids: list[Xid]
 def standalone(options: argparse.Namespace) -> None:
     """Run the benchmark without a broker."""
     print(
-        f"{options.messages:,} messages of {options.size} octets in {options.queues} queues, "
+        f"{options.messages:,} messages of {options.size} bytes in {options.queues} queues, "
         f"{options.branches:,} prepared branches; {machine()}"
     )
     with Servers(standalone=True) as servers:
@@ -227,7 +227,7 @@ def main() -> None:
     if options.standalone:
         standalone(options)
         return
-    print(f"{options.branches:,} prepared branches with a message of {options.size} octets each; {machine()}")
+    print(f"{options.branches:,} prepared branches with a message of {options.size} bytes each; {machine()}")
     with Servers() as servers:
         postgres = servers.postgres("pg")
         with RawConnection(servers.broker) as connection:

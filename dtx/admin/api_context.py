@@ -1,5 +1,6 @@
-"""The context of all routes of API and pages: the log, the manager of the active dtx, tokens and the audit log; and
-the parameters with which a route gets it.
+"""The context of all routes of API and pages, and the parameters with which a route gets it.
+
+It has the log, the manager of the active dtx, tokens and the audit log.
 """
 
 import asyncio

@@ -4,7 +4,7 @@ The checks: the host name of the request is known, its size is limited, and no p
 errors are answered as "internal error" only.
 
 Browsers send basic credentials with every request that a page makes. A request that changes something must therefore
-be one that a page of another origin cannot make without a CORS preflight: its body is JSON, and its origin, if the
+be one that a page of another origin cannot make without a CORS preflight. Its body is JSON, and its origin, if the
 browser sends it, is this server. Forms of dtx's pages (:mod:`dtx.admin.web`) are not JSON; for them the browser must
 send the origin, and the form has a secret of the session.
 

@@ -1,6 +1,6 @@
 """The order in which passwords are verified, which is costly. A client that tries many passwords does not delay others.
 
-There are three gates: one attempt at a time for a user name from one source, one at a time for a source, and a limited
+There are three gates. One attempt at a time passes for a user name from one source, one for a source, and a limited
 number for all. Attempts pass each gate in the order of arrival. So one attempt for each name waits at the gate of a
 source, and one for each source waits at the gate for all.
 

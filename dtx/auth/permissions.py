@@ -3,8 +3,8 @@ expression).
 
 A pattern is *searched* in the bytes of a name, anywhere unless it has ``^`` or ``$``; the empty pattern is ``^$``.
 The default exchange counts as ``amq.default``. RabbitMQ uses PCRE. The package ``regex`` is most similar to it, and has
-a time limit for a match, which Python's own ``re`` lacks: with a pattern such as ``(a|aa)+$``, a client could choose a
-name that stops the whole service for years. A match that exceeds the limit counts as none, as in RabbitMQ.
+a time limit for a match, which Python's own ``re`` lacks. Without it, a client could choose a name that stops the whole
+service for years, with a pattern such as ``(a|aa)+$``. A match that exceeds the limit counts as none, as in RabbitMQ.
 """
 
 import warnings

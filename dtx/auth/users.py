@@ -360,8 +360,8 @@ class AccountEditor:
             name: the user.
             where: the virtual host.
             exchange_name: need not exist yet, nor be a topic exchange.
-            write: regular expression, in which ``{username}`` and ``{vhost}`` are replaced by the names; ``None`` for
-                no change (at first it is empty and matches only the empty key).
+            write: regular expression, in which ``{username}`` and ``{vhost}`` are replaced by the names. ``None``: no
+                change. At first it is empty and matches only the empty key.
             read: likewise.
 
         Returns:

@@ -1,7 +1,7 @@
 """Columns of tables, and encoders of their values as parameters of set-based statements.
 
 A group of writes becomes one binary array for each column, which the statement expands with ``unnest``. psycopg's
-adapters take three times as long: for the 80 cells of a branch, half of the log's time for that branch.
+adapters take three times as long. For the 80 cells of a branch, this is half of the log's time for that branch.
 
 Format of an array: header (dimensions, has-null flag, element type, length, lower bound), then each element as length
 and bytes, length -1 for null.

@@ -28,7 +28,7 @@ class LogConflict(LogError):
 
 
 class LeaseHeld(LogError):
-    """Another dtx has the lease, and the caller did not want to wait. Nothing was written.
+    """Another dtx has the lease, and the caller does not wait. Nothing was written.
 
     Args:
         holder: the dtx that has it, for people.

@@ -2,7 +2,7 @@
 
 The row ``dtx.lease`` names the holder, an *epoch* that only grows, and the end of the lease by the database's clock. A
 standby waits for that end (a clean close sets it at once), takes the lease and raises the epoch before it reads the
-log. Every write proves its epoch under a lock on that row: a holder that was paused and replaced cannot write, not even
+log. Every write proves its epoch under a lock on that row. A holder that was paused and replaced cannot write, not even
 with a transaction that it began before.
 
 A lease that has run out is not lost: as long as no other dtx takes it, its holder may renew it late. While it has run

@@ -230,8 +230,8 @@ class InDoubt:
         branch: without units.
         age: seconds since it was started, by the database's clock.
         queues: the queues that it consumed from.
-        destinations: the queues that it publishes to, as far as the log knows: in standalone mode all of them; with a
-            broker, those reached by the default exchange.
+        destinations: the queues that it publishes to, as far as the log knows. In standalone mode these are all of
+            them; with a broker, those reached by the default exchange.
         exchanges: the exchanges that it publishes to; empty is the default exchange.
     """
 

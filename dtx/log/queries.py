@@ -1,7 +1,7 @@
 """Reading the log in a running dtx: load at startup, look-ups, work, history, messages and topology.
 
 A startup reads no body of standalone mode, but only the primary key of ``message``. PostgreSQL packs the positions of a
-queue into one value, which becomes an array without a Python object for each: a million take one or two seconds.
+queue into one value, which becomes an array without a Python object for each. A million take one or two seconds.
 
 Statements are compiled once. Other readers also use the columns and the functions that convert rows.
 """

@@ -20,7 +20,7 @@ Traces. Either all of a group was committed or nothing, so one trace of the most
 
 1. A journal entry: its id is random, no other writer uses it, and it stays for days.
 2. A branch that entered or advanced: only this record could give it its state and version.
-3. A message that was put and not dropped by the same group: a slot is used once, and until the group is settled only
+3. A message that was put and not dropped by the same group. A slot is used once, and until the group is settled only
    the group behind it may drop it. (The removal of a deleted queue's messages may do so too. To put those again does no
    harm.)
 4. Without any of these the group has only dropped messages, changed their expiry or properties, marked what was

@@ -2,8 +2,8 @@
 
 Theory of operation. The core decides (:func:`dtx.xa.branch.step`), and this class executes: effects run in order, each
 is awaited, and after a failed one no other runs. Only one operation at a time runs on a branch; a second one waits, and
-finds the state that the first one left. An operation belongs to the manager, not to the connection that requested it:
-the loss of a client while its commit is under way does not stop the commit.
+finds the state that the first one left. An operation belongs to the manager, not to the connection that requested it.
+The loss of a client while its commit is under way does not stop the commit.
 """
 
 import asyncio
@@ -172,8 +172,8 @@ class BranchManager:
             :meth:`settle`).
 
         Raises:
-            XaError: as the table says; 403 for another user's branch; 404 for an unknown xid; 506 for a new branch
-                during shutdown, above a limit or quota, or when the disk is nearly full; 541 when this dtx may not be
+            XaError: as the table says. 403 for another user's branch. 404 for an unknown xid. 506 for a new branch
+                during shutdown, above a limit or quota, or when the disk is nearly full. 541 when this dtx may not be
                 active.
         """
         known = entry = self._branches.get(who.vhost, xid)

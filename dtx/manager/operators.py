@@ -134,8 +134,8 @@ class Operators:
         """The effects that *order* would have now: a dry run, which changes nothing.
 
         Raises:
-            XaError: 404 for an unknown xid, 406 where the branch has another version or the order has no reason, 503
-                where the order is illegal in its state, 541 when the log cannot be read.
+            XaError: 404 for an unknown xid. 406 where the branch has another version or the order has no reason. 503
+                where the order is illegal in its state. 541 when the log cannot be read.
         """
         return (await self._evaluate_order(order))[1]
 
@@ -146,7 +146,7 @@ class Operators:
             The result. When work waits too long for the broker, a 541 is raised and the work continues.
 
         Raises:
-            XaError: as :meth:`forecast`; 541 where phase two is stuck, where the outcome is not known, or where the log
+            XaError: as :meth:`forecast`. 541 where phase two is stuck, or the outcome is not known. Also where the log
                 may not have the end of a branch that has ended.
         """
         entry, forecast, event, decision = await self._evaluate_order(order)

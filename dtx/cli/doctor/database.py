@@ -1,7 +1,7 @@
 """Checks of the database: PostgreSQL and its tables, the lease and standbys, and the contents.
 
-They cover access, durability, clock and version; the holder of the lease, standbys and the time of a failover; and
-without a broker, users, virtual hosts and dead rows in the tables of messages.
+They cover access, durability, clock and version, the holder of the lease, standbys and the time of a failover. Without
+a broker, they also cover users, virtual hosts and dead rows in the tables of messages.
 """
 
 import time

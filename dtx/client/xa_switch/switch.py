@@ -10,7 +10,7 @@ The server decides everything about the branch (S0 to S5), because other threads
 anything is sent.
 
 Only one thread uses a connection. A lost connection is replaced. Between two calls no code reads from it, so each call
-first checks it: if it died in the meantime, the call uses a new one, and nothing is lost. If it dies during a call, the
+first checks it. If it died in the meantime, the call uses a new one, and nothing is lost. If it dies during a call, the
 outcome is not known: the call ends in XAER_RMFAIL, and the next call connects again.
 
 Every method of :class:`Switch` returns the result of the C function, or raises an XAException with its code.

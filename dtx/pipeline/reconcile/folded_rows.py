@@ -1,8 +1,8 @@
 """Makes rows of one schema of all facts, and folds the rows of one branch into one.
 
 Lines of journals, observations and decisions become the same kind of row. So one shuffle, without a join, brings all
-facts of a transaction together. A fold is made of ``bit_or``, ``min``, ``max`` and, for numbers of lines, ``sum``:
-folding earlier folded rows with newer rows gives the same as folding all rows at once.
+facts of a transaction together. A fold is made of ``bit_or``, ``min``, ``max`` and, for numbers of lines, ``sum``.
+So folding earlier folded rows with newer rows gives the same as folding all rows at once.
 
 Names that only distinguish places within one transaction are kept as 64-bit hashes. Two places are confused only if
 they are of the same transaction and have the same hash.

@@ -1,11 +1,16 @@
 """Incremental runs: each run reads the lines that are new since the last one, and judges what has changed.
 
-A run judges these transactions again: those with new lines; those whose decision is new, has changed, or has left its
-manager's log; those that a participant has or had in doubt; and those that were open, since their age changes. It folds
-their new rows into the folded rows of earlier runs, so a late line corrects the verdict. All other verdicts stay, and
-their lines are not read again. With another ``skew`` all transactions are judged again, without reading their lines.
-All lines are read again if the known ones may be wrong: the lake is another one, or a damaged file of it is whole again
-or was removed.
+A run judges these transactions again:
+
+- those with new lines
+- those whose decision is new, has changed, or has left its manager's log
+- those that a participant has or had in doubt
+- those that were open, since their age changes
+
+It folds their new rows into the folded rows of earlier runs, so a late line corrects the verdict. All other verdicts
+stay, and their lines are not read again. With another ``skew`` all transactions are judged again, without reading their
+lines. All lines are read again if the known ones may be wrong. This is so if the lake is another one, or if a damaged
+file of it is whole again or was removed.
 
 The table of verdicts changes by files: a file that has a transaction that is judged again is replaced.
 """
@@ -342,8 +347,8 @@ def _not_in_lines(facts: DataFrame, retained: int) -> DataFrame:
 def _remembered(facts: DataFrame, read: Collection[str], asked: Collection[str]) -> DataFrame:
     """Return folded rows of earlier runs, to fold with the new rows.
 
-    Decisions of logs that are read now lose ``UNDONE``, and branches of a dtx that is read now lose ``GONE``: the new
-    rows give these marks again if they still apply.
+    Decisions of logs that are read now lose ``UNDONE``. Branches of a dtx that is read now lose ``GONE``. The new rows
+    give these marks again if they still apply.
     """
     source, marks = sf.col("source"), sf.col("marks")
     again = sf.when(sf.col("is_branch"), source.isin(*sorted(asked))).otherwise(source.isin(*sorted(read)))

@@ -52,8 +52,8 @@ class Figures:
         heuristics: number of heuristic decisions by resource manager, outcome and user.
         owners: by owner, the number of transactions and of those that need attention.
         queues: number of messages in open branches by resource manager, kind and queue; ``None``: not read.
-        attention: transactions that need attention: the worst verdict first, then the oldest by the time of opening, or
-            by the last event if the transaction is not open.
+        attention: transactions that need attention, the worst verdict first, then the oldest. The age counts from the
+            time of opening, or from the last event if the transaction is not open.
         attention_total: number of transactions that need attention.
         quarantine: data that was not read.
         sources: when each source was last read.

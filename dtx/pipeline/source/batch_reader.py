@@ -6,7 +6,7 @@ transaction stays open. The other tables change in place, so one task reads each
 
 Rows come by ADBC. A thread reads ahead while Spark works, and every wait has a limit. If the database fails before the
 first row, the read starts again after a short pause. If it fails after that, the task fails with an error that names
-the part: Spark then repeats the whole task, and drops the rows of the first attempt. PostgreSQL sends uuid and xid8 as
+the part. Spark then repeats the whole task, and drops the rows of the first attempt. PostgreSQL sends uuid and xid8 as
 bytes: converting them to text takes PostgreSQL longer than all the work on a batch here.
 """
 

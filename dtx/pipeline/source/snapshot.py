@@ -3,7 +3,7 @@
 PostgreSQL writes a snapshot as ``xmin:xmax:xip,…``. Every transaction below *xmin* has ended. None from *xmax* on had
 ended. Of those between, the ones in *xip* were active. The journal is append-only and each of its lines names its
 transaction (``xid8``), so the set of lines that a snapshot shows never changes. Lines between two snapshots are those
-that the later one shows and the earlier one does not: those of a long transaction come when it has committed.
+that the later one shows and the earlier one does not. Those of a long transaction come when it has committed.
 ``max(id)`` would lose them, and ``pg_snapshot_xmin`` alone would delay all later lines until then.
 """
 

@@ -1,7 +1,7 @@
 """Keeps the order of one client channel over its two upstream channels P and T.
 
 On one channel, basic.get can get the message that was published before it, and a declared queue takes the next publish.
-The broker handles P and T concurrently, so one must finish before the other continues. channel.flow detects that: it
+The broker handles P and T concurrently, so one must finish before the other continues. channel.flow detects that. It
 changes nothing, and the broker answers it after everything that was sent before.
 """
 

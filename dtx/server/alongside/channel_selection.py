@@ -34,8 +34,8 @@ class ChannelSelection:
             The selected channel; ``None`` if the client has closed the channel meanwhile.
 
         Raises:
-            XaError: 403, the login has no user name or lacks the permissions that receipts need; 406, the channel is in
-                another mode, has consumers or has unsettled deliveries; 506, no upstream channel is free; 541, the
+            XaError: 403, the login has no user name or lacks the permissions that receipts need. 406, the channel is in
+                another mode, has consumers or has unsettled deliveries. 506, no upstream channel is free. 541, the
                 commit connection does not work, or the connection to the broker is lost.
         """
         session = self._session

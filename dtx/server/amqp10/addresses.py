@@ -218,7 +218,7 @@ def subscription(address: ExchangeAddress, asked: dict[str, Any] | None, kind: s
 
     Args:
         address: the exchange.
-        asked: the filters that the client wants.
+        asked: the filters that the client requests.
         kind: the type of the exchange; ``None`` if it is not known.
 
     Raises:

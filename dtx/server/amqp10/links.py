@@ -255,7 +255,7 @@ class Incoming(_Shell):
         """Close the node, because the link is closed. Messages that were received are still published.
 
         Args:
-            by_client: the client has ended the link, and so wants no more outcomes on it.
+            by_client: the client has ended the link, and so needs no more outcomes on it.
         """
         self._open = False
         self._cut_off = not by_client

@@ -152,7 +152,7 @@ class Destination(Protocol):
         """
 
     def send(self, delivery: int | None, message: HeldPublish) -> None:
-        """Publish *message*. The sender gets the outcome of *delivery*; ``None``: it wants none."""
+        """Publish *message*. The sender gets the outcome of *delivery*; ``None``: no outcome."""
 
     def validate(self, message: HeldPublish) -> Outcome | Future[AmqpError | None]:
         """Decide whether a transaction holds *message* (accepted), or leaves it out.

@@ -98,7 +98,7 @@ class Retired:
         link: the link that sent the delivery.
         number: its number in the engine, see ``Link.send``.
         taken: the node's object for the message.
-        outcome: the outcome that the client wants.
+        outcome: the outcome that the client sent.
         settled: whether the client can send no other outcome for it.
         kind: whether it was also sent in the transaction.
         discharged: whether the transaction was discharged with success; from then on only the branch decides.
@@ -298,7 +298,7 @@ class TransactionWork:
             link: the link that sent it.
             number: its number in the engine.
             taken: the message; the link does not keep it any more.
-            outcome: the outcome that the client wants.
+            outcome: the outcome that the client sent.
             settled: whether the client has settled it.
             kind: whether it was also sent in the transaction.
         """

@@ -43,7 +43,7 @@ class Client:
         vhost, access, writes: of this connection.
         budget: memory of the user and virtual host.
         frame_max: agreed with the client, bytes.
-        hears_of_cancelled_consumers: the client wants basic.cancel when a queue is deleted.
+        hears_of_cancelled_consumers: the client understands basic.cancel when a queue is deleted.
         outbox: data that is sent to the client.
         slices: long work for the client.
         handle_waiting: called when frames that waited behind a method may be handled.

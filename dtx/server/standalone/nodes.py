@@ -58,7 +58,7 @@ _log = get_logger(part="connection")
 _MAX_KEY: Final = 255
 """Bytes of a routing key: the limit of AMQP 0-9."""
 _SETTLED: Final = -1
-"""The number of a message whose sender wants no answer."""
+"""The number of a message whose sender needs no answer."""
 
 
 class StandaloneNodes:

@@ -321,7 +321,7 @@ class DispatchRound:
 
         Raises:
             XaError: 403 when there is an exclusive consumer, or *consumer* is exclusive and there is any other (AMQP
-                0-9-1, basic.consume: access-refused), or the queue has a single active consumer, as in RabbitMQ.
+                0-9-1, basic.consume: access-refused). Also if the queue has a single active consumer, as in RabbitMQ.
         """
         if (consumer.exclusive and (self._single or self._all)) or self._exclusive:
             raise XaError(ReplyCode.ACCESS_REFUSED, f"{name} in exclusive use")

@@ -507,7 +507,7 @@ class QueueIndex:
         self._run(now)
 
     def cancel_get(self, getter: Getter) -> None:
-        """Remove *getter*, which no longer wants an answer."""
+        """Remove *getter*, which no longer needs an answer."""
         if getter in self._getters:
             self._getters.remove(getter)
 

@@ -4,8 +4,8 @@ Every operation does the whole request, or raises and does nothing. It returns i
 :class:`~dtx.log.changes.Define`, for the log: the client is answered when that is written. ``None`` in its place means
 that nothing durable changed. It also returns deleted queues: the caller handles their consumers and messages.
 
-Errors have RabbitMQ's codes and texts: 403 for the broker's own objects, 404 for missing objects, 405 for the exclusive
-queue of another connection, 406 for a declaration that differs. The caller checks permissions.
+Errors have RabbitMQ's codes and texts. 403 is for the broker's own objects, and 404 for missing objects. 405 is for the
+exclusive queue of another connection, and 406 for a declaration that differs. The caller checks permissions.
 """
 
 from base64 import urlsafe_b64encode
@@ -389,8 +389,8 @@ class VirtualHost(Graph):
             arguments: as on the wire, without the length.
 
         Raises:
-            XaError: 403 for a new name in ``amq.*``, 405 for the exclusive queue of another connection; 406 for invalid
-                arguments, or a declaration that differs from the existing queue; 540 for a queue type that standalone
+            XaError: 403 for a new name in ``amq.*``. 405 for the exclusive queue of another connection. 406 for invalid
+                arguments, or a declaration that differs from the existing queue. 540 for a queue type that standalone
                 mode lacks.
             WireError: 502 when *arguments* are malformed.
         """

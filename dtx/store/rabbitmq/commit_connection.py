@@ -664,8 +664,8 @@ class CommitConnection:
         """Send the messages of *work*. Returns the indexes of those that a queue refused, and those without a queue.
 
         A unit without a receipt is published in confirm mode. RabbitMQ (3.10 to 4.3) answers tx.commit with commit-ok
-        although a quorum queue has refused a message, if the queue is full (reject-publish) or has no leader when the
-        channel publishes to it first; the message is lost. A channel keeps what it knows of a queue, so the channel of
+        although a quorum queue has refused a message: the queue is full (reject-publish), or has no leader when the
+        channel publishes to it first. The message is lost. A channel keeps what it knows of a queue, so the channel of
         a refused message ends.
         """
         number = channel.number

@@ -1,8 +1,8 @@
 """Messages that a rollback returns to a quorum queue with a delivery limit.
 
 RabbitMQ 4 drops a message that was returned 21 times, if the queue has no dead-letter exchange. Versions 4.0 to 4.2
-count each return, later ones only rejects and the ends of channels. So dtx replaces a message that was returned often:
-it publishes a copy to the queue, which begins a new count, and acknowledges the message when the queue has confirmed
+count each return, later ones only rejects and the ends of channels. So dtx replaces a message that was returned often.
+It publishes a copy to the queue, which begins a new count, and acknowledges the message when the queue has confirmed
 the copy. If dtx, the client's channel or the connection to the broker is lost in between, the queue has both.
 """
 

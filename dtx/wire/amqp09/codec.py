@@ -198,7 +198,7 @@ def compiled(
         malformed: takes a payload that is truncated or too long, and returns the error.
 
     Returns:
-        ``decode``, which takes a payload; ``pack``, which makes a frame from a channel and the fields; ``frame``, which
+        Three functions. ``decode`` takes a payload. ``pack`` makes a frame from a channel and the fields. ``frame``
         makes a frame from an object with the fields, and a channel.
     """
     source = _Source(key, [name for name, _ in wire if name != TICKET], wire)

@@ -103,9 +103,9 @@ def user_name(mechanism: bytes, response: bytes) -> str | None:
     """Return the user name in a SASL response, read exactly as the broker reads it.
 
     Returns:
-        ``None`` if the broker alone decides on the name: for a malformed response, for an empty or repeated name, and
-        for a name that is no UTF-8. Also for any name with a JSON Web Token as the password: the broker takes the name
-        from the token, so the other name proves nothing.
+        ``None`` if the broker alone decides on the name. This is so for a malformed response, for an empty or repeated
+        name, and for a name that is no UTF-8. Also for any name with a JSON Web Token as the password. The broker takes
+        the name from the token, so the other name proves nothing.
     """
     if mechanism == PLAIN:
         name, password = _plain(response)

@@ -743,7 +743,7 @@ def decode_call(payload: bytes) -> DtxCall:
         payload: the payload of the method frame. It starts with class and method: at least four bytes.
 
     Raises:
-        XaError: 502 if the arguments or the xid are malformed, 503 for a method that only a server sends, 540 for a
+        XaError: 502 if the arguments or the xid are malformed. 503 for a method that only a server sends. 540 for a
             method that the XML does not have.
     """
     key = int.from_bytes(payload[:4], "big")

@@ -476,7 +476,7 @@ class External:
     """A login as the user in the certificate of the client.
 
     Args:
-        user: the user that the client wants to act as; ``None`` for the user in the certificate.
+        user: the user that the client asks to act as; ``None`` for the user in the certificate.
     """
 
     user: bytes | None

@@ -287,7 +287,7 @@ class BrokerOrigin(Reader):
             act(deliveries)
 
     def _next(self) -> None:
-        """Request the messages that the client wants, unless another request is in progress."""
+        """Request the messages that the client has credit for, unless another request is in progress."""
         receiver = self._receiver
         wanted = receiver.credit - len(self._ahead)
         if self._phase is _QueuePhase.GETTING:
