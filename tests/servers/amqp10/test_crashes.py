@@ -170,7 +170,7 @@ def it_is_there_if_it_has_voted(
     {Point.HELD_CONSUME: OLD, Point.LOG_PREPARED_BEFORE: OLD, Point.LOG_PREPARED_AFTER: NEW},
     {Point.REPLY_END_SENT: OLD, Point.LOG_PREPARED_AFTER: BOTH},
 )
-def test_after_a_crash_a_rejected_message_is_dead_lettered_or_requeued(
+def test_a_rejected_message_is_dead_lettered_or_requeued_after_crash(
     armed: ArmedService, point: Point, left: list[bytes]
 ) -> None:
     """Without a broker, the dead letter is part of the branch. A broker gets the message back when dtx dies."""
