@@ -35,7 +35,7 @@ class TlsServer:
         tls: certificate, and requirements on client certificates.
         handshake_timeout: seconds.
         admit: makes the protocol for an accepted socket and the client's address; ``None`` refuses the client.
-        dismiss: called with a protocol whose handshake has failed.
+        remove: called with a protocol whose handshake has failed.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class TlsServer:
         tls: ssl.SSLContext,
         handshake_timeout: float,
         admit: Callable[[socket.socket, str], asyncio.Protocol | None],
-        dismiss: Callable[[asyncio.Protocol], None],
+        remove: Callable[[asyncio.Protocol], None],
     ) -> None:
         self.sockets: list[socket.socket] = []
         self._tls = tls
         self._handshake_timeout = handshake_timeout
         self._admit = admit
-        self._dismiss = dismiss
+        self._remove = remove
         self._tasks: set[asyncio.Task[None]] = set()
         self._serving = False
 
@@ -111,15 +111,15 @@ class TlsServer:
             if protocol is None:
                 accepted.close()
             else:
-                self._spawn(self._shake_hands(accepted, protocol))
+                self._spawn(self._run_handshake(accepted, protocol))
 
-    async def _shake_hands(self, accepted: socket.socket, protocol: asyncio.Protocol) -> None:
+    async def _run_handshake(self, accepted: socket.socket, protocol: asyncio.Protocol) -> None:
         loop, timeout = asyncio.get_running_loop(), self._handshake_timeout
         try:
             await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=self._tls, ssl_handshake_timeout=timeout)
         except OSError as error:  # ssl.SSLError is one
             _log.debug("TLS handshake failed", reason=str(error))
-            self._dismiss(protocol)
+            self._remove(protocol)
         except BaseException:
-            self._dismiss(protocol)
+            self._remove(protocol)
             raise

@@ -46,7 +46,7 @@ class ChannelFacts(Protocol):
         """Numbers of connection and channel."""
 
     @property
-    def ties(self) -> Iterable[tuple[BranchRuntime, Association]]:
+    def associations(self) -> Iterable[tuple[BranchRuntime, Association]]:
         """Branches with an association to it, active or suspended."""
 
     @property

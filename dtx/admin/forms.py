@@ -404,10 +404,10 @@ class ConnectionForm(Form):
     def _fill(cls, clients: Iterable[tuple[Connected, Arrived]], shown: list[Self]) -> Iterator[None]:
         for client, arrival in clients:
             channels = list(client.channels.values())
-            ties: Counter[Association] = Counter()
+            numbers: Counter[Association] = Counter()
             for channel in channels:
-                for _, how in channel.ties:
-                    ties[how] += 1
+                for _, how in channel.associations:
+                    numbers[how] += 1
                     yield
             form = cls(
                 id=client.id,
@@ -420,8 +420,8 @@ class ConnectionForm(Form):
                 state=client.stage.value,
                 channels=len(channels),
                 selected=sum(channel.mode.value == "dtx" for channel in channels),
-                associated=ties[Association.ASSOCIATED],
-                suspended=ties[Association.SUSPENDED],
+                associated=numbers[Association.ASSOCIATED],
+                suspended=numbers[Association.SUSPENDED],
                 scans=sum(channel.scan is not None for channel in channels),
             )
             shown.append(form)
@@ -435,7 +435,7 @@ class ConnectionPage(Form):
     cursor: int | None = Field(description="Cursor of the next page; null on the last one.")
 
 
-class TieForm(Form):
+class AssociatedBranchForm(Form):
     """An association of a channel with a branch."""
 
     xid: str = Field(description="format:gtrid-hex:bqual-hex")
@@ -471,7 +471,7 @@ class ChannelForm(Form):
 
     number: int = Field(description="Number of the channel.")
     mode: str = Field(description="dtx, tx, confirm, or plain")
-    branches: list[TieForm] = Field(description="Branches that it is associated with.")
+    branches: list[AssociatedBranchForm] = Field(description="Branches that it is associated with.")
     scan: int | None = Field(
         description="Number of xids that its recovery scan has not returned yet; null without one."
     )
@@ -483,10 +483,10 @@ class ChannelForm(Form):
             number=number,
             mode=channel.mode.value,
             branches=[
-                TieForm(
+                AssociatedBranchForm(
                     xid=str(entry.xid), readable=entry.xid.readable, state=entry.branch.state, association=how.value
                 )
-                for entry, how in islice(channel.ties, most)
+                for entry, how in islice(channel.associations, most)
             ],
             scan=None if channel.scan is None else channel.scan.left,
         )

@@ -200,7 +200,7 @@ class _Connection(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
 
-    def shake_hands(self, accepted: socket.socket, address: str) -> None:
+    def start_handshake(self, accepted: socket.socket, address: str) -> None:
         """Begin the TLS handshake of an accepted socket, which lasts until :meth:`connection_made`."""
         self.accepted = accepted
         self.source = source_of(address)
@@ -286,17 +286,17 @@ class _Server(uvicorn.Server):
             await super().startup(sockets)
             return
         await super().startup([])
-        self._tls = TlsServer(certificate, _REQUEST_SECONDS, self._admit, self._dismiss)
+        self._tls = TlsServer(certificate, _REQUEST_SECONDS, self._admit, self._remove)
         for listening in sockets or ():
             self._tls.take(listening)
         self._tls.start_serving(self.config.backlog)
 
     def _admit(self, accepted: socket.socket, address: str) -> _Connection:
         connection = _Connection(self.config, self.server_state, self.lifespan.state)
-        connection.shake_hands(accepted, address)
+        connection.start_handshake(accepted, address)
         return connection
 
-    def _dismiss(self, connection: asyncio.Protocol) -> None:
+    def _remove(self, connection: asyncio.Protocol) -> None:
         self.server_state.connections.discard(cast("_Connection", connection))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -197,7 +197,7 @@ class Accounts:
         if not right:
             reason = "unknown user" if stored is None else "wrong password"
             self._refuse(user, peer, reason, "login refused: unknown user or wrong password")
-        return self._let_in(name, user, peer, loopback=loopback)
+        return self._require_host(name, user, peer, loopback=loopback)
 
     async def admit(self, user: str, *, loopback: bool, peer: str = "") -> Account:
         """Log in a client that was identified by other means than a password.
@@ -215,9 +215,9 @@ class Accounts:
         octets = user.encode("utf-8", "surrogateescape")
         if user not in self.users.users:
             self._refuse(octets, peer, "unknown user", "login refused: unknown user")
-        return self._let_in(user, octets, peer, loopback=loopback)
+        return self._require_host(user, octets, peer, loopback=loopback)
 
-    def _let_in(self, name: str, user: bytes, peer: str, *, loopback: bool) -> Account:
+    def _require_host(self, name: str, user: bytes, peer: str, *, loopback: bool) -> Account:
         if name in LOOPBACK_USERS and not loopback:
             self._refuse(user, peer, "not from this machine", f"user {name!r} can only connect from dtx's own machine")
         return Account(self, name)

@@ -78,11 +78,11 @@ class LoginThrottle:
             TooManyWait: too many other names of that source wait.
         """
         given, of_source = LoginSlot(), LoginSlot()
-        async with self._through((source, user), given):
+        async with self._pass_gate((source, user), given):
             gate = self._gates.get((source, None))
             if gate is not None and gate.visitors >= MOST_NAMES:
                 raise TooManyWait
-            async with self._through((source, None), of_source), self._all:
+            async with self._pass_gate((source, None), of_source), self._all:
                 try:
                     yield given
                 finally:
@@ -98,7 +98,7 @@ class LoginThrottle:
         return max(0.0, paid - now - FAILURES_AT_ONCE * pause)
 
     @asynccontextmanager
-    async def _through(self, key: _Key, slot: LoginSlot) -> AsyncIterator[None]:
+    async def _pass_gate(self, key: _Key, slot: LoginSlot) -> AsyncIterator[None]:
         gate = self._gates.setdefault(key, _Gate())
         gate.visitors += 1
         try:

@@ -278,22 +278,22 @@ class AccountEditor:
         _check_name("user", name)
         hashed = _hashed(password)
         new = insert(account).values(rm=self._rm, name=name, password_hash=hashed, tags=sorted(set(tags)))
-        with self._changing() as connection:
+        with self._change_transaction() as connection:
             if connection.execute(new.on_conflict_do_nothing().returning(account.c.name)).first() is None:
                 raise EditError(f"user {name!r} exists already: dtx user passwd changes the password")
 
     def set_password(self, name: str, password: bytes) -> None:
         """Change a password. It applies to the next login at once, and closes no connection."""
         hashed = _hashed(password)
-        with self._changing() as connection:
-            self._demand_user(connection, name)
-            connection.execute(update(account).where(*self._is(account, name)).values(password_hash=hashed))
+        with self._change_transaction() as connection:
+            self._require_user(connection, name)
+            connection.execute(update(account).where(*self._named(account, name)).values(password_hash=hashed))
 
     def set_tags(self, name: str, tags: Collection[str]) -> None:
         """Give a user these tags and no others."""
-        with self._changing() as connection:
-            self._demand_user(connection, name)
-            connection.execute(update(account).where(*self._is(account, name)).values(tags=sorted(set(tags))))
+        with self._change_transaction() as connection:
+            self._require_user(connection, name)
+            connection.execute(update(account).where(*self._named(account, name)).values(tags=sorted(set(tags))))
 
     def remove_user(self, name: str) -> int:
         """Remove a user with all permissions.
@@ -301,8 +301,8 @@ class AccountEditor:
         Returns:
             The number of branches in doubt that it has started. Only a coordinator can complete them from now on.
         """
-        with self._changing() as connection:
-            if connection.execute(delete(account).where(*self._is(account, name))).rowcount == 0:
+        with self._change_transaction() as connection:
+            if connection.execute(delete(account).where(*self._named(account, name))).rowcount == 0:
                 raise self._unknown_user(name)
             owned = select(func.count()).where(branch.c.rm == self._rm, branch.c.owner == name)
             return int(connection.execute(owned).scalar_one())
@@ -326,9 +326,9 @@ class AccountEditor:
         changed = {word: pattern for word, pattern in given.items() if pattern is not None}
         for word, pattern in changed.items():
             _check_pattern(word, pattern, pattern)
-        with self._changing() as connection:
-            self._demand_user(connection, name)
-            self._demand_vhost(connection, where)
+        with self._change_transaction() as connection:
+            self._require_user(connection, name)
+            self._require_vhost(connection, where)
             key = {"rm": self._rm, "account": name, "vhost": where}
             new = insert(permission).values(**key, **(dict.fromkeys(given, "") | changed))
             new = (
@@ -338,14 +338,14 @@ class AccountEditor:
             )
             connection.execute(new)
             columns = (permission.c.configure, permission.c.write, permission.c.read)
-            found = connection.execute(select(*columns).where(permission.c.account == name, *self._in(where)))
+            found = connection.execute(select(*columns).where(permission.c.account == name, *self._in_vhost(where)))
             return Patterns(*found.one())
 
     def revoke(self, name: str, where: str) -> None:
         """Revoke all permissions of a user in a virtual host, which it may not enter any more."""
-        with self._changing() as connection:
-            self._demand_user(connection, name)
-            deletion = delete(permission).where(permission.c.account == name, *self._in(where))
+        with self._change_transaction() as connection:
+            self._require_user(connection, name)
+            deletion = delete(permission).where(permission.c.account == name, *self._in_vhost(where))
             if connection.execute(deletion).rowcount == 0:
                 raise EditError(f"user {name!r} has no permissions in virtual host {where!r}")
 
@@ -372,9 +372,9 @@ class AccountEditor:
         for word, pattern in changed.items():
             _check_pattern(word, pattern, expand(TopicPatterns(pattern, ""), name, where).write)
         _check_name("exchange", exchange_name)
-        with self._changing() as connection:
-            self._demand_user(connection, name)
-            self._demand_vhost(connection, where)
+        with self._change_transaction() as connection:
+            self._require_user(connection, name)
+            self._require_vhost(connection, where)
             key = {"rm": self._rm, "account": name, "vhost": where, "exchange": exchange_name}
             new = insert(topic_permission).values(**key, **(dict.fromkeys(given, "") | changed))
             new = (
@@ -398,8 +398,8 @@ class AccountEditor:
         Returns:
             The number of exchanges where limits were lifted.
         """
-        with self._changing() as connection:
-            self._demand_user(connection, name)
+        with self._change_transaction() as connection:
+            self._require_user(connection, name)
             deletion = delete(topic_permission).where(*self._topics(name, where, exchange_name))
             count = connection.execute(deletion).rowcount
             if not count:
@@ -411,24 +411,24 @@ class AccountEditor:
         """Create a virtual host."""
         _check_name("virtual host", name)
         new = insert(vhost).values(rm=self._rm, name=name).on_conflict_do_nothing().returning(vhost.c.name)
-        with self._changing() as connection:
+        with self._change_transaction() as connection:
             if connection.execute(new).first() is None:
                 raise EditError(f"virtual host {name!r} exists already")
 
     def remove_vhost(self, name: str) -> None:
         """Remove an empty virtual host: a removal must never lose a message or a prepared branch."""
-        with self._changing() as connection:
-            self._demand_vhost(connection, name)
+        with self._change_transaction() as connection:
+            self._require_vhost(connection, name)
             for table, things, what_to_do in _CONTENTS:
                 held = select(literal(1)).where(table.c.rm == self._rm, table.c.vhost == name).limit(1)
                 if connection.execute(held).first() is not None:
                     raise EditError(f"virtual host {name!r} still has {things}: {what_to_do} first")
-            connection.execute(delete(vhost).where(*self._is(vhost, name)))
+            connection.execute(delete(vhost).where(*self._named(vhost, name)))
 
-    def _is(self, table: Table, name: str) -> tuple[Any, ...]:
+    def _named(self, table: Table, name: str) -> tuple[Any, ...]:
         return table.c.rm == self._rm, table.c.name == name
 
-    def _in(self, where: str) -> tuple[Any, ...]:
+    def _in_vhost(self, where: str) -> tuple[Any, ...]:
         return permission.c.rm == self._rm, permission.c.vhost == where
 
     def _topics(self, name: str, where: str, exchange_name: str | None) -> tuple[Any, ...]:
@@ -436,20 +436,23 @@ class AccountEditor:
         mine = topic_permission.c.account == name
         return topic_permission.c.rm == self._rm, topic_permission.c.vhost == where, mine, *at
 
-    def _demand_user(self, connection: Connection, name: str) -> None:
+    def _require_user(self, connection: Connection, name: str) -> None:
         # locked, so that it still exists when the change is written
-        if connection.execute(select(account.c.name).where(*self._is(account, name)).with_for_update()).first() is None:
+        if (
+            connection.execute(select(account.c.name).where(*self._named(account, name)).with_for_update()).first()
+            is None
+        ):
             raise self._unknown_user(name)
 
-    def _demand_vhost(self, connection: Connection, name: str) -> None:
-        if connection.execute(select(vhost.c.name).where(*self._is(vhost, name)).with_for_update()).first() is None:
+    def _require_vhost(self, connection: Connection, name: str) -> None:
+        if connection.execute(select(vhost.c.name).where(*self._named(vhost, name)).with_for_update()).first() is None:
             raise EditError(f"there is no virtual host {name!r}: dtx vhost list shows those there are")
 
     def _unknown_user(self, name: str) -> EditError:
         return EditError(f"there is no user {name!r}: dtx user list shows those there are")
 
     @contextmanager
-    def _changing(self) -> Iterator[Connection]:
+    def _change_transaction(self) -> Iterator[Connection]:
         """A transaction for a change. It first provisions guest and ``/``.
 
         A change marks them as provisioned, so a change before the first start must provision them.

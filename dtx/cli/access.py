@@ -151,7 +151,10 @@ def reach(settings: Settings, access: ApiAccess, *, orders: bool, make: bool = F
         if hint is not None:
             base = _address_of(settings)
             remote = Remote(
-                base, lambda: access.given_token() or _lent(settings, url, stack), ca=access.trusted(), hint=hint
+                base,
+                lambda: access.given_token() or _temporary_token(settings, url, stack),
+                ca=access.trusted(),
+                hint=hint,
             )
             yield stack.enter_context(remote)
             return
@@ -201,7 +204,7 @@ def _token(settings: Settings, access: ApiAccess, stack: ExitStack) -> str:
     from dtx.log.api import LogError
 
     try:
-        return _lent(settings, database_url(settings), stack)
+        return _temporary_token(settings, database_url(settings), stack)
     except EmbeddedPostgresError:
         pass
     except LogError as error:
@@ -215,7 +218,7 @@ def _token(settings: Settings, access: ApiAccess, stack: ExitStack) -> str:
     return asked.strip()
 
 
-def _lent(settings: Settings, url: str, stack: ExitStack) -> str:
+def _temporary_token(settings: Settings, url: str, stack: ExitStack) -> str:
     """A temporary token, created in the database and revoked when *stack* is closed."""
     from dtx.auth.operators import OperatorLog
     from dtx.auth.roles import OperatorRole

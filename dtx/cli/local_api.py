@@ -87,12 +87,12 @@ class LocalApi(Api):
         Raises:
             CommandError: another dtx has the lease, or the tables have another version than this dtx needs.
         """
-        from dtx.server.offline_orders import alone
+        from dtx.server.offline_orders import active_offline
 
         self.require_tables()
         stack = AsyncExitStack()
         try:
-            found = self._runner.run(stack.enter_async_context(alone(self._settings, self._url)))
+            found = self._runner.run(stack.enter_async_context(active_offline(self._settings, self._url)))
         except LeaseHeld as error:
             raise CommandError(
                 Exit.FAILED, f"{error.holder} has just taken the lease: run the command again, which then asks its API"

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from dtx import failpoint
-from dtx.failpoint.action import Action, FailpointTarget, reaching
+from dtx.failpoint.action import Action, FailpointTarget, point_handler
 from dtx.failpoint.points import Point
 
 
@@ -50,7 +50,7 @@ def main(
             target = FailpointTarget.read(at, Action(action), hold_file)
         except ValueError as error:
             raise click.UsageError(str(error)) from None
-    failpoint.arm(reaching(target, trace))
+    failpoint.arm(point_handler(target, trace))
     sys.argv = ["dtx", *words]
     runpy.run_module("dtx", run_name="__main__", alter_sys=True)
 

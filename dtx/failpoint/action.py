@@ -57,7 +57,7 @@ class FailpointTarget:
         return cls(point=Point.named(name), number=number, action=action, file=file)
 
 
-def reaching(target: FailpointTarget | None, trace: Path | None) -> Callable[[Point], None]:
+def point_handler(target: FailpointTarget | None, trace: Path | None) -> Callable[[Point], None]:
     """A function for :func:`dtx.failpoint.arm`.
 
     Args:

@@ -344,13 +344,13 @@ def is_dead(process: str | None) -> bool:
     try:
         state, found = _state(int(pid))
     except FileNotFoundError:
-        return not _there(int(pid))
+        return not _process_exists(int(pid))
     except (OSError, ValueError):
         return False
     return state in _DEAD or found != started
 
 
-def _there(pid: int) -> bool:
+def _process_exists(pid: int) -> bool:
     """Whether a process without an entry in ``/proc`` exists: ``hidepid`` hides those of other users."""
     try:
         os.kill(pid, 0)

@@ -201,7 +201,7 @@ def slot_count(packed: ColumnElement[Any]) -> ColumnElement[int]:
     return func.coalesce(func.octet_length(packed, type_=BigInteger) // _SLOT_OCTETS, 0)
 
 
-def kept(
+def standalone_messages(
     branch_id: UUID | BindParameter[Any], *, sizes: bool = False, between: tuple[int, int] | None = None
 ) -> CompoundSelect[Any]:
     """The messages of a branch of standalone mode, as rows of the work columns: those it publishes come first.
@@ -256,7 +256,7 @@ ARCHIVED: Final = Query(
     .where(archive.c.rm == _RM, *_is_xid(archive))
     .order_by(archive.c.at, archive.c.branch_id, archive.c.position)
 )
-KEPT: Final = Query(kept(_BRANCH_ID))
+KEPT: Final = Query(standalone_messages(_BRANCH_ID))
 _EXCHANGES: Final = Query(
     select(exchange.c.vhost, exchange.c.name, exchange.c.type, exchange.c.auto_delete, exchange.c.internal,
            exchange.c.arguments)

@@ -39,8 +39,8 @@ from dtx.log.queries import (
     UNIT_COLUMNS,
     WORK_COLUMNS,
     branch_record,
-    kept,
     slot_count,
+    standalone_messages,
     unit_record,
     work_record,
 )
@@ -274,7 +274,7 @@ class LogReader:
         after, limit = wanted.after, wanted.limit
         if held:
             between = None if limit is None else (after + 1, after + limit)
-            pieces = self.rows(kept(branch_id, sizes=not wanted.bodies, between=between))
+            pieces = self.rows(standalone_messages(branch_id, sizes=not wanted.bodies, between=between))
             return pieces, None if between is None or between[1] >= held - 1 else between[1]
         columns = WORK_COLUMNS if wanted.bodies else SIZED_WORK_COLUMNS
         pieces = self.rows(
@@ -454,7 +454,7 @@ class Export:
     def _messages(self, branch_id: UUID) -> Subquery:
         if self._archived:
             return select(*_named(archive.c)).where(archive.c.branch_id == branch_id).subquery("messages")
-        held = kept(branch_id).order_by(None).subquery("held")
+        held = standalone_messages(branch_id).order_by(None).subquery("held")
         by_name: dict[str, Any] = {column.name: found for column, found in zip(WORK_COLUMNS, held.c, strict=True)}
         by_name["fate"] = cast(null(), Text)  # the fate of messages in ``message`` is always open
         own = select(*_named(work.c)).where(work.c.branch_id == branch_id)

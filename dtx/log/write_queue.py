@@ -250,7 +250,7 @@ _MENDS: Final = frozenset({JournalEvent.DISCARDED, JournalEvent.REDIRECTED})
 """Events of operators' actions on messages that phase two cannot finish."""
 
 
-def around(record: LogWrite) -> Around:
+def points_around(record: LogWrite) -> Around:
     """The failpoints around *record*."""
     match record:
         case Insert():

@@ -57,7 +57,7 @@ from dtx.log.changes import Change, Define, Slot, Store
 from dtx.log.lease import Lease
 from dtx.log.records import Advance, Insert, JournalEntry, Line, LogWrite
 from dtx.log.statements import LEASE_LOST, PREPARED, WriteSequence, bind_group
-from dtx.log.write_queue import Pending, WriteQueue, around
+from dtx.log.write_queue import Pending, WriteQueue, points_around
 from dtx.telemetry import get_logger
 
 _COMPANY: Final = 4
@@ -307,7 +307,7 @@ class Writer:
         try:
             while self._end is None:
                 if self._under_way and self._under_way[0].answer.done():
-                    await self._land()
+                    await self._receive_answer()
                 elif self._may_send():
                     await self._send()
                 elif self._committed:
@@ -380,11 +380,11 @@ class Writer:
             if len(group) == 1:
                 group[0].answer(LogError(f"the log cannot keep the record: {error}"))
             else:
-                self._queue_apart(group)
+                self._queue_singly(group)
             return
         if failpoint.armed:
             for pending in group:
-                failpoint.at(around(pending.record)[0])
+                failpoint.at(points_around(pending.record)[0])
         self._under_way.append(
             _Sent(group, self._session.send(bound), 0 if sequence is None else sequence.number, began)
         )
@@ -401,7 +401,7 @@ class Writer:
             if len(self._waiting) >= _ENOUGH:
                 break
 
-    async def _land(self) -> None:
+    async def _receive_answer(self) -> None:
         """Handle the answer to the oldest group."""
         sent = self._under_way.popleft()
         group = self._in_hand = sent.group
@@ -415,7 +415,7 @@ class Writer:
         except StatementRefused as error:
             if error.sqlstate == _DISK_FULL:
                 self._full_until = time.monotonic() + _FULL_SECONDS
-            await self._recall()
+            await self._requeue_sent()
             if error.sqlstate == LEASE_LOST:
                 self._waiting.put_back(group)
                 self._in_hand = []
@@ -423,18 +423,18 @@ class Writer:
             elif len(group) == 1:
                 await self._refused(group[0], error)
             else:
-                self._queue_apart(group)
+                self._queue_singly(group)
         else:
             if failpoint.armed:
                 for pending in group:
-                    failpoint.at(around(pending.record)[1])
+                    failpoint.at(points_around(pending.record)[1])
             self._committed += group
             self._count_lines(group)
             if self._observe is not None:
                 self._observe(len(group), time.perf_counter() - sent.began)
         self._in_hand = []
 
-    async def _recall(self) -> None:
+    async def _requeue_sent(self) -> None:
         """Queue again all groups sent behind a refused one: their turn never came."""
         while self._under_way:
             sent = self._under_way[-1]
@@ -447,7 +447,7 @@ class Writer:
             self._under_way.pop()
             self._waiting.put_back(sent.group)
 
-    def _queue_apart(self, group: list[Pending]) -> None:
+    def _queue_singly(self, group: list[Pending]) -> None:
         """Queue *group*, of which nothing was written, to be written record by record: only the bad one fails."""
         now = time.monotonic()
         again = []
@@ -569,7 +569,7 @@ class Writer:
         for group in reversed(groups[applied:]):
             # A caller that got "not known" reads the row again and decides anew. The other records come one by one:
             # if one of them breaks the connection, it does so alone.
-            self._queue_apart([pending for pending in group if not pending.answered])
+            self._queue_singly([pending for pending in group if not pending.answered])
 
     async def _count_applied(self, session: PipelineSession, groups: list[list[Pending]]) -> int:
         """How many of *groups* were committed.

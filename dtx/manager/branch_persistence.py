@@ -130,52 +130,52 @@ class BranchPersistence(ABC):
             XaError: 541, nothing was written.
         """
         if isinstance(effect, model.Complete):
-            return self._ending(entry, effect.ending, now, actor)
+            return self._new_end(entry, effect.ending, now, actor)
         if isinstance(effect, model.Note):
             return NoteWrite(journal=entry.journal(EVENT[effect.ending], now, actor=actor))
         if entry.record is None:
-            return self._entering(entry, effect.state, now, actor)
-        return self._advancing(entry, entry.record, effect, now, actor)
+            return self._new_insert(entry, effect.state, now, actor)
+        return self._new_advance(entry, entry.record, effect, now, actor)
 
     def written(self, entry: BranchRuntime, effect: LoggedEffect, record: LogWrite) -> None:
         """Update *entry*: *record*, the write for *effect*, is durable."""
         if isinstance(effect, Persist):
             if isinstance(record, Insert):
-                self._entered(entry, record)
+                self._apply_insert(entry, record)
             elif isinstance(record, Advance):
-                self._advanced(entry, record)
+                self._apply_advance(entry, record)
             return
         event = EVENT[effect.ending]
         if isinstance(effect, model.Complete):
-            self._completed(entry, event)
+            self._apply_end(entry, event)
             entry.record = None
         if isinstance(effect, model.Complete) or effect.ending is Ending.COMMITTED:
             entry.end = _END.get(event, BranchEnd.OTHER)
 
     @abstractmethod
-    def _entering(self, entry: BranchRuntime, state: State, now: float, actor: str) -> Insert:
+    def _new_insert(self, entry: BranchRuntime, state: State, now: float, actor: str) -> Insert:
         """The write by which the branch enters the log."""
 
     @abstractmethod
-    def _entered(self, entry: BranchRuntime, record: Insert) -> None:
+    def _apply_insert(self, entry: BranchRuntime, record: Insert) -> None:
         """Update *entry* after that write."""
 
     @abstractmethod
-    def _advancing(
+    def _new_advance(
         self, entry: BranchRuntime, record: BranchRecord, effect: Persist, now: float, actor: str
     ) -> Advance:
         """The write by which a branch with the row *record* changes its state."""
 
     @abstractmethod
-    def _advanced(self, entry: BranchRuntime, change: Advance) -> None:
+    def _apply_advance(self, entry: BranchRuntime, change: Advance) -> None:
         """Update *entry* after that write."""
 
     @abstractmethod
-    def _ending(self, entry: BranchRuntime, ending: Ending, now: float, actor: str) -> CompleteWrite | NoteWrite:
+    def _new_end(self, entry: BranchRuntime, ending: Ending, now: float, actor: str) -> CompleteWrite | NoteWrite:
         """The write by which the branch leaves the log; local work is committed or undone with it."""
 
     @abstractmethod
-    def _completed(self, entry: BranchRuntime, event: JournalEvent | None) -> None:
+    def _apply_end(self, entry: BranchRuntime, event: JournalEvent | None) -> None:
         """Update the store: the branch has left the log, with *event* as its ending."""
 
     def failed(self, entry: BranchRuntime, record: LogWrite, what: str, error: LogError) -> XaError:
@@ -218,7 +218,7 @@ class BranchPersistence(ABC):
             self._never(entry)
             return True  # it was never in the log; its work is still in memory
         event = ending.event if ending is not None and ending.event in ENDINGS else None
-        self._completed(entry, event)
+        self._apply_end(entry, event)
         entry.end = BranchEnd.OTHER if event is None else _END.get(event, BranchEnd.OTHER)
         return False
 
@@ -252,7 +252,7 @@ class BrokerPersistence(BranchPersistence):
             if unit.state is UnitState.PENDING and taking == bool(unit.number):
                 self._store.expect(record.vhost, unit)
 
-    def _deciding(
+    def _new_decision(
         self, entry: BranchRuntime, record: BranchRecord, state: State, outcome: Heuristic, now: float, actor: str
     ) -> Advance:
         """The write for a heuristic state: an operator's decision, or the end of its phase two."""
@@ -282,15 +282,15 @@ class BrokerPersistence(BranchPersistence):
             ),
         )
 
-    def _entered(self, entry: BranchRuntime, record: Insert) -> None:
+    def _apply_insert(self, entry: BranchRuntime, record: Insert) -> None:
         entry.record = record.branch
         entry.cached = record.work
         entry.origins = entry.work.origins() if entry.work is not None else {}
 
-    def _entering(self, entry: BranchRuntime, state: State, now: float, actor: str) -> Insert:
+    def _new_insert(self, entry: BranchRuntime, state: State, now: float, actor: str) -> Insert:
         work = entry.work
         assert work is not None, "a branch that is not logged holds its work in memory"
-        units = self._store.taking_units(entry.vhost, work)
+        units = self._store.units_to_take(entry.vhost, work)
         logged = log_state(state)
         decided = state is State.COMMITTING
         record = BranchRecord(
@@ -313,11 +313,11 @@ class BrokerPersistence(BranchPersistence):
         journal = Line(JournalEvent.PREPARED, now, actor) if state is State.PREPARED else None
         return Insert(branch=record, work=rows, journal=journal)
 
-    def _advancing(
+    def _new_advance(
         self, entry: BranchRuntime, record: BranchRecord, effect: Persist, now: float, actor: str
     ) -> Advance:
         if effect.outcome is not None:
-            return self._deciding(entry, record, effect.state, effect.outcome, now, actor)
+            return self._new_decision(entry, record, effect.state, effect.outcome, now, actor)
         to = log_state(effect.state)
         prepared = to is LogState.PREPARED
         decided = to in (LogState.COMMITTING, LogState.ROLLING_BACK)
@@ -356,9 +356,9 @@ class BrokerPersistence(BranchPersistence):
             await self._log.write(change, urgent=not entry.answered)
         except LogError as error:
             raise self.failed(entry, change, f"writing {change.to}", error) from error
-        self._advanced(entry, change)
+        self._apply_advance(entry, change)
 
-    def _advanced(self, entry: BranchRuntime, change: Advance) -> None:
+    def _apply_advance(self, entry: BranchRuntime, change: Advance) -> None:
         record = entry.record
         assert record is not None
         units = {
@@ -463,7 +463,7 @@ class BrokerPersistence(BranchPersistence):
             ),
         )
 
-    def _ending(self, entry: BranchRuntime, ending: Ending, now: float, actor: str) -> CompleteWrite:
+    def _new_end(self, entry: BranchRuntime, ending: Ending, now: float, actor: str) -> CompleteWrite:
         record = entry.record
         assert record is not None
         event = EVENT[ending]
@@ -489,7 +489,7 @@ class BrokerPersistence(BranchPersistence):
             self._free_receipts(entry.record, record)
         super()._found(entry, record)
 
-    def _completed(self, entry: BranchRuntime, event: JournalEvent | None) -> None:  # noqa: ARG002 - receipts go in any case
+    def _apply_end(self, entry: BranchRuntime, event: JournalEvent | None) -> None:  # noqa: ARG002 - receipts go in any case
         for unit in entry.record.units if entry.record is not None else ():
             if unit.state is not UnitState.DONE:
                 self._store.logged(entry.vhost, unit)

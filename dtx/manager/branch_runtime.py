@@ -313,7 +313,7 @@ class BranchRuntime:
         """Note that the state was read from the log."""
         self._move(Activity.RUNNING, Activity.REREADING)
 
-    async def through(self) -> None:
+    async def wait_for_operation(self) -> None:
         """Wait until the running operation has finished."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)

@@ -263,7 +263,7 @@ class Branches:
         """
         try:
             async with asyncio.timeout(self._limits.patience):
-                await entry.through()
+                await entry.wait_for_operation()
         except TimeoutError:
             raise XaError(
                 ReplyCode.INTERNAL_ERROR, f"another operation is still under way, try again (xid {entry.xid})"
@@ -279,9 +279,9 @@ class Branches:
         try:
             await self._durable.reread(entry)
         finally:
-            self.through(entry)
+            self.finish_operation(entry)
 
-    def through(self, entry: BranchRuntime) -> None:
+    def finish_operation(self, entry: BranchRuntime) -> None:
         """Finish the operation on *entry*: file it by its new state, then apply the events that came meanwhile."""
         state, certain = entry.branch.state, not entry.uncertain
         over = entry.end is not None or (state is _UNKNOWN and certain)

@@ -232,23 +232,23 @@ class Effects:
                             if undefined is not None:
                                 yield undefined
                         except LogError as error:
-                            raise log_failed(error, _what(effect), entry.xid) from error
+                            raise log_failed(error, _description(effect), entry.xid) from error
                         record = self._durable.writing(entry, effect, time.time(), actor)
                         try:
                             yield record
                         except LogError as error:
-                            raise self._durable.failed(entry, record, _what(effect), error) from error
+                            raise self._durable.failed(entry, record, _description(effect), error) from error
                         self._durable.written(entry, effect, record)
                         if isinstance(effect, Persist):
                             entry.branch = branch
                     case _:
-                        event = (yield from self._other(entry, effect, reply, actor)) or event
+                        event = (yield from self._run_other(entry, effect, reply, actor)) or event
             entry.branch = branch
             if event is None:
                 return
             branch, effects = step(branch, event, self._clock())
 
-    def _other(
+    def _run_other(
         self, entry: BranchRuntime, effect: _Other, reply: Reply, actor: str
     ) -> Generator[Wait, Event | None, Event | None]:
         """Run an effect that is neither a write nor an answer; returns the event that it ends in, if any."""
@@ -298,7 +298,7 @@ class Effects:
         reply(XaError(ReplyCode.INTERNAL_ERROR, reason))
 
 
-def _what(effect: LoggedEffect) -> str:
+def _description(effect: LoggedEffect) -> str:
     match effect:
         case Persist():
             return f"writing {effect.state}"

@@ -61,7 +61,7 @@ class LocalPersistence(BranchPersistence):
         """Hide its published messages and hold its consumed ones."""
         self._store.restore(record)
 
-    def _advancing(
+    def _new_advance(
         self, entry: BranchRuntime, record: BranchRecord, effect: Persist, now: float, actor: str
     ) -> Advance:
         """The write for an operator's decision, its work and journal in one transaction.
@@ -85,7 +85,7 @@ class LocalPersistence(BranchPersistence):
             journal=replace(journal, outcome=outcome, decided_at=now),
         )
 
-    def _advanced(self, entry: BranchRuntime, change: Advance) -> None:
+    def _apply_advance(self, entry: BranchRuntime, change: Advance) -> None:
         record, outcome = entry.record, change.outcome
         assert record is not None
         assert outcome is not None
@@ -115,7 +115,7 @@ class LocalPersistence(BranchPersistence):
             self._decided(entry, before, record.outcome)
         super()._found(entry, record)
 
-    def _entering(self, entry: BranchRuntime, state: State, now: float, actor: str) -> Insert:
+    def _new_insert(self, entry: BranchRuntime, state: State, now: float, actor: str) -> Insert:
         """The write for the vote: messages are stored, and stay invisible."""
         assert state is State.PREPARED, "no other state of local work is in the table"
         plan, work = self._plan(entry)
@@ -136,13 +136,13 @@ class LocalPersistence(BranchPersistence):
         )
         return Insert(branch=record, change=plan.change, journal=Line(JournalEvent.PREPARED, now, actor))
 
-    def _entered(self, entry: BranchRuntime, record: Insert) -> None:
+    def _apply_insert(self, entry: BranchRuntime, record: Insert) -> None:
         entry.record = record.branch
         plan = entry.plan
         if plan is not None:  # the log has the messages
             entry.plan = replace(plan, change=Change()) if plan.unroutable else None
 
-    def _ending(self, entry: BranchRuntime, ending: Ending, now: float, actor: str) -> CompleteWrite | NoteWrite:
+    def _new_end(self, entry: BranchRuntime, ending: Ending, now: float, actor: str) -> CompleteWrite | NoteWrite:
         """The write for decision, work and journal in one transaction."""
         event = EVENT[ending]
         record = entry.record
@@ -187,7 +187,7 @@ class LocalPersistence(BranchPersistence):
             case _:
                 return None
 
-    def _completed(self, entry: BranchRuntime, event: JournalEvent | None) -> None:
+    def _apply_end(self, entry: BranchRuntime, event: JournalEvent | None) -> None:
         if entry.record is not None:
             published, consumed = _slots(entry.record)
         elif entry.plan is not None:

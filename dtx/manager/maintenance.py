@@ -109,10 +109,10 @@ class Maintenance:
             )
         failpoint.at(Point.RESTART_LOADED)
         async for entry in in_slices(pending, _AT_ONCE):
-            self._spawn(self._take_up(entry))
+            self._spawn(self._resume_operation(entry))
         _log.info("branches loaded", in_doubt=len(self._branches) - len(pending), unfinished=len(pending))
 
-    async def _take_up(self, entry: BranchRuntime) -> None:
+    async def _resume_operation(self, entry: BranchRuntime) -> None:
         """Resume the operation that the predecessor began (the entry is claimed)."""
         failpoint.at(Point.RESTART_DECIDE_BEFORE)
         try:
@@ -126,7 +126,7 @@ class Maintenance:
         else:
             failpoint.at(Point.RESTART_DECIDE_AFTER)
         finally:
-            self._branches.through(entry)
+            self._branches.finish_operation(entry)
 
     # -- time
 
@@ -140,7 +140,7 @@ class Maintenance:
                 self._age(entry, now)
             if now >= revive_at:
                 revive_at = now + _REVIVE
-                await self._revive()
+                await self._resume_decided()
                 await self._branches.clear_tombstones()
 
     def _reply(self, entry: BranchRuntime) -> Reply:
@@ -154,9 +154,9 @@ class Maintenance:
         return reply
 
     async def _due(self, now: float) -> list[BranchRuntime]:
-        return [entry async for entry in in_slices(self._branches.open) if self._falls_due(entry, now)]
+        return [entry async for entry in in_slices(self._branches.open) if self._due_operation(entry, now)]
 
-    def _falls_due(self, entry: BranchRuntime, now: float) -> Operation | None:
+    def _due_operation(self, entry: BranchRuntime, now: float) -> Operation | None:
         branch = entry.branch
         since = self._branches.open.get(entry)
         if since is None or not entry.idle:
@@ -171,7 +171,7 @@ class Maintenance:
         return None
 
     def _age(self, entry: BranchRuntime, now: float) -> None:
-        operation = self._falls_due(entry, now)  # other tasks have run since the first check
+        operation = self._due_operation(entry, now)  # other tasks have run since the first check
         if operation is Operation.TIMEOUT:
             _log.info("branch timed out", xid=entry.xid, vhost=entry.vhost, timeout=entry.branch.timeout)
         if operation is not None:
@@ -187,7 +187,7 @@ class Maintenance:
         entry.claim()  # now, not when the task runs
         self._spawn(self._run(entry, Happened(operation=operation, vote=self._durable.vote(entry)), reply, DTX))
 
-    async def _revive(self) -> None:
+    async def _resume_decided(self) -> None:
         """Resume decided branches whose operation ended in a failed log write.
 
         A stuck branch waits for a request, unless phase two has finished since, and only the log does not have that.
@@ -204,7 +204,7 @@ class Maintenance:
     def _resume(self, entry: BranchRuntime) -> None:
         if entry.branch.state in UNFINISHED and (entry.applied or not (entry.record and entry.record.stuck)):
             entry.claim()
-            self._spawn(self._take_up(entry))
+            self._spawn(self._resume_operation(entry))
 
     async def _recheck(self, entry: BranchRuntime) -> None:
         try:

@@ -89,7 +89,7 @@ class BranchManager:
             limits.patience,
             remember=self._branches.leave_tombstone,
             answered=self._branches.answered,
-            done=self._branches.through,
+            done=self._branches.finish_operation,
         )
         self._upkeep = Maintenance(
             log, self._durable, self._branches, self._effects, limits, metrics, self._run, self.spawn
@@ -319,7 +319,7 @@ class BranchManager:
                 entry.cached = await self._effects.broker.read_work(entry)
             await self._effects.resolve_take(entry, reply)
         except BaseException:
-            self._branches.through(entry)
+            self._branches.finish_operation(entry)
             raise
 
     async def _run(self, entry: BranchRuntime, event: Event, reply: Reply, actor: str) -> None:
@@ -329,7 +329,7 @@ class BranchManager:
         except XaError as error:
             reply(error)
         finally:
-            self._branches.through(entry)
+            self._branches.finish_operation(entry)
 
     async def get_timeout(self, who: Requester, xid: Xid) -> int:
         """The timeout of a branch, seconds.
@@ -337,7 +337,7 @@ class BranchManager:
         Raises:
             XaError: see :meth:`find`.
         """
-        entry = await self._quiet(who, xid, Operation.GET_TIMEOUT)
+        entry = await self._find_idle(who, xid, Operation.GET_TIMEOUT)
         return entry.branch.timeout
 
     async def set_timeout(self, who: Requester, xid: Xid, seconds: int) -> None:
@@ -346,11 +346,11 @@ class BranchManager:
         Raises:
             XaError: see :meth:`find`.
         """
-        entry = await self._quiet(who, xid, Operation.SET_TIMEOUT)
+        entry = await self._find_idle(who, xid, Operation.SET_TIMEOUT)
         wanted = min(seconds, self.limits.max_timeout) or self.limits.default_timeout
         entry.branch, _ = step(entry.branch, SetTimeout(seconds=wanted), self._clock())
 
-    async def _quiet(self, who: Requester, xid: Xid, operation: Operation) -> BranchRuntime:
+    async def _find_idle(self, who: Requester, xid: Xid, operation: Operation) -> BranchRuntime:
         entry = await self._branches.find(who, xid, operation, _ignore_answer)
         assert entry is not None, "only a completion is answered before it is found"
         return entry
@@ -394,7 +394,7 @@ class BranchManager:
         Raises:
             XaError: 403; 404 for an unknown xid; 541 when the log cannot be read, or another operation takes too long.
         """
-        return await self._quiet(who, xid, Operation.GET_TIMEOUT)
+        return await self._find_idle(who, xid, Operation.GET_TIMEOUT)
 
     async def operate(
         self, entry: BranchRuntime, event: Event, reply: Reply, actor: str, decision: BranchDecision | None
@@ -424,7 +424,7 @@ class BranchManager:
         try:
             await self._durable.redirect(entry, to, reason, time.time(), actor)
         finally:
-            self._branches.through(entry)
+            self._branches.finish_operation(entry)
 
     def known(self, vhost: str, xid: Xid) -> BranchRuntime | None:
         """The branch, also while an operation runs on it; ``None`` when it is not known here."""

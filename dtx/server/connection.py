@@ -232,7 +232,7 @@ class ClientConnection(BaseClient):
         """Requests of the client that take long."""
         self._login: asyncio.Task[None] | None = None
 
-    def after_all(self, act: Callable[[], object]) -> None:
+    def after_work(self, act: Callable[[], object]) -> None:
         """Call *act* after all running work, and after the work that it appends: ending parts append their clean-up."""
         self.slices.then(lambda: self.slices.then(act))
 

@@ -45,12 +45,12 @@ class DemarcationHandler:
         """Branches that the channel is associated or suspended with."""
 
     @property
-    def ties(self) -> Iterator[tuple[BranchRuntime, Association]]:
+    def associations(self) -> Iterator[tuple[BranchRuntime, Association]]:
         """Branches that the channel is associated or suspended with, for operators."""
         found = ((entry, entry.branch.association(self._channel)) for entry in list(self._branches.values()))
         return ((entry, how) for entry, how in found if how is not Association.NONE)
 
-    def tied(self, xid: Xid) -> BranchRuntime | None:
+    def associated_branch(self, xid: Xid) -> BranchRuntime | None:
         """The branch *xid*, if the channel is associated or suspended with it."""
         return self._branches.get(xid)
 

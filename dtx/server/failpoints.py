@@ -28,7 +28,7 @@ def around_reply(answer: _Reply) -> _Reply:
         *answer*.
     """
     if failpoint.armed and answer != b"":
-        before, sent = _around(answer)
+        before, sent = _points_around(answer)
         failpoint.at(before)
         failpoint.when_written(sent)
     return answer
@@ -42,5 +42,5 @@ def around_answer(key: int) -> None:
         failpoint.when_written(sent)
 
 
-def _around(answer: bytes | XaError) -> tuple[Point, Point]:
+def _points_around(answer: bytes | XaError) -> tuple[Point, Point]:
     return _EXCEPTION if isinstance(answer, XaError) else _AROUND[int.from_bytes(answer[7:11], "big")]

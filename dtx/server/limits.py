@@ -34,7 +34,7 @@ MAX_UNSETTLED: Final = 200_000
 cannot pause the broker's consumers. The limit also bounds how long one request that settles all of them takes."""
 
 
-def demand_fan_out(message: HeldPublish) -> None:
+def check_fan_out(message: HeldPublish) -> None:
     """Refuse a publish that writes too many bytes.
 
     Args:

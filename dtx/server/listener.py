@@ -154,7 +154,7 @@ class AcceptedConnection(asyncio.Protocol):
         """See :class:`asyncio.Protocol`."""
         if self._timer is not None:
             self._timer.cancel()
-        self._listener.dismiss(self)
+        self._listener.remove(self)
         if self.session is not None:
             self.session.client_disconnected()
 
@@ -306,7 +306,7 @@ class Listener:
             )
             self._servers.append(server)
             return server
-        tls_server = TlsServer(tls, self.header_timeout, self._admit_tls, self._dismiss_tls)
+        tls_server = TlsServer(tls, self.header_timeout, self._admit_tls, self._remove_tls)
         self._tls_servers.append(tls_server)
         await tls_server.bind(host, port)
         return tls_server
@@ -315,8 +315,8 @@ class Listener:
         connection = AcceptedConnection(self, accepted)
         return connection if self.admit(connection, peer) else None
 
-    def _dismiss_tls(self, protocol: asyncio.Protocol) -> None:
-        self.dismiss(cast("AcceptedConnection", protocol))
+    def _remove_tls(self, protocol: asyncio.Protocol) -> None:
+        self.remove(cast("AcceptedConnection", protocol))
 
     async def accept(self, new_session: NewSession) -> None:
         """Accept clients on all bound addresses; *new_session* makes their sessions."""
@@ -354,7 +354,7 @@ class Listener:
         if oldest is None or asyncio.get_running_loop().time() - handshakes[oldest] < _GRACE:
             return False
         _log.info("handshake ended to make room", peer=oldest.peer)
-        self.dismiss(oldest)
+        self.remove(oldest)
         oldest.abort()
         return True
 
@@ -376,7 +376,7 @@ class Listener:
             if not ours:
                 del self._handshakes[source]
 
-    def dismiss(self, connection: AcceptedConnection) -> None:
+    def remove(self, connection: AcceptedConnection) -> None:
         """Remove a closed socket from the counts. Idempotent."""
         if connection not in self._connections:
             return
@@ -397,12 +397,12 @@ class Listener:
         if session is None:
             return None
         self.sessions[session] = connection.arrived = connection.arrival(header)
-        task = asyncio.get_running_loop().create_task(self._attend(session))
+        task = asyncio.get_running_loop().create_task(self._run_session(session))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return session
 
-    async def _attend(self, session: ClientSession) -> None:
+    async def _run_session(self, session: ClientSession) -> None:
         try:
             await session.connect()
             await session.ended

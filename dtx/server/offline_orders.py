@@ -42,14 +42,14 @@ class ActiveDtx:
     away: str | None
 
 
-def _kept(settings: Settings, url: str) -> Keep:
+def _last_retention(settings: Settings, url: str) -> Keep:
     """The retention of the last service: the lease holder drops older data, and commands have no options for it."""
     with LogReader(url) as log:
         return log.retention(settings.rm) or Keep(journal=max(1, round(settings.journal_retention / DAY)))
 
 
 @asynccontextmanager
-async def alone(settings: Settings, url: str) -> AsyncIterator[ActiveDtx]:
+async def active_offline(settings: Settings, url: str) -> AsyncIterator[ActiveDtx]:
     """Be the active dtx in the block.
 
     Args:
@@ -76,7 +76,7 @@ async def alone(settings: Settings, url: str) -> AsyncIterator[ActiveDtx]:
             settings.rm,
             holder=holder,
             lease_ttl=settings.lease_ttl,
-            keep=await asyncio.to_thread(_kept, settings, url),
+            keep=await asyncio.to_thread(_last_retention, settings, url),
             unsafe=settings.unsafe,
         )
         await log.open(wait=False)

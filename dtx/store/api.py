@@ -177,7 +177,7 @@ class BrokerStore(MessageStore, Protocol):
     def next_unit(self, vhost: str) -> Unit:
         """The unit number 0 that phase two of a branch would use now. It is logged with the decision."""
 
-    def taking_units(self, vhost: str, work: HeldWork) -> dict[Holder, Unit]:
+    def units_to_take(self, vhost: str, work: HeldWork) -> dict[Holder, Unit]:
         """For each holder in *work* the unit, from number 1 on, that will take its deliveries."""
 
     async def take(self, branch_id: UUID, vhost: str, units: Sequence[Unit], work: HeldWork) -> dict[int, UnitOutcome]:

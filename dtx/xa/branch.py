@@ -109,12 +109,12 @@ def step(branch: Branch, event: Event, now: float) -> tuple[Branch, tuple[Effect
         case SetTimeout():
             rule = _look_up(branch, Operation.SET_TIMEOUT, Vote.NOTHING)
             deadline = now + event.seconds if event.seconds else None
-            return _become(branch, branch.state, branch.associations, deadline, event.seconds), rule.effects
+            return _with_state(branch, branch.state, branch.associations, deadline, event.seconds), rule.effects
         case ChannelLost():
             if event.channel not in branch.associations:
                 return branch, ()
             associations = _associate(branch.associations, event.channel, Association.NONE)
-            branch = _become(branch, branch.state, associations, branch.deadline)
+            branch = _with_state(branch, branch.state, associations, branch.deadline)
             rule = _look_up(branch, Operation.CHANNEL_LOST, Vote.NOTHING)
             return _move(branch, rule), rule.effects
         case _:  # pragma: no cover
@@ -143,7 +143,7 @@ def _demarcate(
     before = branch.associations.get(channel, _NONE)
     after = ASSOCIATIONS.get((before, operation))
     if after is None:
-        raise _misplaced(branch, operation, before)
+        raise _wrong_association(branch, operation, before)
     if branch.state in DOOMED:
         after = _NONE  # X/Open table 6-2: [RB] leaves no association, for any operation
     associations = _associate(branch.associations, channel, after)
@@ -153,7 +153,7 @@ def _demarcate(
     deadline = branch.deadline
     if operation is _START and branch.timeout:
         deadline = now + branch.timeout
-    return _become(branch, rule.to, associations, deadline), rule.effects
+    return _with_state(branch, rule.to, associations, deadline), rule.effects
 
 
 def _associate(
@@ -165,7 +165,7 @@ def _associate(
     return left or _NO_ASSOCIATIONS
 
 
-def _become(
+def _with_state(
     branch: Branch,
     state: State,
     associations: Mapping[ChannelId, Association],
@@ -182,7 +182,7 @@ def _become(
 def _move(branch: Branch, rule: Rule) -> Branch:
     if rule.to is branch.state:
         return branch
-    return _become(branch, rule.to, branch.associations, branch.deadline)
+    return _with_state(branch, rule.to, branch.associations, branch.deadline)
 
 
 def _vote(branch: Branch, vote: Vote) -> Vote:
@@ -196,7 +196,7 @@ def _look_up(branch: Branch, operation: Operation, vote: Vote) -> Rule:
     return rule
 
 
-def _misplaced(branch: Branch, operation: Operation, association: Association) -> XaError:
+def _wrong_association(branch: Branch, operation: Operation, association: Association) -> XaError:
     if (branch.state, operation, Vote.ASSOCIATED) not in TRANSITIONS:
         return _illegal(branch, operation)  # an unknown xid, or a state without associations, is reported first
     relation = "not associated with" if association is Association.NONE else f"{association} on"

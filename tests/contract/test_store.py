@@ -32,7 +32,7 @@ async def test_a_delivery_released_by_a_transaction_returns_to_its_consumer(clie
     await sink.wait(1)
     (delivery,) = sink.deliveries
     queue.index.hold(delivery)
-    queue.index.unhold(delivery)
+    queue.index.end_hold(delivery)
     assert (queue.index.ready, queue.index.unacked) == (0, 1)
     await client.submit(acked=[delivery])
     assert await rows(client, queue.spec.id) == 0

@@ -20,7 +20,7 @@ from dtx.admin.message_properties import decode_properties
 from dtx.admin.problems import Problem, as_problem
 from dtx.admin.safe_text import preview
 from dtx.admin.web.page_request import Fields, Visit, Visitor, build, read_form
-from dtx.admin.web.rendering import HEADERS, address, see_other
+from dtx.admin.web.rendering import HEADERS, address, redirect_to
 from dtx.auth.roles import OperatorRole
 from dtx.config.values import parse_duration
 from dtx.log.pages import Sort
@@ -377,7 +377,7 @@ async def decide(request: Request, visit: Visitor) -> Response:
     """The dry run of an order, and then the order, for the version of the branch in the dry run."""
     form = await read_form(request, visit)
     xid, vhost, action = form.one("xid"), form.one("vhost") or "/", form.one("action")
-    given = form.given("reason", "version", "position", "exchange", "routing_key", "queue")
+    given = form.non_empty("reason", "version", "position", "exchange", "routing_key", "queue")
     if action not in _HEADLINES:
         raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"there is no order {action!r}")
     dry_run = form.one("stage") != "do"
@@ -393,7 +393,7 @@ async def decide(request: Request, visit: Visitor) -> Response:
         visit.session.add_dry_run(order, str(done.forecast.version))
         return await _decide_page(visit, xid, vhost, action, given, forecast=done.forecast)
     visit.session.notice = f"{_HEADLINES[action]}: done. The answer is {done.answer}."
-    return see_other(address("branch", xid=xid, vhost=vhost))
+    return redirect_to(address("branch", xid=xid, vhost=vhost))
 
 
 async def _order(visit: Visit, xid: str, vhost: str, action: str, form: Fields, *, dry_run: bool) -> forms.DoneForm:

@@ -23,7 +23,7 @@ from dtx.admin.web.page_request import (
     sessions_of,
     visit_of,
 )
-from dtx.admin.web.rendering import HEADERS, PAGES, STATIC, address, render, see_other, static_content, static_version
+from dtx.admin.web.rendering import HEADERS, PAGES, STATIC, address, redirect_to, render, static_content, static_version
 
 router = APIRouter()
 _FOR_EVER: Final = "public, max-age=31536000, immutable"
@@ -49,7 +49,7 @@ async def show_sign_in(
         await visit_of(request)
     except SignInNeeded:
         return _sign_in_page(next_page)
-    return see_other(local(next_page))
+    return redirect_to(local(next_page))
 
 
 @router.post("/sign-in")
@@ -73,7 +73,7 @@ async def sign_in(request: Request) -> Response:
 
     await context.audited(badge.identity, "sign-in", "web pages", "", {}, work)
     sessions_of(request).end(request.cookies.get(COOKIE, ""))
-    response = see_other(local(wanted))
+    response = redirect_to(local(wanted))
     _set_cookie(request, response, sessions_of(request).begin(badge), round(LONGEST_SECONDS))
     return response
 
@@ -94,7 +94,7 @@ async def sign_out(request: Request, visit: Visitor) -> Response:
     """End the session at once."""
     await read_form(request, visit)
     sessions_of(request).end(request.cookies.get(COOKIE, ""))
-    response = see_other(address("sign-in"))
+    response = redirect_to(address("sign-in"))
     _set_cookie(request, response, "", 0)
     return response
 

@@ -25,7 +25,7 @@ from dtx.admin.api_context import ApiContext, context_of
 from dtx.admin.identity import ApiCredentials, Identity
 from dtx.admin.problems import Problem, as_problem
 from dtx.admin.web.live_updates import LiveUpdates
-from dtx.admin.web.rendering import PAGES, address, render, see_other
+from dtx.admin.web.rendering import PAGES, address, redirect_to, render
 
 COOKIE: Final = "dtx_session"
 PART: Final = "x-dtx-part"
@@ -65,7 +65,7 @@ class WebSession:
     notice: str | None = None
     _dry_runs: list[bytes] = field(default_factory=list, repr=False)
 
-    def take_notice(self) -> str | None:
+    def pop_notice(self) -> str | None:
         """Return the notice and remove it."""
         notice, self.notice = self.notice, None
         return notice
@@ -174,7 +174,7 @@ def frame(visit: Visit | None) -> dict[str, Any]:
     return {
         "me": visit.who,
         "mark": visit.session.mark,
-        "notice": None if visit.part else visit.session.take_notice(),
+        "notice": None if visit.part else visit.session.pop_notice(),
         "here": visit.here,
         "rm": visit.context.rm,
         "active": visit.context.active is not None and visit.context.active.lease_valid(),
@@ -248,7 +248,7 @@ class Fields:
         """The last value of that name as it was typed, for passwords."""
         return next(iter(reversed(self._values.get(name, []))), "")
 
-    def given(self, *names: str) -> dict[str, Any]:
+    def non_empty(self, *names: str) -> dict[str, Any]:
         """The values of those of *names* that are not empty."""
         return {name: self.one(name) for name in names if self.one(name)}
 
@@ -298,7 +298,7 @@ def to_sign_in(request: Request) -> Response:
         # Browsers do not send the cookie when a link of another site is followed. A reload by a page of dtx sends it.
         return render("again.html", frame(None))
     wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-    return see_other(address("sign-in", next=wanted if request.method == "GET" else None))
+    return redirect_to(address("sign-in", next=wanted if request.method == "GET" else None))
 
 
 def local(wanted: str) -> str:

@@ -134,6 +134,6 @@ def render(template: str, context: Mapping[str, Any], status: HTTPStatus = HTTPS
     return HTMLResponse(_environment_of_pages.get_template(template).render(context), status.value, HEADERS)
 
 
-def see_other(where: str) -> Response:
+def redirect_to(where: str) -> Response:
     """A redirect to *where*, which the browser follows with GET."""
     return RedirectResponse(where, HTTPStatus.SEE_OTHER, HEADERS)

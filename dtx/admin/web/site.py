@@ -32,7 +32,7 @@ from dtx.admin.web.page_request import (
     show_error,
     to_sign_in,
 )
-from dtx.admin.web.rendering import address, see_other
+from dtx.admin.web.rendering import address, redirect_to
 from dtx.auth.roles import OperatorRole
 from dtx.log import pages
 from dtx.log.api import LogError
@@ -134,7 +134,7 @@ async def close_connection(request: Request, visit: Visitor) -> Response:
     number = int(typed) if typed.isdecimal() and len(typed) < 19 else 0
     was = await routes_orders.close_connection(visit.who, visit.context, number, order)
     visit.session.notice = f"Connection {was.id} of {was.user} from {was.address} is closed."
-    return see_other(address("connections"))
+    return redirect_to(address("connections"))
 
 
 @router.get("/reconciliation")

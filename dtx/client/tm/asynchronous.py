@@ -256,18 +256,18 @@ class AsyncTransaction(BaseTransaction):
 
     async def enlist(self, resource: AsyncResource | str, handle: Any = None) -> Any:
         """Enlist a resource, as :meth:`dtx.client.tm.Transaction.enlist` does."""
-        return await drive_async(self._enlisting(resource, handle))
+        return await drive_async(self._enlist_work(resource, handle))
 
     async def commit(self) -> Outcome:
         """Commit the whole transaction or nothing of it, as :meth:`dtx.client.tm.Transaction.commit` does.
 
         If the task is cancelled during the call, the cancellation takes effect after the end of the transaction.
         """
-        return await _to_its_end(self._committing())
+        return await _finish_uncancelled(self._commit_work())
 
     async def rollback(self) -> Outcome:
         """Roll the whole transaction back, as :meth:`dtx.client.tm.Transaction.rollback` does."""
-        return await _to_its_end(self._rolling_back())
+        return await _finish_uncancelled(self._rollback_work())
 
     async def __aenter__(self) -> Self:
         self._enter()
@@ -282,7 +282,7 @@ class AsyncTransaction(BaseTransaction):
             await self.rollback()
 
 
-async def _to_its_end(work: Work[Outcome]) -> Outcome:
+async def _finish_uncancelled(work: Work[Outcome]) -> Outcome:
     """Drive *work* to its end. All cancellations take effect after that."""
     task = asyncio.create_task(drive_async(work))
     cancelled: asyncio.CancelledError | None = None

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from dtx.client.tm.decisions import DecisionLog, Statements, twice
+from dtx.client.tm.decisions import DecisionLog, Statements, repeat_once
 from dtx.client.tm.errors import LogFailed
 
 _BUSY: Final = 30.0
@@ -288,7 +288,7 @@ class PostgresLog(DecisionLog):
         with self._session() as database:
             database.execute("SELECT pg_try_advisory_lock(%s)", (key,))
 
-    @twice
+    @repeat_once
     def alive(self, node: str, process: str) -> bool:
         """Return whether a process holds that lock."""
         key = _key(node, process)

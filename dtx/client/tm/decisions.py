@@ -117,7 +117,7 @@ class Statements:
                 cursor.executemany(self._sql(statement), values)
 
 
-def twice(method: Callable[Concatenate[_L, _P], _R]) -> Callable[Concatenate[_L, _P], _R]:
+def repeat_once(method: Callable[Concatenate[_L, _P], _R]) -> Callable[Concatenate[_L, _P], _R]:
     """Repeat a method once on a new connection if its connection was lost: the server may have restarted.
 
     All methods of the log may be repeated: if the first call has written a decision, the second finds it.
@@ -233,7 +233,7 @@ class DecisionLog(ABC):
             for entry in batch.entries:
                 entry.settled = True
 
-    @twice
+    @repeat_once
     def write(self, batch: Batch) -> None:
         """Write *batch* in one transaction, which is durable when this returns. Set ``logged`` of its entries."""
         # In the order of the keys, so that two processes cannot deadlock.
@@ -260,7 +260,7 @@ class DecisionLog(ABC):
     def _values(self, row: DecisionRow) -> tuple[object, ...]:
         return row.gtrid, row.format_id, row.node, row.decision.value, self.when(row.at), json.dumps(row.resources)
 
-    @twice
+    @repeat_once
     def read(self, gtrid: bytes) -> DecisionRow | None:
         """Return the decision about a transaction; ``None`` if there is none, which means roll-back.
 
@@ -270,7 +270,7 @@ class DecisionLog(ABC):
         found = self._decisions("WHERE gtrid = %s", (gtrid,))
         return found[0] if found else None
 
-    @twice
+    @repeat_once
     def unfinished(self, node: str, decision: Decision = Decision.COMMIT) -> list[DecisionRow]:
         """Return the decisions of a node that are not finished, the oldest first.
 
@@ -286,17 +286,17 @@ class DecisionLog(ABC):
             found = tm.rows(f"SELECT {_COLUMNS} FROM tm.decision {where}", values)  # noqa: S608 - constant text
         return [_decision(*row) for row in found]
 
-    @twice
-    def take_up(self, gtrid: bytes) -> None:
+    @repeat_once
+    def count_recovery(self, gtrid: bytes) -> None:
         """Count, durably, that recovery is about to complete the branches of a transaction."""
         self._change("UPDATE tm.decision SET recoveries = recoveries + 1 WHERE gtrid = %s", gtrid)
 
-    @twice
+    @repeat_once
     def withdraw(self, gtrid: bytes) -> None:
         """Remove a decision to roll back whose branch was committed in one phase, by its resource alone."""
         self._change("DELETE FROM tm.decision WHERE gtrid = %s AND decision = 'rollback'", gtrid)
 
-    @twice
+    @repeat_once
     def prune(self, older: timedelta) -> int:
         """Remove decisions that were finished longer ago than *older*, and return their number.
 
@@ -309,7 +309,7 @@ class DecisionLog(ABC):
 
     # -- heuristic outcomes -------------------------------------------------------------------------------------------
 
-    @twice
+    @repeat_once
     def record(self, report: HeuristicReport) -> None:
         """Make a heuristic outcome durable. A second report of the same branch changes nothing."""
         values = report.gtrid, report.resource, report.outcome.value, report.decision, report.reason, self.when(now())
@@ -319,7 +319,7 @@ class DecisionLog(ABC):
             *values,
         )
 
-    @twice
+    @repeat_once
     def forgotten(self, gtrid: bytes, resource: str) -> None:
         """Record that the resource has forgotten a heuristic outcome."""
         self._change(
@@ -327,7 +327,7 @@ class DecisionLog(ABC):
             *(self.when(now()), gtrid, resource),
         )
 
-    @twice
+    @repeat_once
     def heuristics(self, *, unforgotten: bool = False) -> list[tuple[HeuristicReport, datetime, datetime | None]]:
         """Return reports with the times at which they were recorded and forgotten, the oldest first.
 

@@ -359,7 +359,7 @@ class BaseTransaction:
         self._require_active("be marked")
         self._rollback_only = self._rollback_only or reason
 
-    def _enlisting(self, resource: Any, handle: Any) -> Work[Any]:
+    def _enlist_work(self, resource: Any, handle: Any) -> Work[Any]:
         """Enlist a resource and return the handle for the application."""
         self._require_active("enlist a resource")
         known = self._manager.known(resource)
@@ -378,7 +378,7 @@ class BaseTransaction:
         reach(CommitPoint.BEGUN)
         return session.handle
 
-    def _committing(self) -> Work[Outcome]:
+    def _commit_work(self) -> Work[Outcome]:
         self._require_active("commit")
         elapsed = time.monotonic() - self._begun
         plan = self._manager.plan(self.gtrid, list(self._branches.values()))
@@ -387,19 +387,19 @@ class BaseTransaction:
         if begun is not None:
             elapsed = max(elapsed, time.time() - begun.begun)
         if self._timeout is not None and elapsed > self._timeout:
-            yield from self._completing(commitment.rollback(plan))
+            yield from self._complete_work(commitment.rollback(plan))
             raise TimedOut(f"after {elapsed:.1f} s, the time-out is {self._timeout:g} s", gtrid=self.gtrid)
         if self._rollback_only is not None:
-            yield from self._completing(commitment.rollback(plan))
+            yield from self._complete_work(commitment.rollback(plan))
             raise RolledBack(self._rollback_only, gtrid=self.gtrid)
-        return (yield from self._completing(commitment.commit(plan)))
+        return (yield from self._complete_work(commitment.commit(plan)))
 
-    def _rolling_back(self) -> Work[Outcome]:
+    def _rollback_work(self) -> Work[Outcome]:
         self._require_active("roll back")
         plan = self._manager.plan(self.gtrid, list(self._branches.values()))
-        return (yield from self._completing(commitment.rollback(plan)))
+        return (yield from self._complete_work(commitment.rollback(plan)))
 
-    def _completing(self, work: Work[Outcome]) -> Work[Outcome]:
+    def _complete_work(self, work: Work[Outcome]) -> Work[Outcome]:
         """Carry out *work* and release the sessions.
 
         After an interruption close the sessions instead. Branches that are not prepared are then rolled back.
@@ -586,7 +586,7 @@ class Transaction(BaseTransaction):
             Misuse: the transaction is over, the resource is not registered, or it is enlisted with another handle.
             XAException: the resource manager refuses, or is unreachable.
         """
-        found: Handle = drive(self._enlisting(resource, handle))
+        found: Handle = drive(self._enlist_work(resource, handle))
         return found
 
     def commit(self) -> Outcome:
@@ -606,7 +606,7 @@ class Transaction(BaseTransaction):
                 the transaction. If the only resource committed in one phase, the log has no record of it.
             Misuse: the transaction is over.
         """
-        return drive(self._committing())
+        return drive(self._commit_work())
 
     def rollback(self) -> Outcome:
         """Roll the whole transaction back.
@@ -618,7 +618,7 @@ class Transaction(BaseTransaction):
             HeuristicOutcome: branches were committed without the transaction manager.
             Misuse: the transaction is over.
         """
-        return drive(self._rolling_back())
+        return drive(self._rollback_work())
 
     def __enter__(self) -> Self:
         self._enter()

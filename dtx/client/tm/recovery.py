@@ -233,7 +233,7 @@ class RecoveryRound:
             if age < self.interval and (yield from self._alive(owner)):
                 return  # in its second phase, in another one
         # If another process then gets "not known" for a branch, this row shows it that recovery completed the branch.
-        _raised((yield from self.log(lambda log: log.take_up(row.gtrid))))
+        _raised((yield from self.log(lambda log: log.count_recovery(row.gtrid))))
         reach(CommitPoint.RECOVERY_TAKEN_UP)
         done = True
         for name in row.resources:
@@ -296,7 +296,7 @@ class RecoveryRound:
             decision = _raised((yield from self.log(lambda log: log.fence(orphan))))
             reach(CommitPoint.RECOVERY_FENCED)
         if decision is Decision.COMMIT:
-            _raised((yield from self.log(lambda log: log.take_up(xid.gtrid))))
+            _raised((yield from self.log(lambda log: log.count_recovery(xid.gtrid))))
         done = yield from self._complete(resource, xid, decision)
         if done and decision is Decision.ROLLBACK and xid not in self.alone:
             yield from self.log(lambda log: log.finish(xid.gtrid))

@@ -70,7 +70,7 @@ class Driven:
 _D = TypeVar("_D", bound=Driven)
 
 
-def driven(work: Callable[Concatenate[_D, _P], Work[Any]]) -> Callable[Concatenate[_D, _P], Any]:
+def driven_method(work: Callable[Concatenate[_D, _P], Work[Any]]) -> Callable[Concatenate[_D, _P], Any]:
     """Make a method from work. The method returns the result of the work, or with asyncio an awaitable for it."""
 
     @wraps(work)
@@ -194,7 +194,7 @@ class Pool(Driven, ABC):
     def open(self) -> Any:
         """Open a new session."""
 
-    @driven
+    @driven_method
     def acquire(self) -> Work[Any]:
         """Return a free session that is usable, or a new one."""
         while True:
@@ -206,7 +206,7 @@ class Pool(Driven, ABC):
                 return free
             yield free.close
 
-    @driven
+    @driven_method
     def started(self, xid: Xid) -> Work[Any]:
         """Return a session that works for the branch *xid*.
 
@@ -224,7 +224,7 @@ class Pool(Driven, ABC):
             yield from _started(session, xid)
         return session
 
-    @driven
+    @driven_method
     def release(self, session: Any) -> Work[None]:
         """Take a session back after the transaction: keep it as a free one, or close it."""
         if session.own and (yield session.usable):
@@ -236,7 +236,7 @@ class Pool(Driven, ABC):
                 return
         yield session.close
 
-    @driven
+    @driven_method
     def close(self) -> Work[None]:
         """Close the free sessions."""
         with self._lock:
@@ -360,35 +360,35 @@ class AnyDtxSession(ResourceSession[Handle]):
         """The channel."""
         return self._work.channel  # type: ignore[no-any-return]
 
-    @driven
+    @driven_method
     def start(self, xid: Xid) -> Work[None]:
         """Associate the channel with the branch."""
         yield partial(self._work.start, xid)
         self._ended = False
 
-    @driven
+    @driven_method
     def end(self, xid: Xid) -> Work[None]:
         """Dissociate the channel. Earlier publishes reach the server first, because the channel keeps the order."""
         self._ended = True
         yield partial(self._work.end, xid)
 
-    @driven
+    @driven_method
     def prepare(self, xid: Xid) -> Work[XaFlag]:
         """Prepare the branch: the first phase."""
         vote: XaFlag = yield partial(self._outcomes.prepare, xid)
         return vote
 
-    @driven
+    @driven_method
     def commit(self, xid: Xid) -> Work[None]:
         """Commit a prepared branch: the second phase."""
         yield partial(self._outcomes.commit, xid)
 
-    @driven
+    @driven_method
     def commit_one_phase(self, xid: Xid) -> Work[None]:
         """Commit the branch in one phase."""
         yield partial(self._outcomes.commit, xid, one_phase=True)
 
-    @driven
+    @driven_method
     def rollback(self, xid: Xid) -> Work[None]:
         """Roll the branch back. Before that, end the branch as failed if it is not ended.
 
@@ -401,18 +401,18 @@ class AnyDtxSession(ResourceSession[Handle]):
         with suppress(XARollback):
             yield partial(self._outcomes.rollback, xid)
 
-    @driven
+    @driven_method
     def forget(self, xid: Xid) -> Work[None]:
         """Discard the record of a heuristic outcome."""
         yield partial(self._outcomes.forget, xid)
 
-    @driven
+    @driven_method
     def recover(self) -> Work[list[Xid]]:
         """Make one whole recovery scan."""
         found: list[Xid] = yield self._scan
         return found
 
-    @driven
+    @driven_method
     def usable(self) -> Work[bool]:
         """Return whether the session is outside of a branch, and open."""
         if not self._ended:
@@ -420,7 +420,7 @@ class AnyDtxSession(ResourceSession[Handle]):
         alive: bool = yield self._alive
         return alive
 
-    @driven
+    @driven_method
     def close(self) -> Work[None]:
         """Close the connection, if it is the session's."""
         yield self._leave
@@ -513,7 +513,7 @@ class Pep249Session(ResourceSession[Any]):
         """The connection."""
         return self._connection
 
-    @driven
+    @driven_method
     def start(self, xid: Xid) -> Work[None]:
         """Call ``tpc_begin``."""
         try:
@@ -522,12 +522,12 @@ class Pep249Session(ResourceSession[Any]):
             raise _refusal(self._connection, error, XAER_RMERR) from error
         self._current = xid
 
-    @driven
+    @driven_method
     def end(self, xid: Xid) -> Work[None]:  # noqa: ARG002 - see below
         """Do nothing: in PEP 249 the prepare ends the branch."""
         yield from ()
 
-    @driven
+    @driven_method
     def prepare(self, xid: Xid) -> Work[XaFlag]:
         """Call ``tpc_prepare``."""
         if (yield from self._first(xid, "tpc_prepare")) is False:
@@ -535,7 +535,7 @@ class Pep249Session(ResourceSession[Any]):
             return XaFlag.RDONLY
         return XaFlag.OK
 
-    @driven
+    @driven_method
     def commit_one_phase(self, xid: Xid) -> Work[None]:
         """Call ``tpc_commit`` without prepare."""
         yield from self._first(xid, "tpc_commit")
@@ -556,12 +556,12 @@ class Pep249Session(ResourceSession[Any]):
         except Exception as error:
             raise _refusal(self._connection, error, XA_RBROLLBACK) from error
 
-    @driven
+    @driven_method
     def commit(self, xid: Xid) -> Work[None]:
         """Call ``tpc_commit`` for a prepared transaction, this connection's own or one found by recovery."""
         yield from self._second(xid, "tpc_commit")
 
-    @driven
+    @driven_method
     def rollback(self, xid: Xid) -> Work[None]:
         """Call ``tpc_rollback``, in any state of the transaction."""
         yield from self._second(xid, "tpc_rollback")
@@ -586,12 +586,12 @@ class Pep249Session(ResourceSession[Any]):
         except XAER_RMFAIL:
             return False
 
-    @driven
+    @driven_method
     def forget(self, xid: Xid) -> Work[None]:  # noqa: ARG002 - see below
         """Do nothing: PEP 249 has no heuristic outcomes."""
         yield from ()
 
-    @driven
+    @driven_method
     def recover(self) -> Work[list[Xid]]:
         """Call ``tpc_recover``, and return the branches of this database only."""
         try:
@@ -601,14 +601,14 @@ class Pep249Session(ResourceSession[Any]):
             raise XAER_RMFAIL(words(error)) from error
         return _xids(found, _info(self._connection, "dbname", None))
 
-    @driven
+    @driven_method
     def usable(self) -> Work[bool]:
         """Return whether the connection is open and outside of a transaction."""
         yield from ()
         closed = bool(getattr(self._connection, "closed", False))
         return self._current is None and not closed and not _info(self._connection, "transaction_status", 0)
 
-    @driven
+    @driven_method
     def close(self) -> Work[None]:
         """Close the connection, if it is the session's."""
         if self.own:

@@ -228,7 +228,7 @@ def _use(thread: int, used: int) -> int:
     return SWITCH.use(thread, used)
 
 
-def _quiet() -> None:
+def _silence_pika() -> None:
     """Keep pika's logs about lost connections off stderr, unless ``DTX_XA_LOG`` names a level such as DEBUG."""
     level = os.environ.get("DTX_XA_LOG", "").upper()
     if level in logging.getLevelNamesMapping():
@@ -238,5 +238,5 @@ def _quiet() -> None:
         logging.getLogger("pika").propagate = False
 
 
-_quiet()
+_silence_pika()
 ffi.def_extern(name="dtx_py_gone")(SWITCH.thread_ended)

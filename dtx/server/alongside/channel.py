@@ -154,7 +154,7 @@ class ProxyChannel:
         return self.session.id, self.number
 
     @property
-    def ties(self) -> Iterable[tuple[BranchRuntime, Association]]:
+    def associations(self) -> Iterable[tuple[BranchRuntime, Association]]:
         """Branches that the channel is associated or suspended with."""
         return ()
 

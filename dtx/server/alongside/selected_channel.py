@@ -110,9 +110,9 @@ class SelectedChannel(ProxyChannel):
         self.session.upstream.handlers[publishing] = _PublishChannel(self)
 
     @property
-    def ties(self) -> Iterable[tuple[BranchRuntime, Association]]:
+    def associations(self) -> Iterable[tuple[BranchRuntime, Association]]:
         """See :class:`ProxyChannel`."""
-        return self._demarcation.ties
+        return self._demarcation.associations
 
     @property
     def only_coordinates(self) -> bool:

@@ -410,7 +410,7 @@ class ProxySession(ChannelOwner):
         if selected or any(taking.holds for taking in takings):
             self._release_channels()
             takings = self._takings()
-        if not all(taking.rests for taking in takings) or (takings and self._drains()):
+        if not all(taking.only_holds for taking in takings) or (takings and self._drains()):
             return
         close, self._pending_close = self._pending_close, None
         if takings or self.upstream.is_lost:

@@ -86,16 +86,16 @@ class SessionFacts:
 
     Args:
         place: the numbers of the connection and of the channel.
-        ties: the branches that the transactions work for.
+        associations: the branches that the transactions work for.
     """
 
     place: tuple[int, int]
-    ties: Sequence[tuple[BranchRuntime, Association]]
+    associations: Sequence[tuple[BranchRuntime, Association]]
 
     @property
     def mode(self) -> ChannelMode:
         """``dtx`` while there are transactions, else ``plain``."""
-        return ChannelMode.DTX if self.ties else ChannelMode.PLAIN
+        return ChannelMode.DTX if self.associations else ChannelMode.PLAIN
 
     @property
     def scan(self) -> Scan | None:
@@ -171,7 +171,7 @@ class Amqp10Connection(ClientConnection):
         """One entry for all sessions, because transactions belong to the connection."""
         if self.stage is not Stage.RUNNING:
             return {}
-        return {0: SessionFacts((self.id, 0), self.transactions.ties)}
+        return {0: SessionFacts((self.id, 0), self.transactions.associations)}
 
     # -- from the client
 
@@ -257,7 +257,7 @@ class Amqp10Connection(ClientConnection):
         if self._engine.over and self.stage is not Stage.ENDED:
             self._end()
 
-    def soon(self, work: Callable[[], None] | None = None) -> None:
+    def flush_soon(self, work: Callable[[], None] | None = None) -> None:
         """Flush at the end of this turn of the loop, after *work*."""
         if work is not None:
             self._loop.call_soon(work)
@@ -305,7 +305,7 @@ class Amqp10Connection(ClientConnection):
     def _answer(self, end: Callable[[], None]) -> None:
         """Answer the end of a link or session after its messages have returned."""
         self.slices.then(end)
-        self.slices.then(self.soon)
+        self.slices.then(self.flush_soon)
 
     def _on_work(self, event: Delivered | Flowed | Disposed | Dropped | DeliveryLost | Writable) -> None:
         match event:
@@ -323,7 +323,7 @@ class Amqp10Connection(ClientConnection):
             case Writable():
                 self._resume()
             case DeliveryLost():
-                self.transactions.miss(event.txn_id)
+                self.transactions.report_missed(event.txn_id)
             case Dropped():
                 shell = self._links.get((event.session, event.link))
                 if isinstance(shell, Incoming | Control):
@@ -441,7 +441,7 @@ class Amqp10Connection(ClientConnection):
         if self._links.get(shell.place) is shell:
             self._forget(shell.place)
             shell.detach(peer_error(error))
-        self.soon()
+        self.flush_soon()
 
     def terminate(self, control: ControlPlace, error: Error) -> None:
         """End a control link, and its transactions with it."""
@@ -462,7 +462,7 @@ class Amqp10Connection(ClientConnection):
             shell.shut_down()
         if shell is not None and not self._resuming:
             self._resuming = True
-            self.soon(self._resume)  # its waiting output has kept other links from sending
+            self.flush_soon(self._resume)  # its waiting output has kept other links from sending
 
     def _forget_session(self, session: int, *, by_client: bool) -> None:
         self._engine.effort += len(self._links)
@@ -523,7 +523,7 @@ class Amqp10Connection(ClientConnection):
             session = self._engine.session(answer.control[0])
             if session is not None and self.shell(answer.control) is not None:
                 session.dispose(Role.RECEIVER, (answer.delivery_id,), answer.outcome, settled=True)
-        self.soon()
+        self.flush_soon()
 
     # -- pace
 
@@ -568,7 +568,7 @@ class Amqp10Connection(ClientConnection):
     def _work_failed(self, error: Exception) -> None:
         _log.error("connection failed", connection=self.id, exc_info=error)
         self._close(INTERNAL)
-        self.soon()
+        self.flush_soon()
 
     def _on_closed(self, event: Closed) -> None:
         if event.error is not None:
@@ -613,10 +613,10 @@ class Amqp10Connection(ClientConnection):
         self._discount_sessions(len(self._sessions))
         self._sessions.clear()
         self.slices.run(self._forget_all(self._links))
-        self.after_all(lambda: self.nodes.leave(then))  # the transactions of control links end before
+        self.after_work(lambda: self.nodes.leave(then))  # the transactions of control links end before
 
     def _release_all(self) -> None:
         self._charge(0)
         if self._tick_timer is not None:
             self._tick_timer.cancel()
-        self.after_all(lambda: self.nodes.end(self._over))
+        self.after_work(lambda: self.nodes.end(self._over))

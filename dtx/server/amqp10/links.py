@@ -339,7 +339,7 @@ class OutgoingLink(_Shell):
             )
         except WireError as malformed:
             reason = f"a message of the node cannot be read: {malformed}"
-            self._connection.soon(partial(self._give_up, taken, AmqpError(Condition.DECODE_ERROR, reason)))
+            self._connection.flush_soon(partial(self._give_up, taken, AmqpError(Condition.DECODE_ERROR, reason)))
             return
         self._sent += 1
         acquires = self._acquires
@@ -347,10 +347,10 @@ class OutgoingLink(_Shell):
         try:
             number = self._link.send(self._sent.to_bytes(8, "big"), payload, settled=self._settled, state=state)
         except AmqpError as error:  # larger than the client accepts
-            self._connection.soon(partial(self._give_up, taken, error))
+            self._connection.flush_soon(partial(self._give_up, taken, error))
             return
         if number is None:
-            self._connection.soon(lambda: self.node.requeue((taken,)))
+            self._connection.flush_soon(lambda: self.node.requeue((taken,)))
         elif not self._settled:
             self.unsettled[number] = taken
             if acquires is not None:
@@ -358,7 +358,7 @@ class OutgoingLink(_Shell):
         elif acquires is not None:
             acquires.work.retire(self, number, taken, ACCEPTED, settled=True, kind=Kind.ACQUISITION)
             if self._only_rolls_back:
-                self._connection.soon(self._end_drain)
+                self._connection.flush_soon(self._end_drain)
         else:
             self.node.accept((taken,))
         self._connection.pump()
@@ -385,7 +385,9 @@ class OutgoingLink(_Shell):
                 transactional.
         """
         try:
-            named = self._connection.coordination.acquiring(self.session.channel, event.flow.properties)
+            named = self._connection.coordination.transaction_of_acquisition(
+                self.session.channel, event.flow.properties
+            )
         except WorkRefused as refusal:
             raise refusal.error from None
         if named is not None and not self.node.transactional:
@@ -411,7 +413,7 @@ class OutgoingLink(_Shell):
         """Send no more in a transaction that is being discharged (4.4.3)."""
         if self._acquires is not None and self._acquires.work is work:
             self._acquires = self._link.properties = None
-            self._connection.soon(self.resume)
+            self._connection.flush_soon(self.resume)
 
     def discharged(self, work: TransactionWork, *, committed: bool) -> None:
         """A transaction has ended: deliveries of it without an outcome stay the client's, or return to the queue."""
@@ -440,7 +442,7 @@ class OutgoingLink(_Shell):
             self.node.requeue((taken,))
             return
         if not self._returning:
-            self._connection.soon(self._return)
+            self._connection.flush_soon(self._return)
         self._returning.append((number, taken, settled))
 
     def _return(self) -> None:
@@ -463,7 +465,7 @@ class OutgoingLink(_Shell):
             # "MUST abort … before completing the discharge" (4.4.3), but there is no window for an abort on the link
             reason = "the rest of a delivery was rolled back"
             self._connection.detach(self, AmqpError(Condition.ROLLBACK, reason))
-        self._connection.soon()
+        self._connection.flush_soon()
 
     # -- outcomes
 
@@ -479,11 +481,13 @@ class OutgoingLink(_Shell):
             WorkRefused: the state names a transaction that is not live, or a second transaction.
         """
         coordination, channel = self._connection.coordination, self.session.channel
-        transaction, outcome = coordination.retiring(channel, state, None)
+        transaction, outcome = coordination.transaction_of_disposition(channel, state, None)
         if self._acquired:
             for number in deliveries:
                 acquired = self._acquired.get(number)
-                coordination.retiring(channel, state, None if acquired is None else acquired.transaction)
+                coordination.transaction_of_disposition(
+                    channel, state, None if acquired is None else acquired.transaction
+                )
         was_full = self.full
         if transaction is not None:
             yield from self._retire(transaction, deliveries, outcome, settled=settled)

@@ -258,7 +258,7 @@ def _name(octets: bytes) -> Value:
         return octets
 
 
-def deliveries_in_vain(headers: dict[bytes, Entry]) -> int:
+def failed_deliveries(headers: dict[bytes, Entry]) -> int:
     """The number of failed deliveries of a message, by its *headers*."""
     found = headers.get(DELIVERY_COUNT)
     count = None if found is None or not is_simple(found) else from_field(found)
@@ -273,7 +273,7 @@ def _header(view: properties.BasicProperties, headers: dict[bytes, Entry], *, re
         ttl=None if expiration is None else min(int(expiration), _MAX_TTL),
         first_acquirer=not redelivered,
         # Dead letters and republished messages may have the header: "on first delivery, the value is zero" (3.2.1).
-        delivery_count=deliveries_in_vain(headers) if redelivered else 0,
+        delivery_count=failed_deliveries(headers) if redelivered else 0,
     )
 
 
@@ -426,7 +426,7 @@ def modified(raw: bytes, outcome: Modified, *, redelivered: bool) -> bytes:
     for entry in properties.read(raw).headers:
         headers.setdefault(entry.key, entry)
     if outcome.delivery_failed:
-        count = (deliveries_in_vain(headers) if redelivered else 0) + 1
+        count = (failed_deliveries(headers) if redelivered else 0) + 1
         raw = properties.set_headers(raw, {DELIVERY_COUNT: (b"l", count.to_bytes(8, "big"))})
     if not outcome.message_annotations:
         return raw

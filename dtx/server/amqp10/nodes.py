@@ -105,7 +105,7 @@ class Home(Protocol):
     def release_client(self, reason: object) -> None:
         """Remove *reason*; read again if no other is left."""
 
-    def soon(self, work: Callable[[], None] | None = None) -> None:
+    def flush_soon(self, work: Callable[[], None] | None = None) -> None:
         """Flush at the end of this turn of the loop, after *work*."""
 
     def fail(self, error: AmqpError) -> None:

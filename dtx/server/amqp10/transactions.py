@@ -55,7 +55,7 @@ class TransactionHome(Home, Protocol):
     def reply(self, answer: CoordinatorAnswer | Terminate) -> None:
         """Answer a control link."""
 
-    def after_all(self, act: Callable[[], None]) -> None:
+    def after_work(self, act: Callable[[], None]) -> None:
         """Call *act* when all long work so far is done."""
 
 
@@ -264,7 +264,7 @@ class TransactionWork:
         self._validations.add(validation)
         validation.add_done_callback(self._validations.discard)
 
-    async def quiet(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Wait until the work is complete, and no other operation runs on the branch.
 
         Raises:
@@ -479,14 +479,14 @@ class Transactions:
         """The work of a live transaction."""
         return self._works[transaction.txn_id]
 
-    def miss(self, txn_id: bytes) -> None:
+    def report_missed(self, txn_id: bytes) -> None:
         """Doom a transaction that lost a message whose sender gets no outcome."""
         transaction = self._coordination.live(txn_id)
         if transaction is not None:
             doom_unreported(transaction, self._works[txn_id], "a message came to a link that had ended")
 
     @property
-    def ties(self) -> Sequence[tuple[BranchRuntime, Association]]:
+    def associations(self) -> Sequence[tuple[BranchRuntime, Association]]:
         """The branches that they work for."""
         found = ((work.entry, work.entry.branch.association(work)) for work in self._works.values())
         return [(entry, how) for entry, how in found if how is not Association.NONE]
@@ -614,7 +614,7 @@ class Transactions:
         try:
             flag = None
             while flag is None:
-                await ending.work.quiet()
+                await ending.work.wait_until_idle()
                 flag = ending.work.end(fail=not ending.asked.commit)
         except XaError as error:
             self._not_ended(ending, error)
@@ -663,7 +663,7 @@ class Transactions:
         # A discharge with fail=true always succeeds (4.3).
         answer = self._coordination.discharged(asked, failure if asked.commit else None)
         # After the returns: links return messages to their queue when these wait for no session window any more.
-        self._connection.after_all(lambda: self._reply_late(answer, control))
+        self._connection.after_work(lambda: self._reply_late(answer, control))
 
     # -- the end
 

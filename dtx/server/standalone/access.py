@@ -39,7 +39,7 @@ class Access:
         self._users: object = None
         """The version of all users for which ``_allowed`` is valid."""
 
-    def demand(self, permission: Permission, kind: str, name: bytes) -> None:
+    def require(self, permission: Permission, kind: str, name: bytes) -> None:
         """Check that the account has a permission.
 
         Args:
@@ -63,7 +63,7 @@ class Access:
             raise XaError(ReplyCode.ACCESS_REFUSED, f"{permission} access to {what} refused for user '{user}'")
         self._allowed.add((permission, name))
 
-    def demand_topic(self, permission: Permission, exchange: bytes, key: bytes) -> None:
+    def require_topic(self, permission: Permission, exchange: bytes, key: bytes) -> None:
         """Check that the account may use a routing key at a topic exchange. Other exchanges accept every key.
 
         Args:

@@ -59,9 +59,9 @@ class StandaloneChannel:
         return self.order.place
 
     @property
-    def ties(self) -> Iterable[tuple[BranchRuntime, Association]]:
+    def associations(self) -> Iterable[tuple[BranchRuntime, Association]]:
         """The branches with which the channel has an association, active or suspended."""
-        return self._context.ties if isinstance(self._context, DistributedContext) else ()
+        return self._context.associations if isinstance(self._context, DistributedContext) else ()
 
     @property
     def scan(self) -> Scan | None:

@@ -214,7 +214,7 @@ class ChannelConsumers:
             return
         if len(self.consumers) >= MAX_CONSUMERS:
             raise WireError(HardCode.NOT_ALLOWED, f"reached maximum ({MAX_CONSUMERS}) of consumers per channel")
-        client.demand(Permission.READ, "queue", name)
+        client.require(Permission.READ, "queue", name)
         client.vhost.find_queue(name, client)
         priority = _priority(asked.arguments)
         self._order.after_writes(lambda: self._consume(name, asked, priority), BasicConsume.KEY)
@@ -313,7 +313,7 @@ class ChannelConsumers:
     def get(self, asked: BasicGet, name: bytes) -> None:
         """basic.get of the queue *name*. It waits until earlier publishes are durable."""
         client = self._client
-        client.demand(Permission.READ, "queue", name)
+        client.require(Permission.READ, "queue", name)
         client.vhost.find_queue(name, client)
         self._order.after_writes(lambda: self._get(name, asked.no_ack), BasicGet.KEY)
 

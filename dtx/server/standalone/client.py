@@ -81,9 +81,9 @@ class Client:
         """The store of the messages."""
         return self.parts.broker
 
-    def demand(self, permission: Permission, kind: str, name: bytes) -> None:
-        """See :meth:`Access.demand`."""
-        self.access.demand(permission, kind, name)
+    def require(self, permission: Permission, kind: str, name: bytes) -> None:
+        """See :meth:`Access.require`."""
+        self.access.require(permission, kind, name)
 
     def now(self) -> float:
         """Seconds since the epoch; the clock that the queues use."""

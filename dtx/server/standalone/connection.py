@@ -470,7 +470,7 @@ class StandaloneConnection(ClientConnection):
             self._confirm_close()
         else:
             self._leave(Stage.LEAVING)
-            self.after_all(lambda: self.writes.then(self._confirm_close))
+            self.after_work(lambda: self.writes.then(self._confirm_close))
 
     def _confirm_close(self) -> None:
         self._engine.close_ok()
@@ -486,7 +486,7 @@ class StandaloneConnection(ClientConnection):
             self.channels.clear()
             self.slices.run(self._shut_down_channels(channels))
             remaining = remove_own(self._parts.broker, self.manager, self.client.vhost, self.client)
-            self.after_all(lambda: self.slices.run(remaining))
+            self.after_work(lambda: self.slices.run(remaining))
         if stage is Stage.ENDED:
             self._engine.end()
 
@@ -504,4 +504,4 @@ class StandaloneConnection(ClientConnection):
             if timer is not None:
                 timer.cancel()
         self.manager.disk.leave(self._disk_has_room)
-        self.after_all(super()._release_all)
+        self.after_work(super()._release_all)

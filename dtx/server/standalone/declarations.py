@@ -118,18 +118,18 @@ class Declarations:
 
     def exchange_declare(self, asked: ExchangeDeclare) -> None:
         """exchange.declare."""
-        vhost, demand = self._client.vhost, self._client.demand
+        vhost, require = self._client.vhost, self._client.require
         name = _name(asked.exchange)
         define = None
         if asked.passive:
             vhost.find_exchange(name)
         else:
             check_not_default(name)
-            demand(Permission.CONFIGURE, "exchange", name)
+            require(Permission.CONFIGURE, "exchange", name)
             alternate = _exchange_in(asked.arguments, ALTERNATE) if name not in vhost.exchanges else None
             if alternate is not None:
-                demand(Permission.READ, "exchange", name)
-                demand(Permission.WRITE, "exchange", alternate)
+                require(Permission.READ, "exchange", name)
+                require(Permission.WRITE, "exchange", alternate)
             define = vhost.declare_exchange(
                 name,
                 asked.kind,
@@ -144,7 +144,7 @@ class Declarations:
         """exchange.delete."""
         name = _name(asked.exchange)
         check_not_default(name)
-        self._client.demand(Permission.CONFIGURE, "exchange", name)
+        self._client.require(Permission.CONFIGURE, "exchange", name)
         define = self._client.vhost.delete_exchange(name, if_unused=asked.if_unused)
         self._answer(asked, define)
 
@@ -152,14 +152,14 @@ class Declarations:
         """exchange.query of the preview."""
         name = asked.exchange
         if name:
-            self._client.demand(Permission.READ, "exchange", name)
+            self._client.require(Permission.READ, "exchange", name)
         facts = exchange_facts(self._client.vhost, name)
         answer = ExchangeQueryOk(facts.type, facts.durable, facts.not_found, facts.arguments)
         self._order.send(answer.frame(self._order.number))
 
     def bind(self, asked: ExchangeBind | ExchangeUnbind | QueueBind | QueueUnbind) -> None:
         """exchange.bind, exchange.unbind, queue.bind or queue.unbind."""
-        vhost, demand = self._client.vhost, self._client.demand
+        vhost, require = self._client.vhost, self._client.require
         destination, source, routing_key = _name(asked.destination), _name(asked.source), asked.routing_key
         kind = DestinationKind.EXCHANGE
         if isinstance(asked, QueueBind | QueueUnbind):
@@ -167,12 +167,12 @@ class Declarations:
             if not destination:
                 destination = self.queue_name(destination)
                 routing_key = routing_key or destination
-        demand(Permission.WRITE, kind, destination)
+        require(Permission.WRITE, kind, destination)
         if kind is DestinationKind.EXCHANGE:
             check_not_default(destination)
         check_not_default(source)
-        demand(Permission.READ, "exchange", source)
-        self._client.access.demand_topic(Permission.READ, source, routing_key)
+        require(Permission.READ, "exchange", source)
+        self._client.access.require_topic(Permission.READ, source, routing_key)
         binds = isinstance(asked, QueueBind | ExchangeBind)
         act = vhost.bind if binds else vhost.unbind
         define = act(source, kind, destination, routing_key, asked.arguments, self._client)
@@ -182,7 +182,7 @@ class Declarations:
     def binding_query(self, asked: BindingQuery) -> None:
         """binding.query of the preview."""
         if asked.exchange:
-            self._client.demand(Permission.READ, "exchange", asked.exchange)
+            self._client.require(Permission.READ, "exchange", asked.exchange)
         # The default exchange binds each queue by its name, so there a routing key is a queue name.
         for name in (asked.queue, b"" if asked.exchange else asked.routing_key):
             if name:
@@ -219,12 +219,12 @@ class Declarations:
         if asked.passive:
             self._count(name, asked.no_wait)
             return
-        vhost, demand = self._client.vhost, self._client.demand
-        demand(Permission.CONFIGURE, "queue", name or SERVER_NAMED)
+        vhost, require = self._client.vhost, self._client.require
+        require(Permission.CONFIGURE, "queue", name or SERVER_NAMED)
         letters = _exchange_in(asked.arguments, DEAD_LETTER_EXCHANGE) if name not in vhost.queues else None
         if letters is not None:
-            demand(Permission.READ, "queue", name or SERVER_NAMED)
-            demand(Permission.WRITE, "exchange", letters)
+            require(Permission.READ, "queue", name or SERVER_NAMED)
+            require(Permission.WRITE, "exchange", letters)
         declared = vhost.declare_queue(
             name,
             self._client,
@@ -274,7 +274,7 @@ class Declarations:
     def queue_purge(self, asked: QueuePurge) -> None:
         """queue.purge. It also removes messages that the client published before."""
         name = self.queue_name(asked.queue)
-        self._client.demand(Permission.READ, "queue", name)
+        self._client.require(Permission.READ, "queue", name)
         self._client.vhost.find_queue(name, self._client)
         self._order.after_writes(
             lambda: self._order.run(self._purge(name, asked.no_wait), QueuePurge.KEY), QueuePurge.KEY
@@ -289,7 +289,7 @@ class Declarations:
     def queue_delete(self, asked: QueueDelete) -> None:
         """queue.delete. It also deletes messages that the client published before."""
         name = self.queue_name(asked.queue)
-        self._client.demand(Permission.CONFIGURE, "queue", name)
+        self._client.require(Permission.CONFIGURE, "queue", name)
         self._order.after_writes(lambda: self._delete(name, asked), QueueDelete.KEY)
 
     def _delete(self, name: bytes, asked: QueueDelete) -> None:

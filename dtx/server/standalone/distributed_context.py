@@ -59,9 +59,9 @@ class DistributedContext:
         return self._demarcation.branch is not None
 
     @property
-    def ties(self) -> Iterable[tuple[BranchRuntime, Association]]:
+    def associations(self) -> Iterable[tuple[BranchRuntime, Association]]:
         """The branches with which the channel has an association, active or suspended."""
-        return self._demarcation.ties
+        return self._demarcation.associations
 
     # -- start and end
 
@@ -82,7 +82,7 @@ class DistributedContext:
 
     def _doom_if_refused(self, call: methods.DtxEnd) -> None:
         """Roll back a branch that publishes to a full queue. As with tx.commit, all of it happens or nothing."""
-        entry = self._demarcation.tied(call.xid)  # a suspended branch may be ended, too
+        entry = self._demarcation.associated_branch(call.xid)  # a suspended branch may be ended, too
         if entry is not None and entry.work is not None:
             reason = self._client.broker.refusal(entry.work)
             if reason is not None:

@@ -3,7 +3,7 @@
 from typing import Final
 
 from dtx.auth.permissions import Permission
-from dtx.server.limits import demand_fan_out
+from dtx.server.limits import check_fan_out
 from dtx.server.standalone.channel_consumers import ChannelConsumers
 from dtx.server.standalone.client import Client
 from dtx.server.standalone.contexts import Context, PublisherChannel
@@ -55,9 +55,9 @@ class MessageRouting:
             raise WireError(HardCode.NOT_IMPLEMENTED, "immediate=true")
         client = self._client
         access, vhost = client.access, client.vhost
-        access.demand(Permission.WRITE, "exchange", exchange)
+        access.require(Permission.WRITE, "exchange", exchange)
         vhost.publishable(exchange)
-        access.demand_topic(Permission.WRITE, exchange, key)
+        access.require_topic(Permission.WRITE, exchange, key)
         view = properties.read(raw)
         is_plain = _INSPECTED.isdisjoint(view.spans)
         if not is_plain:
@@ -86,7 +86,7 @@ class MessageRouting:
             tuple([queue.spec.id for queue in queues]),
             blind,
         )
-        demand_fan_out(message)
+        check_fan_out(message)
         if client.manager.disk.raised:
             client.wait_for_disk()
         context.publish(message, number)

@@ -19,7 +19,7 @@ from dtx.server.amqp10.addresses import Address, ExchangeAddress, QueueAddress, 
 from dtx.server.amqp10.mapping import Content, modified
 from dtx.server.amqp10.nodes import DEFAULT_VHOST, Handed, Home, NodeSender, Receiver, Working, discards, named_vhost
 from dtx.server.client_session import ClientTransport
-from dtx.server.limits import demand_fan_out
+from dtx.server.limits import check_fan_out
 from dtx.server.standalone.access import Access
 from dtx.server.standalone.broker import remove, remove_own
 from dtx.server.standalone.client import Parts
@@ -180,17 +180,17 @@ class StandaloneNodes:
             return QueueOrigin(self, queue, shown=of_queue(queue.name), made=True)
         if isinstance(address, ExchangeAddress):
             return self._subscribe(address, filters)
-        self.access.demand(Permission.READ, "queue", address.name)
+        self.access.require(Permission.READ, "queue", address.name)
         return QueueOrigin(self, self.vhost.find_queue(address.name, self))
 
     def _subscribe(self, address: ExchangeAddress, filters: dict[str, Any] | None) -> "QueueOrigin":
         """Bind a queue of the link to an exchange. It needs the same permissions as in AMQP 0-9."""
         access = self.access
         for permission in (Permission.CONFIGURE, Permission.WRITE, Permission.READ):
-            access.demand(permission, "queue", SERVER_NAMED)
-        access.demand(Permission.READ, "exchange", address.name)
+            access.require(permission, "queue", SERVER_NAMED)
+        access.require(Permission.READ, "exchange", address.name)
         found = subscription(address, filters, self.vhost.find_exchange(address.name).kind)
-        access.demand_topic(Permission.READ, address.name, found.key)
+        access.require_topic(Permission.READ, address.name, found.key)
         queue = self._new_queue()
         try:
             self.vhost.bind(address.name, DestinationKind.QUEUE, queue.name, found.key, found.arguments, self)
@@ -201,7 +201,7 @@ class StandaloneNodes:
 
     def _new_queue(self) -> Queue:
         """The queue of a dynamic node. It is exclusive, and is deleted with the connection at the latest."""
-        self.access.demand(Permission.CONFIGURE, "queue", SERVER_NAMED)
+        self.access.require(Permission.CONFIGURE, "queue", SERVER_NAMED)
         return self.vhost.declare_queue(b"", self, exclusive=True).queue
 
     def target(self, address: Address, subject: str | None) -> tuple[bytes, bytes]:
@@ -216,7 +216,7 @@ class StandaloneNodes:
             raise XaError(ReplyCode.NOT_FOUND, f"no {describe('queue', key, self.vhost.name)}")
         if len(key) > _MAX_KEY:
             raise AmqpError(Condition.INVALID_FIELD, f"a subject of {len(key)} bytes is too long for a routing key")
-        self.access.demand(Permission.WRITE, "exchange", exchange)
+        self.access.require(Permission.WRITE, "exchange", exchange)
         self.vhost.publishable(exchange)
         return exchange, key
 
@@ -285,7 +285,7 @@ class Publications:
         """See :class:`Destination`."""
         nodes = self._nodes
         exchange, key = nodes.target(address, subject)
-        nodes.access.demand_topic(Permission.WRITE, exchange, key)
+        nodes.access.require_topic(Permission.WRITE, exchange, key)
         view = properties.read(content.properties)
         nodes.access.check_properties(view)
         more, _ = sender_selected(content.properties)
@@ -293,7 +293,7 @@ class Publications:
         message = HeldPublish(
             exchange, key, False, content.properties, content.body, None, tuple(queue.spec.id for queue in queues)
         )
-        demand_fan_out(message)
+        check_fan_out(message)
         if nodes.home.manager.disk.raised:
             nodes.wait_for_disk()
         return message
@@ -480,7 +480,7 @@ class QueueOrigin:
     def accept(self, taken: Sequence[object]) -> None:
         """See :class:`Origin`."""
         self._nodes.writes.ack(cast("Sequence[QueueDelivery]", taken))
-        self._nodes.home.soon()
+        self._nodes.home.flush_soon()
 
     def reject(self, taken: Sequence[object]) -> None:
         """See :class:`Origin`."""
@@ -567,7 +567,7 @@ class QueueOrigin:
 
     @staticmethod
     def _decided(delivery: QueueDelivery, decided: Decided, committed: bool) -> None:
-        delivery.queue.unhold(delivery)
+        delivery.queue.end_hold(delivery)
         decided(committed)
 
     async def _publish_dead_letters(self) -> None:
@@ -608,7 +608,7 @@ class QueueOrigin:
         for kept in cast("Sequence[KeptDelivery]", deliveries):
             assert kept.taken is not None
             assert kept.released is not None
-            kept.taken.queue.unhold(kept.taken)
+            kept.taken.queue.end_hold(kept.taken)
             kept.released()
 
     # -- the end

@@ -11,7 +11,7 @@ from dtx.failpoint import Point
 from dtx.log.changes import Change, Slot, StoredMessage
 from dtx.store.api import Plan
 from dtx.store.postgres.cache import CachedBodies
-from dtx.store.postgres.property_scan import expiry, traits, without_blind
+from dtx.store.postgres.property_scan import expiry, traits, without_bcc
 from dtx.store.postgres.recorder import Recorder
 from dtx.store.postgres.registry import QueueEntry, Registry, by_queue
 from dtx.store.work import HeldPublish, HeldWork
@@ -258,5 +258,5 @@ class StoredBranches:
 def _shown(publish: HeldPublish) -> HeldPublish:
     """*publish* as it is returned to its publisher, without BCC."""
     if publish.blind:
-        return replace(publish, properties=without_blind(publish.properties), blind=False)
+        return replace(publish, properties=without_bcc(publish.properties), blind=False)
     return publish

@@ -44,7 +44,7 @@ class SourceQueue(Protocol):
     def hold(self, delivery: "QueueDelivery") -> None:
         """Hide a delivery that was acknowledged within a branch until the branch ends. Raises as :meth:`ack`."""
 
-    def unhold(self, delivery: "QueueDelivery") -> None:
+    def end_hold(self, delivery: "QueueDelivery") -> None:
         """Undo :meth:`hold`: it is unacknowledged again. Raises KeyError unless it is held."""
 
     def requeue(self, deliveries: Iterable["QueueDelivery"], now: float) -> None:

@@ -111,7 +111,7 @@ class Dispatcher:
             if len(found) < len(slots):
                 # The answer may have ended at its limit of bytes, or messages may have no row. Messages that were
                 # purged or expired meanwhile are not ready any more, and are not reported.
-                missed = queue.vanished(await self._missing([slot for slot in slots if slot not in found]))
+                missed = queue.remove_missing(await self._missing([slot for slot in slots if slot not in found]))
                 if missed:
                     log.error("messages are not in the database any more", queue=queue.name, count=missed)
         except LeaseLost:

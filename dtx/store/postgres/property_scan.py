@@ -131,10 +131,10 @@ def sender_selected(raw: bytes) -> tuple[tuple[bytes, ...], bytes]:
             raise XaError(ReplyCode.PRECONDITION_FAILED, f"invalid message: {reason}")
         hidden = hidden or name == BCC
         keys += (item.value for item in tables.items(entry.value) if item.kind == b"S")
-    return tuple(keys), without_blind(raw) if hidden else raw
+    return tuple(keys), without_bcc(raw) if hidden else raw
 
 
-def without_blind(raw: bytes) -> bytes:
+def without_bcc(raw: bytes) -> bytes:
     """Properties without BCC."""
     return properties.remove_headers(raw, (BCC,))
 
@@ -142,5 +142,5 @@ def without_blind(raw: bytes) -> bytes:
 def visible(message: StoredMessage) -> StoredMessage:
     """*message* as consumers get it, without BCC."""
     if message.flags & _BLIND:
-        return message._replace(properties=without_blind(message.properties))
+        return message._replace(properties=without_bcc(message.properties))
     return message

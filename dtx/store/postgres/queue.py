@@ -238,7 +238,7 @@ class QueueIndex:
             self._overflow(now)
         self._schedule()
 
-    def reappear(self, messages: Iterable[StoredMessage], now: float) -> None:
+    def restore_settled(self, messages: Iterable[StoredMessage], now: float) -> None:
         """Put messages back that were settled here, but whose rows still exist: the write of the settlement failed."""
         for message in messages:
             if not self.closed:
@@ -276,13 +276,13 @@ class QueueIndex:
         Args:
             positions: of the request.
             messages: the messages that were read, perhaps not all, perhaps none. The rest is asked for again. The
-                caller must pass a message that is known to have no row to :meth:`vanished` as well.
+                caller must pass a message that is known to have no row to :meth:`remove_missing` as well.
         """
         self._bodies.arrived(positions, messages)
         if not self.closed:
             self._schedule()
 
-    def vanished(self, positions: Iterable[int]) -> int:
+    def remove_missing(self, positions: Iterable[int]) -> int:
         """Remove messages that have no rows: they have left meanwhile, or another program deleted their rows.
 
         Returns:
@@ -554,7 +554,7 @@ class QueueIndex:
         delivery.state = DeliveryState.HELD
         self._held[delivery.position] = delivery
 
-    def unhold(self, delivery: QueueDelivery) -> None:
+    def end_hold(self, delivery: QueueDelivery) -> None:
         """Undo :meth:`hold`: the delivery is unacknowledged again, at the client that got it.
 
         Raises:

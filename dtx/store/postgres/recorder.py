@@ -150,11 +150,11 @@ class Recorder:
         def written(error: LogError | None) -> None:
             if error is not None and not isinstance(error, LeaseLost):
                 log.warning("settled messages could not be removed, trying again", error=str(error), count=len(slots))
-                self.spawn(self._again(slots))
+                self.spawn(self._drop_later(slots))
 
         self._post(Change(drops=slots), written, urgent=False)
 
-    async def _again(self, slots: Sequence[Slot]) -> None:
+    async def _drop_later(self, slots: Sequence[Slot]) -> None:
         await asyncio.sleep(_PAUSE)
         await self.settled()
         self._drop(slots)
@@ -207,7 +207,7 @@ class Recorder:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         definition = _Definition(next(self._numbers), record, future)
         self._defines.append(definition)
-        self.undefined.update(dict.fromkeys(definition.things, definition))
+        self.undefined.update(dict.fromkeys(definition.objects, definition))
         if self._defining is None:
             self._defining = asyncio.ensure_future(self._define_all())
         return asyncio.shield(future)
@@ -298,10 +298,10 @@ class Recorder:
         self._defining = None
 
     def _defined(self, definition: "_Definition") -> None:
-        for thing in definition.things:
+        for thing in definition.objects:
             if self.undefined.get(thing) is definition:
                 del self.undefined[thing]
-        self.unsure.difference_update(definition.things)
+        self.unsure.difference_update(definition.objects)
         if not definition.future.done():
             definition.future.set_result(None)
 
@@ -325,7 +325,7 @@ class _Definition(NamedTuple):
     future: "asyncio.Future[None]"
 
     @property
-    def things(self) -> tuple[Thing, ...]:
+    def objects(self) -> tuple[Thing, ...]:
         """The objects that it adds."""
         record = self.record
         queues = [queue.id for queue in record.queues]

@@ -9,7 +9,7 @@ from typing import Final
 from dtx.log.changes import PRIORITY_SHIFT, SHARED_BYTES, MessageFlag, Slot, StoredMessage
 from dtx.store.postgres.arguments import Overflow
 from dtx.store.postgres.exchanges import QueueSpec
-from dtx.store.postgres.property_scan import Traits, expiry, without_blind
+from dtx.store.postgres.property_scan import Traits, expiry, without_bcc
 from dtx.store.postgres.queue import QueueIndex
 from dtx.store.work import HeldPublish
 
@@ -92,7 +92,7 @@ class Registry:
             if entry.keeps_blind:
                 flags |= _BLIND
             else:
-                properties = without_blind(properties)
+                properties = without_bcc(properties)
         settings = entry.spec.settings
         if traits.priority and settings.max_priority:
             flags |= traits.priority << PRIORITY_SHIFT

@@ -483,18 +483,18 @@ class PostgresStore(StoredBranches):
         if there and not conflict:
             self._show(there)
         elif left and puts:
-            await self._reappear(left)
+            await self._restore_settled(left)
             return
         self._recorder.drop(left)
 
-    async def _reappear(self, slots: Sequence[Slot]) -> None:
+    async def _restore_settled(self, slots: Sequence[Slot]) -> None:
         """Put messages back that were acknowledged in a transaction that did not happen."""
         found = await self._recorder.messages(slots)
         now = self._clock()
         for queue, positions in by_queue(list(found)).items():
             entry = self._registry.find(queue)
             if entry is not None:
-                entry.index.reappear([found[Slot(queue, position)] for position in positions], now)
+                entry.index.restore_settled([found[Slot(queue, position)] for position in positions], now)
 
     # -- branches -----------------------------------------------------------------------------------------------------
 

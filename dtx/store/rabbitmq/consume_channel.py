@@ -234,7 +234,7 @@ class ConsumeChannel:
         return len(self._open) + len(self._held)
 
     @property
-    def rests(self) -> bool:
+    def only_holds(self) -> bool:
         """Whether it only holds deliveries for branches."""
         return self.holds and not self._committing and not self._queue
 
@@ -406,7 +406,7 @@ class ConsumeChannel:
         for delivery in deliveries:
             delivery.properties, delivery.body, delivery.size = b"", None, 0
 
-    def unhold(self, delivery: Delivery) -> bool:
+    def end_hold(self, delivery: Delivery) -> bool:
         """Undo :meth:`hold`: the delivery is unsettled again, and nothing is sent.
 
         Returns:
@@ -504,7 +504,7 @@ class ConsumeChannel:
         else:
             self.nack(back, requeue=True)
         for each in held:
-            if each.released is not None and self.unhold(each.delivery):
+            if each.released is not None and self.end_hold(each.delivery):
                 each.released()
         self._close_if_idle()
 
@@ -643,7 +643,7 @@ class ConsumeChannel:
         self._act()
         self._flush()
         self._close_if_idle()
-        if self.owner is None and self.rests:
+        if self.owner is None and self.only_holds:
             self._keeper.consume_channel_idle()
 
     # -- from the broker

@@ -54,7 +54,7 @@ class Queries:
             return _DEFAULT
 
         async def ask(about: _About) -> ExchangeFacts:
-            about.demand_read(name)
+            about.require_read(name)
             return await about.exchange(name)
 
         return await self._ask("exchange.query", vhost, user, ask)
@@ -79,11 +79,11 @@ class Queries:
 
         async def ask(about: _About) -> BindingFacts:
             if exchange:
-                about.demand_read(exchange)
+                about.require_read(exchange)
             # Each queue is bound to the default exchange by its name, so there a key is the name of a queue.
             for name in (queue, b"" if exchange else key):
                 if name:
-                    about.demand_sight(name)
+                    about.require_visible(name)
             if not exchange:
                 return await about.default_binding(queue, key, arguments)
             return await about.binding(exchange, queue, key, arguments)
@@ -159,7 +159,7 @@ class _About:
             raise LookupError(self._user)
         self._may = Patterns(found["configure"], found["write"], found["read"])
 
-    def demand_read(self, exchange: bytes) -> None:
+    def require_read(self, exchange: bytes) -> None:
         """Demand read permission on *exchange*: a user that may bind queues to it may query it.
 
         Raises:
@@ -168,7 +168,7 @@ class _About:
         if not allows(self._may, Permission.READ, exchange):
             self._refuse("read access to exchange", exchange)
 
-    def demand_sight(self, queue: bytes) -> None:
+    def require_visible(self, queue: bytes) -> None:
         """Demand any permission on *queue*: a user with one may query it.
 
         Raises:

@@ -58,7 +58,7 @@ class RabbitStore:
         """See :class:`~dtx.store.api.BrokerStore`."""
         return self.commit_connection(vhost).next_unit()
 
-    def taking_units(self, vhost: str, work: HeldWork) -> dict[Holder, Unit]:
+    def units_to_take(self, vhost: str, work: HeldWork) -> dict[Holder, Unit]:
         """See :class:`~dtx.store.api.BrokerStore`."""
         if not work.consumes:
             return {}

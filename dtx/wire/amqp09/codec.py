@@ -167,7 +167,7 @@ def method(
         kinds = get_type_hints(made, include_extras=True)
         ticket = [(TICKET, "H")] if facts & Fact.TICKET else []
         made.WIRE = (*ticket, *((each.name, get_args(kinds[each.name])[1]) for each in fields(made)))
-        malformed = _softly_malformed if facts & Fact.SOFT else _malformed
+        malformed = _malformed_in_channel if facts & Fact.SOFT else _malformed
         scope = compiled(made.KEY, made.WIRE, made, partial(malformed, name))
         made.decode = staticmethod(scope["decode"])
         made.frame = scope["frame"]
@@ -207,11 +207,11 @@ def compiled(
     return scope
 
 
-def _malformed(name: str, payload: bytes) -> WireError:  # noqa: ARG001 - same signature as _softly_malformed
+def _malformed(name: str, payload: bytes) -> WireError:  # noqa: ARG001 - same signature as _malformed_in_channel
     return syntax_error(f"{name} is truncated or too long")
 
 
-def _softly_malformed(name: str, payload: bytes) -> XaError:
+def _malformed_in_channel(name: str, payload: bytes) -> XaError:
     return XaError(ReplyCode.SYNTAX_ERROR, f"{name} of {len(payload)} bytes is truncated or too long")
 
 

@@ -411,7 +411,7 @@ class Connection(Carrier):
                 elif session.state not in CLOSING_STATES:
                     session.on_frame(performative, view[position:end] if position < end else _NOTHING)
                 elif isinstance(performative, Transfer):
-                    session.miss(performative.state)
+                    session.report_missed(performative.state)
 
     def _on_open(self, opened: Open) -> None:
         self.state = step(self.state, Amqp10Step.RECEIVE_OPEN, _CONNECTION)

@@ -326,18 +326,18 @@ class CoordinationEngine:
         """Record that a transaction is now part of a global one. Its id stays the same. Return the answer."""
         transaction = asked.transaction
         transaction.global_id = asked.global_id
-        self._through(transaction)
+        self._end_promotion(transaction)
         declared = Declared(txn_id=transaction.txn_id)
         return CoordinatorAnswer(control=asked.control, delivery_id=asked.delivery_id, outcome=declared)
 
     def promotion_refused(self, asked: PromoteAsked, error: AmqpError) -> CoordinatorAnswer | Terminate:
         """Record a failed promotion: the transaction can only be rolled back. Return the answer."""
-        self._through(asked.transaction)
+        self._end_promotion(asked.transaction)
         asked.transaction.doom = _rollback(f"it could not be promoted: {error.reason}")
         return self.refused(asked.control, asked.delivery_id, error)
 
     @staticmethod
-    def _through(transaction: Amqp10Transaction) -> None:
+    def _end_promotion(transaction: Amqp10Transaction) -> None:
         if transaction.phase is Phase.PROMOTING:  # a discharge may have followed the promotion
             transaction.phase = Phase.LIVE
 
@@ -390,7 +390,8 @@ class CoordinationEngine:
             states: the states in its frames.
 
         Raises:
-            WorkRefused: as for :meth:`acquiring`; rollback if its frames do not name the same transaction.
+            WorkRefused: as for :meth:`transaction_of_acquisition`; rollback if its frames do not name the same
+                transaction.
         """
         named = [state.txn_id for state in states if isinstance(state, TransactionalState)]
         if not named:
@@ -407,7 +408,7 @@ class CoordinationEngine:
         except AmqpError:
             return None
 
-    def retiring(
+    def transaction_of_disposition(
         self, session: int, state: DeliveryState | None, acquired_in: Amqp10Transaction | None
     ) -> tuple[Amqp10Transaction | None, DeliveryState | None]:
         """Return the transaction of a disposition, if any, and the outcome to apply.
@@ -418,7 +419,8 @@ class CoordinationEngine:
             acquired_in: the transaction in which the delivery was sent, if any.
 
         Raises:
-            WorkRefused: as for :meth:`acquiring`; rollback if *acquired_in* is live, and the outcome is not part of it.
+            WorkRefused: as for :meth:`transaction_of_acquisition`; rollback if *acquired_in* is live, and the outcome
+                is not part of it.
         """
         found = self._work(state.txn_id, session) if isinstance(state, TransactionalState) else None
         outcome = state.outcome if isinstance(state, TransactionalState) else state
@@ -432,7 +434,9 @@ class CoordinationEngine:
             raise WorkRefused(error, (found or acquired_in).control)
         return found, outcome
 
-    def acquiring(self, session: int, properties: Mapping[str, Any] | None) -> Amqp10Transaction | None:
+    def transaction_of_acquisition(
+        self, session: int, properties: Mapping[str, Any] | None
+    ) -> Amqp10Transaction | None:
         """Return the transaction in which a link acquires messages from now on, if the properties of a flow name one.
 
         Raises:

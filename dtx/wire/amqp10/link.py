@@ -70,7 +70,7 @@ class LinkSession(Protocol):
     def emit(self, event: Event) -> None:
         """Add an event for the shell."""
 
-    def miss(self, *states: DeliveryState | None) -> None:
+    def report_missed(self, *states: DeliveryState | None) -> None:
         """Report a transfer with *states* that is lost, because this end has ended its link or the session."""
 
     def fail(self, error: AmqpError) -> None:
@@ -481,7 +481,7 @@ class Link:
     def miss_partial(self) -> None:
         """Report the incomplete delivery as lost, because this end ends the link or the session."""
         if self.partial is not None:
-            self._session.miss(*self.partial.states)
+            self._session.report_missed(*self.partial.states)
 
     def on_detach(self, detach: Detach) -> None:
         """Handle the peer's detach."""

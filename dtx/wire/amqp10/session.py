@@ -367,9 +367,9 @@ class Session:
         except AmqpError as error:
             self.fail(error)
             if isinstance(performative, Transfer):
-                self.miss(performative.state)
+                self.report_missed(performative.state)
 
-    def miss(self, *states: DeliveryState | None) -> None:
+    def report_missed(self, *states: DeliveryState | None) -> None:
         """Report a transfer with *states* that is lost, because this end has ended its link or the session."""
         for state in states:
             if isinstance(state, TransactionalState):
@@ -440,13 +440,13 @@ class Session:
         self._next_incoming = serial_add(self._next_incoming or 0, 1)
         link = self._attached(transfer.handle)
         if link.state in CLOSING_STATES:
-            self.miss(transfer.state)
+            self.report_missed(transfer.state)
         else:
             try:
                 link.on_transfer(transfer, payload)
             except AmqpError as error:
                 link.fail(error)
-                self.miss(transfer.state)
+                self.report_missed(transfer.state)
         if self._window <= self.connection.settings.window // 2:
             self.connection.due.add(self.open_window)
 

@@ -215,7 +215,7 @@ def _pretend(operation: str) -> Any:
 
 def _shown_early() -> Sequence[Change]:
     """Standalone: messages of a prepared branch are visible before its commit."""
-    entered = LocalPersistence._entered
+    entered = LocalPersistence._apply_insert
 
     def hasty(self: LocalPersistence, entry: BranchRuntime, vote: Any) -> None:
         entered(self, entry, vote)
@@ -223,7 +223,7 @@ def _shown_early() -> Sequence[Change]:
         assert record is not None
         self._store.committed(record.published or (), ())
 
-    return [(LocalPersistence, "_entered", hasty)]
+    return [(LocalPersistence, "_apply_insert", hasty)]
 
 
 def _not_hidden() -> Sequence[Change]:
@@ -323,7 +323,7 @@ def _retried_in_vain() -> Sequence[Change]:
 
 def _impatient(state: State, operation: Operation) -> Sequence[Change]:
     """Every few seconds dtx carries out *operation* on branches in *state* without a request."""
-    revive = Maintenance._revive
+    resume_decided = Maintenance._resume_decided
 
     async def impatient(self: Maintenance) -> None:
         for entry in list(self._branches):
@@ -331,9 +331,9 @@ def _impatient(state: State, operation: Operation) -> Sequence[Change]:
                 entry.claim()
                 event = Request(operation=operation, vote=self._durable.vote(entry))
                 self._spawn(self._run(entry, event, lambda _: None, "dtx"))
-        await revive(self)
+        await resume_decided(self)
 
-    return [(Maintenance, "_revive", impatient)]
+    return [(Maintenance, "_resume_decided", impatient)]
 
 
 def _prepared_times_out() -> Sequence[Change]:

@@ -191,8 +191,8 @@ def _no_ceiling() -> Sequence[Change]:
 
 def _strikes_early() -> Sequence[Change]:
     """A timeout ends a branch 0.7 s early."""
-    falls_due = Maintenance._falls_due
-    return [(Maintenance, "_falls_due", lambda self, entry, now: falls_due(self, entry, now + 0.7))]
+    due_operation = Maintenance._due_operation
+    return [(Maintenance, "_due_operation", lambda self, entry, now: due_operation(self, entry, now + 0.7))]
 
 
 def _never_strikes() -> Sequence[Change]:

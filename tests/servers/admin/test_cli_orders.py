@@ -17,7 +17,7 @@ from dtx.auth.roles import OperatorRole
 from dtx.cli import run
 from dtx.client import XA_HEURMIX, XA_HEURRB, Xid
 from dtx.config import Settings
-from dtx.server.offline_orders import alone as as_the_only_dtx
+from dtx.server.offline_orders import active_offline
 from tests.servers.admin.conftest import orphan
 from tests.servers.admin.test_orders import stuck
 from tests.support.crash import Scene, Stage, StandaloneStage
@@ -123,7 +123,7 @@ async def test_a_dtx_started_meanwhile_is_a_standby(alone: StandaloneStage) -> N
         said = refused(alone, "commit", str(xid), "--reason", "x", "--yes", "--admin-listen", "127.0.0.1:9").stderr
         assert "(operator command) has the lease" in said
 
-    async with as_the_only_dtx(Settings.load({"lease_ttl": "60"}), alone.database):
+    async with active_offline(Settings.load({"lease_ttl": "60"}), alone.database):
         await asyncio.to_thread(beside)
     alone.service.wait_ready()
     assert alone.states() == {xid: "prepared"}

@@ -79,8 +79,8 @@ def test_what_is_not_finished_is_listed_by_node_and_decision(log: DecisionLog) -
 
 def test_recovery_is_counted(log: DecisionLog) -> None:
     log.decide(row("a"))
-    log.take_up(b"a")
-    log.take_up(b"a")
+    log.count_recovery(b"a")
+    log.count_recovery(b"a")
     found = log.read(b"a")
     assert found is not None
     assert found.recoveries == 2

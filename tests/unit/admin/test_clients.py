@@ -37,7 +37,7 @@ class Client(SimpleNamespace):
 
     def __init__(self, number: int, branches: int) -> None:
         channel = SimpleNamespace(
-            ties=[(None, Association.SUSPENDED)] * branches,
+            associations=[(None, Association.SUSPENDED)] * branches,
             mode=SimpleNamespace(value="dtx"),
             scan=SimpleNamespace(left=number),
         )

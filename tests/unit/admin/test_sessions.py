@@ -71,7 +71,7 @@ def test_a_notice_is_taken_once_and_nothing_secret_is_printed() -> None:
     session = found.find(secret)
     assert session is not None
     session.notice = "done"
-    assert (session.take_notice(), session.take_notice()) == ("done", None)
+    assert (session.pop_notice(), session.pop_notice()) == ("done", None)
     for word in (secret, session.mark, "argon2id"):
         assert word not in repr(session)
 

@@ -17,7 +17,7 @@ import dtx
 from dtx import failpoint
 from dtx.failpoint import DIED, Point
 from dtx.failpoint.__main__ import main
-from dtx.failpoint.action import Action, FailpointTarget, reaching
+from dtx.failpoint.action import Action, FailpointTarget, point_handler
 from tests.support.processes import wait_until
 
 HERE, THERE = Point.ANSWER_BEFORE, Point.ANSWER_AFTER
@@ -26,11 +26,11 @@ import atexit, sys
 from pathlib import Path
 from dtx import failpoint
 from dtx.failpoint import Point
-from dtx.failpoint.action import Action, FailpointTarget, reaching
+from dtx.failpoint.action import Action, FailpointTarget, point_handler
 trace, action, said = sys.argv[1:]
 atexit.register(lambda: print("cleaned up", flush=True))
 target = FailpointTarget(point=Point.ANSWER_AFTER, number=2, action=Action(action))
-failpoint.arm(reaching(target, Path(trace)))
+failpoint.arm(point_handler(target, Path(trace)))
 for _ in range(3):
     failpoint.at(Point.ANSWER_BEFORE)
     print("between", flush=True)
@@ -98,7 +98,7 @@ def test_a_process_stops_at_its_point_and_can_be_continued(tmp_path: Path) -> No
 
 def test_a_process_holds_still_until_its_file_is_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "held"
-    reached = reaching(FailpointTarget(point=HERE, action=Action.HOLD, file=file), None)
+    reached = point_handler(FailpointTarget(point=HERE, action=Action.HOLD, file=file), None)
     thread = threading.Thread(target=reached, args=(HERE,))
     thread.start()
     wait_until(file.exists, what="the file that says where it holds")
@@ -113,7 +113,7 @@ def test_a_process_holds_still_until_its_file_is_removed(tmp_path: Path, capsys:
 
 
 def test_a_trace_has_what_was_reached_in_order(tmp_path: Path, disarmed: None) -> None:
-    failpoint.arm(reaching(None, tmp_path / "trace"))
+    failpoint.arm(point_handler(None, tmp_path / "trace"))
     assert failpoint.armed
     for point in (THERE, HERE, THERE):
         failpoint.at(point)

@@ -15,7 +15,7 @@ import pytest
 import dtx
 from dtx.failpoint import Point
 from dtx.log.records import Advance, Insert, LogState, LogWrite
-from dtx.log.write_queue import around
+from dtx.log.write_queue import points_around
 from dtx.manager import effects
 from dtx.server.failpoints import _AROUND
 from dtx.wire.amqp09.methods import METHODS, DtxCall
@@ -185,14 +185,14 @@ def test_every_write_to_the_log_has_points_around_it() -> None:
         record.to for record in records if isinstance(record, Advance)
     } == set(LogState)
     for record in records:
-        before, after = around(record)
+        before, after = points_around(record)
         assert before.label.endswith("-before")
         assert after.label == before.label.removesuffix("before") + "after"
 
 
 def test_the_points_of_the_log_are_those_of_its_writes() -> None:
     """The list has no point of the log without a write."""
-    reached = {point for record in every_record() for point in around(record)}
+    reached = {point for record in every_record() for point in points_around(record)}
     assert reached == {point for point in Point if point.module == "dtx.log.write_queue"}
 
 

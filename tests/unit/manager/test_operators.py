@@ -45,7 +45,7 @@ class Broker:
     def next_unit(self, vhost: str) -> Unit:
         return a_unit(0)
 
-    def taking_units(self, vhost: str, work: HeldWork) -> dict[Holder, Unit]:
+    def units_to_take(self, vhost: str, work: HeldWork) -> dict[Holder, Unit]:
         raise AssertionError("nothing is prepared here")
 
     async def take(self, branch_id: UUID, vhost: str, units: Sequence[Unit], work: HeldWork) -> dict[int, UnitOutcome]:

@@ -25,7 +25,7 @@ Answer = XaFlag | XaError
 class Preparing(Broker):
     """A broker store with no messages to take."""
 
-    def taking_units(self, vhost: str, work: HeldWork) -> dict[Holder, Unit]:
+    def units_to_take(self, vhost: str, work: HeldWork) -> dict[Holder, Unit]:
         return {}
 
 

@@ -38,7 +38,7 @@ class Queue:
 class Taking(Broker):
     """A store that would take the consumed messages."""
 
-    def taking_units(self, vhost: str, work: HeldWork) -> dict[Holder, Unit]:
+    def units_to_take(self, vhost: str, work: HeldWork) -> dict[Holder, Unit]:
         return {holder: a_unit(number) for number, holder in enumerate(work.holders(), 1)}
 
 
@@ -75,7 +75,7 @@ async def test_a_vote_refused_by_the_log_is_resumed_later() -> None:
     assert await answer_of(manager, WHO, xid, Operation.PREPARE) is ReplyCode.INTERNAL_ERROR
     assert [row.branch.state for row in log.database.rows.values()] == [LogState.TAKING]
     assert await manager.drain(30)
-    await manager._upkeep._revive()
+    await manager._upkeep._resume_decided()
     while not await manager.drain(30):
         pass
     assert [row.branch.state for row in log.database.rows.values()] == [LogState.PREPARED]

@@ -8,7 +8,7 @@ import pytest
 
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.changes import ROW_BYTES, SHARED_BYTES, Define, StoredMessage
-from dtx.server.limits import MAX_FAN_OUT, demand_fan_out
+from dtx.server.limits import MAX_FAN_OUT, check_fan_out
 from dtx.server.standalone.broker import Done
 from dtx.server.standalone.writes import Writes
 from dtx.store.postgres.consumers import Consumer, QueueDelivery
@@ -117,10 +117,10 @@ def test_a_publish_costs_what_is_written_of_it(body: int, copies: int) -> None:
 def test_a_fan_out_has_a_limit() -> None:
     large = bytes(100 << 10)
     most = MAX_FAN_OUT // (len(large) + ROW_BYTES)
-    demand_fan_out(HeldPublish(b"x", b"q", False, b"", bytes(16 << 20), queues=tuple(range(10_000))))
-    demand_fan_out(HeldPublish(b"x", b"q", False, large, b"", queues=tuple(range(most))))
+    check_fan_out(HeldPublish(b"x", b"q", False, b"", bytes(16 << 20), queues=tuple(range(10_000))))
+    check_fan_out(HeldPublish(b"x", b"q", False, large, b"", queues=tuple(range(most))))
     with pytest.raises(XaError) as caught:
-        demand_fan_out(HeldPublish(b"x", b"q", False, large, b"", queues=tuple(range(most + 2))))
+        check_fan_out(HeldPublish(b"x", b"q", False, large, b"", queues=tuple(range(most + 2))))
     assert caught.value.code is ReplyCode.RESOURCE_ERROR
 
 

@@ -296,10 +296,10 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.held)
     @rule(pick=st.integers(0, 30))
-    def unhold(self, pick: int) -> None:
+    def end_hold(self, pick: int) -> None:
         position = sorted(self.held)[pick % len(self.held)]
         self.out[position] = self.held.pop(position)
-        self.rig.queue.unhold(self.out[position])
+        self.rig.queue.end_hold(self.out[position])
 
     @rule()
     def commit(self) -> None:
@@ -322,7 +322,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.ready.add(position)
         self.again.add(position)
         self.rig.rows[position] = self.messages[position]
-        self.rig.queue.reappear([self.messages[position]], self.rig.now)
+        self.rig.queue.restore_settled([self.messages[position]], self.rig.now)
 
     @rule(no_ack=st.booleans())
     def get(self, no_ack: bool) -> None:

@@ -258,7 +258,7 @@ def test_returned_deliveries_of_a_branch_keep_their_tag_order() -> None:
         deliver(taking, tag, EMPTY)
     (second,) = taking.select(methods.BasicAck(2))
     taking.hold([second], "a branch")
-    assert taking.unhold(second)
+    assert taking.end_hold(second)
     upstream.written.clear()
     taking.ack(taking.select(methods.BasicAck(3, multiple=True)), multiple=True)
     assert upstream.written[0] == methods.BasicAck(3, multiple=True).encode()

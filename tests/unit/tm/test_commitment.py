@@ -249,7 +249,7 @@ def test_a_branch_already_committed_by_recovery_is_no_hazard(stage: Stage, monke
 
     def and_recovery(row: Any) -> Decision:
         stands = decide(row)
-        stage.log.take_up(row.gtrid)
+        stage.log.count_recovery(row.gtrid)
         return stands
 
     monkeypatch.setattr(stage.log, "decide", and_recovery)

@@ -305,7 +305,7 @@ class BrokerNodes:
         upstream = self._upstream
         handlers = [] if upstream is None or upstream.is_lost else list(upstream.handlers.values())
         takings = [each for each in handlers if isinstance(each, ConsumeChannel)]
-        if any(isinstance(each, ConfirmChannel) for each in handlers) or not all(each.rests for each in takings):
+        if any(isinstance(each, ConfirmChannel) for each in handlers) or not all(each.only_holds for each in takings):
             return
         left, self._left = self._left, None
         if left is not None:

@@ -445,7 +445,7 @@ class BrokerOrigin(Reader):
         return number
 
     def _decided(self, delivery: Delivery, number: int, decided: Decided, committed: bool) -> None:
-        if self._taking.unhold(delivery):
+        if self._taking.end_hold(delivery):
             self._released(delivery, number, partial(decided, committed))
         elif committed:
             _log.warning("outcome lost with its channel, the message is in its queue again", queue=self._queue)
@@ -538,7 +538,7 @@ class StreamOrigin(Reader):
         super().begin(receiver)
         self._phase = _StreamPhase.OPEN
         if self._failure is not None:
-            self._broker.home.soon(partial(receiver.fail, self._failure))
+            self._broker.home.flush_soon(partial(receiver.fail, self._failure))
         self._touch()
 
     def _consume(self) -> None:

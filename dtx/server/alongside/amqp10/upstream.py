@@ -124,7 +124,7 @@ class BrokerAccess:
     def touch(self, link: Touched) -> None:
         """Schedule a flush of *link* at the end of this turn of the event loop."""
         self._touched[link] = None
-        self.home.soon()
+        self.home.flush_soon()
 
     def flush(self) -> None:
         """Flush all touched links."""

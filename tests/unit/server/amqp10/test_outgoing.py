@@ -274,7 +274,7 @@ async def test_an_outcome_behind_the_discharge_is_the_clients_own(committed: boo
     work: Any = Over()
     place: Any = shell._connection
     place.slices = SimpleNamespace(run=later.append)
-    place.abort, place.soon = (lambda _: False), (lambda *_: None)
+    place.abort, place.flush_soon = (lambda _: False), (lambda *_: None)
     node: Any = SimpleNamespace(
         accept=lambda taken: done.append(("accept", taken)), requeue=lambda taken: done.append(("requeue", taken))
     )

@@ -75,7 +75,7 @@ class World:
     def touch(self, origin: StreamOrigin) -> None:
         origin.flush()
 
-    def soon(self, work: Callable[[], None]) -> None:
+    def flush_soon(self, work: Callable[[], None]) -> None:
         work()
 
     def deliver(self, taken: object, message: Handed) -> None:

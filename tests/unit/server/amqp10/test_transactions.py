@@ -59,7 +59,7 @@ class Place:
         self.attached: object = self
         """The current link with the handle of the control link."""
 
-    def after_all(self, act: Callable[[], None]) -> None:
+    def after_work(self, act: Callable[[], None]) -> None:
         self.slices.then(act)
 
     def shell(self, _: object) -> object:
@@ -113,8 +113,8 @@ async def test_a_branch_with_a_failed_discharge_can_be_rolled_back(commit: bool)
         assert await place.manager.drain(30)
         (answer,) = place.said
         assert isinstance(answer.outcome, Rejected) is commit  # a rollback always succeeds
-        assert transactions.ties == []
-        place.manager._branches.through(entry)  # the other operation ends
+        assert transactions.associations == []
+        place.manager._branches.finish_operation(entry)  # the other operation ends
         assert entry.branch.state is State.ROLLBACK_ONLY
         assert entry.branch.associations == {}
         assert await answer_of(place.manager, WHO, xid, Operation.PREPARE) is XaFlag.RBROLLBACK
@@ -125,7 +125,7 @@ async def test_a_local_transaction_whose_discharge_came_to_nothing_is_gone() -> 
         transactions.discharge(asked)
         while not await place.manager.drain(30):
             pass  # a task may start another one
-        place.manager._branches.through(entry)  # the other operation ends
+        place.manager._branches.finish_operation(entry)  # the other operation ends
         assert entry.branch.state is State.ROLLBACK_ONLY  # it is removed later
         assert entry.branch.associations == {}
         assert entry.work is not None
@@ -189,7 +189,7 @@ class Taking(Broker):
         super().__init__()
         self.happened = happened
 
-    def taking_units(self, vhost: str, work: HeldWork) -> dict[Holder, Unit]:
+    def units_to_take(self, vhost: str, work: HeldWork) -> dict[Holder, Unit]:
         return {holder: a_unit(number) for number, holder in enumerate(work.holders(), 1)}
 
     async def take(self, branch_id: UUID, vhost: str, units: Sequence[Unit], work: HeldWork) -> dict[int, UnitOutcome]:

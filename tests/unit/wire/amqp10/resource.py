@@ -92,7 +92,9 @@ class Resource:
         link = session.link(event.link)
         if link is None or link.role is Role.RECEIVER:
             return
-        transaction: Amqp10Transaction | None = self.coordination.acquiring(event.session, event.flow.properties)
+        transaction: Amqp10Transaction | None = self.coordination.transaction_of_acquisition(
+            event.session, event.flow.properties
+        )
         while link.credit:
             link.send(b"tag", data(b"payload"), state=provisional(transaction) if transaction else None)
 

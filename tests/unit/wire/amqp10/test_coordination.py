@@ -342,9 +342,9 @@ def test_a_delivery_without_a_transaction_belongs_to_none() -> None:
     found = coordination_of()
     assert found.posting(0, ()) is None
     assert found.posting(0, (ACCEPTED,)) is None
-    assert found.retiring(0, ACCEPTED, None) == (None, ACCEPTED)
-    assert found.acquiring(0, None) is None
-    assert found.acquiring(0, {"other": 1}) is None
+    assert found.transaction_of_disposition(0, ACCEPTED, None) == (None, ACCEPTED)
+    assert found.transaction_of_acquisition(0, None) is None
+    assert found.transaction_of_acquisition(0, {"other": 1}) is None
 
 
 def test_a_transaction_is_live_until_its_discharge_comes() -> None:
@@ -371,9 +371,9 @@ def test_an_outcome_has_a_transaction_although_its_delivery_has_none() -> None:
     found = coordination_of()
     transaction = declare(found)
     state = provisional(transaction, RELEASED)
-    assert found.retiring(3, state, None) == (transaction, RELEASED)
-    assert found.retiring(3, state, transaction) == (transaction, RELEASED)
-    assert found.retiring(0, None, transaction) == (None, None)
+    assert found.transaction_of_disposition(3, state, None) == (transaction, RELEASED)
+    assert found.transaction_of_disposition(3, state, transaction) == (transaction, RELEASED)
+    assert found.transaction_of_disposition(0, None, transaction) == (None, None)
 
 
 @pytest.mark.parametrize("state", [TransactionalState(txn_id=b"b", outcome=ACCEPTED), ACCEPTED])
@@ -384,21 +384,21 @@ def test_delivery_and_outcome_must_not_belong_to_different_live_transactions(sta
     found.control_attached((0, 6), REJECTING)
     second = declare(found, b"b", (0, 6))
     with pytest.raises(WorkRefused) as caught:
-        found.retiring(0, state, first)
+        found.transaction_of_disposition(0, state, first)
     assert caught.value.error.condition == Condition.ROLLBACK
     assert caught.value.terminates == (CONTROL if state is ACCEPTED else second.control)
     found.discharged(discharge(found, txn_id=b"a", fail=True))
-    found.retiring(0, state, first)  # the first one is discharged
+    found.transaction_of_disposition(0, state, first)  # the first one is discharged
 
 
 def test_a_flow_names_the_transaction_of_what_is_acquired() -> None:
     """4.4.3."""
     found = coordination_of()
     transaction = declare(found)
-    assert found.acquiring(1, {"txn-id": b"txn"}) is transaction
+    assert found.transaction_of_acquisition(1, {"txn-id": b"txn"}) is transaction
     for unknown in (b"x", "txn", 5):
         with pytest.raises(WorkRefused) as caught:
-            found.acquiring(1, {"txn-id": unknown})
+            found.transaction_of_acquisition(1, {"txn-id": unknown})
         assert caught.value.error.condition == Condition.UNKNOWN_ID
 
 
