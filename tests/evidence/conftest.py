@@ -22,7 +22,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Collect figures."""
     directory = config.getoption("--results", Path("docs/evidence"))
     tier = Path(__file__).parent.relative_to(config.rootpath)
-    config.pluginmanager.register(Results(tier, directory, config.getoption("--minutes", 10.0)))
+    minutes, rabbitmq = config.getoption("--minutes", 10.0), config.getoption("rabbitmq")
+    config.pluginmanager.register(Results(tier, directory, minutes, rabbitmq))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

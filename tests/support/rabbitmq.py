@@ -17,11 +17,14 @@ from urllib.parse import quote
 
 import pika
 
+from tests.support.network import LOCAL, Place
 from tests.support.processes import end, forget_log, free_port, short_directory, show_on_failure, spawn, wait_until
 from tests.support.queues import QueueAccess
 from tests.support.rabbitmq_install import Kind, chosen, chosen_khepri, find_rabbitmq
 
 START_SECONDS = 180.0
+started: set[str] = set()
+"""The versions of all nodes that this process has started, for results."""
 DEFAULTS = {
     "loopback_users": "none",
     # guest is dtx's own user in most tests: the documentation requires the tag impersonator
@@ -47,6 +50,7 @@ class RabbitNode(QueueAccess):
         in_memory: whether its files are in memory, if there is room.
         version: the major version; ``None``: that of the option ``--rabbitmq``.
         joins: a running node, whose cluster this one joins.
+        place: its host; all nodes of a cluster are in the same network.
     """
 
     def __init__(
@@ -57,11 +61,15 @@ class RabbitNode(QueueAccess):
         in_memory: bool = False,
         version: str | None = None,
         joins: "RabbitNode | None" = None,
+        place: Place = LOCAL,
     ) -> None:
+        self.place = place
         self._joins = joins
         self._cookie: str = secrets.token_hex(20) if joins is None else joins._cookie
         self.version = version or chosen()
         self.name = f"dtx-{secrets.token_hex(4)}"
+        self.full_name = f"{self.name}@{'localhost' if place is LOCAL else place.address}"
+        """Its name in a cluster."""
         self.port = free_port()
         self.management_port = free_port()
         self.tls_port = free_port() if tls is not None else 0
@@ -89,7 +97,7 @@ class RabbitNode(QueueAccess):
             self._create_container()
             self._stack.callback(_docker, "rm", "--force", "--volumes", self.name)
         else:
-            epmd = self._start_epmd() if self._joins is None else None
+            epmd = self._start_epmd() if self._joins is None or self._joins.place != self.place else None
             if epmd is not None:
                 self._stack.callback(end, epmd)
             self._stack.callback(self._kill)
@@ -98,9 +106,10 @@ class RabbitNode(QueueAccess):
             if chosen_khepri() and self.version == "4":
                 self.ctl("enable_feature_flag", "--experimental", "khepri_db")
             if self._joins is not None:
-                for words in (("stop_app",), ("join_cluster", f"{self._joins.name}@localhost"), ("start_app",)):
+                for words in (("stop_app",), ("join_cluster", self._joins.full_name), ("start_app",)):
                     self.ctl(*words)
                 wait_until(self._serves, seconds=START_SECONDS, what=f"{self.name} in its cluster")
+            started.add(self.api("GET", "/api/overview")["rabbitmq_version"])
         except BaseException:
             self._stack.close()
             raise
@@ -123,13 +132,13 @@ class RabbitNode(QueueAccess):
     @property
     def management_url(self) -> str:
         """The root URL of the management API."""
-        return f"http://127.0.0.1:{self.management_port}"
+        return f"http://{self.place.address}:{self.management_port}"
 
     def url(self, user: str = "guest", password: str | None = None, vhost: str = "/", *, tls: bool = False) -> str:
         """The URL for *user*; the passwords of users added by ``add_user`` are known."""
         secret = quote(self._passwords.get(user, user) if password is None else password, safe="")
         scheme, port = ("amqps", self.tls_port) if tls else ("amqp", self.port)
-        return f"{scheme}://{quote(user, safe='')}:{secret}@127.0.0.1:{port}/{quote(vhost, safe='')}"
+        return f"{scheme}://{quote(user, safe='')}:{secret}@{self.place.address}:{port}/{quote(vhost, safe='')}"
 
     # -- start and stop -----------------------------------------------------------------------------------------------
 
@@ -242,7 +251,7 @@ class RabbitNode(QueueAccess):
     def ctl(self, *words: str) -> str:
         """Run ``rabbitmqctl`` (takes a second or more: prefer the API)."""
         if self._kind is Kind.DOCKER:
-            return _docker("exec", self.name, "rabbitmqctl", "--node", f"{self.name}@localhost", *words)
+            return _docker("exec", self.name, "rabbitmqctl", "--node", self.full_name, *words)
         return subprocess.run(
             self._command("rabbitmqctl", "--quiet", *words),
             env=self._env(),
@@ -254,8 +263,8 @@ class RabbitNode(QueueAccess):
             timeout=60,
         ).stdout
 
-    def api(self, method: str, path: str, body: object = None) -> Any:
-        """Call the management API as guest; return the decoded answer.
+    def api(self, method: str, path: str, body: object = None, *, timeout: float = 20.0) -> Any:
+        """Call the management API as guest, and wait *timeout* seconds at most; return the decoded answer.
 
         Raises:
             RabbitApiError: the API refused the request.
@@ -270,7 +279,7 @@ class RabbitNode(QueueAccess):
             },
         )
         try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
+            with urllib.request.urlopen(request, timeout=timeout) as answer:
                 text = answer.read()
         except urllib.error.HTTPError as error:
             with error:
@@ -387,19 +396,19 @@ class RabbitNode(QueueAccess):
     # -- files and processes ------------------------------------------------------------------------------------------
 
     def _command(self, program: str, *words: str) -> Sequence[str | Path]:
-        return self._installation.command(self.directory, program, *words)
+        return self.place.command(self._installation.command(self.directory, program, *words))
 
     def _write_files(self) -> None:
         lines = {
-            "listeners.tcp.1": f"127.0.0.1:{self.port}",
-            "management.tcp.ip": "127.0.0.1",
+            "listeners.tcp.1": f"{self.place.address}:{self.port}",
+            "management.tcp.ip": self.place.address,
             "management.tcp.port": str(self.management_port),
             **self._config,
         }
         if self._tls is not None:
             shutil.copytree(self._tls, self.directory / "tls")  # a node in another system can see this directory
             lines |= {
-                "listeners.ssl.1": f"127.0.0.1:{self.tls_port}",
+                "listeners.ssl.1": f"{self.place.address}:{self.tls_port}",
                 "ssl_options.cacertfile": str(self.directory / "tls/ca.pem"),
                 "ssl_options.certfile": str(self.directory / "tls/server.pem"),
                 "ssl_options.keyfile": str(self.directory / "tls/server.key"),
@@ -422,8 +431,9 @@ class RabbitNode(QueueAccess):
         ours = {
             "HOME": str(directory / "home"),  # contains the Erlang cookie
             "ERL_EPMD_PORT": str(self._epmd_port),
-            "ERL_EPMD_ADDRESS": "127.0.0.1",
-            "RABBITMQ_NODENAME": f"{self.name}@localhost",
+            "ERL_EPMD_ADDRESS": self.place.address,
+            "RABBITMQ_NODENAME": self.full_name,
+            "RABBITMQ_USE_LONGNAME": "false" if self.place is LOCAL else "true",
             "RABBITMQ_DIST_PORT": str(self._distribution_port),
             "RABBITMQ_CONFIG_FILE": str(directory / "rabbitmq.conf"),
             "RABBITMQ_CONFIG_FILES": str(directory / "conf.d"),
@@ -450,7 +460,7 @@ class RabbitNode(QueueAccess):
         if epmd is None:
             self._stack.callback(self.ctl, "eval", "erl_epmd:names().")
             return None
-        command = self._command(str(epmd), "-port", str(self._epmd_port), "-address", "127.0.0.1")
+        command = self._command(str(epmd), "-port", str(self._epmd_port), "-address", self.place.address)
         with (self.directory / "epmd.log").open("ab") as log:
             return spawn(command, output=log.fileno(), env=self._env())
 
@@ -460,7 +470,7 @@ class RabbitNode(QueueAccess):
             path.chmod(0o755 if path.is_dir() else 0o644)
         settings = {
             "ERL_EPMD_PORT": str(self._epmd_port),
-            "RABBITMQ_NODENAME": f"{self.name}@localhost",
+            "RABBITMQ_NODENAME": self.full_name,
             "RABBITMQ_DIST_PORT": str(self._distribution_port),
             "RABBITMQ_CONFIG_FILE": "/dtx/rabbitmq.conf",
             "RABBITMQ_ENABLED_PLUGINS_FILE": "/dtx/enabled_plugins",

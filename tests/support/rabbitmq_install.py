@@ -25,6 +25,8 @@ OPTION: Final = "DTX_TEST_RABBITMQ"
 """The variable of the environment that has the major version, for processes that tests start as well."""
 KHEPRI: Final = "4-khepri"
 """The option for RabbitMQ 4 with its newer metadata store, Khepri."""
+CLUSTERS: Final = "3-cluster", "4-cluster"
+"""The options for three nodes, of which the tests and dtx know the first."""
 VERSIONS: Final = {"3": "rabbitmq:3.13-management", "4": "rabbitmq:4.0-management"}
 """Major versions and their container images."""
 SYSTEM: Final = Path("/var/cache/dtx/rabbitmq-4")
@@ -103,12 +105,22 @@ def find_rabbitmq(version: str) -> Installation:
 
 def chosen() -> str:
     """The major version that this run is about."""
-    return os.environ.get(OPTION, "3").removesuffix("-khepri")
+    return os.environ.get(OPTION, "3").partition("-")[0]
 
 
 def chosen_khepri() -> bool:
     """Whether the nodes of this run use Khepri."""
     return os.environ.get(OPTION) == KHEPRI
+
+
+def chosen_cluster() -> bool:
+    """Whether the shared node of this run is one of three."""
+    return os.environ.get(OPTION) in CLUSTERS
+
+
+def is_asked() -> bool:
+    """Whether this run is about one version: long tests without a broker are left out then."""
+    return OPTION in os.environ
 
 
 def is_there(version: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Final, cast
 import pytest
 
 from benchmarks.support.report import machine
+from tests.support.rabbitmq import started
 
 FIGURE: Final = "figure"
 """The property of a test report that contains the name of a figure and its value."""
@@ -59,9 +60,11 @@ class Results:
         tier: the folder whose subfolders are the parts.
         directory: the directory of the result files.
         minutes: the duration of parts that have no fixed size.
+        rabbitmq: the option ``--rabbitmq``: such a run has files of its own.
     """
 
-    def __init__(self, tier: Path, directory: Path, minutes: float) -> None:
+    def __init__(self, tier: Path, directory: Path, minutes: float, rabbitmq: str | None = None) -> None:
+        self._suffix = f"-rabbitmq-{rabbitmq}" if rabbitmq else ""
         self._tier = tier
         self._directory = directory
         self._minutes = minutes
@@ -99,10 +102,11 @@ class Results:
             terminalreporter.write_line(f"{part}{'' if whole else ' (in part: no file)'}")
             if whole:
                 result = {"part": part.name, **about, "seconds": round(part.seconds, 1)}
+                result |= {"rabbitmq": sorted(started)} if started else {}
                 result |= {"outcomes": dict(part.outcomes), "figures": part.figures}
                 directory.mkdir(parents=True, exist_ok=True)
                 text = json.dumps(result, indent=2, ensure_ascii=False)
-                (directory / f"{part.name}.json").write_text(f"{text}\n", encoding="utf-8")
+                (directory / f"{part.name}{self._suffix}.json").write_text(f"{text}\n", encoding="utf-8")
         terminalreporter.write_line(f"{about['machine']}, commit {about['commit']}, files in {directory}")
 
 

@@ -16,13 +16,15 @@ import psycopg
 from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.evidence.soak.ledger import Ledger, what_is_wrong_with
-from tests.evidence.soak.money import BANKS, QUEUE_SIDE, QUEUES, TOTAL, Coin, Seen
+from tests.evidence.soak.money import BANKS, FORMAT_ID, QUEUE_SIDE, QUEUES, TOTAL, Coin, Seen
 from tests.evidence.soak.sides import BROKEN, dtx_id_of
 from tests.evidence.soak.world import World
 from tests.support.client import connected
 
 _SUMS: Final = "SELECT (SELECT sum(balance) FROM account)::bigint"
-_JOURNAL: Final = "SELECT gtrid, event FROM dtx.journal WHERE event IN ('committed', 'rolled-back')"
+_JOURNAL: Final = (
+    f"SELECT gtrid, event FROM dtx.journal WHERE event IN ('committed', 'rolled-back') AND format_id = {FORMAT_ID}"
+)
 
 
 @dataclass(slots=True, kw_only=True)

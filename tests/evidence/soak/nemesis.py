@@ -18,6 +18,7 @@ from typing import Final
 from tests.evidence.soak.money import BANKS
 from tests.evidence.soak.world import World
 from tests.support.proxy import Direction
+from tests.support.rabbitmq import RabbitNode
 
 SECONDS: Final = (0.2, 3.5)
 """Range of durations in seconds: shorter and longer than the lease (2 s), shorter than heartbeats and patience."""
@@ -158,32 +159,32 @@ def _skew(clock: str) -> Callable[[World, Pause], None]:
 
 
 def _alarm(world: World, pause: Pause) -> None:
-    assert world.node is not None
+    assert isinstance(world.node, RabbitNode)
     world.node.memory_alarm(on=True)
     pause()
     world.node.memory_alarm(on=False)
 
 
 def _disk_alarm(world: World, pause: Pause) -> None:
-    assert world.node is not None
+    assert isinstance(world.node, RabbitNode)
     world.node.disk_alarm(on=True)
     pause()
     world.node.disk_alarm(on=False)
 
 
 def _kill_broker(world: World, _pause: Pause) -> None:
-    assert world.node is not None
+    assert isinstance(world.node, RabbitNode)
     world.node.restart()
 
 
 def _restart_broker(world: World, _pause: Pause) -> None:
-    assert world.node is not None
+    assert isinstance(world.node, RabbitNode)
     world.node.stop()
     world.node.start()
 
 
 def _pause_broker(world: World, pause: Pause) -> None:
-    assert world.node is not None
+    assert isinstance(world.node, RabbitNode)
     world.node.pause()
     pause()
     world.node.resume()

@@ -77,7 +77,9 @@ class QueueSide:
         """Take a coin from *queue*; ``None`` if there is none."""
         channel = self._channel
         if queue == self._subscribes:
-            method, properties, body = next(channel.consume(queue, inactivity_timeout=0.1))
+            # the broker cancels a consumer whose queue loses its node; the next call consumes again
+            cancelled = None, None, None
+            method, properties, body = next(channel.consume(queue, inactivity_timeout=0.1), cancelled)
         else:
             method, properties, body = channel.basic_get(queue)
         if method is None or properties is None or body is None:

@@ -38,7 +38,10 @@ class Report:
     nemesis: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
     exits: Counter[int] = field(default_factory=Counter)
-    repeated_by_broker_deaths: int = 0
+    copies_left: int = 0
+    """Copies of messages that a death of the broker has left in queues until the end of a round."""
+    copies_delivered: int = 0
+    """Further copies that clients of dtx got in rounds in which the broker died."""
     lost: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
@@ -51,6 +54,11 @@ class Report:
             for kind, texts in (("lost", self.lost), ("repeated", self.repeated), ("wrong", self.wrong))
             for text in texts
         ]
+
+    @property
+    def repeated_by_broker_deaths(self) -> int:
+        """All copies after deaths of the broker."""
+        return self.copies_left + self.copies_delivered
 
     @property
     def committed(self) -> int:
@@ -102,10 +110,10 @@ class Soak:
                 repeated, with the same x-dtx-id.
         """
         began = time.monotonic()
-        with World(self._mode, self._chance.getrandbits(32)) as world:
+        with self._make_world(self._chance.getrandbits(32)) as world:
             self._open(world)
             census = Census(world)
-            nemesis = Nemesis(world, self._chance, self._harm)
+            nemesis = self._make_nemesis(world, self._chance)
             while not self.report.bad and (self.report.rounds == 0 or self.report.seconds + each <= seconds + 0.1):
                 deaths = self._mode == "alongside" and broker_deaths(self.report.rounds)
                 self._round(world, census, nemesis, each, broker_dies=deaths)
@@ -122,9 +130,18 @@ class Soak:
                 self._afterwards(world, census)
         return self.report
 
+    def _make_world(self, seed: int) -> World:
+        return World(self._mode, seed)
+
+    def _make_nemesis(self, world: World, chance: random.Random) -> Nemesis:
+        return Nemesis(world, chance, self._harm)
+
+    def _declare(self, world: World) -> None:
+        declare(world.service.url(), *QUEUES)
+
     def _open(self, world: World) -> None:
         """Publish the first coins to the queues."""
-        declare(world.service.url(), *QUEUES)
+        self._declare(world)
         open_ways(world.service.url(), QUEUES)
         opening = Transfer(gtrid="opening", kind="opening")
         side = QueueSide(world.service.url())
@@ -161,7 +178,7 @@ class Soak:
         doubts = world.doubts()[self._doubts :]
         self._doubts += len(doubts)
         if broker_dies and not findings.lost and not findings.wrong:
-            self.report.repeated_by_broker_deaths += census.remove_repeats()
+            self.report.copies_left += census.remove_repeats()
             findings = self._count(census)
         self.report.lost += findings.lost
         self.report.repeated += findings.repeated
@@ -169,7 +186,7 @@ class Soak:
         recognised = ledger.repeats()[self._recognised :]
         self._recognised += len(recognised)
         if broker_dies:
-            self.report.repeated_by_broker_deaths += len(recognised)
+            self.report.copies_delivered += len(recognised)
         else:
             self.report.repeated += recognised
         if self.report.bad:

@@ -16,14 +16,16 @@ from tests.evidence.soak.world import World
 from tests.support.broker import MODES, Mode
 from tests.support.client import connected
 from tests.support.processes import wait_until
+from tests.support.rabbitmq_install import is_asked
 
+_MODES: tuple[Mode, ...] = ("alongside",) if is_asked() else MODES
 _ROUND = 40.0
 """Seconds between two counts."""
 
 
 # pika does not close the socket of a connection that is refused or cut during the handshake.
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", _MODES)
 def test_money_is_conserved_while_everything_dies(
     mode: Mode,
     minutes: float,
@@ -42,7 +44,7 @@ def test_money_is_conserved_while_everything_dies(
         every_harm_is_found(world, census)
 
     soak = Soak(mode, seed, print, afterwards=afterwards)
-    rounds = max(2, ceil(minutes / len(MODES) * 60 / _ROUND))
+    rounds = max(2, ceil(minutes / len(_MODES) * 60 / _ROUND))
     report = soak.run(rounds * _ROUND, each=_ROUND, broker_deaths=lambda number: number % 3 == 1)
     print(table(report))
     counts = {

@@ -14,6 +14,7 @@ from tests.support.client import connected
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.proxy import Proxy
+from tests.support.rabbitmq_install import is_asked
 from tests.support.service import DtxService
 from tests.support.soak import Brancher, Eater, Ledger, Mover, Order, Publisher, Worker, declare, drain, insist
 
@@ -52,6 +53,7 @@ def check_order(bodies: list[bytes], ledger: Ledger) -> None:
         order.see(body)
 
 
+@pytest.mark.skipif(is_asked(), reason="this run is about a broker")
 def test_every_promise_is_kept(
     own_postgres: PostgresServer, caplog: pytest.LogCaptureFixture, minutes: float, figures: Callable[..., None]
 ) -> None:

@@ -31,6 +31,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.processes import end, short_directory, spawn, wait_until
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitNode
+from tests.support.rabbitmq_cluster import Cluster
 from tests.support.service import DtxService
 
 PROCESSES: Final = 6
@@ -96,9 +97,10 @@ class World:
     Args:
         mode: alongside or standalone.
         seed: of the clients' random choices.
+        processes: number of processes of clients.
     """
 
-    def __init__(self, mode: Mode, seed: int) -> None:
+    def __init__(self, mode: Mode, seed: int, processes: int = PROCESSES) -> None:
         self.mode = mode
         self._seed = seed
         self._stack = contextlib.ExitStack()
@@ -110,7 +112,9 @@ class World:
         """Set while clients should run."""
         self._closing = threading.Event()
         self._life = ""
-        self.node: RabbitNode | None = None
+        self._processes = processes
+        self.node: RabbitNode | Cluster | None = None
+        self._broker: str | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -133,26 +137,30 @@ class World:
         self.disk = self._stack.enter_context(SmallDisk(place))
         self.servers = {"log": self._start_log_server(place)}
         self.servers |= {name: self._start_bank(name) for name in BANKS}
-        if self.mode == "alongside":
-            self.node = self._stack.enter_context(RabbitNode())
         self.links: dict[str, Proxy] = {}
+        if self.mode == "alongside":
+            self._start_broker()
         for name, server in self.servers.items():
             self.links[name] = self._stack.enter_context(Proxy(*_address(server.url)))
-        if self.node is not None:
-            self.links["broker"] = self._stack.enter_context(Proxy("127.0.0.1", self.node.port))
         self.database = self.servers["log"].create_migrated_database()
         self.service = self._stack.enter_context(self._make_service())
         self.links["clients"] = self._stack.enter_context(Proxy("127.0.0.1", self.service.port))
         self.banks = {name: self._make_bank(name) for name in BANKS}
         self.ledger = Ledger(self.directory / "ledger", make=True)
         self._stack.callback(self.ledger.close)
-        self.clients = [self._make_client(number) for number in range(PROCESSES)]
+        self.clients = [self._make_client(number) for number in range(self._processes)]
         self._stack.callback(self._end_clients)
         threads = [threading.Thread(target=watch) for watch in (self._watch_dtx, self._watch_clients)]
         for thread in threads:
             thread.start()
             self._stack.callback(thread.join)
         self._stack.callback(self._closing.set)
+
+    def _start_broker(self) -> None:
+        """Start the broker, and a proxy between dtx and it."""
+        self.node = node = self._stack.enter_context(RabbitNode())
+        self.links["broker"] = link = self._stack.enter_context(Proxy("127.0.0.1", node.port))
+        self._broker = f"amqp://guest:guest@127.0.0.1:{link.port}/"
 
     def _start_log_server(self, place: Path) -> PostgresServer:
         """Start the server of dtx's log on the small disk, with the skewed clock."""
@@ -176,12 +184,11 @@ class World:
 
     def _make_service(self) -> DtxService:
         options = ["--lease-ttl", "2", "--default-timeout", "8"]
-        broker = None
         if self.node is not None:
-            broker = f"amqp://guest:guest@127.0.0.1:{self.links['broker'].port}/"
             options += ["--management", self.node.management_url]
         database = self._through("log", self.database)
-        return DtxService(broker=broker, database=database, options=tuple(options), env=self.clocks["dtx"].environment)
+        environment = self.clocks["dtx"].environment
+        return DtxService(broker=self._broker, database=database, options=tuple(options), env=environment)
 
     def _through(self, link: str, url: str) -> str:
         """Return the URL of a database through a proxy."""
@@ -303,7 +310,7 @@ class World:
         for status, count in self.exits.items():
             if status not in ORDERLY_EXITS:
                 yield f"dtx ended {count} times with status {status}"
-        for number in range(PROCESSES):
+        for number in range(self._processes):
             said = (self.directory / f"client{number}.log").read_text(errors="replace")
             if "Traceback" in said:
                 yield f"client {number}: {said[-1500:]}"
