@@ -23,7 +23,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.processes import log_tails, short_directory
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitNode
-from tests.support.rabbitmq_install import KHEPRI, OPTION, VERSIONS
+from tests.support.rabbitmq_install import CLUSTERS, KHEPRI, OPTION, VERSIONS
 from tests.support.rabbitmq_versions import DIFFERENCES
 from tests.support.service import DtxService
 from tests.support.summary import LEFT_OUT, Exercised
@@ -31,7 +31,7 @@ from tests.support.summary import LEFT_OUT, Exercised
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--rabbitmq 4``."""
-    parser.addoption("--rabbitmq", choices=[*VERSIONS, KHEPRI], help="the RabbitMQ of the tests")
+    parser.addoption("--rabbitmq", choices=[*VERSIONS, KHEPRI, *CLUSTERS], help="the RabbitMQ of the tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -135,7 +135,10 @@ def own_postgres(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
 @pytest.fixture(scope="session")
 def shared_rabbitmq() -> Iterator[RabbitNode]:
     """The node behind ``rabbitmq``."""
-    with RabbitNode(in_memory=True) as node:
+    with ExitStack() as stack:
+        node = stack.enter_context(RabbitNode(in_memory=True))
+        for _ in range(2 if rabbitmq_install.chosen_cluster() else 0):
+            stack.enter_context(RabbitNode(in_memory=True, joins=node))
         yield node
 
 

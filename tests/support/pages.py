@@ -24,8 +24,17 @@ from tests.support import delta_tables
 from tests.support.diagram import answers_table, state_diagram
 from tests.support.errors import Code, Source
 from tests.support.http_api import Reference, document
+from tests.support.rabbitmq_versions import DIFFERENCES
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
+SUITES: Final = {
+    "tests/contract/protocol": "conformance: branches over AMQP 0-9",
+    "tests/contract/amqp10": "conformance: branches over AMQP 1.0",
+    "tests/contract": "answers and messages as those of the broker",
+    "tests/servers/proxy": "connections through dtx as direct ones",
+    "tests/servers/branches": "branches with many clients",
+}
+"""Folders of tests in the table of brokers, the more special ones first, and what they prove."""
 _ROOMS: Final = ("admin", "manager", "server", "store", "wire", "xa")
 """Packages that make errors for clients and operators."""
 _UNITS: Final = ((1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -159,8 +168,13 @@ def results_table() -> str:
     lines = ["| part | date | commit | minutes | figures |", "| --- | --- | --- | --- | --- |"]
     for result in results:
         figures = ", ".join(f"{name} {_number(value)}" for name, value in result["figures"].items())
+        if result["part"] == "brokers":
+            figures = "see [brokers](#brokers)"
         minutes = round(result["seconds"] / 60)
-        lines.append(f"| {result['part']} | {result['date'][:10]} | {result['commit']} | {minutes} | {figures} |")
+        broker = f" alongside RabbitMQ {', '.join(result['rabbitmq'])}" if "rabbitmq" in result else ""
+        lines.append(
+            f"| {result['part']}{broker} | {result['date'][:10]} | {result['commit']} | {minutes} | {figures} |"
+        )
     machines = sorted({result["machine"] for result in results})
     return "\n".join([*lines, "", f"Machines: {'; '.join(machines)}."])
 
@@ -194,6 +208,22 @@ def _markdown(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
+def brokers_table() -> str:
+    """The results of the part ``brokers``: a row for each suite, a column for each broker, and all differences."""
+    path = DOCS / "evidence/brokers.json"
+    result = json.loads(path.read_text()) if path.exists() else {"figures": {}, "rabbitmq": []}
+    cells = {tuple(name.split(": ")): value for name, value in result["figures"].items()}
+    brokers = list(dict.fromkeys(broker for broker, _ in cells))
+    versions = {version[0]: version for version in result["rabbitmq"]}
+    heads = [f"{versions[broker[0]]}{broker[1:].replace('-', ', ')}" for broker in brokers]
+    rows = [
+        [f"{meaning} (`{folder}`)", *(cells[broker, folder] for broker in brokers)]
+        for folder, meaning in SUITES.items()
+    ]
+    reasons = [f"- {reason}." for reason in dict.fromkeys(DIFFERENCES.values())]
+    return "\n".join([_markdown(["tests", *heads], rows), "", *reasons])
+
+
 def _number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int | float) else str(value)
 
@@ -210,6 +240,7 @@ BLOCKS: Final[dict[str, tuple[str, Callable[[], str]]]] = {
     "history": ("reference/pipeline-tables.md", delta_tables.history_table),
     "routes": ("reference/http-api.md", lambda: Reference(document()).routes()),
     "objects": ("reference/http-api.md", lambda: Reference(document()).objects()),
+    "brokers": ("evidence/index.md", brokers_table),
     "results": ("evidence/index.md", results_table),
     "speed-runs": ("evidence/speed.md", speed_runs),
     **{f"speed-{name}": ("evidence/speed.md", partial(_earlier_table, name)) for name in _EARLIER["tables"]},
