@@ -375,7 +375,11 @@ class Settings(BaseSettings):
         gt=0,
     )
     upstream_heartbeat: WholeSeconds = _setting(
-        10, _Group.TIMING, "Heartbeat between dtx and the broker.", ge=1, le=65535
+        10,
+        _Group.TIMING,
+        "Heartbeat between dtx and the broker; at most 4s if --broker names several nodes.",
+        ge=1,
+        le=65535,
     )
     lease_ttl: Duration = _setting(
         15.0, _Group.TIMING, "A standby takes over this long after the last renewal of the lease.", ge=1

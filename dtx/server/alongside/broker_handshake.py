@@ -48,6 +48,11 @@ class BrokerHandshake:
         """User name of the login; ``None`` if the login has none."""
         self.vhost = ""
 
+    @property
+    def begun(self) -> bool:
+        """Whether the broker has sent connection.start."""
+        return bool(self._mechanisms)
+
     def from_broker(self, key: int, payload: bytes) -> None:
         """Pass a handshake method of the broker on to the client.
 

@@ -4,6 +4,7 @@ The handshake passes through: the broker authenticates the client, and dtx reads
 the handshake, frames of channels without select are passed on as slices of the data that was read.
 """
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from enum import Enum
 from typing import Final
 
 from dtx.config.rules import QuotaResource
+from dtx.config.values import Address
 from dtx.manager import BranchManager, Requester
 from dtx.server.alongside.broker_handshake import BrokerHandshake
 from dtx.server.alongside.channel import ChannelOwner, ClosingChannel, ProxyChannel
@@ -92,6 +94,8 @@ class ProxySession(ChannelOwner):
         self.upstream.handlers[0] = ChannelZero(self._on_broker_frame)
         self._opening = BrokerHandshake(self.engine, store.broker, limits)
         self._selecting = ChannelSelection(self)
+        self._host: Address | None = None
+        """The node of the broker that it is connected to."""
         self._slices = Slices(self.refuse)
         """Data of the client that is not yet handled."""
         self._slow = False
@@ -121,7 +125,7 @@ class ProxySession(ChannelOwner):
         """Connect to the broker and start the handshake; closes the client's socket if the broker does not answer."""
         self._set_timer(self.limits.handshake_timeout, self._too_slow)
         try:
-            await self.store.broker.connect(self.upstream)
+            self._host = await self.store.broker.connect(self.upstream)
         except OSError as error:
             _log.warning(
                 "broker cannot be reached", connection=self.id, broker=str(self.store.broker), reason=str(error)
@@ -133,6 +137,15 @@ class ProxySession(ChannelOwner):
         if self._transport is None:
             self.upstream.end("the client left during the handshake")
         self.upstream.write(self.engine.protocol.value)
+        broker = self.store.broker
+        if len(broker.hosts) > 1:
+            asyncio.get_running_loop().call_later(broker.connect_timeout, self._give_up_node, self._host)
+
+    def _give_up_node(self, host: Address) -> None:
+        """End the connection if the node hangs, although its system accepts connections: the client tries again."""
+        if not self._opening.begun and not self.upstream.is_lost:
+            self.store.broker.failed(host)
+            self.abort()
 
     def _unopened(self) -> int:
         return self.engine.agreed.channel_max - len(self.channels)
@@ -492,6 +505,8 @@ class ProxySession(ChannelOwner):
         self.send_late()
         if self._transport is not None and self.engine.state is EndpointState.OPEN:
             _log.warning("connection to the broker lost", connection=self.id, reason=reason)
+            if self._host is not None:
+                self.store.broker.failed(self._host)
             if self.channels and all(channel.only_coordinates for channel in self.channels.values()):
                 return
             error = WireError(HardCode.CONNECTION_FORCED, f"the connection to the broker is gone: {reason}")

@@ -23,6 +23,12 @@ _CAPABILITIES: Final = (
     b"basic.nack",
 )
 _FRAME_MAX: Final = 128 * 1024
+_CONNECT: Final = 10.0
+"""Seconds for each step of a connection."""
+_CLUSTER_HEARTBEAT: Final = 4
+"""The longest heartbeat in seconds if there are other nodes to go on with: it is given up after 8 to 10 seconds."""
+_CLUSTER_CONNECT: Final = 5.0
+"""The same if there are other nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +48,7 @@ class Broker:
     password: str
     tls: ssl.SSLContext | None = None
     heartbeat: int = 10
-    connect_timeout: float = 10.0
+    connect_timeout: float = _CONNECT
     _failures: list[Address] = field(default_factory=list, compare=False)
     """The host that failed last, if one did: the others are tried before it."""
 
@@ -53,7 +59,7 @@ class Broker:
         Args:
             url: the URL.
             ca: file with the certificate authority; ``None`` for those of the system.
-            heartbeat: seconds.
+            heartbeat: seconds; at most 4 are used with several hosts.
         """
         hosts = [urlsplit(one) for one in single_hosts(url)]
         parts = hosts[0]
@@ -64,7 +70,8 @@ class Broker:
             user=unquote(parts.username) if parts.username else "guest",
             password=unquote(parts.password) if parts.password else "guest",
             tls=ssl.create_default_context(cafile=ca) if secure else None,
-            heartbeat=heartbeat,
+            heartbeat=min(heartbeat, _CLUSTER_HEARTBEAT) if len(hosts) > 1 else heartbeat,
+            connect_timeout=_CLUSTER_CONNECT if len(hosts) > 1 else _CONNECT,
         )
 
     async def connect(self, protocol: Upstream) -> Address:
