@@ -100,7 +100,7 @@ class Cluster(QueueAccess):
             self._wait_whole(_ALONE)
         except TimeoutError:
             for node in self.nodes:
-                if len(self._apart(node)) == len(self.nodes) - 1:
+                if self._is_alone(node):
                     node.stop()
                     node.start()
             self._wait_whole(180.0)
@@ -108,10 +108,14 @@ class Cluster(QueueAccess):
     def _wait_whole(self, seconds: float) -> None:
         wait_until(lambda: not list(self._ailments()), seconds=seconds, what="a whole cluster")
 
-    def _apart(self, node: RabbitNode) -> set[str]:
-        """The nodes that *node* knows to have been apart from it."""
-        seen = node.api("GET", "/api/nodes?columns=name,partitions")
-        return {other for each in seen if each["name"] == node.full_name for other in each.get("partitions", ())}
+    def _is_alone(self, node: RabbitNode) -> bool:
+        """Whether *node* does not answer, or was apart from all others."""
+        try:
+            seen = node.api("GET", "/api/nodes?columns=name,partitions")
+        except (OSError, RabbitApiError):
+            return True
+        apart = [each.get("partitions", ()) for each in seen if each["name"] == node.full_name]
+        return len(apart[0]) == len(self.nodes) - 1
 
     def _ailments(self) -> Iterator[str]:
         names = {node.full_name for node in self.nodes}

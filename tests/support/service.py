@@ -18,6 +18,8 @@ from tests.support.nursery import nursery
 from tests.support.processes import Child, end, forget_log, free_port, short_directory, show_on_failure, spawn
 
 START_SECONDS = 60.0
+_ROOT = Path(__file__).parents[2]
+"""The dtx beside these tests is run, also if another one is installed."""
 ADMIN = ("--admin-listen", "127.0.0.1:0")
 """Options that enable the operators' API of a service."""
 
@@ -238,7 +240,7 @@ class DtxService:
     def _environment(self) -> dict[str, str]:
         """The environment without the variables of dtx and PostgreSQL."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("DTX_", "PG"))}
-        return {**kept, "PYTHONUNBUFFERED": "1", **self._env}
+        return {**kept, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(_ROOT), **self._env}
 
     def _end(self) -> None:
         if self._process is not None:
