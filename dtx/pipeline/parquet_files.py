@@ -21,6 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
 from dtx.pipeline.files import Files
+from dtx.pipeline.session import few_rows
 
 FILE: Final = "file"
 """The optional column with the URI of a row's file."""
@@ -63,6 +64,10 @@ def write(frame: DataFrame, files: Files, place: str, by: Sequence[str]) -> dict
     """
     if not files.is_local:
         written = frame.mapInArrow(partial(_write, files.uri, place, tuple(by)), _WRITTEN).collect()
+        return {row["name"]: (row["size"], row["rows"]) for row in written}
+    few = few_rows(frame)
+    if few is not None:
+        written = next(_write(files.uri, place, tuple(by), iter(few.to_batches()))).to_pylist()
         return {row["name"]: (row["size"], row["rows"]) for row in written}
     writer = frame.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
     (writer.partitionBy(*by) if by else writer).parquet(files.path(place))

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 from dtx.pipeline.java import JavaMissing, class_archive, find_java, make_java_home
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
 
 LOCAL: Final = "local[*]"
 LOG_LEVELS: Final = ("error", "warn", "info", "debug")
@@ -32,7 +33,9 @@ _MOST_PARTITIONS: Final = 64
 _LINES_OF_A_PARTITION: Final = 500_000
 _FEW_LINES: Final = 200_000
 _SHORT_LINES: Final = 3_000_000
+_QUICK_NAME: Final = "spark.dtx.quick"
 _QUICK: Final = {
+    _QUICK_NAME: "true",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
@@ -261,6 +264,23 @@ def _static(options: SessionOptions) -> dict[str, str]:
         # the executor is this process: it may be slow on a busy machine, and is never lost
         settings |= {"spark.network.timeout": "1h", "spark.executor.heartbeatInterval": "60s"}
     return settings
+
+
+def few_rows(frame: "DataFrame") -> "pa.Table | None":
+    """Return the rows of *frame*, computed now; ``None`` if the session is not for few lines, or there are many rows.
+
+    In such a session each further job, and each file that Spark itself writes, takes longer than all rows.
+    """
+    if frame.sparkSession.conf.get(_QUICK_NAME, "false") != "true":
+        return None
+    rows = frame.limit(_FEW_LINES + 1).toArrow()
+    return rows if rows.num_rows <= _FEW_LINES else None
+
+
+def computed(frame: "DataFrame") -> "DataFrame":
+    """Return *frame*, computed once if it has few rows; see :func:`few_rows`."""
+    rows = few_rows(frame)
+    return frame if rows is None else frame.sparkSession.createDataFrame(rows, frame.schema)
 
 
 def explain(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from dtx.pipeline.decisions.parquet import SPARK_ERRORS, parquet
 from dtx.pipeline.decisions.text import atomikos, csv_lines, json_lines
 from dtx.pipeline.fleet import Decisions
 from dtx.pipeline.quarantine import Quarantined, sample
+from dtx.pipeline.session import computed
 from dtx.pipeline.source.server import Waits
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def read(
             continue
         whole = whole.unionByName(frame)
         wrong += quarantined
-    return whole, wrong
+    return computed(whole), wrong
 
 
 def _read(spark: "SparkSession", log: Decisions, waits: Waits) -> "tuple[DataFrame, list[Quarantined]]":

@@ -56,6 +56,7 @@ from dtx.pipeline.reconcile.state import (
     TableChange,
     Total,
 )
+from dtx.pipeline.session import few_rows
 from dtx.pipeline.verdicts import Mark, Rules
 
 if TYPE_CHECKING:
@@ -173,8 +174,10 @@ def run(
         # verdicts of ended transactions depend on no other parameter
         ageing = files if last.rules["skew"] != rules.skew else [file for file in files if file.partition == OPEN]
         gtrids = told.select("gtrid").union(changed).union(state.verdicts.frame(spark, ageing).select("gtrid"))
-        touched = gtrids.distinct().persist()
-        count = touched.count()
+        touched = gtrids.distinct()
+        few = few_rows(touched)
+        touched = touched.persist() if few is None else spark.createDataFrame(few, touched.schema)
+        count = touched.count() if few is None else few.num_rows
         again = touched if count > _FEW else sf.broadcast(touched)
         replaced, known = _with(state.verdicts, files, again)
         found = state.verdicts.frame(spark, replaced)

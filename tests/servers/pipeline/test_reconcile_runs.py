@@ -18,6 +18,7 @@ from dtx.pipeline.quarantine import Quarantined
 from dtx.pipeline.reconcile import PublishingFailed, Results, Run, current, publish, run
 from dtx.pipeline.report import collect
 from dtx.pipeline.report.page import render
+from dtx.pipeline.session import _QUICK_NAME
 from dtx.pipeline.verdicts import Choice, Rules, SourceKind
 from tests.servers.pipeline.test_reconcile import expected, require_same
 from tests.support.fleets import Fleet, decisions_frame, events_frame, fleet_of, line, observations_frame
@@ -46,7 +47,15 @@ class Batches:
         return [Quarantined(source="lake", item=str(number), reason="cut off", count=None) for number in self.damaged]
 
 
-def test_incremental_runs_give_the_verdicts_of_one_run(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("many", [0, 40, 1_000_000], ids=["by Spark", "more rows than expected", "few rows"])
+def test_incremental_runs_give_the_verdicts_of_one_run(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, many: int
+) -> None:
+    """The process itself writes the files of a small lake."""
+    if many:
+        monkeypatch.setattr("dtx.pipeline.session._FEW_LINES", many)
+        spark.conf.set(_QUICK_NAME, "true")
+        request.addfinalizer(lambda: spark.conf.unset(_QUICK_NAME))
     whole, lake, out = fleet_of(1, 300), Batches(), str(tmp_path / "results")
     # a format id that a decision once took from an observation stays known, which the reference cannot know
     whole = replace(
