@@ -50,7 +50,12 @@ def shipping(world: World) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "scheme"), [("order_psycopg.py", "postgresql://"), ("order_sqlalchemy.py", "postgresql+psycopg://")]
+    ("name", "scheme"),
+    [
+        ("order_psycopg.py", "postgresql://"),
+        ("order_sqlalchemy.py", "postgresql+psycopg://"),
+        ("order_zope.py", "postgresql+psycopg://"),
+    ],
 )
 def test_an_order_and_its_message(world: World, name: str, scheme: str) -> None:
     assert "order 1 is placed" in run(world, name, scheme=scheme)
