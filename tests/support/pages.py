@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client import Metric
 from sqlalchemy.dialects import postgresql
@@ -25,6 +25,7 @@ from tests.support.diagram import answers_table, state_diagram
 from tests.support.errors import Code, Source
 from tests.support.http_api import Reference, document
 from tests.support.rabbitmq_versions import DIFFERENCES
+from tests.support.scenarios import SCENARIOS
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
 SUITES: Final = {
@@ -162,14 +163,17 @@ def _texts_table(texts: list[str]) -> str:
     return "\n".join(["| text |", "| --- |", *(f"| `{text}` |" for text in texts)])
 
 
+_ELSEWHERE: Final = {"brokers": "see [brokers](#brokers)", "scenarios": "see [Scenarios](scenarios.md)"}
+"""Results with tables of their own."""
+
+
 def results_table() -> str:
     """The last result of each part of ``make evidence``, and the machines that they were made on."""
     results = [json.loads(path.read_text()) for path in sorted((DOCS / "evidence").glob("*.json"))]
     lines = ["| part | date | commit | minutes | figures |", "| --- | --- | --- | --- | --- |"]
     for result in results:
         figures = ", ".join(f"{name} {_number(value)}" for name, value in result["figures"].items())
-        if result["part"] == "brokers":
-            figures = "see [brokers](#brokers)"
+        figures = _ELSEWHERE.get(result["part"], figures)
         minutes = round(result["seconds"] / 60)
         broker = f" alongside RabbitMQ {', '.join(result['rabbitmq'])}" if "rabbitmq" in result else ""
         lines.append(
@@ -210,8 +214,7 @@ def _markdown(head: list[str], rows: list[list[str]]) -> str:
 
 def brokers_table() -> str:
     """The results of the part ``brokers``: a row for each suite, a column for each broker, and all differences."""
-    path = DOCS / "evidence/brokers.json"
-    result = json.loads(path.read_text()) if path.exists() else {"figures": {}, "rabbitmq": []}
+    result = _result("brokers")
     cells = {tuple(name.split(": ")): value for name, value in result["figures"].items()}
     brokers = list(dict.fromkeys(broker for broker, _ in cells))
     versions = {version[0]: version for version in result["rabbitmq"]}
@@ -222,6 +225,26 @@ def brokers_table() -> str:
     ]
     reasons = [f"- {reason}." for reason in dict.fromkeys(DIFFERENCES.values())]
     return "\n".join([_markdown(["tests", *heads], rows), "", *reasons])
+
+
+def scenarios_table() -> str:
+    """Every scenario, with its tests and their last results."""
+    results = _result("scenarios")["figures"]
+    versions = list(dict.fromkeys(name.partition(": ")[0] for name in results))
+    rows = []
+    for each in SCENARIOS:
+        tests = [f"`{test.rpartition('/')[2]}`" for test in each.tests]
+        parts = [f"[`{part}`](index.md#{part})" for part in each.parts]
+        cells = [results.get(f"{version}: {each.name}", "") for version in versions]
+        rows.append([each.name, each.text, each.never, "<br>".join(tests) or "none yet", *cells, ", ".join(parts)])
+    head = ["", "what happens", "must not happen", "tests", *(f"with {version}" for version in versions), "parts"]
+    return _markdown(head, rows)
+
+
+def _result(part: str) -> dict[str, Any]:
+    path = DOCS / f"evidence/{part}.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"figures": {}, "rabbitmq": []}
+    return found
 
 
 def _number(value: object) -> str:
@@ -241,6 +264,7 @@ BLOCKS: Final[dict[str, tuple[str, Callable[[], str]]]] = {
     "routes": ("reference/http-api.md", lambda: Reference(document()).routes()),
     "objects": ("reference/http-api.md", lambda: Reference(document()).objects()),
     "brokers": ("evidence/index.md", brokers_table),
+    "scenarios": ("evidence/scenarios.md", scenarios_table),
     "results": ("evidence/index.md", results_table),
     "speed-runs": ("evidence/speed.md", speed_runs),
     **{f"speed-{name}": ("evidence/speed.md", partial(_earlier_table, name)) for name in _EARLIER["tables"]},

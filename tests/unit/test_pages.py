@@ -8,6 +8,7 @@ import pytest
 from dtx.xa.codes import ReplyCode
 from tests.support.errors import Source
 from tests.support.pages import BLOCKS, DOCS, embed
+from tests.support.scenarios import SCENARIOS, Scenario
 from tests.support.sentences import sentences, too_long, words
 
 BEGIN, END = "<!-- name -->", "<!-- /name -->"
@@ -88,3 +89,11 @@ def test_texts_of_errors_are_found_behind_variables_parameters_and_functions() -
         ReplyCode.RESOURCE_ERROR: ["{length} branches are too many"],
         ReplyCode.NOT_ALLOWED: ["known, in state {state} (xid {xid})"],
     }
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_the_tests_of_a_scenario_exist(scenario: Scenario) -> None:
+    """The page Scenarios names them."""
+    for test in scenario.tests:
+        file, _, name = test.partition("::")
+        assert f"def {name}(" in (DOCS.parent / file).read_text(encoding="utf-8"), test

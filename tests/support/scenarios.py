@@ -1,0 +1,155 @@
+"""What a broker, a cluster and a crash can do to messages, and the tests of it. The documentation shows this table."""
+
+from dataclasses import dataclass
+from typing import Final
+
+_ALONGSIDE: Final = "tests/servers/alongside"
+_CRASH: Final = "tests/servers/crash"
+_STORE: Final = "tests/unit/store"
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One scenario.
+
+    Args:
+        name: its number.
+        text: what happens.
+        never: what must not happen then; empty for a property of RabbitMQ.
+        tests: ids without parameters; none if no test exists.
+        parts: parts of ``make evidence`` in which it happens at random.
+    """
+
+    name: str
+    text: str
+    never: str
+    tests: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+
+
+def _in(file: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{file}.py::test_{name}" for name in names)
+
+
+SCENARIOS: Final = (
+    Scenario("F1", "commit-ok waits for confirms of publishes, not for acknowledgements", "", parts=("cluster",)),
+    Scenario("F2", "a node dies behind commit-ok: its acknowledgements may be gone", "", parts=("cluster",)),
+    Scenario(
+        "F3",
+        "a queue that is full or crashed refuses a message, and tx.commit answers 406 or commit-ok",
+        "",
+        _in(f"{_CRASH}/test_runbooks", "a_refusal_after_partial_delivery_is_a_hazard")
+        + _in(f"{_CRASH}/test_trust", "a_refused_unit_is_not_trusted_when_the_queue_accepts")
+        + _in(f"{_ALONGSIDE}/test_quorum_queues", "a_full_quorum_queue_that_refuses_loses_no_message"),
+    ),
+    Scenario(
+        "F4",
+        "the first publish of a channel to a quorum queue waits for its leader",
+        "",
+        _in(f"{_ALONGSIDE}/test_quorum_queues", "a_quorum_queue_without_a_leader_loses_no_message"),
+    ),
+    Scenario(
+        "F5",
+        "a tx.commit goes on although its connection or channel has ended",
+        "",
+        _in(f"{_CRASH}/test_consumer_timeout", "after_a_close_behind_tx_commit_the_lock_decides")
+        + _in(f"{_CRASH}/test_ha_locks", "a_commit_under_way_is_decided_when_the_connection_ends"),
+    ),
+    Scenario(
+        "F6",
+        "RabbitMQ counts returned deliveries, and drops a message after 20",
+        "",
+        _in(
+            f"{_ALONGSIDE}/test_delivery_limit",
+            "rollbacks_lose_no_message_to_the_delivery_limit",
+            "a_queue_with_a_dead_letter_exchange_moves_its_messages",
+            "a_copy_that_its_queue_refuses_returns_the_message",
+        ),
+    ),
+    Scenario(
+        "F7",
+        "the largest message is announced only on links of AMQP 1.0",
+        "",
+        _in(
+            f"{_ALONGSIDE}/test_message_limit",
+            "the_limit_of_rabbitmq_4_overrides_a_higher_setting",
+            "a_message_too_large_to_commit_is_refused_at_publish",
+        ),
+    ),
+    Scenario(
+        "F8",
+        "a publish gives a queue at most one copy, whatever bindings, CC and BCC",
+        "",
+        _in("tests/contract/test_channels", "each_key_of_cc_and_bcc_gets_a_copy"),
+    ),
+    Scenario(
+        "F9",
+        "a second declaration of an exchange must have the same alternate exchange",
+        "",
+        _in(
+            f"{_ALONGSIDE}/test_identity",
+            "a_second_log_with_the_name_is_refused_at_start",
+            "a_second_log_with_the_name_is_refused_per_vhost",
+        ),
+    ),
+    Scenario("F10", "4.3 refuses transient queues that are not exclusive", ""),
+    Scenario(
+        "1",
+        "a partition loses a receipt, but not the acknowledgements of its unit, and dtx dies",
+        "the unit counts as never sent: loss",
+        _in(
+            f"{_STORE}/test_distrust",
+            "no_setting_makes_receipts_of_a_cluster_trusted",
+            "a_detected_cluster_remains_one_without_an_answer",
+        ),
+        ("cluster",),
+    ),
+    Scenario(
+        "2",
+        "the connection of a unit ends before its receipt is read",
+        "the receipt is gone",
+        _in(f"{_CRASH}/test_phase_two", "after_a_broken_connection_the_receipt_gives_the_outcome")
+        + _in(f"{_ALONGSIDE}/test_markers", "receipt_queues_that_are_gone_prove_nothing"),
+    ),
+    Scenario("3", "copy 1 is acknowledged before its id is known as replayed; copy 2 follows", "seen twice"),
+    Scenario("4", "a unit that would have settled a copy never happens", "the other copy suppressed: loss"),
+    Scenario("5", "a message is taken, prepared and rolled back: it returns with its id", "suppressed: loss"),
+    Scenario("6", "an application publishes a message again with all headers, or dead letters loop", "loss"),
+    Scenario("7", "the same from another queue that got the other attempt, or with an invented id", "loss"),
+    Scenario(
+        "8",
+        "an application copies headers of dtx into its own publish",
+        "wrong key",
+        _in(f"{_STORE}/test_messages", "marks_that_an_application_has_copied_are_removed_at_commit"),
+    ),
+    Scenario(
+        "9",
+        "a unit was applied in part (406), then its transaction manager or an operator retries",
+        "two copies, unrecorded",
+        _in(f"{_CRASH}/test_runbooks", "a_refusal_after_partial_delivery_is_a_hazard")
+        + _in(f"{_ALONGSIDE}/test_commit_connection_losses", "a_possible_repeat_is_remembered_despite_later_errors"),
+    ),
+    Scenario(
+        "10",
+        "dtx dies while its tx.commit hangs; the unit is applied again, then the first one goes on",
+        "two copies, unrecorded",
+        _in(f"{_CRASH}/test_ha_locks", "a_commit_under_way_is_decided_when_the_connection_ends"),
+        ("cluster", "repeats"),
+    ),
+    Scenario("11", "copy 2 waits behind a slow consumer of copy 1", "consumer timeout, delivery limit used up"),
+    Scenario("12", "two members have one copy each", "seen twice"),
+    Scenario("13", "copy 1 is rejected without requeue", "copy 2 shown too"),
+    Scenario("14", "no-ack: the marker is written first, and dtx dies", "loss", parts=("repeats",)),
+    Scenario("15", "a queue is a stream", "hidden from other readers"),
+    Scenario("16", "the first replay comes after a channel without select began to consume", "queue unknown"),
+    Scenario("17", "the marker is durable, its acknowledgement is lost, the same copy comes again", "suppressed"),
+    Scenario(
+        "18",
+        "a second dtx of the same log starts, or a node with queues of dtx is down",
+        "the start is refused, or waits",
+        _in(f"{_ALONGSIDE}/test_identity", "a_restart_has_the_name_and_leaves_no_queue_behind")
+        + _in(f"{_ALONGSIDE}/test_cluster", "a_node_that_fails_stops_no_branch_for_long"),
+        ("cluster",),
+    ),
+)
+"""Properties of RabbitMQ (F) and sequences that could lose or repeat messages."""
