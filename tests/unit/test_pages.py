@@ -8,6 +8,7 @@ import pytest
 from dtx.xa.codes import ReplyCode
 from tests.support.errors import Source
 from tests.support.pages import BLOCKS, DOCS, embed
+from tests.support.reader import QUESTIONS, Question, clicks
 from tests.support.scenarios import SCENARIOS, Scenario
 from tests.support.sentences import sentences, too_long, words
 
@@ -24,6 +25,11 @@ def test_generated_blocks_are_up_to_date(name: str) -> None:
 
 def test_readme_has_at_most_150_lines() -> None:
     assert len((DOCS.parent / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.text)
+def test_a_reader_finds_the_answer_with_two_clicks(question: Question) -> None:
+    assert clicks(question) <= 2
 
 
 def test_sentences_have_at_most_25_words() -> None:
