@@ -275,7 +275,7 @@ class _Run:
         lines = pa.RecordBatchReader.from_batches(
             SCHEMA, chain.from_iterable(self._lines(new, number, known) for new in news)
         )
-        said = places({source: new.end for source, new in sources.items()})
+        read_to = places({source: new.end for source, new in sources.items()})
         versions = dict.fromkeys([APP, *(f"{APP}/{source}" for source in sources)], number)
         try:
             # in a thread: Ctrl-C does not interrupt a call of deltalake, but it can end the lines
@@ -287,7 +287,7 @@ class _Run:
                     mode="append",
                     schema_mode="merge",
                     writer_properties=WriterProperties(compression="ZSTD"),
-                    commit_properties=transaction(versions, said),
+                    commit_properties=transaction(versions, read_to),
                 )
                 try:
                     written.result()

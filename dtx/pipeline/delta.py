@@ -265,20 +265,20 @@ class Table:
         if rows != expected:
             raise OSError(f"its files have {rows:,} rows, and the table's log says {expected:,}")
         # edges of all columns: readers take a column without edges for one that has only nulls (deltalake 1.6)
-        told: dict[str, Any] = {"numRecords": rows, "nullCount": nulls}
+        merged: dict[str, Any] = {"numRecords": rows, "nullCount": nulls}
         for kind, edge in (("min", min), ("max", max)):
-            told[f"{kind}Values"] = {
+            merged[f"{kind}Values"] = {
                 key.partition(".")[2]: edge(known)
                 for key in {key for each in stats for key in each if key.startswith(f"{kind}.")}
                 if (known := [each[key] for each in stats if each.get(key) is not None])
             }
-        return self._action(name, self.files.sizes([name])[name] or 0, partition, told, is_change=False)
+        return self._action(name, self.files.sizes([name])[name] or 0, partition, merged, is_change=False)
 
     def _action(self, name: str, size: int, partition: str, stats: dict[str, Any], *, is_change: bool) -> "AddAction":
         from deltalake.transaction import AddAction
 
-        said = json.dumps(stats, default=lambda time: time.isoformat(timespec="microseconds"))
-        return AddAction(name, size, {self.partition: partition}, time.time_ns() // 1_000_000, is_change, said)
+        text = json.dumps(stats, default=lambda time: time.isoformat(timespec="microseconds"))
+        return AddAction(name, size, {self.partition: partition}, time.time_ns() // 1_000_000, is_change, text)
 
     def remove_before(self, day: date, column: str, *, also: str = "true", dry_run: bool) -> int:
         """Remove, or only count, rows whose *column* is before *day* in UTC and for which *also* (SQL) holds.

@@ -231,8 +231,8 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Fleet:
     except ValidationError as error:
         item = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in item["loc"])
-        said = item["msg"].removeprefix("Value error, ")
-        raise ConfigError(redact(f"{path}: {f'{where}: ' if where else ''}{said}")) from None
+        message = item["msg"].removeprefix("Value error, ")
+        raise ConfigError(redact(f"{path}: {f'{where}: ' if where else ''}{message}")) from None
     here = path.absolute().parent
     places = [Path(_placed(place, here)).resolve() for place in (fleet.lake, fleet.results) if "://" not in place]
     if len(places) == 2 and (places[0].is_relative_to(places[1]) or places[1].is_relative_to(places[0])):

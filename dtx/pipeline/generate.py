@@ -1,7 +1,7 @@
 """Generates a fleet: journals, observations and decision logs with known anomalies, at any scale.
 
-Each transaction has a number and a story: the lines of each of its branches, and the decision of its manager. The plan
-determines everything; the same plan gives the same fleet. Times are seconds after the beginning of the transaction.
+Each transaction has a number and a scenario: the lines of each of its branches, and the decision of its manager. The
+plan determines everything; the same plan gives the same fleet. Times are seconds after the transaction began.
 
 Resource managers have different clocks and loads: a tenth of them does half of the work. One transaction of ten gives
 all its branches the same xid, as some transaction managers do.
@@ -49,7 +49,7 @@ _COMMITTED = (_PREPARED, _Line(_E.COMMITTED, 1.2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
+class Scenario:
     """A kind of transaction.
 
     Args:
@@ -89,8 +89,8 @@ _TIMED_OUT = (_Line(_E.TIMED_OUT, 0.3, actor="dtx"),)
 _COMMIT = Choice.COMMIT
 
 ORDINARY: Final = (
-    Story(name="two-phase", verdict=Verdict.COMMITTED, first=_COMMITTED, choice=_COMMIT, share=853),
-    Story(
+    Scenario(name="two-phase", verdict=Verdict.COMMITTED, first=_COMMITTED, choice=_COMMIT, share=853),
+    Scenario(
         name="one-phase",
         verdict=Verdict.COMMITTED,
         first=(_Line(_E.COMMITTED, 0.3, one_phase=True),),
@@ -99,24 +99,24 @@ ORDINARY: Final = (
         most=1,
         share=60,
     ),
-    Story(name="read-only", verdict=Verdict.COMMITTED, first=(_Line(_E.READ_ONLY, 0.2),), choice=_COMMIT, share=20),
-    Story(
+    Scenario(name="read-only", verdict=Verdict.COMMITTED, first=(_Line(_E.READ_ONLY, 0.2),), choice=_COMMIT, share=20),
+    Scenario(
         name="all-read-only",
         verdict=Verdict.COMMITTED,
         first=(_Line(_E.READ_ONLY, 0.2),),
         others=(_Line(_E.READ_ONLY, 0.2),),
         share=10,
     ),
-    Story(name="presumed-abort", verdict=Verdict.ROLLED_BACK, first=_ROLLED_BACK, others=_ROLLED_BACK, share=30),
-    Story(name="timed-out", verdict=Verdict.ROLLED_BACK, first=_TIMED_OUT, others=_ROLLED_BACK, share=10),
-    Story(
+    Scenario(name="presumed-abort", verdict=Verdict.ROLLED_BACK, first=_ROLLED_BACK, others=_ROLLED_BACK, share=30),
+    Scenario(name="timed-out", verdict=Verdict.ROLLED_BACK, first=_TIMED_OUT, others=_ROLLED_BACK, share=10),
+    Scenario(
         name="stuck-for-a-while",
         verdict=Verdict.COMMITTED,
         first=(_PREPARED, _Line(_E.STUCK, 1.2), _Line(_E.REDIRECTED, 60.0, actor=OPERATOR), _Line(_E.COMMITTED, 61.0)),
         choice=_COMMIT,
         share=8,
     ),
-    Story(
+    Scenario(
         name="ended-by-a-clock-set-back",  # its participant was read before the end of the branch
         verdict=Verdict.COMMITTED,
         first=(_PREPARED, _Line(_E.COMMITTED, -240.0)),
@@ -124,7 +124,7 @@ ORDINARY: Final = (
         seen=True,
         share=5,
     ),
-    Story(
+    Scenario(
         name="heuristic-as-decided",
         verdict=Verdict.COMMITTED,
         first=(
@@ -140,34 +140,34 @@ ORDINARY: Final = (
 """Kinds without findings. The first one gets the rest of each thousand."""
 
 INJECTED: Final = (
-    Story(
+    Scenario(
         name="xid-reused",
         verdict=Verdict.XID_REUSED,
         first=(*_COMMITTED, _Line(_E.PREPARED, 5_000.0, life=1), _Line(_E.COMMITTED, 5_001.0, life=1)),
         choice=_COMMIT,
     ),
-    Story(name="mixed", verdict=Verdict.MIXED, first=_ROLLED_BACK),
-    Story(
+    Scenario(name="mixed", verdict=Verdict.MIXED, first=_ROLLED_BACK),
+    Scenario(
         name="against-decision",
         verdict=Verdict.AGAINST_DECISION,
         first=_ROLLED_BACK,
         others=_ROLLED_BACK,
         choice=_COMMIT,
     ),
-    Story(name="timed-out-against-decision", verdict=Verdict.AGAINST_DECISION, first=_TIMED_OUT, choice=_COMMIT),
-    Story(
+    Scenario(name="timed-out-against-decision", verdict=Verdict.AGAINST_DECISION, first=_TIMED_OUT, choice=_COMMIT),
+    Scenario(
         name="heuristic-damage",
         verdict=Verdict.HEURISTIC_DAMAGE,
         first=(_PREPARED, _Line(_E.HEURISTIC, 30.0, Heuristic.ROLLED_BACK, actor=OPERATOR)),
         choice=_COMMIT,
     ),
-    Story(
+    Scenario(
         name="hazard",
         verdict=Verdict.HAZARD,
         first=(_PREPARED, _Line(_E.HEURISTIC, 30.0, Heuristic.HAZARD, actor=OPERATOR)),
         choice=_COMMIT,
     ),
-    Story(
+    Scenario(
         name="forgotten-early",
         verdict=Verdict.FORGOTTEN_EARLY,
         first=(
@@ -179,7 +179,7 @@ INJECTED: Final = (
         choice=_COMMIT,
         decided_after=3_999.0,
     ),
-    Story(
+    Scenario(
         name="unfinished",
         verdict=Verdict.UNFINISHED,
         first=(_PREPARED,),
@@ -188,7 +188,7 @@ INJECTED: Final = (
         seen=True,
         age=(1_200, 86_400),
     ),
-    Story(
+    Scenario(
         name="orphan",
         verdict=Verdict.ORPHAN,
         first=(_PREPARED,),
@@ -198,7 +198,7 @@ INJECTED: Final = (
         foreign=True,
         age=(7_200, 86_400),
     ),
-    Story(
+    Scenario(
         name="orphan-beside-timed-out",
         verdict=Verdict.ORPHAN,
         first=(_PREPARED,),
@@ -206,15 +206,15 @@ INJECTED: Final = (
         seen=True,
         age=(7_200, 86_400),
     ),
-    Story(
+    Scenario(
         name="ended-since-the-archive",
         verdict=Verdict.NOT_ARCHIVED,
         first=(_PREPARED,),
         choice=_COMMIT,
         age=(7_200, 86_400),
     ),
-    Story(name="owner-mismatch", verdict=Verdict.OWNER_MISMATCH, first=_COMMITTED, choice=_COMMIT, two_owners=True),
-    Story(
+    Scenario(name="owner-mismatch", verdict=Verdict.OWNER_MISMATCH, first=_COMMITTED, choice=_COMMIT, two_owners=True),
+    Scenario(
         name="in-doubt",
         verdict=Verdict.IN_DOUBT,
         first=(_PREPARED,),
@@ -227,7 +227,7 @@ INJECTED: Final = (
 """Kinds with findings: at least one for each verdict that is not plain."""
 
 
-_STORIES: Final = (*ORDINARY, *INJECTED)
+_SCENARIOS: Final = (*ORDINARY, *INJECTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +264,7 @@ class FleetPlan:
                 f"{self.anomalies} anomalies of each of {len(INJECTED)} kinds need {self.anomalies * len(INJECTED)} "
                 f"transactions, the plan has {self.transactions}"
             )
-        if self.resource_managers < max(story.most for story in _STORIES):
+        if self.resource_managers < max(scenario.most for scenario in _SCENARIOS):
             raise ValueError("the branches of a transaction are in different resource managers: at least 4 are needed")
         if min(self.transactions, self.databases, self.managers, self.days) < 1 or self.anomalies < 0:
             raise ValueError("transactions, databases, managers and days are at least 1, anomalies at least 0")
@@ -282,7 +282,7 @@ class GeneratedFleet:
 
     Args:
         events, observations, decisions: the input, with the columns of the readers.
-        truth: ``format_id``, ``gtrid``, ``story`` and the correct ``verdict``.
+        truth: ``format_id``, ``gtrid``, ``scenario`` and the correct ``verdict``.
     """
 
     events: DataFrame
@@ -299,7 +299,7 @@ def generate(spark: SparkSession, plan: FleetPlan) -> GeneratedFleet:
         events=_events(branches),
         observations=_observations(branches, plan),
         decisions=_decisions(transactions),
-        truth=transactions.select("format_id", "gtrid", sf.col("name").alias("story"), "verdict"),
+        truth=transactions.select("format_id", "gtrid", sf.col("name").alias("scenario"), "verdict"),
     )
 
 
@@ -321,9 +321,11 @@ def _chance(plan: FleetPlan, salt: str, *columns: str) -> Column:
     return sf.pmod(mixed, sf.lit(1 << 40)) / float(1 << 40)
 
 
-def _stories(spark: SparkSession) -> DataFrame:
-    """Return the stories as a table to join: as expressions, Spark would repeat them at each use."""
-    table = pa.Table.from_pylist([asdict(story) | {"told": number} for number, story in enumerate(_STORIES)])
+def _scenarios(spark: SparkSession) -> DataFrame:
+    """Return the scenarios as a table to join: as expressions, Spark would repeat them at each use."""
+    table = pa.Table.from_pylist(
+        [asdict(scenario) | {"scenario": number} for number, scenario in enumerate(_SCENARIOS)]
+    )
     # the other branches have no outcomes, so Arrow knows no type of them
     others = table["others"].cast(table["first"].type)
     table = table.set_column(table.column_names.index("others"), "others", others)
@@ -334,15 +336,15 @@ def _transactions(spark: SparkSession, plan: FleetPlan) -> DataFrame:
     thousandth = sf.floor(_chance(plan, "story", "n") * 1_000)
     usual = sf.lit(0)
     edge = 1_000
-    for number, story in enumerate(ORDINARY[1:], 1):
-        usual = sf.when((thousandth < edge) & (thousandth >= edge - story.share), number).otherwise(usual)
-        edge -= story.share
+    for number, scenario in enumerate(ORDINARY[1:], 1):
+        usual = sf.when((thousandth < edge) & (thousandth >= edge - scenario.share), number).otherwise(usual)
+        edge -= scenario.share
     injected = len(INJECTED) * plan.anomalies
-    told = usual
+    chosen = usual
     if injected:
         every = plan.transactions // injected
         turn = sf.floor(sf.col("n") / every)
-        told = sf.when(
+        chosen = sf.when(
             (sf.col("n") % every == 0) & (turn < injected), sf.lit(len(ORDINARY)) + turn % len(INJECTED)
         ).otherwise(usual)
     span = plan.days * 86_400 - 3 * 86_400
@@ -354,8 +356,8 @@ def _transactions(spark: SparkSession, plan: FleetPlan) -> DataFrame:
     gtrid = sf.concat_ws(".", "tm", sf.lit(str(plan.seed)), sf.lower(sf.conv("n", 10, 36))).cast("binary")
     numbers = spark.range(plan.transactions).select(sf.col("id").alias("n"))
     return (
-        numbers.select("n", told.cast("bigint").alias("told"))
-        .join(_stories(spark), "told")
+        numbers.select("n", chosen.cast("bigint").alias("scenario"))
+        .join(_scenarios(spark), "scenario")
         .withColumn("tm", sf.concat(sf.lit("tm"), sf.floor(_chance(plan, "tm", "n") * plan.managers)))
         .withColumn("gtrid", gtrid)
         .withColumns(

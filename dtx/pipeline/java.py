@@ -132,15 +132,15 @@ def _version_of(home: Path) -> int | None:
     if not os.access(program, os.X_OK):
         return None
     try:
-        said = _RELEASE.search((home / "release").read_text(errors="replace"))
+        version = _RELEASE.search((home / "release").read_text(errors="replace"))
     except OSError:
-        said = None
-    if said is None:
+        version = None
+    if version is None:
         try:
             answer = subprocess.run(
                 [str(program), "-version"], capture_output=True, text=True, timeout=_VERSION_SECONDS, check=False
             )
         except (OSError, subprocess.SubprocessError):
             return None
-        said = _SPOKEN.search(answer.stderr)
-    return int(said[1]) if said else None
+        version = _SPOKEN.search(answer.stderr)
+    return int(version[1]) if version else None

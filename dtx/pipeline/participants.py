@@ -246,8 +246,8 @@ def observe(
         for seen, quarantined in pool.map(lambda one: look(one, waits), participants):
             found += seen
             wrong += quarantined
-    told = pa.Table.from_pylist(found, schema=arrow_schema(OBSERVATIONS))
-    return spark.createDataFrame(pa.concat_tables([told, *map(_own, there.items())]), OBSERVATIONS), wrong
+    observed = pa.Table.from_pylist(found, schema=arrow_schema(OBSERVATIONS))
+    return spark.createDataFrame(pa.concat_tables([observed, *map(_own, there.items())]), OBSERVATIONS), wrong
 
 
 def _own(source: tuple[str, str]) -> pa.Table:

@@ -44,7 +44,7 @@ class Progress:
         self._console = console or Console(stderr=True)
         self._status = self._console.status(title) if self._console.is_terminal else None
         self._every = every or (_LOG_SECONDS if self._status is None else _TERMINAL_SECONDS)
-        self._look, self._unhook = _looker(spark)
+        self._stages, self._stop_watching = _watch_stages(spark)
         self._doing = ""
         self._rows: int | None = None
         self._begun = time.monotonic()
@@ -61,7 +61,7 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
-        self._unhook()
+        self._stop_watching()
         if self._status is not None:
             self._status.stop()
 
@@ -74,7 +74,7 @@ class Progress:
         """
         self._doing, self._rows = doing, rows
 
-    def tell(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Print a permanent line above the line that changes."""
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -82,7 +82,7 @@ class Progress:
         while not self._ended.wait(self._every):
             # the session is ending or its server is away: the run itself reports that
             with suppress(Exception):
-                self._show(self.line(time.monotonic(), self._look()))
+                self._show(self.line(time.monotonic(), self._stages()))
 
     def line(self, now: float, work: StageProgress) -> str:
         """Return the line to show at *now*, in seconds of the monotonic clock."""
@@ -103,7 +103,7 @@ class Progress:
 
     def _show(self, line: str) -> None:
         if self._status is None:
-            self.tell(line)
+            self.print_line(line)
         else:
             self._status.update(Text(line))
 
@@ -114,36 +114,36 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _looker(spark: "SparkSession | None") -> tuple[Callable[[], StageProgress], Callable[[], None]]:
+def _watch_stages(spark: "SparkSession | None") -> tuple[Callable[[], StageProgress], Callable[[], None]]:
     if spark is None:
         return lambda: StageProgress(0, 0, 0), lambda: None
     if hasattr(spark, "registerProgressHandler") and "connect" in type(spark).__module__:
-        return _remote(spark)
+        return _watch_remote_stages(spark)
     # The only use of a Spark API below DataFrames: without Connect there is no other way to see tasks. Only the
     # progress line depends on it.
     tracker = spark.sparkContext.statusTracker()
 
-    def look() -> StageProgress:
+    def active_stages() -> StageProgress:
         found = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
         running = [info for info in found if info is not None]
         return _sum((info.numCompletedTasks, info.numTasks) for info in running)
 
-    return look, lambda: None
+    return active_stages, lambda: None
 
 
-def _remote(spark: "SparkSession") -> tuple[Callable[[], StageProgress], Callable[[], None]]:
+def _watch_remote_stages(spark: "SparkSession") -> tuple[Callable[[], StageProgress], Callable[[], None]]:
     session: Any = spark
     state = StageProgress(0, 0, 0)
 
-    def hear(*, stages: Iterable[Any] | None, done: bool, **_: object) -> None:
+    def update(*, stages: Iterable[Any] | None, done: bool, **_: object) -> None:
         nonlocal state
         running = [stage for stage in stages or () if not stage.done]
         state = (
             StageProgress(0, 0, 0) if done else _sum((stage.num_completed_tasks, stage.num_tasks) for stage in running)
         )
 
-    session.registerProgressHandler(hear)
-    return lambda: state, lambda: session.removeProgressHandler(hear)
+    session.registerProgressHandler(update)
+    return lambda: state, lambda: session.removeProgressHandler(update)
 
 
 def _sum(stages: Iterable[tuple[int, int]]) -> StageProgress:

@@ -245,7 +245,7 @@ def _static(options: SessionOptions) -> dict[str, str]:
         "spark.python.authenticate.socketTimeout": "300s",  # loopback: a slow worker lacks processor time
         "spark.driver.extraJavaOptions": (
             f"-Dlog4j2.configurationFile={_CONFIGURATION.as_uri()} -Ddtx.spark.log={options.log} "
-            f"-Ddtx.spark.log.told={'off' if options.log == LOG_LEVELS[0] else options.log} {' '.join(words)}"
+            f"-Ddtx.spark.log.level={'off' if options.log == LOG_LEVELS[0] else options.log} {' '.join(words)}"
         ),
         "spark.driver.maxResultSize": "1g",
         "spark.ui.enabled": str(options.ui).lower(),

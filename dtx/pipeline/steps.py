@@ -46,13 +46,13 @@ class Steps:
     Args:
         fleet: the content of ``pipeline.toml``.
         options: of the session.
-        say: called with each line of output.
+        show: called with each line of output.
     """
 
-    def __init__(self, fleet: Fleet, options: SessionOptions, *, say: Callable[[str], None] = click.echo) -> None:
+    def __init__(self, fleet: Fleet, options: SessionOptions, *, show: Callable[[str], None] = click.echo) -> None:
         self._fleet = fleet
         self._options = options
-        self._say = say
+        self._show_line = show
         self._results = Files(fleet.results)
         self._stack = ExitStack()
 
@@ -98,7 +98,7 @@ class Steps:
         read = f"{len(done) - len(unread):,} of {len(done):,}" if unread else f"{len(done):,}"
         repeated = sum(result.again for result in done)
         known = f"; {repeated:,} known lines were read again" if repeated else ""
-        self._say(f"archived {sum(result.rows for result in done):,} new lines of {read} databases{known}")
+        self._show_line(f"archived {sum(result.rows for result in done):,} new lines of {read} databases{known}")
         self._note("archive", unread, others=[one.name for one in self._fleet.database if one.name not in sources])
         return unread + wrong
 
@@ -110,16 +110,16 @@ class Steps:
             interval: seconds between two reads of each database.
         """
         sources = self._fleet.sources(tuple(names))
-        self._say(f"following {len(sources):,} databases; Ctrl-C ends it")
-        told: dict[str, str | None] = {}
+        self._show_line(f"following {len(sources):,} databases; Ctrl-C ends it")
+        reported: dict[str, str | None] = {}
         with Progress(None, "archive") as progress:
 
             def watch(done: Sequence[journals.Archived]) -> None:
                 _watch(progress, done)
                 for result in done:
-                    if result.error != told.get(result.source):
-                        told[result.source] = result.error
-                        progress.tell(_change(result))
+                    if result.error != reported.get(result.source):
+                        reported[result.source] = result.error
+                        progress.print_line(_change(result))
 
             return _unread(journals.follow(self._fleet.lake, sources, interval=interval, watch=watch))
 
@@ -192,7 +192,7 @@ class Steps:
             )
             progress.note("drawing")
             page = write_report(figures, directory)
-        self._say(f"report: {page}")
+        self._show_line(f"report: {page}")
         return rows
 
     def _reconcile(self, *, full: bool, to_publish: bool) -> list[Quarantined]:
@@ -227,14 +227,14 @@ class Steps:
                 participants=[*self._urls(), *(one.name for one in self._fleet.participant)],
                 away=unasked,
                 full=full,
-                say=progress.note,
+                note=progress.note,
             )
-        self._say(
+        self._show_line(
             f"reconciled {done.transactions:,} transactions from {done.lines:,} lines, {done.lines_read:,} of them new"
         )
         for verdict, total in done.totals.items():
             if total.transactions:
-                self._say(f"  {verdict:<18} {total.transactions:>15,}")
+                self._show_line(f"  {verdict:<18} {total.transactions:>15,}")
         state = Results(self._results.uri)
         tables = [table for table in (state.verdicts, state.history) if table.exists]
         rows = [row for table in tables for row in _maintained(table.maintain)]
@@ -246,8 +246,8 @@ class Steps:
         if to_publish and self._fleet.publish is not None:
             with Progress(self.spark, "publish") as progress:
                 verdicts = current(self.spark, self._results.uri)
-                published = publish(verdicts, done, self._fleet.publish, say=progress.note)
-            self._say(f"published {published:,} verdicts")
+                published = publish(verdicts, done, self._fleet.publish, note=progress.note)
+            self._show_line(f"published {published:,} verdicts")
         return wrong
 
     def _lines(self) -> int:

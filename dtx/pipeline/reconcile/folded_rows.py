@@ -101,9 +101,9 @@ def rows_of_events(events: DataFrame) -> DataFrame:
     """Return lines of journals, with the columns of the table ``journal`` and the source, as rows."""
     event, outcome = sf.col("event"), sf.col("outcome")
     mark = _word_mark(event, {str(each): mark for each, mark in EVENT_MARK.items()})
-    told = _word_mark(outcome, {str(each): mark for each, mark in HEURISTIC_MARK.items()})
+    outcome_mark = _word_mark(outcome, {str(each): mark for each, mark in HEURISTIC_MARK.items()})
     with_outcome = event.isin(*(str(each) for each in WITH_OUTCOME))
-    mark = sf.when(with_outcome & outcome.isNotNull(), mark.bitwiseOR(told)).otherwise(
+    mark = sf.when(with_outcome & outcome.isNotNull(), mark.bitwiseOR(outcome_mark)).otherwise(
         sf.when(event == str(JournalEvent.HEURISTIC), bits(Mark.HEURISTIC_HAZARD)).otherwise(mark)
     )
     taken_away = (event == str(JournalEvent.FORGOTTEN)) & (sf.col("actor") != sf.col("owner"))

@@ -104,7 +104,7 @@ def run(
     participants: Collection[str] = (),
     away: Collection[str] = (),
     full: bool = False,
-    say: Callable[[str], None] = lambda _: None,
+    note: Callable[[str], None] = lambda _: None,
 ) -> Run:
     """Give verdicts on the transactions that have changed, and store them in *out*.
 
@@ -121,7 +121,7 @@ def run(
         participants: ``source`` of all participants, databases of dtx included.
         away: ``source`` of participants that could not be read: their last known branches in doubt are used.
         full: read all lines again. Earlier decisions are remembered nevertheless.
-        say: called with lines of progress.
+        note: called with lines of progress.
 
     Returns:
         The complete run.
@@ -156,8 +156,8 @@ def run(
         unread = decided_before.where(~sf.col("log").isin(*sorted(read)))
         digests = digests.unionByName(_without(unread, digests))
     digests = state.write(digests, kept_as, "decided")
-    told = rows_of_events(new_lines)
-    rows = told.unionByName(rows_of_observations(observations))
+    new_rows = rows_of_events(new_lines)
+    rows = new_rows.unionByName(rows_of_observations(observations))
     decided = rows_of_decisions(decisions)
     table = state.verdicts.create()
     files = state.verdicts.data_files(table)
@@ -166,14 +166,14 @@ def run(
         old = state.verdicts.frame(spark, files)
         rest = old.limit(0)
         kept = _not_in_lines(_facts(old), state.retained())
-        say("judging all transactions from all lines")
+        note("judging all transactions from all lines")
     else:
-        say("looking for changes")
+        note("looking for changes")
         changed = _changed(decided_before.where(sf.col("log").isin(*sorted(read))), digests)
         changed = changed.union(seen_before.select("gtrid")).union(observations.select("gtrid"))
         # verdicts of ended transactions depend on no other parameter
         ageing = files if last.rules["skew"] != rules.skew else [file for file in files if file.partition == OPEN]
-        gtrids = told.select("gtrid").union(changed).union(state.verdicts.frame(spark, ageing).select("gtrid"))
+        gtrids = new_rows.select("gtrid").union(changed).union(state.verdicts.frame(spark, ageing).select("gtrid"))
         touched = gtrids.distinct()
         few = few_rows(touched)
         touched = touched.persist() if few is None else spark.createDataFrame(few, touched.schema)
@@ -184,16 +184,16 @@ def run(
         old = found.join(again, "gtrid", "left_semi").select(found.columns)
         rest = found.join(again, "gtrid", "left_anti").select(found.columns)
         kept = _facts(old)
-        decided = decided.join(again, "gtrid", "left_semi").select(*told.columns)
-        say(f"judging {count:,} transactions again")
+        decided = decided.join(again, "gtrid", "left_semi").select(*new_rows.columns)
+        note(f"judging {count:,} transactions again")
     remembered = _remembered(kept, read, rules.asked)
-    rows = rows.unionByName(decided).unionByName(remembered.select(*told.columns))
+    rows = rows.unionByName(decided).unionByName(remembered.select(*new_rows.columns))
     judged = judge_rows(with_format_ids(rows), rules)
     plain, found_files = _judged(state.verdicts, judged, number)
     added = plain
     if found_files or any(file.partition != OPEN for file in replaced):
         findings = state.verdicts.frame(spark, state.verdicts.written(found_files))
-        say("collecting evidence")
+        note("collecting evidence")
         full_findings = _findings_with_evidence(spark, findings, lines, observations, decisions)
         added = plain + state.verdicts.write(full_findings.unionByName(_stored(rest)), f"run-{number}")
 
@@ -337,10 +337,10 @@ def _not_in_lines(facts: DataFrame, retained: int) -> DataFrame:
     """Return the part of folded rows that the lines do not have: decisions, the mark ``GONE``, and branches from before
     *retained*, whose lines may have been removed.
     """
-    told, marks = sf.col("is_branch"), sf.col("marks")
-    gone = told & has(marks, Mark.GONE)
-    removed = told & sf.coalesce(sf.col("first_at") < retained, sf.lit(False))
-    whole = ~told | removed
+    is_branch, marks = sf.col("is_branch"), sf.col("marks")
+    gone = is_branch & has(marks, Mark.GONE)
+    removed = is_branch & sf.coalesce(sf.col("first_at") < retained, sf.lit(False))
+    whole = ~is_branch | removed
     emptied = {name: sf.when(whole, sf.col(name)) for name in ("opened_at", "forgotten_at", "first_at", "last_at")}
     emptied["marks"] = sf.when(whole, marks).otherwise(bits(Mark.GONE))
     emptied["lines"] = sf.lit(0).cast("bigint")
@@ -388,13 +388,13 @@ def _findings_with_evidence(
     assert row is not None
     if row["n"]:
         between = None if row["first"] is None else (row["first"].astimezone(UTC), row["last"].astimezone(UTC))
-        told, _ = lines.frame(spark, None, between)
+        evidence_lines, _ = lines.frame(spark, None, between)
         if between is not None:
             # lets Spark skip older and newer parts of files
-            told = told.where(sf.col("at").between(*map(sf.lit, between)))
+            evidence_lines = evidence_lines.where(sf.col("at").between(*map(sf.lit, between)))
         keys = findings.select(*KEY)
         wanted = sf.broadcast(keys) if row["n"] <= _FEW else keys
-        findings = with_evidence(findings.drop("evidence"), wanted, told, observations, decisions)
+        findings = with_evidence(findings.drop("evidence"), wanted, evidence_lines, observations, decisions)
     settled = sf.when(may_change_with_time(findings), sf.lit(OPEN)).otherwise(_month())
     return findings.withColumn("settled", settled).select(*VERDICTS.names)
 

@@ -92,7 +92,7 @@ def evidence_of(wanted: DataFrame, events: DataFrame, observations: DataFrame, d
         return here.select("found_format_id", "found_gtrid", *named)
 
     nothing = sf.lit(None).cast("string")
-    told = of(events, journal_id=sf.col("id"))
+    from_journal = of(events, journal_id=sf.col("id"))
     seen = of(
         observations, at=sf.coalesce("since", "observed_at"), event=sf.concat(sf.lit("observed: "), sf.col("state")),
         outcome=nothing, actor=sf.col("owner"), journal_id=nothing,
@@ -103,7 +103,7 @@ def evidence_of(wanted: DataFrame, events: DataFrame, observations: DataFrame, d
         outcome=sf.when(sf.col("finished"), sf.lit("finished")).when(~sf.col("finished"), sf.lit("not finished")),
         actor=sf.col("tm"), journal_id=nothing,
     )  # fmt: skip
-    lines = told.unionByName(seen).unionByName(decided)
+    lines = from_journal.unionByName(seen).unionByName(decided)
     # limits the lines before they are collected: Spark sorts the others on disk, and drops them there
     oldest = sf.row_number().over(Window.partitionBy("found_format_id", "found_gtrid").orderBy(*_ORDER))
     ordered = sf.array_sort(sf.collect_list(sf.struct(*_ORDER)))
@@ -174,7 +174,7 @@ def _facts(branches: DataFrame, rules: Rules) -> DataFrame:
     open_in_journal = is_branch & has(now, OPENED) & ~has(now, ENDED)
     gone = open_in_journal & (seen == 0) & (has(marks, Mark.GONE) | sf.col("source").isin(*sorted(rules.asked)))
     branches = branches.withColumns({"now": now, "is_open": open_in_journal & ~gone, "gone": gone})
-    told = branches.withColumn("marks", sf.when(sf.col("gone"), marks.bitwiseOR(bits(Mark.GONE))).otherwise(marks))
+    branches = branches.withColumn("marks", sf.when(sf.col("gone"), marks.bitwiseOR(bits(Mark.GONE))).otherwise(marks))
     now, is_open = sf.col("now"), sf.col("is_open")
     # a journal that was read after its dtx, and has no end of the branch, also shows that the branch was open
     known = sf.coalesce(sf.greatest("known_at", _archived(rules)), sf.lit(rules.as_of))
@@ -182,7 +182,7 @@ def _facts(branches: DataFrame, rules: Rules) -> DataFrame:
     unknown = (has(now, Mark.HEURISTIC_HAZARD) & ~has(now, normally)) | (
         has(now, Mark.FORGOTTEN) & ~has(now, DIRECTIONS)
     )
-    told = told.select(
+    branches = branches.select(
         *KEY,
         *KEPT,
         "seen_at",
@@ -202,7 +202,7 @@ def _facts(branches: DataFrame, rules: Rules) -> DataFrame:
     managers = sf.when(~sf.col("is_branch"), sf.col("name"))
     marked = has(sf.col("marks"), ~(Mark.GONE | OF_DTX))
     kept = sf.when((sf.col("lines") > 0) | marked | ~sf.col("is_branch"), sf.struct(*KEPT))
-    return told.groupBy(*KEY).agg(
+    return branches.groupBy(*KEY).agg(
         sf.bit_or("now").alias("marks"),
         sf.max("unknown").alias("unknown"),
         sf.sum(sf.col("is_open").cast("int")).cast("int").alias("open"),

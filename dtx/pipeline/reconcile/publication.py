@@ -35,7 +35,7 @@ class PublishingFailed(Exception):
 
 
 def publish(
-    verdicts: DataFrame, run: Run, url: str, *, most: int = MOST, say: Callable[[str], None] = lambda _: None
+    verdicts: DataFrame, run: Run, url: str, *, most: int = MOST, note: Callable[[str], None] = lambda _: None
 ) -> int:
     """Replace the verdicts of *run* in a database by the latest ones that need attention, in one transaction.
 
@@ -48,14 +48,14 @@ def publish(
     rows = _ready(verdicts.where(is_finding()).orderBy(sf.col("last_at").desc(), "gtrid").limit(most))
     try:
         with psycopg.connect(url.replace("postgresql+psycopg://", "postgresql://", 1)) as connection:
-            return _replace(connection, rows, run, say)
+            return _replace(connection, rows, run, note)
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.InvalidSchemaName):
         raise PublishingFailed("the database has no tables for verdicts: run dtx migrate of this version") from None
     except psycopg.Error as error:
         raise PublishingFailed(f"verdicts cannot be published: {first_line(error)}") from None
 
 
-def _replace(connection: psycopg.Connection[Any], rows: DataFrame, run: Run, say: Callable[[str], None]) -> int:
+def _replace(connection: psycopg.Connection[Any], rows: DataFrame, run: Run, note: Callable[[str], None]) -> int:
     count = 0
     with connection.cursor() as cursor:
         # one writer at a time; readers see the earlier verdicts until the commit
@@ -67,7 +67,7 @@ def _replace(connection: psycopg.Connection[Any], rows: DataFrame, run: Run, say
                 copy.write_row(_values(row, run))
                 count += 1
                 if count % 10_000 == 0:
-                    say(f"published {count:,} verdicts")
+                    note(f"published {count:,} verdicts")
         cursor.execute(
             "INSERT INTO dtx.reconciliation (number, as_of, lines, fingerprint, totals, shown, sources)"
             " VALUES (%s, %s, %s, %s, %s, %s, %s)"
@@ -107,20 +107,20 @@ def _ready(verdicts: DataFrame) -> DataFrame:
 
 
 def _values(row: Row, run: Run) -> tuple[Any, ...]:
-    told = row.asDict()
+    values = row.asDict()
     for name in _EDGES:
         # a decision without a time and without a known branch: use the time of the run
-        told[name] = run.as_of if told[name] is None else told[name]
+        values[name] = run.as_of if values[name] is None else values[name]
     for name in _TIMES:
-        told[name] = None if told[name] is None else _time(told[name])
+        values[name] = None if values[name] is None else _time(values[name])
     # PostgreSQL's text cannot have NUL
-    told["evidence"] = told["evidence"].replace("\\u0000", "\\ufffd")
+    values["evidence"] = values["evidence"].replace("\\u0000", "\\ufffd")
     for name in ("rms", "owners"):
-        told[name] = [word.replace("\0", "\ufffd") for word in told[name]]
-    told["tm"] = None if told["tm"] is None else told["tm"].replace("\0", "\ufffd")
+        values[name] = [word.replace("\0", "\ufffd") for word in values[name]]
+    values["tm"] = None if values["tm"] is None else values["tm"].replace("\0", "\ufffd")
     for name in ("gtrid", "fingerprint"):
-        told[name] = bytes(told[name])
-    return tuple(told[name] for name in _COLUMNS)
+        values[name] = bytes(values[name])
+    return tuple(values[name] for name in _COLUMNS)
 
 
 def _time(micros: int) -> datetime:

@@ -21,11 +21,11 @@ def test_what_was_injected_is_found_and_nothing_else(spark: SparkSession, tmp_pa
     judged = {bytes(row.gtrid): row for row in verdicts_of(events, observations, decisions, plan.rules).collect()}
     true = {bytes(row.gtrid): row for row in spark.read.parquet(str(tmp_path / "truth")).collect()}
     assert {gtrid: row.verdict for gtrid, row in judged.items()} == {gtrid: row.verdict for gtrid, row in true.items()}
-    counted = Counter(row.story for row in true.values() if row.verdict not in PLAIN)
-    assert counted == {story.name: 15 for story in INJECTED}
-    assert {row.story for row in true.values()} == {story.name for story in (*ORDINARY, *INJECTED)}
+    counted = Counter(row.scenario for row in true.values() if row.verdict not in PLAIN)
+    assert counted == {scenario.name: 15 for scenario in INJECTED}
+    assert {row.scenario for row in true.values()} == {scenario.name for scenario in (*ORDINARY, *INJECTED)}
     for gtrid, row in judged.items():
         assert bool(row.evidence) == (row.verdict not in PLAIN)
         assert [line.at for line in row.evidence] == sorted(line.at for line in row.evidence)
-        if true[gtrid].story == "orphan":
+        if true[gtrid].scenario == "orphan":
             assert {line.source for line in row.evidence if line.event == "observed: prepared"} > {"accounts"}

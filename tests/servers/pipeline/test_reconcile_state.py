@@ -72,7 +72,7 @@ def test_lines_arriving_during_observation_wait_for_the_next_run(
         return read(*given)
 
     monkeypatch.setattr(module, "read_decisions", slowly)
-    steps = Steps(fleet, SessionOptions(), say=lambda _: None)
+    steps = Steps(fleet, SessionOptions(), show=lambda _: None)
     steps.__dict__["spark"] = spark
     steps.reconcile(full=False, to_publish=False)
     assert verdicts(spark, fleet.results) == {}

@@ -54,7 +54,7 @@ class Pipeline:
             f'[[database]]\nname = "bank"\nurl = {json.dumps(self.database)}\n'
             f'[[decisions]]\nname = "tm"\nformat = "json"\npath = "{self.decisions.name}"\n'
         )
-        with Steps(load(path), SessionOptions(), say=lambda _: None) as steps:
+        with Steps(load(path), SessionOptions(), show=lambda _: None) as steps:
             steps.__dict__["spark"] = self._spark
             yield steps
 

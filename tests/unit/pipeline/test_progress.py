@@ -40,7 +40,7 @@ def test_a_terminal_has_one_line_that_disappears() -> None:
 
         progress.line = line  # type: ignore[method-assign]
         assert asked.wait(60)
-        progress.tell("one database is away")
+        progress.print_line("one database is away")
     shown = output.getvalue()
     assert "report · 0:00 elapsed" in shown
     assert "one database is away\n" in shown
@@ -54,7 +54,7 @@ def test_a_session_without_progress_stops_no_step(monkeypatch: pytest.MonkeyPatc
         asked.set()
         raise ConnectionError("gone")
 
-    monkeypatch.setattr(module, "_looker", lambda _: (look, lambda: None))
+    monkeypatch.setattr(module, "_watch_stages", lambda _: (look, lambda: None))
     output = io.StringIO()
     with Progress(None, "report", console=Console(file=output), every=0.001):
         assert asked.wait(60)

@@ -64,9 +64,9 @@ def test_ctrl_c_cancels_what_runs_and_shows_no_stack(
 def test_an_error_that_ends_a_task_is_reported_once() -> None:
     """The pipeline reports it in one sentence. Only with Spark's log does Spark report it too."""
     words = [session._static(SessionOptions(log=log))["spark.driver.extraJavaOptions"] for log in ("error", "info")]
-    assert ["-Ddtx.spark.log.told=off" in each for each in words] == [True, False]
-    assert "-Ddtx.spark.log.told=info" in words[1]
-    assert session._CONFIGURATION.read_text().count("${sys:dtx.spark.log.told:-error}") == 3
+    assert ["-Ddtx.spark.log.level=off" in each for each in words] == [True, False]
+    assert "-Ddtx.spark.log.level=info" in words[1]
+    assert session._CONFIGURATION.read_text().count("${sys:dtx.spark.log.level:-error}") == 3
 
 
 def test_a_session_suits_the_lines_that_it_reads() -> None:

@@ -28,7 +28,7 @@ def fleet(tmp_path: Path) -> Fleet:
 
 def steps(fleet: Fleet, said: list[str]) -> Steps:
     """Steps without Spark."""
-    made = Steps(fleet, SessionOptions(), say=said.append)
+    made = Steps(fleet, SessionOptions(), show=said.append)
     made.__dict__["spark"] = None
     return made
 
