@@ -234,7 +234,7 @@ def test_deliveries_come_in_order_with_growing_tags(client: RawClient, queue: by
     assert {(method.consumer_tag, method.redelivered) for method, _ in found} == {(b"tag", False)}
 
 
-def test_a_prefetch_holds_back_what_is_beyond_it(client: RawClient, queue: bytes) -> None:
+def test_a_prefetch_holds_further_messages_back(client: RawClient, queue: bytes) -> None:
     """basic.qos: "The client can request that messages be sent in advance", up to a number of unacknowledged ones."""
     ask(client, 1, methods.BasicQos(0, 2).encode(), methods.BasicQosOk.KEY)
     fill(client, queue, b"1", b"2", b"3", b"4")
@@ -259,7 +259,7 @@ def test_the_consumers_of_a_channel_share_a_global_prefetch(client: RawClient, q
     assert next_delivery(client)[0].consumer_tag == b"b"
 
 
-def test_a_consumer_that_is_cancelled_gets_what_was_published_before(client: RawClient, queue: bytes) -> None:
+def test_a_cancelled_consumer_gets_messages_published_before(client: RawClient, queue: bytes) -> None:
     consume(client, queue, b"high", arguments=entry(b"x-priority", b"I", b"\x00\x00\x00\x0a"))
     consume(client, queue, b"low")
     publish(client, queue, *(b"%d" % number for number in range(100)))
@@ -381,7 +381,7 @@ def test_an_exclusive_queue_is_locked_and_deleted_with_its_connection(
         assert other.refusal_of(1, methods.BasicGet(queue).encode()).code == 404
 
 
-def test_purge_removes_what_is_ready(client: RawClient, queue: bytes) -> None:
+def test_purge_removes_ready_messages(client: RawClient, queue: bytes) -> None:
     publish(client, queue, b"1", b"2", b"3")
     get(client, queue)
     answer = ask(client, 1, methods.QueuePurge(queue).encode(), methods.QueuePurgeOk.KEY)
@@ -427,7 +427,7 @@ def test_a_binding_routes_and_an_unbinding_does_not(client: RawClient, queue: by
     assert bodies(client, queue) == []
 
 
-def test_methods_without_answers_are_done_in_order_nevertheless(client: RawClient) -> None:
+def test_methods_without_answers_are_done_in_order(client: RawClient) -> None:
     name = f"silent-{secrets.token_hex(4)}".encode()
     client.say(
         1,
@@ -581,7 +581,7 @@ def test_a_malformed_secret_ends_the_connection(client: RawClient, payload: byte
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_sent_before_a_close_is_done(client: RawClient, either_url: str) -> None:
+def test_frames_before_a_close_are_handled(client: RawClient, either_url: str) -> None:
     name = f"closing-{secrets.token_hex(4)}".encode()
     declare(client, name)
     publish(client, name, *(b"%d" % number for number in range(50)))

@@ -143,7 +143,7 @@ def test_keys_of_cc_and_bcc_count_for_dead_letters_too(talk: Dialogue) -> None:
     assert talk.count(found["none"]) == 0
 
 
-def test_blind_copies_are_followed_from_grave_to_grave(talk: Dialogue) -> None:
+def test_blind_copies_are_dead_lettered_repeatedly(talk: Dialogue) -> None:
     second, last = talk.exchange("direct"), talk.exchange("direct")
     queue = talk.queue(dead_letter_exchange=second, message_ttl=0)
     between = talk.queue(dead_letter_exchange=last, message_ttl=0)
@@ -239,7 +239,7 @@ def test_dead_letters_keep_their_order(talk: Dialogue) -> None:
     assert [got.body for got in talk.receive(grave, 20)] == bodies
 
 
-def test_what_is_purged_deleted_or_acknowledged_is_no_dead_letter(talk: Dialogue) -> None:
+def test_purged_deleted_and_acknowledged_messages_are_no_dead_letters(talk: Dialogue) -> None:
     queue, grave = graves(talk, "rejected")
     talk.publish(queue, "acknowledged", "purged", "deleted")
     talk.channel.basic_ack(talk.take(queue).method.delivery_tag)
@@ -253,7 +253,7 @@ def test_what_is_purged_deleted_or_acknowledged_is_no_dead_letter(talk: Dialogue
     assert [got.body for got in talk.receive(grave)] == ["seen"]
 
 
-def test_an_x_death_that_a_client_made_up_is_replaced(talk: Dialogue) -> None:
+def test_an_invented_x_death_is_replaced(talk: Dialogue) -> None:
     queue, grave = graves(talk, "rejected")
     kill(talk, queue, headers={"x-death": "nonsense"})
     (got,) = talk.receive(grave)
@@ -271,7 +271,7 @@ def test_an_x_death_that_a_client_kept_goes_on(talk: Dialogue) -> None:
     assert [(death["queue"], death["count"]) for death in got.deaths] == [(queue, 2)]
 
 
-def test_a_full_grave_drops_the_oldest_or_takes_no_more(talk: Dialogue) -> None:
+def test_a_full_dead_letter_queue_drops_or_refuses(talk: Dialogue) -> None:
     for overflow, left in (("drop-head", ["2", "3"]), ("reject-publish", ["1", "2"])):
         grave = talk.grave(max_length=2, overflow=overflow)
         queue = talk.queue(dead_letter_exchange=grave, max_length=0)

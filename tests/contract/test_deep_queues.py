@@ -137,7 +137,7 @@ async def test_a_backlog_beyond_the_cache_keeps_its_order_after_restart(open_cli
     assert [delivery.redelivered for delivery in sink.deliveries] == [True] * 600 + [False] * 50
 
 
-async def test_many_queues_are_loaded_with_what_each_has(open_client: OpenClient) -> None:
+async def test_many_queues_are_loaded_with_their_messages(open_client: OpenClient) -> None:
     client = await open_client()
     names = [f"many-{number}" for number in range(130)]
     for name in names:

@@ -23,7 +23,7 @@ def take(talk: Dialogue, queue: str, count: int) -> list[Got]:
 # -- requeueing --------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_given_back_has_its_old_place(talk: Dialogue) -> None:
+def test_a_requeued_message_has_its_old_place(talk: Dialogue) -> None:
     """RabbitMQ: requeued messages are "placed to … original position in its queue, if possible"."""
     queue = talk.queue()
     talk.publish(queue, *"123456")
@@ -51,7 +51,7 @@ def test_a_multiple_nack_covers_unsettled_deliveries_up_to_its_tag(talk: Dialogu
     assert talk.drain(queue) == ["5"]
 
 
-def test_recover_gives_back_what_several_queues_gave(talk: Dialogue) -> None:
+def test_recover_requeues_messages_of_several_queues(talk: Dialogue) -> None:
     first, second = talk.queue(), talk.queue()
     talk.publish(first, "1", "2")
     talk.publish(second, "3")
@@ -84,7 +84,7 @@ def test_no_header_counts_deliveries(talk: Dialogue) -> None:
         talk.channel.basic_nack(got.method.delivery_tag)
 
 
-def test_another_consumer_gets_what_one_gives_back(talk: Dialogue) -> None:
+def test_another_consumer_gets_a_requeued_message(talk: Dialogue) -> None:
     queue = talk.queue()
     first: list[Got] = []
     second: list[Got] = []
@@ -155,7 +155,7 @@ def test_a_get_takes_nothing_from_a_consumer_that_waited(talk: Dialogue) -> None
     talk.until(lambda: len(found) == 20, "all deliveries")
 
 
-def test_what_consumers_waited_for_is_not_counted_purged_or_deleted(talk: Dialogue) -> None:
+def test_unacknowledged_messages_are_not_counted_purged_or_deleted(talk: Dialogue) -> None:
     queue = talk.queue()
     found: list[Got] = []
     talk.collect(found, queue)
@@ -201,7 +201,7 @@ def test_one_consumer_is_active_and_others_wait_for_its_end(talk: Dialogue) -> N
     assert [got.body for got in found] == ["1", "2", "2", "3"]
 
 
-def test_the_next_consumer_gets_what_the_active_one_had(talk: Dialogue) -> None:
+def test_the_next_consumer_gets_messages_of_the_active_one(talk: Dialogue) -> None:
     queue = talk.queue(single_active_consumer=True)
     first: list[Got] = []
     second: list[Got] = []
@@ -297,7 +297,7 @@ def test_a_channels_prefetch_stops_consumers_that_do_not_acknowledge(talk: Dialo
     talk.until(lambda: len(found) == 4, "the rest")
 
 
-def test_what_is_got_is_not_counted_by_a_prefetch(talk: Dialogue) -> None:
+def test_messages_from_get_do_not_count_for_prefetch(talk: Dialogue) -> None:
     queue = talk.queue()
     talk.publish(queue, *"12345")
     talk.channel.basic_qos(prefetch_count=1)
@@ -308,7 +308,7 @@ def test_what_is_got_is_not_counted_by_a_prefetch(talk: Dialogue) -> None:
     assert talk.count(queue) == 1
 
 
-def test_get_counts_what_is_left(talk: Dialogue) -> None:
+def test_get_counts_the_remaining_messages(talk: Dialogue) -> None:
     queue = talk.queue()
     talk.publish(queue, *"123")
     assert [talk.take(queue).method.message_count for _ in range(3)] == [2, 1, 0]

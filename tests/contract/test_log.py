@@ -370,7 +370,7 @@ async def test_a_heuristic_outcome_stays_until_it_is_forgotten(log: TransactionL
         "consume-without-queue", "publish-with-unit", "same-position", "negative-position", "same-unit",
     ],
 )  # fmt: skip
-async def test_what_recovery_could_not_read_is_not_stored(log: TransactionLog, record: Insert) -> None:
+async def test_a_record_unreadable_for_recovery_is_not_stored(log: TransactionLog, record: Insert) -> None:
     """Constraints of the database repeat the invariants of the core."""
     with pytest.raises(LogConflict):
         await log.write(record)
@@ -416,7 +416,7 @@ async def test_two_decisions_at_once_have_one_winner(log: TransactionLog) -> Non
     assert [type(result) for result in results] == [type(None), LogConflict]
 
 
-async def test_a_later_log_finds_what_an_earlier_one_wrote(open_log: OpenLog) -> None:
+async def test_a_later_log_finds_the_records_of_an_earlier_one(open_log: OpenLog) -> None:
     first = await open_log()
     branches = [a_branch() for _ in range(20)]
     await asyncio.gather(*(first.write(an_insert(branch)) for branch in branches))

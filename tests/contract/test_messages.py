@@ -90,7 +90,7 @@ async def test_a_refused_change_does_not_fail_others(log: MessageLog) -> None:
     assert await positions_in(log) == [taken.position, *(message.position for message in good)]
 
 
-async def test_what_is_gone_may_be_dropped_again(log: MessageLog) -> None:
+async def test_a_missing_message_may_be_dropped_again(log: MessageLog) -> None:
     """Dropping a message that does not exist is no error."""
     message = a_message()
     await log.write(Store(change=puts(message)))
@@ -295,7 +295,7 @@ async def test_two_queues_do_not_share_a_name(log: MessageLog) -> None:
     assert as_sets(await log.load_definitions()) == ALL
 
 
-async def test_the_mark_of_what_was_delivered_only_grows(log: MessageLog) -> None:
+async def test_the_mark_of_delivered_messages_only_grows(log: MessageLog) -> None:
     await log.write(Define(queues=[a_queue()]))
     for marks in ([(QUEUE, 5), (QUEUE, 9), (QUEUE, 7)], [(QUEUE, 3), (99, 4)]):
         await log.write(Store(change=Change(delivered=marks)))

@@ -45,7 +45,7 @@ def readable(rabbitmq: RabbitNode, user: str, name: str) -> bool:
         return bool(caught.value.reply_code == 404)
 
 
-def test_patterns_mean_what_they_mean_to_rabbitmq(rabbitmq: RabbitNode) -> None:
+def test_patterns_mean_the_same_as_in_rabbitmq(rabbitmq: RabbitNode) -> None:
     """RabbitMQ, "Access Control": patterns are PCRE patterns, searched in the name."""
     differences = []
     rabbitmq.add_user("pattern")

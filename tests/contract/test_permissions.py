@@ -215,7 +215,7 @@ NOBODYS: Final = {
 }
 
 
-def test_what_is_the_servers_own_is_refused_to_everybody(users: Users, alice: str, stage: Stage) -> None:
+def test_objects_of_the_server_are_refused_to_everyone(users: Users, alice: str, stage: Stage) -> None:
     stage.set()
     with session(users.url(alice)) as client:
         codes = {name: outcome(client, frames) for name, frames in NOBODYS.items()}

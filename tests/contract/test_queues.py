@@ -184,7 +184,7 @@ def test_bytes_of_bodies_count(talk: Dialogue) -> None:
     assert talk.count(queue) == 0
 
 
-def test_only_what_is_ready_counts(talk: Dialogue) -> None:
+def test_only_ready_messages_count(talk: Dialogue) -> None:
     """RabbitMQ: "the number of ready messages is taken into account"; unacknowledged messages do not count."""
     queue = talk.queue(max_length=2)
     talk.publish(queue, "1", "2")
@@ -218,7 +218,7 @@ def test_a_queue_that_refuses_keeps_its_oldest_messages(talk: Dialogue) -> None:
     assert talk.count(grave) == 0
 
 
-def test_what_a_queue_refuses_may_be_a_dead_letter(talk: Dialogue) -> None:
+def test_a_message_refused_by_a_queue_may_be_dead_lettered(talk: Dialogue) -> None:
     """RabbitMQ: reject-publish-dlx "also dead-letters rejected messages"."""
     grave = talk.grave()
     queue = talk.queue(dead_letter_exchange=grave, max_length=1, overflow="reject-publish-dlx")
@@ -392,7 +392,7 @@ def test_a_conditional_delete_keeps_a_queue_in_use_or_filled(talk: Dialogue) -> 
     assert talk.channel.queue_delete(queue, if_empty=True, if_unused=True).method.message_count == 0
 
 
-def test_purge_and_delete_count_what_is_ready(talk: Dialogue) -> None:
+def test_purge_and_delete_count_ready_messages(talk: Dialogue) -> None:
     queue = talk.queue()
     talk.publish(queue, "1", "2", "3", "4")
     talk.take(queue)

@@ -54,7 +54,7 @@ async def client(slow: SlowLog) -> AsyncIterator[Client]:
     await client.close()
 
 
-async def test_what_is_purged_while_it_is_read_is_not_missed(client: Client, slow: SlowLog) -> None:
+async def test_a_message_purged_while_it_is_read_is_not_missed(client: Client, slow: SlowLog) -> None:
     queue = await client.declare()
     await client.publish(*BODIES)
     slow.go_on.clear()

@@ -121,7 +121,7 @@ class _Got:
         self.found = found
 
 
-async def test_what_basic_get_handed_out_is_redelivered_after_a_restart(
+async def test_messages_from_basic_get_are_redelivered_after_a_restart(
     open_client: OpenClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """AMQP 0-9-1: "the server SHOULD try to signal redelivered messages when it can"."""
@@ -145,7 +145,7 @@ async def _is_kept(client: Client, getter: _Got) -> bool:
     return getter.found is not None and row.delivered == getter.found[0].position
 
 
-async def test_a_restart_drops_what_is_transient(open_client: OpenClient) -> None:
+async def test_a_restart_drops_transient_messages(open_client: OpenClient) -> None:
     """A restart drops messages that are not persistent and queues that are not durable."""
     client = await open_client()
     queue, other = await client.declare(), await client.declare("other", durable=False)
@@ -176,7 +176,7 @@ async def test_bodies_beyond_the_cache_are_read_in_order(open_client: OpenClient
     assert await rows(client, queue.spec.id) == 0
 
 
-async def test_what_is_sent_without_acknowledgement_leaves_by_itself(client: Client) -> None:
+async def test_messages_delivered_without_acknowledgement_leave_the_queue(client: Client) -> None:
     queue = await client.declare()
     sink = client.consume(queue, no_ack=True)
     await client.publish(*[b"x"] * 300)
@@ -196,7 +196,7 @@ async def test_a_queue_with_reject_publish_keeps_within_its_limit(client: Client
     assert await client.submit([messages[2]]) == []
 
 
-async def test_a_purge_removes_what_is_ready(client: Client) -> None:
+async def test_a_purge_removes_ready_messages(client: Client) -> None:
     queue = await client.declare()
     await client.publish(b"held", b"1", b"2")
     sink = client.consume(queue, prefetch=1)
@@ -329,7 +329,7 @@ async def test_after_a_restart_a_lifetime_begins_at_the_commit(open_client: Open
     assert await sink.wait(1) == [b"1"]
 
 
-async def test_a_branch_outlives_the_queues_that_it_is_about(client: Client) -> None:
+async def test_a_branch_survives_the_deletion_of_its_queues(client: Client) -> None:
     queue = await client.declare()
     sink = client.consume(queue)
     await client.publish(b"in")

@@ -322,7 +322,7 @@ def test_an_unknown_xid_is_one_sentence_and_exit_code_1(dtx: Command) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "1", "1:zz:", "1::", "1:aa:bb:cc", "-1:aa:", "1:" + "aa" * 65 + ":", "\x1b[2J"])
-def test_what_is_no_xid_is_a_usage_error(dtx: Command, text: str) -> None:
+def test_an_invalid_xid_is_a_usage_error(dtx: Command, text: str) -> None:
     answer = dtx("show", "--", text) if text.startswith("-") else dtx("show", text)
     assert answer.code == 2
     assert "\x1b" not in answer.err

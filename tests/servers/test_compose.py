@@ -128,7 +128,7 @@ def test_docker_understands_the_file() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_image_gets_what_the_package_is_built_from() -> None:
+def test_the_image_has_the_sources_of_the_package() -> None:
     """A file that the build needs but the Docker context excludes would break only the image."""
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())

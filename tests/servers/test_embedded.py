@@ -143,7 +143,7 @@ def test_only_the_owner_can_read_the_programs_output(server: EmbeddedPostgres, d
     assert said.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_was_committed_is_there_after_a_stop(server: EmbeddedPostgres) -> None:
+def test_committed_messages_survive_a_stop(server: EmbeddedPostgres) -> None:
     fill(server.start())
     server.stop()
     server.stop()

@@ -210,7 +210,7 @@ async def test_a_unit_whose_connection_ends_before_commit_never_happened(play: P
     await play(scenario)
 
 
-async def test_channel_flow_is_answered_behind_what_was_published_before_it(play: Play) -> None:
+async def test_channel_flow_is_answered_after_earlier_publishes(play: Play) -> None:
     """With this, dtx keeps one order across two channels."""
 
     async def scenario(rig: Rig) -> None:

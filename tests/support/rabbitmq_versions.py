@@ -15,7 +15,7 @@ DIFFERENCES: Final = {
     "tests/contract/test_dead_letters.py::test_a_key_of_the_queue_replaces_all_of_the_message[RabbitMQ]": (
         "4 leaves the header CC in dead letters"
     ),
-    "tests/contract/test_dead_letters.py::test_an_x_death_that_a_client_made_up_is_replaced[RabbitMQ]": (
+    "tests/contract/test_dead_letters.py::test_an_invented_x_death_is_replaced[RabbitMQ]": (
         "4 takes x-death of publishers for an ordinary header"
     ),
     "tests/contract/test_dead_letters.py::test_an_x_death_that_a_client_kept_goes_on[RabbitMQ]": (

@@ -190,7 +190,7 @@ def test_sizes_and_durations_take_human_units() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "-1", -1, "1e3", "64M", "1 TiB", True, None, float("nan"), float("inf"), [1]])
-def test_what_is_no_size_is_refused(value: object) -> None:
+def test_an_invalid_size_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match="is not a size"):
         parse_size(value)
 

@@ -61,7 +61,7 @@ def expressions() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("expression", list(expressions()))
-def test_what_is_asked_for_is_there(expression: str) -> None:
+def test_every_series_in_expressions_exists(expression: str) -> None:
     asked = _SERIES.findall(expression)
     assert asked
     for name, matchers in asked:

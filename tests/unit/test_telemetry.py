@@ -90,7 +90,7 @@ def test_control_characters_chosen_by_a_client_are_escaped(stream: io.StringIO, 
     assert not {"\x1b", "\x07", "\r", "\u202e"} & set(text)
 
 
-def test_numbers_truth_and_nothing_stay_what_they_are(stream: io.StringIO) -> None:
+def test_numbers_booleans_and_null_keep_their_types(stream: io.StringIO) -> None:
     configure("info", "json", stream)
     get_logger().info("x", n=1, f=0.5, t=True, none=None, many=(1, "a"))
     event = lines(stream)[0]

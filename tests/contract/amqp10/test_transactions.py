@@ -6,9 +6,7 @@ from tests.support.client import take_all
 from tests.support.proton import Client, Delivery, Message
 
 
-def test_what_is_posted_is_seen_when_the_transaction_is_discharged(
-    client: Client, channel: BlockingChannel, queue: str
-) -> None:
+def test_a_posting_is_visible_after_the_discharge(client: Client, channel: BlockingChannel, queue: str) -> None:
     """4.4.1: "the message does not become available … until after the transaction has been … discharged"."""
     sender = client.sender(queue)
     transaction, outcome = client.declare()

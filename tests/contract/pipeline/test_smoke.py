@@ -12,7 +12,7 @@ from dtx.pipeline.verdicts import PLAIN
 
 
 @pytest.mark.timeout(900)  # the first job of Spark can take a minute on a busy machine
-def test_what_was_injected_is_found_and_nothing_else(spark: SparkSession, tmp_path: Path) -> None:
+def test_exactly_the_injected_anomalies_are_found(spark: SparkSession, tmp_path: Path) -> None:
     plan = FleetPlan(transactions=1_200, anomalies=15)
     write(generate(spark, plan), str(tmp_path))
     events, observations, decisions = (

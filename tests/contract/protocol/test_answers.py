@@ -228,7 +228,7 @@ def test_a_rolled_back_branch_answers_one_further_rollback(raw: RawClient, xid: 
     assert raw.refusal(2, DtxRollback(xid=xid)).code == 404
 
 
-def test_what_is_remembered_does_not_block_a_new_start(raw: RawClient, xid: Xid) -> None:
+def test_a_remembered_branch_does_not_block_a_new_start(raw: RawClient, xid: Xid) -> None:
     """The new branch replaces the memory of the old one: a second rollback is refused."""
     doomed(raw, xid)
     assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.RBROLLBACK

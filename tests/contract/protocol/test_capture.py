@@ -175,7 +175,7 @@ def dying(raw: RawClient, grave_arguments: bytes = b"") -> tuple[str, str]:
 
 @only_standalone
 @pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
-def test_a_branch_publishes_the_dead_letters_of_what_it_rejects(raw: RawClient, xid: Xid, commits: bool) -> None:
+def test_a_branch_publishes_dead_letters_of_its_rejected_messages(raw: RawClient, xid: Xid, commits: bool) -> None:
     queue, grave = dying(raw)
     tag = raw.get(1, queue) or 0
     raw.ask(1, DtxStart(xid=xid))
@@ -191,7 +191,7 @@ def test_a_branch_publishes_the_dead_letters_of_what_it_rejects(raw: RawClient, 
 
 
 @only_standalone
-def test_a_full_queue_for_dead_letters_spoils_the_branch(raw: RawClient, xid: Xid) -> None:
+def test_a_full_dead_letter_queue_dooms_the_branch(raw: RawClient, xid: Xid) -> None:
     """Reject-publish applies to dead letters as to the publishes of the branch."""
     limits = entry(b"x-max-length", b"I", b"\x00\x00\x00\x00") + entry(b"x-overflow", b"S", b"reject-publish")
     queue, grave = dying(raw, limits)
@@ -318,7 +318,7 @@ def test_the_broker_has_dead_letters_of_committed_branches_only(
         assert bodies(broker, queue) == []
 
 
-def test_a_recover_reaches_only_what_is_not_held(raw: RawClient, broker: Broker, full: str, xid: Xid) -> None:
+def test_a_recover_spares_deliveries_of_branches(raw: RawClient, broker: Broker, full: str, xid: Xid) -> None:
     """basic.recover: "redeliver all unacknowledged messages"; a held one is acknowledged."""
     tags = [raw.get(1, full) or 0 for _ in range(3)]
     raw.ask(1, DtxStart(xid=xid))
@@ -366,7 +366,7 @@ def test_a_channel_exception_ends_the_associated_branch(raw: RawClient, broker: 
 
 
 @only_alongside
-def test_an_exception_after_the_end_takes_only_what_was_consumed(
+def test_an_exception_after_the_end_loses_only_consumed_messages(
     raw: RawClient, broker: Broker, full: str, xid: Xid
 ) -> None:
     """An ended branch survives its channel, unless it holds deliveries, which the broker has requeued."""
@@ -439,7 +439,7 @@ def test_an_ended_branch_keeps_a_lost_clients_exclusive_queue(
 
 @only_alongside
 @pytest.mark.parametrize("declares_on", [1, 2], ids=["the selected channel", "another channel"])
-def test_what_a_gone_exclusive_queue_held_goes_with_it(
+def test_messages_of_a_deleted_exclusive_queue_are_dropped(
     service: DtxService, raw: RawClient, rabbitmq: RabbitNode, full: str, xid: Xid, declares_on: int
 ) -> None:
     """No other connection could receive the message; without dtx the broker would have dropped it."""
@@ -473,7 +473,7 @@ def test_an_exclusive_queue_that_lives_gets_its_message_back(raw: RawClient, bro
 
 
 @only_alongside
-def test_only_what_an_exclusive_queue_held_may_go(
+def test_only_messages_of_an_exclusive_queue_may_be_dropped(
     service: DtxService, raw: RawClient, rabbitmq: RabbitNode, queue: str, xid: Xid
 ) -> None:
     """A deleted queue that is not exclusive may be declared again; its message is kept for this case."""

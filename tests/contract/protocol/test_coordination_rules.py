@@ -192,7 +192,7 @@ def test_recover_recovery_already_open(raw: RawClient, queue: str, xid: Xid) -> 
     raw.ask(1, DtxRollback(xid=xid))
 
 
-def test_recover_lists_what_is_in_doubt_and_nothing_else(raw: RawClient, queue: str) -> None:
+def test_recover_lists_exactly_the_branches_in_doubt(raw: RawClient, queue: str) -> None:
     """Recover: "transaction branches that are in a prepared or heuristically completed state"."""
     prepared, idle, failed, gone = new_xid(), new_xid(), new_xid(), new_xid()
     raw.prepared(1, prepared, queue=queue)
@@ -210,7 +210,7 @@ def test_recover_lists_what_is_in_doubt_and_nothing_else(raw: RawClient, queue: 
 # -- timeouts ---------------------------------------------------------------------------------------------------------
 
 
-def test_get_timeout_is_the_default_or_what_was_set(raw: RawClient, xid: Xid) -> None:
+def test_get_timeout_is_the_default_or_the_value_set(raw: RawClient, xid: Xid) -> None:
     """Get-timeout: "If setTimeout was not used ... the default timeout; otherwise, the value used in the previous"."""
     raw.idle(1, xid)
     assert raw.ask(2, DtxGetTimeout(xid=xid)) == DEFAULT_TIMEOUT

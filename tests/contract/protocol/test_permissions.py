@@ -122,7 +122,7 @@ def test_a_coordinator_sees_and_completes_the_branches_of_all(
     assert sorted(bodies(broker, queue)) == [b"committed", b"idle"]
 
 
-def test_what_is_remembered_of_a_branch_is_for_its_owner(service: DtxService, raw: RawClient, xid: Xid) -> None:
+def test_a_remembered_branch_is_visible_to_its_owner_only(service: DtxService, raw: RawClient, xid: Xid) -> None:
     """The call of another user does not use up the one further rollback that is answered."""
     raw.ask(1, DtxStart(xid=xid))
     raw.ask(1, DtxEnd(xid=xid, fail=True))

@@ -137,7 +137,7 @@ def test_calls_in_one_packet_are_answered_in_order(raw: RawClient, xid: Xid) -> 
     assert answers == [(int.from_bytes(payload[:4], "big") + 1).to_bytes(4, "big") for payload in payloads]
 
 
-def test_what_was_sent_behind_a_refused_call_is_discarded(raw: RawClient, queue: str, xid: Xid) -> None:
+def test_frames_behind_a_refused_call_are_discarded(raw: RawClient, queue: str, xid: Xid) -> None:
     """AMQP 0-9-1, channel.close: "After sending this method, any received methods except Close and Close-OK MUST be
     discarded".
     """

@@ -21,7 +21,7 @@ MOST = 6 * MIB
 
 
 @pytest.mark.parametrize("mode", ["alongside", "standalone"])
-def test_clients_that_come_and_go_cost_memory_once(
+def test_repeated_connections_take_memory_once(
     mode: Literal["alongside", "standalone"],
     postgres: PostgresServer,
     request: pytest.FixtureRequest,

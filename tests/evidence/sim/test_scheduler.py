@@ -15,7 +15,7 @@ def run(loop: SimLoop, seconds: float = 100.0) -> None:
     loop.run(lambda: loop.now >= end)
 
 
-def test_what_one_process_has_ready_runs_in_its_order() -> None:
+def test_tasks_of_one_process_run_in_order() -> None:
     for seed in range(20):
         seen: list[tuple[str, int]] = []
         with scheduler(Random(seed)) as loop:
@@ -127,7 +127,7 @@ def test_bytes_arrive_in_order_in_random_pieces() -> None:
         assert near.lost
 
 
-def test_what_a_dead_process_has_sent_arrives() -> None:
+def test_bytes_of_a_dead_process_arrive() -> None:
     with scheduler(Random(1)) as loop:
         network, _, client, far, near = connected(loop)
         assert near.transport is not None

@@ -30,7 +30,7 @@ def spend(ledger: Ledger) -> Transfer:
     return transfer
 
 
-def test_what_is_where_it_must_be_is_right(ledger: Ledger) -> None:
+def test_coins_in_their_places_are_correct(ledger: Ledger) -> None:
     assert compare_coins({"till3": [HERE]}, ledger).all == []
 
 
@@ -89,7 +89,7 @@ def test_a_coin_is_spent_once(ledger: Ledger) -> None:
     assert ledger.entries("west") == {}
 
 
-def test_a_decision_outlives_the_process_until_everybody_has_committed(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_decision_is_kept_until_every_branch_has_committed(ledger: Ledger, tmp_path: Path) -> None:
     transfer = spend(ledger)
     again = Ledger(tmp_path / "ledger")
     assert again.decided("s0.2")

@@ -20,7 +20,7 @@ def agreeing() -> tuple[Tally, Found]:
     return tally, found
 
 
-def test_what_agrees_is_right() -> None:
+def test_agreeing_resources_are_correct() -> None:
     tally, found = agreeing()
     compare(tally, found)
     assert tally.wrong == []
@@ -37,7 +37,7 @@ def test_what_agrees_is_right() -> None:
         (lambda found: found["q1"].add("db1-1-2"), "q1 has what does not belong there"),
     ],
 )
-def test_what_does_not_agree_is_named(doom_unreported: Callable[[Found], object], words: str) -> None:
+def test_disagreeing_resources_are_named(doom_unreported: Callable[[Found], object], words: str) -> None:
     tally, found = agreeing()
     doom_unreported(found)
     compare(tally, found)

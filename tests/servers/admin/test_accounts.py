@@ -105,7 +105,7 @@ def test_a_user_is_made_granted_changed_and_removed(dtx: StandaloneStage, boss: 
         ("users", {"name": "x", "password": "x", "admin": True}, 422, "admin"),
     ],
 )
-def test_what_cannot_be_done_is_a_problem(
+def test_an_impossible_change_is_a_problem(
     boss: Operator, what: str, form: dict[str, object], status: int, said: str
 ) -> None:
     answer = boss.ask("POST", f"/api/{what}", form)

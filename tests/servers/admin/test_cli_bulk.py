@@ -111,7 +111,7 @@ def test_a_refused_branch_is_named_and_does_not_stop_others(alone: StandaloneSta
     assert alone.states() == {}
 
 
-def test_what_has_changed_since_it_was_shown_is_left_alone(alone: StandaloneStage) -> None:
+def test_a_branch_changed_since_the_dry_run_is_skipped(alone: StandaloneStage) -> None:
     xids = prepared(alone, [b"order-%d" % number for number in range(4)])
     settings = Settings.load({"database": alone.database})
     access = ApiAccess(api=alone.service.admin_url, ca=None, token_file=None)

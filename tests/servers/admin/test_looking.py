@@ -29,7 +29,7 @@ def pages(ask: Callable[..., Any], path: str, of: str, **query: object) -> list[
             return found
 
 
-def test_a_client_is_seen_with_what_its_channels_work_for(scene: Scene) -> None:
+def test_a_client_is_listed_with_the_branches_of_its_channels(scene: Scene) -> None:
     """Connections and associations: user, address, channels, and the branches of each channel."""
     viewer = somebody(scene, OperatorRole.VIEWER)
     one, other = new_xid(), new_xid()

@@ -61,7 +61,7 @@ def test_gauges_of_branches_memory_connections_and_lease_are_current(scene: Scen
     scene.wait_for(lambda: number(numbers(viewer), "dtx_held_bytes") == 0, "what the lost branch held")
 
 
-def test_what_has_happened_is_counted_once(scene: Scene) -> None:
+def test_each_event_is_counted_once(scene: Scene) -> None:
     viewer, operator = somebody(scene, OperatorRole.VIEWER), somebody(scene, OperatorRole.OPERATOR)
     one, other = orphan(scene), orphan(scene)
     with scene.coordinator() as coordinator:

@@ -92,7 +92,7 @@ def test_of_two_concurrent_orders_one_gets_a_conflict(scene: Scene) -> None:
     assert scene.count("out") + scene.count("in") == 1
 
 
-def test_a_viewer_looks_and_does_not_decide(scene: Scene) -> None:
+def test_a_viewer_reads_and_cannot_decide(scene: Scene) -> None:
     """A viewer who tries to decide gets 403."""
     xid = orphan(scene)
     viewer = somebody(scene, OperatorRole.VIEWER)

@@ -87,7 +87,7 @@ def test_no_secret_is_in_the_trail_of_all_that(dtx: StandaloneStage) -> None:
     assert "s3cret-w0rd" not in said + dtx.service.log_path.read_text()
 
 
-def test_the_document_is_what_openapi_wants(document: dict[str, Any]) -> None:
+def test_the_document_is_valid_openapi(document: dict[str, Any]) -> None:
     """References resolve, path parameters are described, ids are unique, errors and credentials are documented."""
     assert document["openapi"].startswith("3.1")
     ids, references = [], set()

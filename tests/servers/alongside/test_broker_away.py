@@ -17,9 +17,7 @@ from tests.support.rabbitmq import RabbitNode
 from tests.support.raw import ConnectionEnded, message, session
 
 
-def test_a_connection_that_only_coordinates_outlives_the_broker(
-    dtx_service: ServiceFactory, own_rabbitmq: RabbitNode
-) -> None:
+def test_a_coordinating_connection_survives_the_broker(dtx_service: ServiceFactory, own_rabbitmq: RabbitNode) -> None:
     """While the broker is away, commits wait and resume, and branches that only published can be prepared."""
     service = dtx_service("--unit-deadline", "1", broker=own_rabbitmq.url())
     xid = new_xid()

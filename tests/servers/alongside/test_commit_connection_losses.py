@@ -185,7 +185,7 @@ async def test_a_connection_without_a_channel_left_is_replaced(
         assert bodies(rabbitmq, queue) == [b"one"]
 
 
-async def test_each_connection_renews_what_predecessors_left(
+async def test_each_connection_renews_queues_of_predecessors(
     commits: CommitConnection, rabbitmq: RabbitNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Connections that last for less than an hour would leave their queues to expire."""

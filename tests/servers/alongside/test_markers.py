@@ -102,7 +102,7 @@ async def turn_on(receipts: Receipts, control: OwnChannel) -> None:
         await receipts.switch_generation(control)
 
 
-async def test_what_another_connection_looks_at_is_purged_later(rabbitmq: RabbitNode) -> None:
+async def test_receipts_read_by_another_connection_are_purged_later(rabbitmq: RabbitNode) -> None:
     """A scan holds the messages that it reads. A purge would leave these receipts, and move the marker."""
     identity = new_identity("markers")
     connection = await connected(rabbitmq)

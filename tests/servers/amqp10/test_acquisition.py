@@ -60,7 +60,7 @@ def condition(state: object) -> str:
 
 
 @pytest.mark.parametrize(("fail", "left"), [(False, []), (True, [b"0", b"1", b"2"])])
-def test_what_is_acquired_and_retired_is_decided_by_the_discharge(
+def test_an_acquired_and_retired_message_follows_the_discharge(
     raw: Raw, channel: BlockingChannel, queue: str, fail: bool, left: list[bytes]
 ) -> None:
     """4.4.3, the picture; 4.4.4.3: otherwise "both the acquisition and outcome are rolled back"."""
@@ -88,7 +88,7 @@ def test_what_is_acquired_and_retired_is_decided_by_the_discharge(
 
 
 @pytest.mark.parametrize(("fail", "left"), [(False, []), (True, [b"0", b"1"])])
-def test_what_was_sent_settled_is_decided_by_the_discharge(
+def test_a_settled_acquisition_follows_the_discharge(
     raw: Raw, channel: BlockingChannel, queue: str, fail: bool, left: list[bytes]
 ) -> None:
     """4.4.4.3: "otherwise the acquisition and outcome are rolled back"."""
@@ -124,7 +124,7 @@ def test_an_acquisition_without_an_outcome_is_decided_by_the_discharge(
     assert take_all(channel, queue, at_least=len(left)) == left
 
 
-def test_flows_name_the_transaction_of_what_comes_next(raw: Raw, queue: str) -> None:
+def test_flows_name_the_transaction_of_later_messages(raw: Raw, queue: str) -> None:
     """4.4: "… but indicates with which transaction future transfers from that link will be performed"."""
     session = raw.begin()
     control = raw.control(session)
@@ -189,9 +189,7 @@ def test_a_link_does_not_acquire_in_a_missing_transaction(raw: Raw, queue: str) 
         assert error.condition == "amqp:transaction:unknown-id"
 
 
-def test_what_comes_behind_the_discharge_belongs_to_no_transaction(
-    raw: Raw, channel: BlockingChannel, queue: str
-) -> None:
+def test_messages_after_the_discharge_belong_to_no_transaction(raw: Raw, channel: BlockingChannel, queue: str) -> None:
     """4.4.3: "the txn-id of any link endpoints will be cleared", and credit is not affected."""
     session = raw.begin()
     control = raw.control(session)
@@ -214,7 +212,7 @@ def test_what_comes_behind_the_discharge_belongs_to_no_transaction(
 
 @pytest.mark.parametrize("closes", ["control", "link", "connection"])
 @pytest.mark.parametrize("settled", [False, True])
-def test_what_goes_leaves_nothing_acquired(
+def test_an_ended_link_leaves_nothing_acquired(
     raw: Raw, channel: BlockingChannel, queue: str, closes: str, settled: bool
 ) -> None:
     put(channel, queue, b"0", b"1")
@@ -262,7 +260,7 @@ def test_a_rollback_only_transaction_gets_no_messages(small: DtxService, drain: 
 
 
 @pytest.mark.parametrize("commit", [False, True])
-def test_a_branch_has_what_was_acquired_for_it(
+def test_a_branch_has_the_messages_acquired_for_it(
     raw: Raw, service: DtxService, channel: BlockingChannel, queue: str, commit: bool
 ) -> None:
     put(channel, queue, b"0", b"1")

@@ -107,7 +107,7 @@ def test_a_wrong_vhost_is_refused_with_the_brokers_words(service: DtxService, ra
     rabbitmq.delete_vhost(vhost)
 
 
-def test_one_message_that_is_refused_harms_no_other(
+def test_a_refused_message_affects_no_other(
     service: DtxService, rabbitmq: RabbitNode, clerk: str, channel: BlockingChannel, queue: str
 ) -> None:
     """The broker checks topic permissions for each message, and a refused publish closes its whole channel."""
@@ -146,7 +146,7 @@ def test_of_equal_messages_those_that_no_queue_takes_are_released(
     assert take_all(channel, queue) == [b"same"] * 20
 
 
-def test_a_full_queue_rejects_what_is_sent_without_a_transaction(service: DtxService, channel: BlockingChannel) -> None:
+def test_a_full_queue_rejects_a_message_without_a_transaction(service: DtxService, channel: BlockingChannel) -> None:
     full = f"full-{secrets.token_hex(6)}"
     channel.queue_declare(full, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
     with Raw(service) as raw:
@@ -225,9 +225,7 @@ def test_a_link_takes_no_more_than_its_credit(service: DtxService, channel: Bloc
     channel.queue_delete(name)
 
 
-def test_a_branch_outlives_the_client_that_worked_for_it(
-    service: DtxService, channel: BlockingChannel, queue: str
-) -> None:
+def test_a_branch_survives_its_client(service: DtxService, channel: BlockingChannel, queue: str) -> None:
     """The consumed messages stay on the connection to the broker until the vote."""
     xid = new_xid()
     channel.basic_publish("", queue, b"old", BasicProperties(delivery_mode=2))

@@ -306,9 +306,7 @@ def test_a_filter_sets_the_start_of_a_stream_reader(service: DtxService, stream:
 
 
 @only_alongside
-def test_what_there_is_no_memory_for_is_read_later(
-    dtx_service: ServiceFactory, rabbitmq: RabbitNode, stream: str
-) -> None:
+def test_messages_without_memory_are_read_later(dtx_service: ServiceFactory, rabbitmq: RabbitNode, stream: str) -> None:
     service = dtx_service("--max-kept-bytes", str(1 << 20), broker=rabbitmq.url())
     with Raw(service) as raw:
         session = raw.opened().begin()
@@ -357,7 +355,7 @@ def test_a_stream_without_read_permission_is_refused_at_attach(
 
 
 @only_alongside
-def test_what_a_stream_sends_before_its_link_has_credit_waits(reader: DtxService, stream: str) -> None:
+def test_stream_messages_before_the_credit_of_the_link_wait(reader: DtxService, stream: str) -> None:
     """Deliveries of the broker may arrive before dtx has answered the attach of the client."""
     with Raw(reader) as raw:
         session = raw.opened().begin()

@@ -12,7 +12,7 @@ SIZE = 128 << 10
 KEPT = 1 << 20
 
 
-def test_what_there_is_no_memory_for_stays_in_its_queue(dtx_service: ServiceFactory, rabbitmq: RabbitNode) -> None:
+def test_messages_without_memory_stay_in_their_queue(dtx_service: ServiceFactory, rabbitmq: RabbitNode) -> None:
     """A client has much credit and no window: dtx keeps what it may, and does not prefetch more large messages."""
     service = dtx_service("--max-kept-bytes", str(KEPT), broker=rabbitmq.url())
     with connected(service.url()) as connection:

@@ -142,7 +142,7 @@ def test_all_frames_of_a_delivery_name_the_same_transaction(raw: Raw, channel: B
     assert take_all(channel, queue) == []
 
 
-def test_only_what_is_done_in_a_transaction_names_it(raw: Raw, channel: BlockingChannel, queue: str) -> None:
+def test_only_transactional_transfers_name_the_transaction(raw: Raw, channel: BlockingChannel, queue: str) -> None:
     """4.4: "the txn-ids included MUST correctly indicate with which (if any) transaction this work is associated"."""
     session = raw.begin()
     control, sender = raw.control(session), raw.sender(session, queue)

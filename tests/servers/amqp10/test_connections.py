@@ -48,7 +48,7 @@ def closed(raw: Raw) -> str:
         raw.events += raw.engine.receive(data, 0.0)
 
 
-def test_open_offers_what_is_implemented(service: DtxService) -> None:
+def test_open_offers_the_implemented_capabilities(service: DtxService) -> None:
     """Proton's servers, for example, send replies to a target without an address only if this is offered."""
     with Raw(service) as raw:
         assert raw.expect(Opened).open.offered_capabilities == ("ANONYMOUS-RELAY",)
@@ -193,7 +193,7 @@ def test_a_stop_closes_connections_with_a_reason(postgres: PostgresServer) -> No
     postgres.drop_database(database)
 
 
-def test_what_a_user_may_not_use_is_refused(own: DtxService, postgres: PostgresServer) -> None:
+def test_an_object_without_permission_is_refused(own: DtxService, postgres: PostgresServer) -> None:
     users = StandaloneUsers(own)
     users.add("reader")
     users.permit("reader", configure="^$", write="^$", read="^mine$")

@@ -39,7 +39,7 @@ def condition(state: object) -> str:
     return state.error.condition
 
 
-def test_the_coordinator_advertises_what_it_does(raw: Raw) -> None:
+def test_the_coordinator_advertises_its_capabilities(raw: Raw) -> None:
     session = raw.begin()
     link = session.new_link("control", Role.SENDER)
     link.attach(source=None, target=Coordinator())
@@ -153,9 +153,7 @@ def test_a_settled_posting_that_fails_dooms_the_transaction(raw: Raw, queue: str
     assert "no queue 'no-such-queue'" in str(outcome)
 
 
-def test_what_is_posted_unsettled_and_cannot_be_taken_is_rejected(
-    raw: Raw, channel: BlockingChannel, queue: str
-) -> None:
+def test_an_unsettled_posting_that_fails_is_rejected(raw: Raw, channel: BlockingChannel, queue: str) -> None:
     session = raw.begin()
     control, sender = raw.control(session), raw.sender(session, None)
     txn_id = raw.declare(session, control)

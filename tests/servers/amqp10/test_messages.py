@@ -11,7 +11,7 @@ from tests.support.processes import wait_until
 from tests.support.proton import AtMostOnce, Client, Delivery, Message
 
 
-def test_what_one_protocol_sends_the_other_reads(client: Client, channel: BlockingChannel, queue: str) -> None:
+def test_each_protocol_reads_messages_of_the_other(client: Client, channel: BlockingChannel, queue: str) -> None:
     sent = Message(body="hello", durable=True, subject="order", id="m1", properties={"count": 1}, reply_to="/queues/r")
     assert client.sender(queue).send(sent).remote_state == Delivery.ACCEPTED
     _, properties, body = channel.basic_get(queue, auto_ack=True)
@@ -71,9 +71,7 @@ def test_an_outcome_settles_a_delivery(
     assert take_all(channel, queue, at_least=len(left)) == left
 
 
-def test_what_is_rejected_goes_to_the_dead_letter_exchange(
-    client: Client, channel: BlockingChannel, queue: str
-) -> None:
+def test_a_rejected_message_is_dead_lettered(client: Client, channel: BlockingChannel, queue: str) -> None:
     dead = f"{queue}-dead"
     letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": queue}
     channel.queue_declare(dead, durable=True, arguments=letters)
@@ -100,7 +98,7 @@ def test_unsettled_messages_return_when_link_or_connection_ends(
     wait_until(lambda: channel.queue_declare(queue, passive=True).method.message_count == 1)
 
 
-def test_credit_bounds_what_comes(client: Client, channel: BlockingChannel, queue: str) -> None:
+def test_credit_limits_the_deliveries(client: Client, channel: BlockingChannel, queue: str) -> None:
     for number in range(5):
         channel.basic_publish("", queue, str(number).encode())
     receiver = client.receiver(queue, credit=2)
@@ -127,7 +125,7 @@ def test_a_message_larger_than_a_frame_is_put_together(client: Client, queue: st
 
 
 @only_standalone
-def test_a_full_queue_rejects_and_spoils_a_transaction(client: Client, channel: BlockingChannel, queue: str) -> None:
+def test_a_full_queue_rejects_and_dooms_a_transaction(client: Client, channel: BlockingChannel, queue: str) -> None:
     full = f"{queue}-full"
     channel.queue_declare(full, durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
     sender = client.sender(full)

@@ -290,7 +290,7 @@ def test_a_branch_commits_outcomes_and_work_together(
     assert take_all(channel, source) == []
 
 
-def test_outcomes_that_are_too_many_spoil_the_transaction(small: DtxService) -> None:
+def test_too_many_outcomes_doom_the_transaction(small: DtxService) -> None:
     """Outcomes count as messages, of which a branch may hold two here."""
     with Raw(small) as raw, connected(small.url()) as connection:
         channel = connection.channel()

@@ -142,7 +142,7 @@ def test_a_transaction_is_promoted_once(raw: Raw, channel: BlockingChannel, queu
     assert take_all(channel, queue, at_least=1) == [b"new"]
 
 
-def test_what_was_declared_for_a_branch_is_not_promoted(raw: Raw, manager: Coordinator) -> None:
+def test_a_transaction_declared_for_a_branch_is_not_promoted(raw: Raw, manager: Coordinator) -> None:
     xid, other, session = new_xid(), new_xid(), raw.begin()
     control = raw.control(session)
     txn_id = raw.declare(session, control, xid.to_wire())
@@ -151,7 +151,7 @@ def test_what_was_declared_for_a_branch_is_not_promoted(raw: Raw, manager: Coord
     manager.rollback(xid)
 
 
-def test_what_is_discharged_cannot_be_promoted(raw: Raw, manager: Coordinator) -> None:
+def test_a_discharged_transaction_cannot_be_promoted(raw: Raw, manager: Coordinator) -> None:
     xid, session = new_xid(), raw.begin()
     control = raw.control(session)
     txn_id = raw.declare(session, control)

@@ -44,7 +44,7 @@ def saying(raw: Raw, kind: type[Attach | Detach], patch: pytest.MonkeyPatch, **f
     patch.setattr(raw.engine, "send", changed)
 
 
-def test_what_a_sender_resumes_is_ignored_and_takes_no_credit(raw: Raw, channel: BlockingChannel, queue: str) -> None:
+def test_a_resumed_delivery_is_ignored_and_takes_no_credit(raw: Raw, channel: BlockingChannel, queue: str) -> None:
     """Transport, 2.7.5: "the receiver MUST ignore resumed deliveries that are not in its local unsettled map"."""
     session, other = raw.begin(), raw.begin()
     session.send(
@@ -82,7 +82,7 @@ def test_what_a_sender_resumes_is_ignored_and_takes_no_credit(raw: Raw, channel:
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_what_a_receiver_had_comes_again_as_new(
+def test_an_interrupted_receivers_messages_are_delivered_anew(
     raw: Raw, channel: BlockingChannel, queue: str, monkeypatch: pytest.MonkeyPatch, closed: bool
 ) -> None:
     """Transport, 2.6.13: without an unsettled map of its own the sender has nothing to resume."""

@@ -234,7 +234,7 @@ def test_an_exchange_that_is_not_there_is_no_source(service: DtxService) -> None
         ("^amq.gen", "^amq.gen", "^amq.topic"),
     ],
 )
-def test_a_link_needs_what_its_declare_bind_and_consume_need(
+def test_a_link_needs_permissions_for_declare_bind_and_consume(
     service: DtxService, users: Users, configure: str, write: str, read: str
 ) -> None:
     """Configure, write and read on a queue that the server names, and read on the exchange."""

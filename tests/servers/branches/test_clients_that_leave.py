@@ -78,7 +78,7 @@ def test_a_suspended_branch_dies_with_its_channel(stage: Scene, client: Mortal, 
 
 @pytest.mark.parametrize("how", ["dies", "closes", "closes its channel"])
 @pytest.mark.parametrize("outcome", ["commit", "rollback", "one phase", "rollback of an idle branch"])
-def test_an_idle_branch_outlives_its_client(
+def test_an_idle_branch_survives_its_client(
     stage: Scene, client: Mortal, coordinator: Coordinator, how: str, outcome: str
 ) -> None:
     """Design: "idle branches keep the upstream connection until prepare has taken over or the branch is gone"."""

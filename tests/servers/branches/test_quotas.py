@@ -76,7 +76,7 @@ def refusal(raw: Raw) -> str:
     return error.condition
 
 
-def test_quotas_are_shown_beside_what_is_used(stage: Scene) -> None:
+def test_quotas_are_shown_with_the_usage(stage: Scene) -> None:
     """In the API and in the metrics. A virtual host without a quota shows none."""
     viewer = somebody(stage, OperatorRole.VIEWER)
     with session(stage.service.url(vhost=stage.vhost)) as client:

@@ -322,7 +322,7 @@ class Load:
 
 
 @pytest.mark.parametrize("seed", [1])
-def test_what_branches_held_is_free_again_however_they_ended(mode: Mode, stage: Scene, client: Make, seed: int) -> None:
+def test_memory_of_ended_branches_is_free_again(mode: Mode, stage: Scene, client: Make, seed: int) -> None:
     """The count is exact: with a leak dtx would refuse everything one day, and otherwise the limit would be lost."""
     stage.declare("in")
     stage.declare("out")

@@ -188,7 +188,7 @@ def test_another_connection_joins(
     assert sorted(bodies(rabbitmq, queue)) == [b"one", b"two"]
 
 
-def test_the_timeout_of_a_branch_is_what_was_set(channel: BlockingChannel) -> None:
+def test_the_timeout_of_a_branch_is_the_one_set(channel: BlockingChannel) -> None:
     """Get-timeout: "the value used in the previous setTimeout call is returned"; 0 "resets ... to the default"."""
     xa, xid = XAResource(channel), new_xid()
     xa.start(xid)
@@ -306,7 +306,7 @@ def test_a_closed_connection_is_rmfail(service: DtxService) -> None:
 # -- recovery ---------------------------------------------------------------------------------------------------------
 
 
-def test_recover_lists_what_is_prepared_and_nothing_else(connection: BlockingConnection, queue: str) -> None:
+def test_recover_lists_exactly_the_prepared_branches(connection: BlockingConnection, queue: str) -> None:
     """Recover: "a list of transaction branches that are in a prepared or heuristically completed state"."""
     xids = {prepared(connection, queue) for _ in range(3)}
     unfinished = XAResource(connection.channel())

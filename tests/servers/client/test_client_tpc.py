@@ -111,7 +111,7 @@ def test_misuse_is_refused_where_psycopg_refuses_it(two_phase: TwoPhaseConnectio
     misuse(two_phase, ProgrammingError, unused())
 
 
-def test_what_psycopg_allows_and_a_channel_cannot_is_refused(two_phase: TwoPhaseConnection) -> None:
+def test_calls_of_psycopg_that_channels_lack_are_refused(two_phase: TwoPhaseConnection) -> None:
     two_phase.tpc_begin(unused())
     with pytest.raises(ProgrammingError):
         two_phase.tpc_recover()

@@ -41,7 +41,7 @@ def test_clock_jumps_lose_neither_the_lease_nor_a_branch(pair: Pair) -> None:
     assert not pair.standby.ready_line
 
 
-def test_a_standby_whose_clock_is_wrong_waits_all_the_same(pair: Pair) -> None:
+def test_a_standby_with_a_wrong_clock_waits_correctly(pair: Pair) -> None:
     """The lease runs out by the database's clock."""
     epoch = pair.epoch()
     set_clock(pair.standby, 400 * DAY)

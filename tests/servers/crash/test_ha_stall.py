@@ -32,7 +32,7 @@ def test_a_stalled_predecessor_changes_nothing_that_the_successor_decided(
     assert took > LEASE / 2
 
 
-def test_a_predecessor_that_wakes_up_at_once_changes_nothing_either(pair_with: Callable[..., Pair]) -> None:
+def test_a_predecessor_resumed_immediately_changes_nothing(pair_with: Callable[..., Pair]) -> None:
     """It continues while the standby is still taking over."""
     pair = pair_with()
     with Crowd(pair) as crowd:

@@ -33,7 +33,7 @@ def insist(stage: Stage, xid: Xid, *, commit: bool, seconds: float = 30.0) -> Xa
 
 
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "rollback"])
-def test_a_prepared_branch_outlives_kill_9_of_postgresql(stage: Stage, commit: bool) -> None:
+def test_a_prepared_branch_survives_kill_9_of_postgresql(stage: Stage, commit: bool) -> None:
     xid = a_prepared_branch(stage)
     stage.postgres.kill9()
     assert insist(stage, xid, commit=commit) in (XaFlag.OK, None)
@@ -44,7 +44,7 @@ def test_a_prepared_branch_outlives_kill_9_of_postgresql(stage: Stage, commit: b
     assert stage.service.running
 
 
-def test_branches_of_all_states_outlive_kill_9_of_rabbitmq(stage: Stage) -> None:
+def test_branches_of_all_states_survive_kill_9_of_rabbitmq(stage: Stage) -> None:
     """Design: "broker away: commits wait and resume"; and the coordinator's connection outlives the broker.
 
     Before the vote: "upstream trouble: rollback-only". A branch that only published has nothing at the broker yet.

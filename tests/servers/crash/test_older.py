@@ -129,7 +129,7 @@ def put_back(scene: OlderScene, case: Case, ended: str) -> bool:
     return case.left is Left.HEURISTIC_ROLLING_BACK or ended == "rolled-back"
 
 
-def test_todays_dtx_completes_what_an_older_one_left_in_doubt(older: OlderScene) -> None:
+def test_todays_dtx_completes_branches_of_an_older_one(older: OlderScene) -> None:
     """The promise: "prepared means durable"; each message is there once, and each XA code is correct."""
     for case in older.cases:
         if case.left in CUT:

@@ -80,7 +80,7 @@ def test_untaken_messages_are_rolled_back_when_dtx_is_killed(stage: Stage, kind:
 
 
 @pytest.mark.parametrize("kind", ["consume", "both"])
-def test_what_was_taken_is_kept_when_dtx_is_killed(stage: Stage, kind: str) -> None:
+def test_taken_messages_are_kept_when_dtx_is_killed(stage: Stage, kind: str) -> None:
     """Only the taking is known: dtx finishes the commit, or the branch is in doubt and can be committed."""
     with idle_branch(stage, kind) as (xa, xid):
         stage.proxy.stall("down")

@@ -106,7 +106,7 @@ def test_while_the_lock_is_held_calls_are_answered_541(stage: Stage) -> None:
     assert stage.bodies("out") == [b"a"]
 
 
-def test_a_predecessor_that_wakes_up_writes_nothing_and_ends(stage: Stage) -> None:
+def test_a_resumed_predecessor_writes_nothing_and_ends(stage: Stage) -> None:
     """The lease has another epoch: "every write proves its epoch"."""
     with stalled(stage, "commit", "committing"):
         heir = stage.another_service()

@@ -220,7 +220,7 @@ async def test_a_queue_keeps_its_messages_until_its_removal_is_durable(stand: St
 # -- records that are refused -----------------------------------------------------------------------------------------
 
 
-async def test_a_transaction_that_is_refused_gives_back_what_it_acknowledged(stand: Stand) -> None:
+async def test_a_refused_transaction_returns_its_acknowledged_messages(stand: Stand) -> None:
     client = await stand.open()
     sink = client.consume(await client.declare())
     await client.publish(b"1", b"2")
@@ -295,7 +295,7 @@ async def test_messages_for_a_queue_deleted_meanwhile_leave_no_row(stand: Stand,
     ],
     ids=["plain", "priority", "octets", "expiring"],
 )
-async def test_what_was_committed_after_a_restart_is_there_at_once(
+async def test_messages_committed_after_a_restart_are_available_immediately(
     stand: Stand, properties: bytes, arguments: dict[str, Any]
 ) -> None:
     """Commit "makes them visible": after commit-ok the queue has all messages, in the right order."""
@@ -315,7 +315,7 @@ async def test_what_was_committed_after_a_restart_is_there_at_once(
     assert await again.consume(queue).wait(5) == expected
 
 
-async def test_limits_count_what_was_committed_after_a_restart(stand: Stand) -> None:
+async def test_limits_count_messages_committed_after_a_restart(stand: Stand) -> None:
     client = await stand.open()
     await client.declare("q", max_length_bytes=10)
     branch = await client.prepare(client.work([client.message(b"123456"), client.message(b"789012")]))

@@ -61,7 +61,7 @@ def fill(connection: BlockingConnection, queue: str, *bodies: bytes) -> Blocking
 # -- outside of branches ----------------------------------------------------------------------------------------------
 
 
-def test_what_is_refused_is_not_confirmed(connection: BlockingConnection, database: str, queue: str) -> None:
+def test_a_refused_publish_is_not_confirmed(connection: BlockingConnection, database: str, queue: str) -> None:
     channel = connection.channel()
     channel.confirm_delivery()
     with refusing(database, "message", when=REFUSED):

@@ -120,7 +120,7 @@ def test_a_deleted_queue_at_put_back_keeps_only_its_message(stage: Stage) -> Non
 
 
 @pytest.mark.parametrize("queues", [["one"], ["one", "two"]], ids=["all are gone", "one of two is gone"])
-def test_a_message_that_could_not_be_put_back_outlives_dtx(stage: Stage, queues: list[str]) -> None:
+def test_a_message_that_is_not_put_back_survives_dtx(stage: Stage, queues: list[str]) -> None:
     """If a put-back was returned, its receipt does not prove that the message is in its queue."""
     for queue in queues:
         stage.declare(queue)

@@ -190,7 +190,7 @@ def test_a_recovery_that_dies_is_done_by_the_next_one(
 
 
 @pytest.mark.parametrize("number", [1, 3])
-def test_a_rollback_that_dies_is_one_all_the_same(world: World, dies: Dies, number: int) -> None:
+def test_an_interrupted_rollback_is_a_rollback(world: World, dies: Dies, number: int) -> None:
     dies(CommitPoint.ROLLED_BACK, number, ids=[f"{UNDONE}-{new_id()}"])
     assert agreed(world) == set()
 

@@ -228,7 +228,7 @@ def test_a_client_that_never_reads_its_messages_costs_no_memory(
         wait_until(lambda: channel.queue_declare(queue, passive=True).method.message_count == 100, what="all back")
 
 
-def test_a_deaf_client_s_socket_is_not_kept_for_ever(start_service: StartService) -> None:
+def test_a_socket_that_is_never_read_is_closed(start_service: StartService) -> None:
     service = start_service("--max-connections", "1")
     with logged_in(service.url()) as peer:
         peer.say(1, methods.QueueDeclare(b"", exclusive=True).encode())

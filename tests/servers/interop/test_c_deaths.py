@@ -228,7 +228,7 @@ def test_dtx_dies_after_the_work_before_the_answer(
     assert driver.recovered("b") == []
 
 
-def test_dtx_dies_before_it_has_let_anybody_in(driver: Driver, service: ArmedService, queue: str) -> None:
+def test_dtx_dies_before_it_has_accepted_a_client(driver: Driver, service: ArmedService, queue: str) -> None:
     words = ("open", 9, NO_FLAGS, f"url={service.url()}")
     code, _ = heard_nothing(service, driver, *words)
     assert code == XAER_RMERR

@@ -112,7 +112,7 @@ def test_a_thread_that_is_gone_has_nothing_open(thread: Thread, queue: str) -> N
         thread.publish(queue, b"late")
 
 
-def test_what_was_abandoned_connects_anew(thread: Thread, queue: str, service: DtxService) -> None:
+def test_an_abandoned_connection_is_replaced(thread: Thread, queue: str, service: DtxService) -> None:
     """After an unexpected error the thread uses new connections."""
     thread(SwitchCall.START)
     thread.publish(queue, b"lost")

@@ -64,7 +64,7 @@ def test_a_semicolon_of_a_password_is_escaped() -> None:
         (f"url={URL};transaction-timeout=4294967296", "not a number of seconds"),
     ],
 )
-def test_what_cannot_be_read_is_named_without_its_password(text: str, words: str) -> None:
+def test_an_unreadable_option_is_named_without_its_password(text: str, words: str) -> None:
     with pytest.raises(XAER_INVAL, match=words) as raised:
         parse(text)
     assert "secret" not in str(raised.value)

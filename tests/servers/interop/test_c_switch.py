@@ -124,7 +124,7 @@ def test_consumed_and_published_messages_commit_together(
     assert bodies() == (["published"] if outcome == "commit" else ["taken"])
 
 
-def test_what_was_not_acknowledged_is_there_for_others(
+def test_unacknowledged_messages_are_available_to_others(
     driver: Driver, broker: Broker, queue: str, bodies: Callable[[], list[str]]
 ) -> None:
     with broker.channel() as channel:

@@ -53,7 +53,7 @@ def test_a_branch_is_committed_in_one_phase(program: Program, queue: str, bodies
 
 
 @pytest.mark.parametrize("prepared", [True, False])
-def test_a_rollback_undoes_what_was_published_and_consumed(
+def test_a_rollback_undoes_publishes_and_consumption(
     program: Program, broker: Broker, queue: str, bodies: Callable[[], list[str]], prepared: bool
 ) -> None:
     with broker.channel() as channel:

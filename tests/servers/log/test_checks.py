@@ -134,7 +134,7 @@ def _listens(port: int) -> bool:
         ("idle_session_timeout", "200ms"),
     ],
 )
-async def test_no_default_changes_what_is_written_and_read(
+async def test_no_default_changes_reads_or_writes(
     open_log: OpenLog, migrated_postgres_url: str, setting: str, value: str
 ) -> None:
     """Defaults of a database or a role do no harm: dtx's sessions override them or reconnect."""

@@ -39,7 +39,7 @@ async def test_small_and_large_bodies_come_whole_and_in_order(open_log: OpenLog,
             assert Export(reader, "rm", record.vhost, other).branches == ()
 
 
-async def test_what_is_known_of_a_message_comes_before_its_body(open_log: OpenLog, migrated_postgres_url: str) -> None:
+async def test_properties_of_a_message_precede_its_body(open_log: OpenLog, migrated_postgres_url: str) -> None:
     log = await open_log()
     record = a_branch(publishes=1, consumes=1)
     await log.write(an_insert(record, a_publish(0), a_consume(1)))

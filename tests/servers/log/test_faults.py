@@ -212,7 +212,7 @@ async def test_a_postgresql_standby_does_not_answer_for_the_log(own_postgres: Po
     await log.close()
 
 
-async def test_a_log_that_closes_writes_what_it_was_given(open_log: OpenLog) -> None:
+async def test_a_closing_log_writes_its_records(open_log: OpenLog) -> None:
     log = await open_log()
     branches = [a_branch() for _ in range(500)]
     writes = [asyncio.ensure_future(log.write(an_insert(branch))) for branch in branches]

@@ -313,7 +313,7 @@ def beginnings() -> list[LogWrite]:
     ]
 
 
-async def test_what_begins_a_group_alone_proves_the_lease(session: PipelineSession, migrated_postgres_url: str) -> None:
+async def test_a_lone_first_statement_proves_the_lease(session: PipelineSession, migrated_postgres_url: str) -> None:
     """The lock is the proof, not the read: it waits for a successor that is taking the lease, and fails."""
     names = set()
     with psycopg.connect(migrated_postgres_url) as successor:
@@ -334,7 +334,7 @@ async def test_what_begins_a_group_alone_proves_the_lease(session: PipelineSessi
     assert names == {statement.name for statement in PROVING}
 
 
-async def test_either_form_refuses_what_is_not_as_expected(session: PipelineSession) -> None:
+async def test_either_form_refuses_unexpected_states(session: PipelineSession) -> None:
     good, bad = a_branch(), a_branch()
 
     async def write(*group: LogWrite) -> None:

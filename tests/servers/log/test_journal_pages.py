@@ -125,7 +125,7 @@ _HEX = "00112233445566778899aabbccddeeff"
     "text", ["", "1", "1-2-3", "x-00000000000000000000000000000000-0", f"1-{_HEX}", f"-1-{_HEX}-0",
              f"{'9' * 30}-{_HEX}-0", f"1-{_HEX}-{1 << 31}", f"1-{UUID(_HEX)}-0", f"٣-{_HEX}-0"],
 )  # fmt: skip
-def test_what_is_no_cursor_is_refused(text: str) -> None:
+def test_an_invalid_cursor_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"cursor|UUID|invalid"):
         JOURNAL_CURSORS.parse(text)
 

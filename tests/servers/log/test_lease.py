@@ -189,7 +189,7 @@ async def test_an_expired_lease_that_is_free_is_renewed(open_log: OpenLog) -> No
     await log.lookup("/", a_xid())
 
 
-async def test_a_lease_outlives_its_session(open_log: OpenLog, migrated_postgres_url: str) -> None:
+async def test_a_lease_survives_its_session(open_log: OpenLog, migrated_postgres_url: str) -> None:
     log = await open_log(lease_ttl=1.5)
     with psycopg.connect(migrated_postgres_url, autocommit=True) as connection:
         connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'dtx %'")

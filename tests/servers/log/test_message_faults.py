@@ -98,14 +98,14 @@ async def test_a_line_made_from_its_branch_is_a_trace(open_log: OpenLog, migrate
         await session.close()
 
 
-async def test_what_may_be_written_twice_needs_no_trace(session: PipelineSession) -> None:
+async def test_a_repeatable_write_needs_no_trace(session: PipelineSession) -> None:
     """A group of acknowledgements costs no more than its deletions."""
     slot = Slot(QUEUE, 1)
     change = Change(drops=[slot], expiries=[(slot, 1.0)], delivered=[(QUEUE, 1)])
     assert not await applied(session, Store(change=change), Define(queues=[a_queue()]))
 
 
-async def test_stores_outlive_the_loss_of_their_session(open_log: OpenLog, migrated_postgres_url: str) -> None:
+async def test_stores_survive_the_loss_of_their_session(open_log: OpenLog, migrated_postgres_url: str) -> None:
     """No message is lost or repeated, and no dropped message comes back."""
     log = await open_log(retry_window=20.0)
     kept: list[int] = []
@@ -160,7 +160,7 @@ async def test_a_log_that_is_not_open_reads_no_messages() -> None:
         await anext(log.load_queues([1]))
 
 
-async def test_what_is_submitted_to_a_closed_log_fails(open_log: OpenLog) -> None:
+async def test_a_write_to_a_closed_log_fails(open_log: OpenLog) -> None:
     log = await open_log()
     await log.close()
     told: asyncio.Future[LogError | None] = asyncio.get_running_loop().create_future()

@@ -136,7 +136,7 @@ async def test_a_large_branch_is_written_whole(open_log: OpenLog) -> None:
     [{"vhost": "\ud800"}, {"publishes": 2**31}, {"timeout": 2**63}, {"owner": "a\0b"}],
     ids=["surrogate", "int4", "int8", "nul"],
 )
-async def test_what_does_not_fit_is_refused_alone(open_log: OpenLog, changes: dict[str, object]) -> None:
+async def test_an_unfitting_record_is_refused_alone(open_log: OpenLog, changes: dict[str, object]) -> None:
     log = await open_log()
     good = a_branch()
     results = await asyncio.gather(

@@ -126,7 +126,7 @@ def test_vanished_decisions_and_observations_are_handled(spark: SparkSession, tm
     assert [(bytes(each.gtrid), each.decision, each.tm) for each in row] == [(b"kept", "commit", "tm")]
 
 
-def test_an_old_lake_and_what_its_dtx_has_no_more(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_old_lake_with_branches_missing_in_dtx(spark: SparkSession, tmp_path: Path) -> None:
     """A branch that dtx has no more is no orphan, also while that dtx is away; its end corrects what was said."""
     lake, out, rules = Batches(), str(tmp_path / "results"), Rules(as_of=10_000_000_000, asked=frozenset({"db"}))
     lake.batches.append(events_frame(spark, [line(b"g", "prepared", 1), line(b"young", "prepared", 9_000_000_000)]))
@@ -181,7 +181,7 @@ def test_a_run_knows_when_each_source_was_last_read(
     assert one.known_at == archived, "its branch was open when its journal was read"
 
 
-def test_what_another_dtx_has_kept_is_not_folded_on(
+def test_rows_kept_by_another_dtx_are_not_merged(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lines are read again; decisions that their logs have dropped since stay known."""
@@ -198,7 +198,7 @@ def test_what_another_dtx_has_kept_is_not_folded_on(
     assert run(spark, lake, none, nothing, out, rules, logs_read=["log"]).lines_read == 0
 
 
-def test_verdicts_and_their_history_are_tables_for_everybody(spark: SparkSession, tmp_path: Path) -> None:
+def test_verdicts_and_their_history_are_readable_tables(spark: SparkSession, tmp_path: Path) -> None:
     """Read without Spark: one row for each transaction, one for each change, and nothing that Spark alone knows."""
     lake, out, rules = Batches(), str(tmp_path / "results"), Rules(as_of=10_000_000_000)
     day = 86_400_000_000
@@ -297,7 +297,7 @@ def test_a_decision_without_times_is_published_and_shown(
         assert set(line) == {"source", "rm", "vhost", "bqual", "event", "outcome", "at", "actor", "id"}
 
 
-def test_what_is_found_goes_into_a_database_all_at_once(
+def test_findings_are_published_in_one_transaction(
     spark: SparkSession, tmp_path: Path, migrated_postgres_url: str, postgres_url: str
 ) -> None:
     lake, out = Batches(), str(tmp_path / "results")

@@ -125,7 +125,7 @@ def test_removed_lines_are_noted_for_their_transactions(
         assert verdicts(spark, out) == {b"g": "mixed", b"open": "orphan"}
 
 
-def test_a_full_run_makes_good_what_is_damaged_or_lost(
+def test_a_full_run_repairs_damaged_or_lost_state(
     spark: SparkSession, tmp_path: Path, out: str, reconcile: Callable[..., Run]
 ) -> None:
     lake = Batches()

@@ -299,7 +299,7 @@ def test_micro_batches_keep_their_size_and_divide_no_transaction(url: str, write
     assert stream.run() == list(range(1, 151))
 
 
-def test_a_run_ends_with_what_was_there_when_it_began(url: str, writer: psycopg.Connection) -> None:
+def test_a_run_ends_with_the_lines_of_its_start(url: str, writer: psycopg.Connection) -> None:
     """Trigger.AvailableNow beside a writer that never rests."""
     stream = Stream(url=url, maxRowsPerBatch=10)
     for first in range(0, 30, 10):
@@ -326,7 +326,7 @@ def test_transactions_without_lines_make_no_micro_batches(url: str, writer: psyc
     assert stream.batches == [[1], [2]]
 
 
-def test_a_stream_may_begin_with_what_comes(url: str, writer: psycopg.Connection) -> None:
+def test_a_stream_may_begin_with_new_lines(url: str, writer: psycopg.Connection) -> None:
     write(writer, 1, 5)
     stream = Stream(url=url, startingOffsets="latest")
     stream.reader()

@@ -132,7 +132,7 @@ def test_branches_that_ended_after_the_archive_are_no_orphans(stage: StandaloneS
     assert pipeline.reconcile() == (set(), {xid.gtrid: "committed" for xid in xids[:2]} | heuristic)
 
 
-def test_branches_of_a_database_that_is_down_are_judged_as_last_known(
+def test_branches_of_an_unreachable_database_are_judged_as_last_known(
     stage: StandaloneStage, pipeline: Pipeline
 ) -> None:
     """They have ended since. They were young when they were last seen, so they are no orphans."""

@@ -123,7 +123,7 @@ def test_urgent_messages_come_first(channel: BlockingChannel) -> None:
     assert take(channel, queue) == [b"5", b"3", b"1"]
 
 
-def test_prefetch_bounds_what_is_unacknowledged(connection: BlockingConnection, channel: BlockingChannel) -> None:
+def test_prefetch_limits_unacknowledged_deliveries(connection: BlockingConnection, channel: BlockingChannel) -> None:
     queue = temporary(channel)
     channel.basic_qos(prefetch_count=2)
     for number in range(5):

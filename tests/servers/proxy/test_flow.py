@@ -182,7 +182,7 @@ def test_an_idle_service_uses_no_processor(service: DtxService) -> None:
         assert used() - before <= 0.08
 
 
-def test_what_waits_behind_a_commit_of_acks_is_bounded(
+def test_frames_waiting_behind_a_commit_of_acks_are_limited(
     dtx_service: ServiceFactory, rabbitmq: RabbitNode, proxy: Callable[[str, int], Proxy], queue: str
 ) -> None:
     """No frame may come between tx.commit and commit-ok: while the broker is silent, the client waits too."""

@@ -115,9 +115,7 @@ def test_deaf_clients_do_not_delay_the_end_for_long(
         assert time.monotonic() - begun < 12
 
 
-def test_what_clients_sent_before_the_end_arrives(
-    dtx_service: ServiceFactory, queue: str, rabbitmq: RabbitNode
-) -> None:
+def test_frames_sent_before_the_shutdown_arrive(dtx_service: ServiceFactory, queue: str, rabbitmq: RabbitNode) -> None:
     service = dtx_service()
     with logged_in(service.url()) as peer:
         peer.send_raw(*(message(1, queue.encode(), b"%d" % number) for number in range(2000)))

@@ -172,7 +172,7 @@ def test_one_channel_too_many_is_refused(url: str) -> None:
         assert end.reply_code == 530
 
 
-def test_select_leaves_what_the_client_may_still_open(service: DtxService, filled: str) -> None:
+def test_select_leaves_the_remaining_channels_to_the_client(service: DtxService, filled: str) -> None:
     """Branches keep channels that their client has closed: the next select is refused, but no open is."""
     xids = []
     with RawClient(service.url()) as peer:

@@ -81,7 +81,7 @@ def test_reject_and_nack_return_or_drop(selected: BlockingChannel, filled: str, 
     assert bodies(rabbitmq, filled) == numbers(2, 5, 6)
 
 
-def test_recover_gives_back_what_is_unacknowledged(selected: BlockingChannel, filled: str) -> None:
+def test_recover_requeues_unacknowledged_deliveries(selected: BlockingChannel, filled: str) -> None:
     get(selected, filled, 3)
     selected.basic_recover(requeue=True)
     method, _, body = selected.basic_get(filled)
@@ -156,7 +156,7 @@ def test_the_queue_declared_last_has_an_empty_name(through: BlockingConnection) 
     assert get_body(channel, "") == b"other"
 
 
-def test_what_was_published_can_be_got_at_once(selected: BlockingChannel) -> None:
+def test_a_published_message_can_be_got_immediately(selected: BlockingChannel) -> None:
     """The methods of a channel run in order, although dtx uses two channels of the broker for it."""
     queue = selected.queue_declare("", exclusive=True).method.queue
     for number in range(200):
@@ -164,7 +164,7 @@ def test_what_was_published_can_be_got_at_once(selected: BlockingChannel) -> Non
         assert get_body(selected, queue) == b"%d" % number
 
 
-def test_a_queue_takes_what_is_published_behind_its_declaration(service: DtxService) -> None:
+def test_a_queue_takes_messages_published_after_its_declaration(service: DtxService) -> None:
     with logged_in(service.url()) as peer:
         peer.say(1, DtxSelect().encode())
         peer.wait(DtxSelectOk.KEY)

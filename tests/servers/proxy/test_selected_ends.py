@@ -21,7 +21,7 @@ from tests.support.raw import logged_in, message
 from tests.support.service import DtxService
 
 
-def test_ack_multiple_outside_a_branch_spares_what_a_branch_holds(
+def test_ack_multiple_outside_a_branch_spares_its_deliveries(
     selected: BlockingChannel, filled: str, rabbitmq: RabbitNode
 ) -> None:
     xa = XAResource(selected)

@@ -83,7 +83,7 @@ def test_a_channel_that_has_settled_everything_can_be_selected(
     assert bodies(rabbitmq, filled) == numbers(6)
 
 
-def test_what_was_recovered_is_not_open(channel: BlockingChannel, filled: str, rabbitmq: RabbitNode) -> None:
+def test_recovered_deliveries_are_not_open(channel: BlockingChannel, filled: str, rabbitmq: RabbitNode) -> None:
     """basic.recover: "redeliver all unacknowledged messages on a specified channel"."""
     get(channel, filled, 3)
     channel.basic_recover(requeue=True)

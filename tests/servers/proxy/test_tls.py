@@ -172,7 +172,7 @@ def test_client_certificates_are_demanded(dtx_service: ServiceFactory, certifica
         BlockingConnection(encrypted(service, certificates))
 
 
-def test_a_deaf_client_over_tls_is_let_go(dtx_service: ServiceFactory, certificates: Path) -> None:
+def test_a_tls_client_that_never_reads_is_disconnected(dtx_service: ServiceFactory, certificates: Path) -> None:
     service = dtx_service(*server_flags(certificates))
     context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
     with RawClient(service.url(), tls=context) as peer:

@@ -217,7 +217,7 @@ async def test_permissions_are_those_of_the_vhost(open_accounts: Open, editor: A
     assert "argon2" not in repr(accounts.users)
 
 
-async def test_what_is_not_given_to_grant_stays(open_accounts: Open, editor: AccountEditor) -> None:
+async def test_permissions_omitted_in_grant_stay(open_accounts: Open, editor: AccountEditor) -> None:
     await open_accounts()
     editor.add_user("alice", b"secret")
     assert editor.grant("alice", "/", write="a") == Patterns("", "a", "")
@@ -225,7 +225,7 @@ async def test_what_is_not_given_to_grant_stays(open_accounts: Open, editor: Acc
     assert editor.grant("alice", "/") == Patterns("", "", "b")
 
 
-async def test_open_connections_notice_what_changes(
+async def test_open_connections_notice_changes(
     open_accounts: Open, editor: AccountEditor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An Account is not a copy: the changes of operators take effect within WATCH_SECONDS."""
@@ -271,7 +271,7 @@ async def test_a_change_by_hand_in_psql_is_noticed_too(
     assert list(accounts.users.users) == ["guest"]
 
 
-async def test_the_database_away_refuses_logins_and_keeps_what_was_known(
+async def test_without_the_database_logins_fail_and_permissions_stay(
     open_accounts: Open, own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = own_postgres.create_migrated_database()
@@ -338,7 +338,7 @@ def test_an_unreachable_database_is_one_sentence_without_its_password() -> None:
     assert "s3cret" not in str(caught.value)
 
 
-def test_what_cannot_be_done_is_refused_with_a_reason(editor: AccountEditor) -> None:
+def test_an_impossible_change_is_refused_with_a_reason(editor: AccountEditor) -> None:
     editor.add_user("alice", b"secret")
     for call, words in (
         (lambda: editor.add_user("alice", b"x"), "exists already"),

@@ -201,7 +201,7 @@ def test_without_a_terminal_the_password_must_come_from_stdin(dtx: Dtx) -> None:
     assert "use --password-stdin" in dtx.err
 
 
-def test_what_cannot_be_done_is_one_sentence(dtx: Dtx) -> None:
+def test_an_impossible_change_is_one_sentence(dtx: Dtx) -> None:
     for words, expected in (
         (("user", "rm", "nobody"), "there is no user 'nobody'"),
         (("user", "grant", "guest", "--read", "(a|aa)+$"), "can take too long"),

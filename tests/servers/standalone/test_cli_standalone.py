@@ -151,7 +151,7 @@ def test_show_has_the_messages_of_a_branch(dtx: Command, scene: Scene) -> None:
     assert "consumed from queue orders" in dtx("show", str(scene.moved))
 
 
-def test_show_remembers_what_is_over(dtx: Command, scene: Scene) -> None:
+def test_show_has_the_history_of_ended_branches(dtx: Command, scene: Scene) -> None:
     (shown,) = dtx.objects("show", str(scene.over))
     assert shown["in_log"] is None
     assert [line["event"] for line in shown["history"]] == ["prepared", "committed"]

@@ -246,7 +246,7 @@ def test_a_client_that_repeats_its_old_password_is_not_delayed(users: Standalone
 
 
 @pytest.mark.parametrize(("what", "code"), [("exchange", 403), ("topic", 403), ("user-id", 406)])
-def test_what_may_not_be_published_in_a_branch_dooms_it(
+def test_a_forbidden_publish_dooms_the_branch(
     service: DtxService, users: StandaloneUsers, clerk: str, queue: str, what: str, code: int
 ) -> None:
     """The exception ends the channel and its association: the branch can only be rolled back."""
@@ -316,7 +316,7 @@ def test_a_branch_is_its_users_and_the_coordinators(
     assert bodies(service, queue) == [b"first", b"idle"]
 
 
-def test_a_branch_outlives_its_user(service: DtxService, users: StandaloneUsers, queue: str) -> None:
+def test_a_branch_survives_its_user(service: DtxService, users: StandaloneUsers, queue: str) -> None:
     users.add("leaver")
     users.permit("leaver")
     prepared, idle = new_xid(), new_xid()
@@ -346,7 +346,7 @@ def may_get(client: RawClient, queue: str) -> bool:
     return False
 
 
-def test_a_consumer_keeps_what_it_was_given_until_it_leaves(users: StandaloneUsers, clerk: str, queue: str) -> None:
+def test_a_consumer_keeps_its_permission_until_it_ends(users: StandaloneUsers, clerk: str, queue: str) -> None:
     """As in RabbitMQ, permissions are checked at basic.consume; later deliveries can be acknowledged in a branch."""
     xid = new_xid()
     with session(users.url(clerk)) as client, session(users.url()) as guest:

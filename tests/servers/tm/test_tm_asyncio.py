@@ -433,7 +433,7 @@ async def test_an_exception_rolls_everything_back(world: World, manager: AsyncTr
     assert world.in_doubt() == []
 
 
-async def test_what_is_out_of_reach_cannot_be_enlisted(world: World, manager: AsyncTransactionManager) -> None:
+async def test_an_unreachable_resource_cannot_be_enlisted(world: World, manager: AsyncTransactionManager) -> None:
     world.services["q1"].kill9()
     nobody = AsyncPep249Resource("db3", partial(psycopg.AsyncConnection.connect, "postgresql://127.0.0.1:1/nowhere"))
     manager.register(nobody)

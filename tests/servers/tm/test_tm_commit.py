@@ -271,7 +271,7 @@ def test_connections_of_the_application_take_part_and_stay_open(world: World) ->
     assert everywhere(world) == [{"a", "b"}, set(), {"a", "b"}, set()]
 
 
-def test_what_is_not_registered_cannot_be_enlisted(world: World) -> None:
+def test_an_unregistered_resource_cannot_be_enlisted(world: World) -> None:
     with world.manager() as tm, tm.transaction() as tx:
         with pytest.raises(Misuse, match="not registered"):
             tx.enlist("q3")

@@ -148,7 +148,7 @@ def service(server: PostgresServer) -> Iterator[DtxService]:
     server.drop_database(database)
 
 
-def test_celery_runs_tasks_and_a_task_is_sent_with_a_row(
+def test_celery_runs_tasks_and_sends_one_with_a_row(
     service: DtxService, server: PostgresServer, tmp_path: Path
 ) -> None:
     pytest.importorskip("celery", reason="needs Celery")

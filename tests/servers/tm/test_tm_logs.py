@@ -36,7 +36,7 @@ def row(name: str, decision: Decision = Decision.COMMIT, node: str = "n") -> Dec
     return DecisionRow(gtrid=gtrid, format_id=7, node=node, decision=decision, at=now(), resources=("db1", "q1/2"))
 
 
-def test_what_was_decided_is_read_as_it_was_written(log: DecisionLog) -> None:
+def test_a_decision_is_read_as_written(log: DecisionLog) -> None:
     written = row("a")
     assert log.decide(written) is Decision.COMMIT
     found = log.read(b"a")
@@ -60,7 +60,7 @@ def test_decisions_of_many_are_one_transaction(log: DecisionLog) -> None:
     assert len(log.unfinished("n")) == 999
 
 
-def test_what_is_not_finished_is_listed_by_node_and_decision(log: DecisionLog) -> None:
+def test_unfinished_decisions_are_listed_by_node_and_decision(log: DecisionLog) -> None:
     for name, decision, node in (
         ("a", Decision.COMMIT, "n"),
         ("b", Decision.ROLLBACK, "n"),
@@ -96,7 +96,7 @@ def test_only_a_roll_back_can_be_withdrawn(log: DecisionLog) -> None:
     assert log.decide(row("b")) is Decision.COMMIT
 
 
-def test_what_was_finished_is_pruned_when_it_is_old(log: DecisionLog) -> None:
+def test_old_finished_decisions_are_pruned(log: DecisionLog) -> None:
     for name, decision in (("a", Decision.COMMIT), ("b", Decision.COMMIT), ("c", Decision.ROLLBACK)):
         log.decide(row(name, decision))
     log.finish(b"a")

@@ -50,7 +50,7 @@ def test_a_transaction_commits_everywhere_or_nowhere(world: World) -> None:
 @pytest.mark.parametrize(
     ("point", "committed"), [(CommitPoint.VOTED, False), (CommitPoint.DECIDED, True), (CommitPoint.COMMITTED, True)]
 )
-def test_what_a_process_left_is_recovered(world: World, point: CommitPoint, committed: bool) -> None:
+def test_branches_of_a_dead_process_are_recovered(world: World, point: CommitPoint, committed: bool) -> None:
     """Recovery through psycopg2, whose errors have ``pgcode``, works; a second recovery finds nothing to do."""
     with world.manager() as tm:  # through psycopg
         left_at(tm, point, "db1", "db2", "q1")

@@ -203,7 +203,7 @@ def test_a_heuristic_rollback_of_one_branch_is_raised_and_logged(world: World) -
     assert world.in_doubt() == []
 
 
-def test_a_heuristic_commit_of_what_is_committed_is_no_damage(world: World) -> None:
+def test_a_heuristic_commit_of_a_committed_branch_is_no_damage(world: World) -> None:
     with world.manager() as tm:
         tx = left_at(tm, CommitPoint.DECIDED)
         world.decide("q1", "commit")

@@ -264,7 +264,7 @@ def test_a_savepoint_whose_rollback_fails_ends_work_on_the_channel(
     assert world.messages("q1") == []
 
 
-def test_what_a_savepoint_left_prepared_is_committed_by_recovery(world: World, tm: TransactionManager) -> None:
+def test_recovery_commits_branches_prepared_with_a_savepoint(world: World, tm: TransactionManager) -> None:
     publish(tm, "one")
     transaction.savepoint()
     publish(tm, "two")

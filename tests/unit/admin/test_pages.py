@@ -63,7 +63,7 @@ def test_the_way_after_signing_in_stays_here(wanted: str, found: str) -> None:
     assert local(wanted) == found
 
 
-def test_addresses_leave_out_what_is_empty_and_escape_the_rest() -> None:
+def test_addresses_omit_empty_values_and_escape_others() -> None:
     assert address("branches", q="a b&c", state=["x", "y"], owner="", cursor=None) == (
         "/console/branches?q=a+b%26c&state=x&state=y"
     )

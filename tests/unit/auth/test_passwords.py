@@ -210,7 +210,7 @@ async def test_a_changed_password_is_not_among_the_verified_ones(verifier: Verif
     assert await verifier.verify(b"u", b"new", changed)
 
 
-async def test_what_was_verified_counts_for_that_user_alone(
+async def test_a_verified_password_counts_for_its_user_alone(
     verifier: Verifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = Counter(monkeypatch)
@@ -219,9 +219,7 @@ async def test_what_was_verified_counts_for_that_user_alone(
     assert len(count.runs) == 2
 
 
-async def test_an_unknown_user_costs_what_a_wrong_password_costs(
-    verifier: Verifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unknown_user_costs_one_verification_too(verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
     """The work and its parameters are the same, so the time does not show which users exist."""
     count = Counter(monkeypatch)
     for password in (b"x", b"y"):
@@ -231,7 +229,7 @@ async def test_an_unknown_user_costs_what_a_wrong_password_costs(
     assert decoys[0].split("$")[:4] == STORED.split("$")[:4]
 
 
-async def test_memory_of_what_was_verified_is_bounded(verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_of_verified_passwords_is_limited(verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passwords, "REMEMBERED", 1)
     count = Counter(monkeypatch)
     for user in (b"a", b"b", b"a"):

@@ -100,7 +100,7 @@ def test_a_match_that_takes_too_long_is_no_match(warnings: list[str]) -> None:
         ("a" * (MAX_PATTERN + 1), "longer than"),
     ],
 )
-def test_what_is_no_pattern_is_refused_and_allows_nothing(pattern: str, words: str, warnings: list[str]) -> None:
+def test_an_invalid_pattern_is_refused_and_allows_nothing(pattern: str, words: str, warnings: list[str]) -> None:
     with pytest.raises(BadPattern, match=words):
         check_pattern(pattern)
     assert not may(pattern, b"a")

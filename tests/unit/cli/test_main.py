@@ -134,7 +134,7 @@ def test_flags_reach_the_settings_and_wrong_ones_are_one_sentence(
     assert "did you mean DTX_BROKER?" in capsys.readouterr().err
 
 
-def test_files_of_tls_are_looked_at_before_anything_starts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_tls_files_are_checked_before_the_start(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     broken = tmp_path / "broken.pem"
     broken.write_text("no certificate")
     broker = ["serve", "--broker", "amqps://127.0.0.1"]

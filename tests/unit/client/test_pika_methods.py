@@ -164,7 +164,7 @@ def test_a_method_is_written_byte_for_byte(example: Example) -> None:
 
 
 @each_example
-def test_pika_reads_what_is_written(example: Example) -> None:
+def test_pika_reads_written_methods(example: Example) -> None:
     framed = frame.Method(7, example.method).marshal()
     consumed, decoded = frame.decode_frame(framed)
     assert consumed == len(framed)
@@ -191,7 +191,7 @@ def test_a_method_with_extra_bytes_is_a_syntax_error(example: Example) -> None:
 
 
 @each_call
-def test_the_server_reads_what_clients_send(example: Example) -> None:
+def test_the_server_reads_methods_of_clients(example: Example) -> None:
     assert decode_call(payload_of(example)) == example.row
 
 
@@ -300,7 +300,7 @@ def test_registering_again_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("method", methods.METHODS.values(), ids=lambda method: method.NAME)
-def test_what_a_client_sends_waits_for_its_answer(method: type[amqp_object.Method]) -> None:
+def test_a_request_of_a_client_waits_for_its_answer(method: type[amqp_object.Method]) -> None:
     """Every request has a response of the same name with -ok."""
     if method.NAME.endswith("Ok"):
         assert not method.synchronous

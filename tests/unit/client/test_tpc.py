@@ -36,7 +36,7 @@ def test_psycopgs_own_xid_will_do() -> None:
 @pytest.mark.parametrize(
     "xid", ["", "g", "order-17", (), (7, "g"), {}, None, 7, ("7", "g", ""), (7, b"g", ""), (7, "g", None)], ids=repr
 )
-def test_what_has_no_three_parts_is_a_programming_error(xid: Any) -> None:
+def test_an_xid_without_three_parts_is_a_programming_error(xid: Any) -> None:
     with pytest.raises(tpc.ProgrammingError, match="not a transaction id"):
         tpc._branch(xid)
 
@@ -73,7 +73,7 @@ def test_every_refusal_has_an_error_of_pep_249() -> None:
             assert tpc._pep249(cls("refused")) is expected.get(name, tpc.OperationalError)
 
 
-def test_what_is_no_channel_of_pika_is_refused() -> None:
+def test_an_object_other_than_pikas_channel_is_refused() -> None:
     with pytest.raises(TypeError, match="see AsyncXAResource"):
         XAResource(object())
     with pytest.raises(TypeError, match="see XAResource"):

@@ -24,7 +24,7 @@ def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
 @pytest.mark.parametrize(
     "url", ["mysql://me:s3cret@db", "host=db password=s3cret", "postgresql://me:s3cret@db/x?y=s3cret"]
 )
-def test_what_is_no_url_is_refused_without_repeating_it(url: str) -> None:
+def test_an_invalid_url_is_refused_without_repeating_it(url: str) -> None:
     with pytest.raises(LogError) as caught:
         Dsn(url)
     assert "s3cret" not in repr(caught.value)

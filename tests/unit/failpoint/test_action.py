@@ -112,7 +112,7 @@ def test_a_process_holds_still_until_its_file_is_removed(tmp_path: Path, capsys:
     assert capsys.readouterr().err == f"FAILPOINT {HERE.label}\n"
 
 
-def test_a_trace_has_what_was_reached_in_order(tmp_path: Path, disarmed: None) -> None:
+def test_a_trace_has_the_reached_points_in_order(tmp_path: Path, disarmed: None) -> None:
     failpoint.arm(point_handler(None, tmp_path / "trace"))
     assert failpoint.armed
     for point in (THERE, HERE, THERE):
@@ -152,7 +152,7 @@ def test_a_point_is_named_by_name_or_number(text: str) -> None:
         ([], "a command of dtx is missing"),
     ],
 )
-def test_what_makes_no_sense_is_refused(words: list[str], said: str) -> None:
+def test_a_meaningless_target_is_refused(words: list[str], said: str) -> None:
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 2
     assert said in result.output

@@ -87,7 +87,7 @@ def test_garbage_after_frames_never_loses_them(whole: list[bytes], garbage: byte
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), octets), max_size=20))
-def test_what_the_splitter_holds_is_at_most_one_frame(steps: list[tuple[int, bytes]]) -> None:
+def test_the_splitter_keeps_at_most_one_frame(steps: list[tuple[int, bytes]]) -> None:
     splitter = FrameSplitter(4096)
     with suppress(FrameError):
         for size, chunk in steps:

@@ -43,7 +43,7 @@ def test_a_cursor_of_branches_is_read_back(values: tuple[object, ...], by: Sort)
         (f"{KEY}.a\0", Sort.OWNER),
     ],
 )
-def test_what_is_no_cursor_of_branches_is_refused(text: str, by: Sort) -> None:
+def test_an_invalid_cursor_of_branches_is_refused(text: str, by: Sort) -> None:
     with pytest.raises(ValueError, match=rf"^.{{0,90}} is no cursor of pages by {by}$"):
         BRANCH_CURSORS[by].parse(text)
 
@@ -76,6 +76,6 @@ def test_cursors_look_as_they_did_before() -> None:
         f"\N{ARABIC-INDIC DIGIT ONE}-{KEY.hex}-1",
     ],
 )  # fmt: skip
-def test_what_is_no_cursor_of_the_journal_is_refused(text: str) -> None:
+def test_an_invalid_cursor_of_the_journal_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^.{2,90} is no cursor$"):
         JOURNAL_CURSORS.parse(text)

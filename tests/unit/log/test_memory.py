@@ -66,7 +66,7 @@ async def test_a_database_that_is_away_answers_nothing(log: MemoryLog) -> None:
             await call
 
 
-async def test_what_was_written_outlives_a_crash(log: MemoryLog) -> None:
+async def test_written_records_survive_a_crash(log: MemoryLog) -> None:
     branch = a_branch()
     await log.write(an_insert(branch))
     log.crash()

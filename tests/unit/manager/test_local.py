@@ -164,7 +164,7 @@ async def test_a_commit_shows_published_messages_and_drops_consumed_ones(stand: 
     assert await stand.ask(Operation.COMMIT) is ReplyCode.NOT_FOUND
 
 
-async def test_a_roll_back_gives_back_what_was_consumed(stand: Stand) -> None:
+async def test_a_rollback_returns_consumed_messages(stand: Stand) -> None:
     await stand.ask(Operation.PREPARE)
     assert await stand.ask(Operation.ROLLBACK) is XaFlag.OK
     assert stand.stored == set()
@@ -291,7 +291,7 @@ async def test_the_first_request_wins_over_a_faster_one(stand: Stand, first: Ope
     assert stand.ledger.seen == {PUBLISHED if first is Operation.COMMIT else CONSUMED}
 
 
-async def test_what_is_refused_changes_nothing(stand: Stand) -> None:
+async def test_a_refused_request_changes_nothing(stand: Stand) -> None:
     other, another = Requester("other", "/"), Xid(1, b"another")
     assert await answer_of(stand.manager, WHO, XID, Operation.COMMIT) is ReplyCode.COMMAND_INVALID
     assert await answer_of(stand.manager, other, XID, Operation.PREPARE) is ReplyCode.ACCESS_REFUSED

@@ -234,7 +234,7 @@ async def test_an_order_needs_a_reason(stand: Stand, reason: str) -> None:
 @pytest.mark.parametrize(
     "action", [OperatorAction.FORGET, OperatorAction.RETRY, OperatorAction.DISCARD, OperatorAction.REDIRECT]
 )
-async def test_what_is_prepared_can_only_be_decided(stand: Stand, action: OperatorAction) -> None:
+async def test_a_prepared_branch_can_only_be_decided(stand: Stand, action: OperatorAction) -> None:
     await stand.holds(*BOTH)
     more = (
         {"positions": (0,), "redirect": Redirect(position=0, exchange=b"y")}

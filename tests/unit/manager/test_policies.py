@@ -201,7 +201,7 @@ async def test_only_so_many_are_decided_in_a_minute() -> None:
     assert len(world.decided) == MOST_A_MINUTE + 5
 
 
-async def test_what_has_changed_meanwhile_is_left_alone_and_counted() -> None:
+async def test_a_branch_changed_meanwhile_is_skipped_and_counted() -> None:
     world = World()
     metrics = Metrics()
     record = world.prepared(ago=9 * HOUR)
@@ -272,7 +272,7 @@ async def test_a_look_that_fails_is_followed_by_another() -> None:
         f"{ORPHANS};{ORPHANS}", f"{ORPHANS};other commit format=2,1 vhost=/ after=2h",
     ],
 )  # fmt: skip
-def test_what_is_no_policy_is_refused(text: str) -> None:
+def test_an_invalid_policy_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"polic|duration"):
         parse_policies(text)
 

@@ -147,7 +147,7 @@ async def test_a_branch_counts_once_while_its_xid_starts_again(faults: tuple[Fau
         assert usage(manager) == {}
 
 
-async def test_what_a_restart_finds_is_counted_and_not_refused() -> None:
+async def test_branches_found_at_restart_are_counted_and_not_refused() -> None:
     database = MemoryDatabase()
     async with a_manager(database=database) as manager:
         xids = [begin(manager) for _ in range(3)]
@@ -161,7 +161,7 @@ async def test_what_a_restart_finds_is_counted_and_not_refused() -> None:
         assert usage(manager) == {}
 
 
-async def test_users_that_come_and_go_leave_nothing_behind() -> None:
+async def test_repeated_users_leave_no_memory() -> None:
     """The number of names is bounded, and holdings in use are kept."""
     async with a_manager("user=* branches=1") as manager:
         kept = begin(manager)
@@ -201,6 +201,6 @@ def test_quotas_are_read_and_written() -> None:
         "user=a branches=1; user=a bytes=2",
     ],
 )
-def test_what_is_no_quota_is_refused(text: str) -> None:
+def test_an_invalid_quota_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="quota"):
         parse_quotas(text)

@@ -50,7 +50,7 @@ def test_without_java_one_sentence_names_the_remedy(tmp_path: Path) -> None:
         find_java({"JAVA_HOME": str(old), "PATH": str(tmp_path)})
 
 
-def test_what_is_no_java_is_passed_over(tmp_path: Path) -> None:
+def test_a_directory_without_java_is_skipped(tmp_path: Path) -> None:
     broken = install(tmp_path / "broken", "17")
     (broken / "release").write_text("nothing")
     (broken / "bin/java").write_text("#!/nowhere\n")

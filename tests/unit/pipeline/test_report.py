@@ -115,7 +115,7 @@ def test_the_page_needs_nothing_else(figures: Figures) -> None:
     assert len(page.ids) == len(set(page.ids)), "ids of all drawings differ"
 
 
-def test_what_others_named_is_text_and_nothing_else() -> None:
+def test_foreign_names_are_only_text() -> None:
     page = render(FULL)
     assert page.count("<script") == 1
     assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 6

@@ -30,7 +30,7 @@ class Spark:
         self.asked.append("stop")
 
 
-def test_ctrl_c_cancels_what_runs_and_shows_no_stack(
+def test_ctrl_c_cancels_running_jobs_without_a_stack(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """PySpark's signal handler calls Java in the middle of another call, and py4j logs a traceback."""

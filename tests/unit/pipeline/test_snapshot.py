@@ -31,7 +31,7 @@ def two_moments(draw: st.DrawFn) -> tuple[SourceSnapshot, SourceSnapshot]:
 
 
 @given(snapshots())
-def test_what_is_written_reads_the_same(snapshot: SourceSnapshot) -> None:
+def test_a_written_snapshot_reads_the_same(snapshot: SourceSnapshot) -> None:
     assert SourceSnapshot.parse(str(snapshot)) == snapshot
 
 
@@ -70,7 +70,7 @@ def test_a_cut_between_two_snapshots_omits_only_new_transactions(
         f"1:{1 << 64}:",
     ],
 )
-def test_what_is_no_snapshot_is_refused(text: str) -> None:
+def test_an_invalid_snapshot_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a snapshot of PostgreSQL"):
         SourceSnapshot.parse(text)
 

@@ -57,7 +57,7 @@ def test_a_following_archive_reports_a_failing_database_immediately(
     ]
 
 
-def test_what_was_not_read_stays_noted_until_it_is(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unread_source_stays_noted_until_it_is_read(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run over some databases does not change the notes of the others."""
     results: list[Archived] = []
     monkeypatch.setattr("dtx.pipeline.archive.archive", lambda *_, **__: results)

@@ -240,7 +240,7 @@ def test_nothing_is_an_orphan_where_no_log_was_read() -> None:
     assert judged(OPEN, rules=Rules(as_of=NOW, decisions_read=False)).verdict is Verdict.IN_DOUBT
 
 
-def test_what_its_dtx_has_no_more_has_ended() -> None:
+def test_a_branch_missing_in_its_dtx_has_ended() -> None:
     """A branch that its dtx no longer has is never an orphan, unfinished or in doubt, even in an old lake."""
     asked = Rules(as_of=NOW, asked=frozenset({"db"}))
     assert judged(OPEN, rules=asked).findings == (Verdict.NOT_ARCHIVED,)

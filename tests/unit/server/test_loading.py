@@ -19,7 +19,7 @@ import pytest
         ("dtx.cli.branches", ["fastapi", "httpx", "alembic", "dtx.server", "dtx.manager"]),
     ],
 )
-def test_what_is_not_used_is_not_loaded(loads: str, without: list[str]) -> None:
+def test_unused_modules_are_not_loaded(loads: str, without: list[str]) -> None:
     code = f"import sys, {loads}; print(*(name for name in {without} if name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.split() == []

@@ -47,7 +47,7 @@ async def turn() -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_what_has_left_is_freed_without_anything_else_happening() -> None:
+async def test_memory_of_ended_connections_is_freed_while_idle() -> None:
     left = [Part() for _ in range(300)]
     seen = [weakref.ref(part) for part in left]
     gc.collect()  # they are in the oldest generation, as for long connections
@@ -109,7 +109,7 @@ async def test_looks_take_a_fiftieth_of_all_time_at_most() -> None:
     leftovers.close()
 
 
-async def test_the_end_forgets_what_is_due() -> None:
+async def test_a_stop_cancels_due_collections() -> None:
     clock = Clock()
     leftovers = Leftovers(lambda: 0, collect=clock.look, clock=clock, worked=clock)
     for _ in range(300):

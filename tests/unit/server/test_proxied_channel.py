@@ -62,7 +62,7 @@ async def rig() -> Rig:
     return Rig()
 
 
-async def test_what_comes_behind_a_call_waits_for_its_answer(rig: Rig) -> None:
+async def test_frames_behind_a_call_wait_for_its_answer(rig: Rig) -> None:
     rig.client(PREPARE, methods.BasicQos(0, 1))
     rig.client(methods.BasicQos(0, 2))
     assert keys_of(rig.sent) == [methods.ChannelOpen.KEY]

@@ -81,7 +81,7 @@ def test_large_reads_are_split_in_place_small_ones_copied() -> None:
     assert len(frames) == 1
 
 
-def test_what_is_still_to_be_sent_is_not_written_over() -> None:
+def test_pending_output_is_not_overwritten() -> None:
     """With a slow peer, the event loop keeps a view until its socket takes the rest."""
     sent = bodies(32)
     socket = Socket(b"".join(sent))

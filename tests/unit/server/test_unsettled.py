@@ -150,7 +150,7 @@ def test_nothing_is_open_exactly_when_the_tally_reports_it(steps: list[Step]) ->
     assert channel.open() == (f"with {len(kept)} unacknowledged deliveries: settle them first" if kept else None)
 
 
-def test_what_is_not_answered_may_still_bring_a_delivery(watched: Watched) -> None:
+def test_an_unanswered_get_may_bring_a_delivery(watched: Watched) -> None:
     watched.ask(methods.BasicGet(QUEUE).encode())
     assert watched.open() == "with a basic.get that is not answered yet"
     watched.hear(GET_EMPTY)
@@ -169,7 +169,7 @@ def test_a_consumer_without_an_answer_is_one(watched: Watched) -> None:
     assert watched.open() is None
 
 
-def test_what_needs_no_acknowledgement_is_not_watched(watched: Watched) -> None:
+def test_deliveries_without_acknowledgement_are_not_watched(watched: Watched) -> None:
     watched.consume(no_ack=True)
     watched.ask(methods.BasicGet(QUEUE, no_ack=True).encode())
     watched.hear(get_ok(5))
@@ -239,7 +239,7 @@ def test_malformed_settlements_settle_nothing(watched: Watched) -> None:
     assert watched.open() is not None
 
 
-def test_a_recover_settles_only_what_was_delivered_before_it(watched: Watched) -> None:
+def test_a_recover_settles_only_earlier_deliveries(watched: Watched) -> None:
     """A delivery behind its answer in the same read is a new one."""
     watched.consume()
     watched.deliver(1)

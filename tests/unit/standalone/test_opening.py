@@ -92,7 +92,7 @@ async def test_the_limits_are_offered() -> None:
     assert (method.channel_max, method.frame_max, method.heartbeat) == (100, 65_536, 60)
 
 
-async def test_without_a_frame_max_a_frame_is_bounded_nevertheless() -> None:
+async def test_without_a_frame_max_frames_are_limited() -> None:
     limits = ConnectionLimits(max_channels=1, frame_max=0, max_message_bytes=1, handshake_timeout=1)
     _, method = await said(START_OK, limits=limits)
     assert method.frame_max == 2 << 20
@@ -153,7 +153,7 @@ async def test_a_login_may_be_as_long_as_a_frame(octets: int, answer: int) -> No
         (65_536, 65_536, "Connection.Close"),
     ],
 )
-async def test_what_a_login_may_hold_is_bounded(frame_max: int, octets: int, answers_with: str) -> None:
+async def test_memory_of_a_login_is_limited(frame_max: int, octets: int, answers_with: str) -> None:
     """Every socket can hold that much before a login."""
     limits = ConnectionLimits(max_channels=1, frame_max=frame_max, max_message_bytes=1, handshake_timeout=1)
     rest = tables.entry(b"x", b"S", b"")

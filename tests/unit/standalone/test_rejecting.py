@@ -96,7 +96,7 @@ async def test_the_end_of_the_branch_waits_for_its_dead_letter(rig: Rig, may: as
     assert (rig.ready(b"dying"), rig.ready(b"grave")) == (0, 0)
 
 
-async def test_a_dead_letter_that_cannot_be_read_spoils_the_branch(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unreadable_dead_letter_dooms_the_branch(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit would lose the message."""
 
     async def fail(*_: Any) -> Any:
@@ -108,7 +108,7 @@ async def test_a_dead_letter_that_cannot_be_read_spoils_the_branch(rig: Rig, mon
     assert (rig.ready(b"dying"), rig.ready(b"grave")) == (1, 0)
 
 
-async def test_a_client_that_goes_meanwhile_leaves_the_message(rig: Rig, may: asyncio.Event) -> None:
+async def test_a_client_lost_meanwhile_leaves_the_message(rig: Rig, may: asyncio.Event) -> None:
     await rig.say(methods.BasicReject(1, requeue=False).encode())
     rig.connection.client_disconnected()
     assert (rig.ready(b"dying"), rig.ready(b"grave")) == (1, 0)

@@ -46,12 +46,12 @@ def test_a_tag_is_settled_once(unsettled: Unsettled[str]) -> None:
         unsettled.take(2, multiple=False)
 
 
-def test_tags_count_what_needs_no_acknowledgement_too(unsettled: Unsettled[str]) -> None:
+def test_tags_count_deliveries_without_acknowledgement_too(unsettled: Unsettled[str]) -> None:
     assert unsettled.next_tag() == 5
     assert unsettled.add("f") == 6
 
 
-def test_what_is_restored_is_in_its_old_place(unsettled: Unsettled[str]) -> None:
+def test_a_restored_delivery_has_its_old_place(unsettled: Unsettled[str]) -> None:
     """After tx.rollback acknowledgements can be made again, also with ``multiple``."""
     taken = unsettled.take(2, multiple=True)
     unsettled.restore(reversed(taken.items()))

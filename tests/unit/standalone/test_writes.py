@@ -104,7 +104,7 @@ def rig() -> Rig:
 
 
 @pytest.mark.parametrize(("body", "copies"), [(SHARED_BYTES - 1, 3), (SHARED_BYTES, 1)])
-def test_a_publish_costs_what_is_written_of_it(body: int, copies: int) -> None:
+def test_a_publish_costs_its_written_bytes(body: int, copies: int) -> None:
     """Long bodies are written once. Rows and properties are written for each queue."""
     message = HeldPublish(b"", b"q", False, b"\x00\x00", bytes(body), queues=(1, 2, 3))
     assert message.size == body * copies + 3 * 2 + 2 * ROW_BYTES
@@ -124,7 +124,7 @@ def test_a_fan_out_has_a_limit() -> None:
     assert caught.value.code is ReplyCode.RESOURCE_ERROR
 
 
-def test_what_one_read_brings_is_one_record(rig: Rig) -> None:
+def test_one_read_makes_one_record(rig: Rig) -> None:
     delivery: Any = object()
     rig.publish(1, b"a")
     rig.writes.ack([delivery])
@@ -160,7 +160,7 @@ def test_messages_refused_by_full_queues_are_not_recorded(rig: Rig) -> None:
     assert rig.channel.heard == [(2, "refused"), (1, None), (3, None), "told"]
 
 
-def test_a_waiter_continues_behind_what_was_sent_before(rig: Rig) -> None:
+def test_a_waiter_continues_after_earlier_frames(rig: Rig) -> None:
     order: list[str] = []
     rig.publish(1)
     rig.writes.then(lambda: order.append("first"))

@@ -61,12 +61,12 @@ def test_each_argument_is_read() -> None:
 
 
 @pytest.mark.parametrize("arguments", ACCEPTED)
-def test_what_rabbitmq_takes_is_taken(arguments: dict[str, Any]) -> None:
+def test_arguments_of_rabbitmq_are_accepted(arguments: dict[str, Any]) -> None:
     read(arguments)
 
 
 @pytest.mark.parametrize("arguments", REFUSED)
-def test_what_rabbitmq_refuses_is_refused(arguments: dict[str, Any]) -> None:
+def test_arguments_refused_by_rabbitmq_are_refused(arguments: dict[str, Any]) -> None:
     """RabbitMQ: "invalid arg 'x-expires' for queue 'q' in vhost 'v': …"."""
     with pytest.raises(XaError, match=f"invalid (arg|type) .*{list(arguments)[-1]}.*{WHERE}") as refused:
         read(arguments)
@@ -74,7 +74,7 @@ def test_what_rabbitmq_refuses_is_refused(arguments: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("arguments", [{"x-queue-type": "quorum"}, {"x-queue-type": "stream"}])
-def test_what_a_queue_would_have_to_ignore_is_not_implemented(arguments: dict[str, Any]) -> None:
+def test_arguments_without_effect_here_are_not_implemented(arguments: dict[str, Any]) -> None:
     with pytest.raises(XaError, match="standalone dtx has") as refused:
         read(arguments)
     assert refused.value.code is ReplyCode.NOT_IMPLEMENTED

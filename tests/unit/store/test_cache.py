@@ -30,7 +30,7 @@ def test_a_shared_body_is_charged_and_kept_once() -> None:
     assert [queue.cached for queue in queues] == [0, 0, 0]
 
 
-def test_what_arrives_again_shares_the_body_too() -> None:
+def test_a_body_that_arrives_again_is_shared() -> None:
     cache = MessageCache(1 << 30)
     first, second = (Bodies(cache, DispatchRound(), []) for _ in range(2))
     first.keep(a_message(1, 9))

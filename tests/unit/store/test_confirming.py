@@ -171,7 +171,7 @@ def test_the_broker_closes_the_channel(channel: ConfirmChannel, broker: Broker, 
     assert done == [True]
 
 
-def test_the_end_waits_for_what_was_sent(channel: ConfirmChannel, broker: Broker, owner: Owner) -> None:
+def test_the_end_waits_for_pending_publishes(channel: ConfirmChannel, broker: Broker, owner: Owner) -> None:
     channel.publish("one", a_message())
     done: list[bool] = []
     channel.close(lambda: done.append(True))

@@ -76,7 +76,9 @@ def test_a_deleted_queue_is_not_exclusive(queues: ExclusiveQueues, channel: Excl
     assert [name in queues for name in (b"q", b"r", b"s")] == [False, False, True]
 
 
-def test_what_the_broker_will_refuse_changes_nothing(queues: ExclusiveQueues, channel: ExclusiveDeclarations) -> None:
+def test_a_declaration_that_the_broker_refuses_changes_nothing(
+    queues: ExclusiveQueues, channel: ExclusiveDeclarations
+) -> None:
     channel.asked(declare(b"q", EXCLUSIVE)[:-1])
     channel.deleted(methods.QueueDelete(b"q").encode()[:-1], b"")
     channel.answered(b"q")

@@ -63,7 +63,7 @@ def alternate(vhost: VirtualHost, name: bytes, to: str, kind: bytes = b"direct")
     vhost.declare_exchange(name, kind, arguments=table({"alternate-exchange": to}))
 
 
-def test_what_matches_nothing_goes_to_the_alternate_exchange(vhost: VirtualHost) -> None:
+def test_an_unmatched_message_goes_to_the_alternate_exchange(vhost: VirtualHost) -> None:
     """RabbitMQ, Alternate exchanges: used if an exchange cannot route a message to any queue."""
     alternate(vhost, b"first", "x")
     vhost.bind(b"first", QUEUE, b"a", b"k")

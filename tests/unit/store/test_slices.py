@@ -49,7 +49,7 @@ async def test_short_work_is_done_at_once(clock: Clock) -> None:
     assert done == ["a", "then"]
 
 
-async def test_what_comes_later_is_done_behind_it(clock: Clock) -> None:
+async def test_later_work_is_done_afterwards(clock: Clock) -> None:
     done: list[str] = []
     failures: list[Exception] = []
     slices = Slices(failures.append)
@@ -112,7 +112,7 @@ def _fail(error: Exception) -> None:
     raise error
 
 
-async def test_others_have_turns_while_very_many_are_looked_at() -> None:
+async def test_others_have_turns_while_very_many_are_checked() -> None:
     turns = 0
 
     async def others() -> None:

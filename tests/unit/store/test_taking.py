@@ -136,7 +136,7 @@ DEEP = reduce(lambda inner, _: entry(b"k", b"F", inner), range(MAX_DEPTH + 2), b
     [build({Property.HEADERS: DEEP}), b"\x00\x01", EMPTY + b"more"],
     ids=["nested too deep", "a flag of no class", "octets behind the last"],
 )
-def test_what_dtx_cannot_read_is_given_back_like_everything_else(raw: bytes) -> None:
+def test_an_unreadable_delivery_is_returned_like_others(raw: bytes) -> None:
     """Brokers pass such properties on."""
     upstream: Any = Upstream()
     taking = ConsumeChannel(upstream, 1, 10_000, Budget(10_000), b"q", upstream)
@@ -447,7 +447,7 @@ async def test_no_delivery_of_an_ended_channel_is_copied() -> None:
 
 @pytest.mark.parametrize("revokes", [True, False], ids=["4.3", "before"])
 @pytest.mark.parametrize("deletes", [True, False], ids=["its client deletes the queue", "the broker cancels"])
-def test_no_branch_takes_what_the_broker_may_have_taken_back(revokes: bool, deletes: bool) -> None:
+def test_no_branch_takes_deliveries_the_broker_took_back(revokes: bool, deletes: bool) -> None:
     """Before RabbitMQ 4.3, and where the client itself deletes the queue, a cancelled consumer changes nothing."""
     upstream, taking = consuming(1000, revokes=revokes)
     doomed: list[object] = []

@@ -109,7 +109,7 @@ def test_the_default_exchange_is_not_to_be_touched(vhost: VirtualHost) -> None:
             operation()
 
 
-def test_a_passive_declaration_finds_what_is_there(vhost: VirtualHost) -> None:
+def test_a_passive_declaration_finds_an_existing_exchange(vhost: VirtualHost) -> None:
     assert vhost.find_exchange(b"amq.topic") is vhost.exchanges[b"amq.topic"]
     with refused(ReplyCode.NOT_FOUND, "no exchange 'x' in vhost 'v'"):
         vhost.find_exchange(b"x")
@@ -145,13 +145,13 @@ def test_deleting_an_exchange_takes_its_bindings_along(vhost: VirtualHost) -> No
     assert vhost.route(b"x", b"k") == ()
 
 
-def test_deleting_what_is_not_there_is_no_error(vhost: VirtualHost) -> None:
+def test_deleting_a_missing_exchange_is_no_error(vhost: VirtualHost) -> None:
     assert vhost.delete_exchange(b"x") is None
     vhost.declare_exchange(b"transient", b"direct")
     assert vhost.delete_exchange(b"transient") is None
 
 
-def test_what_is_the_brokers_own_cannot_be_deleted(vhost: VirtualHost) -> None:
+def test_exchanges_of_the_broker_cannot_be_deleted(vhost: VirtualHost) -> None:
     for name in (b"amq.direct", b"amq.not-there"):
         reason = f"deletion of system exchange '{name.decode()}' in vhost 'v' not allowed"
         with refused(ReplyCode.ACCESS_REFUSED, reason):
@@ -182,7 +182,7 @@ def test_a_binding_between_durable_things_is_for_the_log(vhost: VirtualHost) -> 
     assert vhost.unbind(b"amq.direct", QUEUE, b"t", b"k") is None
 
 
-def test_a_binding_between_exchanges_comes_and_goes(vhost: VirtualHost) -> None:
+def test_a_binding_between_exchanges_is_made_and_removed(vhost: VirtualHost) -> None:
     row = BindingRow(VHOST, b"amq.direct", EXCHANGE, b"amq.fanout", b"k")
     assert vhost.bind(b"amq.direct", EXCHANGE, b"amq.fanout", b"k") == Define(bindings=(row,))
     assert vhost.unbind(b"amq.direct", EXCHANGE, b"amq.fanout", b"k") == Define(removed_bindings=(row,))
@@ -207,7 +207,7 @@ def test_both_ends_of_a_binding_are_there(vhost: VirtualHost) -> None:
         vhost.bind(b"amq.direct", EXCHANGE, b"y", b"")
 
 
-def test_unbinding_what_is_not_there_is_no_error(vhost: VirtualHost) -> None:
+def test_unbinding_a_missing_binding_is_no_error(vhost: VirtualHost) -> None:
     vhost.declare_queue(b"q", ME)
     assert vhost.unbind(b"x", QUEUE, b"q", b"") is None
     assert vhost.unbind(b"amq.direct", QUEUE, b"z", b"") is None

@@ -193,7 +193,7 @@ def test_a_refused_declaration_leaves_nothing_behind(vhost: VirtualHost) -> None
     assert vhost.disconnected(ME) == DeletedQueues()
 
 
-def test_a_restart_brings_back_what_is_durable() -> None:
+def test_a_restart_restores_durable_queues() -> None:
     arguments = table({"x-max-priority": 5})
     vhost = virtual_host()
     cleaning = vhost.restore(

@@ -96,7 +96,7 @@ def judged_good(validator: Validator, broker: Broker, publish: BasicPublish = PU
     return False
 
 
-async def test_what_was_judged_good_is_not_asked_again(validator: Validator, broker: Broker) -> None:
+async def test_a_valid_destination_is_not_checked_again(validator: Validator, broker: Broker) -> None:
     assert not judged_good(validator, broker)
     assert judged_good(validator, broker)
     assert broker.asked == 1
@@ -115,7 +115,7 @@ async def test_what_was_judged_good_is_not_asked_again(validator: Validator, bro
     ],
     ids=["exchange", "routing key", "immediate", "user-id", "expiration", "CC", "BCC"],
 )
-async def test_what_the_broker_judges_by_is_asked_apart(
+async def test_different_inputs_of_the_check_are_checked_separately(
     validator: Validator, broker: Broker, publish: BasicPublish, raw: bytes
 ) -> None:
     """Design: "cached per (exchange, routing key, user-id, checked headers)"."""
@@ -134,7 +134,7 @@ async def test_what_the_broker_judges_by_is_asked_apart(
     ],
     ids=["mandatory", "content type", "message id"],
 )
-async def test_what_it_does_not_judge_by_is_not(
+async def test_inputs_the_check_ignores_share_one_result(
     validator: Validator, broker: Broker, publish: BasicPublish, raw: bytes
 ) -> None:
     assert not judged_good(validator, broker)

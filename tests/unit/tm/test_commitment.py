@@ -210,7 +210,7 @@ def test_a_lone_branch_rolled_back_is_a_heuristic_rollback(stage: Stage) -> None
         drive(commit(plan))
 
 
-def test_a_heuristic_commit_is_what_was_wanted(stage: Stage) -> None:
+def test_a_heuristic_commit_that_was_requested_is_success(stage: Stage) -> None:
     outcome = stage.commit(commit=[XA_HEURCOM("x")])
     assert [report.damaging for report in outcome.reports] == [False]
     assert stage.asked[-1] == "forget b"
@@ -285,7 +285,7 @@ def test_a_roll_back_that_was_not_one_is_damage(
 
 
 @pytest.mark.parametrize("answer", [XA_HEURRB("x"), XA_RBTIMEOUT("x"), XAER_NOTA("unknown xid")])
-def test_what_is_rolled_back_already_is_rolled_back(stage: Stage, answer: XAException) -> None:
+def test_a_branch_already_rolled_back_counts_as_rolled_back(stage: Stage, answer: XAException) -> None:
     outcome = stage.rollback(rollback=[answer])
     assert outcome.unfinished == ()
     assert not any(report.damaging for report in outcome.reports)
@@ -323,7 +323,7 @@ def test_an_unexpected_error_while_connecting_means_unreachable(stage: Stage) ->
     assert drive(commit(plan)).unfinished == ("b",)
 
 
-def test_a_log_that_raises_what_it_should_not_has_failed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_raises_an_unexpected_error_has_failed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     decide = stage.log.decide
 
     def broken(_row: object) -> None:

@@ -98,7 +98,7 @@ def test_a_driver_with_nothing_to_commit_is_not_called(returned: bool | None, vo
     assert session.usable() is (vote is XaFlag.RDONLY)
 
 
-def test_what_another_connection_prepared_is_completed_by_its_xid() -> None:
+def test_another_connections_prepared_branch_is_completed_by_xid() -> None:
     driver = Driver()
     session = Pep249Session(driver, own=False)
     session.rollback(XID)

@@ -125,7 +125,7 @@ def test_a_claim_ends_with_its_log(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.alive"))
 
 
-def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_log_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("this is not a database, and longer than its header would have to be " * 10)
     with pytest.raises(LogFailed, match="not a database"):
         open_log(tmp_path / "text")

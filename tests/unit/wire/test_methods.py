@@ -205,7 +205,7 @@ def test_a_frame_is_made_without_an_object_too(method: Method, of_pika: amqp_obj
 
 
 @each_method
-def test_pika_reads_what_is_written(method: Method, of_pika: amqp_object.Method) -> None:
+def test_pika_reads_written_methods(method: Method, of_pika: amqp_object.Method) -> None:
     if method.SENT_BY & Sender.SERVER and method.KEY in spec.methods:
         octets = method.frame(513)
         consumed, read = frame.decode_frame(octets)
@@ -252,7 +252,7 @@ def test_a_number_too_large_beside_a_name_is_refused() -> None:
         methods.QueueDeclareOk(b"q", 1 << 32, 0).encode()
 
 
-def test_a_name_that_is_no_text_stays_what_it_is() -> None:
+def test_a_name_that_is_no_text_is_unchanged() -> None:
     octets = bytes.fromhex("003c0028 0000 02 ff00 03 c328fe 01")
     assert methods.BasicPublish.decode(octets) == methods.BasicPublish(b"\xff\x00", b"\xc3\x28\xfe", methods.MANDATORY)
     assert methods.BasicPublish(b"\xff\x00", b"\xc3\x28\xfe", methods.MANDATORY).encode() == octets

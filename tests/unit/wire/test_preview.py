@@ -60,7 +60,7 @@ def test_a_method_with_something_after_it_is_a_syntax_error(method: amqp_object.
 @pytest.mark.parametrize(
     "method", [Binding.QueryOk(args_not_matched=True), Exchange.QueryOk(b"x"), Execution.Complete(7)]
 )
-def test_pika_reads_what_a_server_sends(method: amqp_object.Method) -> None:
+def test_pika_reads_methods_of_a_server(method: amqp_object.Method) -> None:
     read = frame.decode_frame(frame.Method(1, method).marshal())[1].method
     assert type(read) is type(method)
     assert read == method

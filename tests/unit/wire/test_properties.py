@@ -47,7 +47,7 @@ def test_every_property_is_found() -> None:
     assert [entry.key for entry in view.headers] == [b"CC", b"n", b"BCC", b"last"]
 
 
-def test_what_is_not_there_is_none() -> None:
+def test_a_missing_property_is_none() -> None:
     view = read(EMPTY)
     assert (view.delivery_mode, view.user_id, view.headers, view.header(b"CC")) == (None, None, [], None)
 
@@ -112,7 +112,7 @@ def test_a_number_must_have_its_size() -> None:
         put(EMPTY, Property.DELIVERY_MODE, b"\x00\x01")
 
 
-def test_removing_what_is_not_there_changes_nothing() -> None:
+def test_removing_a_missing_header_changes_nothing() -> None:
     assert without(EMPTY, Property.EXPIRATION) == EMPTY
     assert properties.remove_headers(RAW, [b"x"]) == RAW
     assert properties.rename_headers(RAW, {b"x": b"y"}) == RAW
@@ -161,7 +161,7 @@ def test_headers_are_removed() -> None:
     assert not properties.has_header(properties.remove_headers(RAW, [b"CC"]), b"CC")
 
 
-def test_what_a_broker_checks_is_one_key() -> None:
+def test_properties_checked_by_a_broker_form_one_key() -> None:
     plain = raw_of(spec.BasicProperties(content_type="a", delivery_mode=2))
     assert properties.checked(plain) == properties.checked(EMPTY) == b""
     base = properties.checked(RAW)

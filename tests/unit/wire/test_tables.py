@@ -57,7 +57,7 @@ def test_a_value_of_every_type_may_be_nested(kind: bytes) -> None:
     assert [entry.value for entry in tables.entries(table)] == [table[8:]]
 
 
-def test_what_pika_writes_is_read() -> None:
+def test_tables_written_by_pika_are_read() -> None:
     pieces: list[bytes] = []
     values = {
         "text": "é",
@@ -140,7 +140,7 @@ def test_an_array_may_have_values_to_a_limit() -> None:
 
 
 @pytest.mark.parametrize("kind", [b"A", b"F"])
-def test_what_is_nested_in_a_table_has_few_values(kind: bytes) -> None:
+def test_a_nested_table_has_few_values(kind: bytes) -> None:
     """All clients wait while nested values are read, at any depth."""
     one = b"\x00V" if kind == b"F" else b"V"
     half = tables.entry(b"", kind, one * (tables.MAX_ENTRIES // 2))

@@ -58,7 +58,7 @@ def test_any_object_can_identify_a_channel() -> None:
     ("publishes", "consumes", "vote"),
     [(0, 0, Vote.NOTHING), (2, 0, Vote.PUBLISHED), (0, 3, Vote.CONSUMED), (2, 3, Vote.BOTH)],
 )
-def test_a_vote_is_what_the_branch_holds(publishes: int, consumes: int, vote: Vote) -> None:
+def test_a_vote_follows_the_work_of_the_branch(publishes: int, consumes: int, vote: Vote) -> None:
     assert Vote.of(publishes, consumes) is vote
 
 

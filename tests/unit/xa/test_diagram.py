@@ -15,7 +15,7 @@ def test_every_change_of_state_is_drawn_and_nothing_else() -> None:
     assert state_diagram().count("<path ") == len(changes)
 
 
-def test_an_arrow_names_its_operations_and_what_they_depend_on() -> None:
+def test_an_arrow_names_its_operations_and_conditions() -> None:
     found = arrows()
     assert found[State.UNKNOWN, State.ACTIVE] == ["start"]
     assert found[State.ACTIVE, State.IDLE] == ["end [last channel]"]

@@ -347,7 +347,7 @@ def test_every_answer_has_security_headers_for_the_browser(site: StandaloneStage
     assert "frame-ancestors 'none'" in policy
 
 
-def test_pages_are_kept_nowhere_and_files_for_ever(site: StandaloneStage) -> None:
+def test_pages_are_not_cached_and_files_are(site: StandaloneStage) -> None:
     url = site.service.admin_url
     text = ask(url, "/console/", Cookie=sign_in(url, "guest", "guest"))
     assert text.headers["cache-control"] == "no-store"

@@ -189,7 +189,7 @@ def test_an_order_needs_a_reason_and_a_suitable_branch(tour: Tour, site: Standal
     assert site.states()[xid] == "prepared"
 
 
-def test_a_connection_is_looked_at_and_closed(tour: Tour, site: StandaloneStage) -> None:
+def test_a_connection_is_shown_and_closed(tour: Tour, site: StandaloneStage) -> None:
     site.declare("out")
     with pytest.raises(Exception, match="320"), site.connected() as connection:  # noqa: PT012
         work(connection.channel(), publish={"out": [b"x"]}, xid=Xid(7, b"at work", b"1"), end=False)

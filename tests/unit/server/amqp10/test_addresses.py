@@ -30,7 +30,7 @@ def test_an_address_names_a_queue_or_exchange_and_key(address: str, meant: objec
         "/exchanges//k", "/exchanges/a/b/c", "/queues/" + "a" * 256, "b" * 256,
     ],
 )  # fmt: skip
-def test_what_is_no_address_is_refused(address: object) -> None:
+def test_an_invalid_address_is_refused(address: object) -> None:
     with pytest.raises(AmqpError, match="is not an address: use /queues/NAME") as refusal:
         parse(address)
     assert refusal.value.condition is Condition.INVALID_FIELD

@@ -90,7 +90,7 @@ async def bodies(parts: Parts) -> list[str]:
     return [bytes(b"".join(message.read(event.payload).data or ())).decode() for event in reader.among(Delivered)]
 
 
-async def test_what_is_not_complete_rolls_back_and_links_go_on(parts: Parts) -> None:
+async def test_an_incomplete_delivery_rolls_back_and_links_continue(parts: Parts) -> None:
     """4.4.1: "the control link MUST be terminated with the transaction-rollback error"."""
     client = await Inside(parts).open()
     links = await senders(client)

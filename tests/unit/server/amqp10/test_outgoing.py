@@ -103,7 +103,7 @@ def a_message() -> tuple[QueueDelivery, StoredMessage]:
     return QueueDelivery(queue, 1, False, None), message
 
 
-async def test_a_consumer_takes_what_its_link_has_credit_for() -> None:
+async def test_a_consumer_takes_its_links_credit() -> None:
     shell, link, index, consumer = opened()
     assert room(consumer) == 0
     flowing(shell, link, 5, drain=False)
@@ -172,7 +172,7 @@ class Rejecting:
 
 
 @pytest.mark.parametrize("error", [LogUnavailable("away"), RuntimeError("a mistake")])
-async def test_what_is_rejected_and_cannot_be_read_is_not_committed(error: Exception) -> None:
+async def test_an_unreadable_rejected_message_is_not_committed(error: Exception) -> None:
     """A commit would consume it without a dead letter."""
     answers: list[Any] = [["first"], error]
 

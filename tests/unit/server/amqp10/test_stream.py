@@ -95,7 +95,7 @@ class World:
         (lambda origin: origin.upstream_lost("a plug was pulled"), UpstreamLost),
     ],
 )
-async def test_what_happens_before_the_broker_answers_refuses_the_attach(
+async def test_an_end_before_the_brokers_answer_refuses_the_attach(
     event: Callable[[StreamOrigin], None], error: type[Exception]
 ) -> None:
     world = World()
@@ -115,7 +115,7 @@ async def test_what_happens_before_the_broker_answers_refuses_the_attach(
         (lambda world: world.origin.upstream_lost("that is said elsewhere"), None),
     ],
 )
-async def test_what_happens_before_the_link_is_there_ends_it_then(
+async def test_an_end_before_the_link_exists_ends_it_then(
     event: Callable[[World], None], condition: Condition | None
 ) -> None:
     world = World()

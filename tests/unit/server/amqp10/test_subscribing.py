@@ -147,6 +147,6 @@ def test_the_reader_of_a_stream_states_its_start(value: Any) -> None:
 @pytest.mark.parametrize(
     "value", ["", "bogus", "0D", "7x", "7D ", Int(-1), ULong(2**63), Timestamp(-1), True, None, 1.5]
 )
-def test_what_is_no_place_in_a_stream_is_none(value: Any) -> None:
+def test_an_invalid_stream_position_is_none(value: Any) -> None:
     """RabbitMQ 3.10 ends the whole connection (541) for some of them."""
     assert stream_offset({"offset": said("rabbitmq:stream-offset-spec", value), "o": value}) == (None, {})

@@ -35,7 +35,7 @@ def test_several_messages_are_confirmed_by_one_frame() -> None:
     assert said(confirms.take()) == [("ack", 5, True)]
 
 
-def test_what_is_not_known_holds_back_what_follows() -> None:
+def test_an_unknown_outcome_holds_later_confirms_back() -> None:
     confirms = Confirms(1)
     confirms.settle(2, safe=True)
     assert confirms.take() == []

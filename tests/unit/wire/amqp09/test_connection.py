@@ -65,14 +65,14 @@ def first_channel(engine: ConnectionEngine) -> ChannelEngine:
 # -- turns -------------------------------------------------------------------------------------------------------------
 
 
-def test_many_frames_are_looked_at_in_several_turns(engine: ConnectionEngine) -> None:
+def test_many_frames_are_handled_in_several_turns(engine: ConnectionEngine) -> None:
     assert not all_of(engine.receive(BEAT * MAX_EFFORT + QOS))
     assert engine.behind
     assert len(all_of(engine.receive(b""))) == 1
     assert not engine.behind
 
 
-def test_what_the_shell_does_not_take_is_kept(engine: ConnectionEngine) -> None:
+def test_frames_the_shell_does_not_take_are_kept(engine: ConnectionEngine) -> None:
     """The shell stops to give other clients a turn. Data read in the meantime comes after the rest."""
     events = engine.receive(QOS + QOS)
     assert isinstance(next(events), MethodReceived)
@@ -82,7 +82,7 @@ def test_what_the_shell_does_not_take_is_kept(engine: ConnectionEngine) -> None:
     assert told == ["basic.qos", "queue.declare"]
 
 
-def test_a_bad_frame_ends_what_is_read_meanwhile(engine: ConnectionEngine) -> None:
+def test_a_bad_frame_stops_reading(engine: ConnectionEngine) -> None:
     next(engine.receive(QOS + QOS + bytes(8)))
     engine.receive(QOS)
     told = all_of(engine.receive(b""))

@@ -107,7 +107,7 @@ EVERYTHING = frozenset(layout.cls for layout in composite._BY_CODE.values())
 
 
 @pytest.mark.parametrize(("value", "octets"), WRITTEN, ids=lambda case: type(case).__name__)
-def test_composites_are_written_without_what_is_default(value: Composite, octets: str) -> None:
+def test_composites_are_written_without_default_values(value: Composite, octets: str) -> None:
     assert encode(value).hex() == octets.replace(" ", "")
     assert read_any(packed(octets)) == value
 
@@ -129,7 +129,7 @@ def test_several_values_may_be_one_an_array_or_none() -> None:
     assert encode(SaslMechanisms(sasl_server_mechanisms=())).hex() == "005340c00501e00200a3"
 
 
-def test_what_only_the_peer_knows_is_kept_as_it_is() -> None:
+def test_values_known_only_to_the_peer_are_kept() -> None:
     unknown = Described(Symbol("peer:state"), [UInt(1)])
     for value in (
         Transfer(handle=0, state=unknown),
@@ -165,7 +165,7 @@ def test_what_only_the_peer_knows_is_kept_as_it_is() -> None:
         ("", "truncated"),
     ],
 )
-def test_what_is_malformed_is_a_decode_error(octets: str, words: str) -> None:
+def test_a_malformed_composite_is_a_decode_error(octets: str, words: str) -> None:
     with pytest.raises(AmqpError, match=words) as caught:
         composite.decode(packed(octets), 0, len(packed(octets)), EVERYTHING)
     assert caught.value.condition is Condition.DECODE_ERROR
@@ -219,7 +219,7 @@ def test_states_are_deep_but_not_endless() -> None:
         read_any(b"\x00\x53\x34\xc0\xff\x02\xa0\x00" + b"\x00\x53\x99" * 60 + b"\x40")
 
 
-def test_descriptions_are_cut_to_what_fits_the_smallest_frame() -> None:
+def test_descriptions_are_shortened_to_the_smallest_frame() -> None:
     close = Close(error=peer_error(malformed("x" * 10_000)))
     assert len(encode(close)) < 512
     assert Role.SENDER.other is Role.RECEIVER
@@ -228,7 +228,7 @@ def test_descriptions_are_cut_to_what_fits_the_smallest_frame() -> None:
     assert encode(performatives.ACCEPTED) == encode(Accepted())
 
 
-def test_what_was_written_is_read_of_every_type() -> None:
+def test_written_composites_of_every_type_are_read() -> None:
     fields = {"p": Array(UInt, (UInt(1),)), "q": [Symbol("x")]}
     for value in (
         Open(container_id="é", max_frame_size=0, incoming_locales=("en", "de"), properties=fields),

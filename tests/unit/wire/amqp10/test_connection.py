@@ -117,7 +117,7 @@ def test_an_open_is_refused_by_an_open_and_a_close() -> None:
         (Open(container_id="p", idle_time_out=99), Condition.NOT_ALLOWED),
     ],
 )
-def test_what_may_not_come_first_closes(said: Composite, condition: Condition) -> None:
+def test_a_wrong_first_performative_closes(said: Composite, condition: Condition) -> None:
     peer = Peer()
     peer.raw(AMQP_HEADER)
     assert closed_by(peer, peer.say(said)) is condition

@@ -106,7 +106,7 @@ def test_other_sections_are_ignored() -> None:
     assert isinstance(found.asked(message(payload)), DeclareAsked)
 
 
-def test_what_is_sent_settled_ends_the_control_link() -> None:
+def test_a_settled_request_ends_the_control_link() -> None:
     """4.2: "This message MUST NOT be sent settled … it should detach with an appropriate error"; so has 4.3."""
     found = coordination_of()
     declare(found)
@@ -152,7 +152,7 @@ def test_the_support_of_rejected_is_a_setting(rejects: Rejects, expected: tuple[
 @pytest.mark.parametrize(
     "payload", [data(b"x"), value("declare"), value(Accepted()), b"", value(Described(ULong(0x31), 1))]
 )
-def test_what_is_no_request_is_rejected(payload: bytes) -> None:
+def test_an_invalid_request_is_rejected(payload: bytes) -> None:
     assert condition(coordination_of().asked(message(payload))) == Condition.DECODE_ERROR
 
 
@@ -248,7 +248,7 @@ def test_a_closed_control_link_rolls_back_only_its_transactions() -> None:
     assert isinstance(found.discharged(asked), CoordinatorAnswer)
 
 
-def test_capabilities_are_what_is_done() -> None:
+def test_capabilities_match_the_implementation() -> None:
     """4.5.2: global-id MUST NOT be set without distributed-transactions."""
     local = coordination_of(frozenset({Capability.LOCAL}))
     assert local.advertised == ("amqp:local-transactions",)
@@ -280,7 +280,7 @@ def test_a_promoted_transaction_keeps_its_id() -> None:
     assert condition(promote(found, b"txn", b"xid")) == Condition.UNKNOWN_ID
 
 
-def test_what_cannot_be_promoted_can_only_be_rolled_back() -> None:
+def test_an_unpromotable_transaction_can_only_be_rolled_back() -> None:
     found = coordination_of()
     transaction = declare(found)
     answer = found.promotion_refused(promote(found, b"txn", b"xid"), AmqpError(Condition.UNAUTHORIZED_ACCESS, "no"))
@@ -391,7 +391,7 @@ def test_delivery_and_outcome_must_not_belong_to_different_live_transactions(sta
     found.transaction_of_disposition(0, state, first)  # the first one is discharged
 
 
-def test_a_flow_names_the_transaction_of_what_is_acquired() -> None:
+def test_a_flow_names_the_transaction_of_acquired_messages() -> None:
     """4.4.3."""
     found = coordination_of()
     transaction = declare(found)

@@ -280,7 +280,7 @@ def test_a_delivery_is_partial_for_each_transaction_it_names() -> None:
 
 
 @pytest.mark.parametrize("end", [transfer(None, aborted=True), Detach(handle=0, closed=True), End(), Close()])
-def test_what_comes_to_nothing_is_partial_no_more(end: Composite) -> None:
+def test_an_aborted_delivery_is_no_longer_partial(end: Composite) -> None:
     peer, _, _ = sender()
     peer.say(transfer(0, more=True, state=TransactionalState(txn_id=b"t")))
     assert peer.server.is_partial(b"t")
@@ -289,7 +289,7 @@ def test_what_comes_to_nothing_is_partial_no_more(end: Composite) -> None:
 
 
 @pytest.mark.parametrize("mistake", [transfer(7, more=True), transfer(None, more=True, delivery_tag=b"other")])
-def test_what_a_mistake_ends_is_partial_no_more(mistake: Transfer) -> None:
+def test_a_delivery_ended_by_an_error_is_not_partial(mistake: Transfer) -> None:
     peer, _, _ = sender()
     peer.say(transfer(0, more=True, state=TransactionalState(txn_id=b"t")))
     peer.say(mistake)
@@ -333,7 +333,7 @@ def test_deliveries_of_two_links_may_be_interleaved() -> None:
 
 
 @pytest.mark.parametrize("aborted", [transfer(None, aborted=True), transfer(0, aborted=True, more=True)])
-def test_an_aborted_delivery_comes_to_nothing(aborted: Transfer) -> None:
+def test_an_aborted_delivery_has_no_effect(aborted: Transfer) -> None:
     peer, session, link = sender(credit=2, max_partial=10)
     for _ in range(2):
         peer.say(transfer(0, more=True), payload=b"x" * 10)
@@ -412,7 +412,7 @@ def test_a_flow_of_the_sender_may_omit_its_count() -> None:
     assert link.credit == 10
 
 
-def test_the_peers_credit_counts_from_what_it_has_seen() -> None:
+def test_the_peers_credit_counts_from_its_last_known_delivery() -> None:
     peer, _, link = receiver(3)
     assert link.credit == 3
     link.send(b"a", b"")
@@ -465,7 +465,7 @@ def test_echo_before_our_attach_is_answered_behind_it() -> None:
     assert [type(said) for said in peer.said()] == [Attach, Flow]
 
 
-def test_what_is_left_of_the_credit_is_given_back() -> None:
+def test_remaining_credit_is_returned() -> None:
     peer, _, link = receiver(5)
     link.send(b"a", b"")
     peer.said()
@@ -551,7 +551,7 @@ def test_a_begun_message_is_aborted_and_an_unsent_one_dropped() -> None:
     assert link.send(b"c", b"") == 2
 
 
-def test_what_waits_on_a_link_goes_with_it() -> None:
+def test_waiting_transfers_end_with_their_link() -> None:
     peer, session, link = receiver(5, window=0)
     link.send(b"a", b"abc")
     assert session.connection.backlog == 3

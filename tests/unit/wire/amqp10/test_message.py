@@ -37,14 +37,14 @@ def test_every_section_is_read() -> None:
     assert found.bare == BARE
 
 
-def test_a_body_is_a_slice_of_what_was_received() -> None:
+def test_a_body_is_a_slice_of_the_received_bytes() -> None:
     received = bytearray(WHOLE)
     (_, long) = read(memoryview(received)).data or ()
     received[WHOLE.index(bytes(300))] = 7
     assert long[0] == 7
 
 
-def test_what_is_absent_has_its_defaults() -> None:
+def test_absent_sections_have_defaults() -> None:
     found = read(data(b""))
     assert found.header == Header()
     assert found.header.priority == 4
@@ -117,13 +117,13 @@ def test_descriptors_may_be_symbolic() -> None:
         (BODY + FOOTER + FOOTER, "footer after footer"),
     ],
 )
-def test_what_is_no_message_is_a_decode_error(payload: bytes, words: str) -> None:
+def test_an_invalid_message_is_a_decode_error(payload: bytes, words: str) -> None:
     with pytest.raises(AmqpError, match=words) as caught:
         read(payload)
     assert caught.value.condition is Condition.DECODE_ERROR
 
 
-def test_there_are_so_many_sections_and_no_more() -> None:
+def test_the_number_of_sections_is_limited() -> None:
     one = data(b"")
     read(one * message.MAX_SECTIONS)
     with pytest.raises(AmqpError, match="more than 4096 sections"):

@@ -39,14 +39,14 @@ def test_a_partial_delivery_is_missed_with_link_or_session(whole: str) -> None:
     assert missed(peer.say(rest)) == [MISSED]
 
 
-def test_what_is_outside_of_transactions_is_not_missed() -> None:
+def test_transfers_outside_transactions_are_not_missed() -> None:
     peer, _, link = sender()
     peer.say(transfer(1, more=True, state=ACCEPTED))
     link.detach(ERROR)
     assert missed(peer.say(Transfer(handle=0), transfer(2))) == []
 
 
-def test_what_the_peer_gives_up_itself_is_not_missed() -> None:
+def test_deliveries_aborted_by_the_peer_are_not_missed() -> None:
     peer, _, link = sender()
     peer.say(transfer(1, more=True, state=STATE))
     events = peer.say(Detach(handle=0, closed=True))

@@ -29,7 +29,7 @@ def _described_twice(value: Any) -> bool:
 
 @settings(deadline=None)
 @given(values)
-def test_proton_reads_what_is_written_here_and_is_read_here(value: Any) -> None:
+def test_proton_and_this_codec_read_each_other(value: Any) -> None:
     assume(not _described_twice(value))
     octets = encode(value)
     data = proton.Data()

@@ -157,7 +157,7 @@ def test_transfer_ids_go_round_the_corner() -> None:
     assert session.incoming == {}
 
 
-def test_what_exceeds_the_peers_window_waits_for_it() -> None:
+def test_transfers_beyond_the_peers_window_wait() -> None:
     peer, session, link = receiver(10, window=2)
     for number in range(4):
         link.send(b"%d" % number, b"x" * 10, settled=True)
@@ -213,7 +213,7 @@ def test_dispositions_of_neighbours_share_a_frame() -> None:
     assert peer.said() == [Disposition(role=Role.RECEIVER, first=3, state=RELEASED)]
 
 
-def test_an_endless_range_costs_what_there_is() -> None:
+def test_an_endless_range_costs_only_existing_deliveries() -> None:
     peer, session, _ = sender()
     peer.say(transfer(1), transfer(2), transfer(5))
     (disposed,) = peer.say(Disposition(role=Role.SENDER, first=2, last=(1 << 31) + 1))
@@ -281,7 +281,7 @@ def test_links_of_all_sessions_are_bounded_together() -> None:
     assert set(peer.server.names) == {("a", Role.RECEIVER), ("b", Role.SENDER)}
 
 
-def test_what_was_sent_is_disposed_by_its_receiver() -> None:
+def test_sent_deliveries_are_disposed_by_their_receiver() -> None:
     peer, session, link = receiver(10)
     for number in range(3):
         link.send(b"%d" % number, b"", settled=False)

@@ -166,7 +166,7 @@ def test_every_width_is_read(octets: str, value: Any) -> None:
         "00 40",
     ],
 )
-def test_what_is_malformed_is_refused_with_decode_error(octets: str) -> None:
+def test_a_malformed_value_is_a_decode_error(octets: str) -> None:
     data = bytes.fromhex(octets)
     with pytest.raises(AmqpError) as caught:
         read(data, 0, len(data))
@@ -209,7 +209,7 @@ def test_an_array_of_nothing_may_not_be_endless() -> None:
         decode(many)
 
 
-def test_there_are_so_many_values_and_no_more() -> None:
+def test_the_number_of_values_is_limited() -> None:
     assert len(decode(encode([None] * MAX_VALUES))) == MAX_VALUES
     with pytest.raises(AmqpError, match="more than 65536 values"):
         decode(encode([None] * (MAX_VALUES + 1)))
@@ -217,7 +217,7 @@ def test_there_are_so_many_values_and_no_more() -> None:
 
 @settings(deadline=None)
 @given(values)
-def test_what_was_written_is_read(value: Any) -> None:
+def test_written_values_are_read(value: Any) -> None:
     octets = encode(value)
     found = decode(octets)
     assert found == value
@@ -227,7 +227,7 @@ def test_what_was_written_is_read(value: Any) -> None:
 
 @settings(deadline=None)
 @given(values, st.data())
-def test_what_is_cut_short_is_refused(value: Any, data: st.DataObject) -> None:
+def test_a_truncated_value_is_refused(value: Any, data: st.DataObject) -> None:
     octets = encode(value)
     short = octets[: data.draw(st.integers(0, len(octets) - 1))]
     with pytest.raises(AmqpError):
@@ -258,7 +258,7 @@ def test_types_differ_as_keys_and_by_equality() -> None:
         object(),
     ],
 )
-def test_what_does_not_fit_its_type_is_not_written(value: Any) -> None:
+def test_a_value_that_does_not_fit_its_type_is_refused(value: Any) -> None:
     with pytest.raises(ValueError):
         encode(value)
 
@@ -271,7 +271,7 @@ def test_plain_values_have_default_types() -> None:
 
 
 @pytest.mark.parametrize("octets", ["00 00 40 40 40", "3f", "00 53"])
-def test_what_cannot_be_skipped_is_refused(octets: str) -> None:
+def test_an_unskippable_value_is_refused(octets: str) -> None:
     data = bytes.fromhex(octets)
     with pytest.raises(AmqpError), codec.reading("it"):
         skip(data, 0)
