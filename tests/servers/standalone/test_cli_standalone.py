@@ -248,7 +248,7 @@ def test_doctor_misses_virtual_hosts_that_have_something(
     assert dtx.findings() == {}
 
 
-def test_doctor_reports_what_a_standalone_dtx_has_left(dtx: Command) -> None:
+def test_doctor_reports_leftovers_of_a_standalone_dtx(dtx: Command) -> None:
     found = dtx.findings("--broker", "amqp://127.0.0.1:1/", code=1)
     assert found["broker.reachable"][0] == "failed"
     assert "the messages of 2 branches in doubt are in the database" in found["in-doubt.mode"][1]
