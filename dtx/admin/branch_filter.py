@@ -25,7 +25,9 @@ class FilterForm(BaseModel):
     owner: Name | None = Field(default=None, description="User that started the branch.")
     format_id: int | None = Field(default=None, ge=0, le=0xFFFFFFFF, description="Format id of the xid.")
     branch: list[UUID] = Field(default_factory=list, max_length=1000, description="Only these ids.")
-    gtrid: str | None = Field(default=None, max_length=260, description="order-*, or hex:6f72*")
+    gtrid: str | None = Field(
+        default=None, max_length=260, description="A pattern: `order-*`, or `hex:6f72*` in hexadecimal."
+    )
     queue: str | None = Field(default=None, description="Branches that consumed from this queue or publish to it.")
     exchange: str | None = Field(default=None, description="Branches that publish to this exchange.")
     older_than: float | None = Field(default=None, ge=0, le=1e9, description="Minimum age in seconds.")
