@@ -218,7 +218,7 @@ class _Run:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             while waiting or reading:
                 while waiting and len(reading) < _AT_ONCE:
-                    reading.append(pool.submit(self._look, waiting.pop(0)))
+                    reading.append(pool.submit(self._read, waiting.pop(0)))
                 new = reading.popleft().result()
                 if new is None:
                     continue
@@ -233,7 +233,7 @@ class _Run:
             self._commit(gathered)
         return moved
 
-    def _look(self, journal: _Journal) -> _New | None:
+    def _read(self, journal: _Journal) -> _New | None:
         asked_at = journal.ends_at or time.time_ns() // 1000
         journal.result.error = None
         try:

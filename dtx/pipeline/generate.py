@@ -3,8 +3,9 @@
 Each transaction has a number and a scenario: the lines of each of its branches, and the decision of its manager. The
 plan determines everything; the same plan gives the same fleet. Times are seconds after the transaction began.
 
-Resource managers have different clocks and loads: a tenth of them does half of the work. One transaction of ten gives
-all its branches the same xid, as some transaction managers do.
+Resource managers have different clocks and loads: a tenth of them does half of the work. In half of the transactions,
+each later line of a branch has a clock of its own, as after fail-overs. One transaction of ten gives all its branches
+the same xid, as some transaction managers do.
 """
 
 from dataclasses import asdict, dataclass
@@ -255,7 +256,7 @@ class FleetPlan:
     managers: int = 3
     days: int = 30
     as_of: datetime = datetime(2026, 1, 31, tzinfo=UTC)
-    skew: float = 60.0
+    skew: float = 240.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -296,7 +297,7 @@ def generate(spark: SparkSession, plan: FleetPlan) -> GeneratedFleet:
     transactions = _transactions(spark, plan)
     branches = _branches(transactions, plan)
     return GeneratedFleet(
-        events=_events(branches),
+        events=_events(branches, plan),
         observations=_observations(branches, plan),
         decisions=_decisions(transactions),
         truth=transactions.select("format_id", "gtrid", sf.col("name").alias("scenario"), "verdict"),
@@ -366,6 +367,7 @@ def _transactions(spark: SparkSession, plan: FleetPlan) -> DataFrame:
                 "count": count.cast("int"),
                 "format_id": sf.lit(4_660).cast("bigint"),
                 "same_xid": _chance(plan, "same xid", "n") < 0.1,
+                "fails_over": _chance(plan, "fail-over", "n") < 0.5,
                 "home": sf.floor(sf.pow(_chance(plan, "home", "n"), sf.lit(3.3)) * plan.resource_managers),
             }
         )
@@ -387,8 +389,13 @@ def _branches(transactions: DataFrame, plan: FleetPlan) -> DataFrame:
             sf.when(sf.col("same_xid"), sf.lit("")).otherwise(sf.concat(sf.lit("b"), sf.col("branch"))).cast("binary"),
         )
         .withColumn("owner", sf.concat(sf.lit("app"), sf.when(second, owner + 20).otherwise(owner)))
-        .withColumn("ahead", ((_chance(plan, "clock", "rm") * 2 - 1) * plan.skew * MICROS).cast("bigint"))
+        .withColumn("ahead", _offset(plan, "rm"))
     )
+
+
+def _offset(plan: FleetPlan, *columns: str) -> Column:
+    """Return the microseconds by which a clock is ahead; see :func:`_chance`."""
+    return ((_chance(plan, "clock", *columns) * 2 - 1) * plan.skew * MICROS).cast("bigint")
 
 
 def _uuid(*columns: Column | str) -> Column:
@@ -397,10 +404,11 @@ def _uuid(*columns: Column | str) -> Column:
     return sf.concat_ws("-", *(sf.substring(digits, start, length) for start, length in edges))
 
 
-def _events(branches: DataFrame) -> DataFrame:
-    own = sf.when(sf.col("branch") == 0, sf.col("first")).otherwise(sf.col("others"))
-    steps = branches.select("*", sf.posexplode(own).alias("nth", "step"))
-    at = sf.col("begun") + (sf.col("step.after") * MICROS).cast("bigint") + sf.col("ahead")
+def _events(branches: DataFrame, plan: FleetPlan) -> DataFrame:
+    lines = sf.when(sf.col("branch") == 0, sf.col("first")).otherwise(sf.col("others"))
+    steps = branches.select("*", sf.posexplode(lines).alias("nth", "step"))
+    own = sf.when(sf.col("fails_over") & (sf.col("nth") > 0), _offset(plan, "n", "branch", "nth"))
+    at = sf.col("begun") + (sf.col("step.after") * MICROS).cast("bigint") + sf.coalesce(own, "ahead")
     messages = sf.pmod(sf.xxhash64("n", "branch"), sf.lit(5)).cast("int")
     prepared = sf.when(~sf.col("step.one_phase"), sf.col("begun") + sf.lit(200_000) + sf.col("ahead"))
     decided = sf.when(sf.col("step.event") != "prepared", at)

@@ -253,13 +253,13 @@ def reachable(sources: Mapping[str, str], *, waits: Waits = Waits()) -> tuple[di
     *sources* has the URL of each database, by its configured name.
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = list(pool.map(lambda name: _look(name, sources[name], waits), sources))
+        found = list(pool.map(lambda name: _check(name, sources[name], waits), sources))
     wrong = [one for one in found if one is not None]
     away = {one.source for one in wrong}
     return {name: url for name, url in sources.items() if name not in away}, wrong
 
 
-def _look(name: str, url: str, waits: Waits) -> Quarantined | None:
+def _check(name: str, url: str, waits: Waits) -> Quarantined | None:
     count: int | None = None
     try:
         with connected(name, url, waits) as server:

@@ -4,7 +4,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession, Window
+from pyspark.sql import functions as sf
 
 from dtx.pipeline.generate import INJECTED, ORDINARY, FleetPlan, generate, write
 from dtx.pipeline.reconcile import verdicts_of
@@ -29,3 +30,9 @@ def test_exactly_the_injected_anomalies_are_found(spark: SparkSession, tmp_path:
         assert [line.at for line in row.evidence] == sorted(line.at for line in row.evidence)
         if true[gtrid].scenario == "orphan":
             assert {line.source for line in row.evidence if line.event == "observed: prepared"} > {"accounts"}
+    branch = Window.partitionBy("source", "rm", "gtrid", "bqual").orderBy("xid8")
+    back = events.withColumn("before", sf.lag("at").over(branch)).where("at < before").select("gtrid").distinct()
+    stepped = {true[bytes(row.gtrid)].scenario for row in back.collect()}
+    assert stepped >= {scenario.name for scenario in INJECTED if len(scenario.first) > 1 or len(scenario.others) > 1}, (
+        "the clock of each kind goes back somewhere"
+    )

@@ -196,15 +196,15 @@ def test_two_that_archive_at_once_do_not_double_a_line(
     assert in_lake(tmp_path) == journal(database)
     # it has read before the other one committed, and commits behind it
     write(database, 2)
-    look = journals._Run._look
+    look = journals._Run._read
 
     def late(self: Any, journal: Any) -> Any:
         found = look(self, journal)
-        monkeypatch.setattr(journals._Run, "_look", look)
+        monkeypatch.setattr(journals._Run, "_read", look)
         assert run(tmp_path, database) == 2
         return found
 
-    monkeypatch.setattr(journals._Run, "_look", late)
+    monkeypatch.setattr(journals._Run, "_read", late)
     with pytest.raises(LakeError, match="another process has archived prod into"):
         run(tmp_path, database)
     assert in_lake(tmp_path) == journal(database)
@@ -555,7 +555,7 @@ def test_few_databases_are_in_memory_at_once(database: str, tmp_path: Path, monk
     monkeypatch.setattr(journals, "_GATHERED", 20)
     looked: list[int] = []
     held: list[int] = []
-    look, commit = journals._Run._look, journals._Run._commit
+    look, commit = journals._Run._read, journals._Run._commit
 
     def count(self: Any, journal: Any) -> Any:
         looked.append(1)
@@ -565,7 +565,7 @@ def test_few_databases_are_in_memory_at_once(database: str, tmp_path: Path, monk
         held.append(len(looked) - len(held))
         commit(self, news)
 
-    monkeypatch.setattr(journals._Run, "_look", count)
+    monkeypatch.setattr(journals._Run, "_read", count)
     monkeypatch.setattr(journals._Run, "_commit", note)
     archive(str(tmp_path), {f"s{number}": {"url": database, "name": f"s{number}"} for number in range(20)})
     assert max(held) <= 2 * journals._AT_ONCE

@@ -1,6 +1,7 @@
 """Verdicts on Spark: the same as the reference's, and the right ones for fleets whose truth is known."""
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -19,7 +20,8 @@ from tests.support.fleets import (
     line,
     observations_frame,
 )
-from tests.support.reference import Judgement, Key, reconcile
+from tests.support.reference import Decision, Event, Judgement, Key, Observation, reconcile
+from tests.unit.pipeline.test_verdicts import CASES, CLOCKS, ON_THE_EDGE, RULES_NOW, with_other_clocks
 
 pytestmark = pytest.mark.timeout(900)  # a first job of Spark can take a minute where many others compute
 RULES = st.builds(
@@ -83,6 +85,26 @@ def agree(spark: SparkSession, seed: int, rules: Rules) -> None:
         rules,
     )
     require_same(verdicts, fleet, rules)
+
+
+def test_spark_has_the_verdicts_that_were_written_by_hand(spark: SparkSession) -> None:
+    """Also with clocks that differ."""
+    true, known = {}, []
+    for number, (case, (verdict, facts)) in enumerate(CASES.items()):
+        for seed in (None, *CLOCKS) if case not in ON_THE_EDGE else (None,):
+            dice = Random(seed)
+            shown = facts if seed is None else [with_other_clocks(each, dice) for each in facts]
+            gtrid = b"%d %s" % (number, str(seed).encode())
+            true[gtrid] = (case, verdict)
+            known += [replace(each, gtrid=gtrid) for each in shown]
+    verdicts = verdicts_of(
+        events_frame(spark, [each for each in known if isinstance(each, Event)]),
+        observations_frame(spark, [each for each in known if isinstance(each, Observation)]),
+        decisions_frame(spark, [each for each in known if isinstance(each, Decision)]),
+        RULES_NOW,
+    )
+    found = {bytes(row.gtrid): row.verdict for row in verdicts.select("gtrid", "verdict").collect()}
+    assert {gtrid: (true[gtrid][0], verdict) for gtrid, verdict in found.items()} == true
 
 
 def test_the_oldest_lines_are_the_evidence(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:

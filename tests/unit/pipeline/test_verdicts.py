@@ -1,6 +1,7 @@
 """Each rule has cases that match it, and close cases that do not."""
 
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -219,6 +220,33 @@ def test_a_case_has_its_verdict(case: str) -> None:
     assert judged(*known).verdict == verdict
     assert judged(*reversed(known)) == judged(*known), "the order of lines does not matter"
     assert judged(*known, *known) == judged(*known), "duplicate lines do not matter"
+
+
+def with_other_clocks(known: Known, dice: Random) -> Known:
+    """Each time is from a clock that is right, or four minutes ahead or behind."""
+    name = "since" if isinstance(known, Observation) else "at"
+    at = getattr(known, name)
+    return known if at is None else replace(known, **changed(name, at + dice.choice((-240, 0, 240)) * MICROS))
+
+
+ON_THE_EDGE = {
+    "decided just now",
+    "decided some time ago",
+    "another branch has just shown the decision",
+    "committed just now, and the manager has not noted it yet",
+    "forgotten before, as far as clocks can tell",
+}
+"""Cases that depend on five minutes: clocks that differ by eight change them."""
+CLOCKS = tuple(range(30))
+"""Seeds."""
+
+
+@pytest.mark.parametrize("case", sorted(CASES.keys() - ON_THE_EDGE))
+def test_clocks_that_differ_change_no_verdict(case: str) -> None:
+    verdict, known = CASES[case]
+    for seed in CLOCKS:
+        dice = Random(seed)
+        assert judged(*(with_other_clocks(each, dice) for each in known)).verdict == verdict, f"seed {seed}"
 
 
 def test_every_verdict_has_one_rule_and_a_case() -> None:
