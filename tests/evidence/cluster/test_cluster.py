@@ -9,6 +9,7 @@ import pytest
 
 from tests.evidence.cluster.world import ClusterSoak, longest_gap
 from tests.evidence.soak.report import table
+from tests.evidence.soak.teller import REDELIVERED
 from tests.support import network
 from tests.support.rabbitmq_install import OPTION, chosen, is_there
 
@@ -51,6 +52,7 @@ def test_nothing_is_lost_while_nodes_of_a_cluster_fail(
         "wrong": len(report.wrong),
         "copies left in queues": report.copies_left,
         "copies seen by consumers through dtx": report.copies_delivered,
+        "of these delivered before": report.counts[REDELIVERED],
         "longest seconds without a commit": round(max(gaps.values()), 1),
     }
     figures(**counts)

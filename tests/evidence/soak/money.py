@@ -52,10 +52,12 @@ class Seen:
     Args:
         coin: from the body.
         dtx_id: its header ``x-dtx-id``, by which a consumer recognises a repeat; empty if there is none.
+        redelivered: whether the broker says that it has delivered this copy before.
     """
 
     coin: Coin
     dtx_id: str
+    redelivered: bool = False
 
 
 @dataclass(slots=True, kw_only=True)

@@ -85,7 +85,7 @@ class QueueSide:
         if method is None or properties is None or body is None:
             return None
         channel.basic_ack(method.delivery_tag)
-        return Seen(coin=Coin.of(body), dtx_id=dtx_id_of(properties))
+        return Seen(coin=Coin.of(body), dtx_id=dtx_id_of(properties), redelivered=bool(method.redelivered))
 
     def put(self, queue: str, coin: Coin, way: Way = STRAIGHT) -> None:
         """Publish a coin to *queue* through the exchange of *way*."""

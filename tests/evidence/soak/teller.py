@@ -62,6 +62,10 @@ class Config:
         return cls(**json.loads(text))
 
 
+REDELIVERED: Final = "of these delivered before"
+"""Repeats with the flag ``redelivered``: an acknowledgement that RabbitMQ lost, or a copy that a dead client had."""
+
+
 class NotNow(Exception):
     """A transfer is not possible now: a queue is empty, or the outcome of its coin's transfer is not known."""
 
@@ -323,6 +327,8 @@ class Teller(threading.Thread):
         """
         for seen in transfer.discarded:
             self._desk.count("repeats that a client recognised")
+            if seen.redelivered:
+                self._desk.count(REDELIVERED)
             text = f"{seen.coin.id} was spent, and dtx has voted for {transfer.gtrid}, which got it again"
             self._desk.ledger.repeat(text)
 
