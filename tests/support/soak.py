@@ -373,7 +373,11 @@ class Brancher(Worker):
         self.ledger.did("completed after recover")
 
     def _give_up(self, coordinator: Coordinator, xid: Xid) -> None:
-        """Roll back a branch that is not known to have voted, and record its outcome."""
+        """Roll back a branch that is not known to have voted, and record its outcome.
+
+        The decision stays: a request without an answer may be carried out when the branch is in doubt.
+        """
+        self.open[xid].commits = False
         deadline = time.monotonic() + PATIENCE
         committed = False
         while True:

@@ -25,6 +25,8 @@ from tests.support.rabbitmq_cluster import NET_TICK, Cluster
 
 QUORUM: Final = QUEUES[::2]
 """Half of the queues; the others are classic, and distributed over the nodes."""
+_QUORUM: Final = {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000}
+"""Each count of the soak returns every message; by default RabbitMQ 4 drops a message after 20 returns."""
 PROBES: Final = "probe0", "probe1"
 """Quorum queues of the clients that measure times without a commit."""
 _CLIENTS: Final = 2
@@ -63,9 +65,9 @@ class ClusterWorld(World):
     def declare(self) -> None:
         """Declare the queues at the nodes: a classic queue is where it is declared."""
         for number, queue in enumerate((*QUEUES, *PROBES)):
-            kind = "quorum" if queue in (*QUORUM, *PROBES) else "classic"
+            kind = _QUORUM if queue in (*QUORUM, *PROBES) else {"x-queue-type": "classic"}
             with self.cluster.nodes[number // 2 % len(self.cluster.nodes)].channel() as channel:
-                channel.queue_declare(queue, durable=True, arguments={"x-queue-type": kind})
+                channel.queue_declare(queue, durable=True, arguments=kind)
 
 
 class Probe(threading.Thread):

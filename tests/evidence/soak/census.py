@@ -122,6 +122,15 @@ class Census:
         self.opening = {bank: look_into_bank(url)[0] for bank, url in world.banks.items()}
         """The sum of all accounts of each bank at the start of the round."""
 
+    def enough(self) -> bool:
+        """Whether each queue has as many ready messages as it must have coins. Takes no message."""
+        expected = Counter(self._ledger.unspent().values())
+        with connected(self.past_dtx) as connection:
+            channel = connection.channel()
+            return all(
+                channel.queue_declare(queue, passive=True).method.message_count >= expected[queue] for queue in QUEUES
+            )
+
     def count(self) -> Findings:
         """Compare everything, while nothing moves."""
         with connected(self.past_dtx) as connection:
