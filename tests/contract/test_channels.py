@@ -10,7 +10,8 @@ from dtx.wire.amqp09 import content, methods, properties
 from dtx.wire.amqp09.frames import HEADER, METHOD, header_frame
 from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp09.tables import entry, put_long, put_short
-from tests.support.asking import (
+from tests.support.raw import ConnectionEnded, RawClient, message, session
+from tests.support.raw_calls import (
     ask,
     bodies,
     code_after,
@@ -24,7 +25,6 @@ from tests.support.asking import (
     publish,
     returned,
 )
-from tests.support.raw import ConnectionEnded, RawClient, message, session
 
 PERSISTENT = properties.build({Property.DELIVERY_MODE: b"\x02"})
 MANDATORY, IMMEDIATE = 1, 2

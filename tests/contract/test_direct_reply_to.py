@@ -7,7 +7,8 @@ import pytest
 from dtx.wire.amqp09 import content, methods, properties
 from dtx.wire.amqp09.frames import HEADER
 from dtx.wire.amqp09.properties import Property
-from tests.support.asking import (
+from tests.support.raw import RawClient, message, session
+from tests.support.raw_calls import (
     ask,
     code_of_end,
     confirmed,
@@ -17,7 +18,6 @@ from tests.support.asking import (
     next_delivery,
     publish,
 )
-from tests.support.raw import RawClient, message, session
 from tests.support.service import DtxService
 
 REPLY_TO = b"amq.rabbitmq.reply-to"

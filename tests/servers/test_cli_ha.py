@@ -7,10 +7,10 @@ import pytest
 
 from dtx.cli import run
 from tests.support.crash import StandaloneStage
-from tests.support.heirs import Pair
 from tests.support.postgres import PostgresServer
 from tests.support.processes import short_directory
 from tests.support.service import DtxService
+from tests.support.standby_pair import Pair
 
 
 def checks(stage: StandaloneStage, *words: str) -> dict[str, tuple[str, str]]:

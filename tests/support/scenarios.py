@@ -98,7 +98,7 @@ SCENARIOS: Final = (
         "a partition loses a receipt, but not the acknowledgements of its unit, and dtx dies",
         "the unit counts as never sent: loss",
         _in(
-            f"{_STORE}/test_distrust",
+            f"{_STORE}/test_trust",
             "no_setting_makes_receipts_of_a_cluster_trusted",
             "a_detected_cluster_remains_one_without_an_answer",
         ),

@@ -14,7 +14,7 @@ from typing import Self
 from urllib.parse import quote, urlsplit
 
 from dtx.config import broker_vhost
-from tests.support.nursery import nursery
+from tests.support.prefork import preforker
 from tests.support.processes import Child, end, forget_log, free_port, short_directory, show_on_failure, spawn
 
 START_SECONDS = 60.0
@@ -33,7 +33,7 @@ class DtxService:
         options: further options, e.g. ``("--default-timeout", "5")``; they override the others.
         env: further environment variables.
         start: whether entering the context starts it.
-        fresh: whether its processes are started as a user starts them; else they are copies (see ``Nursery``).
+        fresh: whether its processes are started as a user starts them; else they are copies (see ``Preforker``).
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class DtxService:
         match command:
             case [sys.executable, "-m", module, *words] if not self._fresh:
                 path = self._env.get("PYTHONPATH", "")
-                return nursery(path).copy(module, words, output=output, errors=errors, env=env, cwd=self.directory)
+                return preforker(path).copy(module, words, output=output, errors=errors, env=env, cwd=self.directory)
             case _:
                 return spawn(command, output=output, errors=errors, env=env, cwd=self.directory)
 

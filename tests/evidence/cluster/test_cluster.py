@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.evidence.cluster.world import ClusterSoak, longest_gap
+from tests.evidence.soak.clients import REDELIVERED
 from tests.evidence.soak.report import table
-from tests.evidence.soak.teller import REDELIVERED
 from tests.support import network
 from tests.support.rabbitmq_install import OPTION, chosen, is_there
 

@@ -21,8 +21,8 @@ from dtx.failpoint import DIED
 from tests.evidence.matrix.cases import Condition, Mode
 from tests.support.broker import StandaloneBroker
 from tests.support.crash import Scene, work
-from tests.support.nursery import Nursery
 from tests.support.postgres import PostgresServer
+from tests.support.prefork import Preforker
 from tests.support.processes import Child, free_port, unmeasured
 from tests.support.rabbitmq import RabbitNode
 from tests.support.service import DtxService
@@ -56,14 +56,14 @@ class ArmedService(DtxService):
     """``dtx serve``, with a failpoint while *arming* has arguments for ``python -m dtx.failpoint``.
 
     Args:
-        nursery: makes its processes.
+        preforker: makes its processes.
         options: see :class:`DtxService`.
     """
 
-    def __init__(self, nursery: Nursery, **options: Any) -> None:
+    def __init__(self, preforker: Preforker, **options: Any) -> None:
         super().__init__(**options)
         self.arming: Sequence[str] = ()
-        self._nursery = nursery
+        self._preforker = preforker
 
     def _spawn(self, output: int, errors: int) -> Child:
         words = self.command()
@@ -71,7 +71,7 @@ class ArmedService(DtxService):
         module = "dtx"
         if self.arming:
             module, words = "dtx.failpoint", [*self.arming, "--", *words]
-        return self._nursery.copy(
+        return self._preforker.copy(
             module, words, output=output, errors=errors, env=self._environment(), cwd=self.directory
         )
 
@@ -131,7 +131,7 @@ class Servers:
 
     def __enter__(self) -> Self:
         with unmeasured():  # copies die at their failpoints, before coverage is written
-            self.nursery = self._stack.enter_context(Nursery())
+            self.preforker = self._stack.enter_context(Preforker())
         self.postgres = self._postgres or self._stack.enter_context(PostgresServer("matrix"))
         return self
 
@@ -158,7 +158,7 @@ class MatrixStage(Scene):
 
     def __init__(self, condition: Condition, mode: Mode, servers: "Servers") -> None:
         super().__init__(servers.postgres)
-        self._nursery = servers.nursery
+        self._preforker = servers.preforker
         self.condition = condition
         self.mode: Mode = mode
         self.node = servers.node() if mode == "alongside" else None
@@ -183,7 +183,9 @@ class MatrixStage(Scene):
         self._options = {"broker": url, "database": self.database}
         self._words = tuple(options)
         words = (*options, "--admin-listen", f"127.0.0.1:{self.admin_port}")
-        self.service = self.dtx = self._stack.enter_context(ArmedService(self._nursery, options=words, **self._options))
+        self.service = self.dtx = self._stack.enter_context(
+            ArmedService(self._preforker, options=words, **self._options)
+        )
         self.broker = self.node if self.node is not None else StandaloneBroker(self.service)
         self._stack.callback(self._threads.shutdown)
         self._place_bystanders()
@@ -191,7 +193,7 @@ class MatrixStage(Scene):
 
     def another_service(self, *options: str, start: bool = True) -> ArmedService:
         """Return a further dtx without a failpoint; leave its context before the next cell."""
-        return ArmedService(self._nursery, options=(*self._words, *options), start=start, **self._options)
+        return ArmedService(self._preforker, options=(*self._words, *options), start=start, **self._options)
 
     def _delete_vhost(self, node: RabbitNode) -> None:
         node.mend()

@@ -41,9 +41,9 @@ from tests.evidence.matrix.operator import decide, redirect, retry
 from tests.evidence.matrix.stages import FULL, GONE, IDLE, SOURCES, SPARE, TARGETS, MatrixStage
 from tests.support.client import new_xid
 from tests.support.crash import PERSISTENT
-from tests.support.heirs import FENCED
-from tests.support.obstacles import Lock, refusing
+from tests.support.database_faults import Lock, refusing
 from tests.support.processes import wait_until
+from tests.support.standby_pair import FENCED
 
 UNANSWERED: Final = (XAER_RMFAIL, XAER_RMERR, AMQPError, OSError, psycopg.OperationalError)
 """dtx is gone, or the outcome is not known (541); or PostgreSQL died during a query of the log."""

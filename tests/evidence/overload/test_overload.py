@@ -17,12 +17,12 @@ from dtx.wire.amqp09 import methods
 from tests.evidence.overload.crowd import Crowd
 from tests.evidence.overload.healthy import BESIDE, QUEUE, Healthy, Waits, percentile
 from tests.evidence.overload.members import BADLY, NUMBERS, PLENTY, queue_of
+from tests.support.loop_watch import slowness
 from tests.support.postgres import PostgresServer
 from tests.support.processes import resident, wait_until
 from tests.support.rabbitmq import RabbitNode
 from tests.support.raw import RawClient, logged_in, message
 from tests.support.service import DtxService
-from tests.support.watched import slowness
 
 Mode = Literal["alongside", "standalone"]
 

@@ -21,9 +21,9 @@ from tests.evidence.sim.checks import Copies, in_broker, judge
 from tests.evidence.sim.client import GONE, Client
 from tests.evidence.sim.database import SimDatabase
 from tests.evidence.sim.explorer import Explorer
-from tests.evidence.sim.hoarder import Hoarder
 from tests.evidence.sim.instance import Instance
 from tests.evidence.sim.ledger import Branch, Ledger
+from tests.evidence.sim.many_branches import ManyBranches
 from tests.evidence.sim.nemesis import Trouble
 from tests.evidence.sim.network import Network
 from tests.evidence.sim.operators import Operator
@@ -248,7 +248,7 @@ class Simulation:
             )
             Process(self.loop, f"explorer-{number}").spawn(explorer.run())
         if self.shape.hoards:
-            hoarder = Hoarder(self.database, self.ledger, self._random, hosts, QUEUES, lambda: self.stopping)
+            hoarder = ManyBranches(self.database, self.ledger, self._random, hosts, QUEUES, lambda: self.stopping)
             Process(self.loop, "hoarder").spawn(hoarder.run())
 
     def _is_calm(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.evidence.soak.census import Census, Findings, Reader
+from tests.evidence.soak.counting import Count, Findings, Reader
 from tests.evidence.soak.money import OPENING_AMOUNT, OPENING_COINS, QUEUES, Transfer
 from tests.evidence.soak.nemesis import Nemesis
 from tests.evidence.soak.recovery import Desk, Recovery
@@ -91,7 +91,7 @@ class Soak:
         seed: int,
         say: Callable[[str], None],
         *,
-        afterwards: Callable[[World, Census], None] = lambda *_: None,
+        afterwards: Callable[[World, Count], None] = lambda *_: None,
         harm: Sequence[str] = (),
     ) -> None:
         self._mode: Mode = mode
@@ -115,11 +115,11 @@ class Soak:
         began = time.monotonic()
         with self._make_world(self._chance.getrandbits(32)) as world:
             self._open(world)
-            census = Census(world)
+            counts = Count(world)
             nemesis = self._make_nemesis(world, self._chance)
             while not self.report.bad and (self.report.rounds == 0 or self.report.seconds + each <= seconds + 0.1):
                 deaths = self._mode == "alongside" and broker_deaths(self.report.rounds)
-                self._round(world, census, nemesis, each, broker_dies=deaths)
+                self._round(world, counts, nemesis, each, broker_dies=deaths)
                 self.report.seconds += each
                 self.report.rounds += 1
                 self.report.nemesis, self.report.in_doubt = nemesis.done, nemesis.in_doubt
@@ -130,7 +130,7 @@ class Soak:
                     f"{nemesis.done.total()} events, {len(self.report.bad)} findings"
                 )
             if not self.report.bad:
-                self._afterwards(world, census)
+                self._afterwards(world, counts)
         return self.report
 
     def _make_world(self, seed: int) -> World:
@@ -161,10 +161,10 @@ class Soak:
         side.close()
         world.ledger.settle([opening.gtrid], Counter())
 
-    def _round(self, world: World, census: Census, nemesis: Nemesis, seconds: float, *, broker_dies: bool) -> None:
+    def _round(self, world: World, counts: Count, nemesis: Nemesis, seconds: float, *, broker_dies: bool) -> None:
         ledger = world.ledger
         opened = ledger.progress()
-        reader = Reader(world, dict(census.opening))
+        reader = Reader(world, dict(counts.opening))
         reader.start()
         world.begin(f"r{self.report.rounds}")
         try:
@@ -177,12 +177,12 @@ class Soak:
             reader.join(60)
         self.report.looks += reader.looks
         self._recover(world)
-        findings = self._count(census)
+        findings = self._count(counts)
         doubts = world.doubts()[self._doubts :]
         self._doubts += len(doubts)
         if broker_dies and not findings.lost and not findings.wrong:
-            self.report.copies_left += census.remove_repeats()
-            findings = self._count(census)
+            self.report.copies_left += counts.remove_repeats()
+            findings = self._count(counts)
         self.report.lost += findings.lost
         self.report.repeated += findings.repeated
         self.report.wrong += [*findings.wrong, *ledger.faults(), *world.trouble()]
@@ -196,7 +196,7 @@ class Soak:
             for line in doubts:
                 self._say(line)
         else:
-            census.close_round()
+            counts.close_round()
 
     def _recover(self, world: World) -> None:
         """Recover for all transaction managers, as each would do at its next start."""
@@ -218,17 +218,17 @@ class Soak:
         finally:
             recovery.close()
 
-    def _count(self, census: Census) -> Findings:
+    def _count(self, counts: Count) -> Findings:
         """Count when enough messages are ready: those of dead clients return after a moment.
 
         Each count returns every message once, and RabbitMQ may drop a message that has returned too often.
         """
         with contextlib.suppress(TimeoutError):
-            wait_until(census.enough, seconds=QUIET_SECONDS / 2, what="as many messages as coins")
-        findings = census.count()
+            wait_until(counts.enough, seconds=QUIET_SECONDS / 2, what="as many messages as coins")
+        findings = counts.count()
         for _ in range(_COUNTS - 1):
             if not findings.lost:
                 break
             time.sleep(2.0)
-            findings = census.count()
+            findings = counts.count()
         return findings

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.evidence.soak.census import compare_bank, compare_coins
+from tests.evidence.soak.counting import compare_bank, compare_coins
 from tests.evidence.soak.ledger import Ledger, SpentBefore, what_is_wrong_with
 from tests.evidence.soak.money import Coin, Seen, Transfer, xid_of
 from tests.evidence.soak.sides import belongs

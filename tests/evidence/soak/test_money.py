@@ -8,7 +8,7 @@ from math import ceil
 import psycopg
 import pytest
 
-from tests.evidence.soak.census import Census
+from tests.evidence.soak.counting import Count
 from tests.evidence.soak.money import QUEUES, Coin
 from tests.evidence.soak.report import table
 from tests.evidence.soak.soak import Soak
@@ -38,10 +38,10 @@ def test_money_is_conserved_while_everything_dies(
     seed = secrets.randbits(32)
     print(f"seed {seed}")
 
-    def afterwards(world: World, census: Census) -> None:
+    def afterwards(world: World, counts: Count) -> None:
         for sentence in world.left_out():
             left_out(sentence)
-        every_harm_is_found(world, census)
+        every_harm_is_found(world, counts)
 
     soak = Soak(mode, seed, print, afterwards=afterwards)
     rounds = max(2, ceil(minutes / len(_MODES) * 60 / _ROUND))
@@ -63,36 +63,36 @@ def test_money_is_conserved_while_everything_dies(
     assert (report.nemesis["RabbitMQ killed"] > 0) is (mode == "alongside")
 
 
-def every_harm_is_found(world: World, census: Census) -> None:
+def every_harm_is_found(world: World, counts: Count) -> None:
     """Check that a count finds a lost coin, a repeated coin, and a wrong balance."""
-    assert census.count().all == []
-    with connected(census.past_dtx) as connection:
+    assert counts.count().all == []
+    with connected(counts.past_dtx) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
         queue = next(queue for queue in QUEUES if channel.queue_declare(queue, passive=True).method.message_count)
         method, properties, body = channel.basic_get(queue)
         assert method is not None
         assert body is not None
-        (lost,) = census.count().all
+        (lost,) = counts.count().all
         assert lost == f"lost: {Coin.of(body).id} in {queue}"
         channel.basic_publish("", queue, body, properties)
-        assert census.count().all == []  # the copy replaces the lost message
+        assert counts.count().all == []  # the copy replaces the lost message
         channel.basic_nack(method.delivery_tag)
         channel.queue_declare(queue, passive=True)  # answered after the nack has been processed
-        (repeated,) = census.count().all
+        (repeated,) = counts.count().all
         assert repeated == f"repeated: {Coin.of(body).id} is there 2 times instead of 1"
-    assert census.remove_repeats() == 1
-    assert census.count().all == []
+    assert counts.remove_repeats() == 1
+    assert counts.count().all == []
     with psycopg.connect(world.banks["east"]) as bank:
         bank.execute("UPDATE account SET balance = balance + 1 WHERE name = 'account0'")
-    (wrong,) = census.count().all
+    (wrong,) = counts.count().all
     assert wrong.endswith("which its transfers do not explain")
-    clients_tell_of_repeats(world, census)
+    clients_tell_of_repeats(world, counts)
 
 
-def clients_tell_of_repeats(world: World, census: Census) -> None:
+def clients_tell_of_repeats(world: World, counts: Count) -> None:
     """Check that clients record a repeat when they get a coin that was spent, and remove it."""
-    with connected(census.past_dtx) as connection:
+    with connected(counts.past_dtx) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
         for queue in QUEUES:

@@ -21,11 +21,11 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from dtx.embedded import cluster, postgres
+from tests.evidence.soak.clients import Config
 from tests.evidence.soak.clock import Clock
 from tests.evidence.soak.disk import SmallDisk
 from tests.evidence.soak.ledger import Ledger
 from tests.evidence.soak.money import ACCOUNTS, BANKS, OPENING_BALANCE
-from tests.evidence.soak.teller import Config
 from tests.support.broker import Mode
 from tests.support.postgres import PostgresServer
 from tests.support.processes import end, short_directory, spawn, wait_until
@@ -71,7 +71,7 @@ class ClientProcess:
         )
         with self._log.open("ab") as log:
             self._process = spawn(
-                [sys.executable, "-m", "tests.evidence.soak.teller", config.to_json()],
+                [sys.executable, "-m", "tests.evidence.soak.clients", config.to_json()],
                 output=log.fileno(),
                 cwd=Path(__file__).parents[3],
             )

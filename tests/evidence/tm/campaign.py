@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from dtx.client.tm.steps import CommitPoint
 from tests.support.broker import MODES
-from tests.support.nursery import Nursery
+from tests.support.prefork import Preforker
 from tests.support.rabbitmq import RabbitNode
 from tests.support.tm import ALL, World, two_phase_server
 from tests.support.tm_child import DIED_AT, UNDONE
@@ -49,9 +49,9 @@ _TELL_EVERY: Final = 5.0
 """Seconds between two lines of progress."""
 
 
-def nursery() -> Nursery:
+def preforker() -> Preforker:
     """Return a factory for copies of the program."""
-    return Nursery("tests.support.tm_child")
+    return Preforker("tests.support.tm_child")
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class Ended:
         return points[0] if points else None
 
 
-def program(copies: Nursery, world: World, **order: Any) -> Ended:
+def program(copies: Preforker, world: World, **order: Any) -> Ended:
     """Run a copy of the program until it has ended."""
     urls = world.databases | {name: service.url() for name, service in world.services.items()}
     words = [json.dumps({"log": str(world.log), "resources": urls, **order})]
@@ -128,7 +128,7 @@ def ids(seed: int, total: int) -> list[str]:
     return [f"{kinds.get(number % 100, 'all')}-{seed}-{number}" for number in range(total)]
 
 
-def play(copies: Nursery, world: World, total: int, seed: int, programs: int = 4) -> Tally:
+def play(copies: Preforker, world: World, total: int, seed: int, programs: int = 4) -> Tally:
     """Do *total* transactions, with deaths; recover; check all resources.
 
     Args:
@@ -267,7 +267,7 @@ def main() -> int:
         server = stack.enter_context(two_phase_server())
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         world = stack.enter_context(World(server, directory, node))
-        copies = stack.enter_context(nursery())
+        copies = stack.enter_context(preforker())
         tally = play(copies, world, options.transactions, seed, options.programs)
     print(table(tally, seed))
     for wrong in tally.wrong:

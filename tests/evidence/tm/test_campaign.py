@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from tests.evidence.tm.campaign import nursery, play
+from tests.evidence.tm.campaign import play, preforker
 from tests.support.broker import MODES, Mode
 from tests.support.rabbitmq import RabbitNode
 from tests.support.tm import World, two_phase_server
@@ -34,7 +34,7 @@ def test_programs_that_die_leave_the_resources_in_agreement(
     world: World, mode: Mode, minutes: float, figures: Callable[..., None]
 ) -> None:
     """Guarantees: "nothing is lost"; "exactly once when … clients … die"."""
-    with nursery() as copies:
+    with preforker() as copies:
         tally = play(copies, world, max(250, int(minutes / 2 * _A_MINUTE)), seed=11)
     told = {"transactions": tally.begun, "programs": tally.programs, "deaths": tally.deaths.total()}
     figures(**{f"{mode} {name}": count for name, count in (told | {"in doubt": tally.in_doubt}).items()})

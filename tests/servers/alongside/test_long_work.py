@@ -17,12 +17,12 @@ from dtx.wire.amqp09.tables import entry
 from dtx.xa.codes import ReplyCode
 from dtx.xa.xid import Xid
 from tests.support.client import new_xid
+from tests.support.loop_watch import WatchedService, a_queue, ask, fill, not_held, service, take
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitNode
 from tests.support.raw import NO_PROPERTIES, RawClient, body_frames, message
-from tests.support.watched import WatchedService, a_queue, ask, fill, not_held, service, take
 
 __all__ = ["service"]
 

@@ -8,13 +8,13 @@ from dtx.auth.operators import OperatorLog
 from dtx.auth.roles import OperatorRole
 from dtx.client import Xid
 from dtx.wire.amqp09 import methods
+from tests.support.loop_watch import WatchedService, not_held, take
 from tests.support.operator import Operator
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
 from tests.support.raw import RawClient
 from tests.support.service import ADMIN
-from tests.support.watched import WatchedService, not_held, take
 
 RM = "dtx-very-many"
 CHANNELS = 500

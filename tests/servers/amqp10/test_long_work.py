@@ -29,10 +29,10 @@ from dtx.xa.xid import Xid
 from tests.servers.amqp10.raw import Raw, body
 from tests.support.broker import MODES
 from tests.support.client import new_xid
+from tests.support.loop_watch import WatchedService, a_queue, ask, fill, service
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.raw import RawClient, logged_in
-from tests.support.watched import WatchedService, a_queue, ask, fill, service
 
 __all__ = ["service"]
 

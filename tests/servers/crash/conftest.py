@@ -8,10 +8,10 @@ import pytest
 
 from tests.support.broker import MODES, Mode
 from tests.support.crash import Scene, Stage, StandaloneStage
-from tests.support.heirs import Pair
 from tests.support.postgres import PostgresServer
 from tests.support.processes import unmeasured
 from tests.support.rabbitmq import RabbitNode
+from tests.support.standby_pair import Pair
 
 
 @pytest.fixture(scope="module", autouse=True)

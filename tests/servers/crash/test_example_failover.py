@@ -13,10 +13,10 @@ from dtx.client import Coordinator
 from examples.failover import FORMAT_ID
 from tests.support.client import connected
 from tests.support.crash import Scene, Stage, StandaloneStage
-from tests.support.heirs import Pair
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
+from tests.support.standby_pair import Pair
 
 COUNT = 24
 PROGRAM = Path(__file__).parents[3] / "examples/failover.py"

@@ -9,8 +9,8 @@ import pytest
 
 from dtx.client import XA_RBTIMEOUT, XaFlag, XAResource
 from tests.support.client import new_xid
-from tests.support.heirs import Crowd, Pair
 from tests.support.service import DtxService
+from tests.support.standby_pair import Crowd, Pair
 
 DAY: Final = 86_400
 WRONG_CLOCK: Final = str(Path(__file__).parents[2] / "support" / "wall_clock")

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import psycopg
 import pytest
 
-from tests.support.heirs import FENCED, LEASE, Crowd, Pair
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
+from tests.support.standby_pair import FENCED, LEASE, Crowd, Pair
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tests.support.heirs import LEASE, Crowd, Pair
+from tests.support.standby_pair import LEASE, Crowd, Pair
 
 ATTEMPTS = 3
 """Other load on the machine may slow down one attempt, but hardly all three."""

@@ -13,8 +13,8 @@ import pytest
 
 from dtx.client import XAER_NOTA, XAException, XaFlag, XAResource, Xid
 from tests.support.crash import Stage, work
-from tests.support.heirs import FENCED, Pair
 from tests.support.proxy import Direction
+from tests.support.standby_pair import FENCED, Pair
 
 HEARTBEAT: Final = 2
 """Seconds: ``--upstream-heartbeat`` of the pairs."""

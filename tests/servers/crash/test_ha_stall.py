@@ -8,7 +8,7 @@ import pytest
 from dtx.client import XAException, XaFlag, XAResource
 from tests.support.client import connected, new_xid
 from tests.support.crash import Scene, work
-from tests.support.heirs import FENCED, LEASE, Crowd, Pair
+from tests.support.standby_pair import FENCED, LEASE, Crowd, Pair
 
 
 def test_a_stalled_predecessor_changes_nothing_that_the_successor_decided(

@@ -7,8 +7,8 @@ import pytest
 from dtx.client import XAER_NOTA, XAException, XaFlag
 from tests.support.broker import only_standalone
 from tests.support.crash import work
-from tests.support.heirs import FENCED, Pair
-from tests.support.obstacles import Lock
+from tests.support.database_faults import Lock
+from tests.support.standby_pair import FENCED, Pair
 
 pytestmark = only_standalone
 

@@ -18,12 +18,12 @@ from tests.servers.admin.test_cli_bulk import prepared
 from tests.servers.admin.test_orders import stuck
 from tests.support.broker import StandaloneBroker
 from tests.support.crash import Scene, Stage, StandaloneStage, work
-from tests.support.heirs import Pair
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
 from tests.support.runbooks import Runbook, runbooks
 from tests.support.service import ADMIN
+from tests.support.standby_pair import Pair
 
 STUCK = "A branch is stuck, or its outcome is a hazard"
 LOST = "The transaction manager has lost its log"

@@ -16,7 +16,7 @@ from dtx.wire.amqp09.methods import DtxCall, DtxCommit, DtxEnd, DtxPrepare, DtxR
 from dtx.wire.amqp09.properties import Property, build
 from tests.support.client import connected, new_xid, take_all
 from tests.support.crash import PERSISTENT, work
-from tests.support.obstacles import Lock, commits_that_do_not_return, wait_committed, waits
+from tests.support.database_faults import Lock, commits_that_do_not_return, wait_committed, waits
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.raw import ConnectionEnded, RawClient, session

@@ -13,7 +13,7 @@ from dtx.log.postgres import PostgresTransactionLog
 from dtx.store.postgres.consumers import QueueDelivery
 from dtx.wire.amqp09.properties import Property, build
 from dtx.xa.codes import XaError
-from tests.support.obstacles import Lock, refusing
+from tests.support.database_faults import Lock, refusing
 from tests.support.standalone import OWNER, PERSISTENT, Client
 
 VOTED = 1_800_000_001.0

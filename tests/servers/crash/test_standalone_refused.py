@@ -11,7 +11,7 @@ from dtx.client import XAER_RMERR, XAER_RMFAIL, Coordinator, XaFlag
 from dtx.wire.amqp09 import methods
 from tests.support.client import connected, take_all
 from tests.support.crash import PERSISTENT, work
-from tests.support.obstacles import Lock, refusing
+from tests.support.database_faults import Lock, refusing
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.raw import session

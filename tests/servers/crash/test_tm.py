@@ -7,10 +7,10 @@ import pytest
 
 from dtx.client.tm import Decision, RolledBack
 from dtx.client.tm.steps import CommitPoint
-from tests.evidence.tm.campaign import nursery, play, program
+from tests.evidence.tm.campaign import play, preforker, program
 from tests.support.broker import MODES, Mode
-from tests.support.nursery import Nursery
 from tests.support.postgres import PostgresServer
+from tests.support.prefork import Preforker
 from tests.support.processes import unmeasured
 from tests.support.rabbitmq import RabbitNode
 from tests.support.tm import ALL, World, new_id, two_phase_server
@@ -81,14 +81,14 @@ def world(standing_world: World, mode: Mode, request: pytest.FixtureRequest) -> 
 
 
 @pytest.fixture(scope="module")
-def copies() -> Iterator[Nursery]:
+def copies() -> Iterator[Preforker]:
     """Makes copies of the program, without coverage because they are killed."""
-    with unmeasured(), nursery() as made:
+    with unmeasured(), preforker() as made:
         yield made
 
 
 @pytest.fixture
-def dies(copies: Nursery, world: World) -> Dies:
+def dies(copies: Preforker, world: World) -> Dies:
     """Runs the program until it dies at the given occurrence of a point."""
 
     def run(point: CommitPoint, number: int = 1, **order: Any) -> None:
@@ -254,7 +254,7 @@ def test_a_decision_taken_for_an_orphan_cannot_commit_afterwards(world: World) -
     assert agreed(world) == set()
 
 
-def test_programs_that_die_repeatedly_leave_the_resources_in_agreement(world: World, copies: Nursery) -> None:
+def test_programs_that_die_repeatedly_leave_the_resources_in_agreement(world: World, copies: Preforker) -> None:
     """A short run; ``make evidence PARTS=tm`` runs thousands of transactions."""
     tally = play(copies, world, 48, seed=7, programs=2)
     assert tally.wrong == []

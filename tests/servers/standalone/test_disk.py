@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dtx.client import XaFlag
 from tests.support.client import connected, take_all
 from tests.support.crash import PERSISTENT, work
-from tests.support.obstacles import refusing
+from tests.support.database_faults import refusing
 from tests.support.operator import Operator
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until

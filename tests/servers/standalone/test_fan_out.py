@@ -18,11 +18,11 @@ from dtx.wire.amqp10.errors import Condition
 from dtx.wire.amqp10.performatives import ACCEPTED, Rejected
 from dtx.xa.codes import ReplyCode
 from tests.servers.amqp10.raw import Raw
+from tests.support.loop_watch import WatchedService, ask, not_held
 from tests.support.postgres import PostgresServer
 from tests.support.processes import resident
 from tests.support.raw import RawClient, logged_in, message
 from tests.support.service import DtxService
-from tests.support.watched import WatchedService, ask, not_held
 
 PATIENCE: Final = 120.0
 QUEUES: Final = 2_800

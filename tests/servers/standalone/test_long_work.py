@@ -15,10 +15,10 @@ from dtx.wire.amqp09.frames import BODY, header_frame
 from dtx.wire.amqp09.properties import Property, build
 from dtx.wire.amqp09.tables import entry, put_short
 from tests.support.client import new_xid
+from tests.support.loop_watch import WatchedService, a_queue, ask, fill, not_held, service, take, watched
 from tests.support.processes import wait_until
 from tests.support.raw import RawClient, logged_in, message
 from tests.support.standalone import arguments
-from tests.support.watched import WatchedService, a_queue, ask, fill, not_held, service, take, watched
 
 __all__ = ["service", "watched"]
 

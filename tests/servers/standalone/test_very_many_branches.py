@@ -9,13 +9,13 @@ import pytest
 from dtx.client import Xid
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.recovery import MAX_XIDS
+from tests.support.loop_watch import WatchedService, ask, not_held, take
 from tests.support.operator import Operator
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.raw import RawClient, session
 from tests.support.seed import in_doubt, seed
 from tests.support.service import ADMIN
-from tests.support.watched import WatchedService, ask, not_held, take
 
 MANY: Final = 100_000
 """The default of --max-branches."""

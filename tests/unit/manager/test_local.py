@@ -20,7 +20,7 @@ from dtx.xa.model import Operation
 from dtx.xa.xid import Xid
 from tests.support.branches import a_branch, an_insert
 from tests.support.memory_log import Fault, MemoryDatabase, MemoryLog
-from tests.unit.manager.asking import answer_of, took_a_task
+from tests.unit.manager.requests import answer_of, took_a_task
 
 WHO = Requester("guest", "/")
 XID = Xid(1, b"gtrid", b"bqual")

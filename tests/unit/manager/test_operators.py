@@ -18,7 +18,7 @@ from dtx.xa.codes import Heuristic, ReplyCode, XaError, XaFlag
 from dtx.xa.model import Operation, State
 from tests.support.branches import a_branch, a_consume, a_publish, a_unit, an_insert
 from tests.support.memory_log import Fault, MemoryDatabase, MemoryLog
-from tests.unit.manager.asking import answer_of
+from tests.unit.manager.requests import answer_of
 
 TM = Requester("guest", "/")
 

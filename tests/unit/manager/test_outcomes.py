@@ -16,9 +16,9 @@ from dtx.xa.codes import ReplyCode, XaFlag
 from dtx.xa.model import Operation, State
 from dtx.xa.xid import Xid
 from tests.support.memory_log import Fault, MemoryLog
-from tests.unit.manager.asking import answer_of
+from tests.unit.manager.requests import answer_of
+from tests.unit.manager.test_fast_path import Preparing
 from tests.unit.manager.test_operators import Broker
-from tests.unit.manager.test_quick import Preparing
 
 WHO = Requester("guest", "/")
 

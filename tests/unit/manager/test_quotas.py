@@ -16,7 +16,7 @@ from dtx.xa.codes import ReplyCode, XaError, XaFlag
 from dtx.xa.model import Operation
 from dtx.xa.xid import Xid
 from tests.support.memory_log import Fault, MemoryDatabase, MemoryLog
-from tests.unit.manager.test_quick import Preparing
+from tests.unit.manager.test_fast_path import Preparing
 
 WHO, OTHER = Requester("alice", "/"), Requester("bob", "/other")
 BODY = bytes(1000)

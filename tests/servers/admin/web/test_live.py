@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from playwright.sync_api import Route, expect
 
 from dtx.client import Xid
-from tests.servers.admin.web.test_entrance import ask, sign_in
+from tests.servers.admin.web.test_login import ask, sign_in
 from tests.servers.admin.web.test_pages import prepared
 from tests.support.crash import StandaloneStage
 from tests.support.postgres import PostgresServer

@@ -41,7 +41,7 @@ from dtx.xa.codes import XaFlag
 from dtx.xa.model import Operation, State
 from dtx.xa.xid import Xid
 from tests.evidence.fuzz.server import check_nothing_is_left, leave, whole
-from tests.unit.manager.asking import answer_of
+from tests.unit.manager.requests import answer_of
 from tests.unit.server.amqp10.inside import Inside
 
 pytestmark = pytest.mark.usefixtures("one_slice")

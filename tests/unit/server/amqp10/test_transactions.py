@@ -35,9 +35,9 @@ from dtx.xa.model import Operation, State
 from dtx.xa.xid import Xid
 from tests.support.branches import a_unit
 from tests.support.memory_log import Fault, MemoryLog
-from tests.unit.manager.asking import answer_of
+from tests.unit.manager.requests import answer_of
+from tests.unit.manager.test_fast_path import Preparing
 from tests.unit.manager.test_operators import Broker
-from tests.unit.manager.test_quick import Preparing
 
 WHO = Requester("guest", "/")
 CONTROL = (0, 0)

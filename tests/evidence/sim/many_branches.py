@@ -29,7 +29,7 @@ _MOST_CALLS: Final = 20
 """Limit of calls, each of which starts and ends a scan, until all branches in doubt were listed."""
 
 
-class Hoarder(Asker):
+class ManyBranches(Asker):
     """Prepares branches, scans, and completes a few.
 
     Args:

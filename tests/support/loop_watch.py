@@ -101,7 +101,7 @@ class WatchedService(DtxService):
     def command(self) -> list[str]:
         """The command line, with this module in place of ``dtx``."""
         words = super().command()
-        return [*words[:2], "tests.support.watched", *words[3:]]
+        return [*words[:2], "tests.support.loop_watch", *words[3:]]
 
     def start(self, *, wait: bool = True) -> None:
         """Start it without coverage, which would make each step two or three times as long."""

@@ -43,10 +43,10 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 class Copy:
-    """A process that the nursery has made, seen from the process that requested it.
+    """A process that the preforker has made, seen from the process that requested it.
 
     Args:
-        connection: the connection to the nursery, which sends the process id and later the exit status.
+        connection: the connection to the preforker, which sends the process id and later the exit status.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -80,12 +80,12 @@ class Copy:
             ready, _, _ = select.select([self._connection], [], [], timeout)
             if ready:
                 said = self._connection.recv(64)
-                self._status = json.loads(said) if said else -signal.SIGKILL  # the copies end with the nursery
+                self._status = json.loads(said) if said else -signal.SIGKILL  # the copies end with the preforker
                 self._connection.close()
         return self._status
 
 
-class Nursery:
+class Preforker:
     """The process that is copied. Use as a context manager; the copies end with it.
 
     Args:
@@ -99,13 +99,13 @@ class Nursery:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self._path = self._stack.enter_context(short_directory("nursery")) / "socket"
-        command = [sys.executable, "-m", "tests.support.nursery", str(self._path), *self._modules]
+        self._path = self._stack.enter_context(short_directory("preforker")) / "socket"
+        command = [sys.executable, "-m", "tests.support.prefork", str(self._path), *self._modules]
         root = Path(__file__).parents[2]
         path = os.pathsep.join(filter(None, (self._first, str(root))))
         process = spawn(command, output=sys.stderr.fileno(), env=os.environ | {"PYTHONPATH": path}, cwd=root)
         self._stack.callback(end, process, signal.SIGKILL)
-        wait_until(self._path.exists, seconds=100, what="the nursery")
+        wait_until(self._path.exists, seconds=100, what="the preforker")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -117,7 +117,7 @@ class Nursery:
         """Run ``python -m module words`` in a copy.
 
         Args:
-            module: ``dtx``, ``dtx.failpoint`` or a program that the nursery has imported.
+            module: ``dtx``, ``dtx.failpoint`` or a program that the preforker has imported.
             words: its arguments.
             output: the descriptor for stdout.
             errors: the descriptor for stderr.
@@ -131,18 +131,18 @@ class Nursery:
         return Copy(connection)
 
 
-_nurseries: dict[tuple[bool, str], Nursery] = {}
+_nurseries: dict[tuple[bool, str], Preforker] = {}
 
 
-def nursery(path: str = "") -> Nursery:
-    """The nursery of this test run; its copies are measured if coverage of new processes is measured now.
+def preforker(path: str = "") -> Preforker:
+    """The preforker of this test run; its copies are measured if coverage of new processes is measured now.
 
     Args:
-        path: a directory that comes first on the module path; each path has its own nursery.
+        path: a directory that comes first on the module path; each path has its own preforker.
     """
     measured = any(name.startswith("COVERAGE_") for name in os.environ)
     if (measured, path) not in _nurseries:
-        begun = Nursery(path=path).__enter__()
+        begun = Preforker(path=path).__enter__()
         atexit.register(begun.__exit__)
         _nurseries[measured, path] = begun
     return _nurseries[measured, path]

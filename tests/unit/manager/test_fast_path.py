@@ -15,7 +15,7 @@ from dtx.xa.codes import ReplyCode, XaError, XaFlag
 from dtx.xa.model import Operation
 from dtx.xa.xid import Xid
 from tests.support.memory_log import Fault, MemoryLog
-from tests.unit.manager.asking import took_a_task
+from tests.unit.manager.requests import took_a_task
 from tests.unit.manager.test_operators import Broker
 
 WHO = Requester("guest", "/")

@@ -14,7 +14,7 @@ from dtx.xa.codes import ReplyCode, XaFlag
 from dtx.xa.model import Operation
 from dtx.xa.xid import Xid
 from tests.support.memory_log import MemoryDatabase, MemoryLog
-from tests.unit.manager.asking import answer_of
+from tests.unit.manager.requests import answer_of
 from tests.unit.manager.test_local import Ledger
 
 WHO = Requester("guest", "/")

@@ -1,6 +1,6 @@
 """The clients: each thread is an application that moves money between queues and banks, with two-phase commit.
 
-``python -m tests.evidence.soak.teller CONFIG`` is one process with several clients and their transaction manager. It
+``python -m tests.evidence.soak.clients CONFIG`` is one process with several clients and their transaction manager. It
 may be killed at any moment; the next process of the same slot recovers its branches.
 """
 
@@ -70,7 +70,7 @@ class NotNow(Exception):
     """A transfer is not possible now: a queue is empty, or the outcome of its coin's transfer is not known."""
 
 
-class Teller(threading.Thread):
+class TransferClient(threading.Thread):
     """One client.
 
     Args:
@@ -350,7 +350,9 @@ def main(text: str) -> None:
     recovery = Recovery(
         desk, QueueSide(config.dtx), {name: BankSide(url, "recovery") for name, url in config.banks.items()}
     )
-    threads: list[Teller | Recovery] = [Teller(desk, config, number) for number in range(config.threads)]
+    threads: list[TransferClient | Recovery] = [
+        TransferClient(desk, config, number) for number in range(config.threads)
+    ]
     threads.append(recovery)
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())

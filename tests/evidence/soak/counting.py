@@ -109,7 +109,7 @@ def look_into_bank(url: str) -> tuple[int, dict[str, int]]:
         return int(row[0]), dict(connection.execute("SELECT gtrid, delta FROM entry").fetchall())
 
 
-class Census:
+class Count:
     """Counts at the end of each round.
 
     Args:

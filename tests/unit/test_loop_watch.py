@@ -3,7 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.support.watched import _Watch
+from tests.support.loop_watch import _Watch
 
 
 def test_the_watch_names_the_innermost_functions_last() -> None:

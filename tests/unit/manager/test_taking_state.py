@@ -18,7 +18,7 @@ from dtx.xa.model import Operation, State
 from dtx.xa.xid import Xid
 from tests.support.branches import a_consume, a_publish, a_unit
 from tests.support.memory_log import Fault, MemoryLog
-from tests.unit.manager.asking import answer_of
+from tests.unit.manager.requests import answer_of
 from tests.unit.manager.test_operators import Broker, Stand
 
 WHO = Requester("guest", "/")
