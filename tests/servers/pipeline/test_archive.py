@@ -429,6 +429,39 @@ def test_an_unusable_lake_is_refused_in_one_sentence(database: str, tmp_path: Pa
         run(tmp_path / "other", database)
 
 
+def map_columns(table: Path) -> None:
+    """Change a table as ``ALTER TABLE … SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')`` of Spark does."""
+    log = table / "_delta_log"
+    actions = [json.loads(line) for line in (log / f"{0:020}.json").read_text().splitlines()]
+    (metadata,) = (action["metaData"] for action in actions if "metaData" in action)
+    schema = json.loads(metadata["schemaString"])
+    for number, field in enumerate(schema["fields"], 1):
+        field["metadata"] = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": field["name"]}
+    properties = {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": str(len(schema["fields"]))}
+    metadata |= {"schemaString": json.dumps(schema), "configuration": properties}
+    protocol = {"minReaderVersion": 2, "minWriterVersion": 5}
+    newest = max(int(path.stem) for path in log.glob("*.json"))
+    (log / f"{newest + 1:020}.json").write_text(
+        "".join(json.dumps(action) + "\n" for action in ({"protocol": protocol}, {"metaData": metadata}))
+    )
+
+
+def test_a_lake_with_mapped_columns_is_refused(database: str, tmp_path: Path) -> None:
+    """Its files may name columns otherwise. Nothing is written to it."""
+    write(database, 2)
+    run(tmp_path, database)
+    map_columns(tmp_path)
+    version = DeltaTable(tmp_path).version()
+    for use in (
+        lambda: run(tmp_path, database),
+        lambda: read_lake(shared_spark(), str(tmp_path)),
+        lambda: maintain(str(tmp_path)),
+    ):
+        with pytest.raises(LakeError, match=r"needs version 2 of Delta's reader protocol.*column mapping"):
+            use()
+    assert DeltaTable(tmp_path).version() == version
+
+
 def test_a_moved_lake_is_recognised_and_a_replaced_one_refused(database: str, tmp_path: Path) -> None:
     assert Lake(str(tmp_path / "here")).identity is None
     for name in ("here", "there"):
