@@ -26,13 +26,13 @@ def main() -> int:
     parser.add_argument("--harm", action="append", default=[], help="only faults whose name contains this; repeatable")
     parser.add_argument("--rabbitmq", choices=["3", "4"], default="4", help="major version (default 4)")
     parser.add_argument("--seed", type=int, default=None, help="default: random")
-    parser.add_argument("--log", type=Path, help="copy the log of dtx to this file")
+    parser.add_argument("--logs", type=Path, help="copy all logs to this directory")
     words = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     logging.getLogger("pika").setLevel(logging.CRITICAL)
     seed = secrets.randbits(32) if words.seed is None else words.seed
     say(f"seed {seed}")
-    soak = ClusterSoak(words.rabbitmq, seed, say, words.harm, log=words.log)
+    soak = ClusterSoak(words.rabbitmq, seed, say, words.harm, logs=words.logs)
     try:
         soak.run(words.seconds, each=words.round, broker_deaths=lambda _: True)
     finally:

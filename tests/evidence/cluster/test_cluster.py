@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.evidence.cluster.world import ClusterSoak, longest_gap
+from tests.evidence.cluster.world import PARTIAL, ClusterSoak, longest_gap
 from tests.evidence.soak.clients import REDELIVERED
 from tests.evidence.soak.report import table
 from tests.support import network
 from tests.support.rabbitmq_install import OPTION, chosen, is_there
 
 LONGEST = 15.0
-"""The longest time without a commit after a fault of one node, in seconds."""
+"""The longest time without a commit after a fault that leaves a majority of nodes, in seconds."""
 _ROUND = 75.0
 """Seconds between two counts."""
 
@@ -50,6 +50,7 @@ def test_nothing_is_lost_while_nodes_of_a_cluster_fail(
         "faults": report.nemesis.total(),
         "lost": len(report.lost),
         "wrong": len(report.wrong),
+        "lost by RabbitMQ without dtx": soak.nemesis.lost_without_dtx,
         "copies left in queues": report.copies_left,
         "copies seen by consumers through dtx": report.copies_delivered,
         "of these delivered before": report.counts[REDELIVERED],
@@ -59,4 +60,4 @@ def test_nothing_is_lost_while_nodes_of_a_cluster_fail(
     figures(**{f"seconds without a commit, {name}": round(seconds, 1) for name, seconds in sorted(gaps.items())})
     assert report.bad == []
     assert report.committed > 0
-    assert max(gaps.values()) < LONGEST
+    assert max(seconds for name, seconds in gaps.items() if name != PARTIAL) < LONGEST

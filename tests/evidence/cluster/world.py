@@ -27,10 +27,15 @@ QUORUM: Final = QUEUES[::2]
 """Half of the queues; the others are classic, and distributed over the nodes."""
 _QUORUM: Final = {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000}
 """Each count of the soak returns every message; by default RabbitMQ 4 drops a message after 20 returns."""
+CONTROLS: Final = tuple(f"control{number}" for number in range(4))
+"""Quorum queues of clients without dtx."""
+_CONTROL_MESSAGES: Final = 20
 PROBES: Final = "probe0", "probe1"
 """Quorum queues of the clients that measure times without a commit."""
 _CLIENTS: Final = 2
 """Processes with clients: three nodes and three databases share the machine with them."""
+PARTIAL: Final = "two nodes cut off from each other"
+"""RabbitMQ then pauses nodes until no majority may be left (its guide: partial partitions)."""
 _AFTER: Final = 8.0
 """Seconds after the death of a node until it starts again."""
 _SILENCE: Final = NET_TICK * 5.0
@@ -43,19 +48,23 @@ class ClusterWorld(World):
     Args:
         seed: of the clients' random choices.
         version: the major version of RabbitMQ.
-        log: gets a copy of the log of dtx.
+        logs: a directory for copies of all logs.
     """
 
     cluster: Cluster
 
-    def __init__(self, seed: int, version: str, log: Path | None = None) -> None:
+    def __init__(self, seed: int, version: str, logs: Path | None = None) -> None:
         super().__init__("alongside", seed, _CLIENTS)
         self._version = version
-        self._log = log
+        self._logs = logs
 
     def __exit__(self, *_: object) -> None:
-        if self._log is not None:
-            shutil.copy(self.service.log_path, self._log)
+        if self._logs is not None:
+            self._logs.mkdir(parents=True, exist_ok=True)
+            for log in (self.service.log_path, *(node.log_path for node in self.cluster.nodes)):
+                shutil.copy(log, self._logs / f"{log.parent.name}.log")
+            for file in self.directory.glob("ledger*"):
+                shutil.copy(file, self._logs)
         super().__exit__()
 
     def _start_broker(self) -> None:
@@ -64,8 +73,8 @@ class ClusterWorld(World):
 
     def declare(self) -> None:
         """Declare the queues at the nodes: a classic queue is where it is declared."""
-        for number, queue in enumerate((*QUEUES, *PROBES)):
-            kind = _QUORUM if queue in (*QUORUM, *PROBES) else {"x-queue-type": "classic"}
+        for number, queue in enumerate((*QUEUES, *PROBES, *CONTROLS)):
+            kind = _QUORUM if queue in (*QUORUM, *PROBES, *CONTROLS) else {"x-queue-type": "classic"}
             with self.cluster.nodes[number // 2 % len(self.cluster.nodes)].channel() as channel:
                 channel.queue_declare(queue, durable=True, arguments=kind)
 
@@ -117,6 +126,47 @@ class Probe(threading.Thread):
         xa.prepare(xid)
         xa.commit(xid)
         self.commits.append(time.monotonic())
+
+
+class Control(threading.Thread):
+    """A client without dtx, which publishes with confirms and consumes: shows what RabbitMQ itself loses.
+
+    Args:
+        cluster: it connects to each node in turn.
+        queue: its queue.
+    """
+
+    def __init__(self, cluster: Cluster, queue: str) -> None:
+        super().__init__(name=queue, daemon=True)
+        self._cluster = cluster
+        self._queue = queue
+        self._there: set[bytes] = set()
+        """Confirmed, and not taken."""
+        self._numbers = itertools.count()
+        self._nodes = itertools.cycle(cluster.nodes)
+        self.stop = threading.Event()
+
+    def run(self) -> None:
+        while not self.stop.wait(0.1):
+            url = next(self._nodes).url() + "?heartbeat=6&socket_timeout=3&stack_timeout=5"
+            with suppress(*BROKEN), connected(url) as connection:
+                channel = connection.channel()
+                channel.confirm_delivery()
+                while not self.stop.wait(0.02):
+                    body = b"%s %d" % (self._queue.encode(), next(self._numbers))
+                    channel.basic_publish("", self._queue, body, PERSISTENT)
+                    self._there.add(body)
+                    if len(self._there) > _CONTROL_MESSAGES:
+                        method, _, taken = channel.basic_get(self._queue)
+                        if method is not None:
+                            self._there.discard(taken)  # its acknowledgement may be lost, the message is not
+                            channel.basic_ack(method.delivery_tag)
+
+    def lost(self) -> set[bytes]:
+        """The confirmed messages that are not there, after the end of the thread."""
+        found = {body for body, *_ in self._cluster.nodes[0].take_all(self._queue)}
+        lost, self._there = self._there - found, set()
+        return lost
 
 
 def longest_gap(commits: list[float], begin: float, end: float) -> float:
@@ -198,7 +248,7 @@ def blows() -> Iterator[Blow]:
         yield Blow(name=f"any node {deed}", target=_any, act=act)
     yield Blow(name="node of dtx's connection cut off from the other nodes", target=_of_dtx, act=_cut_from_nodes)
     yield Blow(name="leader cut off from the other nodes", target=_leader, act=_cut_from_nodes)
-    yield Blow(name="two nodes cut off from each other", target=_leader, act=_cut_from_one)
+    yield Blow(name=PARTIAL, target=_leader, act=_cut_from_one)
     yield Blow(name="rolling restart", target=_any, act=_restart_all)
 
 
@@ -220,22 +270,31 @@ class ClusterNemesis(Nemesis):
         self._url = world.service.url()
         self._say = say
         self._deck: list[Blow] = []
+        self.lost_without_dtx = 0
+        """The number of confirmed messages that RabbitMQ lost although dtx had no part in them."""
         self.gaps: defaultdict[str, float] = defaultdict(float)
         """The longest time without a commit during each kind of fault, in seconds."""
 
     def rage(self, seconds: float, *, broker_dies: bool, until: Callable[[], bool]) -> None:
         """Cause faults until *seconds* have passed or *until* holds, and return after the end of the last one."""
         probes = [Probe(self._url, queue) for queue in PROBES]
-        for probe in probes:
-            probe.start()
+        controls = [Control(self._cluster, queue) for queue in CONTROLS]
+        clients: list[Probe | Control] = [*probes, *controls]
+        for client in clients:
+            client.start()
         end = time.monotonic() + seconds
         try:
             while time.monotonic() < end and not until():
                 wait_until(lambda: commits_since(probes, 1.0) > 5, seconds=60, what="commits of all probes")
                 self._strike_one(probes)
         finally:
-            for probe in probes:
-                probe.stop.set()
+            for client in clients:
+                client.stop.set()
+            for control in controls:
+                control.join(30)
+                if lost := control.lost():
+                    self.lost_without_dtx += len(lost)
+                    self._say(f"RabbitMQ has lost {len(lost)} confirmed messages of {control.name}")
             for probe in probes:
                 probe.join(30)
                 wait_until(probe.recovered, seconds=60, what="the end of all branches of probes")
@@ -271,7 +330,7 @@ class ClusterSoak(Soak):
         seed: of all random choices in this process.
         say: prints a line of progress.
         harm: only faults with one of these in their name; empty: all.
-        log: gets a copy of the log of dtx.
+        logs: a directory for copies of all logs.
     """
 
     nemesis: ClusterNemesis
@@ -283,14 +342,14 @@ class ClusterSoak(Soak):
         say: Callable[[str], None],
         harm: Sequence[str] = (),
         *,
-        log: Path | None = None,
+        logs: Path | None = None,
     ) -> None:
         super().__init__("alongside", seed, say, harm=harm)
         self._version = version
-        self._log = log
+        self._logs = logs
 
     def _make_world(self, seed: int) -> World:
-        return ClusterWorld(seed, self._version, self._log)
+        return ClusterWorld(seed, self._version, self._logs)
 
     def _make_nemesis(self, world: World, chance: random.Random) -> Nemesis:
         assert isinstance(world, ClusterWorld)

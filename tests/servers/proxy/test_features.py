@@ -11,6 +11,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, NackError, UnroutableError
 
 from tests.support.client import connected
+from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
 
 
@@ -251,4 +252,4 @@ def test_nothing_is_lost_when_a_connection_closes_behind_its_publishes(
         channel = connection.channel()
         for number in range(3000):
             channel.basic_publish("", queue, b"%d" % number)
-    assert rabbitmq.count(queue) == 3000
+    wait_until(lambda: rabbitmq.count(queue) == 3000, what="3,000 messages")
