@@ -24,7 +24,7 @@ from tests.support.processes import log_tails, short_directory
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitNode
 from tests.support.rabbitmq_install import CLUSTERS, KHEPRI, OPTION, VERSIONS
-from tests.support.rabbitmq_versions import DIFFERENCES
+from tests.support.rabbitmq_versions import CLUSTER_DIFFERENCES, DIFFERENCES
 from tests.support.service import DtxService
 from tests.support.summary import LEFT_OUT, Exercised
 
@@ -47,12 +47,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """If several processes share the files, mix them and begin with the longest computations.
 
     Tests that wait for servers use little processor time. A long computation that begins last would keep one process
-    busy at the end. Tests in DIFFERENCES, where RabbitMQ 4 differs, must fail against it.
+    busy at the end. Tests in DIFFERENCES, where RabbitMQ 4 or a cluster differs, must fail against it.
     """
-    if rabbitmq_install.chosen() == "4":
-        for item in items:
-            if item.nodeid in DIFFERENCES:
-                item.add_marker(pytest.mark.xfail(reason=DIFFERENCES[item.nodeid], strict=True))
+    differences = DIFFERENCES if rabbitmq_install.chosen() == "4" else {}
+    if rabbitmq_install.chosen_cluster():
+        differences = differences | CLUSTER_DIFFERENCES
+    for item in items:
+        if item.nodeid in differences:
+            item.add_marker(pytest.mark.xfail(reason=differences[item.nodeid], strict=True))
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: (not _computes(item.path), crc32(item.path.name.encode()), item.path))
 

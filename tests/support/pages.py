@@ -24,7 +24,7 @@ from tests.support import delta_tables
 from tests.support.diagram import answers_table, state_diagram
 from tests.support.errors import Code, Source
 from tests.support.http_api import Reference, document
-from tests.support.rabbitmq_versions import DIFFERENCES
+from tests.support.rabbitmq_versions import CLUSTER_DIFFERENCES, DIFFERENCES
 from tests.support.scenarios import SCENARIOS
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
@@ -223,7 +223,7 @@ def brokers_table() -> str:
         [f"{meaning} (`{folder}`)", *(cells[broker, folder] for broker in brokers)]
         for folder, meaning in SUITES.items()
     ]
-    reasons = [f"- {reason}." for reason in dict.fromkeys(DIFFERENCES.values())]
+    reasons = [f"- {reason}." for reason in dict.fromkeys([*DIFFERENCES.values(), *CLUSTER_DIFFERENCES.values()])]
     return "\n".join([_markdown(["tests", *heads], rows), "", *reasons])
 
 

@@ -2,6 +2,9 @@
 
 from typing import Final
 
+_RECEIPTS: Final = (
+    "tests/contract/protocol/test_permissions.py::test_a_refused_receipt_rolls_the_branch_back_with_a_reason"
+)
 DIFFERENCES: Final = {
     "tests/contract/test_dead_letters.py::test_a_dead_letter_names_the_reason[RabbitMQ-rejected]": (
         "4 adds the headers x-last-death-queue, x-last-death-reason and x-last-death-exchange"
@@ -35,3 +38,10 @@ DIFFERENCES: Final = {
     ),
 }
 """Tests, and what version 4 does. A test of this table that passes is an error."""
+CLUSTER_DIFFERENCES: Final = {
+    f"{_RECEIPTS}[<lambda>{number}-alongside]": (
+        "in a cluster, dtx trusts no receipts, so that none can be refused; a partition could lose them"
+    )
+    for number in range(2)
+}
+"""The same for a node of a cluster."""
