@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from itertools import islice
 from typing import Any, Final
+from uuid import UUID
 
 import click
 from rich.text import Text
@@ -22,7 +23,7 @@ from dtx.cli.errors import CommandError, Exit
 from dtx.cli.options import ABOUT_FILTER, DATABASE_SETTINGS, SettingsCommand, with_filter, with_settings
 from dtx.cli.output import print_lines, show_table
 from dtx.config import Settings
-from dtx.log.pages import InDoubt, JournalRow, history, in_doubt, totals
+from dtx.log.pages import CopyCounts, InDoubt, JournalRow, copies_of, history, in_doubt, totals
 from dtx.log.reader import Detail, LoggedDecision, LogReader
 from dtx.log.records import BranchRecord, JournalEntry, Unit, WorkKind, WorkRow
 from dtx.xa.codes import XaError
@@ -179,33 +180,68 @@ def show(settings: Settings, xid: str, vhost: str | None, limit: int, length: in
         lines: defaultdict[str, list[JournalRow]] = defaultdict(list)
         for line in history(log, wanted, vhost=vhost, rm=settings.rm):
             lines[line.entry.vhost].append(line)
+        ids = {detail.branch.id for detail in details.values()}
+        ids |= {line.entry.branch_id for found in lines.values() for line in found}
+        copies = copies_of(log, settings.rm, ids)
     hosts = sorted(details.keys() | lines.keys())
     if not hosts:
         raise CommandError(Exit.FAILED, f"nothing is known about {wanted}: it is neither in the log nor in the journal")
     for host in hosts:
         if as_json:
-            _show_json(settings.rm, wanted, host, details.get(host), lines[host], length)
+            _show_json(settings.rm, wanted, host, details.get(host), lines[host], copies, length)
         else:
-            _show_text(wanted, host, details.get(host), lines[host], limit, length)
+            _show_text(wanted, host, details.get(host), lines[host], copies, limit, length)
     return Exit.OK
 
 
-def _show_json(rm: str, xid: Xid, vhost: str, detail: Detail | None, lines: list[JournalRow], length: int) -> None:
+def _show_json(
+    rm: str,
+    xid: Xid,
+    vhost: str,
+    detail: Detail | None,
+    lines: list[JournalRow],
+    copies: Mapping[UUID, CopyCounts],
+    length: int,
+) -> None:
     value = {
         **xid_value(xid),
         "rm": rm,
         "vhost": vhost,
         "in_log": None if detail is None else detail_value(detail, length),
         "history": [line_value(line) for line in lines],
+        "copies": [
+            {"branch": str(branch_id), "replayed": counts.replayed, "suppressed": counts.suppressed}
+            for branch_id, counts in _of_these(copies, detail, lines)
+        ],
     }
     click.echo(json_line(value))
 
 
-def _show_text(xid: Xid, vhost: str, detail: Detail | None, lines: list[JournalRow], limit: int, length: int) -> None:
+def _of_these(
+    copies: Mapping[UUID, CopyCounts], detail: Detail | None, lines: list[JournalRow]
+) -> list[tuple[UUID, CopyCounts]]:
+    """The counts of the branches of one virtual host, in the order of their journal."""
+    ids = [line.entry.branch_id for line in lines] + ([] if detail is None else [detail.branch.id])
+    return [(branch_id, copies[branch_id]) for branch_id in dict.fromkeys(ids) if branch_id in copies]
+
+
+def _show_text(
+    xid: Xid,
+    vhost: str,
+    detail: Detail | None,
+    lines: list[JournalRow],
+    copies: Mapping[UUID, CopyCounts],
+    limit: int,
+    length: int,
+) -> None:
     facts: list[tuple[str, str | Text]] = [
         ("xid", xid_text(xid)),
         ("vhost", safe(vhost)),
         *((name, safe(value)) for name, value in _facts(detail)),
+        *(
+            ("sent again", f"{counts.replayed} messages; {counts.suppressed} duplicates not delivered")
+            for _, counts in _of_these(copies, detail, lines)
+        ),
     ]
     show_table(("", ""), ((Text(name, style="bold"), value) for name, value in facts), head=False)
     if lines:
@@ -389,6 +425,7 @@ def _unit_value(unit: Unit) -> dict[str, object]:
         "nonce": str(unit.nonce),
         "incarnation": unit.incarnation,
         "receipt": unit.receipt,
+        "attempt": unit.attempt,
     }
 
 

@@ -164,6 +164,12 @@ class Settings(BaseSettings):
         "the broker. 'always': apply the units again; messages may repeat, none is lost. 'auto': trust receipts only "
         "if the broker is a single node whose queues refuse nothing.",
     )
+    duplicates: Literal["suppress", "pass"] = _setting(
+        "suppress",
+        _Group.BROKER,
+        "Whether consumers that read through dtx get a second copy of a message that dtx had to send again: 'suppress' "
+        "keeps it in the database, 'pass' delivers it.",
+    )
     commit_channels: int = _setting(
         16, _Group.BROKER, "Channels of dtx's own broker connection that run commits at the same time.", ge=1, le=256
     )
@@ -225,6 +231,12 @@ class Settings(BaseSettings):
         90.0 * DAY,
         _Group.DATABASE,
         "How long undelivered messages of forgotten branches are kept; 0: no limit.",
+    )
+    duplicate_window: Duration = _setting(
+        7.0 * DAY,
+        _Group.DATABASE,
+        "How long copies of a message that dtx had to send again are recognised, and suppressed ones are kept; "
+        "0: no limit.",
     )
     audit_retention: Duration = _setting(
         400.0 * DAY, _Group.DATABASE, "How long the audit log of operators' orders is kept; 0: no limit."

@@ -1,7 +1,7 @@
 """Migrations of the tables, applied at start or by hand with ``dtx migrate``; and removal of old data.
 
 The journal has a partition for each day (UTC). Partitions are made ahead, and dropped after the retention time. Old
-rows of archive and audit log are deleted.
+rows of archive, audit log and copies are deleted.
 """
 
 from collections.abc import Iterator
@@ -55,6 +55,40 @@ DELETE FROM dtx.audit WHERE id IN (
     SELECT a.id FROM dtx.audit a JOIN dtx.lease l ON l.rm = a.rm
     WHERE a.at < coalesce(%(now)s, clock_timestamp()) - l.audit_days * interval '1 day' ORDER BY a.id LIMIT %(most)s)
 """
+_PURGE_REPLAYS: Final = """
+DELETE FROM dtx.replay WHERE (branch_id, position) IN (
+    SELECT a.branch_id, a.position FROM dtx.lease l
+    CROSS JOIN LATERAL (SELECT r.branch_id, r.position FROM dtx.replay r WHERE r.rm = l.rm
+        AND r.at < coalesce(%(now)s, clock_timestamp()) - l.duplicate_days * interval '1 day'
+        AND NOT EXISTS (SELECT FROM dtx.branch b WHERE b.id = r.branch_id)
+        ORDER BY r.at LIMIT %(most)s) a)
+"""
+_PURGE_SETTLEMENTS: Final = """
+DELETE FROM dtx.settlement WHERE (branch_id, position, vhost, queue) IN (
+    SELECT a.branch_id, a.position, a.vhost, a.queue FROM dtx.lease l
+    CROSS JOIN LATERAL (SELECT s.branch_id, s.position, s.vhost, s.queue FROM dtx.settlement s WHERE s.rm = l.rm
+        AND s.at < coalesce(%(now)s, clock_timestamp()) - interval '1 hour'
+        AND NOT EXISTS (SELECT FROM dtx.replay r WHERE r.branch_id = s.branch_id AND r.position = s.position)
+        AND NOT EXISTS (SELECT FROM dtx.branch b WHERE b.id = s.branch_id)
+        ORDER BY s.at LIMIT %(most)s) a)
+"""
+# A settlement matters as long as its message may be sent again, or was. So it has no window of its own: one that is
+# older than the last replay must not be deleted before it.
+_PURGE_DUPLICATES: Final = """
+DELETE FROM dtx.duplicate WHERE (branch_id, position, vhost, queue, attempt) IN (
+    SELECT a.* FROM dtx.lease l
+    CROSS JOIN LATERAL (SELECT d.branch_id, d.position, d.vhost, d.queue, d.attempt FROM dtx.duplicate d
+        WHERE d.rm = l.rm AND d.at < coalesce(%(now)s, clock_timestamp()) - l.duplicate_days * interval '1 day'
+        ORDER BY d.at LIMIT %(most)s) a)
+"""
+_PURGES: Final = {
+    "archive": _PURGE_ARCHIVE,
+    "audit": _PURGE_AUDIT,
+    "replay": _PURGE_REPLAYS,
+    "settlement": _PURGE_SETTLEMENTS,
+    "duplicate": _PURGE_DUPLICATES,
+}
+"""By table, in their order."""
 
 log = get_logger()
 
@@ -183,10 +217,11 @@ def partition_name(day: date) -> str:
 
 
 def maintain(dsn: Dsn, now: datetime | None = None) -> None:
-    """Make the journal's partitions of the coming days, drop old ones, and purge archive and audit log.
+    """Make the journal's partitions of the coming days, drop old ones, and purge archive, audit log and copies.
 
-    Every resource manager has in its lease the days for which it keeps the journal; the longest counts. Archive and
-    audit log are kept for the days in the lease of their own resource manager, for ever if it has none.
+    Every resource manager has in its lease the days for which it keeps the journal; the longest counts. Archive,
+    audit log and copies are kept for the days in the lease of their own resource manager, for ever if it has none.
+    Replays and settlements of a branch in the log are always kept.
 
     Args:
         dsn: the database.
@@ -204,10 +239,17 @@ def maintain(dsn: Dsn, now: datetime | None = None) -> None:
             today = (now or _now(connection)).date()
             _make(connection, today)
             _drop(connection, today)
-            for statement in (_PURGE_ARCHIVE, _PURGE_AUDIT):
-                _purge(connection, statement, now)
+            for table, statement in _PURGES.items():
+                if _exists(connection, table):
+                    _purge(connection, statement, now)
     except (psycopg.Error, OSError) as error:
         raise LogUnavailable(dsn.explain(error)) from None
+
+
+def _exists(connection: psycopg.Connection, table: str) -> bool:
+    """Whether *table* is there: an upgrade may end at an earlier revision."""
+    row = connection.execute("SELECT to_regclass(%s)", [f"{SCHEMA}.{table}"]).fetchone()
+    return row is not None and row[0] is not None
 
 
 def _purge(connection: psycopg.Connection, statement: str, now: datetime | None) -> None:

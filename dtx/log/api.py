@@ -7,7 +7,16 @@ from uuid import UUID
 
 from dtx.db.connections import LogError, LogUnavailable
 from dtx.log.changes import Definitions, QueueContents, Slot, StoredMessage
-from dtx.log.records import ArchivedMessage, BranchRecord, JournalEntry, LogWrite, Lookup, WorkRow
+from dtx.log.records import (
+    ArchivedMessage,
+    BranchRecord,
+    Duplicate,
+    JournalEntry,
+    LoggedCopies,
+    LogWrite,
+    Lookup,
+    WorkRow,
+)
 from dtx.xa.xid import Xid
 
 __all__ = [
@@ -107,6 +116,12 @@ class TransactionLog(Protocol):
 
     async def read_archive(self, xid: Xid) -> list[ArchivedMessage]:
         """The undelivered messages of forgotten branches with *xid*, in order."""
+
+    async def load_copies(self) -> LoggedCopies:
+        """The replays, settlements and duplicates of this resource manager, without contents; for startup."""
+
+    async def read_duplicates(self, branch_ids: Collection[UUID]) -> list[Duplicate]:
+        """The duplicates of messages of these branches with their contents, in order of branch id and position."""
 
     async def lookup(self, vhost: str, xid: Xid, branch_id: UUID | None = None) -> Lookup:
         """What the log has about *xid* now.

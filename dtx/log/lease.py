@@ -45,16 +45,17 @@ _PATIENCE: Final = 1.0
 # A lease that has not run out is only read: a lock on it would delay its holder's writes.
 _TAKE: Final = """
 INSERT INTO dtx.lease AS l (rm, epoch, holder, process, instance, taken_at, expires_at, retention_days, archive_days,
-    audit_days)
+    audit_days, duplicate_days)
 SELECT %(rm)s, 1, %(holder)s, %(process)s, %(instance)s, clock_timestamp(),
-    clock_timestamp() + %(ttl)s * interval '1 second', %(journal)s, %(archive)s::integer, %(audit)s::integer
+    clock_timestamp() + %(ttl)s * interval '1 second', %(journal)s, %(archive)s::integer, %(audit)s::integer,
+    %(duplicates)s::integer
 FROM set_config('lock_timeout', %(patience)s, true)
 WHERE NOT EXISTS (SELECT FROM dtx.lease h WHERE h.rm = %(rm)s AND h.expires_at >= clock_timestamp()
     AND h.instance IS DISTINCT FROM %(dead)s)
 ON CONFLICT (rm) DO UPDATE SET epoch = l.epoch + 1, holder = excluded.holder, process = excluded.process,
     instance = excluded.instance, taken_at = excluded.taken_at,
     expires_at = clock_timestamp() + %(ttl)s * interval '1 second', retention_days = excluded.retention_days,
-    archive_days = excluded.archive_days, audit_days = excluded.audit_days
+    archive_days = excluded.archive_days, audit_days = excluded.audit_days, duplicate_days = excluded.duplicate_days
 WHERE l.expires_at < clock_timestamp() OR l.instance = %(dead)s
 RETURNING epoch, log
 """
@@ -85,11 +86,13 @@ class Keep:
         journal: entries of the journal, and with them the outcome memory; at least 1.
         archive: undelivered messages of forgotten branches.
         audit: entries of the operators' audit log.
+        duplicates: replays, and with them the settlements of these messages; and suppressed duplicates.
     """
 
     journal: int = 30
     archive: int | None = None
     audit: int | None = None
+    duplicates: int | None = None
 
 
 def clock() -> float:
@@ -130,6 +133,7 @@ class Lease:
         self._parameters = {
             "rm": rm, "holder": holder, "process": this_process(), "instance": self.instance, "ttl": ttl,
             "journal": keep.journal, "archive": keep.archive, "audit": keep.audit,
+            "duplicates": keep.duplicates,
             "patience": f"{round(min(_PATIENCE, ttl / 4) * 1000)}ms",
         }  # fmt: skip
         self._connection: psycopg.AsyncConnection | None = None

@@ -6,7 +6,7 @@ neither repetitions nor gaps. A :class:`Cursor` is the end of a page.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -54,7 +54,7 @@ from dtx.log.records import (
     LogState,
     WorkKind,
 )
-from dtx.log.tables import archive, branch, journal, message, queue, reconciliation, verdict, work
+from dtx.log.tables import archive, branch, duplicate, journal, message, queue, reconciliation, replay, verdict, work
 from dtx.xa.xid import Xid
 
 OUTCOMES: Final = tuple(sorted(ENDINGS))
@@ -539,6 +539,33 @@ def history(
     """The journal of *xid*, oldest first; *limit* keeps only the latest entries."""
     asked = JournalFilter(rm=rm, vhost=vhost, xid=xid)
     return journal_page(log, asked, latest_first=True, limit=limit)[::-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyCounts:
+    """The numbers of messages of a branch that were sent again, and of their copies that were not delivered."""
+
+    replayed: int = 0
+    suppressed: int = 0
+
+
+def copies_of(log: LogReader, rm: str, branch_ids: Collection[UUID]) -> dict[UUID, CopyCounts]:
+    """The counts of those of *branch_ids* that have any."""
+    replayed, suppressed = (
+        {
+            branch_id: int(count)
+            for branch_id, count in log.rows(
+                select(table.c.branch_id, func.count())
+                .where(table.c.rm == rm, table.c.branch_id.in_(branch_ids))
+                .group_by(table.c.branch_id)
+            )
+        }
+        for table in (replay, duplicate)
+    )
+    return {
+        branch_id: CopyCounts(replayed=replayed.get(branch_id, 0), suppressed=suppressed.get(branch_id, 0))
+        for branch_id in replayed.keys() | suppressed.keys()
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

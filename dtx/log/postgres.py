@@ -36,7 +36,7 @@ class PostgresTransactionLog(LogQueries):
         rm: name of the resource manager; every row carries it, and one dtx at a time writes for it.
         holder: this dtx, for people; default ``host:pid``.
         lease_ttl: seconds after which a standby takes over from a failed dtx.
-        keep: retention periods of journal, archive and audit log.
+        keep: retention periods of journal, archive, audit log and copies.
         retry_window: seconds for which a write waits for a database that is away.
         answer_timeout: seconds after which a database that does not answer counts as away.
         unsafe: accept a server that loses commits in a crash.

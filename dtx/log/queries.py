@@ -17,22 +17,29 @@ from uuid import UUID
 
 import psycopg
 from sqlalchemy import (
+    ARRAY,
     BigInteger,
     BindParameter,
     Column,
     ColumnElement,
     CompoundSelect,
+    Integer,
     Select,
     Table,
     TableValuedAlias,
     TextClause,
+    Uuid,
+    any_,
     bindparam,
+    exists,
     func,
     literal,
     null,
+    or_,
     select,
     text,
     true,
+    tuple_,
     union_all,
 )
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
@@ -55,18 +62,36 @@ from dtx.log.records import (
     ENDINGS,
     ArchivedMessage,
     BranchRecord,
+    Duplicate,
     Fate,
     JournalEnding,
     JournalEntry,
     JournalEvent,
+    LoggedCopies,
     LogState,
     Lookup,
+    Replay,
+    SettledCopy,
     Unit,
     UnitState,
     WorkKind,
     WorkRow,
 )
-from dtx.log.tables import archive, binding, body, branch, exchange, journal, message, queue, unit, work
+from dtx.log.tables import (
+    archive,
+    binding,
+    body,
+    branch,
+    duplicate,
+    exchange,
+    journal,
+    message,
+    queue,
+    replay,
+    settlement,
+    unit,
+    work,
+)
 from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid
 
@@ -137,6 +162,7 @@ JOURNAL_COLUMNS: Final = tuple(column for column in journal.c if column.name not
 _JOURNAL_NAMES: Final = [str(column.name) for column in JOURNAL_COLUMNS]
 UNIT_COLUMNS: Final = (
     unit.c.branch_id, unit.c.number, unit.c.lock, unit.c.nonce, unit.c.incarnation, unit.c.receipt, unit.c.state,
+    unit.c.attempt,
 )  # fmt: skip
 WORK_COLUMNS: Final = (
     work.c.position, work.c.kind, work.c.exchange, work.c.routing_key, work.c.queue, work.c.flags, work.c.properties,
@@ -257,6 +283,45 @@ ARCHIVED: Final = Query(
     .order_by(archive.c.at, archive.c.branch_id, archive.c.position)
 )
 KEPT: Final = Query(standalone_messages(_BRANCH_ID))
+COPIES_AT_ONCE: Final = 10_000
+"""Rows of copies in one result: a few megabytes."""
+
+
+def _copies(table: Table, keys: Sequence[str], more: Sequence[str], *conditions: ColumnElement[bool]) -> Query:
+    """Rows of *table* behind a row, in the order of the primary key."""
+    key = tuple_(*(table.c[name] for name in keys))
+    after = tuple_(*(_given(name, table.c[name]) for name in keys))
+    return Query(
+        select(*(table.c[name] for name in (*keys, *more)))
+        .where(table.c.rm == _RM, key > after, *conditions)
+        .order_by(*(table.c[name] for name in keys))
+        .limit(bindparam("most", None, type_=Integer))
+    )
+
+
+_REPLAY_KEY: Final = {"branch_id": UUID(int=0), "position": -1}
+_SETTLEMENT_KEY: Final = {**_REPLAY_KEY, "vhost": "", "queue": b""}
+_DUPLICATE_KEY: Final = {**_SETTLEMENT_KEY, "attempt": 0}
+"""The keys, with values before any row."""
+_REPLAYS: Final = _copies(replay, list(_REPLAY_KEY), ("exchange", "routing_key", "digest"))
+_SETTLEMENTS: Final = _copies(
+    settlement,
+    list(_SETTLEMENT_KEY),
+    ("attempt", "digest"),
+    or_(
+        exists().where(replay.c.branch_id == settlement.c.branch_id, replay.c.position == settlement.c.position),
+        exists().where(branch.c.id == settlement.c.branch_id),
+    ),
+)
+_SUPPRESSED: Final = _copies(duplicate, list(_DUPLICATE_KEY), ())
+_DUPLICATES: Final = Query(
+    select(
+        duplicate.c.branch_id, duplicate.c.position, duplicate.c.vhost, duplicate.c.queue, duplicate.c.attempt,
+        duplicate.c.exchange, duplicate.c.routing_key, duplicate.c.properties, duplicate.c.body,
+    )
+    .where(duplicate.c.rm == _RM, duplicate.c.branch_id == any_(bindparam("branch_ids", None, type_=ARRAY(Uuid))))
+    .order_by(*(duplicate.c[name] for name in _DUPLICATE_KEY))
+)  # fmt: skip
 _EXCHANGES: Final = Query(
     select(exchange.c.vhost, exchange.c.name, exchange.c.type, exchange.c.auto_delete, exchange.c.internal,
            exchange.c.arguments)
@@ -368,8 +433,16 @@ def branch_record(row: Sequence[Any], units: tuple[Unit, ...]) -> BranchRecord:
 
 def unit_record(row: Sequence[Any]) -> Unit:
     """A row of the unit columns as a value."""
-    _, number, lock, nonce, incarnation, receipt, state = row
-    return Unit(number=number, lock=lock, nonce=nonce, incarnation=incarnation, receipt=receipt, state=UnitState(state))
+    _, number, lock, nonce, incarnation, receipt, state, attempt = row
+    return Unit(
+        number=number,
+        lock=lock,
+        nonce=nonce,
+        incarnation=incarnation,
+        receipt=receipt,
+        state=UnitState(state),
+        attempt=attempt,
+    )
 
 
 def work_record(row: Sequence[Any]) -> WorkRow:
@@ -469,6 +542,44 @@ class LogQueries(ABC):
         """Undelivered messages of forgotten branches with *xid*."""
         rows = await self.fetch(ARCHIVED, format_id=xid.format_id, gtrid=xid.gtrid, bqual=xid.bqual)
         return [archived_message(row[:-2], row[-2], row[-1]) for row in rows]
+
+    async def load_copies(self) -> LoggedCopies:
+        """See :class:`dtx.log.api.TransactionLog`."""
+        replays = [
+            (branch_id, Replay(position=position, exchange=exchange, routing_key=key, digest=digest))
+            async for branch_id, position, exchange, key, digest in self._copies(_REPLAYS, _REPLAY_KEY)
+        ]
+        settlements = [_settlement(row) async for row in self._copies(_SETTLEMENTS, _SETTLEMENT_KEY)]
+        suppressed = [_settlement(row) async for row in self._copies(_SUPPRESSED, _DUPLICATE_KEY)]
+        return LoggedCopies(replays=tuple(replays), settlements=tuple(settlements), suppressed=tuple(suppressed))
+
+    async def _copies(self, query: Query, key: Mapping[str, Any]) -> AsyncIterator[tuple[Any, ...]]:
+        after = dict(key)
+        while True:
+            rows = await self.fetch(query, **after, most=COPIES_AT_ONCE)
+            for row in rows:
+                yield row
+            if len(rows) < COPIES_AT_ONCE:
+                return
+            after = dict(zip(key, rows[-1], strict=False))
+
+    async def read_duplicates(self, branch_ids: Collection[UUID]) -> list[Duplicate]:
+        """See :class:`dtx.log.api.TransactionLog`."""
+        rows = await self.fetch(_DUPLICATES, branch_ids=list(branch_ids))
+        return [
+            Duplicate(
+                branch_id=branch_id,
+                position=position,
+                vhost=vhost,
+                queue=queue,
+                attempt=attempt,
+                exchange=exchange,
+                routing_key=key,
+                properties=properties,
+                body=body,
+            )
+            for branch_id, position, vhost, queue, attempt, exchange, key, properties, body in rows
+        ]
 
     async def lookup(self, vhost: str, xid: Xid, branch_id: UUID | None = None) -> Lookup:
         """The branch with *xid*; else its last ending, or that of *branch_id*."""
@@ -578,6 +689,18 @@ class LogQueries(ABC):
         """See :class:`dtx.log.api.MessageLog`."""
         there = set(known)
         return [queue for (queue,) in await self.fetch(_STRAYS) if queue not in there]
+
+
+def _settlement(row: Sequence[Any]) -> SettledCopy:
+    branch_id, position, vhost, queue, attempt, *digest = row
+    return SettledCopy(
+        branch_id=branch_id,
+        position=position,
+        vhost=vhost,
+        queue=queue,
+        attempt=attempt,
+        digest=digest[0] if digest else b"",
+    )
 
 
 def _unpacked(typecode: str, data: bytes | None) -> "array[int]":

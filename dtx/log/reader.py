@@ -305,9 +305,9 @@ class LogReader:
 
     def retention(self, rm: str) -> Keep | None:
         """The retention periods of the last dtx of *rm*; ``None`` where there was none."""
-        columns = (lease.c.retention_days, lease.c.archive_days, lease.c.audit_days)
-        for journal_days, archive_days, audit_days in self.rows(select(*columns).where(lease.c.rm == rm)):
-            return Keep(journal=journal_days, archive=archive_days, audit=audit_days)
+        columns = (lease.c.retention_days, lease.c.archive_days, lease.c.audit_days, lease.c.duplicate_days)
+        for journal_days, archive_days, audit_days, copy_days in self.rows(select(*columns).where(lease.c.rm == rm)):
+            return Keep(journal=journal_days, archive=archive_days, audit=audit_days, duplicates=copy_days)
         return None
 
     def holder_is_dead(self, rm: str) -> bool:

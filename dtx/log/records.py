@@ -7,7 +7,7 @@ Bytes that came over the wire (names, keys, properties, bodies) stay bytes. Time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 from uuid import UUID
 
 from dtx.log.changes import Change, Define, Slot, Store
@@ -154,6 +154,7 @@ class Unit:
         incarnation: of the broker, by its marker message when the unit was logged; ``None`` when unknown.
         receipt: whether the unit leaves a receipt (not on a blocked connection).
         state: pending until it is known to have happened.
+        attempt: its number among the units that were sent for the same work, from 1.
     """
 
     number: int
@@ -162,6 +163,7 @@ class Unit:
     incarnation: str | None = None
     receipt: bool = True
     state: UnitState = UnitState.PENDING
+    attempt: int = 1
 
 
 class BranchRecord(NamedTuple):
@@ -312,6 +314,22 @@ class Insert:
 
 
 @value
+class Replay:
+    """A message of a branch that dtx sends again: an earlier copy may be in a queue.
+
+    Args:
+        position: of the message in its branch.
+        exchange, routing_key: where the first copy was sent.
+        digest: identifies destination and body.
+    """
+
+    position: int
+    exchange: bytes
+    routing_key: bytes
+    digest: bytes
+
+
+@value
 class Advance:
     """A logged branch changes state (or only its details); version goes up by one.
 
@@ -327,6 +345,8 @@ class Advance:
         fates: of single messages, by position.
         close: the fates of all other open messages.
         redirects: new destinations of messages.
+        replays: messages that *unit* sends again, one for each position; the first replay of a message stays, with the
+            time of the last one.
         change: standalone mode: changes of messages, in the same transaction.
         released: standalone mode: kinds of work whose messages no longer belong to the branch.
     """
@@ -345,6 +365,7 @@ class Advance:
     fates: tuple[tuple[int, Fate], ...] = ()
     close: CloseWrite | None = None
     redirects: tuple[Redirect, ...] = ()
+    replays: tuple[Replay, ...] = ()
     change: Change | None = None
     released: frozenset[WorkKind] = frozenset()
     journal: JournalEntry | None = None
@@ -381,6 +402,82 @@ class NoteWrite:
     change: Change | None = None
 
 
+@value
+class SettledCopy:
+    """A consumer has settled a copy of a message in a queue.
+
+    Args:
+        branch_id, position: of the message.
+        vhost, queue: where it was consumed.
+        attempt: of the unit that published this copy.
+        digest: of its content, see :class:`Replay`.
+    """
+
+    branch_id: UUID
+    position: int
+    vhost: str
+    queue: bytes
+    attempt: int
+    digest: bytes = b""
+
+
+@value
+class SettlementsWrite:
+    """Settlements. The first one of a message in a queue stays, later ones have no effect."""
+
+    settlements: tuple[SettledCopy, ...]
+    change: ClassVar[None] = None
+    journal: ClassVar[None] = None
+
+
+@value
+class Duplicate:
+    """A copy of a message that was not delivered, because another copy was settled in its queue before.
+
+    Args:
+        branch_id, position: of the message.
+        vhost, queue: where the copy was.
+        attempt: of the unit that published this copy.
+        exchange, routing_key: as published.
+        properties: content header from the property flags on, as received.
+        body: the message body.
+    """
+
+    branch_id: UUID
+    position: int
+    vhost: str
+    queue: bytes
+    attempt: int
+    exchange: bytes
+    routing_key: bytes
+    properties: bytes
+    body: bytes
+
+
+@value
+class DuplicateWrite:
+    """A duplicate is kept. Writing it again has no effect."""
+
+    duplicate: Duplicate
+    change: ClassVar[None] = None
+    journal: ClassVar[None] = None
+
+
+@value
+class LoggedCopies:
+    """The replays, settlements and duplicates in the log.
+
+    Args:
+        replays: each with the id of its branch.
+        settlements: of replayed messages and of branches in the log; no others matter.
+        suppressed: the duplicates, without contents.
+    """
+
+    replays: tuple[tuple[UUID, Replay], ...] = ()
+    settlements: tuple[SettledCopy, ...] = ()
+    suppressed: tuple[SettledCopy, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchivedMessage:
     """An undelivered message of a forgotten branch."""
@@ -400,7 +497,7 @@ class ArchivedMessage:
     at: float
 
 
-LogWrite = Insert | Advance | CompleteWrite | NoteWrite | Store | Define
+LogWrite = Insert | Advance | CompleteWrite | NoteWrite | SettlementsWrite | DuplicateWrite | Store | Define
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,11 +34,13 @@ from dtx.log.records import (
     WITH_OUTCOME,
     Advance,
     CompleteWrite,
+    DuplicateWrite,
     Insert,
     JournalEntry,
     Line,
     LogWrite,
     NoteWrite,
+    SettlementsWrite,
 )
 
 LEASE_LOST: Final = "DTX02"
@@ -121,6 +123,9 @@ END: Final = (
     Field("actor", "actor", texts),
 )
 HEURISTIC: Final = fields_of(tables.heuristic_outcome)
+REPLAY: Final = fields_of(tables.replay, without=("branch_id", "vhost", "at"))
+SETTLEMENT: Final = fields_of(tables.settlement, without=("at",))
+DUPLICATE: Final = fields_of(tables.duplicate, without=("at",))
 _OWNER: Final = Field("branch_id", "", uuids)
 _ID: Final = Field("id", "", raw_uuids)
 _NUMBERS: Final = (_OWNER, Field("number", "", int4s))
@@ -142,6 +147,9 @@ _unit_values = values_of(UNIT)
 _advance_values = values_of(ADVANCE)
 _complete_values = values_of(COMPLETE)
 _journal_values = values_of(JOURNAL)
+_replay_values = values_of(REPLAY)
+_settlement_values = values_of(SETTLEMENT)
+_duplicate_values = values_of(DUPLICATE)
 _exchange_values = values_of(EXCHANGE)
 _queue_values = values_of(QUEUE)
 
@@ -184,6 +192,14 @@ ADVANCE_BRANCH: Final = Statement(
     ),
     ADVANCE,
     proof=PROOF,
+)
+PUT_REPLAY: Final = Statement(
+    b"put_replay",
+    # The time is that of the last replay: copies are remembered for a window from then on.
+    f"INSERT INTO dtx.replay (rm, vhost, branch_id, {', '.join(column.name for column in REPLAY)}) "
+    f"SELECT b.rm, b.vhost, u.* FROM {unnest((_OWNER, *REPLAY))} JOIN dtx.branch b ON b.id = u.branch_id "
+    f"AND {_ours('b')} WHERE $2::bigint >= 0 ON CONFLICT (branch_id, position) DO UPDATE SET at = excluded.at",
+    (_OWNER, *REPLAY),
 )
 UNIT_DONE: Final = Statement(
     b"unit_done",
@@ -324,6 +340,13 @@ END_WITH_WORK: Final = Statement(b"end_with_work", _end(_WITH_WORK), END, proof=
 END_WITH_OUTCOME: Final = Statement(b"end_with_outcome", _end(_WITH_WORK + _WITH_OUTCOME), END)
 INSERT_JOURNAL: Final = Statement(b"insert_journal", insert("journal", (_ID, *JOURNAL)), (_ID, *JOURNAL))
 
+PUT_SETTLEMENT: Final = Statement(
+    b"put_settlement", insert("settlement", SETTLEMENT, "ON CONFLICT DO NOTHING"), SETTLEMENT, proof=PROOF
+)
+PUT_DUPLICATE: Final = Statement(
+    b"put_duplicate", insert("duplicate", DUPLICATE, "ON CONFLICT DO NOTHING"), DUPLICATE, proof=PROOF
+)
+
 PUT_BODY: Final = Statement(b"put_body", insert("body", BODY), BODY)
 PUT_MESSAGE: Final = Statement(b"put_message", insert("message", MESSAGE), MESSAGE, proof=PROOF)
 PUT_SHARING: Final = Statement(b"put_sharing", insert("message", _SHARING), _SHARING)
@@ -397,6 +420,7 @@ STATEMENTS: Final = (
     INSERT_WORK,
     ADVANCE_BRANCH,
     PUT_UNIT,
+    PUT_REPLAY,
     UNIT_DONE,
     SETTLE,
     REDIRECT,
@@ -405,6 +429,8 @@ STATEMENTS: Final = (
     RELEASE,
     PUT_HEURISTIC,
     INSERT_JOURNAL,
+    PUT_SETTLEMENT,
+    PUT_DUPLICATE,
     PUT_BODY,
     PUT_MESSAGE,
     PUT_SHARING,
@@ -429,6 +455,7 @@ _BY_BODY: Final = {
     INSERT_WORK: 1 + _place(WORK, "body"),
     PUT_BODY: _place(BODY, "content"),
     PUT_MESSAGE: _place(MESSAGE, "body"),
+    PUT_DUPLICATE: _place(DUPLICATE, "body"),
 }
 """Statements that are sent in pieces, and the column that has the size."""
 
@@ -454,6 +481,8 @@ def _advance(rows: _Rows, record: Advance, line_id: bytes) -> None:
     rows[ADVANCE_BRANCH].append(_advance_values(record))
     if record.unit is not None:
         rows[PUT_UNIT].append((branch_id, *_unit_values(record.unit)))
+    if record.replays:
+        rows[PUT_REPLAY] += [(branch_id, *_replay_values(replay)) for replay in record.replays]
     if record.units_done:
         rows[UNIT_DONE] += [(branch_id, number) for number in record.units_done]
     if record.settled:
@@ -583,6 +612,10 @@ def bind_group(
                 _advance(rows, record, line_id)
             case NoteWrite():
                 _line(rows, record.journal, line_id)
+            case SettlementsWrite():
+                rows[PUT_SETTLEMENT] += map(_settlement_values, record.settlements)
+            case DuplicateWrite():
+                rows[PUT_DUPLICATE].append(_duplicate_values(record.duplicate))
             case Define():
                 _define(rows, record)
             case _ as never:

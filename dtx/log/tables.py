@@ -174,6 +174,7 @@ unit: Final = Table(
     word("incarnation", nullable=True),
     Column("receipt", Boolean, nullable=False),
     word("state"),
+    Column("attempt", Integer, server_default=text("1"), nullable=False),
     PrimaryKeyConstraint("branch_id", "number", name="unit_pkey"),
     _holds("unit", "number", "state"),
 )
@@ -222,6 +223,60 @@ journal: Final = Table(
     _holds("journal", "event", "format_id", "gtrid", "bqual", "outcome"),
     postgresql_partition_by="RANGE (at)",
 )
+
+replay: Final = Table(
+    "replay",
+    metadata,
+    Column("branch_id", Uuid, nullable=False),
+    Column("position", Integer, nullable=False),
+    word("rm"),
+    word("vhost"),
+    octets("exchange"),
+    octets("routing_key"),
+    octets("digest"),
+    moment("at", now=True),
+    PrimaryKeyConstraint("branch_id", "position", name="replay_pkey"),
+    CheckConstraint('"position" >= 0', name="replay_position_check"),
+    Index("replay_at_idx", "rm", "at"),
+)
+"""Messages that were sent again."""
+
+settlement: Final = Table(
+    "settlement",
+    metadata,
+    Column("branch_id", Uuid, nullable=False),
+    Column("position", Integer, nullable=False),
+    word("vhost"),
+    octets("queue"),
+    word("rm"),
+    Column("attempt", Integer, nullable=False),
+    octets("digest"),
+    moment("at", now=True),
+    PrimaryKeyConstraint("branch_id", "position", "vhost", "queue", name="settlement_pkey"),
+    CheckConstraint('"position" >= 0 AND attempt >= 1', name="settlement_numbers_check"),
+    Index("settlement_at_idx", "rm", "at"),
+)
+"""The copy of a message that was settled first in a queue."""
+
+duplicate: Final = Table(
+    "duplicate",
+    metadata,
+    Column("branch_id", Uuid, nullable=False),
+    Column("position", Integer, nullable=False),
+    word("vhost"),
+    octets("queue"),
+    Column("attempt", Integer, nullable=False),
+    word("rm"),
+    octets("exchange"),
+    octets("routing_key"),
+    octets("properties"),
+    octets("body"),
+    moment("at", now=True),
+    PrimaryKeyConstraint("branch_id", "position", "vhost", "queue", "attempt", name="duplicate_pkey"),
+    CheckConstraint('"position" >= 0 AND attempt >= 1', name="duplicate_numbers_check"),
+    Index("duplicate_at_idx", "rm", "at"),
+)
+"""Copies that were not delivered."""
 
 exchange: Final = Table(
     "exchange",
@@ -320,11 +375,13 @@ lease: Final = Table(
     Column("archive_days", Integer),
     Column("audit_days", Integer),
     Column("log", Uuid, nullable=False, server_default=text("gen_random_uuid()")),
+    Column("duplicate_days", Integer),
     PrimaryKeyConstraint("rm", name="lease_pkey"),
     CheckConstraint("epoch >= 1", name="lease_epoch_check"),
     CheckConstraint("retention_days >= 1", name="lease_retention_check"),
     CheckConstraint("archive_days >= 1", name="lease_archive_check"),
     CheckConstraint("audit_days >= 1", name="lease_audit_check"),
+    CheckConstraint("duplicate_days >= 1", name="lease_duplicate_check"),
     # One row that is updated every few seconds: it stays in its page.
     postgresql_with={"fillfactor": 10},
 )

@@ -14,11 +14,13 @@ from dtx.log.changes import Define, Store
 from dtx.log.records import (
     Advance,
     CompleteWrite,
+    DuplicateWrite,
     Insert,
     JournalEvent,
     LogState,
     LogWrite,
     NoteWrite,
+    SettlementsWrite,
 )
 from dtx.telemetry import get_logger
 
@@ -39,6 +41,7 @@ _MOST_LOW_PRIORITY: Final = 64
 """Writes of low priority that wait; at this number all join the queue. More save nothing, and so many callbacks at once
 would delay others."""
 _ROW_BYTES: Final = 512
+_SETTLEMENT_BYTES: Final = 128
 
 log = get_logger()
 
@@ -46,8 +49,8 @@ log = get_logger()
 class Pending:
     """A record to write, and the callback for its outcome.
 
-    A group has at most one record of each *subject*: the branch, as the number of its UUID, or all topology. A
-    ``NoteWrite`` or ``Store`` has none.
+    A group has at most one record of each *subject*: the branch, as the number of its UUID, or all topology. Other
+    records have none.
     """
 
     __slots__ = ("_written", "alone", "deadline", "line_id", "record", "size", "subject")
@@ -67,6 +70,10 @@ class Pending:
                     self.size += len(piece.body) + len(piece.properties) + _ROW_BYTES
             case CompleteWrite() | Advance():
                 self.subject = record.id.int
+            case SettlementsWrite():
+                self.size = len(record.settlements) * _SETTLEMENT_BYTES
+            case DuplicateWrite():
+                self.size += len(record.duplicate.body) + len(record.duplicate.properties)
             case NoteWrite() | Store():
                 pass
             case Define():
@@ -269,7 +276,7 @@ def points_around(record: LogWrite) -> Around:
             return Point.LOG_NOTED_BEFORE, Point.LOG_NOTED_AFTER
         case NoteWrite():
             return Point.LOG_ONE_PHASE_BEFORE, Point.LOG_ONE_PHASE_AFTER
-        case Store():
+        case Store() | SettlementsWrite() | DuplicateWrite():
             return Point.LOG_STORED_BEFORE, Point.LOG_STORED_AFTER
         case Define():
             return Point.LOG_DEFINED_BEFORE, Point.LOG_DEFINED_AFTER

@@ -24,8 +24,8 @@ Traces. Either all of a group was committed or nothing, so one trace of the most
    the group behind it may drop it. (The removal of a deleted queue's messages may do so too. To put those again does no
    harm.)
 4. Without any of these the group has only dropped messages, changed their expiry or properties, marked what was
-   delivered, or defined topology. All of that may be written twice: it counts as not applied. No record outside the
-   group can have come between.
+   delivered, added settlements or duplicates, or defined topology. All of that may be written twice: it counts as not
+   applied. No record outside the group can have come between.
 
 Of two groups under way the second is looked for first: it was written only if the first was. If it left no trace, or
 dropped the only trace of the first, both are written again, in their order, with the same result. So no write serves
@@ -53,7 +53,7 @@ from dtx.db.connections import Dsn, application_name, session_settings
 from dtx.db.pipeline import CONFLICT, Bound, PipelineSession, SessionLost, Statement, StatementRefused
 from dtx.failpoint import Point
 from dtx.log.api import LeaseLost, LogConflict, LogError, LogUnavailable, OnWritten
-from dtx.log.changes import Change, Define, Slot, Store
+from dtx.log.changes import Change, Slot
 from dtx.log.lease import Lease
 from dtx.log.records import Advance, Insert, JournalEntry, Line, LogWrite
 from dtx.log.statements import LEASE_LOST, PREPARED, WriteSequence, bind_group
@@ -629,13 +629,14 @@ def _trace(rm: bytes, group: Iterable[tuple[LogWrite, bytes]]) -> Bound | None:
     of_branch: Bound | None = None
     changes: list[Change] = []
     for record, line_id in group:
-        if not isinstance(record, Store | Define) and record.journal is not None:
-            return _LINE, [times.array([record.journal.at]), raw_uuids.array([line_id])]
+        journal = record.journal
+        if journal is not None:
+            return _LINE, [times.array([journal.at]), raw_uuids.array([line_id])]
         if isinstance(record, Insert):
             of_branch = _branch_trace(rm, record.branch.id, record.branch.state, record.branch.version)
         elif isinstance(record, Advance):
             of_branch = _branch_trace(rm, record.id, record.to, record.version + 1)
-        if not isinstance(record, Define) and record.change is not None:
+        if record.change is not None:
             changes.append(record.change)
     if of_branch is not None:
         return of_branch

@@ -28,6 +28,7 @@ from dtx.log.records import (
     LogWrite,
     NoteWrite,
     Redirect,
+    Replay,
     Unit,
     UnitState,
     WorkKind,
@@ -250,7 +251,7 @@ class BrokerPersistence(BranchPersistence):
         taking = entry.branch.state in TAKING
         for unit in record.units:
             if unit.state is UnitState.PENDING and taking == bool(unit.number):
-                self._store.expect(record.vhost, unit)
+                self._store.expect(record.id, record.vhost, unit)
 
     def _new_decision(
         self, entry: BranchRuntime, record: BranchRecord, state: State, outcome: Heuristic, now: float, actor: str
@@ -394,9 +395,11 @@ class BrokerPersistence(BranchPersistence):
         for unit in before.units:
             if unit.nonce not in asked:
                 self._store.logged(after.vhost, unit)
+        if after.state is LogState.HEURISTIC:
+            self._store.ended(after.id)
 
-    async def assign(self, entry: BranchRuntime, unit: Unit) -> None:
-        """Make a new unit 0 durable before it is sent.
+    async def assign(self, entry: BranchRuntime, unit: Unit, replays: Sequence[Replay]) -> None:
+        """Make a new unit 0 durable before it is sent, and the messages that it sends again.
 
         Raises:
             XaError: 541.
@@ -404,7 +407,15 @@ class BrokerPersistence(BranchPersistence):
         record = entry.record
         assert record is not None
         await self.advance(
-            entry, Advance(id=record.id, expect=record.state, version=record.version, to=record.state, unit=unit)
+            entry,
+            Advance(
+                id=record.id,
+                expect=record.state,
+                version=record.version,
+                to=record.state,
+                unit=unit,
+                replays=tuple(replays),
+            ),
         )
         entry.move_units(UnitProgress.SENT)
 
@@ -493,6 +504,7 @@ class BrokerPersistence(BranchPersistence):
         for unit in entry.record.units if entry.record is not None else ():
             if unit.state is not UnitState.DONE:
                 self._store.logged(entry.vhost, unit)
+        self._store.ended(entry.id)
 
 
 def log_failed(error: LogError, what: str, xid: Xid) -> XaError:

@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Final, assert_never
 
 from dtx.log.api import LogError, TransactionLog
@@ -56,6 +58,13 @@ class BrokerEffects:
                 outcomes = await self._store.take(entry.id, entry.vhost, pending, entry.work)
             else:
                 outcomes = {unit.number: await self._store.resolve(entry.vhost, unit) for unit in pending}
+                if set(outcomes.values()) != {UnitOutcome.NEVER}:
+                    work = entry.cached if entry.cached is not None else await self.read_work(entry)
+                    certain, unknown = (
+                        [item for item in work if item.unit is not None and outcomes.get(item.unit) is outcome]
+                        for outcome in (UnitOutcome.HAPPENED, UnitOutcome.UNKNOWN)
+                    )
+                    await self._store.note_taken(entry.vhost, certain, unknown)
             entry.taken.update(outcomes)
             entry.may_repeat |= UnitOutcome.UNKNOWN in outcomes.values()
         entry.move_units(UnitProgress.UNSENT)
@@ -105,6 +114,7 @@ class BrokerEffects:
                 entry.settled |= frozenset(result.settled)
                 # A unit that was refused or returned may have left its receipt: the next one needs its own nonce.
                 unit = self._store.next_unit(entry.vhost)
+                unit = replace(unit, attempt=phase.unit.attempt + result.partial)
                 fates = await self._fates(entry)
                 await self._durable.note_stuck(entry, result.reason, time.time(), DTX, fates, unit)
                 return Happened(operation=Operation.STUCK, vote=self._durable.vote(entry), reason=result.reason)
@@ -154,6 +164,8 @@ class BrokerEffects:
             return [item for item in rows if item.is_open and item.position not in entry.settled]
 
         unit = next((unit for unit in record.units if unit.number == 0), None)
+        if unit is not None and entry.progress is UnitProgress.REFUSED and entry.may_repeat:
+            unit = replace(unit, attempt=unit.attempt + 1)  # the log does not have the refusal
         return PhaseTwo(
             branch_id=entry.id,
             vhost=entry.vhost,
@@ -161,7 +173,7 @@ class BrokerEffects:
             progress=entry.progress if unit is not None else UnitProgress.REFUSED,
             size=record.bytes,
             work=work,
-            assign=lambda unit: self._durable.assign(entry, unit),
+            assign=partial(self._durable.assign, entry),
         )
 
     async def read_work(self, entry: BranchRuntime) -> Sequence[WorkRow]:

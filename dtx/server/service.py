@@ -234,6 +234,7 @@ async def _open_log(
             journal=max(1, round(settings.journal_retention / _DAY)),
             archive=_days(settings.archive_retention),
             audit=_days(settings.audit_retention),
+            duplicates=_days(settings.duplicate_window),
         ),
         unsafe=settings.unsafe,
         observe=metrics.log_committed,

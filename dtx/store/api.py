@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 from uuid import UUID
 
 from dtx.log.changes import Change, Slot
-from dtx.log.records import BranchRecord, Unit, WorkRow
+from dtx.log.records import BranchRecord, Replay, Unit, WorkRow
 from dtx.store.work import HeldPublish, HeldWork, Holder
 from dtx.xa.value import value
 
@@ -46,11 +46,11 @@ class PhaseTwo:
     Args:
         branch_id: id of its row; part of every ``x-dtx-id``.
         vhost: of the branch.
-        unit: number 0 as the log has it.
+        unit: number 0 as the log has it. The store replaces it by the one that it has assigned.
         progress: of *unit*: UNSENT, SENT or REFUSED.
         size: bytes of all messages of the branch.
         work: reads the work of the branch, from memory or from the log.
-        assign: makes a new unit durable before it is sent.
+        assign: makes a new unit durable before it is sent, and the messages that it sends again.
         repeated: whether messages may already be in their queues, and are sent again with the same ``x-dtx-id``. The
             store sets it as soon as it knows, whatever the result is.
     """
@@ -61,7 +61,7 @@ class PhaseTwo:
     progress: UnitProgress
     size: int
     work: Callable[[], Awaitable[Sequence[WorkRow]]]
-    assign: Callable[[Unit], Awaitable[None]]
+    assign: Callable[[Unit, Sequence[Replay]], Awaitable[None]]
     repeated: bool = False
 
 
@@ -171,7 +171,7 @@ class LocalStore(MessageStore, Protocol):
 class BrokerStore(MessageStore, Protocol):
     """A store outside the log's transactions: after a failure, a request may have happened or not."""
 
-    def expect(self, vhost: str, unit: Unit) -> None:
+    def expect(self, branch_id: UUID, vhost: str, unit: Unit) -> None:
         """Keep the receipt of *unit* until :meth:`logged`: the log has the unit without an outcome."""
 
     def next_unit(self, vhost: str) -> Unit:
@@ -190,6 +190,9 @@ class BrokerStore(MessageStore, Protocol):
     async def resolve(self, vhost: str, unit: Unit) -> UnitOutcome:
         """The outcome of a unit that another process may have sent. Waits until it cannot happen any more."""
 
+    async def note_taken(self, vhost: str, taken: Sequence[WorkRow], unknown: Sequence[WorkRow]) -> None:
+        """Note consumed messages that resolved units have taken, or may have taken."""
+
     async def apply(self, phase: PhaseTwo) -> Applied | Refused:
         """Publish the messages of a branch. Waits for the broker as long as necessary."""
 
@@ -198,3 +201,6 @@ class BrokerStore(MessageStore, Protocol):
 
     def logged(self, vhost: str, unit: Unit) -> None:
         """The log has the outcome of *unit*: its receipt is not needed any more."""
+
+    def ended(self, branch_id: UUID) -> None:
+        """The log has the end of phase two of a branch: none of its messages is sent again."""

@@ -140,6 +140,13 @@ class Metrics:
         findings = counter("dtx_unit_findings", "Outcomes of units whose answer was lost.", "found")
         self.unit_findings: Final = {finding: findings.labels(finding) for finding in FINDINGS}
         """One counter for each finding."""
+        self.messages_replayed: Final = counter(
+            "dtx_messages_replayed",
+            "Messages that were sent again, because the outcome of an earlier unit is not known.",
+        )
+        self.copies_suppressed: Final = counter(
+            "dtx_copies_suppressed", "Second copies of messages that consumers did not get."
+        )
         self.replays_failed: Final = counter(
             "dtx_replays_failed",
             "Failed attempts to resume an unfinished branch; they are repeated.",

@@ -22,6 +22,7 @@ from dtx.log.records import (
     Advance,
     BranchRecord,
     CompleteWrite,
+    DuplicateWrite,
     Insert,
     JournalEntry,
     JournalEvent,
@@ -35,6 +36,7 @@ from dtx.wire.amqp09 import properties
 from dtx.wire.amqp09.properties import Property
 from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid
+from tests.support.branches import a_commit, a_completion, a_duplicate, a_replay
 from tests.support.postgres import PostgresServer
 from tests.support.processes import free_port
 
@@ -270,6 +272,7 @@ def test_show_as_json_has_everything(three: Command) -> None:
             "nonce": str(UUID(int=9)),
             "incarnation": None,
             "receipt": True,
+            "attempt": 1,
         }
     ]
     published, consumed = logged["work"]
@@ -282,6 +285,24 @@ def test_show_as_json_has_everything(three: Command) -> None:
     assert operator["in_log"]["decision"] == {
         "outcome": "rolled-back", "actor": "op", "reason": "lost tm", "at": iso_time(NOW + 5),
     }  # fmt: skip
+
+
+def test_show_counts_messages_sent_again_also_after_the_end(dtx: Command) -> None:
+    sent = branch(PLAIN, publishes=2, bytes=11)
+    copy = a_duplicate(sent)
+    write(
+        dtx.url,
+        Insert(branch=sent, work=[publish(0, b"a"), publish(1, b"b")], journal=entry(sent, JournalEvent.PREPARED)),
+        a_commit(sent, replays=(a_replay(0), a_replay(1))),
+        DuplicateWrite(duplicate=copy),
+    )
+    counts = [{"branch": str(sent.id), "replayed": 2, "suppressed": 1}]
+    for ending in (None, a_completion(sent, expect=LogState.COMMITTING, version=2)):
+        if ending is not None:
+            write(dtx.url, ending)
+        assert "2 messages; 1 duplicates not delivered" in dtx("show", str(PLAIN)).out
+        (shown,) = dtx("show", str(PLAIN), "--json").objects
+        assert (shown["in_log"] is None, shown["copies"]) == (ending is not None, counts)
 
 
 def test_show_limits_the_messages_and_names_the_option(three: Command) -> None:

@@ -10,10 +10,13 @@ from dtx.log.records import (
     Advance,
     BranchRecord,
     CompleteWrite,
+    Duplicate,
     Insert,
     JournalEntry,
     JournalEvent,
     LogState,
+    Replay,
+    SettledCopy,
     Unit,
     WorkKind,
     WorkRow,
@@ -70,6 +73,32 @@ def a_unit(number: int = 0, **changes: Any) -> Unit:
     """A pending unit."""
     values: dict[str, Any] = {"number": number, "lock": "dtx.lock.1", "nonce": uuid4()}
     return Unit(**(values | changes))
+
+
+def a_replay(position: int = 0, **changes: Any) -> Replay:
+    """A message that is sent again to the exchange ``orders``."""
+    values: dict[str, Any] = {"exchange": b"orders", "routing_key": b"key\x00\xff", "digest": bytes(range(32))}
+    return Replay(position=position, **(values | changes))
+
+
+def a_settlement(branch: BranchRecord, position: int = 0, **changes: Any) -> SettledCopy:
+    """The settlement of the first copy of a message of *branch*, from the queue ``incoming``."""
+    values: dict[str, Any] = {"vhost": branch.vhost, "queue": b"incoming\xfe", "attempt": 1}
+    return SettledCopy(branch_id=branch.id, position=position, **(values | changes))
+
+
+def a_duplicate(branch: BranchRecord, position: int = 0, **changes: Any) -> Duplicate:
+    """The second copy of that message."""
+    values: dict[str, Any] = {
+        "vhost": branch.vhost,
+        "queue": b"incoming\xfe",
+        "attempt": 2,
+        "exchange": b"orders",
+        "routing_key": b"key\x00\xff",
+        "properties": b"\x80\x00\x0atext/plain",
+        "body": bytes(range(256)),
+    }
+    return Duplicate(branch_id=branch.id, position=position, **(values | changes))
 
 
 def a_line(branch: BranchRecord, event: JournalEvent = JournalEvent.PREPARED, **changes: Any) -> JournalEntry:

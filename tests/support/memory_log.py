@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Final, assert_never
+from typing import Any, Final, assert_never
 from uuid import UUID
 
 from dtx.log.api import LeaseLost, LogConflict, LogError, LogUnavailable, OnWritten
@@ -22,15 +22,21 @@ from dtx.log.records import (
     ArchivedMessage,
     BranchRecord,
     CompleteWrite,
+    Duplicate,
+    DuplicateWrite,
     Fate,
     Insert,
     JournalEnding,
     JournalEntry,
     Line,
+    LoggedCopies,
     LogState,
     LogWrite,
     Lookup,
     NoteWrite,
+    Replay,
+    SettledCopy,
+    SettlementsWrite,
     Unit,
     UnitState,
     WorkKind,
@@ -68,6 +74,9 @@ class MemoryDatabase:
     journal: list[tuple[str, JournalEntry]] = field(default_factory=list)
     messages: MemoryMessages = field(default_factory=MemoryMessages)
     archive: list[tuple[str, ArchivedMessage]] = field(default_factory=list)
+    replays: dict[tuple[UUID, int], tuple[str, Replay]] = field(default_factory=dict)
+    settlements: dict[tuple[UUID, int, str, bytes], tuple[str, SettledCopy]] = field(default_factory=dict)
+    duplicates: dict[tuple[UUID, int, str, bytes, int], tuple[str, Duplicate]] = field(default_factory=dict)
     holders: dict[str, "MemoryLog"] = field(default_factory=dict)
     released: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -195,6 +204,11 @@ class MemoryLog:
                     journal = journal.entry(row.branch)
             case NoteWrite(journal=journal, change=change):
                 messages.check(change)
+            case SettlementsWrite():
+                self._settle(record)
+            case DuplicateWrite(duplicate=duplicate):
+                _check_copy(duplicate.position, duplicate.attempt)
+                self.database.duplicates.setdefault(_copy(duplicate), (self._rm, duplicate))
             case Store(change=change):
                 messages.check(change)
             case Define():
@@ -246,7 +260,10 @@ class MemoryLog:
             consumed=() if WorkKind.CONSUME in record.released else old.consumed,
         )
         _check_branch(new)
+        _check_unique("replays", [replay.position for replay in record.replays])
         row.branch = _rounded_branch(new)
+        for replay in record.replays:
+            self.database.replays.setdefault((record.id, replay.position), (self._rm, replay))
         for position in record.settled:
             del row.work[position]
         for to in record.redirects:
@@ -255,6 +272,13 @@ class MemoryLog:
             row.work[position] = replace(row.work[position], fate=fate)
         if record.close is not None:
             row.work = {position: closed(work, record.close) for position, work in row.work.items()}
+
+    def _settle(self, record: SettlementsWrite) -> None:
+        for settlement in record.settlements:
+            _check_copy(settlement.position, settlement.attempt)
+        for settlement in record.settlements:
+            key = (settlement.branch_id, settlement.position, settlement.vhost, settlement.queue)
+            self.database.settlements.setdefault(key, (self._rm, settlement))
 
     def _archive(self, row: _Row, at: float) -> None:
         branch = row.branch
@@ -337,6 +361,37 @@ class MemoryLog:
         self._require_reachable()
         found = [message for rm, message in self.database.archive if rm == self._rm and message.xid == xid]
         return sorted(found, key=lambda message: (message.at, message.position))
+
+    async def load_copies(self) -> LoggedCopies:
+        """The replays, settlements and duplicates of this resource manager."""
+        self._require_reachable()
+        database = self.database
+        return LoggedCopies(
+            replays=tuple(
+                (branch_id, replay)
+                for (branch_id, _), (rm, replay) in sorted(database.replays.items(), key=_key)
+                if rm == self._rm
+            ),
+            settlements=tuple(
+                settlement
+                for key, (rm, settlement) in sorted(database.settlements.items(), key=_key)
+                if rm == self._rm and (key[:2] in database.replays or key[0] in database.rows)
+            ),
+            suppressed=tuple(
+                SettledCopy(branch_id=key[0], position=key[1], vhost=key[2], queue=key[3], attempt=key[4])
+                for key, (rm, _) in sorted(database.duplicates.items(), key=_key)
+                if rm == self._rm
+            ),
+        )
+
+    async def read_duplicates(self, branch_ids: Collection[UUID]) -> list[Duplicate]:
+        """The duplicates of messages of these branches."""
+        self._require_reachable()
+        return [
+            duplicate
+            for key, (rm, duplicate) in sorted(self.database.duplicates.items(), key=_key)
+            if rm == self._rm and key[0] in branch_ids
+        ]
 
     async def lookup(self, vhost: str, xid: Xid, branch_id: UUID | None = None) -> Lookup:
         """The entry of *xid* in the log; see :meth:`dtx.log.api.TransactionLog.lookup`.
@@ -422,6 +477,20 @@ def _check_work(work: WorkRow) -> None:
     consumed = work.kind is WorkKind.CONSUME
     if consumed != (work.queue is not None) or (work.unit is not None and not consumed):
         raise LogConflict("a consumption has a queue, a publish has neither queue nor unit")
+
+
+def _check_copy(position: int, attempt: int) -> None:
+    if position < 0 or attempt < 1:
+        raise LogConflict("a copy has a position from 0 and an attempt from 1")
+
+
+def _copy(duplicate: Duplicate) -> tuple[UUID, int, str, bytes, int]:
+    return duplicate.branch_id, duplicate.position, duplicate.vhost, duplicate.queue, duplicate.attempt
+
+
+def _key(row: tuple[Any, Any]) -> Any:
+    """The key of a table's row: rows are read in its order."""
+    return row[0]
 
 
 def _rounded(at: float | None) -> float | None:

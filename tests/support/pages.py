@@ -41,7 +41,7 @@ _ROOMS: Final = ("admin", "manager", "server", "store", "wire", "xa")
 _UNITS: Final = ((1 << 20, "MiB"), (1 << 10, "KiB"))
 _SIZES: Final = ("_bytes", "frame_max")
 _DURATIONS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
-_SECONDS: Final = ("_after", "_timeout", "_retention", "_ttl", "_deadline", "_heartbeat")
+_SECONDS: Final = ("_after", "_timeout", "_retention", "_ttl", "_deadline", "_heartbeat", "_window")
 
 
 def embed(text: str, name: str, content: str) -> str:

@@ -111,11 +111,47 @@ SCENARIOS: Final = (
         _in(f"{_CRASH}/test_phase_two", "after_a_broken_connection_the_receipt_gives_the_outcome")
         + _in(f"{_ALONGSIDE}/test_markers", "receipt_queues_that_are_gone_prove_nothing"),
     ),
-    Scenario("3", "copy 1 is acknowledged before its id is known as replayed; copy 2 follows", "seen twice"),
-    Scenario("4", "a unit that would have settled a copy never happens", "the other copy suppressed: loss"),
-    Scenario("5", "a message is taken, prepared and rolled back: it returns with its id", "suppressed: loss"),
-    Scenario("6", "an application publishes a message again with all headers, or dead letters loop", "loss"),
-    Scenario("7", "the same from another queue that got the other attempt, or with an invented id", "loss"),
+    Scenario(
+        "3",
+        "copy 1 is acknowledged before its id is known as replayed; copy 2 follows",
+        "seen twice",
+        _in(
+            f"{_CRASH}/test_second_copies",
+            "a_copy_that_was_consumed_before_the_replay_counts",
+            "a_first_replay_counts_for_channels_that_consume_already",
+        ),
+        ("repeats",),
+    ),
+    Scenario(
+        "4",
+        "a unit that would have settled a copy never happens",
+        "the other copy suppressed: loss",
+        _in(f"{_STORE}/test_copies", "a_returned_copy_does_not_count"),
+        ("sim",),
+    ),
+    Scenario(
+        "5",
+        "a message is taken, prepared and rolled back: it returns with its id",
+        "suppressed: loss",
+        _in(f"{_CRASH}/test_second_copies", "a_message_that_was_put_back_twice_is_consumed_once"),
+    ),
+    Scenario(
+        "6",
+        "an application publishes a message again with all headers, or dead letters loop",
+        "loss",
+        _in(f"{_CRASH}/test_second_copies", "a_message_that_an_application_published_again_is_delivered")
+        + _in(f"{_STORE}/test_copies", "other_messages_with_the_id_are_delivered"),
+    ),
+    Scenario(
+        "7",
+        "the same from another queue that got the other attempt, or with an invented id",
+        "loss",
+        _in(
+            f"{_STORE}/test_copies",
+            "a_suppressed_copy_that_comes_again_is_suppressed_again",
+            "a_forged_copy_hides_no_message",
+        ),
+    ),
     Scenario(
         "8",
         "an application copies headers of dtx into its own publish",
@@ -136,13 +172,50 @@ SCENARIOS: Final = (
         _in(f"{_CRASH}/test_ha_locks", "a_commit_under_way_is_decided_when_the_connection_ends"),
         ("cluster", "repeats"),
     ),
-    Scenario("11", "copy 2 waits behind a slow consumer of copy 1", "consumer timeout, delivery limit used up"),
+    Scenario(
+        "11",
+        "copy 2 waits behind a slow consumer of copy 1",
+        "consumer timeout, delivery limit used up",
+        _in(
+            f"{_CRASH}/test_second_copies",
+            "a_copy_waits_for_another_one_that_is_settled",
+            "a_waiting_copy_comes_if_the_other_one_is_lost",
+        )
+        + _in(f"{_STORE}/test_copies", "a_copy_that_has_waited_long_is_delivered"),
+    ),
     Scenario("12", "two members have one copy each", "seen twice"),
-    Scenario("13", "copy 1 is rejected without requeue", "copy 2 shown too"),
-    Scenario("14", "no-ack: the marker is written first, and dtx dies", "loss", parts=("repeats",)),
-    Scenario("15", "a queue is a stream", "hidden from other readers"),
-    Scenario("16", "the first replay comes after a channel without select began to consume", "queue unknown"),
-    Scenario("17", "the marker is durable, its acknowledgement is lost, the same copy comes again", "suppressed"),
+    Scenario(
+        "13",
+        "copy 1 is rejected without requeue",
+        "copy 2 shown too",
+        _in(f"{_CRASH}/test_second_copies", "a_copy_waits_for_another_one_that_is_settled"),
+    ),
+    Scenario(
+        "14",
+        "no-ack: the marker is written first, and dtx dies",
+        "loss",
+        _in(f"{_STORE}/test_copies", "a_copy_without_acknowledgement_is_suppressed_at_once"),
+        ("repeats",),
+    ),
+    Scenario(
+        "15",
+        "a queue is a stream",
+        "hidden from other readers",
+        _in(f"{_STORE}/test_copies", "other_messages_with_the_id_are_delivered"),
+    ),
+    Scenario(
+        "16",
+        "the first replay comes after a channel without select began to consume",
+        "queue unknown",
+        _in(f"{_CRASH}/test_second_copies", "a_first_replay_counts_for_channels_that_consume_already"),
+    ),
+    Scenario(
+        "17",
+        "the marker is durable, its acknowledgement is lost, the same copy comes again",
+        "suppressed",
+        _in(f"{_CRASH}/test_second_copies", "a_crash_between_record_and_acknowledgement_shows_no_second_copy")
+        + _in(f"{_STORE}/test_copies", "the_same_copy_comes_again"),
+    ),
     Scenario(
         "18",
         "a second dtx of the same log starts, or a node with queues of dtx is down",

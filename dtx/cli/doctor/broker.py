@@ -39,7 +39,8 @@ from dtx.store.rabbitmq.management import Management, ManagementError
 _Answer = TypeVar("_Answer")
 
 _CONSEQUENCE = (
-    "after a crash, --replay auto repeats units whose outcome is unknown (messages may be repeated, none is lost)"
+    "after a crash, --replay auto repeats units whose outcome is unknown: no message is lost, and second copies are "
+    "kept from consumers that read through dtx"
 )
 
 

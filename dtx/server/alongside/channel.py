@@ -8,6 +8,7 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from enum import Enum
+from functools import partial
 from typing import Final
 
 from dtx.manager.branch_runtime import BranchRuntime
@@ -15,6 +16,7 @@ from dtx.manager.scan import Scan
 from dtx.server.alongside import queries
 from dtx.server.alongside.channel_barrier import ChannelBarrier
 from dtx.server.alongside.client import ProxiedClient
+from dtx.server.alongside.plain_deliveries import PlainDeliveries
 from dtx.server.alongside.queries import Preview
 from dtx.server.alongside.unsettled_deliveries import ANSWERS, Tally
 from dtx.server.coordination import CoordinationHandler
@@ -82,25 +84,50 @@ class ClosingChannel:
 
     Args:
         done: called when the channel is closed.
+        defer: calls its argument when everything of the client has been sent on the channel; ``None``: that is now.
     """
 
-    def __init__(self, session: ChannelOwner, number: int, done: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        session: ChannelOwner,
+        number: int,
+        done: Callable[[], None] | None = None,
+        defer: Callable[[Callable[[], None]], None] | None = None,
+    ) -> None:
         self._session = session
         self._upstream = session.upstream
         self._number = number
         self._done = done
         self._upstream.handlers[number] = self
-        self._upstream.write(methods.ChannelClose(200, b"closed by dtx").frame(number))
+        self._is_closing = False
+        if defer is None:
+            self._close()
+        else:
+            defer(self._close)
+
+    def _close(self) -> None:
+        if self._upstream.handlers.get(self._number) is self and not self._upstream.is_lost and not self._is_closing:
+            self._is_closing = True
+            self._upstream.write(methods.ChannelClose(200, b"closed by dtx").frame(self._number))
 
     def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:  # noqa: ARG002
         """See :class:`Handler`."""
-        if key == methods.ChannelClose.KEY:
+        if key == methods.ChannelClose.KEY and self._is_closing:
             self._upstream.note_crossed_close(self._number)
+        elif key == methods.ChannelClose.KEY:  # the close of dtx still waits: the broker ignores all before it
+            self._is_closing = True
+            self._finish()
+            self._upstream.write(methods.ChannelCloseOk().frame(self._number))
+            self._upstream.free(self._number)
+            self._session.drained()
         elif key == methods.ChannelCloseOk.KEY:
             self._upstream.free(self._number)
-            if self._done is not None:
-                self._done()
+            self._finish()
             self._session.drained()
+
+    def _finish(self) -> None:
+        if self._done is not None:
+            self._done()
 
     def lost(self, reason: str) -> None:
         """See :class:`Handler`."""
@@ -134,6 +161,8 @@ class ProxyChannel:
         self.coordinated = False
         self.tally: Tally | None = None
         """Its consumers and unsettled deliveries; ``None`` before the first basic.consume or basic.get."""
+        self.deliveries: PlainDeliveries | None = None
+        """As :attr:`tally`."""
         self.last_queue = b""
         self._declares = ExclusiveDeclarations(session.upstream.exclusive)
         self.coordination: CoordinationHandler | None = None
@@ -173,7 +202,8 @@ class ProxyChannel:
     def _sort(self) -> None:
         """Choose whether frames pass without inspection. They do not while the channel is unused."""
         is_open, mapped = self.phase is ProxyPhase.OPEN, self.upstream_number != self.number
-        unseen = self.used and is_open and not mapped and not self.preview.counting
+        busy = self.deliveries is not None and self.deliveries.is_busy
+        unseen = self.used and is_open and not mapped and not self.preview.counting and not busy
         self.engine.pass_frames(Passing.JOINED if unseen else Passing.SINGLY)
 
     def _leave(self, phase: ProxyPhase, frame: bytes = b"") -> None:
@@ -243,7 +273,11 @@ class ProxyChannel:
                 self._fenced().sent(key)
             case _:
                 pass
-        self._to_broker(buffer, start, end)
+        if self.deliveries is None:
+            self._to_broker(buffer, start, end)
+        else:
+            self.deliveries.pass_on(key, buffer[start:end])
+            self._sort()
 
     def need_broker(self) -> None:
         """Note that the channel is about to use the broker.
@@ -261,10 +295,37 @@ class ProxyChannel:
         self.tally = self.tally or Tally()
         self.tally.asked(key, payload)
         self.session.unsettled.sort(self.number, self.upstream_number, self.tally)
+        if self.deliveries is None:
+            session = self.session
+            self.deliveries = PlainDeliveries(session.consuming, session.who.vhost, self.upstream_number, self)
+            session.consuming.by_number[self.number] = self.deliveries
+        self.deliveries.requested(key, payload, self.last_queue)
+
+    def to_upstream(self, frame: bytes) -> None:
+        """See :class:`ChannelSide`."""
+        if not self.session.upstream.is_lost:
+            self._to_broker(frame, 0, len(frame))
+
+    def settled_by_dtx(self, tag: int) -> None:
+        """See :class:`ChannelSide`."""
+        if self.tally is not None:
+            self.tally.delivered(tag)
+            self.tally.settled(tag, 0)
+
+    def abandon(self, reason: str) -> None:
+        """See :class:`ChannelSide`."""
+        self.session.upstream.abort(reason)
+
+    def end_deliveries(self) -> None:
+        """The channel gets no more deliveries, and the broker has the unsettled ones again."""
+        if self.deliveries is not None:
+            self.deliveries.filter.end()
+            if self.session.consuming.by_number.get(self.number) is self.deliveries:
+                del self.session.consuming.by_number[self.number]
 
     def _note_queue(self, payload: bytes) -> None:
         if len(payload) > 6:
-            self.last_queue = payload[7 : 7 + payload[6]] or self.last_queue
+            self.last_queue = payload[7 : 7 + payload[6]]  # without a name, the broker's answer has it
             self._declares.asked(payload)
 
     def _to_broker(self, buffer: bytes, start: int, end: int) -> None:
@@ -274,11 +335,23 @@ class ProxyChannel:
 
     def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
         """See :class:`Handler`; also called for frames that the proxy must inspect."""
+        if self.deliveries is None:
+            self.accept(key, buffer, start, end)
+            return
+        was_busy = self.deliveries.is_busy
+        self.deliveries.filter.frame(key, buffer, start, end)
+        if self.deliveries.is_busy is not was_busy:
+            self._sort()
+
+    def accept(self, key: int, buffer: bytes, start: int, end: int) -> None:
+        """See :class:`ChannelSide`."""
         if key == methods.ChannelClose.KEY:
             if self.phase is ProxyPhase.CLOSING:
                 self.session.upstream.note_crossed_close(self.upstream_number)
                 return
             self._drop_fence()
+            if self.deliveries is not None:
+                self.deliveries.drop()
             self._leave(ProxyPhase.CLOSED_BY_BROKER, with_channel(buffer[start:end], self.number))
             return
         if key == methods.ChannelCloseOk.KEY:
@@ -292,6 +365,8 @@ class ProxyChannel:
             return
         elif key in ANSWERS and self.tally is not None:
             self.tally.answered(key, buffer[start + 7 : end - 1])
+        if self.deliveries is not None and key > BODY:
+            self.deliveries.answered(key, buffer[start + 7 : end - 1])
         self.forward(buffer, start, end)
 
     def forward(self, buffer: bytes, start: int, end: int) -> None:
@@ -315,7 +390,20 @@ class ProxyChannel:
         if isinstance(handler, ConsumeChannel):  # a select is running
             handler.close()
         else:
+            self._after_settlements(partial(self._send_method, payload))
+            if self.deliveries is not None:
+                self.deliveries.then(self.deliveries.close)
+
+    def _send_method(self, payload: bytes) -> None:
+        if self.phase in (ProxyPhase.OPEN, ProxyPhase.CLOSING) and not self.session.upstream.is_lost:
             self.session.upstream.write(method_frame(self.upstream_number, payload))
+
+    def _after_settlements(self, act: Callable[[], None]) -> None:
+        """Call *act* when the broker has everything that the client has sent on the channel."""
+        if self.deliveries is None:
+            act()
+        else:
+            self.deliveries.then(act)
 
     def upstream_closed(self, close: ChannelClose) -> None:
         """Handle the broker's close during a select; nothing more is sent on the channel."""
@@ -360,7 +448,13 @@ class ProxyChannel:
 
     def select(self) -> None:
         """Run dtx-demarcation.select: the session replaces this channel by a selected one."""
-        self._begin(self.session.select(self), methods.DtxSelect.KEY)
+        self._begin(self._select(), methods.DtxSelect.KEY)
+
+    async def _select(self) -> bytes:
+        sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._after_settlements(partial(sent.set_result, None))
+        await sent
+        return await self.session.select(self)
 
     def demarcate(self, call: methods.DtxStart | methods.DtxEnd) -> None:
         """Refuse start and end without select ("The client must use this method at least once")."""
@@ -407,8 +501,7 @@ class ProxyChannel:
 
     def _fenced(self) -> ChannelBarrier:
         if self._fence is None:
-            upstream, number = self.session.upstream, self.upstream_number
-            self._fence = ChannelBarrier(lambda payload: upstream.write(method_frame(number, payload)))
+            self._fence = ChannelBarrier(lambda payload: self._after_settlements(partial(self._send_method, payload)))
         return self._fence
 
     def _drop_fence(self) -> None:
@@ -484,7 +577,11 @@ class ProxyChannel:
 
     def close_upstream(self) -> None:
         """Close the channel at the broker."""
-        ClosingChannel(self.session, self.upstream_number)
+        if self.deliveries is None:
+            ClosingChannel(self.session, self.upstream_number)
+            return
+        ClosingChannel(self.session, self.upstream_number, self.deliveries.drop, self._after_settlements)
+        self.deliveries.then(self.deliveries.close)
 
 
 async def _finished(work: Iterator[None]) -> bytes:

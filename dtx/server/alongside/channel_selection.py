@@ -53,6 +53,8 @@ class ChannelSelection:
                 session.budget,
                 channel.last_queue,
                 session,
+                copies=session.store.copies,
+                vhost=session.who.vhost,
                 replacer=commits,
                 revokes=commits.revokes,
             )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from dtx.manager import BranchManager
+from dtx.server.alongside.plain_deliveries import ConsumingChannels
 from dtx.server.alongside.unsettled_deliveries import UnsettledDeliveries
 from dtx.server.client_session import ClientTransport
 from dtx.server.connection import BaseClient
@@ -62,6 +63,7 @@ class ProxiedClient(BaseClient):
         self.user: str | None = None
         """User name of the login; ``None`` if the login has none."""
         self.unsettled = UnsettledDeliveries()
+        self.consuming = ConsumingChannels(store.copies, manager.spawn, self.hold_client, self.recorded)
         self.passing = False
         """dtx is passing frames of the broker on: what is sent now comes between whole messages."""
         self._beat: asyncio.TimerHandle | None = None
@@ -132,6 +134,10 @@ class ProxiedClient(BaseClient):
         if self._transport is not None:
             for data in late:
                 self._transport.write(data)
+
+    @abstractmethod
+    def recorded(self, deliveries: object) -> None:
+        """Continue: all settlements of a channel that the log must have are recorded and sent."""
 
     @property
     def client_is_behind(self) -> bool:

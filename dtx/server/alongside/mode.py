@@ -16,6 +16,7 @@ from dtx.server.amqp10.nodes import Home
 from dtx.server.limits import SessionLimits
 from dtx.server.listener import AcceptedConnection, NewSession
 from dtx.store.rabbitmq.commit_connection import CommitConnection, CommitSettings
+from dtx.store.rabbitmq.copies import CopyRegister
 from dtx.store.rabbitmq.identity import BrokerIdentity, NameTaken
 from dtx.store.rabbitmq.management import Management, ManagementError
 from dtx.store.rabbitmq.service import Broker, BrokerLoginRefused, ServiceConnection
@@ -126,12 +127,22 @@ async def open_alongside(
     if settings.replay == "auto":
         await _warn_without(management)
     loaded = asyncio.Event()  # before that, dtx does not know which receipts of its predecessor it needs
+    copies = CopyRegister(
+        log.write,
+        lambda: log.lease_valid,
+        enabled=settings.duplicates == "suppress",
+        window=settings.duplicate_window,
+        replayed=metrics.messages_replayed.inc,
+        suppressed=metrics.copies_suppressed.inc,
+    )
+    copies.load(await log.load_copies())
     store = RabbitStore(
         broker,
         _commit_settings(
             settings,
             management,
             identity,
+            copies,
             lambda: loaded.is_set() and log.lease_valid,
             lambda: manager.is_empty,
             metrics,
@@ -192,13 +203,15 @@ async def _warn_without(management: Management | None) -> None:
         else:
             return
     remedy = "run 'rabbitmq-plugins enable rabbitmq_management' at the broker, then 'dtx doctor'"
-    _log.warning("messages may be repeated after a crash", reason=reason, remedy=remedy)
+    effect = "no message is lost, and consumers that read through dtx get each once"
+    _log.warning("units may be repeated after a crash", reason=reason, effect=effect, remedy=remedy)
 
 
 def _commit_settings(
     settings: Settings,
     management: Management | None,
     identity: BrokerIdentity,
+    copies: CopyRegister,
     active: Callable[[], bool],
     finished: Callable[[], bool],
     metrics: Metrics,
@@ -213,4 +226,5 @@ def _commit_settings(
         finished=finished,
         found=lambda outcome: metrics.unit_findings[outcome].inc(),
         management=management,
+        copies=copies,
     )

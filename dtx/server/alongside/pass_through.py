@@ -18,6 +18,7 @@ from operator import itemgetter
 from typing import Final, cast
 
 from dtx.server.alongside.channel import ChannelOwner
+from dtx.server.alongside.plain_deliveries import DELIVERIES
 from dtx.store.rabbitmq.upstream import Upstream
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.codec import Sender
@@ -192,8 +193,13 @@ class ProxyUpstream(Upstream, asyncio.BufferedProtocol):
         handlers = self.handlers
         owner = self._owner
         begin = end_of_run = frames[0][2]
+        consuming = owner.consuming.by_number
+        concerned = bool(consuming) and owner.consuming.concerns(buffer, frames)
+        last = frames[-1][3] if consuming and frames[-1][0] in DELIVERIES else -1
+        """The end of a last frame whose message may have to be inspected: its header has not come."""
         for key, channel, start, end in frames:
-            if channel not in handlers and key not in _TO_CLIENT:
+            inspected = channel in consuming and (concerned or end == last)
+            if channel not in handlers and key not in _TO_CLIENT and not inspected:
                 end_of_run = end
                 continue
             if end_of_run > begin:

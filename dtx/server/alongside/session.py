@@ -257,6 +257,8 @@ class ProxySession(ChannelOwner):
         buffer, start, end = event.buffer, event.start, event.end
         if self.unsettled.by_number:
             self.unsettled.from_client(buffer, event.frames)
+        if self.consuming.by_number:
+            self.consuming.from_client(buffer, event.frames)
         self.metrics.traffic.to_broker += end - start
         whole = start == 0 and end == len(buffer)
         self.upstream.write(buffer if whole else memoryview(buffer)[start:end])
@@ -265,6 +267,8 @@ class ProxySession(ChannelOwner):
         number = event.channel
         if self.unsettled.by_number:
             self.unsettled.from_client(event.buffer, ((event.key, number, event.start, event.end),))
+        if self.consuming.by_number:
+            self.consuming.from_client(event.buffer, ((event.key, number, event.start, event.end),))
         channel = self.channels.get(number)
         if channel is not None:
             channel.receive(event)
@@ -340,6 +344,7 @@ class ProxySession(ChannelOwner):
     def _unwatch(self, channel: ProxyChannel) -> None:
         if channel.tally is not None:
             self.unsettled.drop(channel.number, channel.upstream_number, channel.tally)
+        channel.end_deliveries()
 
     async def select(self, channel: ProxyChannel) -> bytes:
         """See :class:`ChannelOwner`."""
@@ -364,6 +369,13 @@ class ProxySession(ChannelOwner):
     def consume_channel_idle(self) -> None:
         """See :class:`Keeper`: the client's close may be answered."""
         self._answer_close()
+
+    def recorded(self, deliveries: object) -> None:
+        """See :class:`ProxiedClient`."""
+        self.release_client(deliveries)
+        if not self.upstream.is_lost:
+            self._answer_close()
+            self._end_if_done()
 
     # -- flow control
 
@@ -423,7 +435,8 @@ class ProxySession(ChannelOwner):
         if selected or any(taking.holds for taking in takings):
             self._release_channels()
             takings = self._takings()
-        if not all(taking.only_holds for taking in takings) or (takings and self._drains()):
+        rests = all(taking.only_holds for taking in takings) and not self.consuming.is_recording
+        if not rests or (takings and self._drains()):
             return
         close, self._pending_close = self._pending_close, None
         if takings or self.upstream.is_lost:
@@ -493,7 +506,7 @@ class ProxySession(ChannelOwner):
             return
         if self.upstream.is_lost:
             self._over()
-        elif not self._takings() and not self._left:
+        elif not self._takings() and not self._left and not self.consuming.is_recording:
             # The broker first handles what the client sent. That has no time limit; heartbeats detect a dead broker.
             self._left = True
             self._discount_connection()

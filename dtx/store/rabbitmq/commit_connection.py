@@ -9,14 +9,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
 from dtx import failpoint
 from dtx.failpoint import Point
-from dtx.log.records import EXCLUSIVE, Unit, WorkRow
+from dtx.log.records import EXCLUSIVE, Unit, WorkKind, WorkRow
+from dtx.log.records import Replay as Replayed
 from dtx.store.api import Applied, PhaseTwo, Refused, Returned, UnitOutcome, UnitProgress
 from dtx.store.rabbitmq import messages
+from dtx.store.rabbitmq.copies import CopyRegister
 from dtx.store.rabbitmq.delivery_limit import DeliveryLimits, default_limit, publish_copies
 from dtx.store.rabbitmq.identity import BrokerIdentity, NameTaken, consumers_of, declare_lock, hold_lock
 from dtx.store.rabbitmq.management import Management, ManagementError
@@ -38,6 +40,8 @@ _log = get_logger(part="commit connection")
 
 _LOCK_POLL: Final = 0.25
 """Seconds between two checks of a lock that is not free; its owner's heartbeat bounds the wait."""
+_LOCK_PATIENCE: Final = 15.0
+"""Seconds that a unit without a receipt waits for its lock."""
 _BACKOFF: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
 """Seconds before the next attempt to connect to the broker."""
 _IMPATIENT: Final = 0.25
@@ -69,7 +73,19 @@ _PUBLISH: Final = methods.BasicPublish.KEY
 _GROWTH: Final = 8
 """At most this multiple of the channels is opened while others hang, for example on a queue without a leader."""
 
-Build = Callable[[int, int, UUID, Sequence[WorkRow]], Iterator[bytes]]
+
+class _Direction(NamedTuple):
+    """What phase two does with the messages of a branch."""
+
+    kind: WorkKind
+    build: Callable[[int, int, UUID, Sequence[WorkRow], int], Iterator[bytes]]
+    """The frames of each message."""
+    header: bytes
+    """Identifies a message that the broker returns."""
+
+
+_COMMIT: Final = _Direction(WorkKind.PUBLISH, messages.commit_frames, messages.ID)
+_PUT_BACK: Final = _Direction(WorkKind.CONSUME, messages.put_back_frames, messages.PUT_BACK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +102,7 @@ class CommitSettings:
         found: called with the outcome of each unit whose answer was lost.
         active: whether this dtx is the active one. Otherwise receipts may belong to its successor, and stay untouched.
         finished: whether the log needs no receipt any more; asked when a commit connection is closed.
+        copies: the messages that were sent more than once.
         room: memory for the messages of units, shared by all commit connections that have these settings.
     """
 
@@ -98,6 +115,7 @@ class CommitSettings:
     active: Callable[[], bool] = lambda: True
     finished: Callable[[], bool] = lambda: True
     found: Callable[[UnitOutcome], None] = lambda _: None
+    copies: CopyRegister = field(default_factory=CopyRegister.disabled)
     room: MemoryQuota = field(default_factory=lambda: MemoryQuota(_MOST_UNDER_WAY))
 
 
@@ -446,8 +464,7 @@ class CommitConnection:
             connection = await self._connected()
             failpoint.at(Point.RESOLVE_BEFORE)
             try:
-                if unit.lock != connection.lock:
-                    await self._until_free(unit.lock)
+                is_free = unit.lock == connection.lock or await self._until_free(unit)
                 failpoint.at(Point.RESOLVE_FREE)
                 found = ReceiptScan()
                 if unit.receipt:
@@ -469,7 +486,7 @@ class CommitConnection:
             if doubt is None and unit.receipt:
                 if unit.nonce in found.nonces:
                     return UnitOutcome.HAPPENED
-                if unit.incarnation in found.markers:
+                if is_free and unit.incarnation in found.markers:
                     return UnitOutcome.NEVER
             reason = "the broker has lost receipts"
             if not unit.receipt:
@@ -489,12 +506,25 @@ class CommitConnection:
             await self._up.wait()
         return self._connection
 
-    async def _until_free(self, lock: str) -> None:
+    async def _until_free(self, unit: Unit) -> bool:
+        """Wait until the lock of *unit* is free. Returns whether it is.
+
+        If no receipt can tell its outcome, the wait has a limit: the node of the lock may hang. The outcome is then
+        unknown with or without the lock, and what is sent again is recorded before.
+        """
+        lock = unit.lock
         task = self._locks.get(lock)
         if task is None:
             task = self._locks[lock] = asyncio.create_task(self._watch(lock))
             task.add_done_callback(lambda _: self._locks.pop(lock, None))
-        await asyncio.shield(task)
+        proves = unit.receipt and self._trust.doubts.of_all is None
+        try:
+            async with asyncio.timeout(None if proves else _LOCK_PATIENCE):
+                await asyncio.shield(task)
+        except TimeoutError:
+            _log.warning("a lock is not free", vhost=self.vhost, lock=lock, seconds=_LOCK_PATIENCE)
+            return False
+        return True
 
     async def _watch(self, lock: str) -> None:
         waited = False
@@ -510,11 +540,11 @@ class CommitConnection:
 
     async def apply(self, phase: PhaseTwo) -> Applied | Refused:
         """See :class:`~dtx.store.api.BrokerStore`."""
-        return await self._finish(phase, messages.commit_frames, messages.ID)
+        return await self._finish(phase, _COMMIT)
 
     async def put_back(self, phase: PhaseTwo) -> Applied | Refused:
         """See :class:`~dtx.store.api.BrokerStore`."""
-        result = await self._finish(phase, messages.put_back_frames, messages.PUT_BACK)
+        result = await self._finish(phase, _PUT_BACK)
         if isinstance(result, Refused):
             return result
         unroutable = {returned.position for returned in result.returned}
@@ -585,24 +615,29 @@ class CommitConnection:
     def _default_limit(self) -> int | None:
         return default_limit(self._version)
 
-    async def _finish(self, phase: PhaseTwo, build: Build, header: bytes) -> Applied | Refused:
+    async def _finish(self, phase: PhaseTwo, direction: _Direction) -> Applied | Refused:
         self._calls += 1
         try:
-            return await self._complete(phase, build, header)
+            return await self._complete(phase, direction)
         finally:
             self._calls -= 1
 
-    async def _complete(self, phase: PhaseTwo, build: Build, header: bytes) -> Applied | Refused:
+    async def _complete(self, phase: PhaseTwo, direction: _Direction) -> Applied | Refused:
         unit = phase.unit
         suspected = False  # its connection was lost once. Units that shared it may be the cause, so it is sent alone
         losses = 0
         progress = phase.progress
+        attempt = unit.attempt
+        phase.repeated |= attempt > 1
+        is_recorded = False  # the log has that the messages are sent again
         while True:
             if progress is UnitProgress.SENT:
                 outcome = await self.resolve(unit)
                 if outcome is UnitOutcome.HAPPENED:
                     return Applied(proved=True)
-                phase.repeated |= outcome is UnitOutcome.UNKNOWN
+                if outcome is UnitOutcome.UNKNOWN:
+                    attempt += 1
+                    phase.repeated = True
             if losses >= _POISON:
                 reason = "the broker ended dtx's connection each time that this was sent"
                 return Refused(reason=reason, partial=phase.repeated)
@@ -610,14 +645,20 @@ class CommitConnection:
             share = self.settings.room.share(None if suspected else phase.size)
             try:
                 await share.take()
-                is_new = progress is not UnitProgress.UNSENT or unit.lock != channel.upstream.lock
-                if is_new or unit.receipt is not channel.is_tx:
-                    # The log must have lock and nonce of a unit before it is sent.
-                    unit = replace(self.next_unit(), receipt=channel.is_tx)
-                    progress = UnitProgress.UNSENT
-                    await phase.assign(unit)
                 # not earlier: units that wait for a channel or memory hold no bodies
                 work = await phase.work()
+                is_new = progress is not UnitProgress.UNSENT or unit.lock != channel.upstream.lock
+                again = attempt > 1 and not is_recorded
+                if is_new or again or unit.receipt is not channel.is_tx:
+                    # The log must have lock and nonce of a unit before it is sent, and what it sends again.
+                    unit = phase.unit = replace(self.next_unit(), receipt=channel.is_tx, attempt=attempt)
+                    progress = UnitProgress.UNSENT
+                    replays: list[Replayed] = []
+                    if again:
+                        await finish(messages.find_replays(work, direction.kind, replays))
+                    await phase.assign(unit, replays)
+                    self.settings.copies.replay(phase.branch_id, replays)
+                    is_recorded |= again
             except BaseException:
                 share.release()
                 self._give(channel)
@@ -626,12 +667,15 @@ class CommitConnection:
                 if channel.closed is not None or unit.lock != channel.upstream.lock or not self._suits(channel):
                     self._give(channel)
                     continue
-                refused, returned = await self._send(channel, unit, phase.branch_id, build, work, header, share)
+                refused, returned = await self._send(channel, unit, phase.branch_id, direction, work, share)
                 if not refused:
                     return Applied(returned=returned)
                 _at_refusal()
-                # A nack is about one queue: others may have taken the message.
-                return Refused(reason=f"a queue did not take {len(refused)} of the messages", partial=True)
+                # A nack is about one queue: others may have taken the message. Only the rest is finished.
+                sent = [item.position for item in work if item.kind is direction.kind]
+                open_ = {sent[index] for index in refused} | {back.position for back in returned}
+                reason = f"a queue did not take {len(refused)} of the messages"
+                return Refused(reason=reason, settled=tuple(each for each in sent if each not in open_), partial=True)
             except UpstreamLost:
                 failpoint.at(Point.UNIT_LOST)
                 progress = UnitProgress.SENT
@@ -656,9 +700,8 @@ class CommitConnection:
         channel: OwnChannel,
         unit: Unit,
         branch_id: UUID,
-        build: Build,
+        direction: _Direction,
         work: Sequence[WorkRow],
-        header: bytes,
         share: Share,
     ) -> tuple[Sequence[int], tuple[Returned, ...]]:
         """Send the messages of *work*. Returns the indexes of those that a queue refused, and those without a queue.
@@ -673,7 +716,8 @@ class CommitConnection:
         frames: list[bytes] = []
         try:
             # Encode all messages before the first one is sent: an error then refuses the unit as a whole.
-            await finish(map(frames.append, build(number, upstream.engine.agreed.frame_max, branch_id, work)))
+            built = direction.build(number, upstream.engine.agreed.frame_max, branch_id, work, unit.attempt)
+            await finish(map(frames.append, built))
         except BaseException:
             self._give(channel)
             raise
@@ -699,7 +743,7 @@ class CommitConnection:
         finally:
             overdue.cancel()
         failpoint.at(Point.UNIT_COMMITTED)
-        returned = tuple(_returned(channel, header)) if channel.returned else ()
+        returned = tuple(_returned(channel, direction.header)) if channel.returned else ()
         if refused:
             self._end(channel)
         else:

@@ -19,6 +19,8 @@ from dtx.failpoint import Point
 from dtx.log.records import Unit
 from dtx.store.api import UnitOutcome
 from dtx.store.rabbitmq import messages
+from dtx.store.rabbitmq.copies import Copy, CopyRegister
+from dtx.store.rabbitmq.copy_filter import ConsumedQueue, CopyFilter
 from dtx.store.rabbitmq.delivery_limit import Replacer
 from dtx.store.rabbitmq.identity import hold_lock
 from dtx.store.rabbitmq.upstream import ExclusiveDeclarations, Upstream, UpstreamLost
@@ -60,7 +62,9 @@ def _reject(number: int, tag: int, multiple: bool, *, requeue: bool) -> bytes:  
     return methods.BasicReject(tag, requeue).frame(number)
 
 
-_REJECT: Final = {requeue: partial(_reject, requeue=requeue) for requeue in (False, True)}
+_REJECT: Final[dict[bool, _Settle]] = {requeue: partial(_reject, requeue=requeue) for requeue in (False, True)}
+_RETURNS: Final = (_REQUEUE, _REJECT[True])
+"""The settlements that return messages to their queues."""
 
 
 class ConsumeOwner(Protocol):
@@ -121,6 +125,8 @@ class _Settlement:
     method: _Settle
     multiple: bool
     """They are all unsettled deliveries up to the last of them."""
+    waits: bool = False
+    """The log must have it first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -149,6 +155,8 @@ class ConsumeChannel:
         budget: memory that all clients share.
         last_queue: the queue that the client declared last on this channel.
         keeper: the client connection.
+        copies: the messages that were sent more than once.
+        vhost: of the connection.
         replacer: for messages that a rollback returns; ``None``: they are just returned.
         revokes: whether the broker may take deliveries back when it cancels their consumer (RabbitMQ 4.3). Before, it
             cancels consumers of a deleted queue, and their deliveries can be acknowledged.
@@ -163,9 +171,12 @@ class ConsumeChannel:
         last_queue: bytes,
         keeper: Keeper,
         *,
+        copies: CopyRegister | None = None,
+        vhost: str = "",
         replacer: Replacer | None = None,
         revokes: bool = False,
     ) -> None:
+        self.filter: Final = CopyFilter(copies or CopyRegister.disabled(), vhost, self)
         self.upstream = upstream
         self.number = number
         self.owner: ConsumeOwner | None = None
@@ -423,7 +434,7 @@ class ConsumeChannel:
         """Reject a held delivery whose contents were dropped; this is committed at once. Returns as :meth:`unhold`."""
         if self._held.pop(delivery.tag, None) is None:
             return False
-        self._send(methods.BasicNack(delivery.tag, False, requeue).frame(self.number), dirty=True)
+        self._enqueue_settlement([delivery], _REQUEUE if requeue else _DROP, multiple=False)
         return True
 
     def then(self, act: Callable[[], None]) -> None:
@@ -435,16 +446,41 @@ class ConsumeChannel:
     def _settle(self, deliveries: Sequence[Delivery], method: _Settle, *, multiple: bool) -> None:
         if not deliveries or self.end_reason is not None:
             return
-        multiple = multiple and not self._held  # for the broker, held deliveries are unsettled too
+        # for the broker, held deliveries are unsettled too, and those that dtx itself settles
+        multiple = multiple and not self._held and not self.filter.owns
         if multiple and len(deliveries) == len(self._open):
             self._open.clear()
         else:
             deliveries = self._forget(deliveries)
-        if not multiple and self._waits(deliveries, method):
+        self._enqueue_settlement(deliveries, method, multiple=multiple)
+
+    def _enqueue_settlement(self, deliveries: Sequence[Delivery], method: _Settle, *, multiple: bool) -> None:
+        copies: Sequence[Copy] = ()
+        if self.filter.is_busy:
+            copies = self.filter.settled(delivery.tag for delivery in deliveries)
+            if method in _RETURNS or not self.filter.register.must_record(copies):
+                self.filter.register.release(copies)
+                copies = ()
+        if not multiple and not copies and self._waits(deliveries, method):
             return
         for start in range(0, len(deliveries), _AT_ONCE):
-            part = _Settlement(list(deliveries[start : start + _AT_ONCE]), method, multiple)
+            part = _Settlement(list(deliveries[start : start + _AT_ONCE]), method, multiple, waits=bool(copies))
+            if copies:
+                task = asyncio.get_running_loop().create_task(self._record(copies, part))
+                self._returning.add(task)
+                task.add_done_callback(self._returning.discard)
+                copies = ()  # later parts wait behind this one
             self._enqueue(part, methods.SETTLE_FRAME * len(part.deliveries))
+
+    async def _record(self, copies: Sequence[Copy], settlement: _Settlement) -> None:
+        """Record that *copies* are settled. Then the broker gets their settlement."""
+        try:
+            await self.filter.register.settle(copies)
+        except Exception as error:  # noqa: BLE001 - the broker gets the deliveries back
+            self.upstream.abort(f"a settlement could not be recorded: {error}")
+        else:
+            settlement.waits = False
+            self._flush()
 
     def _waits(self, deliveries: Sequence[Delivery], method: _Settle) -> bool:
         """Add *deliveries* to the last settlement that waits, if that is of the same kind. Returns whether it was.
@@ -580,9 +616,10 @@ class ConsumeChannel:
     def _flush(self) -> None:
         commit = methods.TxCommit().frame(self.number)
         while self._queue and not self._committing and self.end_reason is None:
-            if not self._locked and isinstance(self._queue[0], _UnitRequest):
+            item = self._queue[0]
+            if (isinstance(item, _Settlement) and item.waits) or (isinstance(item, _UnitRequest) and not self._locked):
                 return
-            item = self._queue.popleft()
+            self._queue.popleft()
             if isinstance(item, _UnitRequest):
                 self._send_unit(item, commit)
                 continue
@@ -596,7 +633,7 @@ class ConsumeChannel:
                 following = self._queue[0]
                 if isinstance(following, _Settlement):
                     settled += len(following.deliveries)
-                    if settled > _AT_ONCE:
+                    if settled > _AT_ONCE or following.waits:
                         break
                     following = self._frames(following)
                 elif isinstance(following, _UnitRequest) or following.last:
@@ -650,6 +687,37 @@ class ConsumeChannel:
 
     def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
         """Handle a frame from the broker."""
+        self.filter.frame(key, buffer, start, end)
+
+    def subscription(self, delivery: methods.BasicDeliver | methods.BasicGetOk) -> ConsumedQueue | None:
+        """See :class:`FilteredChannel`."""
+        consumer: _Consumer | None
+        if self.owner is None:
+            return None  # the delivery goes back
+        if isinstance(delivery, methods.BasicGetOk):
+            consumer = self._getting[0] if self._getting else None
+        else:
+            consumer = self._consumers.get(delivery.consumer_tag) or self._former.get(delivery.consumer_tag)
+        return None if consumer is None or not consumer.queue else ConsumedQueue(consumer.queue, consumer.no_ack)
+
+    def settle_copy(self, tag: int, *, requeue: bool) -> None:
+        """See :class:`FilteredChannel`."""
+        self._send((_REQUEUE if requeue else _ack)(self.number, tag, False), dirty=True)
+
+    def get_again(self, queue: bytes, *, no_ack: bool) -> None:
+        """See :class:`FilteredChannel`."""
+        self._send(methods.BasicGet(queue, no_ack).frame(self.number))
+
+    def may_replace(self, *, is_got: bool) -> bool:
+        """See :class:`FilteredChannel`."""
+        return not is_got or len(self._getting) == 1  # with several, the answers would be interchanged
+
+    def abandon(self, reason: str) -> None:
+        """See :class:`FilteredChannel`."""
+        self.upstream.abort(reason)
+
+    def accept(self, key: int, buffer: bytes, start: int, end: int) -> None:
+        """See :class:`FilteredChannel`."""
         if key in (BODY, HEADER):
             self._add_content(key, buffer[start + 7 : end - 1])
             passes = not self._stray
@@ -857,6 +925,7 @@ class ConsumeChannel:
 
     def _end(self, reason: str, unit_outcome: UnitOutcome | None) -> None:
         self.end_reason = reason
+        self.filter.end()
         if self._selecting is not None:
             self._selecting.set_exception(UpstreamLost(reason))
             self._selecting = None

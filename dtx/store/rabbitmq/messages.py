@@ -4,10 +4,11 @@ Every message has the header ``x-dtx-id``. If a message is ever repeated, both c
 """
 
 from collections.abc import Iterable, Iterator
+from hashlib import sha256
 from typing import Final
 from uuid import UUID
 
-from dtx.log.records import Unit, WorkKind, WorkRow
+from dtx.log.records import Replay, Unit, WorkKind, WorkRow
 from dtx.wire.amqp09 import content, methods, properties, tables
 from dtx.wire.amqp09.codec import packer
 from dtx.wire.amqp09.errors import WireError
@@ -18,6 +19,8 @@ from dtx.wire.amqp09.tables import Entry
 _OURS: Final = b"x-dtx-"
 ID: Final = b"x-dtx-id"
 PUT_BACK: Final = b"x-dtx-put-back"
+ATTEMPT: Final = b"x-dtx-attempt"
+"""The attempt of the unit that sent the message, from 2 on."""
 _EXCHANGE: Final = b"x-dtx-original-exchange"
 _KEY: Final = b"x-dtx-original-routing-key"
 _STREAM_OFFSET: Final = b"x-stream-offset"
@@ -26,8 +29,12 @@ _X_DEATH: Final = b"x-death"
 _RETURNS: Final = b"x-delivery-count"
 MAX_MARKS: Final = 1024
 """Bytes of headers that dtx adds to a message at most, ``x-dtx-death`` aside, which is left out if it does not fit."""
-_COUNTS: Final = (_RETURNS, b"x-acquired-count")
-"""Headers of quorum queues. A message that is put back is counted anew."""
+_REMOVED: Final = (_RETURNS, b"x-acquired-count", ATTEMPT)
+"""Headers that a message loses when it is put back: quorum queues count it anew, and its key is new."""
+_MOST_DIGITS: Final = 9
+"""Digits of a number that fits an integer column."""
+_SLICE: Final = 1 << 20
+"""Bytes of a body that are digested at once: a millisecond."""
 _DEATHS: Final = b"x-dtx-death"
 _COPIES: Final = {b"CC": b"x-dtx-cc", b"BCC": b"x-dtx-bcc"}
 _publish: Final = packer(methods.BasicPublish)
@@ -62,6 +69,44 @@ def message_id(branch_id: UUID, position: int) -> bytes:
     return f"{branch_id}/{position}".encode()
 
 
+def attempt_of(raw: bytes) -> int:
+    """The attempt of the unit that sent a message with these properties."""
+    if ATTEMPT not in raw:
+        return 1
+    try:
+        entry = properties.read(raw).header(ATTEMPT)
+    except WireError:  # a broker has read the properties, and dtx has written the header
+        return 1
+    if entry is None or not entry.value.isdigit() or len(entry.value) > _MOST_DIGITS:
+        return 1  # written by a client
+    return max(int(entry.value), 1)
+
+
+class Digest:
+    """Identifies destination and body of a message: brokers and applications add headers."""
+
+    __slots__ = ("_hash",)
+
+    def __init__(self, exchange: bytes, routing_key: bytes) -> None:
+        self._hash = sha256(bytes((len(exchange),)) + exchange + bytes((len(routing_key),)) + routing_key)
+
+    def update(self, part: bytes | memoryview) -> None:
+        """Add a part of the body."""
+        self._hash.update(part)
+
+    @property
+    def value(self) -> bytes:
+        """The digest of all parts."""
+        return self._hash.digest()
+
+
+def digest_of(exchange: bytes, routing_key: bytes, body: bytes) -> bytes:
+    """The digest of a whole message."""
+    digest = Digest(exchange, routing_key)
+    digest.update(body)
+    return digest.value
+
+
 def position_of(value: bytes) -> int:
     """The position in a value of ``x-dtx-id``."""
     return int(value.rpartition(b"/")[2])
@@ -91,12 +136,16 @@ def probe(channel: int, exchange: bytes, routing_key: bytes, flags: int, raw: by
     return content.message(publish, channel, raw, b"", 0) + methods.TxRollback().frame(channel)
 
 
-def commit_frames(channel: int, frame_max: int, branch_id: UUID, work: Iterable[WorkRow]) -> Iterator[bytes]:
+def commit_frames(
+    channel: int, frame_max: int, branch_id: UUID, work: Iterable[WorkRow], attempt: int = 1
+) -> Iterator[bytes]:
     """The publishes of a branch: for each message its frames."""
     for item in work:
         if item.kind is not WorkKind.PUBLISH:
             continue
         raw = properties.set_header(_unmarked(item.properties), ID, message_id(branch_id, item.position))
+        if attempt > 1:
+            raw = properties.set_header(raw, ATTEMPT, b"%d" % attempt)
         publish = _publish(channel, item.exchange, item.routing_key, (item.flags or 0) & MANDATORY)
         yield content.message(publish, channel, raw, item.body, frame_max)
 
@@ -110,19 +159,37 @@ def _unmarked(raw: bytes) -> bytes:
     )
 
 
-def put_back_frames(channel: int, frame_max: int, branch_id: UUID, work: Iterable[WorkRow]) -> Iterator[bytes]:
+def put_back_frames(
+    channel: int, frame_max: int, branch_id: UUID, work: Iterable[WorkRow], attempt: int = 1
+) -> Iterator[bytes]:
     """The consumed messages of a branch, each published to its queue by the default exchange."""
     for item in work:
         if item.kind is not WorkKind.CONSUME:
             continue
         publish = _publish(channel, b"", item.queue or b"", MANDATORY)
-        yield content.message(publish, channel, _marked(branch_id, item, frame_max), item.body, frame_max)
+        marked = _marked(branch_id, attempt, item, frame_max)
+        yield content.message(publish, channel, marked, item.body, frame_max)
 
 
-def _marked(branch_id: UUID, item: WorkRow, frame_max: int) -> bytes:
+def find_replays(work: Iterable[WorkRow], kind: WorkKind, found: list[Replay]) -> Iterator[None]:
+    """Add the messages of one *kind* in *work* to *found*, as a unit sends them; in slices."""
+    for item in work:
+        if item.kind is kind:
+            published = kind is WorkKind.PUBLISH
+            exchange, routing_key = (item.exchange, item.routing_key) if published else (b"", item.queue or b"")
+            digest = Digest(exchange, routing_key)
+            for start in range(0, len(item.body), _SLICE):
+                digest.update(item.body[start : start + _SLICE])
+                yield
+            found.append(
+                Replay(position=item.position, exchange=exchange, routing_key=routing_key, digest=digest.value)
+            )
+
+
+def _marked(branch_id: UUID, attempt: int, item: WorkRow, frame_max: int) -> bytes:
     raw = properties.rename_headers(item.properties, _COPIES)
-    if any(name in raw for name in _COUNTS):
-        raw = properties.remove_headers(raw, _COUNTS)
+    if any(name in raw for name in _REMOVED):
+        raw = properties.remove_headers(raw, _REMOVED)
     view = properties.read(raw)
     here = message_id(branch_id, item.position)
     values = {PUT_BACK: (b"S", here)}
@@ -132,6 +199,8 @@ def _marked(branch_id: UUID, item: WorkRow, frame_max: int) -> bytes:
         values[_KEY] = (b"S", item.routing_key)
     if view.header(ID) is None:
         values[ID] = (b"S", here)
+    if attempt > 1:
+        values[ATTEMPT] = (b"S", b"%d" % attempt)
     values[_REDELIVERED] = (b"t", bytes(((item.flags or 0) & 1,)))
     if _X_DEATH in raw and (deaths := _deaths(view)) and len(raw) + len(deaths) + MAX_MARKS <= frame_max:
         values[_DEATHS] = (b"A", deaths)

@@ -5,16 +5,23 @@ Channels of client connections hold the deliveries.
 
 import asyncio
 from collections.abc import Sequence
-from typing import cast
+from typing import Final, cast
 from uuid import UUID, uuid4
 
-from dtx.log.records import Unit
+from dtx.log.api import LogError
+from dtx.log.records import Unit, WorkRow
 from dtx.store.api import Applied, PhaseTwo, Refused, UnitOutcome
 from dtx.store.rabbitmq.commit_connection import CommitConnection, CommitSettings
 from dtx.store.rabbitmq.consume_channel import ConsumeChannel
+from dtx.store.rabbitmq.copies import Copy
 from dtx.store.rabbitmq.queries import Queries
 from dtx.store.rabbitmq.service import Broker
 from dtx.store.work import HeldWork, Holder
+from dtx.telemetry import get_logger
+
+_log = get_logger(part="copies")
+_LOG_PATIENCE: Final = 10.0
+"""Seconds that a vote waits for a record of what it has taken."""
 
 
 class RabbitStore:
@@ -28,6 +35,7 @@ class RabbitStore:
     def __init__(self, broker: Broker, settings: CommitSettings) -> None:
         self.broker = broker
         self.settings = settings
+        self.copies = settings.copies
         self.commit_connections: dict[str, CommitConnection] = {}
         self.queries = Queries(self.commit_connection)
 
@@ -50,8 +58,10 @@ class RabbitStore:
     def _drop(self, connection: CommitConnection) -> None:
         del self.commit_connections[connection.vhost]
 
-    def expect(self, vhost: str, unit: Unit) -> None:
+    def expect(self, branch_id: UUID, vhost: str, unit: Unit) -> None:
         """See :class:`~dtx.store.api.BrokerStore`."""
+        if not unit.number:
+            self.copies.begin(branch_id)
         self.commit_connection(vhost).receipts.expect(unit)
 
     def next_unit(self, vhost: str) -> Unit:
@@ -84,12 +94,40 @@ class RabbitStore:
         for unit in units:
             holder, deliveries = holders[unit.number - 1]
             queue = connection.receipts.use(unit)
-            under_way.append((unit, cast("ConsumeChannel", holder).take(deliveries, branch_id, unit, queue)))
+            channel = cast("ConsumeChannel", holder)
+            copies = channel.filter.pin(delivery.tag for delivery in deliveries)
+            under_way.append((unit, channel, copies, channel.take(deliveries, branch_id, unit, queue)))
         outcomes: dict[int, UnitOutcome] = {}
-        for unit, done in under_way:
+        for unit, channel, copies, done in under_way:
             outcome = await done
-            outcomes[unit.number] = outcome if outcome is not None else await connection.resolve(unit)
+            if outcome is None:
+                outcome = await connection.resolve(unit)
+            outcomes[unit.number] = outcome
+            if outcome is UnitOutcome.NEVER:
+                channel.filter.unpin(copies)
+            elif copies:
+                await self._settle(list(copies.values()))
+            if outcome is UnitOutcome.UNKNOWN:
+                for delivery in holders[unit.number - 1][1]:
+                    if delivery.body is not None:
+                        self.copies.move(vhost, delivery.to_row(0, unit.number))
         return outcomes
+
+    async def _settle(self, copies: Sequence[Copy]) -> None:
+        try:
+            async with asyncio.timeout(_LOG_PATIENCE):
+                await self.copies.settle(copies)
+        except (LogError, TimeoutError) as error:  # without the log the vote fails as well
+            _log.warning("settlements could not be recorded", reason=str(error) or "the log does not answer")
+
+    async def note_taken(self, vhost: str, taken: Sequence[WorkRow], unknown: Sequence[WorkRow]) -> None:
+        """See :class:`~dtx.store.api.BrokerStore`."""
+        found = (self.copies.copy_of(vhost, item) for item in (*taken, *unknown))
+        copies = [copy for copy in found if copy is not None]
+        if copies:
+            await self._settle(copies)
+        for item in unknown:
+            self.copies.move(vhost, item)
 
     async def resolve(self, vhost: str, unit: Unit) -> UnitOutcome:
         """See :class:`~dtx.store.api.BrokerStore`."""
@@ -97,12 +135,18 @@ class RabbitStore:
 
     async def apply(self, phase: PhaseTwo) -> Applied | Refused:
         """See :class:`~dtx.store.api.BrokerStore`."""
+        self.copies.begin(phase.branch_id)
         return await self.commit_connection(phase.vhost).apply(phase)
 
     async def put_back(self, phase: PhaseTwo) -> Applied | Refused:
         """See :class:`~dtx.store.api.BrokerStore`."""
+        self.copies.begin(phase.branch_id)
         return await self.commit_connection(phase.vhost).put_back(phase)
 
     def logged(self, vhost: str, unit: Unit) -> None:
         """See :class:`~dtx.store.api.BrokerStore`."""
         self.commit_connection(vhost).receipts.logged(unit)
+
+    def ended(self, branch_id: UUID) -> None:
+        """See :class:`~dtx.store.api.BrokerStore`."""
+        self.copies.end(branch_id)

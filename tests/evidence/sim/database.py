@@ -24,7 +24,7 @@ from dtx.log.changes import Definitions, QueueContents, Slot, StoredMessage
 from dtx.log.lease import Lease
 from dtx.log.postgres import PostgresTransactionLog
 from dtx.log.queries import Fetch, LogQueries
-from dtx.log.records import BranchRecord, LogWrite, Lookup, WorkRow
+from dtx.log.records import BranchRecord, Duplicate, LoggedCopies, LogWrite, Lookup, WorkRow
 from dtx.log.statements import LEASE_LOST, OUT_OF_ORDER, WriteSequence
 from dtx.log.writer import Writer
 from dtx.xa.xid import Xid
@@ -160,18 +160,20 @@ class SimDatabase:
         for row in rows.values():
             row.work = dict(row.work)
         tables = {name: dict(getattr(database.messages, name)) for name in _DICTS}
-        return rows, (len(database.journal), len(database.archive)), tables
+        copies = {name: dict(getattr(database, name)) for name in _COPIES}
+        return rows, (len(database.journal), len(database.archive)), tables, copies
 
     def _restore(self, snapshot: Any) -> None:
-        rows, lines, tables = snapshot
+        rows, lines, tables, copies = snapshot
         database = self.tables.database
         database.rows.clear()
         database.rows.update(rows)
         del database.journal[lines[0] :], database.archive[lines[1] :]
-        for name, table in tables.items():
-            mine = getattr(database.messages, name)
-            mine.clear()
-            mine.update(table)
+        for owner, saved in ((database.messages, tables), (database, copies)):
+            for name, table in saved.items():
+                mine = getattr(owner, name)
+                mine.clear()
+                mine.update(table)
 
     # -- the lease's statements
 
@@ -214,6 +216,7 @@ class SimDatabase:
 
 
 _DICTS: Final = ("messages", "_exchanges", "_queues", "_bindings")
+_COPIES: Final = ("replays", "settlements", "duplicates")
 
 
 class SimSession:
@@ -403,6 +406,18 @@ class _SimQueries(LogQueries):
         found = await self.database.tables.read_messages_of(branch_id)
         await self.database.pause()
         return found
+
+    async def load_copies(self) -> LoggedCopies:
+        """Return replays, settlements and duplicates."""
+        await self._go()
+        found = await self.database.tables.load_copies()
+        await self.database.pause()
+        return found
+
+    async def read_duplicates(self, branch_ids: Collection[UUID]) -> list[Duplicate]:
+        """Return the duplicates of messages of these branches."""
+        await self._go()
+        return await self.database.tables.read_duplicates(branch_ids)
 
     async def lookup(self, vhost: str, xid: Xid, branch_id: UUID | None = None) -> Lookup:
         """Return the result of the tables."""

@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from dtx.failpoint import Point
-from dtx.log.records import Unit, WorkKind, WorkRow
+from dtx.log.records import Replay, Unit, WorkKind, WorkRow
 from dtx.store.api import Applied, PhaseTwo, Refused, UnitProgress
 from dtx.store.rabbitmq.commit_connection import CommitConnection, CommitSettings
 from dtx.store.rabbitmq.identity import consumers_of
@@ -45,7 +45,7 @@ def phase(commits: CommitConnection, kind: WorkKind, queue: str, body: bytes) ->
     async def work() -> Sequence[WorkRow]:
         return [item]
 
-    async def assign(_unit: Unit) -> None:
+    async def assign(_unit: Unit, _replays: Sequence[Replay]) -> None:
         """The log of this test forgets."""
 
     return PhaseTwo(

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from uuid import uuid4
 
-from dtx.log.records import Unit, WorkKind, WorkRow
+from dtx.log.records import Replay, Unit, WorkKind, WorkRow
 from dtx.store.api import Applied, PhaseTwo, Refused, UnitProgress
 from dtx.store.rabbitmq.commit_connection import CommitSettings
 from dtx.store.rabbitmq.memory_quota import MemoryQuota
@@ -60,7 +60,7 @@ class InMemory:
                 )
             ]
 
-        async def assign(_unit: Unit) -> None:
+        async def assign(_unit: Unit, _replays: Sequence[Replay]) -> None:
             """The log of this test stores nothing."""
 
         phase = PhaseTwo(

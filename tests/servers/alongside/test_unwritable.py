@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from uuid import uuid4
 
-from dtx.log.records import Unit, WorkKind, WorkRow
+from dtx.log.records import Replay, Unit, WorkKind, WorkRow
 from dtx.store.api import PhaseTwo, Refused, UnitProgress
 from dtx.store.rabbitmq.commit_connection import CommitConnection, CommitSettings
 from dtx.store.rabbitmq.service import Broker
@@ -26,7 +26,7 @@ async def test_a_unit_that_cannot_be_encoded_frees_its_channel(rabbitmq: RabbitN
             WorkRow(position=0, kind=WorkKind.PUBLISH, exchange=b"x" * 256, routing_key=b"", properties=EMPTY, body=b"")
         ]
 
-    async def assign(unit: Unit) -> None:
+    async def assign(unit: Unit, _replays: Sequence[Replay]) -> None:
         """The log of this test stores nothing."""
 
     try:

@@ -21,6 +21,7 @@ from dtx.log.records import (
     BranchRecord,
     CloseWrite,
     CompleteWrite,
+    DuplicateWrite,
     Fate,
     Insert,
     JournalEvent,
@@ -29,13 +30,24 @@ from dtx.log.records import (
     LogWrite,
     NoteWrite,
     Redirect,
-    UnitState,
+    SettlementsWrite,
     WorkKind,
 )
 from dtx.log.statements import LEASE_LOST
 from dtx.log.writer import WRITER_SETTINGS
 from dtx.xa.codes import Heuristic
-from tests.support.branches import a_branch, a_commit, a_completion, a_consume, a_line, a_publish, a_unit
+from tests.support.branches import (
+    a_branch,
+    a_commit,
+    a_completion,
+    a_consume,
+    a_duplicate,
+    a_line,
+    a_publish,
+    a_replay,
+    a_settlement,
+    a_unit,
+)
 from tests.support.stored import QUEUE, a_binding, a_message, a_queue, an_exchange
 
 History = list[list[LogWrite]]
@@ -44,8 +56,10 @@ AT = 1_800_000_002.5
 QUEUES = [a_queue(), a_queue(id=QUEUE + 1, name=b"another")]
 TABLES = (
     "branch", "work", "unit", "heuristic_outcome", "journal", "archive", "exchange", "queue", "binding", "message",
-    "body",
+    "body", "replay", "settlement", "duplicate",
 )  # fmt: skip
+TIMED = ("replay", "settlement", "duplicate")
+"""Tables whose rows have the time of the database."""
 
 PROVING = {form.proving: form.of_one for form in statements.STATEMENTS if form.proving and form.of_one}
 
@@ -116,7 +130,8 @@ def in_a_broker(state: LogState, outcome: Heuristic) -> History:
                 decided_at=AT,
                 stuck="no such exchange",
                 settled=(1,),
-                unit=a_unit(0, state=UnitState.PENDING),
+                unit=a_unit(0, attempt=2),
+                replays=(a_replay(),),
             )
         ),
         each(decided),
@@ -183,6 +198,8 @@ def others() -> History:
         [Store(change=Change(puts=[_stored(Slot(QUEUE, position))])) for position in (1, 2)],
         [Store(change=Change(puts=[_stored(Slot(QUEUE, body))._replace(shared=body)])) for body in (3, 4)],
         [Store(change=Change(drops=[Slot(QUEUE, body)])) for body in (3, 4)],
+        [SettlementsWrite(settlements=(a_settlement(branch),)) for branch in whole],
+        [DuplicateWrite(duplicate=a_duplicate(branch)) for branch in whole],
     ]
 
 
@@ -253,9 +270,14 @@ class Player:
 
     def _tables(self) -> dict[str, list[Any]]:
         with psycopg.connect(self.url) as connection:
-            rows = "SELECT to_jsonb(t) - 'xid8' FROM dtx.{} t ORDER BY 1"
+            rows = "SELECT to_jsonb(t) - {} FROM dtx.{} t ORDER BY 1"
             return {
-                table: [row for (row,) in connection.execute(sql.SQL(rows).format(sql.Identifier(table)))]
+                table: [
+                    row
+                    for (row,) in connection.execute(
+                        sql.SQL(rows).format("at" if table in TIMED else "xid8", sql.Identifier(table))
+                    )
+                ]
                 for table in TABLES
             }
 
@@ -310,6 +332,8 @@ def beginnings() -> list[LogWrite]:
         _end(branch, Line(JournalEvent.COMMITTED, AT, "a")),
         replace(_end(branch, Line(JournalEvent.COMMITTED, AT, "a")), change=Change()),
         Store(change=Change(puts=[_stored(Slot(QUEUE, 1))])),
+        SettlementsWrite(settlements=(a_settlement(branch),)),
+        DuplicateWrite(duplicate=a_duplicate(branch)),
     ]
 
 

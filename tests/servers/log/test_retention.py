@@ -13,9 +13,18 @@ from dtx.db import migrate
 from dtx.db.connections import Dsn
 from dtx.log.api import LogUnavailable
 from dtx.log.lease import Keep
-from dtx.log.records import JournalEvent, NoteWrite
+from dtx.log.records import JournalEvent, LogState, NoteWrite, SettlementsWrite
 from tests.servers.log.conftest import OpenLog
-from tests.support.branches import a_branch, a_line, a_xid
+from tests.support.branches import (
+    a_branch,
+    a_commit,
+    a_completion,
+    a_line,
+    a_replay,
+    a_settlement,
+    a_xid,
+    an_insert,
+)
 
 LEASE = "INSERT INTO dtx.lease VALUES (%s, 1, 'somebody', NULL, %s, now(), now(), %s)"
 
@@ -199,12 +208,96 @@ def test_archive_and_audit_log_follow_their_own_retention(migrated_postgres_url:
     assert kept(migrated_postgres_url) == {"brief": (19, 199), "other": (199, 19), "ever": (3000, 3000)}
 
 
+COPIES = """
+INSERT INTO dtx.replay SELECT gen_random_uuid(), 0, %(rm)s, '/', 'e', 'k', 'd', clock_timestamp() - n * interval '1 day'
+    FROM generate_series(0.5, 20) n;
+INSERT INTO dtx.settlement SELECT branch_id, 0, '/', 'q', rm, 1, 'd', clock_timestamp() - interval '30 days'
+    FROM dtx.replay WHERE rm = %(rm)s;
+INSERT INTO dtx.settlement SELECT gen_random_uuid(), 0, '/', 'q', %(rm)s, 1, 'd',
+    clock_timestamp() - n * interval '1 minute' FROM generate_series(10, 20000, 10) n;
+INSERT INTO dtx.duplicate SELECT branch_id, 0, '/', 'q', 2, rm, 'e', 'k', '', '', at FROM dtx.replay WHERE rm = %(rm)s;
+"""
+
+
+def copies(url: str) -> dict[str, tuple[int, int, int]]:
+    """How many replays, settlements and duplicates each resource manager has."""
+    with psycopg.connect(url) as connection:
+        rows = connection.execute(
+            "SELECT rm, (SELECT count(*) FROM dtx.replay c WHERE c.rm = l.rm), (SELECT count(*) FROM dtx.settlement c "
+            "WHERE c.rm = l.rm), (SELECT count(*) FROM dtx.duplicate c WHERE c.rm = l.rm) FROM dtx.lease l"
+        ).fetchall()
+    return {rm: (replays, settlements, duplicates) for rm, replays, settlements, duplicates in rows}
+
+
+async def purged(url: str, expected: tuple[int, int, int], now: datetime | None = None) -> None:
+    """Maintain until ``rm`` has these copies; a call does nothing while a log that was open still maintains."""
+    async with asyncio.timeout(30):
+        while True:
+            migrate.maintain(Dsn(url), now)
+            if copies(url) == {"rm": expected}:
+                return
+            await asyncio.sleep(0.05)
+
+
+def test_copies_are_kept_for_their_window(migrated_postgres_url: str) -> None:
+    """Settlements are kept as long as the replay of their message; others for an hour."""
+    wanted(migrated_postgres_url, brief=30, ever=30)
+    with psycopg.connect(migrated_postgres_url) as connection:
+        connection.execute("UPDATE dtx.lease SET duplicate_days = 7 WHERE rm = 'brief'")
+        for rm in ("brief", "ever"):
+            for statement in COPIES.split(";")[:-1]:
+                connection.execute(statement.encode(), {"rm": rm})
+    assert copies(migrated_postgres_url) == dict.fromkeys(("brief", "ever"), (20, 2020, 20))
+    migrate.maintain(Dsn(migrated_postgres_url))
+    assert copies(migrated_postgres_url) == {"brief": (7, 7 + 5, 7), "ever": (20, 20 + 5, 20)}
+
+
+async def test_copies_of_a_branch_in_the_log_are_kept(open_log: OpenLog, migrated_postgres_url: str) -> None:
+    """A branch may be stuck for longer than the window, and is sent again after that."""
+    log = await open_log(keep=Keep(duplicates=1))
+    stuck, ended = a_branch(), a_branch()
+    for branch in (stuck, ended):
+        await log.write(an_insert(branch))
+        await log.write(a_commit(branch, replays=(a_replay(),)))
+        await log.write(SettlementsWrite(settlements=(a_settlement(branch), a_settlement(branch, 1))))
+    await log.write(a_completion(ended, expect=LogState.COMMITTING, version=2))
+    await log.close()
+    later = datetime.now(UTC) + timedelta(days=2)
+    await purged(migrated_postgres_url, (1, 2, 0), later)
+    log = await open_log(keep=Keep(duplicates=1))
+    await log.write(a_completion(stuck, expect=LogState.COMMITTING, version=2))
+    await log.close()
+    await purged(migrated_postgres_url, (0, 0, 0), later)
+
+
+async def test_a_replay_is_kept_from_its_last_time_on(open_log: OpenLog, migrated_postgres_url: str) -> None:
+    log = await open_log(keep=Keep(duplicates=2))
+    again, once = a_branch(), a_branch()
+    for branch in (again, once):
+        await log.write(an_insert(branch))
+        await log.write(a_commit(branch, replays=(a_replay(),)))
+    with psycopg.connect(migrated_postgres_url) as connection:
+        connection.execute("UPDATE dtx.replay SET at = at - interval '10 days'")
+    await log.write(a_commit(again, expect=LogState.COMMITTING, version=2, replays=(a_replay(),)))
+    for branch, version in ((again, 3), (once, 2)):
+        await log.write(a_completion(branch, expect=LogState.COMMITTING, version=version))
+    await log.close()
+    await purged(migrated_postgres_url, (1, 0, 0))
+    with psycopg.connect(migrated_postgres_url) as connection:
+        assert connection.execute("SELECT branch_id FROM dtx.replay").fetchall() == [(again.id,)]
+
+
 async def test_the_lease_holds_the_retention_of_archive_and_audit(
     open_log: OpenLog, migrated_postgres_url: str
 ) -> None:
-    for keep, expected in ((Keep(journal=7, archive=8, audit=9), (7, 8, 9)), (Keep(), (30, None, None))):
+    for keep, expected in (
+        (Keep(journal=7, archive=8, audit=9, duplicates=10), (7, 8, 9, 10)),
+        (Keep(), (30, None, None, None)),
+    ):
         log = await open_log(keep=keep)
         with psycopg.connect(migrated_postgres_url) as connection:
-            said = connection.execute("SELECT retention_days, archive_days, audit_days FROM dtx.lease").fetchone()
+            said = connection.execute(
+                "SELECT retention_days, archive_days, audit_days, duplicate_days FROM dtx.lease"
+            ).fetchone()
         assert said == expected
         await log.close()

@@ -3,11 +3,21 @@
 from collections.abc import Iterator
 
 from dtx.log.changes import Change, Define, Store
-from dtx.log.records import Advance, CompleteWrite, Insert, JournalEvent, LogState, LogWrite, NoteWrite
+from dtx.log.records import (
+    Advance,
+    CompleteWrite,
+    DuplicateWrite,
+    Insert,
+    JournalEvent,
+    LogState,
+    LogWrite,
+    NoteWrite,
+    SettlementsWrite,
+)
 from dtx.manager.branch_persistence import EVENT
 from dtx.xa.codes import Heuristic
 from dtx.xa.model import Ending
-from tests.support.branches import a_branch, a_line, a_unit
+from tests.support.branches import a_branch, a_duplicate, a_line, a_settlement, a_unit
 
 NEVER_LOGGED = (Ending.READ_ONLY, Ending.TIMED_OUT)
 """Endings of branches that the log does not have. Only a line of the journal is written."""
@@ -32,5 +42,7 @@ def every_record() -> Iterator[LogWrite]:
             yield CompleteWrite(id=branch.id, expect=same, version=1, journal=a_line(branch, event))
         yield NoteWrite(journal=a_line(branch, event))
     yield NoteWrite(journal=a_line(branch, JournalEvent.COMMITTED), change=Change())
+    yield SettlementsWrite(settlements=(a_settlement(branch),))
+    yield DuplicateWrite(duplicate=a_duplicate(branch))
     yield Store(change=Change())
     yield Define()

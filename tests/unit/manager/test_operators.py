@@ -40,7 +40,7 @@ class Broker:
 
     async def close(self) -> None: ...
 
-    def expect(self, vhost: str, unit: Unit) -> None: ...
+    def expect(self, branch_id: UUID, vhost: str, unit: Unit) -> None: ...
 
     def next_unit(self, vhost: str) -> Unit:
         return a_unit(0)
@@ -63,7 +63,7 @@ class Broker:
     async def _send(self, phase: PhaseTwo, kind: WorkKind) -> Applied | Refused:
         await self.answering.wait()
         if phase.progress is UnitProgress.REFUSED:
-            await phase.assign(self.next_unit(phase.vhost))
+            await phase.assign(self.next_unit(phase.vhost), ())
         work = [item for item in await phase.work() if item.kind is kind]
         for item in work:
             where = item.exchange if item.queue is None else item.queue
@@ -77,7 +77,11 @@ class Broker:
         self.seen += [((item.exchange if item.queue is None else item.queue), item.body) for item in work]
         return Applied()
 
+    async def note_taken(self, vhost: str, taken: Sequence[WorkRow], unknown: Sequence[WorkRow]) -> None: ...
+
     def logged(self, vhost: str, unit: Unit) -> None: ...
+
+    def ended(self, branch_id: UUID) -> None: ...
 
 
 class Stand:

@@ -11,6 +11,7 @@ from dtx.manager.limits import Quotas
 from dtx.server.alongside.session import ProxySession
 from dtx.server.limits import SessionLimits
 from dtx.server.standalone.connection import StandaloneConnection
+from dtx.store.rabbitmq.copies import CopyRegister
 from dtx.store.work import Budget
 from dtx.telemetry import Metrics
 from dtx.wire.amqp09 import methods
@@ -56,7 +57,8 @@ class Socket:
 def running(socket: Socket) -> ProxySession:
     """A session that has no broker behind it."""
     budget = Budget(0)
-    nothing: Any = SimpleNamespace(broker=None, budget=budget, quotas=Quotas((), budget))
+    copies = CopyRegister.disabled()
+    nothing: Any = SimpleNamespace(broker=None, budget=budget, quotas=Quotas((), budget), copies=copies, spawn=None)
     limits = SessionLimits(
         max_channels=9, frame_max=131_072, max_message_bytes=1, max_kept_bytes=1, handshake_timeout=60
     )
@@ -114,7 +116,12 @@ async def test_a_channel_that_fails_at_the_end_blocks_no_other() -> None:
     gone: list[int] = []
     for number, shut_down in ((1, breaks), (2, lambda: gone.append(2)), (3, breaks), (4, lambda: gone.append(4))):
         channel: Any = SimpleNamespace(
-            shut_down=shut_down, end_associations=shut_down, mode=ChannelMode.PLAIN, tally=None, number=number
+            end_deliveries=lambda: None,
+            shut_down=shut_down,
+            end_associations=shut_down,
+            mode=ChannelMode.PLAIN,
+            tally=None,
+            number=number,
         )
         session.channels[number] = channel
     with pytest.raises(RuntimeError, match="a mistake of ours"):

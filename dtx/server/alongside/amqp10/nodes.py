@@ -213,6 +213,8 @@ class BrokerNodes:
                 self.home.budget,
                 queue,
                 self,
+                copies=self.store.copies,
+                vhost=self._broker.commit_connection.vhost,
                 revokes=self._broker.commit_connection.revokes,
             )
             await taking.start_tx()

@@ -1,0 +1,445 @@
+"""Second copies of messages that dtx had to send again, and the proof that a consumer needs only one of them.
+
+Theory of operation. If the outcome of a unit is not known, dtx sends the unit again: a repeat, never a loss. Both
+copies of a message have the same ``x-dtx-id``, or ``x-dtx-put-back``, and different attempts. A copy is suppressed only
+if a consumer has settled another attempt of the same message in the same queue. So dtx must know of that settlement,
+even after a crash. While the branch of a message may still be sent again, its settlement is written to the log before
+the broker gets it. Most branches end before their messages are settled: then nothing is written. In every doubt, the
+copy is delivered.
+
+A message that an application published itself with the headers of another one is none of the copies. So exchange,
+routing key and body of all three must agree: of the message in the log, of the settled copy, and of the second copy.
+"""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final, NamedTuple, Protocol
+from uuid import UUID
+
+from dtx.log.api import LogConflict, LogUnavailable
+from dtx.log.records import (
+    Duplicate,
+    DuplicateWrite,
+    LoggedCopies,
+    LogWrite,
+    Replay,
+    SettledCopy,
+    SettlementsWrite,
+    WorkRow,
+)
+from dtx.store.rabbitmq import messages
+from dtx.telemetry import get_logger
+
+_log = get_logger(part="copies")
+_PATIENCE: Final = 0.05
+"""Seconds that a settlement waits for the end of the branch, which makes a row in the log unnecessary."""
+_MOVED: Final = 0
+"""The attempt that stands for a message that was put back: none of the others is needed."""
+_RETRY: Final = 0.5
+"""Seconds between two attempts to write a settlement while the log is away."""
+_UUID: Final = re.compile(rb"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+class Key(NamedTuple):
+    """A message that dtx published or put back; its copies have the same key."""
+
+    branch: bytes
+    """The id of the branch, as in the header."""
+    position: int
+
+
+class CopyPlace(NamedTuple):
+    """A message in one queue."""
+
+    key: Key
+    vhost: str
+    queue: bytes
+
+
+@dataclass(slots=True, eq=False)
+class Copy:
+    """One copy of a message that was delivered.
+
+    Args:
+        place: its message and queue.
+        attempt: the attempt of the unit that sent it.
+        digest: of its content; ``None`` while that is not known.
+        holder: the channel that delivered it.
+    """
+
+    place: CopyPlace
+    attempt: int
+    digest: bytes | None
+    holder: "CopyHolder | None"
+    """``None`` for a delivery of a predecessor."""
+    is_pinned: bool = False
+    """It is being settled: it counts as delivered, even if its channel ends."""
+
+    @property
+    def is_out(self) -> bool:
+        """Whether it is unsettled, or its outcome is not known."""
+        return self.is_pinned or (self.holder is not None and not self.holder.has_ended)
+
+
+class CopyHolder(Protocol):
+    """A channel that delivered copies."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the channel has ended: the broker has its unsettled deliveries again."""
+
+
+class CopyVerdict(Enum):
+    """What to do with a delivery of a replayed message."""
+
+    DELIVER = auto()
+    SUPPRESS = auto()
+    """Another copy was settled: the consumer must not get this one."""
+    WAIT = auto()
+    """Another copy is delivered and unsettled."""
+
+
+def key_of(properties: bytes) -> Key | None:
+    """The key of a message with these properties; ``None`` for a message that dtx did not send."""
+    name = messages.ID
+    found = properties.find(name)
+    if found < 0:
+        return None
+    if (put_back := properties.find(messages.PUT_BACK)) >= 0:
+        name, found = messages.PUT_BACK, put_back
+    start = found + len(name)
+    if properties[start : start + 1] != b"S":
+        return None
+    end = start + 5 + int.from_bytes(properties[start + 1 : start + 5], "big")
+    branch, slash, position = properties[start + 5 : end].partition(b"/")
+    if not slash or not _UUID.fullmatch(branch) or not position.isdigit() or len(position) > 9:
+        return None
+    return Key(branch, int(position))
+
+
+class CopyRegister:
+    """The messages that were sent more than once, and what consumers have settled of them.
+
+    Args:
+        write: writes to the log.
+        is_active: whether this dtx certainly has the lease. Without it, any branch may be sent again by another dtx.
+        enabled: whether copies are suppressed.
+        window: seconds after which a second copy is not expected any more; 0: no limit.
+        replayed: called with the number of messages that are sent again.
+        suppressed: called for each suppressed copy.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[LogWrite], Awaitable[None]],
+        is_active: Callable[[], bool],
+        *,
+        enabled: bool = True,
+        window: float = 7 * 86_400,
+        replayed: Callable[[int], None] = lambda _: None,
+        suppressed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._write = write
+        self._is_active = is_active
+        self._on_replayed = replayed
+        self._on_suppressed = suppressed
+        self._window = window
+        self.enabled = enabled
+        self._open: dict[bytes, asyncio.Event] = {}
+        """Branches whose messages may be sent again, with an event that is set at their end."""
+        self._replayed: dict[bytes, dict[int, bytes]] = {}
+        """The digests of messages that were sent more than once, by branch and position."""
+        self._settled: dict[bytes, dict[CopyPlace, tuple[int, bytes]]] = {}
+        """The attempt and digest of the first copy that was settled, by branch and place."""
+        self._suppressed: dict[bytes, dict[tuple[CopyPlace, int], bool]] = {}
+        """The suppressed copies by branch: whether a further message with the same attempt was delivered."""
+        self._waited: set[tuple[CopyPlace, int]] = set()
+        """Copies that have waited for another one long enough."""
+        self._timers: dict[bytes, asyncio.TimerHandle] = {}
+        self._out: dict[CopyPlace, list[Copy]] = {}
+        """Delivered copies that are not settled."""
+        self.holding: set[CopyHolder] = set()
+        """Channels that hold the frames of an unfinished delivery."""
+        self._waiting: dict[CopyPlace, list[Callable[[], None]]] = {}
+
+    @classmethod
+    def disabled(cls) -> "CopyRegister":
+        """A register that suppresses nothing."""
+
+        async def write(_: LogWrite) -> None:
+            raise AssertionError("nothing is recorded")
+
+        return cls(write, lambda: True, enabled=False)
+
+    def load(self, logged: LoggedCopies) -> None:
+        """Add what the log has, at startup."""
+        for branch_id, replay in logged.replays:
+            self._add(branch_id, (replay,))
+        for row in logged.settlements:
+            self._settled.setdefault(_name(row.branch_id), {})[_place(row)] = row.attempt, row.digest
+        for row in logged.suppressed:
+            self._suppressed.setdefault(_name(row.branch_id), {})[_place(row), row.attempt] = False
+
+    # -- branches
+
+    @property
+    def filters(self) -> bool:
+        """Whether there are messages that were sent more than once."""
+        return (bool(self._replayed) and self.enabled) or bool(self.holding)
+
+    @property
+    def may_concern(self) -> bool:
+        """Whether :meth:`concerns` may be true for any message."""
+        return self.enabled and (bool(self._open) or bool(self._replayed) or not self._is_active())
+
+    def begin(self, branch_id: UUID) -> None:
+        """The messages of a branch may become visible, and may be sent again until :meth:`end`."""
+        self._open.setdefault(_name(branch_id), asyncio.Event())
+
+    def end(self, branch_id: UUID) -> None:
+        """The log has the end of a branch: its messages are never sent again."""
+        branch = _name(branch_id)
+        if (event := self._open.pop(branch, None)) is not None:
+            event.set()
+        if branch not in self._replayed:
+            self._settled.pop(branch, None)
+
+    def replay(self, branch_id: UUID, replays: Collection[Replay]) -> None:
+        """The log has *replays*: the messages are about to be sent again."""
+        if replays:
+            self._on_replayed(len(replays))
+            self._add(branch_id, replays)
+
+    def _add(self, branch_id: UUID, replays: Iterable[Replay]) -> None:
+        branch = _name(branch_id)
+        if self._window:
+            if (timer := self._timers.pop(branch, None)) is not None:
+                timer.cancel()
+            self._timers[branch] = asyncio.get_running_loop().call_later(self._window, self._forget, branch)
+        known = self._replayed.setdefault(branch, {})
+        for replay in replays:
+            known.setdefault(replay.position, replay.digest)
+
+    def _forget(self, branch: bytes) -> None:
+        self._timers.pop(branch, None)
+        self._replayed.pop(branch, None)
+        self._suppressed.pop(branch, None)
+        if branch not in self._open:
+            self._settled.pop(branch, None)
+
+    # -- deliveries
+
+    def concerns(self, key: Key) -> bool:
+        """Whether there is, or may come, another copy of a message."""
+        return self.enabled and (key.branch in self._open or key.branch in self._replayed or not self._is_active())
+
+    def is_replayed(self, key: Key) -> bool:
+        """Whether a message was sent more than once."""
+        return key.position in self._replayed.get(key.branch, ())
+
+    def verdict(self, copy: Copy, properties: bytes, *, redelivered: bool) -> CopyVerdict:
+        """What to do with a whole delivery; *properties* are those of its content header."""
+        place = copy.place
+        if self._replayed.get(place.key.branch, {}).get(place.key.position) != copy.digest:
+            return CopyVerdict.DELIVER
+        if b"x-death" in properties or b"x-stream-offset" in properties:  # also messages put back after a death
+            return CopyVerdict.DELIVER
+        attempt, settled = self._settled.get(place.key.branch, {}).get(place, (copy.attempt, b""))
+        if attempt != copy.attempt:
+            if settled != copy.digest:
+                return CopyVerdict.DELIVER
+            # One copy came with each attempt. A further one was published by an application, and may come again.
+            suppressed = self._suppressed.get(place.key.branch, {})
+            further = suppressed.get((place, copy.attempt))
+            if further is None or (redelivered and not further):
+                return CopyVerdict.SUPPRESS
+            suppressed[place, copy.attempt] = True
+            return CopyVerdict.DELIVER
+        if (place, copy.attempt) in self._waited:
+            self._waited.discard((place, copy.attempt))
+            return CopyVerdict.DELIVER
+        is_out = any(each.attempt != copy.attempt and each.is_out for each in self._out.get(place, ()))
+        return CopyVerdict.WAIT if is_out else CopyVerdict.DELIVER
+
+    def delivered(self, copy: Copy) -> None:
+        """A consumer gets *copy*."""
+        self._out.setdefault(copy.place, []).append(copy)
+
+    def release(self, copies: Iterable[Copy]) -> None:
+        """No consumer has *copies* any more: they are settled, or back in their queues."""
+        for copy in copies:
+            out = self._out.get(copy.place, [])
+            with suppress(ValueError):
+                out.remove(copy)
+            if not out:
+                self._out.pop(copy.place, None)
+            for act in self._waiting.pop(copy.place, ()):
+                act()
+
+    def wait(self, copy: Copy, seconds: float, act: Callable[[], None]) -> None:
+        """Call *act* when another copy has been settled or returned, or after *seconds*: then *copy* is delivered."""
+        place = copy.place
+
+        def waited() -> None:
+            with suppress(KeyError, ValueError):
+                self._waiting[place].remove(released)
+            self._waited.add((place, copy.attempt))
+            act()
+
+        timer = asyncio.get_running_loop().call_later(seconds, waited)
+
+        def released() -> None:
+            timer.cancel()
+            act()
+
+        self._waiting.setdefault(place, []).append(released)
+
+    # -- settlements
+
+    def copy_of(self, vhost: str, work: WorkRow) -> Copy | None:
+        """The copy that a branch has consumed, if its message may be sent again."""
+        key = key_of(work.properties)
+        if key is None or work.queue is None or not self.concerns(key):
+            return None
+        digest = messages.digest_of(work.exchange, work.routing_key, work.body)
+        return Copy(CopyPlace(key, vhost, work.queue), messages.attempt_of(work.properties), digest, None)
+
+    def move(self, vhost: str, work: WorkRow) -> None:
+        """A branch puts a message back that it has perhaps not taken: no consumer needs the one in the queue.
+
+        The message that is put back has a key of its own. This is known to this process only: after a crash, both are
+        delivered.
+        """
+        key = key_of(work.properties)
+        if key is None or work.queue is None or not self.enabled:
+            return
+        digest = messages.digest_of(work.exchange, work.routing_key, work.body)
+        replay = Replay(position=key.position, exchange=work.exchange, routing_key=work.routing_key, digest=digest)
+        self._add(UUID(key.branch.decode()), (replay,))
+        self._settled.setdefault(key.branch, {})[CopyPlace(key, vhost, work.queue)] = _MOVED, digest
+
+    def must_record(self, copies: Collection[Copy]) -> bool:
+        """Whether the log must have the settlement of any of *copies* first: the caller then calls :meth:`settle`."""
+        if not any(self.concerns(copy.place.key) for copy in copies):
+            return False
+        for copy in copies:
+            copy.is_pinned = True
+        return True
+
+    async def settle(self, copies: Sequence[Copy]) -> None:
+        """Record that consumers have settled *copies* for good. After that, the broker may get the settlement.
+
+        Raises:
+            LeaseLost: another dtx is the active one, and the settlement must not be sent.
+        """
+        try:
+            await self._record(copies)
+        finally:
+            self.release(copies)
+
+    async def settle_unacknowledged(self, copy: Copy) -> None:
+        """Record a delivery without acknowledgement, which the client already has.
+
+        Raises:
+            LeaseLost: as :meth:`settle`.
+        """
+        await self._wait_for_ends((copy,))
+        await self._write_settled((copy,))
+
+    async def _record(self, copies: Sequence[Copy]) -> None:
+        await self._wait_for_ends(copies)
+        fresh = [copy for copy in copies if copy.place not in self._settled.get(copy.place.key.branch, ())]
+        await self._write_settled(fresh)
+        for copy in fresh:
+            self.add_settled(copy)
+
+    async def _wait_for_ends(self, copies: Sequence[Copy]) -> None:
+        """Wait a moment until the branches have ended: then most settlements need no record."""
+        branches = {copy.place.key.branch for copy in copies} - self._replayed.keys()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE):
+                for event in [self._open[branch] for branch in branches if branch in self._open]:
+                    await event.wait()
+
+    async def _write_settled(self, copies: Sequence[Copy]) -> None:
+        rows = [
+            SettledCopy(
+                branch_id=UUID(copy.place.key.branch.decode()),
+                position=copy.place.key.position,
+                vhost=copy.place.vhost,
+                queue=copy.place.queue,
+                attempt=copy.attempt,
+                digest=copy.digest,
+            )
+            for copy in copies
+            if copy.digest is not None and self.concerns(copy.place.key)
+        ]
+        if rows:
+            await self._write_surely(SettlementsWrite(settlements=tuple(rows)))
+
+    def add_settled(self, copy: Copy) -> bool:
+        """Note that *copy* is settled, if it is the first one. Returns whether it is."""
+        if copy.digest is None or not self.concerns(copy.place.key):  # its branch has ended meanwhile
+            return False
+        settled = self._settled.setdefault(copy.place.key.branch, {})
+        first = settled.setdefault(copy.place, (copy.attempt, copy.digest))
+        return first == (copy.attempt, copy.digest)
+
+    async def _write_surely(self, record: LogWrite) -> None:
+        while True:
+            try:
+                await self._write(record)
+            except LogUnavailable as error:
+                _log.warning("a settlement waits for the log", reason=str(error))
+                await asyncio.sleep(_RETRY)
+            except LogConflict as error:  # a value that no column takes: a client wrote the header
+                _log.warning("a settlement is not recorded", reason=str(error))
+                return
+            else:
+                return
+
+    async def suppress(self, copy: Copy, properties: bytes, body: bytes, exchange: bytes, routing_key: bytes) -> None:
+        """Keep the suppressed *copy* in the log. After that, dtx may acknowledge it.
+
+        Raises:
+            LeaseLost: another dtx is the active one.
+        """
+        place = copy.place
+        known = self._suppressed.setdefault(place.key.branch, {})
+        if (place, copy.attempt) not in known:
+            known[place, copy.attempt] = False
+            self._on_suppressed()
+            _log.info(
+                "second copy suppressed",
+                id=f"{place.key.branch.decode()}/{place.key.position}",
+                vhost=place.vhost,
+                queue=place.queue,
+                attempt=copy.attempt,
+            )
+        await self._write_surely(
+            DuplicateWrite(
+                duplicate=Duplicate(
+                    branch_id=UUID(place.key.branch.decode()),
+                    position=place.key.position,
+                    vhost=place.vhost,
+                    queue=place.queue,
+                    attempt=copy.attempt,
+                    exchange=exchange,
+                    routing_key=routing_key,
+                    properties=properties,
+                    body=body,
+                )
+            )
+        )
+
+
+def _name(branch_id: UUID) -> bytes:
+    return str(branch_id).encode()
+
+
+def _place(row: SettledCopy) -> CopyPlace:
+    return CopyPlace(Key(_name(row.branch_id), row.position), row.vhost, row.queue)

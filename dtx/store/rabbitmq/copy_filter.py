@@ -1,0 +1,329 @@
+"""Finds second copies among the deliveries of one upstream channel.
+
+Theory of operation. The frames of a channel come here first. While no message was sent more than once, all of them pass
+at once, and a delivery of a branch that has not ended is tracked: its settlement may have to be recorded. Otherwise a
+delivery waits for its header. If that names a message that was sent more than once, the whole delivery waits, and the
+register decides. The channel never sees a suppressed delivery. dtx settles such a delivery itself: it is *owned*. The
+broker must not settle it again, with a settlement of the client that means all deliveries up to a tag.
+
+If another copy is unsettled at a consumer, the delivery waits at dtx without its content. It goes back to its queue
+when that copy is settled or returned, when the client settles all deliveries up to a greater tag, or after ten minutes.
+Then it comes again, with a new tag: it is never delivered late, because the client may have settled its tag without
+knowing it. After ten minutes it is delivered, because the other consumer may wait for it.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from functools import partial
+from itertools import takewhile
+from typing import Final, Protocol, assert_never
+
+from dtx.log.api import LogError
+from dtx.store.rabbitmq import messages
+from dtx.store.rabbitmq.copies import Copy, CopyPlace, CopyRegister, CopyVerdict, Key, key_of
+from dtx.telemetry import get_logger
+from dtx.wire.amqp09 import content, methods
+from dtx.wire.amqp09.frames import BODY, HEADER
+
+_log = get_logger(part="copies")
+_DELIVERIES: Final = (methods.BasicDeliver.KEY, methods.BasicGetOk.KEY)
+_CONTENT: Final = (HEADER, BODY)
+_MOST_HELD: Final = 16 << 20
+"""Bytes of the body of a message that is held until it is whole: RabbitMQ's default limit since 4.0."""
+_HOLD: Final = 600.0
+"""Seconds that a copy waits for the settlement of another one: a third of RabbitMQ's default consumer timeout."""
+
+Frames = list[tuple[int, bytes]]
+"""Keys and frames."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumedQueue:
+    """What a delivery belongs to."""
+
+    queue: bytes
+    no_ack: bool
+
+
+class FilteredChannel(Protocol):
+    """The channel behind a filter."""
+
+    def subscription(self, delivery: methods.BasicDeliver | methods.BasicGetOk) -> ConsumedQueue | None:
+        """What a delivery belongs to; ``None`` if that is not known. Then the message is delivered."""
+
+    def accept(self, key: int, buffer: bytes, start: int, end: int) -> None:
+        """Handle a frame that has passed the filter."""
+
+    def settle_copy(self, tag: int, *, requeue: bool) -> None:
+        """Acknowledge a delivery that the channel has not seen, or with *requeue* return it to its queue."""
+
+    def get_again(self, queue: bytes, *, no_ack: bool) -> None:
+        """Get the next message in place of one that the client must not see."""
+
+    def may_replace(self, *, is_got: bool) -> bool:
+        """Whether dtx may settle a delivery itself, and with *is_got* get another message in its place."""
+
+    def abandon(self, reason: str) -> None:
+        """End the connection to the broker, which gets all unsettled deliveries back."""
+
+
+class _Ownership(Enum):
+    SUPPRESSED = auto()
+    WAITING = auto()
+
+
+@dataclass(slots=True)
+class _Candidate:
+    """A delivery of a message that may have another copy."""
+
+    copy: Copy
+    delivery: methods.BasicDeliver | methods.BasicGetOk
+    no_ack: bool
+    properties: bytes
+    digest: messages.Digest
+    is_replayed: bool
+    """The register must decide when it is whole."""
+
+
+@dataclass(slots=True)
+class _Arriving:
+    """A delivery whose frames have not all come."""
+
+    method: int
+    payload: bytes
+    held: Frames = field(default_factory=list)
+    """Frames that have not passed yet."""
+    left: int = 0
+    """Bytes of the body that are missing."""
+    candidate: _Candidate | None = None
+    subscription: ConsumedQueue | None = None
+    """Of basic.get."""
+
+
+class CopyFilter:
+    """The filter of one channel.
+
+    Args:
+        register: of all channels.
+        vhost: of the connection.
+        source: the channel.
+    """
+
+    def __init__(self, register: CopyRegister, vhost: str, source: FilteredChannel) -> None:
+        self.register = register
+        self.has_ended = False
+        self.tracked: dict[int, Copy] = {}
+        """Delivered copies that are not settled, by delivery tag."""
+        self._vhost = vhost
+        self._source = source
+        self._arriving: _Arriving | None = None
+        self._owned: dict[int, _Ownership] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether settlements of the client concern the filter."""
+        return bool(self.tracked or self._owned or (self._arriving is not None and self._arriving.candidate))
+
+    @property
+    def owns(self) -> bool:
+        """Whether dtx must settle deliveries that the channel has not seen."""
+        return bool(self._owned)
+
+    # -- from the broker
+
+    def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
+        """Handle a frame of the broker: it passes now, later, or never."""
+        if key in _CONTENT:
+            if self._arriving is not None and self._is_content_held(self._arriving, key, buffer, start, end):
+                return
+        else:
+            self._finish()
+            if key in _DELIVERIES:
+                self._arriving = arriving = _Arriving(key, buffer[start + 7 : end - 1])
+                if key == methods.BasicGetOk.KEY:  # the channel forgets what it belongs to when it passes
+                    arriving.subscription = self._source.subscription(methods.BasicGetOk.decode(arriving.payload))
+                if self.register.filters:
+                    arriving.held.append((key, buffer[start:end]))
+                    self.register.holding.add(self)
+                    return
+        self._source.accept(key, buffer, start, end)
+
+    def _is_content_held(self, arriving: _Arriving, key: int, buffer: bytes, start: int, end: int) -> bool:
+        """Add a frame to the delivery. Returns whether the frame must not pass now."""
+        self._add_content(arriving, key, buffer[start + 7 : end - 1])
+        candidate = arriving.candidate
+        is_whole = arriving.left <= 0
+        if candidate is not None and candidate.is_replayed:
+            arriving.held.append((key, buffer[start:end]))
+            if is_whole:
+                self._arriving = None
+                self.register.holding.discard(self)
+                self._decide(arriving, candidate)
+            return True
+        if arriving.held:
+            self._pass(arriving)
+        if is_whole or candidate is None:
+            self._finish()
+        if is_whole and candidate is not None:
+            self._track(candidate)
+        return False
+
+    def _finish(self) -> None:
+        """Forget the delivery that arrives; the frames of it that were held pass."""
+        arriving, self._arriving = self._arriving, None
+        if arriving is not None:
+            self.register.holding.discard(self)
+            self._pass(arriving)
+
+    def _pass(self, arriving: _Arriving) -> None:
+        held, arriving.held = arriving.held, []
+        for key, frame in held:
+            self._source.accept(key, frame, 0, len(frame))
+
+    def _add_content(self, arriving: _Arriving, key: int, payload: bytes) -> None:
+        if key == HEADER:
+            _, arriving.left, properties = content.header(payload)
+            message = key_of(properties)
+            if message is not None and self.register.concerns(message):
+                arriving.candidate = self._examine(arriving, message, properties)
+                if arriving.candidate is not None:
+                    self.register.holding.add(self)  # so that the rest of it comes here
+        else:
+            arriving.left -= len(payload)
+            if arriving.candidate is not None:
+                arriving.candidate.digest.update(payload)
+
+    def _examine(self, arriving: _Arriving, key: Key, properties: bytes) -> _Candidate | None:
+        row = methods.BasicDeliver if arriving.method == methods.BasicDeliver.KEY else methods.BasicGetOk
+        delivery = row.decode(arriving.payload)
+        subscription = arriving.subscription
+        if isinstance(delivery, methods.BasicDeliver):
+            subscription = self._source.subscription(delivery)
+        if subscription is None:
+            return None
+        place = CopyPlace(key, self._vhost, subscription.queue)
+        return _Candidate(
+            copy=Copy(place, messages.attempt_of(properties), None, self),
+            delivery=delivery,
+            no_ack=subscription.no_ack,
+            properties=properties,
+            digest=messages.Digest(delivery.exchange, delivery.routing_key),
+            is_replayed=bool(arriving.held) and arriving.left <= _MOST_HELD and self.register.is_replayed(key),
+        )
+
+    def _track(self, candidate: _Candidate) -> None:
+        """Track a delivery whose last frame is about to pass."""
+        copy = candidate.copy
+        copy.digest = candidate.digest.value
+        if candidate.no_ack:
+            if self.register.add_settled(copy):
+                self._spawn(self._record(copy))
+        else:
+            self.register.delivered(copy)
+            self.tracked[candidate.delivery.delivery_tag] = copy
+
+    async def _record(self, copy: Copy) -> None:
+        """Record a delivery without acknowledgement. It was forwarded before: a crash repeats it, and loses nothing."""
+        try:
+            await self.register.settle_unacknowledged(copy)
+        except LogError as error:
+            _log.warning("a settlement could not be recorded", reason=str(error))
+
+    def _decide(self, arriving: _Arriving, candidate: _Candidate) -> None:
+        copy, delivery = candidate.copy, candidate.delivery
+        copy.digest = candidate.digest.value
+        verdict = self.register.verdict(copy, candidate.properties, redelivered=delivery.redelivered)
+        is_got = isinstance(delivery, methods.BasicGetOk)
+        if not self._source.may_replace(is_got=is_got) or (verdict is CopyVerdict.WAIT and candidate.no_ack):
+            verdict = CopyVerdict.DELIVER
+        match verdict:
+            case CopyVerdict.DELIVER:
+                self._track(candidate)
+                self._pass(arriving)
+            case CopyVerdict.SUPPRESS:
+                if not candidate.no_ack:
+                    self._owned[delivery.delivery_tag] = _Ownership.SUPPRESSED
+                body = b"".join([frame[7:-1] for key, frame in arriving.held if key == BODY])
+                self._spawn(self._suppress(candidate, body))
+            case CopyVerdict.WAIT:
+                self._owned[delivery.delivery_tag] = _Ownership.WAITING
+                self.register.wait(copy, _HOLD, partial(self._settle_owned, delivery.delivery_tag, requeue=True))
+            case _ as never:
+                assert_never(never)
+        if verdict is not CopyVerdict.DELIVER and is_got:
+            self._source.get_again(copy.place.queue, no_ack=candidate.no_ack)
+
+    async def _suppress(self, candidate: _Candidate, body: bytes) -> None:
+        delivery = candidate.delivery
+        try:
+            await self.register.suppress(
+                candidate.copy, candidate.properties, body, delivery.exchange, delivery.routing_key
+            )
+        except LogError as error:
+            self._source.abandon(f"a suppressed message could not be recorded: {error}")
+            return
+        self._settle_owned(delivery.delivery_tag, requeue=False)
+
+    def _settle_owned(self, tag: int, *, requeue: bool) -> None:
+        if self._owned.pop(tag, None) is not None and not self.has_ended:
+            self._source.settle_copy(tag, requeue=requeue)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- from the client
+
+    def settle_up_to(self, tag: int) -> None:
+        """Settle owned deliveries before a settlement of all deliveries up to *tag*; 0: of all."""
+        for owned in list(takewhile(lambda each: not tag or each <= tag, self._owned)):
+            self._settle_owned(owned, requeue=self._owned[owned] is _Ownership.WAITING)
+
+    def drop_arriving(self, tag: int, *, multiple: bool) -> None:
+        """Track no delivery that the client settles before its content has arrived; *tag* 0 means all."""
+        arriving = self._arriving
+        candidate = None if arriving is None else arriving.candidate
+        if arriving is None or candidate is None or candidate.is_replayed:
+            return
+        current = candidate.delivery.delivery_tag
+        if current == tag or (multiple and (not tag or current < tag)):
+            arriving.candidate = None
+
+    def settled(self, tags: Iterable[int]) -> list[Copy]:
+        """The tracked copies with *tags*, which the client settles for good; they are tracked no longer."""
+        return [copy for tag in tags if (copy := self.tracked.pop(tag, None)) is not None]
+
+    def pin(self, tags: Iterable[int]) -> dict[int, Copy]:
+        """The tracked copies with *tags*, which a branch takes: they are tracked no longer."""
+        pinned = {tag: copy for tag in tags if (copy := self.tracked.pop(tag, None)) is not None}
+        for copy in pinned.values():
+            copy.is_pinned = True
+        return pinned
+
+    def unpin(self, copies: dict[int, Copy]) -> None:
+        """Undo :meth:`pin`, because the branch has not taken *copies*."""
+        for copy in copies.values():
+            copy.is_pinned = False
+        self.tracked.update(copies)
+        if self.has_ended:
+            self.recovered()
+
+    def returned(self, tags: Iterable[int]) -> None:
+        """The deliveries with *tags* go back to their queues."""
+        self.register.release(self.settled(tags))
+
+    def recovered(self) -> None:
+        """All unsettled deliveries of the channel go back to their queues, owned ones included."""
+        self._owned.clear()
+        self.returned(list(self.tracked))
+
+    def end(self) -> None:
+        """The channel has ended."""
+        self.has_ended = True
+        self.register.holding.discard(self)
+        self._arriving = None
+        self.recovered()
