@@ -79,8 +79,13 @@ def seconds_until_a_commit(service: DtxService) -> float:
 
 
 def in_doubt(service: DtxService) -> bool:
-    with connected(service.url()) as connection, suppress(*BROKEN), Coordinator(connection) as coordinator:
-        return bool(list(coordinator.recover()))
+    """Whether there are branches; those whose commit did not reach dtx are rolled back."""
+    with suppress(*BROKEN), connected(service.url()) as connection, Coordinator(connection) as coordinator:
+        xids = list(coordinator.recover())
+        for xid in xids:
+            with suppress(*BROKEN):
+                coordinator.rollback(xid)
+        return bool(xids)
     return True
 
 
