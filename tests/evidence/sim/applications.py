@@ -262,15 +262,15 @@ class Application(Asker):
             if not client.deliveries:
                 await client.delivered(0.05)
             if client.deliveries:
-                tag, body, queue = client.deliveries.pop(0)
-                branch.consumes.append((body, queue))
-                client.ack(tag)
+                delivered = client.deliveries.pop(0)
+                branch.consume(delivered)
+                client.ack(delivered.tag)
             return
         queue = self.random.choice(self._queues)
         got = await client.get(queue)
         if got is not None:
-            branch.consumes.append((got[1], queue))
-            client.ack(got[0])
+            branch.consume(got)
+            client.ack(got.tag)
 
     async def _one_phase(self, client: Client, branch: Branch) -> None:
         flag = await client.commit(branch.xid, one_phase=True)

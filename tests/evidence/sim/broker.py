@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from dtx.store.rabbitmq.management import Management, ManagementError
+from dtx.wire.amqp09 import properties as basic
 from tests.evidence.sim.network import Network
 from tests.evidence.sim.scheduler import Process, SimLoop
 
@@ -24,6 +25,10 @@ HOST: Final = "broker"
 PORT: Final = 5672
 LATE: Final = 3.0
 """Seconds after the end of a connection in which its channels may still apply a unit; each channel ends separately."""
+
+
+COPY: Final = b"x-sim-copy"
+"""Header with the number of a copy: a message in one queue. dtx keeps it as any other header."""
 
 
 @dataclass(slots=True, eq=False)
@@ -107,6 +112,11 @@ class SimBroker:
     """A crash may forget acks that were answered shortly before, as classic queues of RabbitMQ do."""
     recent: list[tuple[float, Queue, Message]] = field(default_factory=list)
     orders: int = 0
+    numbers_copies: bool = False
+    """Each message gets the header :data:`COPY`."""
+    numbered: dict[int, bytes] = field(default_factory=dict)
+    """By number, the properties with which the copy was published: those of the copy that it puts back have its number.
+    """
     on_apply: Callable[["BrokerConnection", int], None] | None = None
 
     def start(self) -> None:
@@ -159,6 +169,9 @@ class SimBroker:
         if queue.limit is not None and len(queue.ready) >= queue.limit:
             return None
         self.orders += 1
+        if self.numbers_copies and not queue.name.startswith(b"dtx."):
+            self.numbered[self.orders] = properties
+            properties = basic.set_header(properties, COPY, b"%d" % self.orders)
         message = Message(self.orders, exchange, routing_key, properties, body, persistent)
         queue.ready.append(message)
         return message
@@ -176,6 +189,13 @@ class SimBroker:
                 else:
                     break
 
+    def is_empty(self, names: Iterable[bytes]) -> bool:
+        """Whether the queues have no messages, delivered and unsettled ones included."""
+        queues = [self.queues[name] for name in names]
+        channels = [*self.leaving, *(each for one in self.connections for each in one.channels.values())]
+        held = [queue for channel in channels for queue in channel.holds()]
+        return not any(queue.ready or queue in held for queue in queues)
+
     def forgotten(self, queue: Queue, message: Message) -> None:
         """Record an acked message that a crash may return."""
         if self.forgets_acks:
@@ -188,6 +208,12 @@ class SimBroker:
         if not on:
             for connection in list(self.connections):
                 connection.unblock()
+
+
+def copy_number(raw: bytes) -> int:
+    """Return the number of the copy with these properties; 0 if it has none."""
+    entry = basic.read(raw).header(COPY)
+    return 0 if entry is None else int(entry.value)
 
 
 class SimManagement(Management):

@@ -254,6 +254,10 @@ class BrokerChannel:
         if self.broker.running:
             self.broker.feed(touched.values())
 
+    def holds(self) -> list[Queue]:
+        """Return the queues of its unsettled deliveries."""
+        return [*(queue for queue, _ in self.unacked.values()), *(settle.queue for settle in self._settled)]
+
     def connection_ended(self, gone: float) -> None:
         """End the channel some time after its connection: a unit in tx.commit may still be applied."""
         random, process = self.broker.loop.random, self.broker.process

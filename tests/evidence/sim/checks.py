@@ -1,8 +1,9 @@
 """The invariants at the end of a run: the ledger, the log and the queues must agree."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations, zip_longest
 from typing import Final
 from uuid import UUID
 
@@ -10,16 +11,17 @@ from dtx.log.records import ENDINGS, Advance, Insert, JournalEvent, LogState
 from dtx.wire.amqp09 import properties
 from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid
-from tests.evidence.sim.broker import SimBroker
+from tests.evidence.sim.broker import SimBroker, copy_number
 from tests.evidence.sim.database import SimDatabase
-from tests.evidence.sim.ledger import Branch, Ledger, Move
+from tests.evidence.sim.ledger import Branch, Delivered, Ledger, Move
 
 _ID: Final = b"x-dtx-id"
+_PUT_BACK: Final = b"x-dtx-put-back"
 _MOST: Final = 20
 _COMMITS: Final = frozenset({LogState.COMMITTING, LogState.HEURISTIC_COMMITTING})
 _UNDOES: Final = frozenset({LogState.ROLLING_BACK, LogState.HEURISTIC_ROLLING_BACK})
-Copies = dict[bytes, list[tuple[bytes, bytes | None]]]
-"""By body: the queue and the ``x-dtx-id`` of each copy."""
+Copies = dict[bytes, list[Delivered]]
+"""The copies of each message, by body."""
 
 
 @dataclass(slots=True)
@@ -41,18 +43,22 @@ def in_broker(broker: SimBroker) -> Copies:
     for queue in broker.queues.values():
         if not queue.name.startswith(b"dtx."):
             for message in queue.ready:
-                entry = properties.read(message.properties).header(_ID)
-                copies.setdefault(message.body, []).append((queue.name, None if entry is None else bytes(entry.value)))
+                copy = Delivered(0, message.body, queue.name, message.properties)
+                copies.setdefault(message.body, []).append(copy)
     return copies
 
 
-def judge(ledger: Ledger, database: SimDatabase, copies: Copies, *, exact: bool) -> Verdict:
+def judge(
+    ledger: Ledger, database: SimDatabase, broker: SimBroker, copies: Copies, got: Sequence[Delivered], *, exact: bool
+) -> Verdict:
     """Compare them.
 
     Args:
         ledger: the decisions.
         database: of dtx.
+        broker: which dtx was alongside, if there was one.
         copies: the messages in the queues.
+        got: what consumers got when they emptied these queues through dtx.
         exact: no message may be repeated: no broker has died and no queue has refused.
     """
     verdict = Verdict([*ledger.violations, *database.violations])
@@ -66,6 +72,9 @@ def judge(ledger: Ledger, database: SimDatabase, copies: Copies, *, exact: bool)
     consumed: Counter[bytes] = Counter()
     moves = _moves(ledger)
     origin: dict[bytes, Branch] = {}
+    lines = _Lines(broker)
+    read = lines.apart(ledger, committed, copies)
+    taken = {each.body for each in ledger.perhaps_settled}
     for branch in ledger.branches.values():
         for body, queue in branch.publishes:
             origin[body] = branch
@@ -74,9 +83,9 @@ def judge(ledger: Ledger, database: SimDatabase, copies: Copies, *, exact: bool)
         if branch.xid in committed:
             consumed.update(body for body, _ in branch.consumes)
     for body, queue in expected.items():
-        there = [where for where, _ in copies.get(body, [])]
-        gone = consumed[body]
-        if not there and not gone and not (body in given_up and body in archived):
+        there = [copy.queue for copy in copies.get(body, [])]
+        gone = consumed[body] + read[body]
+        if not there and not gone and body not in taken and not (body in given_up and body in archived):
             wrong(f"{body!r} is lost: it should be in {queue!r} (of {_of(origin.get(body))})")
         surplus = len(there) + gone - 1
         if surplus > 0:
@@ -90,22 +99,104 @@ def judge(ledger: Ledger, database: SimDatabase, copies: Copies, *, exact: bool)
             wrong(f"{body!r} is in {there}, it belongs into {may_be}")
     if exact:
         _judge_strays(ledger, copies, consumed, wrong)
-    for body, found in copies.items():
-        if body not in expected and body not in given_up and body not in ledger.strays:
-            wrong(f"{body!r} is in {found}, of {_of(origin.get(body))}, which did not commit")
-        ids = {id_ for _, id_ in found}
-        if body in origin and len(ids) > 1:
-            wrong(f"the copies of {body!r} have different ids: {ids}")
+    _judge_origins(copies, taken, {*expected, *given_up, *ledger.strays}, origin, wrong)
     _judge_moves(moves, _places(ledger, committed, copies), given_up, wrong)
+    if broker.numbered:
+        settled = [*_consumed(ledger, committed), *ledger.settled, *got]
+        for body in copies.keys() - taken - {each.body for each in settled}:
+            wrong(f"{body!r} is in a queue, and no consumer gets it")
+        _judge_settled(lines, settled, ledger.imitated | moves.keys(), wrong)
     del verdict.violations[_MOST:]
     return verdict
+
+
+def _judge_origins(
+    copies: Copies, read: set[bytes], allowed: set[bytes], origin: dict[bytes, Branch], wrong: Callable[[str], None]
+) -> None:
+    """Check that all messages in queues, and all that were read, are of committed branches, and have one id."""
+    for body in sorted((read | copies.keys()) - allowed):
+        where = [copy.queue for copy in copies.get(body, [])] or "no queue, and was read"
+        wrong(f"{body!r} is in {where}, of {_of(origin.get(body))}, which did not commit")
+    for body, found in copies.items():
+        ids = {_id(copy) for copy in found}
+        if body in origin and len(ids) > 1:
+            wrong(f"the copies of {body!r} have different ids: {ids}")
+
+
+def _key(raw: bytes) -> bytes | None:
+    """Return the key of a message, as docs/explanation/duplicates.md defines it."""
+    found = properties.read(raw)
+    entry = found.header(_PUT_BACK) or found.header(_ID)
+    return None if entry is None else bytes(entry.value)
+
+
+def _id(copy: Delivered) -> bytes | None:
+    entry = properties.read(copy.properties).header(_ID)
+    return None if entry is None else bytes(entry.value)
+
+
+def _consumed(ledger: Ledger, committed: set[Xid]) -> list[Delivered]:
+    """Return what the committed branches consumed."""
+    return [each for branch in ledger.branches.values() if branch.xid in committed for each in branch.deliveries]
+
+
+class _Lines:
+    """The line of each copy: a message is published, and each rollback puts back what its branch has consumed."""
+
+    def __init__(self, broker: SimBroker) -> None:
+        self._numbered = broker.numbered
+
+    def of(self, number: int) -> list[int]:
+        """Return the numbers of the published copy, and of all that were put back, up to *number*."""
+        line: list[int] = []
+        while number:
+            line.insert(0, number)
+            number = copy_number(self._numbered[number])
+        return line
+
+    def same_message(self, first: int, second: int) -> bool:
+        """Whether two copies, or those that were put back as them, are copies of one published message.
+
+        If not, two branches have put back the same delivery, or one copy was put back as the other.
+        """
+        a, b = next(((a, b) for a, b in zip_longest(self.of(first), self.of(second)) if a != b), (None, None))
+        return a is not None and b is not None and _key(self._numbered[a]) == _key(self._numbered[b])
+
+    def apart(self, ledger: Ledger, committed: set[Xid], copies: Copies) -> Counter[bytes]:
+        """Count, by body, copies that were read outside of branches and are in no line of another one.
+
+        The broker may deliver a settled message again. So a copy that is in a queue as well does not count twice.
+        """
+        others = [*_consumed(ledger, committed), *(copy for found in copies.values() for copy in found)]
+        known = {number for each in others for number in self.of(copy_number(each.properties))}
+        read = {copy_number(each.properties): each.body for each in ledger.settled}
+        known.update(number for each in read for number in self.of(each)[:-1])
+        return Counter(body for number, body in read.items() if number not in known)
+
+
+def _judge_settled(
+    lines: _Lines, settled: Sequence[Delivered], exempt: Collection[bytes], wrong: Callable[[str], None]
+) -> None:
+    """Check that consumers which read through dtx have settled one copy of each message; *exempt*: these may differ.
+
+    docs/explanation/duplicates.md has the exceptions. The broker delivers the same copy again. A message is put back
+    although the broker has not taken it: then both messages have different keys. An operator redirects it.
+    """
+    numbers: dict[bytes, dict[int, None]] = {}
+    for each in settled:
+        numbers.setdefault(each.body, {})[copy_number(each.properties)] = None
+    for body, found in numbers.items():
+        twice = any(lines.same_message(*pair) for pair in combinations(found, 2))
+        if twice and body not in exempt:
+            wrong(f"consumers have settled {len(found)} copies of {body!r}: {[lines.of(number) for number in found]}")
 
 
 def _judge_strays(ledger: Ledger, copies: Copies, consumed: Counter[bytes], wrong: Callable[[str], None]) -> None:
     """Check messages that were published outside of any branch: they may be lost, but must not be repeated."""
     for body in ledger.strays:
-        if len(copies.get(body, ())) + consumed[body] > 1:
-            wrong(f"{body!r}, of no branch, is in {copies.get(body, [])} and was consumed {consumed[body]} times")
+        there = [copy.queue for copy in copies.get(body, ())]
+        if len(there) + consumed[body] > 1:
+            wrong(f"{body!r}, of no branch, is in {there} and was consumed {consumed[body]} times")
 
 
 def _moves(ledger: Ledger) -> dict[bytes, list[Move]]:
@@ -119,7 +210,9 @@ def _moves(ledger: Ledger) -> dict[bytes, list[Move]]:
 
 def _places(ledger: Ledger, committed: set[Xid], copies: Copies) -> dict[bytes, set[bytes]]:
     """By body, the queues that hold the message, or from which it was consumed."""
-    places = {body: {where for where, _ in found} for body, found in copies.items()}
+    places = {body: {copy.queue for copy in found} for body, found in copies.items()}
+    for each in ledger.perhaps_settled:
+        places.setdefault(each.body, set()).add(each.queue)
     for branch in ledger.branches.values():
         if branch.xid in committed:
             for body, where in branch.consumes:

@@ -7,7 +7,8 @@ from typing import Final, cast
 from dtx.config.values import Address
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
 from dtx.store.rabbitmq.upstream import OwnChannel, UpstreamChannelClosed, UpstreamLost
-from dtx.wire.amqp09 import methods, properties, tables
+from dtx.wire.amqp09 import methods, tables
+from dtx.wire.amqp09 import properties as basic
 from dtx.wire.amqp09.codec import Method
 from dtx.wire.amqp09.events import ContentReceived
 from dtx.wire.amqp09.frames import header_frame
@@ -30,11 +31,12 @@ from dtx.wire.amqp09.recovery import split_xids
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 from tests.evidence.sim.instance import PORT
+from tests.evidence.sim.ledger import Delivered
 from tests.support.raw import body_frames
 
 PATIENCE: Final = 40.0
 """Limit of seconds for one answer."""
-_PERSISTENT: Final = properties.build({properties.Property.DELIVERY_MODE: b"\x02"})
+_PERSISTENT: Final = basic.build({basic.Property.DELIVERY_MODE: b"\x02"})
 GONE: Final = (UpstreamLost, UpstreamChannelClosed, OSError, TimeoutError)
 """The errors that end the work on a connection."""
 
@@ -65,10 +67,10 @@ class Client:
         self._hosts = hosts
         self._frame_max = frame_max
         self._next = 0
+        self._prefetch = 0
         self._connection: ServiceConnection | None = None
         self._channel: OwnChannel | None = None
-        self.deliveries: list[tuple[int, bytes, bytes]] = []
-        """Tag, body and queue of each delivery."""
+        self.deliveries: list[Delivered] = []
         self._arrived = asyncio.Event()
 
     @property
@@ -187,24 +189,25 @@ class Client:
         """Declare a durable queue."""
         await self.ask(methods.QueueDeclare(queue, durable=True))
 
-    async def get(self, queue: bytes) -> tuple[int, bytes] | None:
-        """Return tag and body of the next message, ``None`` if there is none."""
+    async def get(self, queue: bytes) -> Delivered | None:
+        """Return the next message, ``None`` if there is none."""
         get = methods.BasicGet(queue).frame(self.channel.number)
         async with asyncio.timeout(PATIENCE):
             answer = await self.channel.send_raw(get, methods.BasicGetOk, methods.BasicGetEmpty)
         match answer:
-            case ContentReceived(method=methods.BasicGetOk(delivery_tag=tag), body=body):
-                return tag, body
+            case ContentReceived(method=methods.BasicGetOk(delivery_tag=tag)):
+                return Delivered(tag, answer.body, queue, answer.properties)
             case _:
                 return None
 
     async def consume(self, queue: bytes, prefetch: int) -> None:
         """Start a consumer."""
+        self._prefetch = prefetch
         await self.ask(methods.BasicQos(0, prefetch))
 
         def arrived(message: ContentReceived) -> None:
             tag = cast("methods.BasicDeliver", message.method).delivery_tag
-            self.deliveries.append((tag, message.body, queue))
+            self.deliveries.append(Delivered(tag, message.body, queue, message.properties))
             self._arrived.set()
 
         self.channel.on_delivery = arrived
@@ -219,16 +222,28 @@ class Client:
         except TimeoutError:
             return
 
-    def ack(self, tag: int) -> None:
+    def ack(self, tag: int, *, multiple: bool = False) -> None:
         """Send basic.ack."""
-        self._write(methods.BasicAck(tag).frame(self.channel.number))
+        self._write(methods.BasicAck(tag, multiple).frame(self.channel.number))
 
-    def publish(self, queue: bytes, body: bytes) -> None:
-        """Publish a persistent message to the default exchange."""
+    def reject(self, tag: int, *, requeue: bool) -> None:
+        """Send basic.reject."""
+        self._write(methods.BasicReject(tag, requeue).frame(self.channel.number))
+
+    async def reach_broker(self) -> None:
+        """Wait until the broker has everything that was sent on the channel, which must not be selected.
+
+        Raises:
+            GONE: it may have it or not.
+        """
+        await self.ask(methods.BasicQos(0, self._prefetch))
+
+    def publish(self, queue: bytes, body: bytes, properties: bytes = _PERSISTENT) -> None:
+        """Publish a message, by default a persistent one, to the default exchange."""
         number = self.channel.number
         frames = (
             methods.BasicPublish(b"", queue).frame(number),
-            header_frame(number, 60, len(body), _PERSISTENT),
+            header_frame(number, 60, len(body), properties),
             *body_frames(number, body, 4096),
         )
         self._write(b"".join(frames))

@@ -24,7 +24,7 @@ from dtx.log.changes import Definitions, QueueContents, Slot, StoredMessage
 from dtx.log.lease import Lease
 from dtx.log.postgres import PostgresTransactionLog
 from dtx.log.queries import Fetch, LogQueries
-from dtx.log.records import BranchRecord, Duplicate, LoggedCopies, LogWrite, Lookup, WorkRow
+from dtx.log.records import BranchRecord, Duplicate, DuplicateWrite, LoggedCopies, LogWrite, Lookup, WorkRow
 from dtx.log.statements import LEASE_LOST, OUT_OF_ORDER, WriteSequence
 from dtx.log.writer import Writer
 from dtx.xa.xid import Xid
@@ -151,8 +151,17 @@ class SimDatabase:
         for record, line in group:
             self.seen[line] = None
             self.written.append((self.loop.now, epoch, process.name, record))
+            if isinstance(record, DuplicateWrite):
+                self._judge_suppressed(record.duplicate)
             if self.on_write is not None:
                 self.on_write(record)
+
+    def _judge_suppressed(self, copy_: Duplicate) -> None:
+        """Check that a copy is suppressed only after the settlement of another one is durable."""
+        key = (copy_.branch_id, copy_.position, copy_.vhost, copy_.queue)
+        _, settled = self.tables.database.settlements.get(key, ("", None))
+        if settled is None or settled.attempt == copy_.attempt:
+            self.violations.append(f"copy {copy_.attempt} of {copy_.body!r} is suppressed, and settled is {settled}")
 
     def _snapshot(self) -> Any:
         database = self.tables.database

@@ -152,8 +152,8 @@ class Explorer(Asker):
             queue = self.random.choice(self._queues)
             got = await client.get(queue)
             if got is not None:
-                branch.consumes.append((got[1], queue))
-                client.ack(got[0])
+                branch.consume(got)
+                client.ack(got.tag)
         body = b"%b.%d" % (branch.xid.gtrid, len(branch.publishes))
         queue = self.random.choice(self._queues)
         branch.publishes.append((body, queue))

@@ -5,12 +5,21 @@ The ledger survives all faults, like the log of a transaction manager.
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from dtx.xa.xid import Xid
 from tests.evidence.sim.scheduler import Process
 
 Decision = Literal["commit", "rollback"]
+
+
+class Delivered(NamedTuple):
+    """A delivery to a client."""
+
+    tag: int
+    body: bytes
+    queue: bytes
+    properties: bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +57,8 @@ class Branch:
     owner: Process
     publishes: list[tuple[bytes, bytes]] = field(default_factory=list)
     consumes: list[tuple[bytes, bytes]] = field(default_factory=list)
+    deliveries: list[Delivered] = field(default_factory=list)
+    """The deliveries that it consumes."""
     prepared: bool = False
     decision: Decision | None = None
     one_phase: bool = False
@@ -64,6 +75,11 @@ class Branch:
     """Messages that operators have ordered to redirect."""
     forgets: bool = False
     """Its transaction manager has requested forget for the heuristic outcome."""
+
+    def consume(self, delivered: Delivered) -> None:
+        """Record that the branch consumes a message."""
+        self.consumes.append((delivered.body, delivered.queue))
+        self.deliveries.append(delivered)
 
     @property
     def may_be_forgotten(self) -> bool:
@@ -85,6 +101,12 @@ class Ledger:
     """The initial messages: by body, the queue."""
     strays: set[bytes] = field(default_factory=set)
     """Messages published outside of any branch, whose arrival is not known."""
+    settled: list[Delivered] = field(default_factory=list)
+    """Deliveries outside of any branch that were settled for good: the broker certainly has the settlement."""
+    perhaps_settled: list[Delivered] = field(default_factory=list)
+    """As :attr:`settled`, but the broker may not have the settlement."""
+    imitated: set[bytes] = field(default_factory=set)
+    """Messages whose headers an application has used for another message: dtx may deliver all copies of these."""
     violations: list[str] = field(default_factory=list)
     answers: Counter[str] = field(default_factory=Counter)
 

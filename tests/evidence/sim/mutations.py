@@ -234,7 +234,7 @@ def _not_hidden() -> Sequence[Change]:
 def _unit_not_logged() -> Sequence[Change]:
     """A unit that replaces a lost one is in memory, but not in the log."""
 
-    async def forgetful(self: BrokerPersistence, entry: BranchRuntime, unit: Unit) -> None:
+    async def forgetful(self: BrokerPersistence, entry: BranchRuntime, unit: Unit, _: object) -> None:
         assert entry.record is not None
         others = (other for other in entry.record.units if other.number != unit.number)
         entry.record = entry.record._replace(units=(*others, unit))

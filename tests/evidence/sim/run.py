@@ -22,11 +22,12 @@ from tests.evidence.sim.client import GONE, Client
 from tests.evidence.sim.database import SimDatabase
 from tests.evidence.sim.explorer import Explorer
 from tests.evidence.sim.instance import Instance
-from tests.evidence.sim.ledger import Branch, Ledger
+from tests.evidence.sim.ledger import Branch, Delivered, Ledger
 from tests.evidence.sim.many_branches import ManyBranches
 from tests.evidence.sim.nemesis import Trouble
 from tests.evidence.sim.network import Network
 from tests.evidence.sim.operators import Operator
+from tests.evidence.sim.readers import Reader, drain
 from tests.evidence.sim.scheduler import Process, SimLoop, current, scheduler
 from tests.evidence.sim.world import simulated
 
@@ -35,6 +36,8 @@ _SEEDS: Final = 8
 """Number of initial messages in each queue."""
 _REST: Final = 600.0
 """Limit of seconds until all branches have ended after the last fault."""
+_STOPPED: Final = 60.0
+"""Seconds between the end of all processes and the look at the queues."""
 _AFTERMATH: Final = 20.0
 """Seconds after its end in which a fault may still have effects: leases expire, heartbeats are missed."""
 
@@ -59,6 +62,7 @@ class Shape:
         joins: share of branches that a second connection joins.
         explorers: number of applications that suspend, fail and time out.
         hoards: a transaction manager has more branches in doubt than a page of recover holds.
+        readers: number of consumers outside of any branch.
     """
 
     broker: bool = True
@@ -76,6 +80,7 @@ class Shape:
     joins: float = 0.15
     explorers: int = 0
     hoards: bool = False
+    readers: int = 0
 
     def __str__(self) -> str:
         mode = f"alongside, replay {self.replay}" if self.broker else "standalone"
@@ -88,6 +93,7 @@ class Shape:
                 (self.operators, ", an operator gives orders"),
                 (bool(self.explorers), f", {self.explorers} explorers"),
                 (self.hoards, ", a hoarder"),
+                (bool(self.readers), f", {self.readers} readers"),
             )
             if on
         )
@@ -114,6 +120,7 @@ def shape_of(seed: int) -> Shape:
         operators=random.random() < (0.7 if refusing else 0.3),
         explorers=random.choice((0, 0, 1, 2)),
         hoards=random.random() < 0.2,
+        readers=random.choice((0, 1, 1, 2)) if broker else 0,
     )
 
 
@@ -126,7 +133,8 @@ class Result:
         steps: number of executed callbacks.
         seconds: simulated duration.
         violations: descriptions of broken invariants.
-        repeated: number of repeated messages.
+        repeated: number of surplus copies, in queues or consumed.
+        suppressed: number of copies that dtx has kept from consumers.
         branches: number of branches.
         answers: number of each kind of answer of dtx.
         trace: the last lines of the trace.
@@ -139,6 +147,7 @@ class Result:
     seconds: float = 0.0
     violations: list[str] = field(default_factory=list)
     repeated: int = 0
+    suppressed: int = 0
     branches: int = 0
     answers: Counter[str] = field(default_factory=Counter)
     trace: list[str] = field(default_factory=list)
@@ -163,7 +172,7 @@ class Simulation:
         self.shape = shape
         self.network = Network(loop)
         self.database = SimDatabase(loop, slow=shape.database)
-        self.broker = SimBroker(loop, self.network, forgets_acks=shape.forgets_acks)
+        self.broker = SimBroker(loop, self.network, forgets_acks=shape.forgets_acks, numbers_copies=True)
         self.ledger = Ledger()
         self.instances: list[Instance] = []
         self.stopping = False
@@ -172,6 +181,7 @@ class Simulation:
         self.recovery: Recovery | None = None
         self._random = random
         self._applications: dict[int, Process] = {}
+        self._readers: list[Process] = []
         self._calm_from = 0.0
         self._writes = 0
         self._at_write: dict[int, Callable[[], None]] = {}
@@ -240,13 +250,17 @@ class Simulation:
         process.spawn(application.run())
 
     def _start_others(self) -> None:
-        """Start explorers, and the hoarder if the shape has one."""
+        """Start explorers, readers, and the hoarder if the shape has one."""
         hosts = [instance.host for instance in self.instances]
         for number in range(self.shape.explorers):
             explorer = Explorer(
                 self.database, self.ledger, self._random, number, hosts, QUEUES, lambda: self.stopping, self._is_calm
             )
             Process(self.loop, f"explorer-{number}").spawn(explorer.run())
+        for number in range(self.shape.readers):
+            reader = Reader(self.ledger, self._random, hosts, QUEUES, lambda: self.stopping)
+            self._readers.append(Process(self.loop, f"reader-{number}"))
+            self._readers[-1].spawn(reader.run())
         if self.shape.hoards:
             hoarder = ManyBranches(self.database, self.ledger, self._random, hosts, QUEUES, lambda: self.stopping)
             Process(self.loop, "hoarder").spawn(hoarder.run())
@@ -392,14 +406,25 @@ class Simulation:
             task = self._operator().spawn(self._drain())
             self._wait(task)
             return task.result()
-        for process in (*self._applications.values(), *(instance.process for instance in self.instances)):
-            if process is not None:
-                process.kill()
-                self.network.died(process)
-        end = self.loop.now + 60.0
+        for process in (*self._applications.values(), *self._readers):
+            process.kill()
+            self.network.died(process)
+        for instance in self.instances:
+            instance.kill(again=_STOPPED)
+        end = self.loop.now + _STOPPED
         self.loop.call_at(end, lambda: None)
         self.loop.run(lambda: self.loop.now >= end)
         return in_broker(self.broker)
+
+    def what_consumers_get(self) -> list[Delivered]:
+        """Empty the queues of the broker through a new dtx."""
+        hosts = [instance.host for instance in self.instances]
+        task = Process(self.loop, "consumers").spawn(drain(self.broker, lambda: Client(hosts), self._random, QUEUES))
+        self._wait(task)
+        got, is_empty = task.result()
+        if not is_empty:
+            self.ledger.wrong("consumers do not get all messages of the queues")
+        return got
 
     async def _drain(self) -> Copies:
         """Standalone: consume all messages after a restart of dtx."""
@@ -407,7 +432,7 @@ class Simulation:
         client = await self._connected()
         for queue in QUEUES:
             while (got := await client.get(queue)) is not None:
-                copies.setdefault(got[1], []).append((queue, None))
+                copies.setdefault(got.body, []).append(got)
         client.close()
         return copies
 
@@ -445,9 +470,12 @@ def simulate(seed: int, shape: Shape | None = None, plan: Sequence[Trouble] | No
                     unfinished = [str(branch.xid) for branch in sim.ledger.unfinished]
                     sim.ledger.wrong(f"not at rest after {_REST:g} s; unfinished: {unfinished}")
                 exact = shape.exact and not sim.broker.restarts and not sim.broker.refusals
-                verdict = judge(sim.ledger, sim.database, sim.what_lies_there(), exact=exact)
+                copies = sim.what_lies_there()
+                got = sim.what_consumers_get() if shape.broker else []
+                verdict = judge(sim.ledger, sim.database, sim.broker, copies, got, exact=exact)
                 result.violations = verdict.violations
                 result.repeated = verdict.repeated
+                result.suppressed = len(sim.database.tables.database.duplicates)
             except Exception as error:
                 result.violations = [*sim.ledger.violations, f"the run failed: {type(error).__name__} {error}"]
                 raise

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.evidence.sim.mutations import MUTATIONS, Mutation
+from tests.evidence.sim.mutations_copies import COPIES
 from tests.evidence.sim.mutations_demarcation import DEMARCATION
 from tests.evidence.sim.run import Result, Shape, simulate
 
 FILE: Final = Path(__file__).with_name("short.json")
-ALL: Final = (*MUTATIONS, *DEMARCATION)
+ALL: Final = (*MUTATIONS, *DEMARCATION, *COPIES)
 _SECONDS: Final = (3.0, 6.0, 12.0, 20.0)
 """Durations of work and faults: shorter runs have fewer steps and find less."""
 _SEEDS: Final = 20
