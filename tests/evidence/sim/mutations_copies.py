@@ -9,7 +9,7 @@ from dtx.log.api import LogError
 from dtx.log.records import LoggedCopies
 from dtx.store.api import Applied, PhaseTwo, Refused
 from dtx.store.rabbitmq import commit_connection, messages
-from dtx.store.rabbitmq.copies import Copy, CopyRegister, Verdict
+from dtx.store.rabbitmq.copies import Copy, CopyRegister, CopyVerdict
 from dtx.store.rabbitmq.copy_filter import CopyFilter
 from dtx.store.rabbitmq.store import RabbitStore
 from tests.evidence.sim.mutations import Change, Mutation
@@ -85,7 +85,7 @@ def _attempt_not_counted() -> Sequence[Change]:
 
 def _replays_not_recorded() -> Sequence[Change]:
     """The log does not have which messages are sent again."""
-    return [(messages, "replays", lambda *_: ())]
+    return [(messages, "find_replays", lambda *_: iter(()))]
 
 
 def _not_loaded() -> Sequence[Change]:
@@ -100,7 +100,7 @@ def _not_loaded() -> Sequence[Change]:
 def _verdict(change: Any) -> Sequence[Change]:
     verdict = CopyRegister.verdict
 
-    def changed(self: CopyRegister, copy: Copy, properties: bytes, *, redelivered: bool) -> Verdict:
+    def changed(self: CopyRegister, copy: Copy, properties: bytes, *, redelivered: bool) -> CopyVerdict:
         return change(self, copy, verdict(self, copy, properties, redelivered=redelivered))  # type: ignore[no-any-return]
 
     return [(CopyRegister, "verdict", changed)]
@@ -108,20 +108,20 @@ def _verdict(change: Any) -> Sequence[Change]:
 
 def _not_waiting() -> Sequence[Change]:
     """A copy is delivered while another one is delivered and unsettled."""
-    return _verdict(lambda _, __, found: Verdict.DELIVER if found is Verdict.WAIT else found)
+    return _verdict(lambda _, __, found: CopyVerdict.DELIVER if found is CopyVerdict.WAIT else found)
 
 
 def _not_waited_for() -> Sequence[Change]:
     """A copy is suppressed while another one is delivered and unsettled."""
-    return _verdict(lambda _, __, found: Verdict.SUPPRESS if found is Verdict.WAIT else found)
+    return _verdict(lambda _, __, found: CopyVerdict.SUPPRESS if found is CopyVerdict.WAIT else found)
 
 
 def _any_attempt() -> Sequence[Change]:
     """A copy is suppressed because it was settled itself, and the broker delivers it again."""
 
-    def change(self: CopyRegister, copy: Copy, found: Verdict) -> Verdict:
+    def change(self: CopyRegister, copy: Copy, found: CopyVerdict) -> CopyVerdict:
         settled = self._settled.get(copy.place.key.branch, {}).get(copy.place)
-        return Verdict.SUPPRESS if self.is_replayed(copy.place.key) and settled is not None else found
+        return CopyVerdict.SUPPRESS if self.is_replayed(copy.place.key) and settled is not None else found
 
     return _verdict(change)
 
@@ -130,7 +130,7 @@ def _any_content() -> Sequence[Change]:
     """A message with the headers of another one is suppressed, whatever its content."""
     verdict = CopyRegister.verdict
 
-    def alike(self: CopyRegister, copy: Copy, properties: bytes, *, redelivered: bool) -> Verdict:
+    def alike(self: CopyRegister, copy: Copy, properties: bytes, *, redelivered: bool) -> CopyVerdict:
         key = copy.place.key
         copy.digest = self._replayed[key.branch][key.position]
         return verdict(self, copy, properties, redelivered=redelivered)
