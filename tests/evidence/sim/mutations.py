@@ -66,7 +66,7 @@ class Mutation:
 _KILLED: Final = ("the active dtx is killed at a write", "dtx is killed")
 _ALONGSIDE: Final = Shape(troubles=10, kinds=_KILLED)
 _SLOW: Final = Shape(troubles=4, kinds=_KILLED, database=0.05)
-_BROKER_DIES: Final = Shape(troubles=8, exact=False, kinds=("the broker is killed", *_KILLED))
+_BROKER_DIES: Final = Shape(troubles=8, exact=False, readers=2, kinds=("the broker is killed", *_KILLED))
 _SEPARATED: Final = Shape(troubles=10, kinds=("dtx and the broker are separated", "dtx is stopped", *_KILLED))
 _LOST: Final = Shape(troubles=20, kinds=("dtx loses its connections to the broker",))
 _AGAIN: Final = Shape(

@@ -10,7 +10,6 @@ from dtx.log.records import LoggedCopies
 from dtx.store.api import Applied, PhaseTwo, Refused
 from dtx.store.rabbitmq import commit_connection, messages
 from dtx.store.rabbitmq.copies import Copy, CopyRegister, CopyVerdict
-from dtx.store.rabbitmq.copy_filter import CopyFilter
 from dtx.store.rabbitmq.store import RabbitStore
 from tests.evidence.sim.mutations import Change, Mutation
 from tests.evidence.sim.run import Shape
@@ -126,28 +125,6 @@ def _any_attempt() -> Sequence[Change]:
     return _verdict(change)
 
 
-def _any_content() -> Sequence[Change]:
-    """A message with the headers of another one is suppressed, whatever its content."""
-    verdict = CopyRegister.verdict
-
-    def alike(self: CopyRegister, copy: Copy, properties: bytes, *, redelivered: bool) -> CopyVerdict:
-        key = copy.place.key
-        copy.digest = self._replayed[key.branch][key.position]
-        return verdict(self, copy, properties, redelivered=redelivered)
-
-    return [(CopyRegister, "verdict", alike)]
-
-
-def _owned_not_settled() -> Sequence[Change]:
-    """A settlement of all deliveries up to a tag includes those that dtx keeps from the client."""
-    return [(CopyFilter, "settle_up_to", lambda *_: None)]
-
-
-def _not_pinned() -> Sequence[Change]:
-    """A copy that is being settled counts as returned if its channel ends."""
-    return [(Copy, "is_out", property(lambda self: self.holder is not None and not self.holder.has_ended))]
-
-
 COPIES: Final = (
     Mutation(name="a settlement is not in the log first", changes=_settled_first, shape=_COPIED_SLOWLY),
     Mutation(name="settlements of open branches are not in the log", changes=_never_open, shape=_COPIED),
@@ -158,7 +135,4 @@ COPIES: Final = (
     Mutation(name="a copy does not wait for another one", changes=_not_waiting, shape=_COPIED),
     Mutation(name="a copy is suppressed too early", changes=_not_waited_for, shape=_COPIED),
     Mutation(name="a copy that was settled itself is suppressed", changes=_any_attempt, shape=_COPIED),
-    Mutation(name="a message with copied headers is suppressed", changes=_any_content, shape=_COPIED),
-    Mutation(name="clients settle suppressed copies", changes=_owned_not_settled, shape=_COPIED),
-    Mutation(name="copies that are being settled are returned", changes=_not_pinned, shape=_COPIED_SLOWLY),
 )
