@@ -24,7 +24,17 @@ from dtx.log.changes import Definitions, QueueContents, Slot, StoredMessage
 from dtx.log.lease import Lease
 from dtx.log.postgres import PostgresTransactionLog
 from dtx.log.queries import Fetch, LogQueries
-from dtx.log.records import BranchRecord, Duplicate, DuplicateWrite, LoggedCopies, LogWrite, Lookup, WorkRow
+from dtx.log.records import (
+    BranchRecord,
+    Duplicate,
+    DuplicateWrite,
+    Insert,
+    LoggedCopies,
+    LogWrite,
+    Lookup,
+    WorkKind,
+    WorkRow,
+)
 from dtx.log.statements import LEASE_LOST, OUT_OF_ORDER, WriteSequence
 from dtx.log.writer import Writer
 from dtx.xa.xid import Xid
@@ -160,8 +170,18 @@ class SimDatabase:
         """Check that a copy is suppressed only after the settlement of another one is durable."""
         key = (copy_.branch_id, copy_.position, copy_.vhost, copy_.queue)
         _, settled = self.tables.database.settlements.get(key, ("", None))
-        if settled is None or settled.attempt == copy_.attempt:
+        if (settled is None or settled.attempt == copy_.attempt) and not self._has_taken(copy_):
             self.violations.append(f"copy {copy_.attempt} of {copy_.body!r} is suppressed, and settled is {settled}")
+
+    def _has_taken(self, copy_: Duplicate) -> bool:
+        """Whether a branch has the message in its work: if it is put back, the copy in the queue is not needed."""
+        mark = f"{copy_.branch_id}/{copy_.position}".encode()
+        return any(
+            item.kind is WorkKind.CONSUME and item.queue == copy_.queue and mark in item.properties
+            for _, _, _, record in self.written
+            if isinstance(record, Insert)
+            for item in record.work
+        )
 
     def _snapshot(self) -> Any:
         database = self.tables.database
