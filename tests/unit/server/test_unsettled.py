@@ -210,15 +210,18 @@ def test_settling_up_to_growing_tags_checks_each_tag_once() -> None:
     """With 9,000 remembered tags, each of 3,000 settlements looked at all of them: one second for one read."""
     seconds = []
     for remembered in ((), range(4_000, 22_000, 2)):
-        channel = Watched()
-        channel.consume()
-        channel.deliver(22_000)
-        channel.settle(*(methods.BasicAck(tag).encode() for tag in remembered))
-        began = time.thread_time()
-        channel.settle(*(methods.BasicAck(tag, multiple=True).encode() for tag in range(1, 3_001)))
-        seconds.append(time.thread_time() - began)
-        channel.hear(CANCEL_OK)
-        assert channel.open() == f"with {19_000 - len(remembered)} unacknowledged deliveries: settle them first"
+        rounds = []
+        for _ in range(3):  # the best one: the garbage collector may run in the others
+            channel = Watched()
+            channel.consume()
+            channel.deliver(22_000)
+            channel.settle(*(methods.BasicAck(tag).encode() for tag in remembered))
+            began = time.thread_time()
+            channel.settle(*(methods.BasicAck(tag, multiple=True).encode() for tag in range(1, 3_001)))
+            rounds.append(time.thread_time() - began)
+            channel.hear(CANCEL_OK)
+            assert channel.open() == f"with {19_000 - len(remembered)} unacknowledged deliveries: settle them first"
+        seconds.append(min(rounds))
     assert seconds[1] < 10 * seconds[0]
 
 
