@@ -64,7 +64,7 @@ class BrokerEffects:
                         [item for item in work if item.unit is not None and outcomes.get(item.unit) is outcome]
                         for outcome in (UnitOutcome.HAPPENED, UnitOutcome.UNKNOWN)
                     )
-                    await self._store.note_taken(entry.vhost, certain, unknown)
+                    await self._store.note_taken(entry.id, entry.vhost, certain, unknown)
             entry.taken.update(outcomes)
             entry.may_repeat |= UnitOutcome.UNKNOWN in outcomes.values()
         entry.move_units(UnitProgress.UNSENT)

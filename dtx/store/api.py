@@ -190,7 +190,9 @@ class BrokerStore(MessageStore, Protocol):
     async def resolve(self, vhost: str, unit: Unit) -> UnitOutcome:
         """The outcome of a unit that another process may have sent. Waits until it cannot happen any more."""
 
-    async def note_taken(self, vhost: str, taken: Sequence[WorkRow], unknown: Sequence[WorkRow]) -> None:
+    async def note_taken(
+        self, branch_id: UUID, vhost: str, taken: Sequence[WorkRow], unknown: Sequence[WorkRow]
+    ) -> None:
         """Note consumed messages that resolved units have taken, or may have taken."""
 
     async def apply(self, phase: PhaseTwo) -> Applied | Refused:

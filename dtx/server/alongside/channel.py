@@ -262,6 +262,8 @@ class ProxyChannel:
             case methods.ConfirmSelect.KEY:
                 self.mode = ChannelMode.CONFIRM
             case methods.TxSelect.KEY:
+                if self.deliveries is not None:
+                    self.deliveries.filter.settle_up_to(0)  # later, that would wait for a commit of the client
                 self.mode = ChannelMode.TX
             case methods.BasicConsume.KEY | methods.BasicGet.KEY:
                 self._consume(key, buffer[start + 7 : end - 1])
@@ -451,6 +453,8 @@ class ProxyChannel:
         self._begin(self._select(), methods.DtxSelect.KEY)
 
     async def _select(self) -> bytes:
+        if self.deliveries is not None:
+            self.deliveries.filter.settle_up_to(0)  # nothing settles later what the client has not seen
         sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._after_settlements(partial(sent.set_result, None))
         await sent

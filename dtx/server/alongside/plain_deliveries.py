@@ -13,11 +13,13 @@ from typing import Any, Final, Protocol
 
 from dtx.store.rabbitmq.copies import Copy, CopyRegister, key_of
 from dtx.store.rabbitmq.copy_filter import ConsumedQueue, CopyFilter
+from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.frames import BODY, HEADER, OVERHEAD, Frame
 
+_log = get_logger(part="copies")
 DELIVERIES: Final = frozenset((methods.BasicDeliver.KEY, methods.BasicGetOk.KEY))
 _ENDS: Final = frozenset((methods.TxCommit.KEY, methods.TxRollback.KEY))
 _NOTED: Final = frozenset((methods.BasicPublish.KEY, HEADER, BODY, methods.BasicAck.KEY, methods.BasicNack.KEY)) | _ENDS
@@ -133,7 +135,7 @@ class PlainDeliveries:
     def pass_on(self, key: int, frame: bytes) -> None:
         """Send a frame of the client to the broker. A settlement waits until the log has it, and all after it wait."""
         copies: Sequence[Copy] = ()
-        if key in _SETTLING and self.filter.is_busy:
+        if key in _SETTLING and self.is_busy:
             copies = self._settle(key, frame[7:-1])
         self.then(partial(self._side.to_upstream, frame), copies, len(frame))
         self._send_own()
@@ -186,10 +188,33 @@ class PlainDeliveries:
             tags = list(takewhile(lambda each: not tag or each <= tag, self.filter.tracked))
         copies = self.filter.settled(tags)
         is_final = isinstance(settlement, methods.BasicAck) or not settlement.requeue
-        if is_final and self.filter.register.must_record(copies):
+        if settlement.multiple and not tag:
+            self._send_all(copies if is_final else ())
+        elif is_final and self.filter.register.must_record(copies):
             return copies
         self.filter.register.release(copies)
         return ()
+
+    def _send_all(self, settled: Sequence[Copy]) -> None:
+        """Send all that waits, and record *settled* later: tag 0 means what was delivered when the broker reads it.
+
+        If it waited, it would settle deliveries that the client had not seen when it sent it.
+        """
+        for copy in settled:
+            if self.filter.register.add_settled(copy):
+                self._channels.spawn(self._record_late(copy))
+        outgoing, self._outgoing = self._outgoing, deque()
+        for each in outgoing:
+            each.act()
+        if outgoing:
+            self._waiting = 0
+            self._channels.finish(self)
+
+    async def _record_late(self, copy: Copy) -> None:
+        try:
+            await self.filter.register.settle_unacknowledged(copy)
+        except Exception as error:  # noqa: BLE001 - in doubt, the other copy is delivered
+            _log.warning("a settlement could not be recorded", reason=str(error))
 
     def close(self) -> None:
         """The broker gets channel.close next: it has the unsettled deliveries again, and dtx sends nothing more."""
@@ -263,10 +288,12 @@ class PlainDeliveries:
         self._send_own()
         self._side.settled_by_dtx(tag)
 
-    def get_again(self, queue: bytes, *, no_ack: bool) -> None:
+    def get_again(self, tag: int, queue: bytes, *, no_ack: bool) -> None:
         """See :class:`FilteredChannel`."""
         if self._is_closing:
             return
+        if no_ack:
+            self._side.settled_by_dtx(tag)
         self._own.append(methods.BasicGet(queue, no_ack).frame(self._number))
         self._send_own()
 

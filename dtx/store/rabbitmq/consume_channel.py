@@ -704,7 +704,7 @@ class ConsumeChannel:
         """See :class:`FilteredChannel`."""
         self._send((_REQUEUE if requeue else _ack)(self.number, tag, False), dirty=True)
 
-    def get_again(self, queue: bytes, *, no_ack: bool) -> None:
+    def get_again(self, tag: int, queue: bytes, *, no_ack: bool) -> None:  # noqa: ARG002
         """See :class:`FilteredChannel`."""
         self._send(methods.BasicGet(queue, no_ack).frame(self.number))
 

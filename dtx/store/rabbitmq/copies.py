@@ -60,6 +60,13 @@ class CopyPlace(NamedTuple):
     queue: bytes
 
 
+class MovedMessage(NamedTuple):
+    """A message that a branch puts back, at the place from which it was perhaps not taken."""
+
+    place: CopyPlace
+    digest: bytes
+
+
 @dataclass(slots=True, eq=False)
 class Copy:
     """One copy of a message that was delivered.
@@ -215,19 +222,22 @@ class CopyRegister:
             self._add(branch_id, replays)
 
     def _add(self, branch_id: UUID, replays: Iterable[Replay]) -> None:
-        branch = _name(branch_id)
+        self._know(_name(branch_id), {replay.position: replay.digest for replay in replays})
+
+    def _know(self, branch: bytes, digests: dict[int, bytes]) -> None:
         if self._window:
             if (timer := self._timers.pop(branch, None)) is not None:
                 timer.cancel()
             self._timers[branch] = asyncio.get_running_loop().call_later(self._window, self._forget, branch)
         known = self._replayed.setdefault(branch, {})
-        for replay in replays:
-            known.setdefault(replay.position, replay.digest)
+        for position, digest in digests.items():
+            known.setdefault(position, digest)
 
     def _forget(self, branch: bytes) -> None:
         self._timers.pop(branch, None)
         self._replayed.pop(branch, None)
         self._suppressed.pop(branch, None)
+        self._waited = {each for each in self._waited if each[0].key.branch != branch}
         if branch not in self._open:
             self._settled.pop(branch, None)
 
@@ -285,8 +295,11 @@ class CopyRegister:
         place = copy.place
 
         def waited() -> None:
-            with suppress(KeyError, ValueError):
-                self._waiting[place].remove(released)
+            acts = self._waiting.get(place, [])
+            with suppress(ValueError):
+                acts.remove(released)
+            if not acts:
+                self._waiting.pop(place, None)
             self._waited.add((place, copy.attempt))
             act()
 
@@ -308,19 +321,23 @@ class CopyRegister:
         digest = messages.digest_of(work.exchange, work.routing_key, work.body)
         return Copy(CopyPlace(key, vhost, work.queue), messages.attempt_of(work.properties), digest, None)
 
-    def move(self, vhost: str, work: WorkRow) -> None:
-        """A branch puts a message back that it has perhaps not taken: no consumer needs the one in the queue.
-
-        The message that is put back has a key of its own. This is known to this process only: after a crash, both are
-        delivered.
-        """
+    def movable(self, vhost: str, work: WorkRow) -> MovedMessage | None:
+        """What :meth:`move` needs of a consumed message; ``None`` if no branch has published it."""
         key = key_of(work.properties)
         if key is None or work.queue is None or not self.enabled:
-            return
+            return None
         digest = messages.digest_of(work.exchange, work.routing_key, work.body)
-        replay = Replay(position=key.position, exchange=work.exchange, routing_key=work.routing_key, digest=digest)
-        self._add(UUID(key.branch.decode()), (replay,))
-        self._settled.setdefault(key.branch, {})[CopyPlace(key, vhost, work.queue)] = _MOVED, digest
+        return MovedMessage(CopyPlace(key, vhost, work.queue), digest)
+
+    def move(self, message: MovedMessage) -> None:
+        """A branch puts a message back that it has perhaps not taken: no consumer needs the one in the queue.
+
+        The log must have that it is put back. The message that is put back has a key of its own. This is known to this
+        process only: after a crash, both are delivered.
+        """
+        place = message.place
+        self._know(place.key.branch, {place.key.position: message.digest})
+        self._settled.setdefault(place.key.branch, {})[place] = _MOVED, message.digest
 
     def must_record(self, copies: Collection[Copy]) -> bool:
         """Whether the log must have the settlement of any of *copies* first: the caller then calls :meth:`settle`."""

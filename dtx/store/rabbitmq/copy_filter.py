@@ -20,7 +20,6 @@ from functools import partial
 from itertools import takewhile
 from typing import Final, Protocol, assert_never
 
-from dtx.log.api import LogError
 from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.copies import Copy, CopyPlace, CopyRegister, CopyVerdict, Key, key_of
 from dtx.telemetry import get_logger
@@ -59,8 +58,8 @@ class FilteredChannel(Protocol):
     def settle_copy(self, tag: int, *, requeue: bool) -> None:
         """Acknowledge a delivery that the channel has not seen, or with *requeue* return it to its queue."""
 
-    def get_again(self, queue: bytes, *, no_ack: bool) -> None:
-        """Get the next message in place of one that the client must not see."""
+    def get_again(self, tag: int, queue: bytes, *, no_ack: bool) -> None:
+        """Get the next message in place of the one with *tag*, which the client must not see."""
 
     def may_replace(self, *, is_got: bool) -> bool:
         """Whether dtx may settle a delivery itself, and with *is_got* get another message in its place."""
@@ -136,7 +135,9 @@ class CopyFilter:
 
     def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
         """Handle a frame of the broker: it passes now, later, or never."""
-        if key in _CONTENT:
+        if self.has_ended:
+            pass
+        elif key in _CONTENT:
             if self._arriving is not None and self._is_content_held(self._arriving, key, buffer, start, end):
                 return
         else:
@@ -229,7 +230,7 @@ class CopyFilter:
         """Record a delivery without acknowledgement. It was forwarded before: a crash repeats it, and loses nothing."""
         try:
             await self.register.settle_unacknowledged(copy)
-        except LogError as error:
+        except Exception as error:  # noqa: BLE001 - in doubt, the other copy is delivered
             _log.warning("a settlement could not be recorded", reason=str(error))
 
     def _decide(self, arriving: _Arriving, candidate: _Candidate) -> None:
@@ -254,7 +255,7 @@ class CopyFilter:
             case _ as never:
                 assert_never(never)
         if verdict is not CopyVerdict.DELIVER and is_got:
-            self._source.get_again(copy.place.queue, no_ack=candidate.no_ack)
+            self._source.get_again(delivery.delivery_tag, copy.place.queue, no_ack=candidate.no_ack)
 
     async def _suppress(self, candidate: _Candidate, body: bytes) -> None:
         delivery = candidate.delivery
@@ -262,7 +263,7 @@ class CopyFilter:
             await self.register.suppress(
                 candidate.copy, candidate.properties, body, delivery.exchange, delivery.routing_key
             )
-        except LogError as error:
+        except Exception as error:  # noqa: BLE001 - the broker gets it back
             self._source.abandon(f"a suppressed message could not be recorded: {error}")
             return
         self._settle_owned(delivery.delivery_tag, requeue=False)

@@ -13,7 +13,7 @@ from dtx.log.records import Unit, WorkRow
 from dtx.store.api import Applied, PhaseTwo, Refused, UnitOutcome
 from dtx.store.rabbitmq.commit_connection import CommitConnection, CommitSettings
 from dtx.store.rabbitmq.consume_channel import ConsumeChannel
-from dtx.store.rabbitmq.copies import Copy
+from dtx.store.rabbitmq.copies import Copy, MovedMessage
 from dtx.store.rabbitmq.queries import Queries
 from dtx.store.rabbitmq.service import Broker
 from dtx.store.work import HeldWork, Holder
@@ -36,6 +36,7 @@ class RabbitStore:
         self.broker = broker
         self.settings = settings
         self.copies = settings.copies
+        self._perhaps_taken: dict[UUID, list[MovedMessage]] = {}
         self.commit_connections: dict[str, CommitConnection] = {}
         self.queries = Queries(self.commit_connection)
 
@@ -108,9 +109,8 @@ class RabbitStore:
             elif copies:
                 await self._settle(list(copies.values()))
             if outcome is UnitOutcome.UNKNOWN:
-                for delivery in holders[unit.number - 1][1]:
-                    if delivery.body is not None:
-                        self.copies.move(vhost, delivery.to_row(0, unit.number))
+                rows = [each.to_row(0, unit.number) for each in holders[unit.number - 1][1] if each.body is not None]
+                self._note_unknown(branch_id, vhost, rows)
         return outcomes
 
     async def _settle(self, copies: Sequence[Copy]) -> None:
@@ -120,14 +120,21 @@ class RabbitStore:
         except (LogError, TimeoutError) as error:  # without the log the vote fails as well
             _log.warning("settlements could not be recorded", reason=str(error) or "the log does not answer")
 
-    async def note_taken(self, vhost: str, taken: Sequence[WorkRow], unknown: Sequence[WorkRow]) -> None:
+    async def note_taken(
+        self, branch_id: UUID, vhost: str, taken: Sequence[WorkRow], unknown: Sequence[WorkRow]
+    ) -> None:
         """See :class:`~dtx.store.api.BrokerStore`."""
         found = (self.copies.copy_of(vhost, item) for item in (*taken, *unknown))
         copies = [copy for copy in found if copy is not None]
         if copies:
             await self._settle(copies)
-        for item in unknown:
-            self.copies.move(vhost, item)
+        self._note_unknown(branch_id, vhost, unknown)
+
+    def _note_unknown(self, branch_id: UUID, vhost: str, work: Sequence[WorkRow]) -> None:
+        """Note messages that a branch has perhaps taken: it will put them back, when the log has that."""
+        found = [moved for item in work if (moved := self.copies.movable(vhost, item)) is not None]
+        if found:
+            self._perhaps_taken[branch_id] = [*self._perhaps_taken.get(branch_id, ()), *found]
 
     async def resolve(self, vhost: str, unit: Unit) -> UnitOutcome:
         """See :class:`~dtx.store.api.BrokerStore`."""
@@ -141,6 +148,8 @@ class RabbitStore:
     async def put_back(self, phase: PhaseTwo) -> Applied | Refused:
         """See :class:`~dtx.store.api.BrokerStore`."""
         self.copies.begin(phase.branch_id)
+        for moved in self._perhaps_taken.pop(phase.branch_id, ()):
+            self.copies.move(moved)
         return await self.commit_connection(phase.vhost).put_back(phase)
 
     def logged(self, vhost: str, unit: Unit) -> None:
@@ -149,4 +158,5 @@ class RabbitStore:
 
     def ended(self, branch_id: UUID) -> None:
         """See :class:`~dtx.store.api.BrokerStore`."""
+        self._perhaps_taken.pop(branch_id, None)
         self.copies.end(branch_id)

@@ -77,7 +77,9 @@ class Broker:
         self.seen += [((item.exchange if item.queue is None else item.queue), item.body) for item in work]
         return Applied()
 
-    async def note_taken(self, vhost: str, taken: Sequence[WorkRow], unknown: Sequence[WorkRow]) -> None: ...
+    async def note_taken(
+        self, branch_id: UUID, vhost: str, taken: Sequence[WorkRow], unknown: Sequence[WorkRow]
+    ) -> None: ...
 
     def logged(self, vhost: str, unit: Unit) -> None: ...
 

@@ -81,7 +81,7 @@ class Source:
         """See :class:`~dtx.store.rabbitmq.copy_filter.FilteredChannel`."""
         self.settled.append((tag, requeue))
 
-    def get_again(self, queue: bytes, *, no_ack: bool) -> None:
+    def get_again(self, tag: int, queue: bytes, *, no_ack: bool) -> None:
         """See :class:`~dtx.store.rabbitmq.copy_filter.FilteredChannel`."""
         self.got.append(f"again {queue.decode()} {no_ack}")
 
@@ -529,7 +529,7 @@ async def test_a_copy_that_has_waited_long_is_delivered(
     assert source.deliver(2, marked(2)) == 0
     await asyncio.sleep(0.05)
     assert source.settled == [(2, True)]
-    assert not register._waiting[next(iter(register._waiting))]
+    assert not register._waiting
     assert source.deliver(3, marked(2), again=True) == source.whole
 
 
@@ -583,7 +583,9 @@ async def test_a_message_that_was_perhaps_put_back_is_suppressed(register: CopyR
     register.end(BRANCH)
     source = Source(register)
     row = a_consume(exchange=b"e", routing_key=b"key", queue=b"q", properties=marked(), body=BODY)
-    register.move("/", row)
+    moved = register.movable("/", row)
+    assert moved is not None
+    register.move(moved)
     assert source.deliver(1, marked(), again=True) == 0
     assert source.deliver(2, marked(), queue=b"another") == source.whole
     await until_idle()
