@@ -95,6 +95,9 @@ def test_a_full_quorum_queue_that_refuses_loses_no_message(dtx_service: ServiceF
         assert list(xa.recover()) == [xid]
         assert xa.commit(xid) is XaFlag.OK
     assert bodies(rabbitmq, full) == [b"kept"]
+    with rabbitmq.channel() as channel:  # otherwise no dtx of a later test trusts receipts
+        for queue in (full, free):
+            channel.queue_delete(queue)
 
 
 def test_a_quorum_queue_without_a_leader_loses_no_message(
