@@ -1,6 +1,7 @@
 """Child processes of tests, which end with the test run, even if it is killed."""
 
 import contextlib
+import itertools
 import os
 import random
 import resource
@@ -21,8 +22,10 @@ from dtx.embedded import launcher
 # Linux sends the parent-death signal when the forking *thread* ends, so one long-lived thread forks all children.
 _spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
 
-_PORTS = random.SystemRandom()
-_NOT_EPHEMERAL = range(20_000, 32_768)
+_WORKERS = 8
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _WORKERS
+_NOT_EPHEMERAL = range(20_000 + _WORKER, 32_768, _WORKERS)
+_PORTS = itertools.cycle(random.SystemRandom().sample(_NOT_EPHEMERAL, len(_NOT_EPHEMERAL)))
 
 _LONGEST_PAUSE = 0.1
 _MEMORY = Path("/dev/shm")
@@ -85,13 +88,14 @@ def free_port() -> int:
     """A free TCP port of the loopback interface.
 
     It is below the ephemeral ports (from 32768 on), which the system assigns to outgoing connections: one of them could
-    be in use when the server binds it, or binds it again after a restart.
+    be in use when the server binds it, or binds it again after a restart. Each test process has ports of its own, and
+    takes them in turn: the server of another test may be down for a moment.
     """
-    while True:
-        port = _PORTS.choice(_NOT_EPHEMERAL)
+    for port in _PORTS:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+    raise AssertionError("the ports never end")
 
 
 def resident(pid: int) -> int:
