@@ -13,13 +13,11 @@ from typing import Any, Final, Protocol
 
 from dtx.store.rabbitmq.copies import Copy, CopyRegister, key_of
 from dtx.store.rabbitmq.copy_filter import ConsumedQueue, CopyFilter
-from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.frames import BODY, HEADER, OVERHEAD, Frame
 
-_log = get_logger(part="copies")
 DELIVERIES: Final = frozenset((methods.BasicDeliver.KEY, methods.BasicGetOk.KEY))
 _ENDS: Final = frozenset((methods.TxCommit.KEY, methods.TxRollback.KEY))
 _NOTED: Final = frozenset((methods.BasicPublish.KEY, HEADER, BODY, methods.BasicAck.KEY, methods.BasicNack.KEY)) | _ENDS
@@ -201,20 +199,16 @@ class PlainDeliveries:
         If it waited, it would settle deliveries that the client had not seen when it sent it.
         """
         for copy in settled:
-            if self.filter.register.add_settled(copy):
-                self._channels.spawn(self._record_late(copy))
+            self.filter.settle_at_once(copy)
+        self._send_waiting()
+
+    def _send_waiting(self) -> None:
         outgoing, self._outgoing = self._outgoing, deque()
         for each in outgoing:
             each.act()
         if outgoing:
             self._waiting = 0
             self._channels.finish(self)
-
-    async def _record_late(self, copy: Copy) -> None:
-        try:
-            await self.filter.register.settle_unacknowledged(copy)
-        except Exception as error:  # noqa: BLE001 - in doubt, the other copy is delivered
-            _log.warning("a settlement could not be recorded", reason=str(error))
 
     def close(self) -> None:
         """The broker gets channel.close next: it has the unsettled deliveries again, and dtx sends nothing more."""
@@ -235,11 +229,7 @@ class PlainDeliveries:
     def drop(self) -> None:
         """The broker has closed the channel: it ignores all that waits, but a content must be whole."""
         self.close()
-        outgoing, self._outgoing = self._outgoing, deque()
-        for each in outgoing:
-            each.act()
-        self._waiting = 0
-        self._channels.finish(self)
+        self._send_waiting()
 
     # -- from the broker
 

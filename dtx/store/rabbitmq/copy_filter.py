@@ -220,14 +220,17 @@ class CopyFilter:
         copy = candidate.copy
         copy.digest = candidate.digest.value
         if candidate.no_ack:
-            if self.register.add_settled(copy):
-                self._spawn(self._record(copy))
+            self.settle_at_once(copy)
         else:
             self.register.delivered(copy)
             self.tracked[candidate.delivery.delivery_tag] = copy
 
+    def settle_at_once(self, copy: Copy) -> None:
+        """Settle a copy whose settlement cannot wait for the log: a crash before the record repeats it."""
+        if self.register.add_settled(copy):
+            self._spawn(self._record(copy))
+
     async def _record(self, copy: Copy) -> None:
-        """Record a delivery without acknowledgement. It was forwarded before: a crash repeats it, and loses nothing."""
         try:
             await self.register.settle_unacknowledged(copy)
         except Exception as error:  # noqa: BLE001 - in doubt, the other copy is delivered
