@@ -32,8 +32,20 @@ def _in(file: str, *names: str) -> tuple[str, ...]:
 
 
 SCENARIOS: Final = (
-    Scenario("F1", "commit-ok waits for confirms of publishes, not for acknowledgements", "", parts=("cluster",)),
-    Scenario("F2", "a node dies behind commit-ok: its acknowledgements may be gone", "", parts=("cluster",)),
+    Scenario(
+        "F1",
+        "commit-ok waits for confirms of publishes, not for acknowledgements",
+        "",
+        _in(f"{_CRASH}/test_acknowledgements", "a_commit_waits_for_publishes_and_not_for_acknowledgements"),
+        ("cluster",),
+    ),
+    Scenario(
+        "F2",
+        "a node dies behind commit-ok: its acknowledgements may be gone",
+        "",
+        _in(f"{_CRASH}/test_acknowledgements", "an_acknowledgement_that_its_node_loses_repeats_the_message"),
+        ("cluster",),
+    ),
     Scenario(
         "F3",
         "a queue that is full or crashed refuses a message, and tx.commit answers 406 or commit-ok",
@@ -92,7 +104,16 @@ SCENARIOS: Final = (
             "a_second_log_with_the_name_is_refused_per_vhost",
         ),
     ),
-    Scenario("F10", "4.3 refuses transient queues that are not exclusive", ""),
+    Scenario(
+        "F10",
+        "4.3 refuses transient queues that are not exclusive",
+        "",
+        _in(
+            f"{_ALONGSIDE}/test_deprecated_features",
+            "the_broker_refuses_a_transient_queue_that_is_not_exclusive",
+            "dtx_needs_no_deprecated_feature",
+        ),
+    ),
     Scenario(
         "1",
         "a partition loses a receipt, but not the acknowledgements of its unit, and dtx dies",
