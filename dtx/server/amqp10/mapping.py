@@ -45,9 +45,7 @@ _NAMED: Final = KEPT + b"app-properties"
 ANNOTATIONS: Final = KEPT + b"message-annotations"
 _FOOTER: Final = KEPT + b"footer"
 _BODY: Final = KEPT + b"body"
-DELIVERY_COUNT: Final = b"x-delivery-count"
-"""The header that counts failed deliveries, as in RabbitMQ's quorum queues."""
-_OURS: Final = frozenset((b"x-exchange", b"x-routing-key", DELIVERY_COUNT, b"x-acquired-count"))
+_OURS: Final = frozenset((b"x-exchange", b"x-routing-key", properties.DELIVERY_COUNT, b"x-acquired-count"))
 """Annotations that dtx sets itself, as RabbitMQ does."""
 _ROUTING: Final = frozenset((b"CC", b"BCC"))
 """Headers that route a message; application properties must not set them."""
@@ -260,7 +258,7 @@ def _name(octets: bytes) -> Value:
 
 def failed_deliveries(headers: dict[bytes, Entry]) -> int:
     """The number of failed deliveries of a message, by its *headers*."""
-    found = headers.get(DELIVERY_COUNT)
+    found = headers.get(properties.DELIVERY_COUNT)
     count = None if found is None or not is_simple(found) else from_field(found)
     return min(count, _MAX_COUNT) if isinstance(count, int) and not isinstance(count, bool) and count > 0 else 0
 
@@ -427,7 +425,7 @@ def modified(raw: bytes, outcome: Modified, *, redelivered: bool) -> bytes:
         headers.setdefault(entry.key, entry)
     if outcome.delivery_failed:
         count = (failed_deliveries(headers) if redelivered else 0) + 1
-        raw = properties.set_headers(raw, {DELIVERY_COUNT: (b"l", count.to_bytes(8, "big"))})
+        raw = properties.set_headers(raw, {properties.DELIVERY_COUNT: (b"l", count.to_bytes(8, "big"))})
     if not outcome.message_annotations:
         return raw
     revised = _annotate(raw, headers, outcome.message_annotations)

@@ -139,7 +139,9 @@ QUEUE_TYPE: Final = b"x-queue-type"
 QUEUE_MODE: Final = b"x-queue-mode"
 QUEUE_VERSION: Final = b"x-queue-version"
 ALTERNATE: Final = b"alternate-exchange"
-_TYPES_ELSEWHERE: Final = (b"quorum", b"stream")
+DELIVERY_LIMIT: Final = b"x-delivery-limit"
+_CLASSIC: Final = b"classic"
+_QUORUM: Final = b"quorum"
 
 
 class Overflow(StrEnum):
@@ -165,6 +167,9 @@ class QueueArguments:
         dead_letter_routing_key: their routing key there; ``None`` for their own.
         max_priority: highest priority that the queue distinguishes; 0 for none.
         single_active: whether one consumer gets all messages until it ends.
+        counts: whether consumers get ``x-delivery-count``: the queue type is quorum. PostgreSQL keeps the messages of
+            both types.
+        delivery_limit: how often a message may return before it leaves the queue; ``None`` for no limit.
     """
 
     message_ttl: int | None = None
@@ -176,6 +181,8 @@ class QueueArguments:
     dead_letter_routing_key: bytes | None = None
     max_priority: int = 0
     single_active: bool = False
+    counts: bool = False
+    delivery_limit: int | None = None
 
 
 def _failed(reason: str) -> XaError:
@@ -204,15 +211,17 @@ def _string(entry: Entry, where: str) -> bytes:
     return entry.value
 
 
-def _check_type(entry: Entry, where: str) -> None:
-    kind = _string(entry, where)
-    if kind in _TYPES_ELSEWHERE:
+def _is_quorum(found: Mapping[bytes, Entry], where: str) -> bool:
+    entry = found.get(QUEUE_TYPE)
+    kind = _CLASSIC if entry is None else _string(entry, where)
+    if kind == b"stream":
         raise XaError(
             ReplyCode.NOT_IMPLEMENTED,
-            f"queue type '{text(kind)}' for {where}: standalone dtx has classic queues only, declare one of these",
+            f"queue type 'stream' for {where}: standalone dtx has no streams, declare a classic or quorum queue",
         )
-    if kind != b"classic":
-        raise _invalid(entry.key, where, f"unsupported queue type '{text(kind)}'")
+    if kind not in (_CLASSIC, _QUORUM):
+        raise _invalid(QUEUE_TYPE, where, f"unsupported queue type '{text(kind)}'")
+    return kind == _QUORUM
 
 
 def _check_mode(entry: Entry, where: str) -> None:
@@ -231,26 +240,30 @@ def _check_bool(entry: Entry, where: str) -> None:
 
 
 _CHECKED: Final[Mapping[bytes, Callable[[Entry, str], None]]] = {
-    QUEUE_TYPE: _check_type,
     SINGLE_ACTIVE: _check_bool,
     QUEUE_MODE: _check_mode,  # checked, without effect: dtx decides where messages are kept
     QUEUE_VERSION: _check_version,
 }
-_OF_OTHER_TYPES: Final = frozenset(
+_QUORUM_ONLY: Final = frozenset(
     {
-        b"x-max-age",
         b"x-max-in-memory-length",
         b"x-max-in-memory-bytes",
-        b"x-delivery-limit",
+        DELIVERY_LIMIT,
         b"x-dead-letter-strategy",
         b"x-quorum-initial-group-size",
-        b"x-initial-cluster-size",
-        b"x-stream-max-segment-size-bytes",
-        b"x-stream-filter-size-bytes",
-        b"x-queue-leader-locator",
+        b"x-quorum-target-group-size",
     }
 )
+"""Those but the limit are without effect: there is one copy, and dead letters are always published at least once."""
+_OF_STREAMS: Final = frozenset(
+    {b"x-max-age", b"x-initial-cluster-size", b"x-stream-max-segment-size-bytes", b"x-stream-filter-size-bytes"}
+)
+_LOCATOR: Final = b"x-queue-leader-locator"
+_NOT_OF_CLASSIC: Final = _QUORUM_ONLY | _OF_STREAMS | {_LOCATOR}
+_NOT_OF_QUORUM: Final = _OF_STREAMS | {MAX_PRIORITY, QUEUE_MODE, QUEUE_VERSION}
+_DEFAULTS: Final = {QUEUE_TYPE: first_of_each(tables.entry(QUEUE_TYPE, b"S", _CLASSIC))[QUEUE_TYPE]}
 _EQUIVALENT: Final = (
+    QUEUE_TYPE,
     EXPIRES,
     TTL,
     DEAD_LETTER_EXCHANGE,
@@ -262,6 +275,7 @@ _EQUIVALENT: Final = (
     QUEUE_MODE,
     QUEUE_VERSION,
     SINGLE_ACTIVE,
+    DELIVERY_LIMIT,
 )
 
 
@@ -295,19 +309,21 @@ def queue_arguments(table: bytes, where: str) -> QueueArguments:
         where: the queue, for people: ``queue 'q' in vhost '/'``.
 
     Raises:
-        XaError: 406 for a value that RabbitMQ refuses, 540 for a queue type that standalone mode lacks.
+        XaError: 406 for a value that RabbitMQ refuses, 540 for a stream.
         WireError: 502 when *table* is malformed.
     """
     found = first_of_each(table)
     if not found:
         return _NONE
+    is_quorum = _is_quorum(found, where)
     dead_letter_exchange = exchange_name(found, DEAD_LETTER_EXCHANGE, where)
     for key, check in _CHECKED.items():
         if key in found:
             check(found[key], where)
     for key in found:
-        if key in _OF_OTHER_TYPES:
-            raise _failed(f"invalid arg '{text(key)}' for {where} of queue type classic")
+        if key in (_NOT_OF_QUORUM if is_quorum else _NOT_OF_CLASSIC):
+            kind = _QUORUM if is_quorum else _CLASSIC
+            raise _failed(f"invalid arg '{text(key)}' for {where} of queue type {text(kind)}")
 
     def number(key: bytes, least: int, most: int | None = None) -> int | None:
         return _number(found[key], where, least, most) if key in found else None
@@ -315,16 +331,22 @@ def queue_arguments(table: bytes, where: str) -> QueueArguments:
     dead_letter_key = _string(found[DEAD_LETTER_KEY], where) if DEAD_LETTER_KEY in found else None
     if dead_letter_key is not None and dead_letter_exchange is None:
         raise _invalid(DEAD_LETTER_KEY, where, "a routing key but no x-dead-letter-exchange")
+    overflow = _overflow(found[OVERFLOW], where) if OVERFLOW in found else Overflow.DROP_HEAD
+    if is_quorum and overflow is Overflow.REJECT_PUBLISH_DLX:
+        raise _invalid(OVERFLOW, where, f"a quorum queue has no overflow '{overflow}'")
+    limit = number(DELIVERY_LIMIT, -1)
     return QueueArguments(
         expires=number(EXPIRES, 1, MAX_MILLISECONDS),
         message_ttl=number(TTL, 0, MAX_MILLISECONDS),
         max_length=number(MAX_LENGTH, 0),
         max_length_bytes=number(MAX_BYTES, 0),
         max_priority=number(MAX_PRIORITY, 0, MAX_PRIORITIES) or 0,
-        overflow=_overflow(found[OVERFLOW], where) if OVERFLOW in found else Overflow.DROP_HEAD,
+        overflow=overflow,
         dead_letter_exchange=dead_letter_exchange,
         dead_letter_routing_key=dead_letter_key,
         single_active=SINGLE_ACTIVE in found and found[SINGLE_ACTIVE].value != b"\x00",
+        counts=is_quorum,
+        delivery_limit=limit if limit != -1 else None,
     )
 
 
@@ -362,4 +384,5 @@ def check_equivalent(received: bytes, current: bytes, where: str, keys: tuple[by
     new, old = first_of_each(received), first_of_each(current)
     if new or old:
         for key in keys:
-            _check_argument(key, new.get(key), old.get(key), where)
+            default = _DEFAULTS.get(key)
+            _check_argument(key, new.get(key, default), old.get(key, default), where)

@@ -74,15 +74,19 @@ class QueueDelivery:
         position: its place in the queue.
         redelivered: whether it may have been handed out before.
         consumer: the consumer that got it; ``None`` for basic.get, and for messages held since before a restart.
+        returns: how often it has returned to its queue since the last restart.
     """
 
-    __slots__ = ("consumer", "position", "queue", "redelivered", "state")
+    __slots__ = ("consumer", "position", "queue", "redelivered", "returns", "state")
 
-    def __init__(self, queue: SourceQueue, position: int, redelivered: bool, consumer: "Consumer | None") -> None:
+    def __init__(
+        self, queue: SourceQueue, position: int, redelivered: bool, consumer: "Consumer | None", returns: int = 0
+    ) -> None:
         self.queue = queue
         self.position = position
         self.redelivered = redelivered
         self.consumer = consumer
+        self.returns = returns
         self.state = DeliveryState.UNACKED
 
     @property

@@ -8,7 +8,7 @@ flags, then the fields that are present.
 from typing import Final, NamedTuple
 
 from dtx.log.changes import MessageFlag, StoredMessage
-from dtx.store.postgres.arguments import kind_name
+from dtx.store.postgres.arguments import integer, kind_name
 from dtx.wire.amqp09 import properties, tables
 from dtx.xa.codes import ReplyCode, XaError
 
@@ -144,3 +144,15 @@ def visible(message: StoredMessage) -> StoredMessage:
     if message.flags & _BLIND:
         return message._replace(properties=without_bcc(message.properties))
     return message
+
+
+def counted(message: StoredMessage, returns: int) -> StoredMessage:
+    """*message* with the header that says how often it was delivered without success, as quorum queues send it.
+
+    AMQP 1.0 has stored what receivers reported, also before a restart: the greater number counts.
+    """
+    raw = message.properties
+    stored = next((entry for entry in properties.read(raw).headers if entry.key == properties.DELIVERY_COUNT), None)
+    count = max(returns, 0 if stored is None else integer(stored) or 0)
+    header = {properties.DELIVERY_COUNT: (b"l", count.to_bytes(8, "big"))}
+    return message._replace(properties=properties.set_headers(raw, header))

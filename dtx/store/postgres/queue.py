@@ -35,7 +35,7 @@ from dtx.store.postgres.consumers import (
     all_in,
     wrong_state,
 )
-from dtx.store.postgres.property_scan import visible
+from dtx.store.postgres.property_scan import counted, visible
 from dtx.store.postgres.ready_messages import NEVER, PriorityReady, QueueLimits, Ready
 
 DISPATCH_MESSAGES: Final = 100
@@ -55,6 +55,7 @@ class Reason(StrEnum):
     REJECTED = "rejected"
     EXPIRED = "expired"
     MAXLEN = "maxlen"
+    DELIVERY_LIMIT = "delivery_limit"
 
 
 Letter = tuple[int, StoredMessage | None]
@@ -154,7 +155,8 @@ class QueueIndex:
         self._bodies = Bodies(cache, self._round, self._getters)
         self._held: dict[int, QueueDelivery] = {}
         # Redelivered: messages that were given back, and messages that may have been handed out before a restart.
-        self._again: set[int] = set()
+        # With the number of returns.
+        self._again: dict[int, int] = {}
         self._mark = 0
         self._limits = QueueLimits(arguments)
         # Whether the index keeps details of messages, which it must forget when they are settled.
@@ -242,7 +244,7 @@ class QueueIndex:
         """Put messages back that were settled here, but whose rows still exist: the write of the settlement failed."""
         for message in messages:
             if not self.closed:
-                self._again.add(message.position)
+                self._again[message.position] = 0
                 self.put(message, now)
 
     def admit(self, octets: int) -> bool:
@@ -336,7 +338,7 @@ class QueueIndex:
     def _removed(self, position: int) -> StoredMessage | None:
         """Forget a message that was just removed from the ready messages. Returns the message if it was in memory."""
         self.ready -= 1
-        self._again.discard(position)
+        self._again.pop(position, None)
         if self._detailed:
             self._limits.ready_removed(position)
         self._forget(position)
@@ -463,12 +465,10 @@ class QueueIndex:
             self._limits.ready_removed(position)
 
     def _hand_out(self, position: int, consumer: Consumer | None, *, no_ack: bool) -> QueueDelivery:
-        redelivered = position <= self._mark
-        if self._again and position in self._again:
-            self._again.remove(position)
-            redelivered = True
+        returns = self._again.pop(position, None) if self._again else None
+        redelivered = returns is not None or position <= self._mark
         self.delivered = max(self.delivered, position)
-        delivery = QueueDelivery(self, position, redelivered, consumer)
+        delivery = QueueDelivery(self, position, redelivered, consumer, returns or 0)
         if no_ack:
             delivery.state = DeliveryState.SETTLED
             self._forget(position)
@@ -484,11 +484,16 @@ class QueueIndex:
 
     def _deliver(self, message: StoredMessage, consumer: Consumer) -> None:
         delivery = self._hand_out(message.position, consumer, no_ack=consumer.no_ack)
-        consumer.sink.deliver(consumer, delivery, visible(message))
+        consumer.sink.deliver(consumer, delivery, self._visible(message, delivery))
 
     def _answer(self, message: StoredMessage, getter: Getter) -> None:
         delivery = self._hand_out(message.position, None, no_ack=getter.no_ack)
-        getter.got((delivery, visible(message)), self.ready)
+        getter.got((delivery, self._visible(message, delivery)), self.ready)
+
+    def _visible(self, message: StoredMessage, delivery: QueueDelivery) -> StoredMessage:
+        """The message as the client gets it. A quorum queue says how often it has returned."""
+        counts = delivery.returns and self.arguments.counts
+        return visible(counted(message, delivery.returns) if counts else message)
 
     def serve(self, now: float) -> None:
         """Dispatch now, before a request that may change the order of turns."""
@@ -581,7 +586,7 @@ class QueueIndex:
         Raises:
             ValueError: one of them is not unacknowledged.
         """
-        self._give_back(deliveries, DeliveryState.UNACKED, now)
+        self._give_back(deliveries, DeliveryState.UNACKED, now, self.arguments.delivery_limit)
 
     def suspend(self) -> None:
         """Hand out nothing until :meth:`proceed` was called as often as this method."""
@@ -600,10 +605,14 @@ class QueueIndex:
     def rollback(self, positions: Iterable[int], now: float) -> None:
         """Give messages back, as :meth:`requeue` does: the branch that held them is rolled back.
 
+        A rollback counts for the delivery limit, but drops no message.
+
         Raises:
             KeyError: one of them is not held.
         """
-        self._give_back(self._take_held(positions), DeliveryState.HELD, now)
+        drops = self.arguments.dead_letter_exchange is None
+        limit = None if drops else self.arguments.delivery_limit
+        self._give_back(self._take_held(positions), DeliveryState.HELD, now, limit)
         self._used_at = now
 
     def _take_held(self, positions: Iterable[int]) -> list[QueueDelivery]:
@@ -635,18 +644,27 @@ class QueueIndex:
         if delivery.consumer is not None:
             delivery.consumer.released()
 
-    def _give_back(self, deliveries: Iterable[QueueDelivery], expected: DeliveryState, now: float) -> None:
+    def _give_back(
+        self, deliveries: Iterable[QueueDelivery], expected: DeliveryState, now: float, limit: int | None
+    ) -> None:
+        letters: list[Letter] = []
         # From the last on, so that each position is the least of all ready ones: the cheap case.
         for delivery in sorted(all_in(expected, deliveries), key=lambda delivery: -delivery.position):
             position = delivery.position
             self._settle(delivery, expected)
             if self.closed:
                 continue
-            self._again.add(position)
+            if limit is not None and delivery.returns >= limit:
+                self._forget(position)
+                letters.append((position, None))
+                continue
+            self._again[position] = delivery.returns + 1
             self._ready.put_back(position)
             self.ready += 1
             if self._detailed:
                 self._limits.ready_added(position)
+        if letters:
+            self._leave(letters[::-1], Reason.DELIVERY_LIMIT)
         if self._limits.drops and self._limits.over(self.ready):
             self._overflow(now)
         if self.ready:

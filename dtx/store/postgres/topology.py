@@ -76,6 +76,13 @@ def check_owner(queue: Queue, owner: Owner | None, *, strict: bool = False) -> N
     )
 
 
+def _check_quorum(where: str, *, durable: bool, exclusive: bool, auto_delete: bool) -> None:
+    """Refuse (406) the properties that a quorum queue of RabbitMQ cannot have."""
+    for name, has in (("non-durable", not durable), ("exclusive-owner", exclusive), ("auto-delete", auto_delete)):
+        if has:
+            raise failed(f"invalid property '{name}' for {where} of queue type quorum")
+
+
 _GENERATED: Final = b"amq.gen-"
 
 
@@ -390,8 +397,7 @@ class VirtualHost(Graph):
 
         Raises:
             XaError: 403 for a new name in ``amq.*``. 405 for the exclusive queue of another connection. 406 for invalid
-                arguments, or a declaration that differs from the existing queue. 540 for a queue type that standalone
-                mode lacks.
+                arguments, or a declaration that differs from the existing queue. 540 for a stream.
             WireError: 502 when *arguments* are malformed.
         """
         there = self.queues.get(name)
@@ -408,6 +414,8 @@ class VirtualHost(Graph):
         spec = self._spec(
             name, number, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments
         )
+        if spec.settings.counts:
+            _check_quorum(spec.where, durable=durable, exclusive=exclusive, auto_delete=auto_delete)
         queue = self._add_queue(spec, owner if exclusive else None)
         return DeclaredQueue(queue, created=True, define=Define(queues=(spec.row,)) if spec.durable else None)
 

@@ -25,6 +25,8 @@ PERSISTENT: Final = 2
 
 _FLAGS: Final = Struct(">H")
 _ROUTING: Final = (b"CC", b"BCC")
+DELIVERY_COUNT: Final = b"x-delivery-count"
+"""The header for the number of deliveries without success."""
 
 
 class Property(IntEnum):

@@ -148,8 +148,9 @@ def service(server: PostgresServer) -> Iterator[DtxService]:
     server.drop_database(database)
 
 
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_celery_runs_tasks_and_sends_one_with_a_row(
-    service: DtxService, server: PostgresServer, tmp_path: Path
+    service: DtxService, server: PostgresServer, tmp_path: Path, kind: str
 ) -> None:
     pytest.importorskip("celery", reason="needs Celery")
     tasks, send, *_ = blocks("celery.md")
@@ -157,6 +158,8 @@ def test_celery_runs_tasks_and_sends_one_with_a_row(
     for name, code in (("tasks.py", tasks), ("send.py", send)):
         assert "celery:secret@127.0.0.1:5673/shop" in code
         (tmp_path / name).write_text(code.replace("celery:secret@127.0.0.1:5673/shop", place))
+    with (tmp_path / "tasks.py").open("a") as program:
+        program.write(f"\napp.conf.task_default_queue_type = {kind!r}\n")
     database = server.create_database()
     output = tmp_path / "worker.log"
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
@@ -167,10 +170,15 @@ def test_celery_runs_tasks_and_sends_one_with_a_row(
         wait_until(lambda: "ready." in output.read_text(), seconds=SECONDS, what="the worker")
         ask = "from tasks import ship; print(ship.delay(1, 'tea').get(timeout=60))"
         assert python(tmp_path, "-c", ask) == "order 1: tea is shipped\n"
+        ask = "from tasks import ship; print(ship.apply_async((2, 'milk'), countdown=2).get(timeout=60))"
+        assert python(tmp_path, "-c", ask) == "order 2: milk is shipped\n"
         python(tmp_path, "send.py", database)
         wait_until(lambda: output.read_text().count("'order 1: tea is shipped'") == 2, seconds=SECONDS, what="the task")
     finally:
         end(worker)
+    with psycopg.connect(service.database or "") as connection:
+        found = connection.execute("SELECT position('quorum' IN encode(arguments, 'escape')) > 0 FROM dtx.queue")
+        assert any(each for (each,) in found) is (kind == "quorum")
     with psycopg.connect(database) as connection:
         assert connection.execute("SELECT id, item FROM orders").fetchall() == [(1, "tea")]
     server.drop_database(database)

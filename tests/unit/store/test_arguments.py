@@ -73,11 +73,22 @@ def test_arguments_refused_by_rabbitmq_are_refused(arguments: dict[str, Any]) ->
     assert refused.value.code is ReplyCode.PRECONDITION_FAILED
 
 
-@pytest.mark.parametrize("arguments", [{"x-queue-type": "quorum"}, {"x-queue-type": "stream"}])
-def test_arguments_without_effect_here_are_not_implemented(arguments: dict[str, Any]) -> None:
-    with pytest.raises(XaError, match="standalone dtx has") as refused:
-        read(arguments)
+def test_streams_are_not_implemented() -> None:
+    with pytest.raises(XaError, match="standalone dtx has no streams") as refused:
+        read({"x-queue-type": "stream"})
     assert refused.value.code is ReplyCode.NOT_IMPLEMENTED
+
+
+@pytest.mark.parametrize(("argument", "limit"), [({}, None), ({"x-delivery-limit": -1}, None)], ids=["none", "-1"])
+def test_a_quorum_queue_has_no_delivery_limit_by_default(argument: dict[str, Any], limit: int | None) -> None:
+    assert read({"x-queue-type": "quorum", **argument}) == QueueArguments(counts=True, delivery_limit=limit)
+
+
+@pytest.mark.parametrize("argument", [{"x-delivery-limit": -2}, {"x-overflow": "reject-publish-dlx"}, {"x-max-age": 1}])
+def test_arguments_that_no_quorum_queue_has_are_refused(argument: dict[str, Any]) -> None:
+    with pytest.raises(XaError, match=f"invalid arg '{next(iter(argument))}'") as refused:
+        read({"x-queue-type": "quorum", **argument})
+    assert refused.value.code is ReplyCode.PRECONDITION_FAILED
 
 
 def test_times_have_rabbitmqs_limit() -> None:

@@ -15,6 +15,7 @@ from dtx.log.changes import StoredMessage
 from dtx.store.postgres.arguments import Overflow, QueueArguments
 from dtx.store.postgres.cache import cost
 from dtx.store.postgres.consumers import Consumer, Credit, DeliveryState, QueueDelivery
+from dtx.store.postgres.property_scan import counted
 from dtx.store.postgres.queue import Letter, QueueIndex, Reason
 from tests.unit.store.queue_rig import Channel, Get, Rig, message
 
@@ -26,6 +27,8 @@ ARGUMENTS = (
     QueueArguments(max_length=4, max_length_bytes=30, max_priority=1),
     QueueArguments(single_active=True, max_priority=1),
     QueueArguments(max_length=3, overflow=Overflow.REJECT_PUBLISH, dead_letter_exchange=b"dlx"),
+    QueueArguments(counts=True, delivery_limit=1),
+    QueueArguments(counts=True, delivery_limit=2, dead_letter_exchange=b"dlx", max_length=6),
 )
 picks = st.lists(st.integers(0, 30), min_size=1, max_size=4)
 mostly = st.sampled_from((True, True, True, False))
@@ -90,7 +93,9 @@ class QueueMachine(RuleBasedStateMachine):
         self.held: dict[int, QueueDelivery] = {}
         self.automatic: set[int] = set()
         self.rejecting: set[int] = set()
-        self.again: set[int] = set()
+        self.again: dict[int, int] = {}
+        self.returns: dict[int, int] = {}
+        self.beyond: set[int] = set()
         self.mark = 0
         self.next = 10
         self.late: set[int] = set()
@@ -121,7 +126,11 @@ class QueueMachine(RuleBasedStateMachine):
         self, consumer: Consumer | None, delivery: QueueDelivery, found: StoredMessage, *, no_ack: bool = False
     ) -> None:
         position = delivery.position
-        assert found == self.messages[position]
+        returns = self.again.get(position, 0)
+        sent = self.messages[position]
+        assert found == (counted(sent, returns) if self.arguments.counts and returns else sent)
+        assert delivery.returns == returns
+        self.returns[position] = returns
         if position in self.ready:
             assert position == self.head(), "not the first one"
             assert not self.expired(position)
@@ -129,7 +138,7 @@ class QueueMachine(RuleBasedStateMachine):
         else:
             assert self.arriving == position, "handed out twice"
         assert delivery.redelivered == (position in self.again or position <= self.mark)
-        self.again.discard(position)
+        self.again.pop(position, None)
         if consumer is not None:
             assert consumer in self.consumers
             assert consumer is self.sole or not self.arguments.single_active
@@ -156,6 +165,10 @@ class QueueMachine(RuleBasedStateMachine):
             assert reason in {None, Reason.REJECTED}
             self.rejecting.remove(position)
             return
+        if position in self.beyond:
+            assert reason in {None, Reason.DELIVERY_LIMIT}
+            self.beyond.remove(position)
+            return
         if self.expired(position) and reason is not Reason.MAXLEN:
             assert position == self.head()
         else:
@@ -164,7 +177,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert position == self.head()
             assert self.arguments.overflow is Overflow.DROP_HEAD
         self.ready.remove(position)
-        self.again.discard(position)
+        self.again.pop(position, None)
 
     def chosen(self, picks: Iterable[int]) -> list[QueueDelivery]:
         """Some of the handed-out messages, each once, in any order."""
@@ -269,15 +282,20 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(picks=picks)
     def requeue(self, picks: list[int]) -> None:
         deliveries = self.chosen(picks)
-        self.come_back(delivery.position for delivery in deliveries)
+        self.come_back((delivery.position for delivery in deliveries), self.arguments.delivery_limit)
         self.rig.queue.requeue(deliveries, self.rig.now)
+        assert not self.beyond
 
-    def come_back(self, positions: Iterable[int]) -> None:
+    def come_back(self, positions: Iterable[int], limit: int | None) -> None:
         for position in positions:
             self.out.pop(position, None)
             self.held.pop(position, None)
-            self.ready.add(position)
-            self.again.add(position)
+            returns = self.returns.pop(position, 0)
+            if limit is not None and returns >= limit:
+                self.beyond.add(position)
+            else:
+                self.ready.add(position)
+                self.again[position] = returns + 1
 
     @rule(picks=picks)
     def reject(self, picks: list[int]) -> None:
@@ -310,8 +328,10 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def rollback(self) -> None:
         held = set(self.held)
-        self.come_back(held)
+        keeps = self.arguments.dead_letter_exchange is None
+        self.come_back(held, None if keeps else self.arguments.delivery_limit)
         self.rig.queue.rollback(held, self.rig.now)
+        assert not self.beyond
 
     @precondition(lambda self: self.messages)
     @rule(pick=st.integers(0, 30))
@@ -320,7 +340,7 @@ class QueueMachine(RuleBasedStateMachine):
         if position in self.rig.rows or self.over() or self.expired(position):
             return
         self.ready.add(position)
-        self.again.add(position)
+        self.again[position] = 0
         self.rig.rows[position] = self.messages[position]
         self.rig.queue.restore_settled([self.messages[position]], self.rig.now)
 
@@ -337,7 +357,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert list(positions) == sorted(self.ready, key=self.order)
         self.rig.queue.purged(positions)
         self.rig.remove(positions)
-        self.again -= self.ready
+        self.again = {position: returns for position, returns in self.again.items() if position not in self.ready}
         self.ready.clear()
 
     @rule(seconds=st.integers(1, 6))
@@ -377,6 +397,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.ready = set(rows) - set(self.held)
         self.out.clear()
         self.again.clear()
+        self.returns.clear()
         self.mark = delivered
         self.consumers.clear()
         self.sole = None
