@@ -53,7 +53,7 @@ def test_a_quorum_queue_counts_deliveries_that_returned(talk: Dialogue, quorum: 
         talk.channel.basic_nack(got.method.delivery_tag)
 
 
-def test_messages_beyond_the_limit_become_dead_letters(talk: Dialogue, quorum: Callable[..., str]) -> None:
+def test_messages_beyond_the_limit_are_dead_lettered(talk: Dialogue, quorum: Callable[..., str]) -> None:
     grave = talk.grave()
     queue = quorum(delivery_limit=2, dead_letter_exchange=grave)
     talk.publish(queue, "1")
