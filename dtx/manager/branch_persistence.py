@@ -51,6 +51,7 @@ EVENT: Final = {
 _END: Final = {
     JournalEvent.COMMITTED: BranchEnd.COMMITTED,
     JournalEvent.ROLLED_BACK: BranchEnd.ROLLED_BACK,
+    JournalEvent.READ_ONLY: BranchEnd.READ_ONLY,
     JournalEvent.FORGOTTEN: BranchEnd.FORGOTTEN,
 }
 _REPEATED: Final = "messages may have been repeated, with the same x-dtx-id"
@@ -150,7 +151,7 @@ class BranchPersistence(ABC):
         if isinstance(effect, model.Complete):
             self._apply_end(entry, event)
             entry.record = None
-        if isinstance(effect, model.Complete) or effect.ending is Ending.COMMITTED:
+        if event in ENDINGS:
             entry.end = _END.get(event, BranchEnd.OTHER)
 
     @abstractmethod
@@ -180,9 +181,9 @@ class BranchPersistence(ABC):
         """Update the store: the branch has left the log, with *event* as its ending."""
 
     def failed(self, entry: BranchRuntime, record: LogWrite, what: str, error: LogError) -> XaError:
-        """The 541 for a failed write of *record*; makes the entry uncertain, unless the write was a plain note."""
+        """The 541 for a failed write of *record*; makes the entry uncertain, unless it was a note of no end."""
         # With a lost lease nothing was written, but the state in memory may be outdated.
-        if not isinstance(record, NoteWrite) or record.change is not None:
+        if not isinstance(record, NoteWrite) or record.journal.event in ENDINGS:
             entry.mark_uncertain()
         return log_failed(error, what, entry.xid)
 

@@ -91,17 +91,20 @@ class BranchDecision:
 
 
 class BranchEnd(Enum):
-    """How a branch ended, and the operations that xa-ok answers when they were waiting for that."""
+    """How a branch ended, and the operations that were waiting for that and get the answer to the first request."""
 
     COMMITTED = (Operation.COMMIT, Operation.ONE_PHASE)
     ROLLED_BACK = (Operation.ROLLBACK,)
+    READ_ONLY = (Operation.PREPARE,)
     FORGOTTEN = (Operation.FORGET,)
     OTHER = ()
     """Without a request, or in an unknown way."""
 
     def answer(self, operation: Operation) -> XaFlag | None:
         """The answer to *operation* after this end; ``None`` where the log must be read for it."""
-        return XaFlag.OK if operation in self.value else None
+        if operation not in self.value:
+            return None
+        return XaFlag.RDONLY if self is BranchEnd.READ_ONLY else XaFlag.OK
 
 
 class Activity(Enum):

@@ -1,4 +1,4 @@
-"""How long dtx remembers branches that were rolled back on their own."""
+"""How long dtx remembers branches that were rolled back on their own, and the answers after a branch has ended."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from dtx.telemetry import Metrics
 from dtx.xa.codes import ReplyCode, XaFlag
 from dtx.xa.model import Operation
 from dtx.xa.xid import Xid
-from tests.support.memory_log import MemoryDatabase, MemoryLog
+from tests.support.memory_log import Fault, MemoryDatabase, MemoryLog
 from tests.unit.manager.requests import answer_of
 from tests.unit.manager.test_local import Ledger
 
@@ -101,9 +101,8 @@ async def test_of_too_many_tombstones_the_oldest_give_way(monkeypatch: pytest.Mo
     assert answers == [ReplyCode.NOT_FOUND] * 2 + [XaFlag.RBROLLBACK] * 3
 
 
-@pytest.mark.parametrize("messages", [0, 1])
-async def test_two_concurrent_one_phase_commits_are_both_answered(messages: int) -> None:
-    """As the table says, "a repeated commit waits for the first". This includes branches without work."""
+async def ended(messages: int) -> tuple[BranchManager, MemoryLog]:
+    """A manager with a branch that has ended on its channel, and has published *messages*."""
     log = MemoryLog("rm", MemoryDatabase())
     asked = BranchManager(log, Ledger(), Limits(), Metrics())
     await log.open()
@@ -115,7 +114,49 @@ async def test_two_concurrent_one_phase_commits_are_both_answered(messages: int)
     for _ in range(messages):
         work.add_publish(HeldPublish(b"", b"q", False, b"", b"body", None, (7,)))
     asked.demarcate(WHO, XID, Operation.END, 1)
-    answers = [answer_of(asked, WHO, XID, Operation.ONE_PHASE) for _ in range(2)]
-    assert await asyncio.gather(*answers) == [XaFlag.OK, XaFlag.OK]
-    assert await answer_of(asked, WHO, XID, Operation.ONE_PHASE) is ReplyCode.NOT_FOUND
+    return asked, log
+
+
+@pytest.mark.parametrize(
+    ("operation", "messages", "answer"),
+    [(Operation.ONE_PHASE, 0, XaFlag.OK), (Operation.ONE_PHASE, 1, XaFlag.OK), (Operation.PREPARE, 0, XaFlag.RDONLY)],
+)
+async def test_concurrent_requests_that_end_a_branch_are_all_answered(
+    operation: Operation, messages: int, answer: XaFlag
+) -> None:
+    """As the table says, "a repeated commit waits for the first". This includes branches without work."""
+    asked, _ = await ended(messages)
+    answers = [answer_of(asked, WHO, XID, operation) for _ in range(2)]
+    assert await asyncio.gather(*answers) == [answer, answer]
+    assert await answer_of(asked, WHO, XID, operation) is ReplyCode.NOT_FOUND
+    await asked.close()
+
+
+ENDS = [(Operation.ONE_PHASE, XaFlag.OK), (Operation.PREPARE, XaFlag.RDONLY)]
+
+
+@pytest.mark.parametrize(("operation", "answer"), ENDS)
+@pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.ANSWER_LOST])
+async def test_an_end_without_work_is_repeated_after_a_failed_write(
+    operation: Operation, answer: XaFlag, fault: Fault
+) -> None:
+    asked, log = await ended(0)
+    log.faults.append(fault)
+    assert await answer_of(asked, WHO, XID, operation) is ReplyCode.INTERNAL_ERROR
+    assert await answer_of(asked, WHO, XID, operation) is answer
+    assert len(log.database.journal) == 1
+    await asked.close()
+
+
+@pytest.mark.parametrize("operation", [operation for operation, _ in ENDS])
+@pytest.mark.parametrize(("fault", "answer"), [(Fault.REFUSED, XaFlag.OK), (Fault.ANSWER_LOST, ReplyCode.NOT_FOUND)])
+async def test_a_rollback_after_a_failed_write_follows_the_log(
+    operation: Operation, fault: Fault, answer: XaFlag | ReplyCode
+) -> None:
+    """X/Open XA, xa_rollback: "XAER_NOTA: the specified XID is not known", if the log has the end of the branch."""
+    asked, log = await ended(0)
+    log.faults.append(fault)
+    assert await answer_of(asked, WHO, XID, operation) is ReplyCode.INTERNAL_ERROR
+    assert await answer_of(asked, WHO, XID, Operation.ROLLBACK) is answer
+    assert await answer_of(asked, WHO, XID, Operation.ROLLBACK) is ReplyCode.NOT_FOUND
     await asked.close()
