@@ -15,7 +15,9 @@ from uuid import UUID, uuid4
 from dtx.log.records import LogWrite, Replay
 from dtx.server.alongside.plain_deliveries import ConsumingChannels, PlainDeliveries
 from dtx.store.rabbitmq import messages
+from dtx.store.rabbitmq.consumed_queues import ConsumedQueues
 from dtx.store.rabbitmq.copies import CopyRegister
+from dtx.store.rabbitmq.upstream import ExclusiveQueues
 from dtx.wire.amqp09 import content, methods
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.frames import Frame, FrameSplitter
@@ -56,11 +58,10 @@ def cost(register: CopyRegister, read: tuple[bytes, list[Frame]]) -> float:
     found = []
     for _ in range(ROUNDS):
         channels = ConsumingChannels(register, spawn, lambda _: None, lambda _: None)
-        plain = PlainDeliveries(channels, "/", 1, Side())
+        queues = ConsumedQueues(ExclusiveQueues())
+        queues.requested(methods.BasicConsume.KEY, methods.BasicConsume(b"queue", b"consumer", no_wait=True).encode())
+        plain = PlainDeliveries(channels, "/", 1, queues, Side())
         channels.by_number[1] = plain
-        plain.requested(
-            methods.BasicConsume.KEY, methods.BasicConsume(b"queue", b"consumer", no_wait=True).encode(), b""
-        )
         began = time.process_time()
         if channels.concerns(buffer, frames):
             for key, _, start, end in frames:

@@ -16,12 +16,12 @@ from dtx.manager.scan import Scan
 from dtx.server.alongside import queries
 from dtx.server.alongside.channel_barrier import ChannelBarrier
 from dtx.server.alongside.client import ProxiedClient
-from dtx.server.alongside.plain_deliveries import PlainDeliveries
+from dtx.server.alongside.plain_deliveries import TRANSACTION_ENDED, PlainDeliveries
 from dtx.server.alongside.queries import Preview
 from dtx.server.alongside.unsettled_deliveries import ANSWERS, Tally
 from dtx.server.coordination import CoordinationHandler
 from dtx.store.rabbitmq.consume_channel import ConsumeChannel, Keeper
-from dtx.store.rabbitmq.upstream import ExclusiveDeclarations
+from dtx.store.rabbitmq.consumed_queues import ConsumedQueues
 from dtx.store.slices import advance, finish
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import closes, methods
@@ -160,11 +160,10 @@ class ProxyChannel:
         self._fence: ChannelBarrier | None = None
         self.coordinated = False
         self.tally: Tally | None = None
-        """Its consumers and unsettled deliveries; ``None`` before the first basic.consume or basic.get."""
+        """Its unsettled deliveries; ``None`` before the first basic.consume or basic.get."""
         self.deliveries: PlainDeliveries | None = None
         """As :attr:`tally`."""
-        self.last_queue = b""
-        self._declares = ExclusiveDeclarations(session.upstream.exclusive)
+        self._queues: ConsumedQueues | None = None
         self.coordination: CoordinationHandler | None = None
         """Created by the first call of dtx-coordination."""
         self._coordinates = False
@@ -267,10 +266,8 @@ class ProxyChannel:
                 self.mode = ChannelMode.TX
             case methods.BasicConsume.KEY | methods.BasicGet.KEY:
                 self._consume(key, buffer[start + 7 : end - 1])
-            case methods.QueueDeclare.KEY:
-                self._note_queue(buffer[start + 7 : end - 1])
-            case methods.QueueDelete.KEY:
-                self._declares.deleted(buffer[start + 7 : end - 1], self.last_queue)
+            case methods.QueueDeclare.KEY | methods.QueueDelete.KEY:
+                self.queues.requested(key, buffer[start + 7 : end - 1])
             case methods.ChannelFlow.KEY:
                 self._fenced().sent(key)
             case _:
@@ -293,15 +290,22 @@ class ProxyChannel:
             self.used = True
             self._sort()
 
+    @property
+    def queues(self) -> ConsumedQueues:
+        """The queues that it consumes from."""
+        if self._queues is None:
+            self._queues = ConsumedQueues(self.session.upstream.exclusive)
+        return self._queues
+
     def _consume(self, key: int, payload: bytes) -> None:
-        self.tally = self.tally or Tally()
-        self.tally.asked(key, payload)
+        queues = self.queues
+        self.tally = self.tally or Tally(queues)
+        self.tally.asked(queues.requested(key, payload), is_get=key == methods.BasicGet.KEY)
         self.session.unsettled.sort(self.number, self.upstream_number, self.tally)
         if self.deliveries is None:
             session = self.session
-            self.deliveries = PlainDeliveries(session.consuming, session.who.vhost, self.upstream_number, self)
+            self.deliveries = PlainDeliveries(session.consuming, session.who.vhost, self.upstream_number, queues, self)
             session.consuming.by_number[self.number] = self.deliveries
-        self.deliveries.requested(key, payload, self.last_queue)
 
     def to_upstream(self, frame: bytes) -> None:
         """See :class:`ChannelSide`."""
@@ -324,11 +328,6 @@ class ProxyChannel:
             self.deliveries.filter.end()
             if self.session.consuming.by_number.get(self.number) is self.deliveries:
                 del self.session.consuming.by_number[self.number]
-
-    def _note_queue(self, payload: bytes) -> None:
-        if len(payload) > 6:
-            self.last_queue = payload[7 : 7 + payload[6]]  # without a name, the broker's answer has it
-            self._declares.asked(payload)
 
     def _to_broker(self, buffer: bytes, start: int, end: int) -> None:
         frame = buffer[start:end]
@@ -360,15 +359,15 @@ class ProxyChannel:
             self._drop_fence()
             self.session.upstream.free(self.upstream_number)
             self.session.forget(self)
-        elif key == methods.QueueDeclareOk.KEY:
-            self.last_queue = methods.QueueDeclareOk.decode(buffer[start + 7 : end - 1]).queue
-            self._declares.answered(self.last_queue)
         elif key == methods.ChannelFlowOk.KEY and self._fence is not None and self._fence.received(buffer, start):
             return
-        elif key in ANSWERS and self.tally is not None:
-            self.tally.answered(key, buffer[start + 7 : end - 1])
-        if self.deliveries is not None and key > BODY:
-            self.deliveries.answered(key, buffer[start + 7 : end - 1])
+        elif key in ANSWERS and self._queues is not None:
+            method = methods.METHODS[key].decode(buffer[start + 7 : end - 1])
+            if self.tally is not None:
+                self.tally.answered(method)
+            self._queues.answered(method)
+        elif key in TRANSACTION_ENDED and self.deliveries is not None:
+            self.deliveries.transaction_ended()
         self.forward(buffer, start, end)
 
     def forward(self, buffer: bytes, start: int, end: int) -> None:

@@ -51,7 +51,7 @@ class ChannelSelection:
                 channel.upstream_number,
                 session.limits.max_kept_bytes,
                 session.budget,
-                channel.last_queue,
+                channel.queues,
                 session,
                 copies=session.store.copies,
                 vhost=session.who.vhost,

@@ -11,20 +11,20 @@ from functools import partial
 from itertools import takewhile
 from typing import Any, Final, Protocol
 
+from dtx.store.rabbitmq.consumed_queues import ConsumedQueue, ConsumedQueues
 from dtx.store.rabbitmq.copies import Copy, CopyRegister, key_of
-from dtx.store.rabbitmq.copy_filter import ConsumedQueue, CopyFilter
+from dtx.store.rabbitmq.copy_filter import CopyFilter
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.codec import ChannelMode
-from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.frames import BODY, HEADER, OVERHEAD, Frame
 
 DELIVERIES: Final = frozenset((methods.BasicDeliver.KEY, methods.BasicGetOk.KEY))
+TRANSACTION_ENDED: Final = frozenset((methods.TxCommitOk.KEY, methods.TxRollbackOk.KEY))
 _ENDS: Final = frozenset((methods.TxCommit.KEY, methods.TxRollback.KEY))
 _NOTED: Final = frozenset((methods.BasicPublish.KEY, HEADER, BODY, methods.BasicAck.KEY, methods.BasicNack.KEY)) | _ENDS
 _SETTLEMENTS: Final = {row.KEY: row for row in (methods.BasicAck, methods.BasicNack, methods.BasicReject)}
 _RECOVERS: Final = frozenset((methods.BasicRecover.KEY, methods.BasicRecoverAsync.KEY))
 _SETTLING: Final = _RECOVERS | _SETTLEMENTS.keys()
-_MOST_FORMER: Final = 64
 _MOST_WAITING: Final = 1 << 20
 """Bytes that wait on one channel before dtx stops reading from the client."""
 _HEADER_START: Final = 7 + 12
@@ -61,25 +61,24 @@ class _Outgoing:
 
 
 class PlainDeliveries:
-    """The consumers of one channel without select, and their deliveries that may have other copies.
+    """The deliveries of one channel without select that may have other copies.
 
     Args:
         channels: of the connection.
         vhost: of the connection.
         number: of the channel at the broker.
+        queues: that it consumes from.
         side: the channel.
     """
 
-    def __init__(self, channels: "ConsumingChannels", vhost: str, number: int, side: ChannelSide) -> None:
+    def __init__(
+        self, channels: "ConsumingChannels", vhost: str, number: int, queues: ConsumedQueues, side: ChannelSide
+    ) -> None:
         self.filter: Final = CopyFilter(channels.register, vhost, self)
         self._channels = channels
         self._number = number
         self._side = side
-        self._consumers: dict[bytes, ConsumedQueue] = {}
-        self._former: dict[bytes, ConsumedQueue] = {}
-        """The consumers that were cancelled last: RabbitMQ 3.10 may deliver after basic.cancel-ok."""
-        self._consuming: deque[ConsumedQueue] = deque()
-        self._getting: deque[ConsumedQueue] = deque()
+        self._queues = queues
         self._missing = 0
         """Bytes that are missing of the content that the client publishes; 1 while its header is missing."""
         self._ends_transaction = False
@@ -100,22 +99,6 @@ class PlainDeliveries:
         return self.filter.is_busy or bool(self._own or self._outgoing)
 
     # -- from the client
-
-    def requested(self, key: int, payload: bytes, last_queue: bytes) -> None:
-        """Note basic.consume or basic.get; *last_queue* is meant by a method that names no queue."""
-        try:
-            if key == methods.BasicGet.KEY:
-                get = methods.BasicGet.decode(payload)
-                self._getting.append(ConsumedQueue(get.queue or last_queue, get.no_ack))
-                return
-            consume = methods.BasicConsume.decode(payload)
-        except WireError:
-            return  # the broker refuses it
-        subscription = ConsumedQueue(consume.queue or last_queue, consume.no_ack)
-        if consume.no_wait:
-            self._consumers[consume.consumer_tag] = subscription
-        else:
-            self._consuming.append(subscription)
 
     def sent(self, key: int, buffer: bytes, start: int, end: int) -> None:
         """Note a frame that the client sends, one of those that decide when dtx may send its own."""
@@ -233,37 +216,14 @@ class PlainDeliveries:
 
     # -- from the broker
 
-    def answered(self, key: int, payload: bytes) -> None:
-        """Note a method of the broker that has passed the filter."""
-        match key:
-            case methods.BasicConsumeOk.KEY if self._consuming:
-                self._consumers[methods.BasicConsumeOk.decode(payload).consumer_tag] = self._consuming.popleft()
-            case methods.BasicCancelOk.KEY:
-                self._cancelled(methods.BasicCancelOk.decode(payload).consumer_tag)
-            case methods.BasicCancel.KEY:
-                self._cancelled(methods.BasicCancel.decode(payload).consumer_tag)
-            case methods.BasicGetOk.KEY | methods.BasicGetEmpty.KEY if self._getting:
-                self._getting.popleft()
-            case methods.TxCommitOk.KEY | methods.TxRollbackOk.KEY:
-                self._ends_transaction = False
-                self._send_own()
-            case _:
-                pass
-
-    def _cancelled(self, tag: bytes) -> None:
-        consumer = self._consumers.pop(tag, None)
-        if consumer is not None:
-            self._former[tag] = consumer
-            if len(self._former) > _MOST_FORMER:
-                del self._former[next(iter(self._former))]
+    def transaction_ended(self) -> None:
+        """Note tx.commit-ok or tx.rollback-ok, which has passed the filter."""
+        self._ends_transaction = False
+        self._send_own()
 
     def subscription(self, delivery: methods.BasicDeliver | methods.BasicGetOk) -> ConsumedQueue | None:
         """See :class:`FilteredChannel`."""
-        if isinstance(delivery, methods.BasicGetOk):
-            found = self._getting[0] if self._getting else None
-        else:
-            found = self._consumers.get(delivery.consumer_tag) or self._former.get(delivery.consumer_tag)
-        return found if found is not None and found.queue else None
+        return self._queues.of(delivery)
 
     def accept(self, key: int, buffer: bytes, start: int, end: int) -> None:
         """See :class:`FilteredChannel`."""
@@ -291,7 +251,7 @@ class PlainDeliveries:
         """See :class:`FilteredChannel`."""
         if self._settles_all or self._side.mode is ChannelMode.TX:
             return False
-        return not is_got or len(self._getting) == 1  # with several, the answers would be interchanged
+        return not is_got or len(self._queues.getting) == 1  # with several, the answers would be interchanged
 
     def abandon(self, reason: str) -> None:
         """See :class:`FilteredChannel`."""

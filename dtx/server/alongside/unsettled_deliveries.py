@@ -5,13 +5,13 @@ deliveries are settled in order, two numbers are enough: the last tag up to whic
 delivered tag. If dtx is not sure, it reports that deliveries may be unsettled, and never the opposite.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
+from dtx.store.rabbitmq.consumed_queues import ConsumedQueue, ConsumedQueues
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.errors import WireError
+from dtx.wire.amqp09.codec import Method
 from dtx.wire.amqp09.frames import Frame
 
 ANSWERS: Final = frozenset(
@@ -22,9 +22,10 @@ ANSWERS: Final = frozenset(
         methods.BasicGetOk.KEY,
         methods.BasicGetEmpty.KEY,
         methods.BasicRecoverOk.KEY,
+        methods.QueueDeclareOk.KEY,
     }
 )
-"""Methods of the broker that :meth:`Tally.answered` handles one by one; deliveries are found per read."""
+"""Methods of the broker that are noted one by one; deliveries are found per read."""
 _MULTIPLE: Final = {methods.BasicAck.KEY: 1, methods.BasicNack.KEY: 1, methods.BasicReject.KEY: 0}
 """The bit *multiple* of each method; basic.reject has another bit there."""
 _SETTLE: Final = Struct(">QB")
@@ -33,30 +34,21 @@ _MOST_BEYOND: Final = 10_000
 
 
 class Tally:
-    """Consumers and unsettled deliveries of one channel, from its first basic.consume or basic.get."""
+    """Unsettled deliveries of one channel, from its first basic.consume or basic.get.
 
-    __slots__ = (
-        "_acknowledges",
-        "_automatic",
-        "_beyond",
-        "_blind",
-        "_consumers",
-        "_consuming",
-        "_getting",
-        "_last",
-        "_through",
-    )
+    Args:
+        queues: that the channel consumes from.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_acknowledges", "_automatic", "_beyond", "_blind", "_last", "_queues", "_through")
+
+    def __init__(self, queues: ConsumedQueues) -> None:
+        self._queues = queues
         self._acknowledges = False
         """Whether the channel ever consumed or got with acknowledgements."""
         self._automatic = False
         """Whether the channel ever had a consumer without acknowledgements: its deliveries leave gaps in the tags."""
         self._blind = False
-        self._consumers: set[bytes] = set()
-        self._consuming = 0
-        self._getting: deque[bool] = deque()
-        """For each unanswered basic.get, whether it is without acknowledgement."""
         self._last = 0
         self._through = 0
         self._beyond: set[int] = set()
@@ -69,9 +61,9 @@ class Tally:
     @property
     def open(self) -> str | None:
         """Why the channel cannot be selected, with the remedy; ``None`` if it can."""
-        if self._consumers or self._consuming:
+        if self._queues.consumers or self._queues.consuming:
             return "that has consumers: cancel them first, and wait for cancel-ok"
-        if self._getting:
+        if self._queues.getting:
             return "with a basic.get that is not answered yet"
         if not self._acknowledges:
             return None
@@ -82,24 +74,13 @@ class Tally:
 
     # -- from the client
 
-    def asked(self, key: int, payload: bytes) -> None:
-        """Note basic.consume or basic.get of the client."""
-        try:
-            if key == methods.BasicGet.KEY:
-                no_ack = methods.BasicGet.decode(payload).no_ack
-                self._getting.append(no_ack)
-            else:
-                consume = methods.BasicConsume.decode(payload)
-                no_ack = consume.no_ack
-                self._automatic |= no_ack
-                if consume.no_wait:
-                    self._consumers.add(consume.consumer_tag)
-                else:
-                    self._consuming += 1
-        except WireError:  # the broker refuses it
+    def asked(self, consumed: ConsumedQueue | None, *, is_get: bool) -> None:
+        """Note basic.consume or basic.get of the client; ``None``: the broker refuses it."""
+        if consumed is None:
             self._blind = self._acknowledges = True
         else:
-            self._acknowledges |= not no_ack
+            self._automatic |= consumed.no_ack and not is_get
+            self._acknowledges |= not consumed.no_ack
 
     def settled(self, tag: int, multiple: int) -> None:
         """Note that the client settled a delivery, or with *multiple* all up to its tag (0: all)."""
@@ -128,30 +109,17 @@ class Tally:
 
     # -- from the broker
 
-    def answered(self, key: int, payload: bytes) -> None:
-        """Note one of :data:`ANSWERS` of the broker.
-
-        Raises:
-            WireError: the method is malformed.
-        """
-        match key:
-            case methods.BasicConsumeOk.KEY:
-                self._consuming -= 1
-                self._consumers.add(methods.BasicConsumeOk.decode(payload).consumer_tag)
-            case methods.BasicCancelOk.KEY:
-                self._consumers.discard(methods.BasicCancelOk.decode(payload).consumer_tag)
-            case methods.BasicCancel.KEY:
-                self._consumers.discard(methods.BasicCancel.decode(payload).consumer_tag)
-            case methods.BasicGetOk.KEY:
-                tag = methods.BasicGetOk.decode(payload).delivery_tag
+    def answered(self, method: Method) -> None:
+        """Note a method of the broker, before its channel's :class:`ConsumedQueues` do."""
+        match method:
+            case methods.BasicGetOk(delivery_tag=tag):
                 self.delivered(tag)
-                if self._getting and self._getting.popleft() and not self._automatic:
+                if self._queues.getting and self._queues.getting[0].no_ack and not self._automatic:
                     self.settled(tag, 0)
-            case methods.BasicGetEmpty.KEY:
-                if self._getting:
-                    self._getting.popleft()
-            case _:  # basic.recover-ok: all earlier deliveries are back in their queues
+            case methods.BasicRecoverOk():  # all earlier deliveries are back in their queues
                 self.settled(0, 1)
+            case _:
+                pass
 
     def delivered(self, tag: int) -> None:
         """Note a delivery to the client."""

@@ -19,11 +19,12 @@ from dtx.failpoint import Point
 from dtx.log.records import Unit
 from dtx.store.api import UnitOutcome
 from dtx.store.rabbitmq import messages
+from dtx.store.rabbitmq.consumed_queues import ConsumedQueue, ConsumedQueues
 from dtx.store.rabbitmq.copies import Copy, CopyRegister
-from dtx.store.rabbitmq.copy_filter import ConsumedQueue, CopyFilter
+from dtx.store.rabbitmq.copy_filter import CopyFilter
 from dtx.store.rabbitmq.delivery_limit import Replacer
 from dtx.store.rabbitmq.identity import hold_lock
-from dtx.store.rabbitmq.upstream import ExclusiveDeclarations, Upstream, UpstreamLost
+from dtx.store.rabbitmq.upstream import Upstream, UpstreamLost
 from dtx.store.work import Budget, Delivery
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import content, methods
@@ -35,10 +36,6 @@ from dtx.xa.codes import ReplyCode, XaError
 _log = get_logger(part="consume channel")
 REPLY_TO: Final = b"amq.rabbitmq.reply-to"
 """The pseudo-queue of direct replies: they come to the channel that published the request."""
-_NO_WAIT: Final = 1 << 4
-"""The bit no-wait of queue.declare."""
-_MAX_FORMER: Final = 64
-"""Cancelled consumers that one channel remembers; deliveries that the broker has already sent come soon."""
 _MAX_WAITING: Final = 1 << 20
 """Bytes that wait for commit-ok; with more, dtx reads nothing from the client."""
 _AT_ONCE: Final = 4_096
@@ -137,14 +134,6 @@ class _Held:
     released: Callable[[], None] | None
 
 
-@dataclass(slots=True)
-class _Consumer:
-    queue: bytes
-    no_ack: bool
-    is_deleted: bool = False
-    """Whether the client deletes the queue on this channel: no consumer gets its messages again."""
-
-
 class ConsumeChannel:
     """The upstream channel on which one selected channel consumes.
 
@@ -153,7 +142,7 @@ class ConsumeChannel:
         number: of the channel, which is open; :meth:`start_tx` puts it in tx mode.
         max_kept: bytes of message contents that are kept for unsettled deliveries.
         budget: memory that all clients share.
-        last_queue: the queue that the client declared last on this channel.
+        queues: that the client consumes from on this channel.
         keeper: the client connection.
         copies: the messages that were sent more than once.
         vhost: of the connection.
@@ -168,7 +157,7 @@ class ConsumeChannel:
         number: int,
         max_kept: int,
         budget: Budget,
-        last_queue: bytes,
+        queues: ConsumedQueues,
         keeper: Keeper,
         *,
         copies: CopyRegister | None = None,
@@ -202,17 +191,7 @@ class ConsumeChannel:
         """Called at the next commit-ok."""
         self._selecting: asyncio.Future[None] | None = None
         self._unit: _UnitRequest | None = None
-        self._consumers: dict[bytes, _Consumer] = {}
-        self._former: dict[bytes, _Consumer] = {}
-        """The consumers that were cancelled last: RabbitMQ 3.10 may deliver after basic.cancel-ok."""
-        self._consuming: deque[_Consumer] = deque()
-        self._getting: deque[_Consumer] = deque()
-        self._last_queue = last_queue
-        self._nameless: list[_Consumer] | None = None
-        """Consumers of the last queue, while the broker has not sent its name yet."""
-        self._declaring: deque[list[_Consumer] | None] = deque()
-        """The same for each queue.declare that is not answered."""
-        self._declares = ExclusiveDeclarations(upstream.exclusive)
+        self._queues = queues
         self._delivery: Delivery | None = None
         self._left: int | None = None
         """Bytes of the current message that are still missing; ``None`` if its content is ignored."""
@@ -256,58 +235,13 @@ class ConsumeChannel:
             key: class and method id.
             payload: of the method frame.
         """
-        match key:
-            case methods.BasicConsume.KEY:
-                consume = methods.BasicConsume.decode(payload)
-                consumer = self._consumer(consume.queue, consume.no_ack)
-                if consume.no_wait:
-                    self._consumers[consume.consumer_tag] = consumer
-                else:
-                    self._consuming.append(consumer)
-            case methods.BasicGet.KEY:
-                get = methods.BasicGet.decode(payload)
-                self._getting.append(self._consumer(get.queue, get.no_ack))
-            case methods.QueueDeclare.KEY:
-                self._declare(payload)
-                self._declares.asked(payload)
-            case methods.QueueDelete.KEY:
-                self._declares.deleted(payload, self._last_queue)
-                queue = methods.QueueDelete.decode(payload).queue or self._last_queue
-                for consumer in self._consumers.values():
-                    consumer.is_deleted |= consumer.queue == queue
-            case _:
-                pass
+        self._queues.requested(key, payload)
         self._send(method_frame(self.number, payload))
-
-    def _declare(self, payload: bytes) -> None:
-        """Note queue.declare: a later method without a queue name means this queue, also before the answer."""
-        end = 7 + int.from_bytes(payload[6:7], "big")
-        self._last_queue = payload[7:end]
-        self._nameless = None if self._last_queue else []
-        if not int.from_bytes(payload[end : end + 1], "big") & _NO_WAIT:
-            self._declaring.append(self._nameless)
-
-    def _declared(self, name: bytes) -> None:
-        """Note queue.declare-ok: it has the name that the broker has chosen for a queue without one."""
-        if not self._declaring:
-            self._last_queue = name  # declared before the channel was selected
-            return
-        consumers = self._declaring.popleft()
-        for consumer in consumers or ():
-            consumer.queue = name
-        if consumers is not None and consumers is self._nameless:
-            self._last_queue, self._nameless = name, None
-
-    def _consumer(self, queue: bytes, no_ack: bool) -> _Consumer:
-        consumer = _Consumer(queue or self._last_queue, no_ack)
-        if not queue and self._nameless is not None:
-            self._nameless.append(consumer)
-        return consumer
 
     @property
     def gets_replies(self) -> bool:
         """Whether the client consumes direct replies on this channel."""
-        return any(consumer.queue == REPLY_TO for consumer in self._consumers.values())
+        return any(consumed.queue == REPLY_TO for consumed in self._queues.consumers.values())
 
     def publish(self, frames: bytes) -> None:
         """Publish one message outside a branch; *frames* are whole frames for this channel."""
@@ -691,14 +625,7 @@ class ConsumeChannel:
 
     def subscription(self, delivery: methods.BasicDeliver | methods.BasicGetOk) -> ConsumedQueue | None:
         """See :class:`FilteredChannel`."""
-        consumer: _Consumer | None
-        if self.owner is None:
-            return None  # the delivery goes back
-        if isinstance(delivery, methods.BasicGetOk):
-            consumer = self._getting[0] if self._getting else None
-        else:
-            consumer = self._consumers.get(delivery.consumer_tag) or self._former.get(delivery.consumer_tag)
-        return None if consumer is None or not consumer.queue else ConsumedQueue(consumer.queue, consumer.no_ack)
+        return None if self.owner is None else self._queues.of(delivery)  # without an owner, it goes back
 
     def settle_copy(self, tag: int, *, requeue: bool) -> None:
         """See :class:`FilteredChannel`."""
@@ -710,7 +637,7 @@ class ConsumeChannel:
 
     def may_replace(self, *, is_got: bool) -> bool:
         """See :class:`FilteredChannel`."""
-        return not is_got or len(self._getting) == 1  # with several, the answers would be interchanged
+        return not is_got or len(self._queues.getting) == 1  # with several, the answers would be interchanged
 
     def abandon(self, reason: str) -> None:
         """See :class:`FilteredChannel`."""
@@ -745,22 +672,13 @@ class ConsumeChannel:
                 self._locked = True
                 self._flush()
                 return False
-            case methods.BasicConsumeOk(consumer_tag=tag) if self._consuming:
-                self._consumers[tag] = self._consuming.popleft()
-            case methods.BasicCancelOk(consumer_tag=tag):
-                self._end_consumer(tag)
             case methods.BasicCancel(consumer_tag=tag):
                 if tag == self.lock.encode():
                     # without the lock, a successor would conclude that this connection has ended
                     self.upstream.abort("its lock was deleted")
                 elif self._revokes:
                     self._revoke(tag)
-                self._end_consumer(tag)
-            case methods.BasicGetEmpty() if self._getting:
-                self._getting.popleft()
-            case methods.QueueDeclareOk(queue=name):
-                self._declared(name)
-                self._declares.answered(name)
+                self._queues.answered(method)
             case ChannelClose():
                 self._closed(method)
                 return False
@@ -772,7 +690,7 @@ class ConsumeChannel:
                     owner.upstream_close_ok()
                 return False
             case _:
-                pass
+                self._queues.answered(method)
         return True
 
     def _revoke(self, tag: bytes) -> None:
@@ -781,10 +699,10 @@ class ConsumeChannel:
         A quorum queue of RabbitMQ 4.3 takes them back at the consumer timeout, gives them to others, and ignores their
         acknowledgements. The channel stays open. The queue goes on delivering to the consumer, and may cancel it again.
         """
-        consumer = self._consumers.get(tag) or self._former.get(tag)
-        if consumer is None or consumer.no_ack or consumer.is_deleted:
+        consumed = self._queues.of_consumer(tag)
+        if consumed is None or consumed.no_ack or consumed.is_deleted:
             return
-        queue = consumer.queue
+        queue = consumed.queue
         for delivery in (*self._open.values(), *(held.delivery for held in self._held.values())):
             delivery.revoked |= delivery.queue == queue
         branches = {id(held.branch): held.branch for held in self._held.values() if held.delivery.queue == queue}
@@ -792,47 +710,35 @@ class ConsumeChannel:
             if branch is not None:
                 self._keeper.held_lost(branch, REVOKED)
 
-    def _end_consumer(self, tag: bytes) -> None:
-        consumer = self._consumers.pop(tag, None)
-        if consumer is not None:
-            self._former[tag] = consumer
-            if len(self._former) > _MAX_FORMER:
-                del self._former[next(iter(self._former))]
-
     def _deliver(self, message: methods.BasicDeliver | methods.BasicGetOk) -> bool:
         """Begin a message. Returns whether it is for the client."""
+        consumed = self._queues.of(message)
         if isinstance(message, methods.BasicGetOk):
-            consumer = self._getting.popleft() if self._getting else _Consumer(b"", no_ack=False)
+            self._queues.answered(message)
         else:
             self._stray = message.consumer_tag == self.lock.encode()
             if self._stray:
                 self._left = self._delivery = None
                 return False
-            consumer = self._consumers.get(message.consumer_tag) or self._early(message.consumer_tag)
+            if consumed is None:
+                _log.warning("delivery for an unknown consumer", consumer=message.consumer_tag)
+        queue, no_ack = (consumed.queue, consumed.no_ack) if consumed is not None else (b"", False)
         self._left, self._properties, self._body = 0, b"", bytearray()
         self._delivery = None
-        if not consumer.no_ack:
+        if not no_ack:
             self._delivery = Delivery(
                 holder=self,
                 tag=message.delivery_tag,
-                queue=consumer.queue,
+                queue=queue,
                 exchange=message.exchange,
                 routing_key=message.routing_key,
                 redelivered=message.redelivered,
                 properties=b"",
                 body=None,
                 size=0,
-                exclusive=consumer.queue in self.upstream.exclusive,
+                exclusive=queue in self.upstream.exclusive,
             )
         return True
-
-    def _early(self, tag: bytes) -> _Consumer:
-        """The cancelled consumer of this tag, or one without a queue: brokers send consume-ok before deliveries."""
-        former = self._former.get(tag)
-        if former is not None:
-            return former
-        _log.warning("delivery for an unknown consumer", consumer=tag)
-        return _Consumer(b"", no_ack=False)
 
     def _add_content(self, key: int, payload: bytes) -> None:
         delivery = self._delivery
@@ -884,10 +790,8 @@ class ConsumeChannel:
         self.owner = None
         if self.end_reason is not None:
             return
-        for tag in self._consumers:
+        for tag in self._queues.cancel_all():
             self._send(methods.BasicCancel(tag, no_wait=True).frame(self.number))
-        self._former |= self._consumers  # they get deliveries until the broker has read the cancel
-        self._consumers.clear()
         self.recover()
         self._close_if_idle()
 

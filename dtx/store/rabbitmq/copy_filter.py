@@ -21,6 +21,7 @@ from itertools import takewhile
 from typing import Final, Protocol, assert_never
 
 from dtx.store.rabbitmq import messages
+from dtx.store.rabbitmq.consumed_queues import ConsumedQueue
 from dtx.store.rabbitmq.copies import Copy, CopyPlace, CopyRegister, CopyVerdict, Key, key_of
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import content, methods
@@ -38,19 +39,11 @@ Frames = list[tuple[int, bytes]]
 """Keys and frames."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumedQueue:
-    """What a delivery belongs to."""
-
-    queue: bytes
-    no_ack: bool
-
-
 class FilteredChannel(Protocol):
     """The channel behind a filter."""
 
     def subscription(self, delivery: methods.BasicDeliver | methods.BasicGetOk) -> ConsumedQueue | None:
-        """What a delivery belongs to; ``None`` if that is not known. Then the message is delivered."""
+        """What a delivery belongs to; ``None`` if that is not known. Then, and without a queue, it is delivered."""
 
     def accept(self, key: int, buffer: bytes, start: int, end: int) -> None:
         """Handle a frame that has passed the filter."""
@@ -203,7 +196,7 @@ class CopyFilter:
         subscription = arriving.subscription
         if isinstance(delivery, methods.BasicDeliver):
             subscription = self._source.subscription(delivery)
-        if subscription is None:
+        if subscription is None or not subscription.queue:
             return None
         place = CopyPlace(key, self._vhost, subscription.queue)
         return _Candidate(

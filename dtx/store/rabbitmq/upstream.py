@@ -92,41 +92,6 @@ class ExclusiveQueues:
         self._names.pop(queue, None)
 
 
-class ExclusiveDeclarations:
-    """Follows declarations of one channel, to know the exclusive queues of its connection.
-
-    Args:
-        queues: of the connection.
-    """
-
-    def __init__(self, queues: ExclusiveQueues) -> None:
-        self._queues = queues
-        self._asked: deque[bool] = deque()
-        """For each queue.declare that is not answered: whether it declares an exclusive queue."""
-
-    def asked(self, payload: bytes) -> None:
-        """Note that the client sent queue.declare; *payload* is that of its frame."""
-        try:
-            declare = methods.QueueDeclare.decode(payload)
-        except WireError:
-            return  # the broker refuses it
-        makes = declare.exclusive and not declare.passive
-        if not makes and not declare.passive:
-            self._queues.discard(declare.queue)
-        if not declare.no_wait:
-            self._asked.append(makes)
-
-    def answered(self, queue: bytes) -> None:
-        """Note that the broker sent queue.declare-ok."""
-        if self._asked and self._asked.popleft():
-            self._queues.add(queue)
-
-    def deleted(self, payload: bytes, last_queue: bytes) -> None:
-        """Note that the client sent queue.delete; *last_queue* is the queue that the channel declared last."""
-        with suppress(WireError):
-            self._queues.discard(methods.QueueDelete.decode(payload).queue or last_queue)
-
-
 class Upstream(asyncio.BaseProtocol):
     """One connection to the broker."""
 

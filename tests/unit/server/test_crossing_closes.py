@@ -10,6 +10,7 @@ import pytest
 from dtx.server.alongside.channel import ClosingChannel, ProxyChannel
 from dtx.store.rabbitmq.confirm_channel import ConfirmChannel
 from dtx.store.rabbitmq.consume_channel import ConsumeChannel
+from dtx.store.rabbitmq.consumed_queues import ConsumedQueues
 from dtx.store.rabbitmq.upstream import OwnChannel, Upstream
 from dtx.store.work import Budget
 from dtx.wire.amqp09 import methods
@@ -57,7 +58,7 @@ def nothing(*_: object) -> None:
 
 def selected(rig: Rig) -> None:
     keeper: Any = SimpleNamespace(consume_channel_ended=nothing, release_client=nothing)
-    ConsumeChannel(rig.upstream, rig.number, 1000, Budget(1000), b"", keeper).close()
+    ConsumeChannel(rig.upstream, rig.number, 1000, Budget(1000), ConsumedQueues(rig.upstream.exclusive), keeper).close()
 
 
 def drained(rig: Rig) -> None:

@@ -10,7 +10,9 @@ import pytest
 from dtx.log.records import LogWrite, Replay
 from dtx.server.alongside.plain_deliveries import ConsumingChannels, PlainDeliveries
 from dtx.store.rabbitmq import messages
+from dtx.store.rabbitmq.consumed_queues import ConsumedQueues
 from dtx.store.rabbitmq.copies import CopyRegister
+from dtx.store.rabbitmq.upstream import ExclusiveQueues
 from dtx.wire.amqp09 import content, methods
 from dtx.wire.amqp09.codec import ChannelMode, Method
 from dtx.wire.amqp09.frames import BODY, HEADER, FrameSplitter, header_frame
@@ -37,11 +39,10 @@ class Stand:
         self.finished = 0
         self.settled_tags: list[int] = []
         self.channels = ConsumingChannels(self.register, self._spawn, lambda _: None, self._finish)
-        self.deliveries = PlainDeliveries(self.channels, "/", 1, self)
+        queues = ConsumedQueues(ExclusiveQueues())
+        queues.requested(methods.BasicConsume.KEY, methods.BasicConsume(b"q", b"c", no_wait=True).encode())
+        self.deliveries = PlainDeliveries(self.channels, "/", 1, queues, self)
         self.channels.by_number[1] = self.deliveries
-        self.deliveries.requested(
-            methods.BasicConsume.KEY, methods.BasicConsume(b"q", b"c", no_wait=True).encode(), b""
-        )
         self._tasks: list[asyncio.Task[None]] = []
 
     async def _write(self, _: LogWrite) -> None:
@@ -57,8 +58,8 @@ class Stand:
         """See :class:`ChannelSide`."""
         assert buffer[start:end]
         self.seen.append(key)
-        if key > BODY:
-            self.deliveries.answered(key, buffer[start + 7 : end - 1])
+        if key == methods.TxCommitOk.KEY:
+            self.deliveries.transaction_ended()
 
     def to_upstream(self, frame: bytes) -> None:
         """See :class:`ChannelSide`."""

@@ -10,6 +10,7 @@ import pytest
 from dtx.server.alongside.channel import ProxyChannel
 from dtx.server.alongside.selected_channel import SelectedChannel
 from dtx.store.rabbitmq.consume_channel import ConsumeChannel
+from dtx.store.rabbitmq.consumed_queues import ConsumedQueues
 from dtx.store.rabbitmq.upstream import ExclusiveQueues
 from dtx.store.work import Budget
 from dtx.wire.amqp09 import methods
@@ -72,7 +73,7 @@ class Rig:
             self.engine.adopt(methods.ConnectionTuneOk(9, 4096, 0))
         before = ProxyChannel(cast("Any", self.session), self.engine.channel(1), 1)
         keeper: Any = SimpleNamespace(consume_channel_ended=nothing, release_client=nothing, held_lost=nothing)
-        taking = ConsumeChannel(upstream, 1, 1000, manager.budget, b"", keeper)
+        taking = ConsumeChannel(upstream, 1, 1000, manager.budget, ConsumedQueues(upstream.exclusive), keeper)
         self.channel = SelectedChannel(before, taking, P, cast("Any", None))
         self.session.channels[1] = self.channel
         self.channel.coordination = SimpleNamespace(run=self._run)  # type: ignore[assignment]

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from dtx.server.alongside import unsettled_deliveries
 from dtx.server.alongside.unsettled_deliveries import ANSWERS, Tally, UnsettledDeliveries
+from dtx.store.rabbitmq.consumed_queues import ConsumedQueues
+from dtx.store.rabbitmq.upstream import ExclusiveQueues
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.codec import Sender
 from dtx.wire.amqp09.frames import FrameSplitter, method_frame
@@ -38,7 +40,8 @@ class Watched:
     """One channel as a session watches it."""
 
     def __init__(self) -> None:
-        self.tally = Tally()
+        self.queues = ConsumedQueues(ExclusiveQueues())
+        self.tally = Tally(self.queues)
         self.unsettled = UnsettledDeliveries()
 
     def open(self) -> str | None:
@@ -47,7 +50,8 @@ class Watched:
 
     def ask(self, payload: bytes) -> None:
         """Pass basic.consume or basic.get to the broker."""
-        self.tally.asked(int.from_bytes(payload[:4], "big"), payload)
+        key = int.from_bytes(payload[:4], "big")
+        self.tally.asked(self.queues.requested(key, payload), is_get=key == methods.BasicGet.KEY)
         self.unsettled.sort(NUMBER, UPSTREAM, self.tally)
 
     def hear(self, *payloads: bytes) -> None:
@@ -55,7 +59,9 @@ class Watched:
         buffer, frames = FrameSplitter().feed(b"".join(method_frame(UPSTREAM, payload) for payload in payloads))
         for key, _, start, end in frames:
             if key in unsettled_deliveries.ANSWERS:
-                self.tally.answered(key, buffer[start + 7 : end - 1])
+                method = methods.METHODS[key].decode(buffer[start + 7 : end - 1])
+                self.tally.answered(method)
+                self.queues.answered(method)
         if self.unsettled.by_upstream:
             self.unsettled.from_broker(buffer, frames)
 
@@ -253,16 +259,15 @@ def test_a_recover_settles_only_earlier_deliveries(watched: Watched) -> None:
 
 def test_channels_are_separate() -> None:
     both = UnsettledDeliveries()
-    for number in (1, 2):
-        tally = Tally()
-        tally.asked(methods.BasicConsume.KEY, methods.BasicConsume(QUEUE, TAG).encode())
-        both.sort(number, number, tally)
+    channels = (Watched(), Watched())
+    for number, channel in enumerate(channels, 1):
+        channel.consume()
+        both.sort(number, number, channel.tally)
     frames = (methods.BasicDeliver(TAG, 1, False, b"", QUEUE).frame(2), methods.BasicAck(1).frame(9))
     both.from_broker(*FrameSplitter().feed(b"".join(frames)))
     first, second = both.by_number[1], both.by_number[2]
-    for tally in (first, second):
-        tally.answered(methods.BasicConsumeOk.KEY, CONSUME_OK)
-        tally.answered(methods.BasicCancelOk.KEY, CANCEL_OK)
+    for channel in channels:
+        channel.hear(CANCEL_OK)
     assert first.open is None
     assert second.open is not None
     both.drop(1, 1, second)
@@ -273,4 +278,5 @@ def test_channels_are_separate() -> None:
 
 def test_a_proxy_inspects_every_method_that_the_tally_needs() -> None:
     assert methods.watched(Sender.SERVER) >= ANSWERS
-    assert methods.watched(Sender.CLIENT) >= {methods.BasicConsume.KEY, methods.BasicGet.KEY}
+    needed = (methods.BasicConsume, methods.BasicGet, methods.QueueDeclare, methods.QueueDelete)
+    assert methods.watched(Sender.CLIENT) >= {row.KEY for row in needed}

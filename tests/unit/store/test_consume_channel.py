@@ -14,6 +14,7 @@ from dtx.log.records import Unit
 from dtx.store.api import UnitOutcome
 from dtx.store.rabbitmq.capture import check_consume, check_settle
 from dtx.store.rabbitmq.consume_channel import ConsumeChannel
+from dtx.store.rabbitmq.consumed_queues import ConsumedQueues
 from dtx.store.rabbitmq.upstream import ExclusiveQueues
 from dtx.store.work import Budget, Delivery
 from dtx.wire.amqp09 import methods
@@ -64,7 +65,7 @@ def test_late_deliveries_of_a_lost_client_are_returned(
 ) -> None:
     """The broker closes a channel that refuses an unknown delivery, and a branch holds other deliveries there."""
     upstream: Any = Upstream()
-    taking = ConsumeChannel(upstream, 1, 1000, Budget(1000), b"other", upstream)
+    taking = ConsumeChannel(upstream, 1, 1000, Budget(1000), ConsumedQueues(upstream.exclusive), upstream)
     taking.owner = SimpleNamespace(forward=lambda *_: None)
 
     def say(*frames: tuple[int, bytes]) -> None:
@@ -89,7 +90,7 @@ def test_late_deliveries_of_a_lost_client_are_returned(
 def test_a_consumer_learns_the_name_of_the_last_queue() -> None:
     """A client need not wait for declare-ok. A put-back must not go to the queue that was declared before."""
     upstream: Any = Upstream()
-    taking = ConsumeChannel(upstream, 1, 1000, Budget(1000), b"before", upstream)
+    taking = ConsumeChannel(upstream, 1, 1000, Budget(1000), ConsumedQueues(upstream.exclusive, b"before"), upstream)
     taking.owner = SimpleNamespace(forward=lambda *_: None)
 
     def say(key: int, payload: bytes) -> None:
@@ -139,7 +140,7 @@ DEEP = reduce(lambda inner, _: entry(b"k", b"F", inner), range(MAX_DEPTH + 2), b
 def test_an_unreadable_delivery_is_returned_like_others(raw: bytes) -> None:
     """Brokers pass such properties on."""
     upstream: Any = Upstream()
-    taking = ConsumeChannel(upstream, 1, 10_000, Budget(10_000), b"q", upstream)
+    taking = ConsumeChannel(upstream, 1, 10_000, Budget(10_000), ConsumedQueues(upstream.exclusive), upstream)
     taking.owner = SimpleNamespace(forward=lambda *_: None)
     taking.request(methods.BasicGet.KEY, methods.BasicGet(b"q").encode())
     method = methods.BasicGetOk.HEAD + (7).to_bytes(8, "big") + b"\x00" + put_short(b"") * 2 + bytes(4)
@@ -162,7 +163,14 @@ def consuming(
     upstream: Any = Upstream()
     upstream.hold_client = upstream.release_client = lambda _: None
     taking = ConsumeChannel(
-        upstream, 1, max_kept, Budget(1 << 30), b"other", upstream, replacer=replacer, revokes=revokes
+        upstream,
+        1,
+        max_kept,
+        Budget(1 << 30),
+        ConsumedQueues(upstream.exclusive),
+        upstream,
+        replacer=replacer,
+        revokes=revokes,
     )
     taking.owner = SimpleNamespace(forward=lambda *_: None)
     taking.request(methods.BasicConsume.KEY, methods.BasicConsume(b"q", b"c").encode())

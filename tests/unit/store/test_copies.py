@@ -10,8 +10,9 @@ import pytest
 from dtx.log.api import LeaseLost, LogConflict, LogUnavailable
 from dtx.log.records import DuplicateWrite, LoggedCopies, LogWrite, Replay, SettledCopy, SettlementsWrite
 from dtx.store.rabbitmq import copy_filter, messages
+from dtx.store.rabbitmq.consumed_queues import ConsumedQueue
 from dtx.store.rabbitmq.copies import CopyRegister, Key, key_of
-from dtx.store.rabbitmq.copy_filter import ConsumedQueue, CopyFilter
+from dtx.store.rabbitmq.copy_filter import CopyFilter
 from dtx.wire.amqp09 import content, methods
 from dtx.wire.amqp09.frames import FrameSplitter
 from dtx.wire.amqp09.properties import EMPTY, Property, build

@@ -21,6 +21,7 @@ from dtx.server.amqp10.nodes import DEFAULT_VHOST, Home, Working, named_vhost
 from dtx.server.client_session import ClientTransport
 from dtx.store.rabbitmq.confirm_channel import ConfirmChannel
 from dtx.store.rabbitmq.consume_channel import ConsumeChannel
+from dtx.store.rabbitmq.consumed_queues import ConsumedQueues
 from dtx.store.rabbitmq.service import BrokerLoginRefused
 from dtx.store.rabbitmq.store import RabbitStore
 from dtx.store.rabbitmq.upstream import OwnChannel, UpstreamChannelClosed, UpstreamLost
@@ -211,7 +212,7 @@ class BrokerNodes:
                 channel.number,
                 self._max_kept,
                 self.home.budget,
-                queue,
+                ConsumedQueues(self.upstream.exclusive, queue),
                 self,
                 copies=self.store.copies,
                 vhost=self._broker.commit_connection.vhost,

@@ -3,6 +3,7 @@
 from typing import Any
 
 from dtx.store.rabbitmq.consume_channel import ConsumeChannel
+from dtx.store.rabbitmq.consumed_queues import ConsumedQueues
 from dtx.store.rabbitmq.upstream import ExclusiveQueues
 from dtx.store.work import Budget, Delivery
 from dtx.wire.amqp09 import methods
@@ -27,7 +28,7 @@ class Upstream:
 def test_the_queue_of_a_delivery_behind_cancel_ok_is_known() -> None:
     """Otherwise a branch that retires it could not put it back."""
     upstream: Any = Upstream()
-    taking = ConsumeChannel(upstream, 1, 1000, Budget(1 << 20), b"other", upstream)
+    taking = ConsumeChannel(upstream, 1, 1000, Budget(1 << 20), ConsumedQueues(upstream.exclusive), upstream)
     taken: list[Delivery] = []
     taking.on_message = lambda delivery, _: taken.append(delivery)
     taking.owner = type("Owner", (), {"forward": lambda *_: None})()
