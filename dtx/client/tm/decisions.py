@@ -11,8 +11,8 @@ that recovery rolled back. Nor can a commit that was delayed in a lost connectio
                recoveries (number of recoveries of its branches)
     heuristic  gtrid, resource (together the primary key), outcome, decision, reason, at, forgotten (null: not yet)
 
-:class:`DecisionLog` has the statements and their order. :mod:`dtx.client.tm.databases` has connections, transactions,
-the form of times, and the tables of each database.
+:class:`DecisionLog` has the statements and their order. :mod:`dtx.client.tm.databases` (SQLite) and
+:mod:`dtx.client.tm.postgres_log` have connections, transactions, the form of times, and the tables.
 """
 
 import json
