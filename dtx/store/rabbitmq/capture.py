@@ -4,9 +4,9 @@ from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.commit_connection import CommitConnection
 from dtx.store.rabbitmq.consume_channel import REPLY_TO, REVOKED
 from dtx.store.work import Delivery
-from dtx.wire.amqp09 import properties
+from dtx.wire.amqp09 import properties, tables
 from dtx.wire.amqp09.errors import WireError
-from dtx.wire.amqp09.properties import BasicProperties
+from dtx.wire.amqp09.properties import BasicProperties, Property
 from dtx.xa.codes import ReplyCode, XaError
 
 
@@ -37,7 +37,8 @@ def check_publish(connection: CommitConnection, own_user: str, exchange: bytes, 
         raw: properties.
 
     Raises:
-        XaError: 406 for properties that are too large or have the user-id of another user; 540 for direct reply-to.
+        XaError: 406 for properties that are too large, have the user-id of another user, or have headers that RabbitMQ
+            cannot read; 540 for direct reply-to.
         WireError: 502, the properties are malformed.
     """
     if not republishable(connection, raw):
@@ -48,6 +49,11 @@ def check_publish(connection: CommitConnection, own_user: str, exchange: bytes, 
             ReplyCode.NOT_IMPLEMENTED, "direct reply-to cannot be part of a branch: it would outlive its connection"
         )
     _check_user(connection, own_user, view)
+    table = view.value(Property.HEADERS)
+    if table is not None and not tables.is_readable(table):
+        raise XaError(
+            ReplyCode.PRECONDITION_FAILED, "RabbitMQ cannot read headers with infinite numbers, NaN or the type U"
+        )
 
 
 def _check_user(connection: CommitConnection, own_user: str, view: BasicProperties) -> None:

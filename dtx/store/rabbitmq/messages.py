@@ -11,7 +11,7 @@ from uuid import UUID
 from dtx.log.records import Replay, Unit, WorkKind, WorkRow
 from dtx.wire.amqp09 import content, methods, properties, tables
 from dtx.wire.amqp09.codec import packer
-from dtx.wire.amqp09.errors import WireError
+from dtx.wire.amqp09.errors import WireError, syntax_error
 from dtx.wire.amqp09.methods import MANDATORY
 from dtx.wire.amqp09.properties import BasicProperties
 from dtx.wire.amqp09.tables import Entry
@@ -147,7 +147,18 @@ def commit_frames(
         if attempt > 1:
             raw = properties.set_header(raw, ATTEMPT, b"%d" % attempt)
         publish = _publish(channel, item.exchange, item.routing_key, (item.flags or 0) & MANDATORY)
-        yield content.message(publish, channel, raw, item.body, frame_max)
+        yield _message(publish, channel, raw, item.body, frame_max)
+
+
+def _message(publish: bytes, channel: int, raw: bytes, body: bytes, frame_max: int) -> bytes:
+    """The frames of a message. Its header frame would end the connection if it were larger than *frame_max*.
+
+    Raises:
+        WireError: 502, its properties are too large: the broker has reduced frame-max since the message was accepted.
+    """
+    if frame_max and len(raw) + content.HEADER_OVERHEAD > frame_max:
+        raise syntax_error(f"its headers of {len(raw)} bytes are too large for the broker's frame-max of {frame_max}")
+    return content.message(publish, channel, raw, body, frame_max)
 
 
 def _unmarked(raw: bytes) -> bytes:
@@ -168,7 +179,7 @@ def put_back_frames(
             continue
         publish = _publish(channel, b"", item.queue or b"", MANDATORY)
         marked = _marked(branch_id, attempt, item, frame_max)
-        yield content.message(publish, channel, marked, item.body, frame_max)
+        yield _message(publish, channel, marked, item.body, frame_max)
 
 
 def find_replays(work: Iterable[WorkRow], kind: WorkKind, found: list[Replay]) -> Iterator[None]:

@@ -10,6 +10,8 @@ _HEADER: Final = Struct(">HHQ")
 _HEADER_FRAME: Final = Struct(">BHIHHQ")
 _BODY_FRAME: Final = Struct(">BBHI")
 BASIC: Final = 60
+HEADER_OVERHEAD: Final = OVERHEAD + _HEADER.size
+"""Bytes of a header frame in addition to its properties."""
 _END: Final = b"\xce"
 
 

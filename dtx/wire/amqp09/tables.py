@@ -4,7 +4,9 @@ The type letters are those that brokers use. They differ from the grammar of the
 ``l`` is signed). Values are not decoded, so that unchanged entries are passed on as they came.
 """
 
+import re
 import struct
+from math import isfinite
 from typing import Final, NamedTuple
 
 from dtx.wire.amqp09.errors import syntax_error
@@ -29,6 +31,9 @@ _FIXED: Final = {
 _STRING: Final = frozenset(b"Sx")
 _TABLE: Final = ord("F")
 _NESTING: Final = frozenset(b"FA")
+_FLOATS: Final = {ord("d"): struct.Struct(">d"), ord("f"): struct.Struct(">f")}
+_UNREADABLE: Final = re.compile(rb"U|d[\x7f\xff][\xf0-\xff]|f[\x7f\xff][\x80-\xff]")
+"""Type letter and first bytes of values that RabbitMQ cannot read. Strings may contain them, too."""
 
 
 class Entry(NamedTuple):
@@ -133,6 +138,34 @@ def has(data: bytes, key: bytes) -> bool:
             return True
         _, position = _measure(data, letter, end)
     return False
+
+
+def is_readable(data: bytes) -> bool:
+    """Whether RabbitMQ can read a table: it ends the connection for NaN, infinite numbers and the type letter U.
+
+    Raises:
+        WireError: 502 if the table contains such bytes and is malformed or exceeds a limit of :func:`entries`.
+    """
+    if _UNREADABLE.search(data) is None:
+        return True
+    entries(data)
+    position, nested = 0, [(_TABLE, len(data))]
+    while nested:
+        within, end = nested[-1]
+        if position == end:
+            nested.pop()
+            continue
+        if within == _TABLE:
+            position = _skip_key(data, position, end)
+        kind = data[position]
+        position, stop = _measure(data, position, end)
+        if kind in _NESTING:
+            nested.append((kind, stop))
+            continue
+        if kind == ord("U") or (kind in _FLOATS and not isfinite(*_FLOATS[kind].unpack_from(data, position))):
+            return False
+        position = stop
+    return True
 
 
 def items(data: bytes) -> list[Entry]:

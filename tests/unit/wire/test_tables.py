@@ -1,5 +1,6 @@
 """Field tables: every type that brokers know, and every malformed form."""
 
+import struct
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -149,3 +150,21 @@ def test_a_nested_table_has_few_values(kind: bytes) -> None:
     for find, more in ((tables.entries, half * 2), (tables.items, half[1:] * 2)):
         with pytest.raises(WireError, match=f"more than {tables.MAX_ENTRIES} nested values"):
             find(more + tables.entry(b"", kind, one)[find is tables.items :])
+
+
+def test_values_that_rabbitmq_cannot_read_are_found() -> None:
+    """Its parser has no type U, and none of its patterns takes a number that is not finite."""
+    double, single = struct.pack(">d", float("-inf")), struct.pack(">f", float("nan"))
+    bad = [(b"U", VALUES[b"U"]), (b"d", double), (b"f", single)]
+    for kind, value in bad:
+        for raw in (
+            tables.entry(b"x", kind, value),
+            tables.entry(b"x", b"A", b"V" + kind + value),
+            tables.entry(b"x", b"F", tables.entry(b"y", kind, value) + tables.entry(b"z", b"t", b"\1")),
+        ):
+            assert not tables.is_readable(tables.entry(b"before", b"A", b"VV") + raw)
+    good = b"".join(tables.entry(b"dU" + kind, kind, value) for kind, value in VALUES.items() if kind != b"U")
+    text = tables.entry(b"x", b"S", b"U" + b"d" + double + b"f" + single)
+    assert tables.is_readable(good + text + tables.entry(b"y", b"d", struct.pack(">d", 1.7e308)))
+    with pytest.raises(WireError):
+        tables.is_readable(text[:-1])
