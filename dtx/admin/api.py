@@ -106,7 +106,7 @@ async def _count(context: ApiContext) -> None:
     metrics.disk_alarm.set(disk is not None and disk.raised)
     metrics.disk_free.set(0 if disk is None else disk.free or 0)
     metrics.disk_free_limit.set(0 if disk is None else disk.limit)
-    metrics.commit_connection_numbers([] if active is None else active.commit_connections().values())
+    metrics.commit_connection_numbers([] if active is None else active.commit_connections.values())
 
 
 def api(context: ApiContext) -> FastAPI:

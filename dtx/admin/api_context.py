@@ -21,6 +21,7 @@ from dtx.auth.operators import OperatorLog
 from dtx.failpoint import Point
 from dtx.log.api import LogError
 from dtx.log.reader import LogReader
+from dtx.log.records import Duplicate
 from dtx.manager import BranchManager, Requester
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.operators import Operators
@@ -94,6 +95,17 @@ class Connected(Protocol):
         """Its channels by number."""
 
 
+class OperatedBroker(Protocol):
+    """The part of the store in a broker that operators use."""
+
+    @property
+    def commit_connections(self) -> Mapping[str, CommitConnectionNumbers]:
+        """The connections to the broker for phase two, by virtual host."""
+
+    async def restore(self, duplicate: Duplicate) -> None:
+        """Publish a suppressed copy to its queue."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Active:
     """The parts that only the active dtx has.
@@ -102,7 +114,7 @@ class Active:
         manager: manages the branches.
         connections: returns the clients, the oldest connection first.
         disconnect: closes a client's connection; the client gets the reason.
-        commit_connections: returns the connections to the broker for phase two, by virtual host.
+        broker: the store in a broker; ``None`` without a broker, or if the command line has the lease.
         lease_valid: whether this dtx is still the active one.
         epoch: returns the epoch of its lease.
         log_queue: returns the number of log records that wait for the database.
@@ -111,10 +123,15 @@ class Active:
     manager: BranchManager
     connections: Callable[[], Mapping[Any, Arrived]]
     disconnect: Callable[[Any, str], None]
-    commit_connections: Callable[[], Mapping[str, CommitConnectionNumbers]]
+    broker: OperatedBroker | None
     lease_valid: Callable[[], bool]
     epoch: Callable[[], int]
     log_queue: Callable[[], int]
+
+    @property
+    def commit_connections(self) -> Mapping[str, CommitConnectionNumbers]:
+        """The connections to the broker for phase two, by virtual host."""
+        return {} if self.broker is None else self.broker.commit_connections
 
 
 @dataclass(slots=True, kw_only=True)

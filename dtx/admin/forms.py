@@ -17,7 +17,7 @@ from dtx.admin.api_context import Arrived, ChannelFacts, Connected
 from dtx.admin.branch_filter import FilterForm, Name
 from dtx.admin.safe_text import exact_name
 from dtx.config.rules import QuotaResource
-from dtx.log.pages import InDoubt, JournalRow
+from dtx.log.pages import DuplicateRow, InDoubt, JournalRow
 from dtx.log.reader import Detail, LeaseHolder
 from dtx.log.records import ArchivedMessage, BranchRecord, JournalEntry, JournalEvent, WorkRow
 from dtx.manager.branch_runtime import BranchRuntime
@@ -658,6 +658,41 @@ class ArchivePage(Form):
 
     messages: list[ArchivedForm] = Field(description="The messages.")
     cursor: str | None = Field(description="Cursor of the next page; null on the last one.")
+
+
+class DuplicateQuery(Form):
+    """A filter for second copies. Fields that are left out do not restrict it."""
+
+    vhost: Name | None = Field(default=None, description="Virtual host.")
+    queue: Short | None = Field(default=None, description="Queue.")
+    limit: int = Field(default=100, ge=1, le=1000, description="Maximum number.")
+
+
+class DuplicateForm(Form):
+    """A second copy that dtx did not deliver, without its contents."""
+
+    id: str = Field(description="The id of the message: branch/position.")
+    vhost: str = Field(description="Virtual host.")
+    queue: Shown = Field(description="Queue.")
+    attempt: int = Field(description="Attempt of the unit that published it.")
+    exchange: Shown = Field(description="Exchange; empty for the default one.")
+    routing_key: Shown = Field(description="Routing key.")
+    bytes: int = Field(description="Size of the body in bytes.")
+    at: Moment = Field(description="Time at which it was kept.")
+
+    @classmethod
+    def of_row(cls, row: DuplicateRow) -> Self:
+        """From the log."""
+        copy = row.duplicate
+        return cls.of(copy, id=f"{copy.branch_id}/{copy.position}", bytes=row.bytes, at=row.at)
+
+
+class RestoreForm(Form):
+    """An order to publish a second copy to its queue."""
+
+    vhost: Name = Field(default="/", description="Virtual host.")
+    queue: Short = Field(description="Queue.")
+    reason: Reason
 
 
 class AuditForm(Form):

@@ -16,11 +16,11 @@ from dtx.admin import forms
 from dtx.admin.api_context import ApiContext, Asker, ConnectionNumber, Context, Vhost, XidPath
 from dtx.admin.identity import Identity
 from dtx.admin.problems import NOT_ACTIVE, UNKNOWN_OUTCOME, Problem, as_problem, refusals
-from dtx.admin.routes_read import client_of, wanted_of, xid_of
+from dtx.admin.routes_read import ArchivedPosition, BranchId, client_of, wanted_of, xid_of
 from dtx.auth.roles import OperatorRole
 from dtx.config.rules import Policy
 from dtx.log import reader
-from dtx.log.pages import InDoubt, branch_page
+from dtx.log.pages import InDoubt, branch_page, duplicates
 from dtx.log.reader import AgedBranch
 from dtx.log.records import Redirect
 from dtx.manager.operators import OperatorAction, Order
@@ -44,6 +44,13 @@ _BULK: Final = refusals(
         HTTPStatus.PRECONDITION_FAILED: "The branches have changed since the dry run.",
         HTTPStatus.PRECONDITION_REQUIRED: "The order needs the *confirm* of a dry run.",
         HTTPStatus.SERVICE_UNAVAILABLE: NOT_ACTIVE,
+    }
+)
+_RESTORE: Final = refusals(
+    {
+        HTTPStatus.NOT_FOUND: "The log has no such copy.",
+        HTTPStatus.PRECONDITION_FAILED: "The queue is gone, or refuses the message.",
+        HTTPStatus.SERVICE_UNAVAILABLE: UNKNOWN_OUTCOME,
     }
 )
 _CLOSE: Final = refusals(
@@ -129,6 +136,32 @@ async def _carry_out(context: ApiContext, who: Identity, order: Order, form: for
 
     detail = form.model_dump(exclude={"reason"}, exclude_none=True)
     return await context.audited(who, order.action, f"{order.vhost} {order.xid}", order.reason, detail, work)
+
+
+@router.post("/duplicates/{branch}/{position}/restore", tags=["orders"], responses=_RESTORE)
+async def restore(
+    who: Asker, context: Context, branch: BranchId, position: ArchivedPosition, form: forms.RestoreForm
+) -> forms.DuplicateForm:
+    """Publish a second copy that dtx did not deliver to its queue. Consumers get it as a message that was put back."""
+
+    async def work() -> tuple[str, forms.DuplicateForm]:
+        who.require(OperatorRole.OPERATOR)
+        active, _ = context.require_active()
+        found = await context.read(
+            lambda log: duplicates(
+                log, context.rm, vhost=form.vhost, queue=form.queue.encode(), branch_id=branch, position=position,
+                limit=1, contents=True,
+            )
+        )  # fmt: skip
+        if not found:
+            raise Problem(HTTPStatus.NOT_FOUND, f"the log has no second copy of {branch}/{position} in this queue")
+        if active.broker is None:
+            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "only a running dtx can publish a message")
+        await active.broker.restore(found[0].duplicate)
+        return "restored", forms.DuplicateForm.of_row(found[0])
+
+    detail = {"vhost": form.vhost, "queue": form.queue}
+    return await context.audited(who, "restore", f"duplicate {branch}/{position}", form.reason, detail, work)
 
 
 @router.post("/bulk", tags=["orders"], responses=_BULK)

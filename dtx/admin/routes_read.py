@@ -226,7 +226,7 @@ async def status(context: ApiContext) -> forms.StatusForm:
     if active is not None:
         found = await branch_stats(active.manager.entries())
         commits = [
-            forms.CommitConnectionForm.of(each, vhost=vhost) for vhost, each in active.commit_connections().items()
+            forms.CommitConnectionForm.of(each, vhost=vhost) for vhost, each in active.commit_connections.items()
         ]
     return forms.StatusForm(
         rm=context.rm,
@@ -396,6 +396,19 @@ async def view_archived(
 ) -> forms.ArchivedContents:
     """Show one archived message with its contents. Needs the role operator; recorded in the audit log."""
     return await archived_contents(who, context, branch, position, action="view")
+
+
+@router.get("/duplicates", tags=["archive"])
+async def list_duplicates(
+    who: Asker, context: Context, query: Annotated[forms.DuplicateQuery, Query()]
+) -> list[forms.DuplicateForm]:
+    """List the latest second copies that dtx did not deliver."""
+    who.require(OperatorRole.VIEWER)
+    queue = None if query.queue is None else query.queue.encode()
+    found = await context.read(
+        lambda log: pages.duplicates(log, context.rm, vhost=query.vhost, queue=queue, limit=query.limit)
+    )
+    return [forms.DuplicateForm.of_row(each) for each in found]
 
 
 async def archived_contents(

@@ -24,6 +24,7 @@ _COMMANDS = {
     "redirect": ("dtx.cli.orders", "redirect", "Send a message of a stuck branch to another exchange or queue."),
     "discard": ("dtx.cli.orders", "discard", "Give up messages of a stuck branch."),
     "export": ("dtx.cli.export", "export", "Write the messages of a branch to files or stdout."),
+    "duplicates": ("dtx.cli.duplicates", "duplicates", "Second copies that dtx did not deliver: list, restore."),
     "bulk": ("dtx.cli.orders", "bulk", "Decide about all branches that a filter finds, after a dry run."),
     "audit": ("dtx.cli.audit", "audit", "List the actions of operators and their reasons."),
     "token": ("dtx.cli.accounts", "token", "Tokens for the operators' API."),

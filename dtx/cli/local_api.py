@@ -103,7 +103,7 @@ class LocalApi(Api):
             manager=found.manager,
             connections=dict,
             disconnect=lambda *_: None,
-            commit_connections=dict,
+            broker=None,
             lease_valid=lambda: log.lease_valid,
             epoch=lambda: log.epoch,
             log_queue=lambda: log.queued,

@@ -48,6 +48,7 @@ from dtx.log.records import (
     ENDINGS,
     ArchivedMessage,
     BranchRecord,
+    Duplicate,
     Fate,
     JournalEntry,
     JournalEvent,
@@ -609,6 +610,63 @@ def message_of_archive(log: LogReader, rm: str, branch_id: UUID, position: int) 
     for row in log.rows(statement):
         return archived_message(row[:-2], bytes(row[-2]), bytes(row[-1]))
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DuplicateRow:
+    """A second copy that was not delivered.
+
+    Args:
+        duplicate: the copy; properties and body are empty unless they were asked for.
+        at: time at which it was kept, seconds since the epoch.
+        bytes: size of its body.
+    """
+
+    duplicate: Duplicate
+    at: float
+    bytes: int
+
+
+def duplicates(
+    log: LogReader,
+    rm: str,
+    *,
+    vhost: str | None = None,
+    queue: bytes | None = None,
+    branch_id: UUID | None = None,
+    position: int | None = None,
+    limit: int = 100,
+    contents: bool = False,
+) -> list[DuplicateRow]:
+    """The latest second copies that were not delivered, with their contents if *contents* is true."""
+    columns = duplicate.c
+    kept = (columns.properties, columns.body) if contents else (literal(b""), literal(b""))
+    statement = select(
+        columns.branch_id, columns.position, columns.vhost, columns.queue, columns.attempt, columns.exchange,
+        columns.routing_key, *kept, columns.at, func.octet_length(columns.body),
+    )  # fmt: skip
+    given = {"rm": rm, "vhost": vhost, "queue": queue, "branch_id": branch_id, "position": position}
+    statement = statement.where(*(columns[name] == value for name, value in given.items() if value is not None))
+    return [
+        DuplicateRow(
+            duplicate=Duplicate(
+                branch_id=branch_id,
+                position=position,
+                vhost=vhost,
+                queue=bytes(queue),
+                attempt=attempt,
+                exchange=bytes(exchange),
+                routing_key=bytes(key),
+                properties=bytes(properties),
+                body=bytes(body),
+            ),
+            at=at,
+            bytes=size,
+        )
+        for branch_id, position, vhost, queue, attempt, exchange, key, properties, body, at, size in log.rows(
+            statement.order_by(columns.at.desc(), *duplicate.primary_key).limit(limit)
+        )
+    ]
 
 
 def _past_cursor(at: float, key: UUID, position: int = 0) -> Cursor:

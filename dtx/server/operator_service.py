@@ -1,10 +1,9 @@
 """The operators' part of the service: API, console and policies. Its imports take a quarter of the start-up time."""
 
 import asyncio
-from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 
-from dtx.admin.api_context import Active, ApiContext
+from dtx.admin.api_context import Active, ApiContext, OperatedBroker
 from dtx.admin.identity import Authenticator
 from dtx.admin.routes_orders import start_policies
 from dtx.admin.server import AdminServer
@@ -15,7 +14,7 @@ from dtx.log.postgres import PostgresTransactionLog
 from dtx.manager import BranchManager
 from dtx.server.client_session import ClientSession
 from dtx.server.listener import Listener
-from dtx.telemetry import CommitConnectionNumbers, Metrics
+from dtx.telemetry import Metrics
 from dtx.wire.amqp09 import closes
 from dtx.wire.amqp09.errors import HardCode
 
@@ -79,7 +78,7 @@ class OperatorService:
         self,
         manager: BranchManager,
         listener: Listener,
-        commit_connections: Callable[[], Mapping[str, CommitConnectionNumbers]],
+        broker: OperatedBroker | None,
         log: PostgresTransactionLog,
     ) -> None:
         """Take orders and start the policies, because this dtx is the active one.
@@ -87,7 +86,7 @@ class OperatorService:
         Args:
             manager: the transaction manager, with its branches loaded.
             listener: has the sessions.
-            commit_connections: returns the commit connections by virtual host.
+            broker: the broker; ``None`` without one.
             log: holds the lease.
         """
         assert self._context is not None, "begin comes first"
@@ -96,7 +95,7 @@ class OperatorService:
                 manager=manager,
                 connections=lambda: listener.sessions,
                 disconnect=_disconnect,
-                commit_connections=commit_connections,
+                broker=broker,
                 lease_valid=lambda: log.lease_valid,
                 epoch=lambda: log.epoch,
                 log_queue=lambda: log.queued,

@@ -11,7 +11,7 @@ import resource
 import signal
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -25,12 +25,13 @@ from dtx.log.postgres import PostgresTransactionLog
 from dtx.manager import BranchManager, Limits
 from dtx.server import memory
 from dtx.server.listener import Listener, NewSession
-from dtx.telemetry import CommitConnectionNumbers, Metrics, get_logger
+from dtx.telemetry import Metrics, get_logger
 from dtx.telemetry.traces import open_traces
 from dtx.wire.amqp09 import closes
 from dtx.wire.amqp09.errors import HardCode
 
 if TYPE_CHECKING:
+    from dtx.admin.api_context import OperatedBroker
     from dtx.server.operator_service import OperatorService
 
 _log = get_logger(part="service")
@@ -40,8 +41,8 @@ LEASE_LOST: Final = 5
 _DAY: Final = 86_400.0
 _CLOSE_SECONDS: Final = 5.0
 """Seconds that clients have to confirm connection.close on a stop."""
-_Opened: TypeAlias = tuple[BranchManager, NewSession, Callable[[], Mapping[str, CommitConnectionNumbers]]]
-"""The manager, the factory of client sessions, and a function that returns the commit connections by virtual host."""
+_Opened: TypeAlias = "tuple[BranchManager, NewSession, OperatedBroker | None]"
+"""The manager, the factory of client sessions, and what operators may do with the broker, if there is one."""
 _OpenMode: TypeAlias = Callable[[str, PostgresTransactionLog], Awaitable[_Opened]]
 """Opens a mode with the URL of the database and the log, which holds the lease."""
 
@@ -152,10 +153,10 @@ async def _start(settings: Settings, stack: AsyncExitStack, stop: _Stop) -> _Ser
         operating.begin(url)  # a standby answers as well, with its state
     log = await _open_log(settings, url, stack, stop, metrics)
     with memory.loading():
-        manager, new_session, commit_connections = await open_mode(url, log)
+        manager, new_session, broker_access = await open_mode(url, log)
     await listener.accept(new_session)
     if operating is not None:
-        operating.activate(manager, listener, commit_connections, log)
+        operating.activate(manager, listener, broker_access, log)
     failpoint.at(Point.READY_BEFORE)
     _announce_ready(addresses, None if operating is None else operating.url)
     failpoint.at(Point.READY_AFTER)
@@ -204,7 +205,7 @@ async def _mode(settings: Settings, metrics: Metrics, stack: AsyncExitStack) -> 
 
         async def standalone(url: str, log: PostgresTransactionLog) -> _Opened:
             opened = await open_standalone(settings, url, log, _limits(settings), metrics, stack)
-            return *opened, dict
+            return *opened, None
 
         return "none", standalone
     from dtx.server.alongside.mode import broker_of, open_alongside, require_broker, vhost_of

@@ -26,6 +26,8 @@ ROUTES: Final[dict[str, tuple[OperatorRole | None, object]]] = {
     "GET /api/outcomes": (VIEWER, None),
     "GET /api/archive": (VIEWER, None),
     "GET /api/archive/{branch}/{position}": (OPERATOR, None),
+    "GET /api/duplicates": (VIEWER, None),
+    "POST /api/duplicates/{branch}/{position}/restore": (OPERATOR, {**WHY, "queue": "out"}),
     "GET /api/connections": (VIEWER, None),
     "GET /api/connections/{number}": (VIEWER, None),
     "POST /api/connections/{number}/close": (OPERATOR, WHY),

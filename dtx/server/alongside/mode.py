@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from dtx.config import Settings, broker_vhost
@@ -15,7 +15,7 @@ from dtx.server.amqp10.connection import Amqp10Limits as Limits10
 from dtx.server.amqp10.nodes import Home
 from dtx.server.limits import SessionLimits
 from dtx.server.listener import AcceptedConnection, NewSession
-from dtx.store.rabbitmq.commit_connection import CommitConnection, CommitSettings
+from dtx.store.rabbitmq.commit_connection import CommitSettings
 from dtx.store.rabbitmq.copies import CopyRegister
 from dtx.store.rabbitmq.identity import BrokerIdentity, NameTaken
 from dtx.store.rabbitmq.management import Management, ManagementError
@@ -102,7 +102,7 @@ async def open_alongside(
     limits: Limits,
     metrics: Metrics,
     stack: AsyncExitStack,
-) -> tuple[BranchManager, NewSession, Callable[[], Mapping[str, CommitConnection]]]:
+) -> tuple[BranchManager, NewSession, RabbitStore]:
     """Open the mode.
 
     Args:
@@ -114,8 +114,7 @@ async def open_alongside(
         stack: closes the opened parts in reverse order.
 
     Returns:
-        The manager with its branches loaded, the factory of client sessions, and a function that returns the commit
-        connections.
+        The manager with its branches loaded, the factory of client sessions, and the store.
 
     Raises:
         LogError: the log cannot be read.
@@ -166,7 +165,7 @@ async def open_alongside(
             return None
         return Connection10(manager, limits_10, nodes, connection, header)
 
-    return manager, new_session, lambda: store.commit_connections
+    return manager, new_session, store
 
 
 async def _claim_name(broker: Broker, identity: BrokerIdentity, vhost: str) -> None:

@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 
 from dtx import failpoint
 from dtx.failpoint import Point
-from dtx.log.records import EXCLUSIVE, Unit, WorkKind, WorkRow
+from dtx.log.records import EXCLUSIVE, Duplicate, Unit, WorkKind, WorkRow
 from dtx.log.records import Replay as Replayed
 from dtx.store.api import Applied, PhaseTwo, Refused, Returned, UnitOutcome, UnitProgress
 from dtx.store.rabbitmq import messages
@@ -604,7 +604,30 @@ class CommitConnection:
         connection = self._connection
         if not near or connection is None or self.blocked or not self._up.is_set():
             return ()
-        return await publish_copies(connection, near)
+        # a channel may end, and its deliveries be revoked, before the rows are read
+        rows = (each.to_row(position, 0) for position, each in enumerate(near) if not each.revoked)
+        return [near[position] for position in await publish_copies(connection, rows)]
+
+    async def restore(self, duplicate: Duplicate) -> None:
+        """Publish a suppressed copy to its queue, as a message that was put back.
+
+        Raises:
+            XaError: 541, the connection does not work; 406, the queue is gone or refuses the message.
+        """
+        await self.ready(self.settings.deadline)
+        row = WorkRow(
+            position=duplicate.position,
+            kind=WorkKind.CONSUME,
+            exchange=duplicate.exchange,
+            routing_key=duplicate.routing_key,
+            queue=duplicate.queue,
+            properties=duplicate.properties,
+            body=duplicate.body,
+        )
+        assert self._connection is not None
+        if not await publish_copies(self._connection, (row,)):
+            queue = duplicate.queue.decode("utf-8", "backslashreplace")
+            raise XaError(ReplyCode.PRECONDITION_FAILED, f"queue {queue!r} has not confirmed the message")
 
     @property
     def revokes(self) -> bool:

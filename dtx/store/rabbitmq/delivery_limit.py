@@ -7,11 +7,12 @@ the copy. If dtx, the client's channel or the connection to the broker is lost i
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 from uuid import uuid4
 
+from dtx.log.records import WorkRow
 from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.management import Management, ManagementError
 from dtx.store.rabbitmq.upstream import OwnChannel, Upstream, UpstreamChannelClosed, UpstreamLost
@@ -90,36 +91,35 @@ def default_limit(version: tuple[int, ...]) -> int | None:
     return _DEFAULT_LIMIT if version >= (4,) else None
 
 
-async def publish_copies(upstream: Upstream, deliveries: Sequence[Delivery]) -> list[Delivery]:
-    """Publish the messages of *deliveries* to their queues once more.
+async def publish_copies(upstream: Upstream, work: Iterable[WorkRow]) -> list[int]:
+    """Publish consumed messages to their queues once more, each as a new message.
 
     Waits until the broker has answered: a copy whose outcome is not known would double its message.
 
     Args:
         upstream: dtx's own connection.
-        deliveries: with their contents.
+        work: the messages; they are read when the channel is open.
 
     Returns:
-        Those whose queue has confirmed the copy.
+        The positions of those whose queue has confirmed the copy.
     """
     channel: OwnChannel | None = None
     try:
         channel = await OwnChannel(upstream).open(methods.ConfirmSelect())
-        deliveries = [delivery for delivery in deliveries if not delivery.revoked]  # their channel may have ended
-        rows = [delivery.to_row(position, 0) for position, delivery in enumerate(deliveries)]
+        rows = list(work)
         frame_max = upstream.engine.agreed.frame_max
         frames = list(messages.put_back_frames(channel.number, frame_max, uuid4(), rows))
-        without: set[int | None] = set(await channel.send_confirmed((frames, None)))
+        without: set[int | None] = {rows[index].position for index in await channel.send_confirmed((frames, None))}
         without |= {messages.returned_position(each.properties, messages.PUT_BACK) for each in channel.returned}
     except (UpstreamChannelClosed, UpstreamLost, WireError, XaError) as error:
-        _log.warning("messages near the delivery limit could not be replaced", reason=str(error))
+        _log.warning("messages could not be published once more", reason=str(error))
         return []
     finally:
         if channel is not None:
             channel.abandon()
     if without:
-        _log.warning("messages near the delivery limit could not be replaced", reason="their queue refused the copies")
-    return [delivery for position, delivery in enumerate(deliveries) if position not in without]
+        _log.warning("messages could not be published once more", reason="their queue refused the copies")
+    return [row.position for row in rows if row.position not in without]
 
 
 def _name(queue: bytes) -> str:

@@ -9,7 +9,7 @@ from typing import Final, cast
 from uuid import UUID, uuid4
 
 from dtx.log.api import LogError
-from dtx.log.records import Unit, WorkRow
+from dtx.log.records import Duplicate, Unit, WorkRow
 from dtx.store.api import Applied, PhaseTwo, Refused, UnitOutcome
 from dtx.store.rabbitmq.commit_connection import CommitConnection, CommitSettings
 from dtx.store.rabbitmq.consume_channel import ConsumeChannel
@@ -135,6 +135,10 @@ class RabbitStore:
         found = [moved for item in work if (moved := self.copies.movable(vhost, item)) is not None]
         if found:
             self._perhaps_taken[branch_id] = [*self._perhaps_taken.get(branch_id, ()), *found]
+
+    async def restore(self, duplicate: Duplicate) -> None:
+        """See :meth:`CommitConnection.restore`."""
+        await self.commit_connection(duplicate.vhost).restore(duplicate)
 
     async def resolve(self, vhost: str, unit: Unit) -> UnitOutcome:
         """See :class:`~dtx.store.api.BrokerStore`."""

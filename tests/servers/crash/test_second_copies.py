@@ -1,11 +1,11 @@
 """A message that dtx had to send again reaches each consumer once, whatever happened to its copies."""
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-import psycopg
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
@@ -14,6 +14,7 @@ from tests.support.client import new_xid
 from tests.support.crash import PERSISTENT, Stage, work
 from tests.support.failpoints import ArmedService
 from tests.support.processes import wait_until
+from tests.support.service import ADMIN
 
 PATIENCE = 1.0
 """Seconds in which a second copy would come."""
@@ -292,12 +293,29 @@ def test_a_crash_between_record_and_acknowledgement_shows_no_second_copy(stage: 
     wait_until(lambda: stage.held("out") == 0, what="an empty queue")
 
 
-def test_the_suppressed_copy_is_kept(stage: Stage) -> None:
+def test_an_operator_restores_a_suppressed_copy(stage_with: Callable[..., Stage]) -> None:
+    """It is put back, and so it is a message of its own that no other copy suppresses."""
+    stage = stage_with(replay="always", options=ADMIN)
+    stage.declare("out")
     commits_twice(stage, b"one")
     with stage.connected() as connection:
-        assert consumed(connection.channel()) == [b"one"]
-    with psycopg.connect(stage.database) as connection:
-        assert connection.execute("SELECT queue, body FROM dtx.duplicate").fetchall() == [(b"out", b"one")]
+        channel = connection.channel()
+        assert consumed(channel) == [b"one"]
+        (line,) = stage.service.run("duplicates", "list", "--vhost", stage.vhost, "--json").stdout.splitlines()
+        kept = json.loads(line)
+        assert (kept["queue"], kept["attempt"] in (1, 2), kept["bytes"]) == ("out", True, 3)
+        restore = ("duplicates", "restore", kept["id"], "--vhost", stage.vhost, "--reason", "wanted", "--queue")
+        assert "no second copy" in stage.service.run(*restore, "other", check=False).stderr
+        assert f"{kept['id']} is in queue out again" in stage.service.run(*restore, "out").stdout
+        assert consumed(channel) == [b"one"]
+    stage.delete("out")
+    assert "queue 'out' has not confirmed the message" in stage.service.run(*restore, "out", check=False).stderr
+    lines = [
+        json.loads(line) for line in stage.service.run("audit", "--action", "restore", "--json").stdout.splitlines()
+    ]
+    assert [(line["reason"], line["result"][:8]) for line in lines] == [
+        ("wanted", "412: que"), ("wanted", "restored"), ("wanted", "404: the")
+    ]  # fmt: skip
 
 
 def test_copies_pass_if_the_operator_wants_that(stage_with: Callable[..., Stage]) -> None:
