@@ -88,6 +88,7 @@ def check_management(settings: Settings, vhost: str, connection: Any) -> Generat
         return False
     yield ok("broker.management", f"the management API at {management.url} answers ({name})")
     yield from _alarms(management)
+    yield from _hanging_nodes(management)
     yield from _delivery_limits(management, vhost, _numbers(connection))
     sample = BrokerIdentity(rm=settings.rm, log=uuid4(), instance=uuid4())
     names = [name.decode() for name in receipt_queues(sample.stem)]
@@ -139,6 +140,21 @@ def _alarms(management: Management) -> Iterator[DoctorCheck]:
             )
 
 
+def _hanging_nodes(management: Management) -> Iterator[DoctorCheck]:
+    try:
+        nodes = ask(management, "nodes?columns=name,net_ticktime")
+    except ManagementError:
+        return  # the check of the receipts asks the same, and reports it
+    times = [node.get("net_ticktime") for node in nodes]
+    longest = max((time for time in times if isinstance(time, int)), default=0)
+    if len(nodes) > 1 and longest > _MOST_TICK_SECONDS:
+        yield warning(
+            "broker.net-ticktime",
+            f"if one of the {len(nodes)} nodes hangs, commits may stop for {longest * 5 // 4} s: "
+            "set 'net_ticktime = 10' in rabbitmq.conf of all nodes",
+        )
+
+
 def _delivery_limits(management: Management, vhost: str, version: tuple[int, ...]) -> Iterator[DoctorCheck]:
     try:
         limits = _answer(management.delivery_limits(vhost, default_limit(version)))
@@ -161,6 +177,8 @@ _TESTED: Final = ((3, 10), (4, 0))
 """Versions that the project's tests run."""
 _BROKEN: Final = ("4.2.6", "4.3.0")
 _TIMEOUT_SECONDS: Final = 5.0
+_MOST_TICK_SECONDS: Final = 15
+"""RabbitMQ takes a node for dead when it has been silent for up to 1.25 times net_ticktime, by default 60 seconds."""
 _NOT_EQUIVALENT: Final = 406
 _PREDECLARED: Final = ("amq.direct", "amq.fanout", "amq.topic", "amq.headers")
 _MAX_EXCHANGES: Final = 500

@@ -9,7 +9,9 @@ from functools import partial
 import pika
 import pytest
 
+from dtx.cli.doctor.broker import check_broker
 from dtx.client import XAER_PROTO, Coordinator, XaFlag, XAResource
+from dtx.config import Settings
 from dtx.xa.xid import Xid
 from tests.conftest import ServiceFactory
 from tests.support.client import connected, new_xid
@@ -94,6 +96,27 @@ def in_doubt(service: DtxService, finished: set[Xid]) -> bool:
                     finished.add(xid)
         return bool(xids)
     return True
+
+
+def test_doctor_warns_if_a_node_may_hang_for_long(nodes: list[RabbitNode]) -> None:
+    settings = Settings.model_validate({"broker": nodes[0].url(), "management": nodes[0].management_url})
+
+    def warned() -> str | None:
+        found = (check.sentence for check in check_broker(settings) if check.name == "broker.net-ticktime")
+        return next(found, None)
+
+    def set_time(seconds: int) -> None:
+        nodes[1].ctl("eval", f"net_kernel:set_net_ticktime({seconds}, 0).")
+
+    assert warned() is None
+    set_time(60)
+    try:
+        wait_until(warned, what="the warning")
+        assert "3 nodes" in str(warned())
+        assert "75 s" in str(warned())
+    finally:
+        set_time(5)
+    wait_until(lambda: warned() is None, what="the end of the warning")
 
 
 @pytest.mark.parametrize("hangs", [False, True], ids=["dies", "hangs"])
