@@ -184,10 +184,13 @@ class Count:
         return wrong
 
     def remove_repeats(self) -> int:
-        """Remove surplus copies, so that the next round starts without them; return their number."""
+        """Remove surplus copies, so that the next round starts without them; return their number.
+
+        It reads through dtx, which may know that one of two copies is not needed. Past dtx, this could remove the other.
+        """
         removed = 0
         expected, kept = set(self._ledger.unspent()), Counter[str]()
-        with connected(self.past_dtx) as connection:
+        with connected(self._world.service.url()) as connection:
             channel = connection.channel()
             for queue in QUEUES:
                 while (got := channel.basic_get(queue))[0] is not None:
