@@ -374,7 +374,7 @@ class BranchManager:
         found: list[Xid] = []
         split = 0
         async for entry in in_slices(mine):
-            if entry.branch.state in IN_DOUBT and not entry.answered and self.may_control(entry, who.user):
+            if _is_listed(entry) and not entry.answered and self.may_control(entry, who.user):
                 found.append(entry.xid)
                 if entry.xid == behind:
                     split = len(found)
@@ -433,6 +433,16 @@ class BranchManager:
     def entries(self) -> Iterable[BranchRuntime]:
         """Every known branch."""
         return self._branches
+
+
+def _is_listed(entry: BranchRuntime) -> bool:
+    """Whether a recovery scan lists a branch: "currently in a prepared state or heuristically completed" (xa_recover).
+
+    It lists no branch that is rolled back without a vote, because its transaction manager may commit what it finds.
+    """
+    state, record = entry.branch.state, entry.record
+    has_voted = state is not State.ROLLING_BACK or record is None or record.prepared_at is not None
+    return state in IN_DOUBT and has_voted
 
 
 def _notify_failed(error: Exception) -> None:

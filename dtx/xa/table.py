@@ -44,7 +44,7 @@ U = State.UNKNOWN
 LOGGED: Final = frozenset({TAKING, TAKING_1P, P, C, B, HC, HB, H})
 """The states in which the branch is in the log; every other one is presumed aborted."""
 IN_DOUBT: Final = frozenset({P, C, B, HC, HB, H})
-"""The states that a recovery scan lists."""
+"""The states that a recovery scan lists: rolling back only after a vote."""
 WITH_OUTCOME: Final = frozenset({HC, HB, H})
 """The states with a heuristic outcome: the present one, or the one after phase two."""
 DOOMED: Final = frozenset({R, T})

@@ -186,7 +186,7 @@ class Count:
     def remove_repeats(self) -> int:
         """Remove surplus copies, so that the next round starts without them; return their number.
 
-        It reads through dtx, which may know that one of two copies is not needed. Past dtx, this could remove the other.
+        It reads through dtx, which may know which of two copies is not needed. Past dtx, it could remove the other one.
         """
         removed = 0
         expected, kept = set(self._ledger.unspent()), Counter[str]()
