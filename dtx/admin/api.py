@@ -38,7 +38,7 @@ _RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
 _OPEN: Final[dict[str, Any]] = {"security": []}
 """For routes without authentication."""
 _SCHEMES: Final = {
-    "token": {"type": "http", "scheme": "bearer", "description": "A token made by dtx token or /api/tokens."},
+    "token": {"type": "http", "scheme": "bearer", "description": "A token made by dtx token or /dtx/v1/tokens."},
     "user": {"type": "http", "scheme": "basic", "description": "A user, made by dtx user, with a tag for the API."},
 }
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from http import HTTPStatus
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, Final, Protocol, TypeVar
 
 from fastapi import Depends, Path, Query, Request
 
@@ -30,6 +30,8 @@ from dtx.telemetry import CommitConnectionNumbers, Metrics, get_logger
 from dtx.xa.model import Association
 
 _log = get_logger(part="admin")
+API: Final = "/dtx/v1"
+"""Path of the resources that only dtx has. The paths of RabbitMQ's management API begin with /api."""
 _PATIENCE = 30.0
 """Timeout of a query in seconds, so that a query over a long period does not load the database."""
 _T = TypeVar("_T")

@@ -29,7 +29,7 @@ from dtx.wire.amqp09.tables import MAX_SHORT
 from dtx.xa.model import Association
 
 MOST_TIES: Final = 1000
-"""Branches in the answer about one connection at most; ``GET /api/associations`` lists all."""
+"""Branches in the answer about one connection at most; ``GET /dtx/v1/associations`` lists all."""
 
 
 def moment(at: float | None) -> datetime | None:
@@ -184,7 +184,7 @@ class DetailForm(Form):
     cursor: int | None = Field(description="Cursor of the next page of messages; null on the last one.")
     decided_by: str | None = Field(description="Operator or policy that decided it heuristically.")
     decided_because: str | None = Field(description="Reason for that decision.")
-    journal: list[JournalForm] = Field(description="The last 500 lines; /api/journal has all.")
+    journal: list[JournalForm] = Field(description="The last 500 lines; /dtx/v1/journal has all.")
 
     @classmethod
     def of_detail(cls, detail: Detail, lines: list[JournalRow]) -> Self:
@@ -497,7 +497,7 @@ class ClientForm(Form):
 
     connection: ConnectionForm = Field(description="The connection.")
     channels: list[ChannelForm] = Field(
-        description=f"Channels, together with at most {MOST_TIES} branches; GET /api/associations lists all."
+        description=f"Channels, together with at most {MOST_TIES} branches; GET /dtx/v1/associations lists all."
     )
 
     @classmethod

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from dtx.admin import forms
 from dtx.admin.api_context import (
+    API,
     Active,
     ApiContext,
     Arrived,
@@ -95,7 +96,7 @@ _CLIENT: Final = refusals(
     {HTTPStatus.NOT_FOUND: "There is no such connection.", HTTPStatus.SERVICE_UNAVAILABLE: NOT_ACTIVE}
 )
 _CLIENTS: Final = refusals({HTTPStatus.SERVICE_UNAVAILABLE: NOT_ACTIVE})
-router = APIRouter(prefix="/api")
+router = APIRouter(prefix=API)
 
 
 def xid_of(words: str) -> Xid:
@@ -372,7 +373,7 @@ async def list_outcomes(
     who.require(OperatorRole.VIEWER)
     strange = set(query.event) - set(pages.OUTCOMES)
     if strange:
-        raise Problem(HTTPStatus.BAD_REQUEST, f"{min(strange)} is no outcome: use /api/journal")
+        raise Problem(HTTPStatus.BAD_REQUEST, f"{min(strange)} is no outcome: use /dtx/v1/journal")
     asked = _asked(context.rm, query, tuple(query.event) or pages.OUTCOMES)
     return await journal_page(context, asked, cursor=query.cursor, limit=query.limit, latest_first=True)
 

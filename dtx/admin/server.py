@@ -15,6 +15,7 @@ answered. IP addresses are always answered, because no other site can redirect o
 
 import asyncio
 import contextlib
+import re
 import socket
 from collections.abc import Collection, Iterator, Sequence
 from http import HTTPStatus
@@ -32,7 +33,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dtx.admin.api import api
-from dtx.admin.api_context import ApiContext
+from dtx.admin.api_context import API, ApiContext
 from dtx.admin.problems import Problem, answer, as_problem
 from dtx.admin.web.live_updates import LiveUpdates
 from dtx.admin.web.rendering import PAGES
@@ -69,6 +70,14 @@ _HEADERS: Final = (
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
     (b"referrer-policy", b"no-referrer"),
 )
+_FORMER: Final = re.compile(
+    r"/api(/(?:archive|associations|audit|branches|bulk|connections|journal|outcomes|scans|status|tokens|transactions"
+    r"|users|vhosts)(?:/.*)?)",
+    re.DOTALL,
+)
+"""Paths of dtx's own resources before they moved to ``API``; they work for one more version."""
+_DEPRECATION: Final = (b"deprecation", b"@1795737600")
+"""The day from which the former paths are deprecated (RFC 9745)."""
 _HSTS: Final = (b"strict-transport-security", b"max-age=31536000")
 """Browsers use only HTTPS for this host for a year (RFC 6797)."""
 
@@ -92,6 +101,9 @@ class Guard:
             return
         begun = False
         received = 0
+        former = _FORMER.fullmatch(scope["path"])
+        if former is not None:
+            scope = {**scope, "path": API + former[1]}
         refused: Problem | None = None
 
         async def bounded() -> Message:
@@ -112,6 +124,8 @@ class Guard:
                 given = list(message.get("headers", ()))
                 names = {name for name, _ in given}
                 added = (*_HEADERS, _HSTS) if scope.get("scheme") == "https" else _HEADERS
+                if former is not None:
+                    added = (*added, _DEPRECATION)
                 message["headers"] = [*given, *(pair for pair in added if pair[0] not in names)]
             await send(message)
 

@@ -214,11 +214,11 @@ def user() -> None:
 )
 def add_user(change: Any, name: str, password_stdin: bool, tags: tuple[str, ...]) -> None:
     """Create a user. It has no permissions until 'dtx user grant'."""
-    change("/api/users", name=name, **_password(name, stdin=password_stdin), tags=tags)
+    change("/dtx/v1/users", name=name, **_password(name, stdin=password_stdin), tags=tags)
     click.echo(f"user {safe(name)} is created; 'dtx user grant' gives it permissions in a virtual host")
 
 
-@_listing(user, "/api/users", "there is no user yet; the first start of dtx without a broker creates guest")
+@_listing(user, "/dtx/v1/users", "there is no user yet; the first start of dtx without a broker creates guest")
 def list_users(users: list[dict[str, Any]]) -> None:
     """List users with their permissions in each virtual host."""
     rows: list[tuple[str, ...]] = []
@@ -242,7 +242,7 @@ def list_users(users: list[dict[str, Any]]) -> None:
 @_changing(user, "passwd", _name, _password_stdin)
 def set_password(change: Any, name: str, password_stdin: bool) -> None:
     """Change a password. It counts from the next login; open connections stay open."""
-    change("/api/users/password", name=name, **_password(name, stdin=password_stdin))
+    change("/dtx/v1/users/password", name=name, **_password(name, stdin=password_stdin))
     click.echo(f"user {safe(name)} has a new password")
 
 
@@ -263,7 +263,7 @@ def grant(change: Any, name: str, vhost: str, everything: bool, **patterns: str 
         patterns = {word: ".*" if pattern is None else pattern for word, pattern in patterns.items()}
     if all(pattern is None for pattern in patterns.values()):
         raise click.UsageError("no permission was given: use --configure, --write, --read, or --all")
-    now = change("/api/users/grant", name=name, vhost=vhost, **patterns)
+    now = change("/dtx/v1/users/grant", name=name, vhost=vhost, **patterns)
     click.echo(f"user {safe(name)} in {safe(vhost)}: {_words(now, _WORDS)}")
 
 
@@ -276,7 +276,7 @@ def grant(change: Any, name: str, vhost: str, everything: bool, **patterns: str 
 )
 def set_tags(change: Any, name: str, tags: tuple[str, ...]) -> None:
     """Replace the tags of a user; without TAG, remove all of them."""
-    change("/api/users/tags", name=name, tags=tags)
+    change("/dtx/v1/users/tags", name=name, tags=tags)
     click.echo(f"tags of user {safe(name)}: {', '.join(sorted(set(tags))) or 'none'}")
 
 
@@ -286,7 +286,7 @@ def revoke(change: Any, name: str, vhost: str) -> None:
 
     The user can no longer connect to it; its connections there are closed within a few seconds.
     """
-    change("/api/users/revoke", name=name, vhost=vhost)
+    change("/dtx/v1/users/revoke", name=name, vhost=vhost)
     click.echo(f"user {safe(name)} has no permissions in {safe(vhost)} now")
 
 
@@ -296,7 +296,7 @@ def remove_user(change: Any, name: str) -> None:
 
     Its connections are closed within a few seconds. Its branches in doubt stay; a --coordinator can complete them.
     """
-    owned = change("/api/users/remove", name=name)["branches"]
+    owned = change("/dtx/v1/users/remove", name=name)["branches"]
     click.echo(f"user {safe(name)} is removed")
     if owned:
         click.echo(
@@ -320,7 +320,7 @@ def grant_topic(change: Any, name: str, exchange: str, vhost: str, write: str | 
     """Limit the routing keys of a user at a topic exchange."""
     if write is None and read is None:
         raise click.UsageError("no permission was given: use --write or --read")
-    now = change("/api/users/grant-topic", name=name, vhost=vhost, exchange=exchange, write=write, read=read)
+    now = change("/dtx/v1/users/grant-topic", name=name, vhost=vhost, exchange=exchange, write=write, read=read)
     words = _words(now, _WORDS[1:])
     click.echo(f"user {safe(name)} in {safe(vhost)}, topics of exchange {safe(exchange)}: {words}")
 
@@ -328,7 +328,7 @@ def grant_topic(change: Any, name: str, exchange: str, vhost: str, write: str | 
 @_changing(user, "revoke-topic", _name, click.argument("exchange", required=False), _vhost)
 def revoke_topic(change: Any, name: str, exchange: str | None, vhost: str) -> None:
     """Revoke topic permissions. The user may use every routing key again, at EXCHANGE or at all exchanges."""
-    count = change("/api/users/revoke-topic", name=name, vhost=vhost, exchange=exchange)["exchanges"]
+    count = change("/dtx/v1/users/revoke-topic", name=name, vhost=vhost, exchange=exchange)["exchanges"]
     click.echo(f"user {safe(name)} may use every routing key again at {count} exchange{'s' if count != 1 else ''}")
 
 
@@ -363,11 +363,11 @@ def vhost() -> None:
 @_changing(vhost, "add", _name)
 def add_vhost(change: Any, name: str) -> None:
     """Create a virtual host. No user can connect to it until 'dtx user grant'."""
-    change("/api/vhosts", name=name)
+    change("/dtx/v1/vhosts", name=name)
     click.echo(f"virtual host {safe(name)} is created; 'dtx user grant' gives users permissions in it")
 
 
-@_listing(vhost, "/api/vhosts", "there is no virtual host yet; the first start of dtx without a broker creates /")
+@_listing(vhost, "/dtx/v1/vhosts", "there is no virtual host yet; the first start of dtx without a broker creates /")
 def list_vhosts(found: list[dict[str, Any]]) -> None:
     """List virtual hosts."""
     for each in found:
@@ -380,7 +380,7 @@ def remove_vhost(change: Any, name: str) -> None:
 
     It is refused while the virtual host has branches in doubt, durable queues or durable exchanges.
     """
-    change("/api/vhosts/remove", name=name)
+    change("/dtx/v1/vhosts/remove", name=name)
     click.echo(f"virtual host {safe(name)} is removed")
 
 
@@ -401,10 +401,10 @@ def token() -> None:
 )
 def add_token(change: Any, name: str, role: str, expires: float | None) -> None:
     """Create a token and print it. It cannot be printed again."""
-    click.echo(change("/api/tokens", name=name, role=role, seconds=expires)["secret"])
+    click.echo(change("/dtx/v1/tokens", name=name, role=role, seconds=expires)["secret"])
 
 
-@_listing(token, "/api/tokens", "there is no token")
+@_listing(token, "/dtx/v1/tokens", "there is no token")
 def list_tokens(found: list[dict[str, Any]]) -> None:
     """List tokens without their secrets."""
     columns = ("name", "role", "made_by", "made_at", "expires_at")
@@ -419,5 +419,5 @@ def list_tokens(found: list[dict[str, Any]]) -> None:
 def remove_token(settings: Settings, name: str, reason: str, access: ApiAccess) -> int:
     """Revoke a token at once."""
     with _reached(settings, access) as api:
-        api.delete(f"/api/tokens/{quote(name, safe='')}", reason=reason)
+        api.delete(f"/dtx/v1/tokens/{quote(name, safe='')}", reason=reason)
     return Exit.OK

@@ -200,7 +200,7 @@ def address(path: str, query: dict[str, object]) -> str:
 
 def branch_path(xid: str, rest: str = "") -> str:
     """The path of a branch, or of an action or list below it."""
-    return f"/api/branches/{quote(xid, safe='')}" + (f"/{rest}" if rest else "")
+    return f"/dtx/v1/branches/{quote(xid, safe='')}" + (f"/{rest}" if rest else "")
 
 
 def user_name() -> str:

@@ -55,7 +55,7 @@ def audit(
     """List the actions of operators and their reasons, the latest first."""
     wanted = {"actor": actor, "action": action, "subject": about if subject is None else subject}
     with reach(settings, access, orders=False) as api:
-        lines = list(islice(api.pages("/api/audit", "lines", limit=min(limit, _PAGE), **wanted), limit))
+        lines = list(islice(api.pages("/dtx/v1/audit", "lines", limit=min(limit, _PAGE), **wanted), limit))
     filtered = any(value is not None for value in wanted.values())
     empty = "no line matches the filter" if filtered else "the audit log is empty"
     show_list(lines, _show, empty, as_json=as_json)

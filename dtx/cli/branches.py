@@ -92,7 +92,7 @@ def _list_from_api(
     settings: Settings, access: ApiAccess, wanted: dict[str, Any], limit: int | None, *, as_json: bool
 ) -> None:
     with reach(settings, access, orders=False) as api:
-        found = islice(map(listed_value, api.pages("/api/branches", "branches", **wanted, limit=_PAGE)), limit)
+        found = islice(map(listed_value, api.pages("/dtx/v1/branches", "branches", **wanted, limit=_PAGE)), limit)
         if as_json:
             print_lines(found)
             return

@@ -44,7 +44,7 @@ def list_duplicates(
 ) -> int:
     """List the copies, the latest first."""
     with reach(settings, access, orders=False) as api:
-        found = api.get("/api/duplicates", limit=limit, vhost=vhost, queue=queue)
+        found = api.get("/dtx/v1/duplicates", limit=limit, vhost=vhost, queue=queue)
     show_list(found, _show, "there is no such copy", as_json=as_json)
     return Exit.OK
 
@@ -65,6 +65,6 @@ def _show(found: list[dict[str, Any]]) -> None:
 def restore(settings: Settings, message: str, queue: str, vhost: str, reason: str, access: ApiAccess) -> int:
     """Publish a copy to its queue. dtx must be running. Consumers get it as a message that was put back."""
     with reach(settings, access, orders=True) as api:
-        api.post(f"/api/duplicates/{quote(message)}/restore", {"queue": queue, "vhost": vhost, "reason": reason})
+        api.post(f"/dtx/v1/duplicates/{quote(message)}/restore", {"queue": queue, "vhost": vhost, "reason": reason})
     click.echo(f"{safe(message)} is in queue {safe(queue)} again")
     return Exit.OK

@@ -398,7 +398,7 @@ class BulkRound:
 
     def _post(self, **more: object) -> dict[str, Any]:
         wanted = {**self._filter, "branch": self._ids()}
-        answer: dict[str, Any] = self._api.post("/api/bulk", {**self._order, "filter": wanted, **more})
+        answer: dict[str, Any] = self._api.post("/dtx/v1/bulk", {**self._order, "filter": wanted, **more})
         return answer
 
     def carry_out(self) -> Iterator[dict[str, Any]]:
@@ -414,7 +414,7 @@ class BulkRound:
                 return
             # Versions only grow: a branch with its old version after this dry run had that version during it.
             self.forecast()
-            found = self._api.get("/api/branches", **self._filter, branch=self._ids(), limit=_ROUND)["branches"]
+            found = self._api.get("/dtx/v1/branches", **self._filter, branch=self._ids(), limit=_ROUND)["branches"]
             same = {branch["id"]: branch["version"] for branch in found}
             changed = [branch for branch in self._branches if same.get(branch.id) != branch.version]
             yield from self._not_done(changed, "the branch has changed since it was shown")
@@ -430,7 +430,7 @@ class BulkRound:
 def _rounds(api: Api, action: str, wanted: dict[str, Any], why: str) -> list[BulkRound]:
     found: list[ListedBranch] = []
     with _progress("looking", None) as advance:
-        for branch in api.pages("/api/branches", "branches", **wanted, limit=_PAGE):
+        for branch in api.pages("/dtx/v1/branches", "branches", **wanted, limit=_PAGE):
             found.append(ListedBranch.of(branch))
             advance(1)
     return [

@@ -80,11 +80,11 @@ class Operator:
     ) -> Answered:
         """An order about one branch."""
         body = {"reason": reason, **more}
-        return self.ask("POST", f"/api/branches/{quote(str(xid), safe='')}/{action}", body, vhost=vhost)
+        return self.ask("POST", f"/dtx/v1/branches/{quote(str(xid), safe='')}/{action}", body, vhost=vhost)
 
     def branch(self, xid: Xid, vhost: str = "/") -> Any:
         """One branch with its messages and journal."""
-        return self.get(f"/api/branches/{quote(str(xid), safe='')}", vhost=vhost)
+        return self.get(f"/dtx/v1/branches/{quote(str(xid), safe='')}", vhost=vhost)
 
 
 def _answered(status: int, data: bytes, headers: dict[str, str]) -> Answered:

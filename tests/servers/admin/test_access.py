@@ -20,7 +20,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.service import ADMIN, DtxService
 
 
-@pytest.mark.parametrize("path", ["/api/branches", "/api/status", "/metrics", "/api/audit", "/api/tokens"])
+@pytest.mark.parametrize("path", ["/dtx/v1/branches", "/dtx/v1/status", "/metrics", "/dtx/v1/audit", "/dtx/v1/tokens"])
 def test_every_path_needs_credentials(shared: StandaloneStage, path: str) -> None:
     url = shared.service.admin_url
     for nobody in (
@@ -42,8 +42,8 @@ def test_sign_ins_that_are_refused_are_in_the_trail(alone: StandaloneStage) -> N
         Operator(url, user="nora", password="their own"),
         Operator(url, token="dtx_made-up"),
     ):
-        assert nobody.ask("GET", "/api/status").status in {401, 403}
-    lines = Operator(url).get("/api/audit", action="sign-in")["lines"]
+        assert nobody.ask("GET", "/dtx/v1/status").status in {401, 403}
+    lines = Operator(url).get("/dtx/v1/audit", action="sign-in")["lines"]
     assert [(line["actor"], line["subject"], line["result"][:4]) for line in lines] == [
         ("unknown", "token", "401:"),
         ("nora", "password", "403:"),
@@ -59,9 +59,9 @@ def test_users_come_in_by_their_tags(alone: StandaloneStage) -> None:
         AccountEditor(alone.database, "dtx").add_user(name, b"their own", [tag] if tag else [])
         person = Operator(url, user=name, password="their own")
         statuses = [
-            person.ask("GET", "/api/status").status,
+            person.ask("GET", "/dtx/v1/status").status,
             person.order("commit", new_xid(), dry_run=True).status,
-            person.ask("GET", "/api/audit").status,
+            person.ask("GET", "/dtx/v1/audit").status,
         ]
         expected = {"monitoring": [200, 403, 403], "operator": [200, 404, 403], "administrator": [200, 404, 200]}
         assert statuses == expected.get(tag or "", [403, 403, 403]), name
@@ -69,15 +69,15 @@ def test_users_come_in_by_their_tags(alone: StandaloneStage) -> None:
 
 def test_a_token_ends_when_it_is_revoked_or_expires(alone: StandaloneStage) -> None:
     boss = Operator(alone.service.admin_url)
-    made = boss.ask("POST", "/api/tokens", {"name": "prometheus", "role": "viewer"})
+    made = boss.ask("POST", "/dtx/v1/tokens", {"name": "prometheus", "role": "viewer"})
     assert made.status == 201
     viewer = Operator(alone.service.admin_url, token=made.body["secret"])
     assert viewer.ask("GET", "/metrics").status == 200
-    (listed,) = boss.get("/api/tokens")
+    (listed,) = boss.get("/dtx/v1/tokens")
     assert (listed["name"], listed["role"], listed["made_by"]) == ("prometheus", "viewer", "guest")
     assert made.body["secret"] not in json.dumps(listed)
-    assert boss.ask("POST", "/api/tokens", {"name": "prometheus", "role": "viewer"}).status == 409
-    assert boss.ask("DELETE", "/api/tokens/prometheus", {}).status == 204
+    assert boss.ask("POST", "/dtx/v1/tokens", {"name": "prometheus", "role": "viewer"}).status == 409
+    assert boss.ask("DELETE", "/dtx/v1/tokens/prometheus", {}).status == 204
     assert viewer.ask("GET", "/metrics").status == 401
     secret = OperatorLog(alone.database, "dtx").make_token("brief", OperatorRole.VIEWER, "test", seconds=-1)
     assert Operator(alone.service.admin_url, token=secret).ask("GET", "/metrics").status == 401
@@ -96,11 +96,13 @@ def test_a_token_ends_when_it_is_revoked_or_expires(alone: StandaloneStage) -> N
 def test_an_order_from_a_foreign_page_is_refused(shared: StandaloneStage, headers: dict[str, str], status: int) -> None:
     """CSRF: browsers add basic credentials to every request that a page makes them send."""
     body = {"reason": "because"}
-    answer = Operator(shared.service.admin_url).ask("POST", f"/api/branches/{new_xid()}/commit", body, headers=headers)
+    answer = Operator(shared.service.admin_url).ask(
+        "POST", f"/dtx/v1/branches/{new_xid()}/commit", body, headers=headers
+    )
     assert answer.status == status
 
 
-@pytest.mark.parametrize("path", ["/api/status", "/metrics", "/openapi.json", "/", "/console/sign-in", "/nothing"])
+@pytest.mark.parametrize("path", ["/dtx/v1/status", "/metrics", "/openapi.json", "/", "/console/sign-in", "/nothing"])
 def test_an_unknown_host_name_is_refused(shared: StandaloneStage, path: str) -> None:
     """DNS rebinding: a page of evil.example would have the same origin as dtx."""
     boss = Operator(shared.service.admin_url)
@@ -114,16 +116,16 @@ def test_an_unknown_host_name_is_refused(shared: StandaloneStage, path: str) -> 
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
-        ("/api/branches/1:61:/commit", {}, 422),
-        ("/api/branches/1:61:/commit", {"reason": ""}, 422),
-        ("/api/branches/1:61:/commit", {"reason": "x" * 2001}, 422),
-        ("/api/branches/1:61:/commit", {"reason": "x", "force": True}, 422),
-        ("/api/branches/1:61:/destroy", {"reason": "x"}, 422),
-        ("/api/branches/nonsense/commit", {"reason": "x"}, 400),
-        ("/api/branches/1:61:/commit", {"reason": "x" * (1 << 20)}, 413),
-        ("/api/branches/1:61:/discard", {"reason": "x", "positions": []}, 422),
-        ("/api/bulk", {"action": "commit", "reason": "x", "filter": {"state": ["lost"]}}, 400),
-        ("/api/bulk", {"action": "commit", "reason": "x", "filter": {"gtrid": "hex:zz"}}, 400),
+        ("/dtx/v1/branches/1:61:/commit", {}, 422),
+        ("/dtx/v1/branches/1:61:/commit", {"reason": ""}, 422),
+        ("/dtx/v1/branches/1:61:/commit", {"reason": "x" * 2001}, 422),
+        ("/dtx/v1/branches/1:61:/commit", {"reason": "x", "force": True}, 422),
+        ("/dtx/v1/branches/1:61:/destroy", {"reason": "x"}, 422),
+        ("/dtx/v1/branches/nonsense/commit", {"reason": "x"}, 400),
+        ("/dtx/v1/branches/1:61:/commit", {"reason": "x" * (1 << 20)}, 413),
+        ("/dtx/v1/branches/1:61:/discard", {"reason": "x", "positions": []}, 422),
+        ("/dtx/v1/bulk", {"action": "commit", "reason": "x", "filter": {"state": ["lost"]}}, 400),
+        ("/dtx/v1/bulk", {"action": "commit", "reason": "x", "filter": {"gtrid": "hex:zz"}}, 400),
         ("/api/nothing", {}, 404),
     ],
 )
@@ -135,13 +137,25 @@ def test_a_wrong_request_is_answered_with_a_problem(
     assert answer.headers["content-type"] == "application/problem+json"
 
 
+def test_former_paths_answer_as_deprecated(shared: StandaloneStage) -> None:
+    """RFC 9745: "The Deprecation HTTP response header field"."""
+    boss = Operator(shared.service.admin_url)
+    new = boss.ask("GET", "/dtx/v1/audit", limit=1)
+    old = boss.ask("GET", "/api/audit", limit=1, cursor=new.body["cursor"])
+    assert (old.status, old.headers["deprecation"], "deprecation" in new.headers) == (200, "@1795737600", False)
+    refused = boss.ask("POST", "/api/branches/1:61:/commit", {"reason": ""})
+    assert (refused.status, "deprecation" in refused.headers) == (422, True)
+
+
 def test_secrets_are_nowhere_in_logs_metrics_and_trail(alone: StandaloneStage) -> None:
     boss = Operator(alone.service.admin_url)
-    secret = boss.ask("POST", "/api/tokens", {"name": "x", "role": "coordinator"}).body["secret"]
+    secret = boss.ask("POST", "/dtx/v1/tokens", {"name": "x", "role": "coordinator"}).body["secret"]
     holder = Operator(alone.service.admin_url, token=secret)
-    Operator(alone.service.admin_url, password="s3cret-guess").ask("GET", "/api/status")
+    Operator(alone.service.admin_url, password="s3cret-guess").ask("GET", "/dtx/v1/status")
     said = (
-        json.dumps(holder.get("/api/audit")) + holder.get("/metrics").decode() + json.dumps(holder.get("/openapi.json"))
+        json.dumps(holder.get("/dtx/v1/audit"))
+        + holder.get("/metrics").decode()
+        + json.dumps(holder.get("/openapi.json"))
     )
     said += alone.service.log_path.read_text()
     for word in (secret, secret[4:], "s3cret-guess", "argon2"):
@@ -150,7 +164,7 @@ def test_secrets_are_nowhere_in_logs_metrics_and_trail(alone: StandaloneStage) -
 
 def test_the_document_names_every_route(shared: StandaloneStage) -> None:
     document = Operator(shared.service.admin_url, user="").get("/openapi.json")
-    assert {"/api/branches", "/api/branches/{xid}/{action}", "/api/bulk", "/healthz", "/metrics"} <= set(
+    assert {"/dtx/v1/branches", "/dtx/v1/branches/{xid}/{action}", "/dtx/v1/bulk", "/healthz", "/metrics"} <= set(
         document["paths"]
     )
 
@@ -196,7 +210,7 @@ def test_the_api_speaks_tls(postgres: PostgresServer, migrated_postgres_url: str
     options = (*ADMIN, "--admin-tls-cert", str(chain), "--admin-tls-key", str(key))
     with DtxService(database=migrated_postgres_url, options=options) as service:
         assert service.admin_url.startswith("https://")
-        assert Operator(service.admin_url, ca=trusting).get("/api/status")["active"]
+        assert Operator(service.admin_url, ca=trusting).get("/dtx/v1/status")["active"]
 
 
 def test_filters_and_pages_find_each_branch_once(scene: Scene) -> None:
@@ -205,15 +219,15 @@ def test_filters_and_pages_find_each_branch_once(scene: Scene) -> None:
     seen: list[str] = []
     cursor = None
     while True:
-        page = viewer.get("/api/branches", limit=2, cursor=cursor)
+        page = viewer.get("/dtx/v1/branches", limit=2, cursor=cursor)
         seen += [branch["xid"] for branch in page["branches"]]
         cursor = page["cursor"]
         if cursor is None:
             break
     assert seen == xids
-    assert [branch["xid"] for branch in viewer.get("/api/branches", descending=True)["branches"]] == xids[::-1]
-    ids = [branch["id"] for branch in viewer.get("/api/branches")["branches"]]
-    assert [branch["id"] for branch in viewer.get("/api/branches", branch=ids[3])["branches"]] == ids[3:4]
+    assert [branch["xid"] for branch in viewer.get("/dtx/v1/branches", descending=True)["branches"]] == xids[::-1]
+    ids = [branch["id"] for branch in viewer.get("/dtx/v1/branches")["branches"]]
+    assert [branch["id"] for branch in viewer.get("/dtx/v1/branches", branch=ids[3])["branches"]] == ids[3:4]
     gtrid = _gtrid(xids[2])
     for query, expected in (
         ({"gtrid": f"hex:{gtrid.hex()}"}, xids[2:3]),
@@ -233,12 +247,12 @@ def test_filters_and_pages_find_each_branch_once(scene: Scene) -> None:
         ({"stuck": False}, xids),
         ({"stuck": True}, []),
     ):
-        assert [branch["xid"] for branch in viewer.get("/api/branches", **query)["branches"]] == expected, query
+        assert [branch["xid"] for branch in viewer.get("/dtx/v1/branches", **query)["branches"]] == expected, query
     detail = viewer.branch(Xid.parse(xids[0]), scene.vhost)
     assert [line["event"] for line in detail["journal"]] == ["prepared"]
-    of_transaction = viewer.get("/api/transactions/" + xids[0].split(":")[1])
+    of_transaction = viewer.get("/dtx/v1/transactions/" + xids[0].split(":")[1])
     assert of_transaction == {"lines": detail["journal"], "cursor": None}
-    assert viewer.get("/api/journal", xid=xids[0]) == of_transaction
+    assert viewer.get("/dtx/v1/journal", xid=xids[0]) == of_transaction
 
 
 @pytest.mark.parametrize("sort", ["bytes", "messages", "owner", "state"])
@@ -253,7 +267,7 @@ def test_pages_in_another_order_find_each_branch_once_too(alone: StandaloneStage
     seen: list[dict[str, object]] = []
     cursor = None
     while True:
-        page = viewer.get("/api/branches", limit=2, cursor=cursor, sort=sort, descending=descending)
+        page = viewer.get("/dtx/v1/branches", limit=2, cursor=cursor, sort=sort, descending=descending)
         seen += page["branches"]
         cursor = page["cursor"]
         if cursor is None:
@@ -267,7 +281,7 @@ def test_pages_in_another_order_find_each_branch_once_too(alone: StandaloneStage
     assert len({branch["id"] for branch in seen}) == len(seen) == 5
     assert seen == sorted(seen, key=lambda branch: (keys[sort](branch), branch["id"]), reverse=descending)
     for wrong in ("nonsense", str(seen[0]["id"]), f"{seen[0]['id']}."):
-        answer = viewer.ask("GET", "/api/branches", sort="bytes", cursor=wrong)
+        answer = viewer.ask("GET", "/dtx/v1/branches", sort="bytes", cursor=wrong)
         assert (answer.status, answer.headers["content-type"]) == (400, "application/problem+json")
 
 

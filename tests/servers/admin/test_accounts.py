@@ -35,14 +35,14 @@ def boss(dtx: StandaloneStage) -> Operator:
 
 def change(boss: Operator, what: str, **form: object) -> object:
     """Make a change that must succeed, and return the answer."""
-    answer = boss.ask("POST", f"/api/{what}", form)
+    answer = boss.ask("POST", f"/dtx/v1/{what}", form)
     assert answer.status in {200, 201}, answer
     return answer.body
 
 
 def test_a_user_is_made_granted_changed_and_removed(dtx: StandaloneStage, boss: Operator) -> None:
     change(boss, "vhosts", name="shop", reason="a new one")
-    made = boss.ask("POST", "/api/users", {"name": "alice", "password": SECRET, "reason": "ticket 1"})
+    made = boss.ask("POST", "/dtx/v1/users", {"name": "alice", "password": SECRET, "reason": "ticket 1"})
     assert (made.status, made.body) == (201, {"name": "alice"})
     change(boss, "users/grant", name="alice", configure=".*", write="^amq[.]default$")
     now = change(boss, "users/grant", name="alice", read="x")
@@ -50,20 +50,20 @@ def test_a_user_is_made_granted_changed_and_removed(dtx: StandaloneStage, boss: 
     change(boss, "users/tags", name="alice", tags=["operator", "monitoring"])
     topic = {"vhost": "/", "exchange": "amq.topic", "write": "^a", "read": ""}
     assert change(boss, "users/grant-topic", name="alice", exchange="amq.topic", write="^a") == topic
-    listed = {user["name"]: user for user in boss.get("/api/users")}
+    listed = {user["name"]: user for user in boss.get("/dtx/v1/users")}
     assert listed["alice"] == {
         "name": "alice",
         "tags": ["monitoring", "operator"],
         "permissions": [now],
         "topic_permissions": [topic],
     }
-    assert boss.get("/api/vhosts") == [{"name": "/"}, {"name": "shop"}]
+    assert boss.get("/dtx/v1/vhosts") == [{"name": "/"}, {"name": "shop"}]
     with connected(dtx.service.url("alice", SECRET)) as connection:
         assert connection.is_open
-    assert Operator(boss.url, "alice", SECRET).ask("GET", "/api/status").status == 200
+    assert Operator(boss.url, "alice", SECRET).ask("GET", "/dtx/v1/status").status == 200
     odd = b"\xff:\xfe"
     change(boss, "users/password", name="alice", password=b64encode(odd).decode(), encoding="base64")
-    assert Operator(boss.url, "alice", SECRET).ask("GET", "/api/status").status == 401
+    assert Operator(boss.url, "alice", SECRET).ask("GET", "/dtx/v1/status").status == 401
     assert change(boss, "users/revoke-topic", name="alice") == {"name": "alice", "exchanges": 1}
     change(boss, "users/revoke", name="alice")
     assert change(boss, "users/remove", name="alice", reason="left us") == {"name": "alice", "branches": 0}
@@ -108,7 +108,7 @@ def test_a_user_is_made_granted_changed_and_removed(dtx: StandaloneStage, boss: 
 def test_an_impossible_change_is_a_problem(
     boss: Operator, what: str, form: dict[str, object], status: int, said: str
 ) -> None:
-    answer = boss.ask("POST", f"/api/{what}", form)
+    answer = boss.ask("POST", f"/dtx/v1/{what}", form)
     assert (answer.status, answer.headers["content-type"]) == (status, "application/problem+json"), answer
     assert said in answer.body["detail"]
     assert SECRET not in json.dumps(answer.body)

@@ -116,7 +116,7 @@ def test_a_branch_changed_since_the_dry_run_is_skipped(alone: StandaloneStage) -
     settings = Settings.load({"database": alone.database})
     access = ApiAccess(api=alone.service.admin_url, ca=None, token_file=None)
     with reach(settings, access, orders=True) as api:
-        found = list(map(ListedBranch.of, api.pages("/api/branches", "branches", gtrid="order-*", limit=1000)))
+        found = list(map(ListedBranch.of, api.pages("/dtx/v1/branches", "branches", gtrid="order-*", limit=1000)))
         chosen = BulkRound(api, "rollback", {"gtrid": "order-*"}, "x", found)
         assert len(chosen.forecast()) == chosen.count == 4
         with alone.coordinator() as coordinator:

@@ -264,7 +264,7 @@ def test_a_token_does_not_follow_a_redirect(
         code = run(["audit", "--api", f"http://127.0.0.1:{server.server_port}"])
         server.shutdown()
     assert (code, capsys.readouterr().err) == (1, "dtx: the API answered 302 Found\n")
-    assert [path.partition("?")[0] for path, _ in _Elsewhere.seen] == ["/api/audit"]
+    assert [path.partition("?")[0] for path, _ in _Elsewhere.seen] == ["/dtx/v1/audit"]
 
 
 @pytest.mark.parametrize("way", ["database", "api"])

@@ -18,8 +18,8 @@ def test_an_orphan_is_found_inspected_rolled_back_and_forgotten(scene: Scene) ->
     """A branch is found, inspected, rolled back with a reason after a dry run, answered xa-heurrb, and forgotten."""
     xid = orphan(scene)
     operator = somebody(scene, OperatorRole.OPERATOR)
-    (found,) = operator.get("/api/branches", state="prepared", queue="in", exchange="")["branches"]
-    assert operator.get("/api/branches", queue="out")["branches"][0]["id"] == found["id"]
+    (found,) = operator.get("/dtx/v1/branches", state="prepared", queue="in", exchange="")["branches"]
+    assert operator.get("/dtx/v1/branches", queue="out")["branches"][0]["id"] == found["id"]
     assert (found["xid"], found["queues"], found["exchanges"]) == (str(xid), ["in"], [""])
     assert found["destinations"] == ["out"]
     seen = operator.branch(xid, scene.vhost)
@@ -44,11 +44,11 @@ def test_an_orphan_is_found_inspected_rolled_back_and_forgotten(scene: Scene) ->
     assert operator.order("forget", xid, vhost=scene.vhost).body["answer"] == "xa-ok"
     with scene.coordinator() as coordinator, pytest.raises(XAER_NOTA, match="forgotten"):
         coordinator.commit(xid)
-    (listed,) = operator.get("/api/archive", xid=str(xid))["messages"]
-    kept = operator.get(f"/api/archive/{listed['branch']}/{listed['position']}")
+    (listed,) = operator.get("/dtx/v1/archive", xid=str(xid))["messages"]
+    kept = operator.get(f"/dtx/v1/archive/{listed['branch']}/{listed['position']}")
     assert (kept["fate"], kept["body"], kept["routing_key"]) == ("dropped", "cHVibGlzaGVk", "out")
     assert scene.count("out") == 0
-    trail = somebody(scene, OperatorRole.COORDINATOR).get("/api/audit")["lines"]
+    trail = somebody(scene, OperatorRole.COORDINATOR).get("/dtx/v1/audit")["lines"]
     assert [(line["action"], line["result"]) for line in trail] == [
         ("view", "viewed"),
         ("forget", "xa-ok"),
@@ -100,12 +100,12 @@ def test_a_viewer_reads_and_cannot_decide(scene: Scene) -> None:
     for answer in (
         viewer.order("commit", xid, vhost=scene.vhost),
         viewer.order("rollback", xid, vhost=scene.vhost, dry_run=True),
-        viewer.ask("GET", f"/api/branches/{xid}/messages/0", vhost=scene.vhost),
-        viewer.ask("GET", "/api/audit"),
+        viewer.ask("GET", f"/dtx/v1/branches/{xid}/messages/0", vhost=scene.vhost),
+        viewer.ask("GET", "/dtx/v1/audit"),
     ):
         assert (answer.status, answer.headers["content-type"]) == (403, "application/problem+json")
     assert scene.states() == {xid: "prepared"}
-    trail = somebody(scene, OperatorRole.COORDINATOR).get("/api/audit")["lines"]
+    trail = somebody(scene, OperatorRole.COORDINATOR).get("/dtx/v1/audit")["lines"]
     assert {line["action"]: line["result"][:4] for line in trail} == dict.fromkeys(
         ("commit", "rollback", "view"), "403:"
     )
@@ -115,20 +115,20 @@ def test_a_bulk_order_matches_its_dry_run_or_does_nothing(alone: Scene) -> None:
     first, second = orphan(alone), orphan(alone)
     coordinator = somebody(alone, OperatorRole.COORDINATOR)
     order = {"action": "rollback", "filter": {"state": ["prepared"]}, "reason": "the site is lost"}
-    said = coordinator.ask("POST", "/api/bulk", order).body
+    said = coordinator.ask("POST", "/dtx/v1/bulk", order).body
     assert {result["xid"] for result in said["results"]} == {str(first), str(second)}
     third = orphan(alone)
-    changed = coordinator.ask("POST", "/api/bulk", {**order, "dry_run": False, "confirm": said["confirm"]})
+    changed = coordinator.ask("POST", "/dtx/v1/bulk", {**order, "dry_run": False, "confirm": said["confirm"]})
     assert (changed.status, changed.body["detail"]) == (
         412,
         "the branches have changed since the dry run: run the dry run again",
     )
     assert set(alone.states().values()) == {"prepared"}
-    said = coordinator.ask("POST", "/api/bulk", order).body
-    done = coordinator.ask("POST", "/api/bulk", {**order, "dry_run": False, "confirm": said["confirm"]}).body
+    said = coordinator.ask("POST", "/dtx/v1/bulk", order).body
+    done = coordinator.ask("POST", "/dtx/v1/bulk", {**order, "dry_run": False, "confirm": said["confirm"]}).body
     assert {result["answer"] for result in done["results"]} == {"xa-heurrb"}
     assert alone.states() == dict.fromkeys((first, second, third), "heuristic")
-    assert somebody(alone, OperatorRole.OPERATOR).ask("POST", "/api/bulk", order).status == 403
+    assert somebody(alone, OperatorRole.OPERATOR).ask("POST", "/dtx/v1/bulk", order).status == 403
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_a_bulk_order_without_its_dry_run_is_refused(
     xid = orphan(alone)
     coordinator = somebody(alone, OperatorRole.COORDINATOR)
     order = {"action": "rollback", "filter": {"state": ["prepared"]}, "reason": "the site is lost"}
-    said = coordinator.ask("POST", "/api/bulk", order).body
-    refused = coordinator.ask("POST", "/api/bulk", {**order, "dry_run": False, "confirm": said["confirm"], **change})
+    said = coordinator.ask("POST", "/dtx/v1/bulk", order).body
+    refused = coordinator.ask("POST", "/dtx/v1/bulk", {**order, "dry_run": False, "confirm": said["confirm"], **change})
     assert (refused.status, refused.body["detail"].startswith(words)) == (status, True)
     assert alone.states() == {xid: "prepared"}
 
@@ -178,7 +178,7 @@ def stuck(stage: Stage) -> Xid:
 
 def found_stuck(operator: Operator, xid: Xid) -> str:
     """The broker's message why the branch is stuck."""
-    (found,) = operator.get("/api/branches", stuck=True)["branches"]
+    (found,) = operator.get("/dtx/v1/branches", stuck=True)["branches"]
     assert found["xid"] == str(xid)
     return str(found["stuck"])
 
@@ -188,7 +188,7 @@ def test_a_stuck_message_is_exported_and_sent_elsewhere(stage: Stage) -> None:
         xid = stuck(stage)
         operator = somebody(stage, OperatorRole.OPERATOR)
         assert "NOT_FOUND - no exchange 'gone'" in found_stuck(operator, xid)
-        message = operator.get(f"/api/branches/{xid}/messages/1", vhost=stage.vhost)
+        message = operator.get(f"/dtx/v1/branches/{xid}/messages/1", vhost=stage.vhost)
         assert (message["exchange"], message["body"]) == ("gone", "Yg==")
         moved = operator.order("redirect", xid, vhost=stage.vhost, position=1, exchange="", routing_key="spare")
         assert moved.body["state"] == "committing"
@@ -213,8 +213,8 @@ def test_discarding_a_stuck_message_makes_the_outcome_mixed(stage: Stage) -> Non
             with pytest.raises(XA_HEURMIX):
                 coordinator.commit(xid)
             coordinator.forget(xid)
-        (kept,) = operator.get("/api/archive", xid=str(xid))["messages"]
-        assert operator.get(f"/api/archive/{kept['branch']}/1")["body"] == "Yg=="
+        (kept,) = operator.get("/dtx/v1/archive", xid=str(xid))["messages"]
+        assert operator.get(f"/dtx/v1/archive/{kept['branch']}/1")["body"] == "Yg=="
 
 
 def test_a_decision_interrupted_by_a_kill_is_completed_once(stage: Stage) -> None:

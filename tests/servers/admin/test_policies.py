@@ -63,7 +63,7 @@ def test_a_policy_rolls_back_only_old_branches_of_its_kind(policed: Scene) -> No
     detail = boss.branch(xid, policed.vhost)
     assert detail["decided_by"] == "policy:orphans"
     assert "policy orphans: prepared for" in detail["decided_because"]
-    (line,) = boss.get("/api/audit", actor="policy:orphans")["lines"]
+    (line,) = boss.get("/dtx/v1/audit", actor="policy:orphans")["lines"]
     assert (line["action"], line["result"], line["reason"]) == ("rollback", "xa-heurrb", detail["decided_because"])
     policed.wait_for(lambda: "branch has been prepared for long" in policed.service.log_path.read_text(), "an alert")
     text = boss.get("/metrics").decode()

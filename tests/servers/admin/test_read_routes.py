@@ -41,27 +41,27 @@ def test_a_client_is_listed_with_the_branches_of_its_channels(scene: Scene) -> N
         first.start(other)
         second.start(other, join=True)
         channels[2].confirm_delivery()
-        clients = pages(viewer.get, "/api/connections", "connections", vhost=scene.vhost)
+        clients = pages(viewer.get, "/dtx/v1/connections", "connections", vhost=scene.vhost)
         assert len(clients) == 2
         client = clients[0]
         assert (client["user"], client["protocol"], client["tls"]) == ("guest", "AMQP 0-9-1", False)
         assert client["address"].startswith("127.0.0.1:")
         counts = [client[key] for key in ("channels", "selected", "associated", "suspended", "scans")]
         assert (client["state"], counts) == ("running", [3, 2, 2, 1, 0])
-        seen = viewer.get(f"/api/connections/{client['id']}")
+        seen = viewer.get(f"/dtx/v1/connections/{client['id']}")
         assert seen["connection"] == client
         ties = [[(tie["xid"], tie["association"]) for tie in channel["branches"]] for channel in seen["channels"]]
         assert ties == [[(str(one), "suspended"), (str(other), "associated")], [(str(other), "associated")], []]
         assert [channel["mode"] for channel in seen["channels"]] == ["dtx", "dtx", "confirm"]
-        found = pages(viewer.get, "/api/associations", "associations", vhost=scene.vhost, state="active")
+        found = pages(viewer.get, "/dtx/v1/associations", "associations", vhost=scene.vhost, state="active")
         branches = {branch["xid"]: branch for branch in found}  # both may have begun in the same millisecond
         assert branches.keys() == {str(one), str(other)}
         joined = branches[str(other)]
         assert [place["channel"] for place in joined["channels"]] == [1, 2]
         assert (joined["associated"], joined["owner"]) == (2, "guest")
-        assert viewer.get("/api/associations", state="idle")["associations"] == []
-        assert viewer.get("/api/connections", user="nobody")["connections"] == []
-    assert viewer.ask("GET", "/api/connections/0").status == 404
+        assert viewer.get("/dtx/v1/associations", state="idle")["associations"] == []
+        assert viewer.get("/dtx/v1/connections", user="nobody")["connections"] == []
+    assert viewer.ask("GET", "/dtx/v1/connections/0").status == 404
 
 
 def test_messages_of_a_branch_are_seen_page_by_page(scene: Scene) -> None:
@@ -72,7 +72,7 @@ def test_messages_of_a_branch_are_seen_page_by_page(scene: Scene) -> None:
     with scene.connected() as connection:
         xa, xid = work(connection.channel(), publish={"out": [b"a", b"bb", b"ccc"]}, consume={"in": 2})
         assert xa.prepare(xid) is XaFlag.OK
-    path = f"/api/branches/{xid}"
+    path = f"/dtx/v1/branches/{xid}"
     seen: list[tuple[str, int]] = []
     cursor = None
     for count in (2, 2, 1):
@@ -92,17 +92,17 @@ def test_a_closed_connection_gets_the_operators_reason(scene: Scene) -> None:
     viewer, operator = somebody(scene, OperatorRole.VIEWER), somebody(scene, OperatorRole.OPERATOR)
     with scene.connected() as connection:
         XAResource(connection.channel()).start(new_xid())
-        (client,) = viewer.get("/api/connections", vhost=scene.vhost)["connections"]
-        path = f"/api/connections/{client['id']}/close"
+        (client,) = viewer.get("/dtx/v1/connections", vhost=scene.vhost)["connections"]
+        path = f"/dtx/v1/connections/{client['id']}/close"
         assert viewer.ask("POST", path, {"reason": "it hangs"}).status == 403
         assert operator.ask("POST", path, {}).status == 422
         assert operator.ask("POST", path, {"reason": "it hangs"}).status == 202
         with pytest.raises(ConnectionClosedByBroker, match="closed by an operator: it hangs") as closed:
             connection.process_data_events(time_limit=30)
     assert closed.value.reply_code == 320
-    scene.wait_for(lambda: not viewer.get("/api/connections", vhost=scene.vhost)["connections"], "its end")
+    scene.wait_for(lambda: not viewer.get("/dtx/v1/connections", vhost=scene.vhost)["connections"], "its end")
     assert operator.ask("POST", path, {"reason": "again"}).status == 404
-    trail = somebody(scene, OperatorRole.COORDINATOR).get("/api/audit", action="disconnect")["lines"]
+    trail = somebody(scene, OperatorRole.COORDINATOR).get("/dtx/v1/audit", action="disconnect")["lines"]
     assert [line["result"][:6] for line in trail] == ["404: t", "closed", "403: t"]
     assert {line["reason"] for line in trail} == {"again", "it hangs"}
 
@@ -118,11 +118,11 @@ def test_an_open_scan_is_seen_until_it_is_ended(alone: StandaloneStage) -> None:
             client.open(1)
             handed_out = client.ask(1, DtxRecover(startscan=True, endscan=False))
             assert isinstance(handed_out, list)
-            (scan,) = pages(viewer.get, "/api/scans", "scans")
+            (scan,) = pages(viewer.get, "/dtx/v1/scans", "scans")
             assert (scan["channel"], scan["user"], scan["vhost"]) == (1, "guest", "/")
             assert scan["left"] == len(xids) - len(handed_out) > 0
             client.ask(1, DtxRecover(startscan=False, endscan=True))
-            assert pages(viewer.get, "/api/scans", "scans") == []
+            assert pages(viewer.get, "/dtx/v1/scans", "scans") == []
 
 
 def prepare(xa: XAResource, xid: Xid) -> None:
@@ -141,7 +141,7 @@ def test_status_has_states_ages_memory_commit_connections_and_leases(scene: Scen
         xa = XAResource(channel)
         xa.start(new_xid())
         channel.basic_publish("", "out", bytes(5000))
-        status = viewer.get("/api/status")
+        status = viewer.get("/dtx/v1/status")
     assert status["branches"] == {"prepared": 1, "active": 1}
     assert status["ages"]["prepared"] == [1, 0, 0, 0, 0]
     assert (status["active"], status["stuck"]) == (True, 0)
@@ -176,7 +176,7 @@ def test_outcomes_are_found_by_xid_time_and_kind(alone: StandaloneStage) -> None
         xa.commit(xids[0])
         xa.rollback(xids[1])
         xa.commit(xids[2])
-    found = pages(viewer.get, "/api/outcomes", "lines")
+    found = pages(viewer.get, "/dtx/v1/outcomes", "lines")
     assert [line["xid"] for line in found] == [str(xids[number]) for number in (2, 1, 0)]
     assert [line["event"] for line in found] == ["committed", "rolled-back", "committed"]
     for query, expected in (
@@ -188,10 +188,10 @@ def test_outcomes_are_found_by_xid_time_and_kind(alone: StandaloneStage) -> None
         ({"owner": "guest", "vhost": "/"}, [2, 1, 0]),
         ({"vhost": "elsewhere"}, []),
     ):
-        assert [line["xid"] for line in pages(viewer.get, "/api/outcomes", "lines", **query)] == [
+        assert [line["xid"] for line in pages(viewer.get, "/dtx/v1/outcomes", "lines", **query)] == [
             str(xids[number]) for number in expected
         ], query
-    events = [line["event"] for line in pages(viewer.get, "/api/journal", "lines", latest_first=True)]
+    events = [line["event"] for line in pages(viewer.get, "/dtx/v1/journal", "lines", latest_first=True)]
     assert events[0] == "committed"
     assert len(events) == 6
 
@@ -199,25 +199,25 @@ def test_outcomes_are_found_by_xid_time_and_kind(alone: StandaloneStage) -> None
 @pytest.mark.parametrize(
     ("path", "status"),
     [
-        ("/api/outcomes?event=prepared", 400),
-        ("/api/outcomes?cursor=x", 400),
-        ("/api/outcomes?since=yesterday", 422),
-        ("/api/outcomes?since=2026-01-01T00:00:00", 422),
-        ("/api/journal?event=lost", 422),
-        ("/api/journal?xid=nonsense", 400),
-        ("/api/transactions/zz", 400),
-        ("/api/archive?gtrid=zz", 400),
-        ("/api/archive/nonsense/0", 422),
-        ("/api/archive/00000000-0000-0000-0000-000000000000/0", 404),
-        ("/api/archive/00000000-0000-0000-0000-000000000000/99999999999999999999", 422),
-        ("/api/scans?cursor=1", 422),
-        ("/api/associations?state=lost", 422),
-        ("/api/associations?cursor=1", 422),
-        ("/api/connections?limit=1001", 422),
-        ("/api/connections/99999999999999999999", 404),
-        ("/api/audit?cursor=-1", 422),
-        ("/api/audit?subject=%00", 200),
-        ("/api/journal?owner=%00", 422),
+        ("/dtx/v1/outcomes?event=prepared", 400),
+        ("/dtx/v1/outcomes?cursor=x", 400),
+        ("/dtx/v1/outcomes?since=yesterday", 422),
+        ("/dtx/v1/outcomes?since=2026-01-01T00:00:00", 422),
+        ("/dtx/v1/journal?event=lost", 422),
+        ("/dtx/v1/journal?xid=nonsense", 400),
+        ("/dtx/v1/transactions/zz", 400),
+        ("/dtx/v1/archive?gtrid=zz", 400),
+        ("/dtx/v1/archive/nonsense/0", 422),
+        ("/dtx/v1/archive/00000000-0000-0000-0000-000000000000/0", 404),
+        ("/dtx/v1/archive/00000000-0000-0000-0000-000000000000/99999999999999999999", 422),
+        ("/dtx/v1/scans?cursor=1", 422),
+        ("/dtx/v1/associations?state=lost", 422),
+        ("/dtx/v1/associations?cursor=1", 422),
+        ("/dtx/v1/connections?limit=1001", 422),
+        ("/dtx/v1/connections/99999999999999999999", 404),
+        ("/dtx/v1/audit?cursor=-1", 422),
+        ("/dtx/v1/audit?subject=%00", 200),
+        ("/dtx/v1/journal?owner=%00", 422),
     ],
 )
 def test_a_wrong_query_is_answered_with_a_problem(shared: StandaloneStage, path: str, status: int) -> None:
@@ -233,12 +233,12 @@ def test_the_trail_is_searched_page_by_page(alone: StandaloneStage) -> None:
     for action in ("commit", "rollback", "commit"):
         operator.order(action, xid)
     boss.order("commit", new_xid())
-    found = pages(boss.get, "/api/audit", "lines")
+    found = pages(boss.get, "/dtx/v1/audit", "lines")
     assert [(line["actor"], line["action"]) for line in found] == [
         ("guest", "commit"), ("token:operator 0", "commit"), ("token:operator 0", "rollback"),
         ("token:operator 0", "commit"),
     ]  # fmt: skip
-    assert len(pages(boss.get, "/api/audit", "lines", actor="token:operator 0", action="commit")) == 2
-    assert len(pages(boss.get, "/api/audit", "lines", subject=str(xid))) == 3
-    assert pages(boss.get, "/api/audit", "lines", until=found[-1]["at"]) == []
-    assert pages(boss.get, "/api/audit", "lines", since=found[0]["at"]) == found[:1]
+    assert len(pages(boss.get, "/dtx/v1/audit", "lines", actor="token:operator 0", action="commit")) == 2
+    assert len(pages(boss.get, "/dtx/v1/audit", "lines", subject=str(xid))) == 3
+    assert pages(boss.get, "/dtx/v1/audit", "lines", until=found[-1]["at"]) == []
+    assert pages(boss.get, "/dtx/v1/audit", "lines", since=found[0]["at"]) == found[:1]

@@ -52,9 +52,9 @@ def test_a_client_leaves_very_many_branches_of_very_many_channels(service: Watch
                     )
             take(peer, EACH * len(numbers), methods.DtxEndOk.KEY)
         with not_held(service):
-            (connection,) = operator.get("/api/connections")["connections"]
+            (connection,) = operator.get("/dtx/v1/connections")["connections"]
             assert connection["suspended"] == CHANNELS * EACH
         with not_held(service):
             peer.socket.close()
-            wait_until(lambda: operator.get("/api/connections")["connections"] == [], what="the client's end")
-    wait_until(lambda: operator.get("/api/status")["branches"] == {}, what="the end of all", seconds=60)
+            wait_until(lambda: operator.get("/dtx/v1/connections")["connections"] == [], what="the client's end")
+    wait_until(lambda: operator.get("/dtx/v1/status")["branches"] == {}, what="the end of all", seconds=60)

@@ -21,15 +21,15 @@ def test_operators_see_and_close_a_connection_with_transactions(postgres: Postgr
             control = raw.control(session)
             raw.declare(session, control, xid.to_wire())
             raw.declare(session, control)
-            (shown,) = operator.ask("GET", "/api/connections").body["connections"]
+            (shown,) = operator.ask("GET", "/dtx/v1/connections").body["connections"]
             assert (shown["protocol"], shown["user"], shown["vhost"]) == ("AMQP 1.0", "guest", "/")
             assert (shown["associated"], shown["state"]) == (2, "running")
-            found = operator.ask("GET", f"/api/connections/{shown['id']}").body["channels"][0]["branches"]
+            found = operator.ask("GET", f"/dtx/v1/connections/{shown['id']}").body["channels"][0]["branches"]
             assert str(xid) in {branch["xid"] for branch in found}
-            answer = operator.ask("POST", f"/api/connections/{shown['id']}/close", {"reason": "test"})
+            answer = operator.ask("POST", f"/dtx/v1/connections/{shown['id']}/close", {"reason": "test"})
             assert answer.status == 202
             raw.until(lambda: any(isinstance(event, Closed) for event in raw.events))
-        wait_until(lambda: operator.ask("GET", "/api/connections").body["connections"] == [])
+        wait_until(lambda: operator.ask("GET", "/dtx/v1/connections").body["connections"] == [])
     postgres.drop_database(database)
 
 

@@ -81,7 +81,7 @@ def test_quotas_are_shown_with_the_usage(stage: Scene) -> None:
     viewer = somebody(stage, OperatorRole.VIEWER)
     with session(stage.service.url(vhost=stage.vhost)) as client:
         client.open(1)
-        status = viewer.get("/api/status")
+        status = viewer.get("/dtx/v1/status")
         text = viewer.get("/metrics").decode()
     shown = {(usage["scope"], usage["name"]): usage for usage in status["usage"]}
     assert shown["user", "guest"]["quota"] == {"connections": 2, "channels": 3}

@@ -57,7 +57,7 @@ def open_all(peer: RawClient, xids: list[Xid]) -> None:
 
 def states(operator: Operator) -> dict[str, int]:
     """The number of branches in each state."""
-    found: dict[str, int] = operator.get("/api/status")["branches"]
+    found: dict[str, int] = operator.get("/dtx/v1/status")["branches"]
     return found
 
 
@@ -74,11 +74,11 @@ def test_very_many_branches_time_out_and_are_forgotten(database: str, xids: list
         ask(peer, methods.DtxSelect().encode(), methods.DtxSelectOk.KEY)
         with not_held(service):
             open_all(peer, xids)
-            (connection,) = operator.get("/api/connections")["connections"]
+            (connection,) = operator.get("/dtx/v1/connections")["connections"]
             assert connection["suspended"] == MANY
-            (channel,) = operator.get(f"/api/connections/{connection['id']}")["channels"]
+            (channel,) = operator.get(f"/dtx/v1/connections/{connection['id']}")["channels"]
             assert len(channel["branches"]) == 1000
-            assert len(operator.get("/api/associations", limit=1000)["associations"]) == 1000
+            assert len(operator.get("/dtx/v1/associations", limit=1000)["associations"]) == 1000
             with session(service.url()) as coordinator:
                 coordinator.open(1)
                 assert coordinator.ask(1, methods.DtxRecover(startscan=True, endscan=True)) == []

@@ -9,7 +9,7 @@ from starlette.types import Message, Receive, Scope, Send
 from dtx.admin.server import Guard
 
 
-def status_of(host: str | None, *, names: tuple[str, ...] = (), path: str = "/api/status") -> int:
+def status_of(host: str | None, *, names: tuple[str, ...] = (), path: str = "/dtx/v1/status") -> int:
     """Status of the answer to a request with that host header."""
     said: list[Message] = []
 
@@ -49,7 +49,7 @@ def test_names_of_this_server_are_answered(host: str) -> None:
         "127.0.0.1.evil.example:15673", "[::1", "[evil]", "127.0.0.1:x", "localhost@evil.example", "*", "dtx.example..",
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("path", ["/api/status", "/console/", "/metrics"])
+@pytest.mark.parametrize("path", ["/dtx/v1/status", "/console/", "/metrics"])
 def test_other_names_are_not(host: str | None, path: str) -> None:
     assert status_of(host, names=("dtx.example",), path=path) == 421
 

@@ -15,7 +15,7 @@ NOTHING: Any = SimpleNamespace()
 
 
 @pytest.mark.parametrize("method", ["TRACE", "CONNECT", "PROPFIND"])
-@pytest.mark.parametrize("path", ["/", "/api/branches", "/healthz", "/metrics", "/console/sign-in"])
+@pytest.mark.parametrize("path", ["/", "/dtx/v1/branches", "/healthz", "/metrics", "/console/sign-in"])
 def test_a_method_that_no_route_takes_is_not_allowed(method: str, path: str) -> None:
     """RFC 9110, 15.5.6: "The origin server MUST generate an Allow header field in a 405 response"."""
     said: list[Message] = []

@@ -86,7 +86,7 @@ def test_token_and_query_are_sent_and_no_proxy_is_used(
     assert run(["audit", "--api", f"{server.url}/", "--actor", "a b"]) == 0
     assert capsys.readouterr().out == "no line matches the filter\n"
     ((method, path, headers, _),) = server.asked
-    assert (method, path) == ("GET", "/api/audit?limit=50&actor=a+b")
+    assert (method, path) == ("GET", "/dtx/v1/audit?limit=50&actor=a+b")
     given = {name.lower(): value for name, value in headers.items()}
     assert (given["authorization"], given["content-type"]) == ("Bearer secret", "application/json")
     assert given["accept-encoding"] == "identity"
@@ -96,7 +96,7 @@ def test_an_order_is_sent_as_json_in_ascii(server: Server, capsys: pytest.Captur
     server.answer = (200, {}, b'{"name": "x", "exchanges": 2}')
     assert run(["user", "revoke-topic", "ä/b", "--api", server.url, "--reason", "ü"]) == 0
     ((method, path, _, body),) = server.asked
-    assert (method, path) == ("POST", "/api/users/revoke-topic")
+    assert (method, path) == ("POST", "/dtx/v1/users/revoke-topic")
     assert body.isascii()
     assert json.loads(body) == {"name": "ä/b", "vhost": "/", "exchange": None, "reason": "ü"}
     assert "at 2 exchanges" in capsys.readouterr().out
@@ -105,12 +105,12 @@ def test_an_order_is_sent_as_json_in_ascii(server: Server, capsys: pytest.Captur
 def test_delete_names_the_object_in_the_path(server: Server) -> None:
     server.answer = (204, {}, b"")
     assert run(["token", "remove", "a/b", "--api", server.url]) == 0
-    assert server.asked[0][:2] == ("DELETE", "/api/tokens/a%2Fb?reason=")
+    assert server.asked[0][:2] == ("DELETE", "/dtx/v1/tokens/a%2Fb?reason=")
 
 
 def test_the_token_goes_to_the_named_address_alone(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     with _serving() as other:
-        server.answer = (307, {"location": f"{other.url}/api/audit"}, b"")
+        server.answer = (307, {"location": f"{other.url}/dtx/v1/audit"}, b"")
         assert run(["audit", "--api", server.url]) == 1
         assert not other.asked
     assert "the API answered 307 Temporary Redirect" in capsys.readouterr().err
@@ -154,7 +154,7 @@ def test_an_export_that_breaks_off_leaves_no_half_message(
     assert run(["export", XID, "--api", server.url, "--to", str(tmp_path / "kept")]) == 1
     assert f"the API at {server.url} does not answer: " in capsys.readouterr().err
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["000001.body", "000001.json"]
-    assert server.asked[0][1] == "/api/branches/1%3A6774%3A62/export?vhost=%2F"
+    assert server.asked[0][1] == "/dtx/v1/branches/1%3A6774%3A62/export?vhost=%2F"
 
 
 def test_an_export_asks_for_the_positions_and_for_the_archive(server: Server, capsysbinary: Any) -> None:

@@ -144,11 +144,11 @@ def test_an_order_without_its_dry_run_is_refused(site: StandaloneStage) -> None:
 def test_the_console_does_not_accept_credentials_of_the_api(site: StandaloneStage) -> None:
     assert ask(site.service.admin_url, "/").headers["location"] == "/console/"
     basic = "Basic Z3Vlc3Q6Z3Vlc3Q="
-    assert ask(site.service.admin_url, "/api/status", Authorization=basic).status == 200
+    assert ask(site.service.admin_url, "/dtx/v1/status", Authorization=basic).status == 200
     assert ask(site.service.admin_url, "/console/", Authorization=basic).status == 303
     cookie = sign_in(site.service.admin_url, "guest", "guest")
     assert ask(site.service.admin_url, "/console/", Cookie=cookie).status == 200
-    assert ask(site.service.admin_url, "/api/status", Cookie=cookie).status == 401
+    assert ask(site.service.admin_url, "/dtx/v1/status", Cookie=cookie).status == 401
 
 
 def test_the_cookie_is_limited_to_pages_and_hidden_from_scripts(site: StandaloneStage) -> None:
@@ -210,7 +210,7 @@ def test_a_refused_login_gets_a_reason_and_no_cookie(
         "/console/\\evil",
         "/console/\r\nSet-Cookie: a=b",
         "/console",
-        "/api/status",
+        "/dtx/v1/status",
         "javascript:alert(1)",
     ],
 )
