@@ -386,10 +386,14 @@ class SelectedChannel(ProxyChannel):
             else:
                 self._taking.nack(deliveries, requeue=settle.requeue, multiple=settle.multiple)
             return
-        self._run(self._reject_in(entry, work, deliveries, settle.requeue), methods.BasicNack.KEY)
+        self._run(self._reject_in(entry, work, deliveries, settle), methods.BasicNack.KEY)
 
     def _reject_in(
-        self, entry: BranchRuntime, work: HeldWork, deliveries: Sequence[Delivery], requeue: bool
+        self,
+        entry: BranchRuntime,
+        work: HeldWork,
+        deliveries: Sequence[Delivery],
+        settle: methods.BasicNack | methods.BasicReject,
     ) -> Iterator[None]:
         for delivery in deliveries:
             check_settle(delivery)
@@ -401,11 +405,13 @@ class SelectedChannel(ProxyChannel):
         self._taking.drop_contents(deliveries)
         self._taking.hold(deliveries, entry)
         for delivery in deliveries:
-            work.add_outcome(partial(self._rejected, delivery, requeue))
+            work.add_outcome(partial(self._rejected, delivery, settle))
 
-    def _rejected(self, delivery: Delivery, requeue: bool, committed: bool) -> None:
-        """Reject *delivery*, or requeue it after a rollback: the branch has ended."""
-        if not self._taking.nack_held(delivery, requeue=requeue or not committed) and committed and not requeue:
+    def _rejected(self, delivery: Delivery, settle: methods.BasicNack | methods.BasicReject, committed: bool) -> None:
+        """Settle *delivery* as the client did, or requeue it after a rollback: the branch has ended."""
+        rejects = committed and isinstance(settle, methods.BasicReject)
+        requeue = settle.requeue or not committed
+        if not self._taking.reject_held(delivery, requeue=requeue, rejects=rejects) and not requeue:
             _log.warning("reject lost with its channel, the message is in its queue again", queue=delivery.queue)
 
     # -- demarcation

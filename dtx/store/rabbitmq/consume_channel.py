@@ -364,11 +364,21 @@ class ConsumeChannel:
         self._sorted = False
         return True
 
-    def nack_held(self, delivery: Delivery, *, requeue: bool) -> bool:
-        """Reject a held delivery whose contents were dropped; this is committed at once. Returns as :meth:`unhold`."""
+    def reject_held(self, delivery: Delivery, *, requeue: bool, rejects: bool) -> bool:
+        """Reject a held delivery whose contents were dropped; this is committed at once.
+
+        Args:
+            delivery: held.
+            requeue: whether it returns to its queue.
+            rejects: send basic.reject (see :meth:`reject`), not basic.nack.
+
+        Returns:
+            As :meth:`end_hold`.
+        """
         if self._held.pop(delivery.tag, None) is None:
             return False
-        self._enqueue_settlement([delivery], _REQUEUE if requeue else _DROP, multiple=False)
+        settle = _REJECT[requeue] if rejects else _REQUEUE if requeue else _DROP
+        self._enqueue_settlement([delivery], settle, multiple=False)
         return True
 
     def then(self, act: Callable[[], None]) -> None:

@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import pika
@@ -11,7 +11,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import NackError
 
-from dtx.client import XAResource
+from dtx.client import XaFlag, XAResource
 from tests.conftest import ServiceFactory
 from tests.support.client import bodies, connected, new_xid
 from tests.support.processes import wait_until
@@ -41,25 +41,30 @@ def make_queue(rabbitmq: RabbitNode) -> Iterator[MakeQueue]:
             channel.queue_delete(queue)
 
 
+def got_from(channel: BlockingChannel, queue: str) -> tuple[Any, pika.BasicProperties]:
+    """The next message, which may be late: method and properties."""
+    got: list[Any] = []
+
+    def get() -> bool:
+        got[:] = channel.basic_get(queue)
+        return got[0] is not None
+
+    wait_until(get, what="the message", seconds=10)
+    return got[0], got[1]
+
+
 def roll_back(
     channel: BlockingChannel, queue: str, meanwhile: Callable[[], None] = lambda: None
 ) -> pika.BasicProperties:
     """Consume the message in a branch, and roll the branch back. Returns the properties of the message."""
-    xa, xid, got = XAResource(channel), new_xid(), []
-
-    def get() -> bool:
-        method, properties, _ = channel.basic_get(queue)
-        if method is not None:
-            got.append(properties)
-            channel.basic_ack(method.delivery_tag)
-        return bool(got)
-
+    xa, xid = XAResource(channel), new_xid()
     xa.start(xid)
-    wait_until(get, what="the message", seconds=10)
+    method, properties = got_from(channel, queue)
+    channel.basic_ack(method.delivery_tag)
     xa.end(xid)
     meanwhile()
     xa.rollback(xid)
-    return got[0]
+    return properties
 
 
 @pytest.mark.parametrize("stays", [True, False], ids=["one connection", "a connection for each branch"])
@@ -91,6 +96,41 @@ def test_a_queue_with_a_dead_letter_exchange_moves_its_messages(
     wait_until(lambda: rabbitmq.count(other) == 2, what="the dead letter")
     assert bodies(rabbitmq, other) == [b"one", b"one"]
     assert rabbitmq.count(queue) == 0
+
+
+@contextmanager
+def committed(channel: BlockingChannel) -> Iterator[None]:
+    """A branch that is committed."""
+    xa, xid = XAResource(channel), new_xid()
+    xa.start(xid)
+    yield
+    xa.end(xid)
+    assert xa.commit(xid, one_phase=True) == XaFlag.OK
+
+
+@pytest.mark.parametrize("settle", ["basic_reject", "basic_nack"])
+def test_rejections_of_a_branch_count_like_those_of_a_channel(
+    dtx_service: ServiceFactory, rabbitmq: RabbitNode, make_queue: MakeQueue, settle: str
+) -> None:
+    """A message is returned once, and then dead-lettered: in branches, and directly at the broker."""
+    service = dtx_service("--management", rabbitmq.management_url)
+
+    def counts(url: str, branch: Callable[[BlockingChannel], AbstractContextManager[None]]) -> tuple[Any, ...]:
+        dead = make_queue()
+        queue = make_queue(**{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead})
+        found = []
+        with connected(url) as connection:
+            channel = connection.channel()
+            for requeue in (True, False):
+                with branch(channel):
+                    method, properties = got_from(channel, queue)
+                    found.append((properties.headers or {}).get("x-delivery-count", 0))
+                    getattr(channel, settle)(method.delivery_tag, requeue=requeue)
+            wait_until(lambda: rabbitmq.count(dead) == 2, what="the dead letter")
+        (death,) = rabbitmq.take_all(dead)[1][1].headers["x-death"]
+        return found, death["reason"], death["count"], death["queue"] == queue
+
+    assert counts(service.url(), committed) == counts(rabbitmq.url(), nullcontext) == ([0, 1], "rejected", 1, True)
 
 
 def test_a_copy_that_its_queue_refuses_returns_the_message(

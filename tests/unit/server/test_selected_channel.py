@@ -12,7 +12,7 @@ from dtx.server.alongside.selected_channel import SelectedChannel
 from dtx.store.rabbitmq.consume_channel import ConsumeChannel
 from dtx.store.rabbitmq.consumed_queues import ConsumedQueues
 from dtx.store.rabbitmq.upstream import ExclusiveQueues
-from dtx.store.work import Budget
+from dtx.store.work import Budget, HeldWork
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.connection import ConnectionEngine
 from dtx.wire.amqp09.events import EngineEvent
@@ -20,6 +20,7 @@ from dtx.wire.amqp09.frames import BODY, HEADER, FrameSplitter, Protocol, header
 from dtx.wire.amqp09.methods import DtxPrepare, DtxPrepareOk
 from dtx.wire.amqp09.settings import EngineSettings, PeerEnd
 from dtx.xa.codes import XaFlag
+from dtx.xa.model import State
 from dtx.xa.xid import Xid
 from tests.support.raw import body_frames
 
@@ -217,6 +218,34 @@ async def test_no_call_waits_for_deliveries_of_an_ended_channel(getting: Rig) ->
     for _ in range(3):
         await asyncio.sleep(0)
     assert getting.keys[-1] == methods.ChannelClose.KEY
+
+
+@pytest.mark.parametrize(
+    ("settle", "committed", "sent"),
+    [
+        (methods.BasicReject(7, requeue=True), True, methods.BasicReject(7, requeue=True)),
+        (methods.BasicReject(7, requeue=False), True, methods.BasicReject(7, requeue=False)),
+        (methods.BasicNack(7, requeue=True), True, methods.BasicNack(7, requeue=True)),
+        (methods.BasicReject(7, requeue=True), False, methods.BasicNack(7, requeue=True)),
+        (methods.BasicReject(7, requeue=False), False, methods.BasicNack(7, requeue=True)),
+    ],
+)
+async def test_a_committed_branch_rejects_as_its_client_did(
+    getting: Rig,
+    settle: methods.BasicReject | methods.BasicNack,
+    committed: bool,
+    sent: methods.BasicReject | methods.BasicNack,
+) -> None:
+    """RabbitMQ 4.3 counts basic.reject for the delivery limit, and not basic.nack: a rollback must not count."""
+    getting.broker_frame(1, HEADER, header_frame(1, 60, 0, b"\x00\x00"))
+    work = HeldWork(1000, 10, Budget(1000))
+    entry: Any = SimpleNamespace(work=work, branch=SimpleNamespace(state=State.ACTIVE))
+    getting.channel._demarcation = SimpleNamespace(branch=entry)  # type: ignore[assignment]
+    getting.client(settle.encode())
+    getting.sent.clear()
+    (decide,) = work.outcomes
+    decide(committed)
+    assert sent.frame(1) in b"".join(getting.sent)
 
 
 @pytest.fixture
