@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import wraps
 from pathlib import Path
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from dtx.pipeline.session import SessionOptions
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+NOT_READ: Final = 3
+"""Exit code of a run that finished, but did not read everything."""
 _MOST_SHOWN: Final = 50
 """Lines on stderr about sources that were not read; the report has all of them."""
 
@@ -90,8 +93,7 @@ def _with_spark(function: _Function) -> _Function:
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         names = (
-            "master", "remote", "memory", "executor_memory", "partitions", "local_dir", "keep_classes", "ui", "log",
-            "settings",
+            "master", "remote", "memory", "executor_memory", "partitions", "local_dir", "ui", "log", "settings",
         )  # fmt: skip
         given = {name: kwargs.pop(f"spark_{name}") for name in names}
         if given["master"] and given["remote"]:
@@ -134,13 +136,6 @@ def _with_spark(function: _Function) -> _Function:
             type=click.Path(path_type=Path, file_okay=False),
             metavar="DIR",
             help="For data that does not fit into memory; default: the directory for temporary files.",
-        ),
-        click.option(
-            "--keep-classes",
-            "spark_keep_classes",
-            is_flag=True,
-            default=None,
-            help="Keep Java's classes in a file (185 MB), so that later starts of Spark take half the time.",
         ),
         click.option("--ui", "spark_ui", is_flag=True, default=None, help="Serve Spark's web pages."),
         click.option(
@@ -196,14 +191,12 @@ def _spark_sentence(error: Exception) -> str:
 
 def _finish(rows: Iterable["Quarantined"]) -> int:
     """Print the sources that were not read, and return the exit code."""
-    from dtx.pipeline.quarantine import exit_code
-
     found = list(rows)
     for row in found[:_MOST_SHOWN]:
         click.echo(redact(f"not read: {row}"), err=True)
     if len(found) > _MOST_SHOWN:
         click.echo(f"not read: {len(found) - _MOST_SHOWN:,} more, see the report", err=True)
-    return int(exit_code(found))
+    return NOT_READ if found else Exit.OK
 
 
 @pipeline.command("example")
@@ -329,14 +322,19 @@ def report(fleet_file: Path, to: Path | None, spark: "SessionOptions") -> int:
 @_fleet
 @click.option("--to", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Directory of the report.")
 @click.option("--no-publish", is_flag=True, help="Do not write to the database that 'publish' names.")
+@click.option(
+    "--keep-classes/--no-keep-classes",
+    default=True,
+    help="Whether the first run keeps Java's classes in a file (185 MB), so that Spark starts in half the time.",
+)
 @_with_spark
-def run_all(fleet_file: Path, to: Path | None, no_publish: bool, spark: "SessionOptions") -> int:
+def run_all(fleet_file: Path, to: Path | None, no_publish: bool, keep_classes: bool, spark: "SessionOptions") -> int:
     """Archive, reconcile and report. A timer can start it every night."""
     from dtx.pipeline import steps
     from dtx.pipeline.fleet import load
 
     failed = None
-    with steps.Steps(load(fleet_file), spark) as run:
+    with steps.Steps(load(fleet_file), replace(spark, keep_classes=keep_classes)) as run:
         run.archive(())
         try:
             run.reconcile(full=False, to_publish=not no_publish)

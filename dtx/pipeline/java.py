@@ -70,7 +70,7 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
 
 
 def class_archive(java: Java) -> Path:
-    """Return the path of the file that Java maps Spark's classes from, if it exists (``--keep-classes``).
+    """Return the path of the file that Java maps Spark's classes from, if it exists.
 
     Without it Java looks for each of 13,000 classes in 300 jars, which is half of the time that Spark takes to start.
     The file belongs to one build of Java and one set of jars. Java ignores a file that does not fit.
@@ -79,11 +79,26 @@ def class_archive(java: Java) -> Path:
 
     if unit := os.environ.get("CACHE_DIRECTORY"):  # of systemd, whose unit may write nowhere else
         place = Path(unit.partition(":")[0])
-    elif sys.prefix != sys.base_prefix:
+    elif sys.prefix != sys.base_prefix and os.access(sys.prefix, os.W_OK):
         place = Path(sys.prefix, "var")
     else:
         place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return place / "dtx" / f"spark-{__version__}-java-{java.version}.jsa"
+
+
+def is_newest(archive: Path, java: Java) -> bool:
+    """Return whether *archive* exists, and is newer than the installed Java and Spark."""
+    import pyspark
+
+    try:
+        written = archive.stat().st_mtime
+    except OSError:
+        return False
+    # the time at which a file came to this machine; the other time is often that of its build
+    return all(
+        written >= path.stat().st_ctime
+        for path in (java.home / "bin" / "java", Path(pyspark.__file__).with_name("jars"))
+    )
 
 
 def make_java_home(java: Java) -> Path:

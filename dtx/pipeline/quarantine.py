@@ -1,21 +1,10 @@
 """Records data that was not read: source, reason, count and a sample. A run with such records ends with exit code 3."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Final
 
 SAMPLE_LETTERS: Final = 200
 """Limit of a sample: enough to recognise a line, too little to fill a report."""
-
-
-class ExitCode(IntEnum):
-    """Exit codes of the pipeline's commands."""
-
-    CLEAN = 0
-    ERROR = 1
-    QUARANTINED = 3
-    """The run finished, but some data was quarantined or a source was not read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +52,3 @@ def sample(text: str | bytes) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of the message of an error."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def exit_code(rows: Iterable[Quarantined]) -> ExitCode:
-    """Return the exit code of a finished run that did not read *rows*."""
-    return ExitCode.QUARANTINED if any(True for _ in rows) else ExitCode.CLEAN

@@ -7,19 +7,23 @@ errors alone of Spark's log. A remote session (``sc://``) needs no Java here, an
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.pipeline.java import JavaMissing, class_archive, find_java, make_java_home
+from dtx.pipeline.java import class_archive, find_java, is_newest, make_java_home
+from dtx.pipeline.progress import Progress
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 LOCAL: Final = "local[*]"
 LOG_LEVELS: Final = ("error", "warn", "info", "debug")
@@ -46,6 +50,8 @@ _QUICK: Final = {
 """For few lines: compiling a query takes longer than running it."""
 _ARCHIVE_SECONDS: Final = 300.0
 """Limit for writing the archive of classes, which takes Java about 25 s."""
+_ABANDONED_SECONDS: Final = 86_400.0
+"""Age of an unfinished archive whose process has been killed."""
 _SHORT_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _QUIET_ARCHIVE: Final = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 _CALLED: Final = "An error occurred while calling "
@@ -84,7 +90,7 @@ class SessionOptions:
         ui: whether Spark's own web pages are served, on loopback.
         log: the lowest level of Spark's log that is shown.
         java_options: further options for the driver's Java.
-        keep_classes: write :func:`~dtx.pipeline.java.class_archive` at the end, if there is none.
+        keep_classes: write :func:`~dtx.pipeline.java.class_archive` at the end, if there is none that fits.
         settings: further settings of Spark, which override all others.
     """
 
@@ -139,19 +145,22 @@ def open_session(options: SessionOptions | None = None) -> Iterator["SparkSessio
 
     Raises:
         SparkMissing: pyspark is not installed.
-        JavaMissing: Spark would start here without a Java, or Java has not written its archive of classes.
+        JavaMissing: Spark would start here without a Java.
     """
     options = options or SessionOptions()
+    _builder()
     root = logging.getLogger()
     root.addFilter(_no_stack_of_py4j)
     try:
-        keeps = not options.remote and _keeps(options)
-        spark = make_session(options)
+        words, archive, unfinished = _class_options(options)  # before JAVA_HOME changes
+        spark = make_session(replace(options, java_options=f"{words} {options.java_options}"))
+        is_done = False
         if threading.current_thread() is threading.main_thread():
             # PySpark's own handler calls Java in the middle of another call, which fails with an error
             signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             yield spark
+            is_done = True
         except KeyboardInterrupt:
             with suppress(Exception):  # the server may be gone
                 spark.interruptAll()
@@ -159,40 +168,65 @@ def open_session(options: SessionOptions | None = None) -> Iterator["SparkSessio
         finally:
             with suppress(Exception):  # the work has ended or failed: an error here changes neither
                 spark.stop()
-        if keeps:
-            _keep_classes()
+            if unfinished is not None:
+                _keep_classes(archive, unfinished, complete=is_done)
     finally:
         root.removeFilter(_no_stack_of_py4j)
 
 
-def _keeps(options: SessionOptions) -> bool:
-    return options.keep_classes and not class_archive(find_java()).exists()
+def _class_options(options: SessionOptions) -> tuple[str, Path, Path | None]:
+    """Return options of Java that map or write its archive of classes, and the path of the archive.
+
+    If Java is to write it, return its path until it is complete too: Java that maps a part of an archive ends at once.
+    """
+    if options.remote:
+        return "", Path(), None
+    java = find_java()
+    archive = class_archive(java)
+    if is_newest(archive, java):
+        return f'"-XX:SharedArchiveFile={archive}" {_QUIET_ARCHIVE}', archive, None
+    unfinished = archive.with_suffix(f".{os.getpid()}.new")
+    try:
+        if not options.keep_classes:
+            return "", archive, None
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        for old in archive.parent.glob(f"{archive.stem}.*.new"):
+            if time.time() - old.stat().st_mtime > _ABANDONED_SECONDS:
+                old.unlink()
+        unfinished.touch()
+    except OSError:  # it cannot be written there, or another process has removed an old file
+        return "", archive, None
+    return f'"-XX:ArchiveClassesAtExit={unfinished}" {_QUIET_ARCHIVE}', archive, unfinished
 
 
-def _keep_classes() -> None:
-    """End Java, which then writes its archive of classes.
+def _keep_classes(archive: Path, unfinished: Path, *, complete: bool) -> None:
+    """End Java, which then writes its archive of classes; without it the next start takes longer, and no more.
 
-    Raises:
-        JavaMissing: Java has written no archive.
+    Args:
+        archive: its path.
+        unfinished: its path until it is complete.
+        complete: whether the session has loaded the classes of a whole run; otherwise Java must write none.
     """
     from pyspark import SparkContext
 
     context: Any = SparkContext
-    gateway, archive = context._gateway, class_archive(find_java())  # noqa: SLF001 - no other way to end Java
+    gateway = context._gateway  # noqa: SLF001 - no other way to end Java
     context._gateway = context._jvm = None  # noqa: SLF001 - the next session starts another
-    gateway.shutdown()
-    gateway.proc.stdin.close()
-    status = gateway.proc.wait(_ARCHIVE_SECONDS)
-    new = _unfinished(archive)
-    if status or not new.exists():
-        new.unlink(missing_ok=True)
-        raise JavaMissing(f"Java has not written its classes to {archive}: check free space, or try another Java")
-    new.replace(archive)
-
-
-def _unfinished(archive: Path) -> Path:
-    """Return the name of *archive* until it is complete: Java that maps a part of an archive ends at once."""
-    return archive.with_suffix(f".{os.getpid()}")
+    try:
+        with Progress(None, "keeping Java's classes for later runs"):
+            if complete:
+                gateway.shutdown()
+            else:
+                gateway.proc.kill()
+            gateway.proc.stdin.close()
+            status = gateway.proc.wait(_ARCHIVE_SECONDS)
+        if complete and status == 0 and unfinished.stat().st_size:
+            unfinished.replace(archive)
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    finally:
+        gateway.proc.kill()
+        unfinished.unlink(missing_ok=True)
 
 
 def _no_stack_of_py4j(record: logging.LogRecord) -> bool:
@@ -202,12 +236,8 @@ def _no_stack_of_py4j(record: logging.LogRecord) -> bool:
 
 def make_session(options: SessionOptions) -> "SparkSession":
     """Start a session as :func:`open_session` does; the caller stops it."""
-    try:
-        from pyspark.sql import SparkSession
-    except ImportError as error:
-        raise SparkMissing(f"the pipeline needs PySpark ({error}): pip install 'dtx[pipeline]'") from error
+    builder = _builder()
     settings = {**_ALWAYS, "spark.sql.shuffle.partitions": str(options.pieces), **(_QUICK if options.is_quick else {})}
-    builder = SparkSession.builder.appName("dtx pipeline")
     if options.remote:
         builder = builder.remote(options.remote)
     else:
@@ -218,6 +248,14 @@ def make_session(options: SessionOptions) -> "SparkSession":
         builder = builder.config(name, text)
     session: SparkSession = builder.getOrCreate()
     return session
+
+
+def _builder() -> "SparkSession.Builder":
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise SparkMissing(f"the pipeline needs PySpark ({error}): pip install 'dtx[pipeline]'") from error
+    return SparkSession.builder.appName("dtx pipeline")
 
 
 def _prepare_environment(*, local: bool) -> None:
@@ -232,14 +270,7 @@ def _prepare_environment(*, local: bool) -> None:
 def _static(options: SessionOptions) -> dict[str, str]:
     """Return settings that Spark reads only when it starts."""
     memory = options.memory or default_memory()
-    words = [_SHORT_JAVA] if options.is_short else []
-    archive = class_archive(find_java())
-    if _keeps(options):
-        archive.parent.mkdir(parents=True, exist_ok=True)
-        words.append(f'"-XX:ArchiveClassesAtExit={_unfinished(archive)}" {_QUIET_ARCHIVE}')
-    elif archive.exists():
-        words.append(f'"-XX:SharedArchiveFile={archive}" {_QUIET_ARCHIVE}')
-    words.append(options.java_options)
+    words = [_SHORT_JAVA, options.java_options] if options.is_short else [options.java_options]
     settings = {
         "spark.driver.memory": f"{memory >> 20}m",
         "spark.python.authenticate.socketTimeout": "300s",  # loopback: a slow worker lacks processor time
@@ -275,6 +306,13 @@ def few_rows(frame: "DataFrame") -> "pa.Table | None":
         return None
     rows = frame.limit(_FEW_LINES + 1).toArrow()
     return rows if rows.num_rows <= _FEW_LINES else None
+
+
+def no_rows(spark: "SparkSession", schema: "StructType") -> "DataFrame":
+    """Return a frame without rows. For an empty list, Spark would start Python workers and run jobs."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return spark.createDataFrame(to_arrow_schema(schema, timezone="UTC").empty_table(), schema)
 
 
 def computed(frame: "DataFrame") -> "DataFrame":

@@ -24,8 +24,7 @@ with DAG(
 ):
     run = BashOperator(
         task_id="run",
-        bash_command=f"{DTX} pipeline run --keep-classes --fleet {FLEET}; "
-        'code=$?; echo "$code"; [ "$code" = 3 ] || exit "$code"',
+        bash_command=f'{DTX} pipeline run --fleet {FLEET}; code=$?; echo "$code"; [ "$code" = 3 ] || exit "$code"',
         retries=3,
         retry_delay=timedelta(minutes=10),
         execution_timeout=timedelta(hours=12),

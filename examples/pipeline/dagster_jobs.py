@@ -28,7 +28,7 @@ PASSING = ["committed", "rolled-back", "in-doubt", "not-archived"]
 )
 def dtx_verdicts() -> dg.MaterializeResult:
     """One verdict for every global transaction: the Delta table RESULTS/verdicts."""
-    code = subprocess.run(["dtx", "pipeline", "run", "--keep-classes", "--fleet", FLEET], check=False).returncode
+    code = subprocess.run(["dtx", "pipeline", "run", "--fleet", FLEET], check=False).returncode
     if code not in {0, 3}:
         raise dg.Failure(f"dtx pipeline run ended with exit code {code}", allow_retries=code == 1)
     everything_read = dg.AssetCheckResult(

@@ -22,8 +22,7 @@ import click
 import pytest
 import yaml
 
-from dtx.cli.pipeline import pipeline
-from dtx.pipeline.quarantine import ExitCode
+from dtx.cli.pipeline import NOT_READ, pipeline
 from dtx.pipeline.reconcile.state import HISTORY, VERDICTS
 from dtx.pipeline.verdicts import PLAIN, Verdict
 from tests.support import verdict_tables
@@ -136,7 +135,7 @@ def test_the_dag_distinguishes_unread_sources_from_a_failure(
     run, everything_read = airflow["run"].words, airflow["everything_read"].words
     command = run["bash_command"].replace(airflow["DTX"], str(ends_with(code)))
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    assert done.returncode == (0 if code == ExitCode.QUARANTINED else code)
+    assert done.returncode == (0 if code == NOT_READ else code)
     check_words((tmp_path / "words").read_text().split())
     if done.returncode == 0:
         # Airflow passes on the last line of the output

@@ -54,6 +54,20 @@ class Recorded:
         pass
 
 
+def test_a_run_that_has_not_read_everything_ends_with_3(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "pipeline.toml").write_text('lake = "l"\nresults = "r"\n')
+    unread: list[Quarantined] = []
+    monkeypatch.setattr("dtx.pipeline.steps.Steps", type("Read", (Recorded,), {"report": lambda *_: unread}))
+    runner = CliRunner()
+    assert runner.invoke(pipeline, ["report"], standalone_mode=False).return_value == Exit.OK
+    unread += [Quarantined(source=f"bank-{number}", item="journal", reason="gone", count=None) for number in range(52)]
+    found = runner.invoke(pipeline, ["report"], standalone_mode=False)
+    assert found.return_value == 3
+    *lines, last = found.output.splitlines()
+    assert lines == [f"not read: bank-{number}: journal: gone" for number in range(50)]
+    assert last == "not read: 2 more, see the report"
+
+
 def test_a_report_is_made_of_unpublished_verdicts(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The exit code is that of the error."""
     made = []

@@ -4,7 +4,7 @@ import logging
 import os
 import signal
 import subprocess
-from contextlib import nullcontext
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ import pyspark
 import pytest
 
 from dtx.pipeline import session
-from dtx.pipeline.java import Java, JavaMissing, class_archive
+from dtx.pipeline.java import Java, class_archive
 from dtx.pipeline.session import SessionOptions, open_session
 
 
@@ -80,45 +80,96 @@ def test_a_session_suits_the_lines_that_it_reads() -> None:
     assert ["TieredStopAtLevel" in each for each in words] == [False, True, True, False, False]
 
 
-def test_classes_are_mapped_once_they_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture
+def archive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Return the place of the archive of classes of a Java that was just installed."""
     archive = tmp_path / "a place/spark-java-17.jsa"
+    program = tmp_path / "java/bin/java"
+    program.parent.mkdir(parents=True)
+    program.touch()
     monkeypatch.setattr(session, "class_archive", lambda _: archive)
-    monkeypatch.setattr(session, "find_java", lambda: None)
+    monkeypatch.setattr(session, "find_java", lambda: Java(tmp_path / "java", 17, ""))
+    return archive
 
-    def words(*, keep: bool) -> str:
-        return session._static(SessionOptions(keep_classes=keep))["spark.driver.extraJavaOptions"]
 
-    assert ".jsa" not in words(keep=False)
-    assert f'"-XX:ArchiveClassesAtExit={archive.with_suffix(f".{os.getpid()}")}"' in words(keep=True)
+def _new(archive: Path) -> Path:
+    return archive.with_suffix(f".{os.getpid()}.new")
+
+
+def _options(*, keep: bool = True) -> str:
+    return session._class_options(SessionOptions(keep_classes=keep))[0]
+
+
+def test_classes_are_mapped_once_they_are_kept(archive: Path) -> None:
+    assert _options(keep=False) == ""
+    assert f'"-XX:ArchiveClassesAtExit={_new(archive)}"' in _options()
     archive.touch()
-    assert f'"-XX:SharedArchiveFile={archive}"' in words(keep=False)
-    assert words(keep=True) == words(keep=False), "the archive is written once"
+    assert f'"-XX:SharedArchiveFile={archive}"' in _options(keep=False)
+    assert _options() == _options(keep=False), "the archive is written once"
 
 
-def test_an_archive_of_classes_belongs_to_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    java = Java(Path("/java"), 21, "")
+def test_classes_of_an_older_java_are_written_again(archive: Path, tmp_path: Path) -> None:
+    archive.parent.mkdir()
+    archive.touch()
+    assert "SharedArchiveFile" in _options()
+    program = tmp_path / "java/bin/java"
+    installed = archive.stat().st_mtime
+    os.utime(archive, (installed - 60, installed - 60))
+    os.utime(program, (installed - 3_600, installed - 3_600))  # the build's time, in a package
+    assert "ArchiveClassesAtExit" in _options()
+    assert _options(keep=False) == ""
+
+
+def test_classes_are_not_kept_in_a_read_only_place(archive: Path) -> None:
+    archive.parent.touch()  # no directory, which even root cannot write to
+    assert _options() == ""
+
+
+def test_unfinished_classes_of_a_killed_run_are_removed(archive: Path) -> None:
+    archive.parent.mkdir()
+    old, newer = (archive.with_suffix(f".{name}.new") for name in ("1", "2"))
+    for path, age in ((old, 90_000), (newer, 3_600)):
+        path.touch()
+        os.utime(path, (path.stat().st_mtime - age,) * 2)
+    _options()
+    assert set(archive.parent.iterdir()) == {newer, _new(archive)}
+
+
+def test_an_archive_of_classes_belongs_to_an_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    java, name = Java(Path("/java"), 21, ""), f"dtx/spark-{pyspark.__version__}-java-21.jsa"
+    monkeypatch.delenv("CACHE_DIRECTORY", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
-    monkeypatch.setattr("sys.prefix", "/venv")
-    assert class_archive(java) == Path(f"/venv/var/dtx/spark-{pyspark.__version__}-java-21.jsa")
-    monkeypatch.setattr("sys.base_prefix", "/venv")
-    assert class_archive(java) == Path(f"/cache/dtx/spark-{pyspark.__version__}-java-21.jsa")
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    assert class_archive(java) == tmp_path / "var" / name
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert class_archive(java) == Path("/cache", name), "the environment belongs to another user"
+    monkeypatch.undo()
+    monkeypatch.delenv("CACHE_DIRECTORY", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    monkeypatch.setattr("sys.base_prefix", sys.prefix)
+    assert class_archive(java) == Path("/cache", name)
     monkeypatch.setenv("CACHE_DIRECTORY", "/var/cache/dtx-pipeline:/other")
-    assert class_archive(java) == Path(f"/var/cache/dtx-pipeline/dtx/spark-{pyspark.__version__}-java-21.jsa")
+    assert class_archive(java) == Path("/var/cache/dtx-pipeline", name)
 
 
-def test_java_that_keeps_no_classes_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    archive = tmp_path / "spark-java-17.jsa"
-    monkeypatch.setattr(session, "class_archive", lambda _: archive)
-    monkeypatch.setattr(session, "find_java", lambda: None)
+def test_classes_are_kept_only_after_complete_runs(monkeypatch: pytest.MonkeyPatch, archive: Path) -> None:
+    """Java that ends with an error, and a run that failed, leave no file and no process."""
+    archive.parent.mkdir()
+    new = _new(archive)
     monkeypatch.setattr("pyspark.SparkContext._jvm", None)
-    for program, kept in (("exit 0", False), (f"touch {archive.with_suffix(f'.{os.getpid()}')}; exit 1", False),
-                          (f"touch {archive.with_suffix(f'.{os.getpid()}')}", True)):  # fmt: skip
+    for program, complete, kept in (
+        ("exit 0", True, False),
+        (f"echo classes > '{new}'; exit 1", True, False),
+        (f"echo classes > '{new}'; sleep 600", False, False),
+        (f"echo classes > '{new}'", True, True),
+    ):
+        new.touch()
         process = subprocess.Popen(["/bin/sh", "-c", program], stdin=subprocess.PIPE)
         gateway = SimpleNamespace(proc=process, shutdown=lambda: None)
         monkeypatch.setattr("pyspark.SparkContext._gateway", gateway)
-        with nullcontext() if kept else pytest.raises(JavaMissing, match="Java has not written its classes to"):
-            session._keep_classes()
-        assert [path.name for path in tmp_path.iterdir()] == ([archive.name] if kept else [])
+        session._keep_classes(archive, new, complete=complete)
+        assert process.poll() is not None
+        assert [path.name for path in archive.parent.iterdir()] == ([archive.name] if kept else [])
 
 
 def test_a_java_error_is_its_last_cause_without_stack() -> None:

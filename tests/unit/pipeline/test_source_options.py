@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dtx.pipeline.quarantine import ExitCode, Quarantined, exit_code, sample
+from dtx.pipeline.quarantine import sample
 from dtx.pipeline.source import SourceError
 from dtx.pipeline.source.datasource import Place
 from dtx.pipeline.source.options import parse
@@ -81,8 +81,6 @@ def test_errors_hide_passwords_and_transient_states_are_known() -> None:
     assert not passes("42501")
 
 
-def test_the_exit_code_reports_rejected_rows() -> None:
-    assert exit_code([]) is ExitCode.CLEAN
-    assert exit_code([Quarantined(source="a", item="b", reason="c")]) is ExitCode.QUARANTINED
+def test_samples_are_short_and_printable() -> None:
     assert sample("a\x1b[2Jb") == "a\\x1b[2Jb"
     assert len(sample("x" * 10_000)) == 200
