@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
 from dtx.pipeline.files import Files
-from dtx.pipeline.session import few_rows
+from dtx.pipeline.session import few_rows, no_rows
 
 FILE: Final = "file"
 """The optional column with the URI of a row's file."""
@@ -44,7 +44,7 @@ def read(spark: SparkSession, files: Files, names: Iterable[str], schema: Struct
     paths = [name if "://" in name else files.path(name) for name in names]
     whole = StructType([*schema.fields, StructField(FILE, StringType())]) if named else schema
     if not paths:
-        return spark.createDataFrame([], whole)
+        return no_rows(spark, whole)
     if files.is_local:
         # recursiveFileLookup turns off partition discovery, which would guess types from names of directories
         found = spark.read.schema(schema).option("recursiveFileLookup", "true").parquet(*paths)

@@ -10,7 +10,14 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from dtx.log.records import JournalEvent
-from dtx.pipeline.verdicts import STATE_MARK, Choice, SourceKind, Verdict
+from dtx.pipeline.reconcile.folded_rows import (
+    rows_of_decisions,
+    rows_of_events,
+    rows_of_observations,
+    with_format_ids,
+)
+from dtx.pipeline.reconcile.judged_rows import VERDICT_COLUMNS, is_finding, judge_rows, with_evidence
+from dtx.pipeline.verdicts import STATE_MARK, Choice, Rules, SourceKind, Verdict
 from dtx.xa.codes import Heuristic
 from tests.support.reference import Decision, Event, Judgement, Key, Observation
 
@@ -221,3 +228,12 @@ def judgements(rows: Iterable[Row]) -> dict[Key, tuple[Judgement, bytes]]:
         )
         for row in rows
     }
+
+
+def verdicts_of(events: DataFrame, observations: DataFrame, decisions: DataFrame, rules: Rules) -> DataFrame:
+    """Return the verdict, with evidence, on every global transaction of these rows, without a lake."""
+    rows = (
+        rows_of_events(events).unionByName(rows_of_observations(observations)).unionByName(rows_of_decisions(decisions))
+    )
+    judged = judge_rows(with_format_ids(rows), rules).select(*VERDICT_COLUMNS)
+    return with_evidence(judged, judged.where(is_finding()), events, observations, decisions)

@@ -7,7 +7,6 @@
 """
 
 from dtx.pipeline.reconcile.incremental import Lines, current, run
-from dtx.pipeline.reconcile.judged_rows import verdicts_of
 from dtx.pipeline.reconcile.publication import PublishingFailed, publish
 from dtx.pipeline.reconcile.state import Results, Run, SourcePart, SourceRead, StateDamaged, Total
 
@@ -23,5 +22,4 @@ __all__ = [
     "current",
     "publish",
     "run",
-    "verdicts_of",
 ]  # fmt: skip

@@ -28,6 +28,8 @@ from dtx.pipeline.verdicts import (
 
 KEY: Final = ("format_id", "gtrid")
 """The key of a global transaction."""
+HASH: Final = "hash"
+"""The hash of the gtrid. Spark sorts by the first eight bytes of the first column: it must differ in most rows."""
 PLACE: Final = ("is_branch", "source", "place", "name", "owner", "life")
 """The key of a row within a transaction. *name* is the resource manager, or the transaction manager of a decision.
 *life* is a hash of the id of the branch, if it has one: another use of the same xid has another id."""
@@ -187,9 +189,9 @@ def with_format_ids(rows: DataFrame) -> DataFrame:
 
 
 def folded(rows: DataFrame) -> DataFrame:
-    """Fold the rows of each key :data:`PLACE`; all rows of one transaction are then in one partition."""
-    together = rows.repartition(*KEY)
-    found = together.groupBy(*KEY, *PLACE).agg(*(fold(column).alias(column) for column, fold in _FOLDS.items()))
+    """Fold the rows of each key :data:`PLACE`, and add :data:`HASH`; all rows of a transaction are in one partition."""
+    together = rows.repartition(*KEY).withColumn(HASH, sf.xxhash64("gtrid"))
+    found = together.groupBy(HASH, *KEY, *PLACE).agg(*(fold(column).alias(column) for column, fold in _FOLDS.items()))
     # a branch of which only GONE is known has no verdict
     return found.where(~sf.col("is_branch") | is_known())
 

@@ -11,16 +11,13 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as sf
 
 from dtx.pipeline.reconcile.folded_rows import (
+    HASH,
     KEPT,
     KEY,
     OF_DTX,
     bits,
     folded,
     has,
-    rows_of_decisions,
-    rows_of_events,
-    rows_of_observations,
-    with_format_ids,
 )
 from dtx.pipeline.verdicts import (
     DECIDED,
@@ -122,21 +119,6 @@ def evidence_of(wanted: DataFrame, events: DataFrame, observations: DataFrame, d
     )
 
 
-def verdicts_of(
-    events: DataFrame,
-    observations: DataFrame,
-    decisions: DataFrame,
-    rules: Rules,
-) -> DataFrame:
-    """Return the verdict, with evidence, on every global transaction of these rows."""
-    rows = (
-        rows_of_events(events).unionByName(rows_of_observations(observations)).unionByName(rows_of_decisions(decisions))
-    )
-    judged = judge_rows(with_format_ids(rows), rules).select(*VERDICT_COLUMNS)
-    wanted = judged.where(is_finding())
-    return with_evidence(judged, wanted, events, observations, decisions)
-
-
 def may_change_with_time(transactions: DataFrame) -> Column:
     """Return whether a verdict of :func:`judge_rows` may change with time alone: it is open, or not finished yet."""
     waits = sf.exists(
@@ -183,6 +165,7 @@ def _facts(branches: DataFrame, rules: Rules) -> DataFrame:
         has(now, Mark.FORGOTTEN) & ~has(now, DIRECTIONS)
     )
     branches = branches.select(
+        HASH,
         *KEY,
         *KEPT,
         "seen_at",
@@ -202,7 +185,7 @@ def _facts(branches: DataFrame, rules: Rules) -> DataFrame:
     managers = sf.when(~sf.col("is_branch"), sf.col("name"))
     marked = has(sf.col("marks"), ~(Mark.GONE | OF_DTX))
     kept = sf.when((sf.col("lines") > 0) | marked | ~sf.col("is_branch"), sf.struct(*KEPT))
-    return branches.groupBy(*KEY).agg(
+    return branches.groupBy(HASH, *KEY).agg(
         sf.bit_or("now").alias("marks"),
         sf.max("unknown").alias("unknown"),
         sf.sum(sf.col("is_open").cast("int")).cast("int").alias("open"),

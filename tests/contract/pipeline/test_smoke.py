@@ -8,8 +8,8 @@ from pyspark.sql import SparkSession, Window
 from pyspark.sql import functions as sf
 
 from dtx.pipeline.generate import INJECTED, ORDINARY, FleetPlan, generate, write
-from dtx.pipeline.reconcile import verdicts_of
 from dtx.pipeline.verdicts import PLAIN
+from tests.support.fleets import verdicts_of
 
 
 @pytest.mark.timeout(900)  # the first job of Spark can take a minute on a busy machine

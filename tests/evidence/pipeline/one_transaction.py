@@ -7,10 +7,9 @@ import sys
 
 from pyspark.sql import functions as sf
 
-from dtx.pipeline.reconcile import verdicts_of
 from dtx.pipeline.session import SessionOptions, open_session
 from dtx.pipeline.verdicts import Rules
-from tests.support.fleets import decisions_frame, observations_frame
+from tests.support.fleets import decisions_frame, observations_frame, verdicts_of
 
 lines, branches = map(int, sys.argv[1:])
 with open_session(SessionOptions(memory=1 << 30)) as spark:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from dtx.pipeline.reconcile import verdicts_of
 from dtx.pipeline.verdicts import Rules, Verdict
 from tests.support.fleets import (
     Fleet,
@@ -19,6 +18,7 @@ from tests.support.fleets import (
     judgements,
     line,
     observations_frame,
+    verdicts_of,
 )
 from tests.support.reference import Decision, Event, Judgement, Key, Observation, reconcile
 from tests.unit.pipeline.test_verdicts import CASES, CLOCKS, ON_THE_EDGE, RULES_NOW, with_other_clocks
