@@ -32,7 +32,7 @@ from benchmarks.support.report import Table, machine
 from dtx.pipeline.archive import archive
 from dtx.pipeline.generate import FleetPlan, generate, write
 from dtx.pipeline.java import find_java, make_java_home
-from dtx.pipeline.lake import read_lake
+from dtx.pipeline.lake import Lake
 from dtx.pipeline.reconcile import current, run
 from dtx.pipeline.session import SessionOptions, open_session
 from dtx.pipeline.source import register
@@ -109,7 +109,7 @@ class Job:
         began = time.monotonic()
         (archived,) = archive(f"{self.out}/lake", {"bank": {"url": self.url, "name": "bank"}})
         taken = time.monotonic() - began
-        lines = digest(read_lake(spark, f"{self.out}/lake"))
+        lines = digest(Lake(f"{self.out}/lake").frame(spark)[0])
         totals = {verdict: total.transactions for verdict, total in sorted(done.totals.items())}
         return {
             "seconds": [reconciled, taken],

@@ -145,11 +145,6 @@ class Lake:
         return [self.files.read(f"{_CHECKPOINTS}/{name}") for name in names]
 
 
-def read_lake(spark: "SparkSession", root: str) -> "DataFrame":
-    """Return all lines of the lake at *root*: see :meth:`Lake.frame`."""
-    return Lake(root).frame(spark)[0]
-
-
 def last_batch(table: "DeltaTable") -> int:
     """Return the number of the last batch; 0 where there is none."""
     last = table.transaction_version(APP)

@@ -16,12 +16,12 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pyarrow as pa
 import pyarrow.compute as pc
 import pymysql
-from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import StructType
 
 from dtx.pipeline.fleet import Participant
 from dtx.pipeline.quarantine import Quarantined, sample
 from dtx.pipeline.source.batch_reader import read_table
-from dtx.pipeline.source.columns import SOURCE, TABLES, arrow_schema
+from dtx.pipeline.source.columns import SOURCE, TABLES, arrow_schema, spark_schema
 from dtx.pipeline.source.options import parse
 from dtx.pipeline.source.server import AT_ONCE, SourceError, Waits, connected, reachable, sentence, without_name
 from dtx.pipeline.verdicts import SourceKind
@@ -31,22 +31,10 @@ from dtx.xa.xid import Xid
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-OBSERVATIONS: Final = StructType(
-    [
-        StructField("source", StringType()),
-        StructField("kind", StringType()),
-        StructField("rm", StringType()),
-        StructField("vhost", StringType()),
-        StructField("format_id", LongType()),
-        StructField("gtrid", BinaryType()),
-        StructField("bqual", BinaryType()),
-        StructField("branch_id", StringType()),
-        StructField("state", StringType()),
-        StructField("owner", StringType()),
-        StructField("since", TimestampType()),
-        StructField("observed_at", TimestampType()),
-    ]
-)
+OBSERVATIONS: Final = spark_schema(
+    source="string", kind="string", rm="string", vhost="string", format_id="bigint", gtrid="binary", bqual="binary",
+    branch_id="string", state="string", owner="string", since="timestamp", observed_at="timestamp",
+)  # fmt: skip
 """Columns of branches that are in doubt now.
 
 ``format_id`` is null if the identifier is not an xid; ``gtrid`` then has the whole identifier. ``branch_id`` is the id

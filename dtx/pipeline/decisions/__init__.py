@@ -10,7 +10,7 @@ from dtx.pipeline.decisions.parquet import SPARK_ERRORS, parquet
 from dtx.pipeline.decisions.text import atomikos, csv_lines, json_lines
 from dtx.pipeline.fleet import Decisions
 from dtx.pipeline.quarantine import Quarantined, sample
-from dtx.pipeline.session import computed
+from dtx.pipeline.session import computed, no_rows
 from dtx.pipeline.source.server import Waits
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def read(
     spark: "SparkSession", logs: Sequence[Decisions], *, waits: Waits = Waits()
 ) -> "tuple[DataFrame, list[Quarantined]]":
     """Return every decision as :data:`DECISIONS`, and the lines, files and logs that could not be read."""
-    whole = spark.createDataFrame([], DECISIONS)
+    whole = no_rows(spark, DECISIONS)
     wrong: list[Quarantined] = []
     for log in logs:
         try:

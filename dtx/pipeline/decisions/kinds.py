@@ -18,27 +18,13 @@ from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
-DECISIONS: Final = StructType(
-    [
-        StructField("tm", StringType()),
-        StructField("format_id", LongType()),
-        StructField("gtrid", BinaryType()),
-        StructField("decision", StringType()),
-        StructField("at", TimestampType()),
-        StructField("finished", BooleanType()),
-        StructField("source", StringType()),
-    ]
-)
+from dtx.pipeline.source.columns import spark_schema
+
+DECISIONS: Final = spark_schema(
+    tm="string", format_id="bigint", gtrid="binary", decision="string", at="timestamp", finished="boolean",
+    source="string",
+)  # fmt: skip
 NO_CHOICE: Final = "decision is not commit or rollback"
 NO_FORMAT_ID: Final = "format_id is not an unsigned 32 bit number"
 MOST_FORMAT_ID: Final = 0xFFFFFFFF

@@ -11,6 +11,7 @@ from pyspark.sql.types import BinaryType, StringType, TimestampType
 
 from dtx.pipeline.decisions.kinds import DECISIONS, checked, decisions
 from dtx.pipeline.quarantine import Quarantined, first_line, sample
+from dtx.pipeline.session import no_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,7 +25,7 @@ SPARK_ERRORS: Final = (PySparkException, Py4JJavaError)
 def parquet(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame, list[Quarantined]]":
     """Read the decisions of a file or a directory of files."""
     found, wrong = _sound(spark, name, place)
-    read = spark.createDataFrame([], DECISIONS)
+    read = no_rows(spark, DECISIONS)
     for whole, item in found:
         if reason := _refused(whole):
             wrong.append(Quarantined(source=name, item=item, reason=reason, count=whole.count(), whole=True))

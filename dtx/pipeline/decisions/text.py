@@ -12,10 +12,11 @@ import csv
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as sf
-from pyspark.sql.types import StringType, StructField, StructType
 
 from dtx.pipeline.decisions.kinds import DECISIONS, checked, decisions
 from dtx.pipeline.quarantine import Quarantined, sample
+from dtx.pipeline.session import no_rows
+from dtx.pipeline.source.columns import spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -112,7 +113,7 @@ def json_lines(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame
     """Read JSON lines in the neutral format."""
     every = lines(spark, place)
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-    schema = StructType([StructField(column, StringType()) for column in (*_COLUMNS, _CORRUPT)])
+    schema = spark_schema(**dict.fromkeys((*_COLUMNS, _CORRUPT), "string"))
     row = sf.when(one_object(), sf.from_json(LINE, schema, options))
     parsed = every.where(written()).withColumn("row", row).select("*", "row.*")
     judged = _judged(parsed, name, sf.col("row").isNull() | sf.col(_CORRUPT).isNotNull(), "not a JSON object")
@@ -126,7 +127,7 @@ def csv_lines(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame,
     headers: dict[str, list[str]] = {}
     for path, found in every.where(written()).groupBy("path").agg(first).collect():
         headers.setdefault(found[LINE], []).append(path)
-    read = spark.createDataFrame([], DECISIONS)
+    read = no_rows(spark, DECISIONS)
     wrong: list[Quarantined] = []
     for header, paths in sorted(headers.items()):
         columns = [column.strip().lower() for column in next(csv.reader([header.lstrip("\ufeff")]))]

@@ -11,17 +11,14 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as sf
 
 from dtx.pipeline.quarantine import first_line
-from dtx.pipeline.reconcile.judged_rows import evidence_json, is_finding
+from dtx.pipeline.reconcile.judged_rows import VERDICT_COLUMNS, evidence_json, is_finding
 from dtx.pipeline.reconcile.state import Run, Total
 from dtx.pipeline.verdicts import RULES
 
 MOST: Final = 1_000_000
 """Limit of published verdicts, the latest ones: about a gigabyte with their evidence. The results have all of them."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_COLUMNS: Final = (
-    "format_id", "gtrid", "verdict", "findings", "since", "first_at", "last_at", "rms", "owners", "branches",
-    "decision", "tm", "fingerprint", "known_at", "evidence",
-)  # fmt: skip
+_COLUMNS: Final = (*VERDICT_COLUMNS, "evidence")
 _TYPES: Final = (
     "int8", "bytea", "text", "text[]", "timestamptz", "timestamptz", "timestamptz", "text[]", "text[]", "int4", "text",
     "text", "bytea", "timestamptz", "text",

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Final
 
 import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
     BooleanType,
@@ -107,6 +108,11 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return pa.schema(
         [pa.field(field.name, ARROW[field.dataType.simpleString()], field.nullable) for field in schema.fields]
     )
+
+
+def spark_schema(**columns: str) -> StructType:
+    """Return columns of these types, in Spark's names."""
+    return from_arrow_schema(pa.schema({name: ARROW[kind] for name, kind in columns.items()}))
 
 
 def _kind(column: Column[object]) -> ColumnKind:

@@ -21,7 +21,7 @@ from dtx.pipeline import archive as journals
 from dtx.pipeline.archive import Archived, archive, follow, maintain, pause
 from dtx.pipeline.delta import Table
 from dtx.pipeline.files import LakeError
-from dtx.pipeline.lake import LOCK, LOCK_SECONDS, SCHEMA, Lake, read_lake
+from dtx.pipeline.lake import LOCK, LOCK_SECONDS, SCHEMA, Lake
 from dtx.pipeline.source import SourceError
 from dtx.pipeline.source.datasource import StreamReader
 from dtx.pipeline.source.server import Server
@@ -416,11 +416,11 @@ def test_old_lines_leave_and_do_not_come_again(database: str, tmp_path: Path) ->
 def test_an_unusable_lake_is_refused_in_one_sentence(database: str, tmp_path: Path) -> None:
     session = shared_spark()
     with pytest.raises(LakeError, match="is no lake: dtx pipeline archive makes one"):
-        read_lake(session, str(tmp_path))
+        Lake(str(tmp_path)).frame(session)
     run(tmp_path / "lake", database)
     table = DeltaTable(tmp_path / "lake")
     table.alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
-    for use in (lambda: run(tmp_path / "lake", database), lambda: read_lake(session, str(tmp_path / "lake"))):
+    for use in (lambda: run(tmp_path / "lake", database), lambda: Lake(str(tmp_path / "lake")).frame(session)):
         with pytest.raises(LakeError, match="needs version 3 of Delta's reader protocol, and dtx knows version 1"):
             use()
     (tmp_path / "other/_checkpoints").mkdir(parents=True)
@@ -454,7 +454,7 @@ def test_a_lake_with_mapped_columns_is_refused(database: str, tmp_path: Path) ->
     version = DeltaTable(tmp_path).version()
     for use in (
         lambda: run(tmp_path, database),
-        lambda: read_lake(shared_spark(), str(tmp_path)),
+        lambda: Lake(str(tmp_path)).frame(shared_spark()),
         lambda: maintain(str(tmp_path)),
     ):
         with pytest.raises(LakeError, match=r"needs version 2 of Delta's reader protocol.*column mapping"):
@@ -497,7 +497,7 @@ def test_spark_reads_a_session_of_its_own(database: str, tmp_path: Path) -> None
     write(database, 2)
     run(tmp_path, database)
     session: SparkSession = shared_spark()
-    assert read_lake(session, str(tmp_path)).columns == [*SCHEMA.names[:-2]]
+    assert Lake(str(tmp_path)).frame(session)[0].columns == [*SCHEMA.names[:-2]]
 
 
 def _written_anew(lake: Path) -> None:
