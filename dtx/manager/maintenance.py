@@ -7,6 +7,7 @@ operation ended in a failed write is resumed after a while. Neither waits for a 
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Final
 
 from dtx import failpoint
@@ -31,6 +32,8 @@ _PAUSE_OF_EACH: Final = 1e-5
 checks take at most a tenth of a processor."""
 _AT_ONCE: Final = 25
 """Branches in one turn of the event loop: all may time out at the same time."""
+_POLL: Final = 0.01
+"""Seconds between two looks at branches that resume at the start."""
 _REVIVE: Final = 5.0
 """Seconds after which a decided branch without an operation is resumed."""
 
@@ -111,6 +114,17 @@ class Maintenance:
         async for entry in in_slices(pending, _AT_ONCE):
             self._spawn(self._resume_operation(entry))
         _log.info("branches loaded", in_doubt=len(self._branches) - len(pending), unfinished=len(pending))
+
+    async def takings_decided(self, seconds: float) -> None:
+        """Wait until no branch is in the state taking any more, at most *seconds*.
+
+        Then it is known which messages are put back, so that no client gets one of them from its queue as well.
+        """
+        taking = [entry for entry in self._branches if entry.branch.state in TAKING]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while any(entry.branch.state in TAKING for entry in taking):  # noqa: ASYNC110 - seldom, and few
+                    await asyncio.sleep(_POLL)
 
     async def _resume_operation(self, entry: BranchRuntime) -> None:
         """Resume the operation that the predecessor began (the entry is claimed)."""

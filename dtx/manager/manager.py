@@ -112,6 +112,10 @@ class BranchManager:
             asyncio.create_task(self.disk.watch(), name="dtx-disk"),
         ]
 
+    async def takings_decided(self, seconds: float) -> None:
+        """See :meth:`Maintenance.takings_decided`."""
+        await self._upkeep.takings_decided(seconds)
+
     @property
     def is_empty(self) -> bool:
         """Whether there is no branch, neither in the log nor before its vote."""

@@ -4,6 +4,7 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from typing import Final
 
 from dtx.config import Settings, broker_vhost
 from dtx.log.postgres import PostgresTransactionLog
@@ -26,6 +27,8 @@ from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09.frames import Protocol
 
 _log = get_logger(part="broker")
+_TAKINGS: Final = 2.0
+"""Seconds that a start waits for the outcome of units which the predecessor was about to take messages with."""
 
 
 class BrokerUnusable(Exception):
@@ -152,6 +155,7 @@ async def open_alongside(
     stack.push_async_callback(manager.close)
     await manager.start()
     loaded.set()
+    await manager.takings_decided(_TAKINGS)
     limits_10 = Limits10.of(settings)
     session_limits = SessionLimits.of(settings)
 

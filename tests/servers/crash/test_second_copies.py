@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+import psycopg
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
@@ -251,6 +252,28 @@ def test_a_message_that_was_put_back_twice_is_consumed_once(stage: Stage) -> Non
     with stage.connected() as connection:
         assert in_a_branch(connection.channel()) == [b"one"]
     wait_until(lambda: stage.held("out") == 0, what="an empty queue")
+
+
+def test_no_client_gets_a_message_that_a_restart_puts_back(stage: Stage) -> None:
+    """Clients are served when it is known that the message in the queue is not needed."""
+    with stage.connected() as connection:
+        xa, xid = work(connection.channel(), publish={"out": [b"one"]})
+        xa.commit(xid, one_phase=True)
+    stage.service.stop()
+    armed(stage, "taking-acked")
+    stage.service.start()
+    with stage.connected() as connection:
+        xa, xid = work(connection.channel(), consume={"out": 1})
+        with pytest.raises(Exception):  # noqa: B017 - the connection ends in one of several ways
+            xa.prepare(xid)
+    stage.service.wait(10)
+    armed(stage)
+    stage.service.start()
+    with psycopg.connect(stage.database) as database:
+        assert database.execute("SELECT gtrid FROM dtx.branch WHERE state = 'taking'").fetchall() == []
+    with stage.connected() as connection:
+        assert consumed(connection.channel()) == [b"one"]
+        wait_until(lambda: stage.held("out") == 0, what="an empty queue")
 
 
 @pytest.mark.parametrize("changed", [True, False], ids=["another message", "the same message"])
